@@ -1,0 +1,36 @@
+"""Exact, memory-linear attention for MLX: FlashAttention-2 and FlashDecoding as one MLX primitive."""
+
+import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
+
+from . import _ext, masks
+from ._ext import NoKernelError, reset_stats, stats
+from .attention import flash_attention
+from .plan import Plan, plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "NoKernelError",
+    "Plan",
+    "backends",
+    "flash_attention",
+    "is_tracing",
+    "masks",
+    "plan",
+    "reset_stats",
+    "stats",
+]
+
+
+def backends() -> dict[str, str]:
+    """What each backend can do here, in words: ``{"cpu": "AVX2, 2 threads", "metal": "not in this MLX build"}``.
+
+    Raises ValueError when FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS holds nonsense.
+    """
+    metal = "no kernels in this build" if mx.metal.is_available() else "not in this MLX build"
+    return {"cpu": _ext.describe_cpu(), "metal": metal}
+
+
+def is_tracing(*arrays: mx.array) -> bool:
+    """Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing any of the arrays."""
+    return any(_ext.is_tracing(a) for a in arrays)

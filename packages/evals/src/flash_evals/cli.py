@@ -1,0 +1,38 @@
+"""`flash-eval`: the group, and where each command lives. A command's module is imported when it is asked for."""
+
+from importlib import import_module
+
+import click
+
+# name -> (module, what it does in one line)
+COMMANDS = {
+    "perplexity": ("flash_evals.perplexity", "Perplexity, speed and memory of a model, patch off against patch on."),
+    "speed": ("flash_evals.speed", "Prompt and generation tokens per second, patch off against patch on."),
+    "demo-model": ("flash_evals.demo", "Print the folder of the model that comes with this package."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name, so that `-h` does not wait for MLX and transformers."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="flash-evals")
+def main() -> None:
+    """Measures what flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
+
+    Without options everything runs on a small model and a text that need no network.
+    """

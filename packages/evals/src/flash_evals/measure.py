@@ -1,0 +1,126 @@
+"""The two arms and how a piece of work is measured under one of them: time, peak memory, what really ran.
+
+A trial is measured cold: nothing of an earlier one lies in MLX's or the C library's free lists, so neither arm pays for
+the other's memory or lives off it. Peak memory is what the work needs on top of what was there when it began: the loaded
+model, and the other arm's results, are no part of it.
+"""
+
+import ctypes
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import flashattn_core
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+
+from flash_evals.errors import EvalError
+
+Arm = Literal["off", "on"]
+Result = TypeVar("Result")
+
+
+def arms(trial: int) -> tuple[Arm, Arm]:
+    """Who goes first takes turns, so that a machine that warms up or throttles favours neither."""
+    return ("off", "on") if trial % 2 == 0 else ("on", "off")
+
+
+def arm(name: Arm) -> AbstractContextManager[object]:
+    return flash.enabled() if name == "on" else nullcontext()
+
+
+@dataclass(frozen=True)
+class Trial:
+    seconds: float
+    peak_memory: int  # bytes above what was resident before
+
+
+@dataclass
+class Flash:
+    """What the patch did in the arm that is on."""
+
+    calls: Counter[str] = field(default_factory=Counter)  # kernel -> calls that ran
+    fallbacks: Counter[str] = field(default_factory=Counter)  # reason -> calls left to MLX
+
+    def describe(self) -> dict[str, dict[str, int]]:
+        """For the result files."""
+        return {"calls": dict(self.calls), "fallbacks": dict(self.fallbacks)}
+
+    def __str__(self) -> str:
+        calls = ", ".join(f"{kernel} {count:,} calls" for kernel, count in sorted(self.calls.items())) or "no calls"
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(self.fallbacks.items()))
+        return f"flash: {calls}, {self.fallbacks.total():,} fallbacks" + (f" ({reasons})" if reasons else "")
+
+
+def run(name: Arm, work: Callable[[], Result], flash_did: Flash) -> tuple[Result, Trial]:
+    """Does the work once under one arm. `work` evaluates what it returns before it returns it.
+
+    Raises EvalError if flash ran in the arm that is off: then there is nothing to compare with.
+    """
+    mx.synchronize()
+    with arm(name), peak_memory() as peak:
+        calls, fallbacks = Counter(flashattn_core.stats()), Counter(flash.status().fallbacks)
+        start = time.perf_counter()
+        result = work()
+        seconds = time.perf_counter() - start
+        trial = Trial(seconds, peak())
+        # "-" on counters keeps what grew.
+        ran = Counter(flashattn_core.stats()) - calls
+        left = Counter(flash.status().fallbacks) - fallbacks
+    if name == "off" and ran:
+        raise EvalError("the patch is on for this whole process, so there is no arm without it: unset MLXLM_FLASH")
+    if name == "on":
+        flash_did.calls += ran
+        flash_did.fallbacks += left
+    return result, trial
+
+
+@cache
+def memory_method() -> str:
+    """How peak memory is measured here, in words for the result files.
+
+    On a Linux CPU MLX's own counter would miss scratch memory that a kernel allocates by itself.
+    """
+    if mx.default_device() != mx.gpu and os.access("/proc/self/clear_refs", os.W_OK):
+        return "peak resident set of the process during a forward, above the one before it"
+    return "peak of MLX's allocator during a forward, above its active memory before it"
+
+
+@contextmanager
+def peak_memory() -> Iterator[Callable[[], int]]:
+    """Gives a function that says how many bytes more than at the start were in use at the highest point since then."""
+    mx.clear_cache()
+    _return_free_memory()
+    if "resident" in memory_method():
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
+        before = _status_bytes("VmRSS")
+        yield lambda: max(0, _status_bytes("VmHWM") - before)
+    else:
+        mx.reset_peak_memory()
+        active = mx.get_active_memory()
+        yield lambda: max(0, mx.get_peak_memory() - active)
+
+
+def _status_bytes(field_name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field_name}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field_name}")
+
+
+def _return_free_memory() -> None:
+    """Freed memory that the C library keeps is resident, and the next allocation would come out of it unseen."""
+    trim = getattr(_libc(), "malloc_trim", None)  # glibc
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -1,0 +1,42 @@
+"""The options that commands share: each is checked before any work starts, and a wrong one is one line and exit code 2."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flash_evals.errors import EvalError
+
+model = click.option(
+    "--model",
+    metavar="FOLDER|HUB_ID",
+    help="A model in mlx-lm's layout, or a hub id as for mlx_lm.generate.  [default: the small Qwen2 in this package]",
+)
+
+
+def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def check(_: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise EvalError(f"--{parameter.human_readable_name} must be at least {least}, not {value}")
+        return value
+
+    return check
+
+
+def _writable(_: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None:
+        target = value if value.exists() else value.parent
+        if value.is_dir() or not target.exists() or not os.access(target, os.W_OK):
+            reason = "it is a folder" if value.is_dir() else f"{target} cannot be written to"
+            raise EvalError(f"--{parameter.human_readable_name} {value}: {reason}")
+    return value
+
+
+json_file = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), callback=_writable, help="Write all results to this file."
+)
+csv_file = click.option(
+    "--csv", "csv_file", type=click.Path(path_type=Path), callback=_writable, help="Write one row per trial to this file."
+)

@@ -1,0 +1,81 @@
+"""How results are shown and kept: aligned columns, numbers a person can read, JSON and CSV that any program can."""
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def progress() -> Progress:
+    """A bar on stderr that is gone when the work is done, and is not there at all if nobody watches."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def columns(rows: Sequence[Sequence[str]], gap: int = 4) -> str:
+    """Left-aligned columns, as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ("".join(cell.ljust(width + gap) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def count(n: float) -> str:
+    """1.3 M, 494 M, 7.6 B."""
+    for size, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if n >= size:
+            return f"{n / size:.{0 if n >= 100 * size else 1}f}{unit}"
+    return f"{n:.0f}"
+
+
+def ratio(on: float | None, off: float | None) -> str:
+    """`0.62x`; empty if there is nothing to divide by."""
+    return f"{on / off:.2f}x" if on is not None and off else ""
+
+
+def plain(x: float | None, digits: int = 4) -> str:
+    """A number with its decimals while that is readable, in scientific notation beyond."""
+    if x is None or not math.isfinite(x):
+        return "not finite"
+    return f"{x:,.{digits}f}" if abs(x) < 1e6 else f"{x:.{digits}e}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and the range from the 20th to the 80th percentile: `1,234 (1,180–1,260)`."""
+    low, high = percentile(values, 0.2), percentile(values, 0.8)
+    return f"{statistics.median(values):,.0f} ({low:,.0f}–{high:,.0f})"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest values, as numpy does it."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def finite(value: Any) -> Any:
+    """The same structure with null for every number that JSON has no word for."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    path.write_text(json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n")
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,123 @@
+"""The arithmetic of perplexity: which window scores which token, what a token costs, how two arms compare.
+
+Nothing here knows of models, files or the clock.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+# Two logits this close, relative to the larger one, are a tie: eight roundings of float32.
+TIE = 2.0**-20
+
+
+class Window(NamedTuple):
+    """The model reads the tokens `begin <= k < end`; the window scores the tokens `first_scored <= k <= end`.
+
+    Reading k tokens predicts the k tokens that follow each of them, so the last one scored is not read.
+    """
+
+    begin: int
+    end: int
+    first_scored: int
+
+
+def windows(n_tokens: int, context: int, stride: int) -> list[Window]:
+    """Windows of `context` tokens, `stride` apart, that score each token but the very first exactly once.
+
+    The first window scores all it can; each later one the next `stride` tokens, or what is left of them, and it reaches
+    back from the last of these as far as `context` allows. So all windows are `context` long, unless the text is shorter
+    than that. lm-evaluation-harness's rolling windows are the same ones.
+
+        n_tokens 9, context 4, stride 2:     0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
+                                             r B B B S
+                                                 r r r B S
+                                                     r r r B S
+
+    Raises ValueError for a context below 1 and a stride that is not in 1..context: tokens would be left out.
+    """
+    if context < 1:
+        raise ValueError(f"[windows] context must be at least 1, not {context}")
+    if not 1 <= stride <= context:
+        raise ValueError(f"[windows] stride must be between 1 and the context of {context}, not {stride}")
+    result = []
+    scored = 1
+    while scored < n_tokens:
+        end = min(scored + (stride if result else context), n_tokens) - 1
+        result.append(Window(max(0, end - context), end, scored))
+        scored = end + 1
+    return result
+
+
+def token_nll(logits: mx.array, targets: mx.array) -> mx.array:
+    """What each target cost, -ln p, for float32 logits (n, vocabulary) and targets (n,)."""
+    picked = mx.take_along_axis(logits, targets[:, None], axis=-1).squeeze(-1)
+    return mx.logsumexp(logits, axis=-1) - picked
+
+
+def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
+    """KL(off || on) in nats of each row, for float32 logits (n, vocabulary).
+
+    The usual sum of p·(ln p - ln q) drowns in rounding when the two agree to six digits: its terms are large and cancel.
+    With e the difference of the logits, less its mean under p, the same quantity is ln(1 + Σ p·(exp(e) - 1 - e)), and no
+    term is negative. For small e the bracket is summed as a series, because it cancels too.
+    """
+    log_p = off - mx.logsumexp(off, axis=-1, keepdims=True)
+    p = mx.exp(log_p)
+    e = on - off
+    e = e - mx.sum(p * e, axis=-1, keepdims=True)
+    series = e * e * (1 / 2 + e * (1 / 6 + e * (1 / 24 + e / 120)))  # |e| <= 0.05: next term under 1e-8 of the sum
+    excess = mx.sum(p * mx.where(mx.abs(e) <= 0.05, series, mx.exp(e) - 1 - e), axis=-1)
+    return mx.where(excess < 1, mx.log1p(excess), mx.logsumexp(log_p + e, axis=-1))
+
+
+def top1_agrees(off: mx.array, on: mx.array) -> mx.array:
+    """Whether the token that `on` ranks first is first for `off` too, up to ties: logits within TIE of the largest."""
+    best = mx.max(off, axis=-1)
+    chosen = mx.take_along_axis(off, mx.argmax(on, axis=-1, keepdims=True), axis=-1).squeeze(-1)
+    return best - chosen <= TIE * mx.maximum(mx.abs(best), 1)
+
+
+class Estimate(NamedTuple):
+    value: float
+    se: float
+
+
+def mean(values: np.ndarray) -> Estimate:
+    """Mean and its standard error, in float64, the values taken as independent.
+
+    Tokens of one text are not: the true error of a perplexity as a statement about other text is larger.
+    """
+    values = values.astype(np.float64)
+    se = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Estimate(float(values.mean()), se)
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What one arm says of a text."""
+
+    ppl: float
+    ppl_se: float
+    word_ppl: float
+    byte_ppl: float
+    bits_per_byte: float
+
+
+def perplexity(nll: np.ndarray, words: int, n_bytes: int) -> Perplexity:
+    """From the cost of each scored token, and the words and bytes of the text they make up.
+
+    The error of the token perplexity is that of the mean cost times the perplexity (the delta method).
+    """
+    average = mean(nll)
+    total = float(nll.astype(np.float64).sum())
+    ppl = exp(average.value)
+    return Perplexity(ppl, ppl * average.se, exp(total / words), exp(total / n_bytes), total / n_bytes / math.log(2))
+
+
+def exp(x: float) -> float:
+    """Infinite where float64 ends: a model that knows nothing of a long word."""
+    return math.exp(x) if not x > 709 else math.inf

@@ -1,0 +1,452 @@
+#include "attention.h"
+
+#include <atomic>
+#include <cmath>
+#include <sstream>
+
+#include "cpu/attention.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "params.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int kMaxHeadDim = 512;
+constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
+
+using InputPointers = std::array<const mx::array*, kNumOptionalInputs>;
+
+constexpr std::array<const char*, kNumOptionalInputs> kInputNames = {
+    "mask (key range start)", "mask (key range stop)", "mask (tree)", "mask", "mask", "sinks", "alibi_slopes"};
+
+template <typename... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  message << "[flash_attention] ";
+  (message << ... << parts);
+  throw std::invalid_argument(message.str());
+}
+
+mx::Shape batch_shape(const mx::array& query) {
+  return mx::Shape(query.shape().begin(), query.shape().end() - 3);
+}
+
+// --- Checks --------------------------------------------------------------------------------------------
+
+void check_tensors(const mx::array& query, const mx::array& key, const mx::array& value) {
+  const std::pair<const char*, const mx::array*> tensors[] = {{"query", &query}, {"key", &key}, {"value", &value}};
+  for (auto [name, tensor] : tensors) {
+    if (tensor->ndim() < 3 || tensor->ndim() > 3 + kMaxBatchDims) {
+      fail(name, " has shape ", tensor->shape(), ", expected (*B, heads, length, dim): 3 to ",
+           3 + kMaxBatchDims, " dimensions");
+    }
+    if (tensor->dtype() != mx::float32 && tensor->dtype() != mx::float16 && tensor->dtype() != mx::bfloat16) {
+      fail(name, " is ", tensor->dtype(), ", expected float32, float16 or bfloat16");
+    }
+    if (tensor->dtype() != query.dtype()) {
+      fail(name, " is ", tensor->dtype(), ", expected query's ", query.dtype());
+    }
+    if (tensor->ndim() != query.ndim() || batch_shape(*tensor) != batch_shape(query)) {
+      fail(name, " has shape ", tensor->shape(), ", expected the leading dimensions of query, ", query.shape());
+    }
+  }
+  if (query.shape(kColumn) < 1 || query.shape(kColumn) > kMaxHeadDim) {
+    fail("query has head_dim ", query.shape(kColumn), ", expected 1 to ", kMaxHeadDim);
+  }
+  if (key.shape(kColumn) != query.shape(kColumn)) {
+    fail("key has head_dim ", key.shape(kColumn), ", expected query's ", query.shape(kColumn));
+  }
+  if (value.shape(kColumn) < 1 || value.shape(kColumn) > kMaxHeadDim) {
+    fail("value has head_dim ", value.shape(kColumn), ", expected 1 to ", kMaxHeadDim);
+  }
+  if (value.shape(kHead) != key.shape(kHead)) {
+    fail("value has ", value.shape(kHead), " heads, expected key's ", key.shape(kHead));
+  }
+  if (value.shape(kRow) != key.shape(kRow)) {
+    fail("value has length ", value.shape(kRow), ", expected key's ", key.shape(kRow));
+  }
+  if (key.shape(kHead) < 1 || query.shape(kHead) % key.shape(kHead) != 0) {
+    fail("key has ", key.shape(kHead), " heads, which does not divide query's ", query.shape(kHead));
+  }
+}
+
+// Whether `input` broadcasts to `target` when both are aligned at the last dimension.
+bool broadcasts(const mx::Shape& input, const mx::Shape& target) {
+  if (input.size() > target.size()) {
+    return false;
+  }
+  for (size_t i = 1; i <= input.size(); ++i) {
+    int n = input[input.size() - i];
+    if (n != 1 && n != target[target.size() - i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The shape that an optional input broadcasts to.
+mx::Shape input_target(Input input, const mx::array& query, const mx::array& key, const mx::array& given) {
+  mx::Shape target = batch_shape(query);
+  switch (input) {
+    case kKeyStart:
+    case kKeyStop:
+      break;
+    case kTree:
+      target.push_back(given.shape(-2));
+      target.push_back((given.shape(-2) + 31) / 32);
+      break;
+    case kVisible:
+    case kBias:
+      target.insert(target.end(), {query.shape(kHead), query.shape(kRow), key.shape(kRow)});
+      break;
+    case kSinks:
+    case kAlibiSlopes:
+      target.push_back(query.shape(kHead));
+      break;
+    case kNumOptionalInputs:
+      break;
+  }
+  return target;
+}
+
+void check_shapes(const mx::array& query, const mx::array& key, const InputPointers& optional_inputs) {
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    const mx::array* given = optional_inputs[i];
+    if (!given) {
+      continue;
+    }
+    if (i == kTree && (given->ndim() < 2 || given->shape(-2) > key.shape(kRow))) {
+      fail("mask (tree) has shape ", given->shape(), ", expected (*B, T, T) with T at most key's length, ",
+           key.shape(kRow));
+    }
+    mx::Shape target = input_target(static_cast<Input>(i), query, key, *given);
+    if (!broadcasts(given->shape(), target)) {
+      fail(kInputNames[i], " has shape ", given->shape(), ", expected one that broadcasts to ", target);
+    }
+  }
+}
+
+void check_options(const Options& options) {
+  if (!std::isfinite(options.scale)) {
+    fail("scale is ", options.scale, ", expected a finite number");
+  }
+  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+    fail("softcap is ", options.softcap, ", expected a finite number above 0");
+  }
+  if (options.window < 0) {
+    fail("window is ", options.window, ", expected at least 1");
+  }
+}
+
+// As in mx.fast.scaled_dot_product_attention: precision may rise to the query's dtype, not fall.
+void check_promotes(const char* name, const mx::array& given, mx::Dtype dtype) {
+  if (mx::promote_types(given.dtype(), dtype) != dtype) {
+    fail(name, " is ", given.dtype(), ", expected a dtype that promotes to query's ", dtype);
+  }
+}
+
+void check_dtypes(const mx::array& query, const OptionalInputs& given) {
+  const auto expect = [&](Input input, mx::Dtype dtype) {
+    if (given[input] && given[input]->dtype() != dtype) {
+      fail(kInputNames[input], " is ", given[input]->dtype(), ", expected ", dtype);
+    }
+  };
+  expect(kKeyStart, mx::int32);
+  expect(kKeyStop, mx::int32);
+  expect(kTree, mx::uint32);
+  expect(kVisible, mx::bool_);
+  for (Input input : {kBias, kSinks, kAlibiSlopes}) {
+    if (given[input]) {
+      check_promotes(kInputNames[input], *given[input], query.dtype());
+    }
+  }
+  for (Input input : {kSinks, kAlibiSlopes}) {
+    if (given[input] && given[input]->shape() != mx::Shape{query.shape(kHead)}) {
+      fail(kInputNames[input], " has shape ", given[input]->shape(), ", expected (", query.shape(kHead),
+           "): one number a query head");
+    }
+  }
+}
+
+void check(const mx::array& query, const mx::array& key, const mx::array& value, const OptionalInputs& given,
+           const Options& options) {
+  check_tensors(query, key, value);
+  check_options(options);
+  check_dtypes(query, given);
+  InputPointers pointers = {};
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    pointers[i] = given[i] ? &*given[i] : nullptr;
+  }
+  check_shapes(query, key, pointers);
+}
+
+Backend backend_of(const mx::Stream& stream) {
+  return stream.device == mx::Device::cpu ? Backend::cpu : Backend::metal;
+}
+
+// --- From arrays to the backend's plain structs ----------------------------------------------------------
+
+// Strides of an array whose last `axes` dimensions are the given fields and whose other dimensions are the
+// batch's. Missing dimensions and those of size 1 get stride 0: they are broadcast.
+Strides strides_of(const mx::array& a, int batch_dims, std::initializer_list<int64_t Strides::*> axes) {
+  Strides result = {};
+  int ndim = static_cast<int>(a.ndim());
+  const auto stride = [&](int axis) { return axis < 0 || a.shape(axis) == 1 ? 0 : a.strides(axis); };
+  int axis = ndim - static_cast<int>(axes.size());
+  for (int d = 0; d < batch_dims; ++d) {
+    result.batch[d] = stride(axis - batch_dims + d);
+  }
+  for (auto field : axes) {
+    result.*field = stride(axis++);
+  }
+  return result;
+}
+
+AttentionParams make_params(const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
+                            const InputPointers& optional_inputs, const Options& options) {
+  const mx::array &query = inputs[0], &key = inputs[1], &value = inputs[2];
+  AttentionParams params = {};
+  params.batch_dims = static_cast<int32_t>(query.ndim()) - 3;
+  params.batch_size = 1;
+  for (int d = 0; d < params.batch_dims; ++d) {
+    params.batch_shape[d] = query.shape(d);
+    params.batch_size *= query.shape(d);
+  }
+  params.num_heads = query.shape(kHead);
+  params.num_kv_heads = key.shape(kHead);
+  params.query_len = query.shape(kRow);
+  params.key_len = key.shape(kRow);
+  params.head_dim = query.shape(kColumn);
+  params.value_dim = value.shape(kColumn);
+  params.scale = options.scale;
+  params.softcap = options.softcap;
+  params.causal = options.causal;
+  params.window = options.window;
+  params.tree_size = optional_inputs[kTree] ? optional_inputs[kTree]->shape(-2) : 0;
+
+  const auto strides = [&](const mx::array* a, std::initializer_list<int64_t Strides::*> axes) {
+    return a ? strides_of(*a, params.batch_dims, axes) : Strides{};
+  };
+  constexpr auto head = &Strides::head, row = &Strides::row, column = &Strides::column;
+  params.query = strides(&query, {head, row, column});
+  params.key = strides(&key, {head, row, column});
+  params.value = strides(&value, {head, row, column});
+  params.out = strides(&outputs[0], {head, row, column});
+  params.lse = strides(&outputs[1], {head, row});
+  params.key_start = strides(optional_inputs[kKeyStart], {});
+  params.key_stop = strides(optional_inputs[kKeyStop], {});
+  params.tree = strides(optional_inputs[kTree], {row, column});
+  params.visible = strides(optional_inputs[kVisible], {head, row, column});
+  params.bias = strides(optional_inputs[kBias], {head, row, column});
+  params.sinks = strides(optional_inputs[kSinks], {head});
+  params.alibi_slopes = strides(optional_inputs[kAlibiSlopes], {head});
+  return params;
+}
+
+cpu::Dtype cpu_dtype(mx::Dtype dtype) {
+  return dtype == mx::float32   ? cpu::Dtype::float32
+         : dtype == mx::float16 ? cpu::Dtype::float16
+                                : cpu::Dtype::bfloat16;
+}
+
+template <typename T>
+const T* data_or_null(const mx::array* a) {
+  return a ? a->data<T>() : nullptr;
+}
+
+std::array<std::atomic<uint64_t>, kNumKernels> call_counts;
+
+}  // namespace
+
+// --- The op ------------------------------------------------------------------------------------------------
+
+Choice plan(const mx::array& query, const mx::array& key, const mx::array& value, const OptionalInputs& given,
+            const Options& options, Backend backend) {
+  check(query, key, value, given, options);
+  return choose(backend, query.shape(kRow), options.kernel);
+}
+
+std::vector<mx::array> attention(const mx::array& query, const mx::array& key, const mx::array& value,
+                                 const OptionalInputs& given, const Options& options,
+                                 mx::StreamOrDevice stream_or_device) {
+  mx::Stream stream = mx::to_stream(stream_or_device);
+  Choice choice = plan(query, key, value, given, options, backend_of(stream));
+  if (!choice.kernel) {
+    throw NoKernelError("[flash_attention] " + choice.reason);
+  }
+  if (stream.device == mx::Device::cpu) {
+    cpu::describe();  // nonsense in the environment fails here, where it can be caught
+  }
+
+  std::vector<mx::array> inputs = {query, key, value};
+  std::array<bool, kNumOptionalInputs> present = {};
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    present[i] = given[i].has_value();
+    if (!present[i]) {
+      continue;
+    }
+    mx::array input = *given[i];
+    if (i == kSinks || i == kAlibiSlopes) {
+      input = mx::astype(input, mx::float32, stream);
+    } else if (i == kBias && !mx::issubdtype(input.dtype(), mx::floating)) {
+      input = mx::astype(input, query.dtype(), stream);
+    }
+    inputs.push_back(std::move(input));
+  }
+  mx::Shape lse_shape(query.shape().begin(), query.shape().end() - 1);
+  mx::Shape out_shape = lse_shape;
+  out_shape.push_back(value.shape(kColumn));
+  return mx::array::make_arrays({out_shape, lse_shape}, {query.dtype(), mx::float32},
+                                std::make_shared<FlashAttention>(stream, options, present), std::move(inputs));
+}
+
+std::array<uint64_t, kNumKernels> calls() {
+  std::array<uint64_t, kNumKernels> result;
+  for (int i = 0; i < kNumKernels; ++i) {
+    result[i] = call_counts[i].load(std::memory_order_relaxed);
+  }
+  return result;
+}
+
+void reset_calls() {
+  for (auto& count : call_counts) {
+    count.store(0, std::memory_order_relaxed);
+  }
+}
+
+// --- The primitive -----------------------------------------------------------------------------------------
+
+InputPointers FlashAttention::optional_inputs(const std::vector<mx::array>& inputs) const {
+  InputPointers pointers = {};
+  size_t next = 3;
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    pointers[i] = present_[i] ? &inputs[next++] : nullptr;
+  }
+  return pointers;
+}
+
+void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  for (mx::array& output : outputs) {
+    output.set_data(mx::allocator::malloc(output.nbytes()));
+  }
+  InputPointers optional = optional_inputs(inputs);
+  cpu::AttentionArgs args = {
+      .params = make_params(inputs, outputs, optional, options_),
+      .dtype = cpu_dtype(inputs[0].dtype()),
+      .bias_dtype = optional[kBias] ? cpu_dtype(optional[kBias]->dtype()) : cpu::Dtype::float32,
+      .query = inputs[0].data<void>(),
+      .key = inputs[1].data<void>(),
+      .value = inputs[2].data<void>(),
+      .out = outputs[0].data<void>(),
+      .lse = outputs[1].data<float>(),
+      .visible = data_or_null<bool>(optional[kVisible]),
+      .bias = data_or_null<void>(optional[kBias]),
+      .key_start = data_or_null<int32_t>(optional[kKeyStart]),
+      .key_stop = data_or_null<int32_t>(optional[kKeyStop]),
+      .tree = data_or_null<uint32_t>(optional[kTree]),
+      .sinks = data_or_null<float>(optional[kSinks]),
+      .alibi_slopes = data_or_null<float>(optional[kAlibiSlopes]),
+  };
+  Kernel kernel = *choose(Backend::cpu, args.params.query_len, options_.kernel).kernel;
+  call_counts[static_cast<int>(kernel)].fetch_add(1, std::memory_order_relaxed);
+
+  auto& encoder = mx::cpu::get_command_encoder(stream());
+  for (const mx::array& input : inputs) {
+    encoder.set_input_array(input);
+  }
+  for (mx::array& output : outputs) {
+    encoder.set_output_array(output);
+  }
+  if (outputs[0].size() == 0) {
+    return;
+  }
+  encoder.dispatch([kernel, args] { kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args); });
+}
+
+void FlashAttention::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+  throw std::runtime_error("[flash_attention] this build of flashattn-core has no Metal kernels");
+}
+
+std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,
+                                           const std::vector<int>&) {
+  throw std::invalid_argument("[flash_attention] forward-mode differentiation (jvp) is not supported");
+}
+
+std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>&, const std::vector<mx::array>&,
+                                           const std::vector<int>&, const std::vector<mx::array>&) {
+  throw std::invalid_argument("[flash_attention] the gradient (vjp) is not implemented yet");
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> FlashAttention::vmap(const std::vector<mx::array>& inputs,
+                                                                         const std::vector<int>& axes) {
+  // The mapped axis becomes the first batch dimension. query, key and value must all have it; the other
+  // inputs broadcast, so an unmapped one stays as it is.
+  int size = 1;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (axes[i] >= 0) {
+      size = inputs[i].shape(axes[i]);
+    }
+  }
+  auto ndim_of = [&](size_t i) { return static_cast<int>(inputs[i].ndim()) - (axes[i] >= 0 ? 1 : 0); };
+  int batch_dims = ndim_of(0) - 3;
+  if (batch_dims + 1 > kMaxBatchDims) {
+    fail("vmap makes ", batch_dims + 1, " batch dimensions, expected at most ", kMaxBatchDims);
+  }
+  constexpr std::array<int, kNumOptionalInputs> kOwnDims = {0, 0, 2, 3, 3, 1, 1};  // behind the batch's
+
+  std::vector<mx::array> mapped;
+  for (size_t i = 0, optional = 0; i < inputs.size(); ++i) {
+    int own_dims = 3;
+    if (i >= 3) {
+      while (!present_[optional]) {
+        ++optional;
+      }
+      own_dims = kOwnDims[optional++];
+    }
+    mx::array input = inputs[i];
+    if (axes[i] >= 0) {
+      input = mx::moveaxis(input, axes[i], 0, stream());
+      // Dimensions that the input leaves to broadcasting come between the mapped one and its own.
+      std::vector<int> missing;
+      for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + own_dims; ++n) {
+        missing.push_back(1 + static_cast<int>(missing.size()));
+      }
+      if (!missing.empty()) {
+        input = mx::expand_dims(input, missing, stream());
+      }
+    } else if (i < 3) {
+      mx::Shape shape = input.shape();
+      shape.insert(shape.begin(), size);
+      input = mx::broadcast_to(input, shape, stream());
+    }
+    mapped.push_back(std::move(input));
+  }
+  mx::Shape lse_shape(mapped[0].shape().begin(), mapped[0].shape().end() - 1);
+  mx::Shape out_shape = lse_shape;
+  out_shape.push_back(mapped[2].shape(kColumn));
+  return {mx::array::make_arrays({out_shape, lse_shape}, {mapped[0].dtype(), mx::float32},
+                                 std::make_shared<FlashAttention>(stream(), options_, present_), std::move(mapped)),
+          {0, 0}};
+}
+
+bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
+  const auto& flash = static_cast<const FlashAttention&>(other);
+  return options_ == flash.options_ && present_ == flash.present_;
+}
+
+std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
+  // Also called with new shapes by shapeless compilation, which has passed no check yet.
+  check_tensors(inputs[0], inputs[1], inputs[2]);
+  check_shapes(inputs[0], inputs[1], optional_inputs(inputs));
+  if (auto choice = choose(backend_of(stream()), inputs[0].shape(kRow), options_.kernel); !choice.kernel) {
+    throw NoKernelError("[flash_attention] " + choice.reason);
+  }
+  mx::Shape lse(inputs[0].shape().begin(), inputs[0].shape().end() - 1);
+  mx::Shape out = lse;
+  out.push_back(inputs[2].shape(kColumn));
+  return {out, lse};
+}
+
+}  // namespace flashattn

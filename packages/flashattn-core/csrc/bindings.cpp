@@ -1,0 +1,101 @@
+// Names for Python; no logic. flashattn_core/attention.py says what the arguments mean.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#include "attention.h"
+#include "cpu/attention.h"
+#include "mlx/version.h"
+
+namespace nb = nanobind;
+namespace mx = mlx::core;
+using namespace nb::literals;
+using namespace flashattn;
+
+namespace {
+
+using OptionalArray = std::optional<mx::array>;
+
+// libmlx's C++ ABI changes between patch releases, and a mismatch can corrupt memory instead of failing.
+void require_matching_mlx() {
+  std::string built = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
+                      std::to_string(MLX_VERSION_PATCH);
+  std::string found = mx::version();
+  if (found != built) {
+    throw nb::import_error(("flashattn_core was built for mlx " + built + " and found mlx " + found +
+                            ". Install the matching one: pip install 'mlx==" + built + "'")
+                               .c_str());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_ext, m) {
+  nb::module_::import_("mlx.core");
+  require_matching_mlx();
+
+  nb::exception<NoKernelError>(m, "NoKernelError", PyExc_ValueError);
+
+  const auto collect = [](const OptionalArray& key_start, const OptionalArray& key_stop, const OptionalArray& tree,
+                          const OptionalArray& visible, const OptionalArray& bias, const OptionalArray& sinks,
+                          const OptionalArray& alibi_slopes) {
+    return OptionalInputs{key_start, key_stop, tree, visible, bias, sinks, alibi_slopes};
+  };
+
+  m.def(
+      "attention",
+      [collect](const mx::array& query, const mx::array& key, const mx::array& value, float scale, float softcap,
+                bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
+                const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
+                const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel,
+                mx::StreamOrDevice stream) {
+        auto outputs =
+            attention(query, key, value, collect(key_start, key_stop, tree, visible, bias, sinks, alibi_slopes),
+                      {scale, softcap, causal, window, std::move(kernel)}, stream);
+        return std::pair(outputs[0], outputs[1]);
+      },
+      "query"_a, "key"_a, "value"_a, "scale"_a, "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
+      "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
+      "alibi_slopes"_a.none(), "kernel"_a, "stream"_a.none(), "The op: returns (out, lse), both lazy.");
+
+  m.def(
+      "plan",
+      [collect](const mx::array& query, const mx::array& key, const mx::array& value, float scale, float softcap,
+                bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
+                const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
+                const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel, bool metal) {
+        Choice choice =
+            plan(query, key, value, collect(key_start, key_stop, tree, visible, bias, sinks, alibi_slopes),
+                 {scale, softcap, causal, window, std::move(kernel)}, metal ? Backend::metal : Backend::cpu);
+        std::optional<std::string> chosen;
+        if (choice.kernel) {
+          chosen = name(*choice.kernel);
+        }
+        return std::pair(chosen, choice.reason);
+      },
+      "query"_a, "key"_a, "value"_a, "scale"_a, "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
+      "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
+      "alibi_slopes"_a.none(), "kernel"_a, "metal"_a, "(kernel or None, reason); nothing is computed.");
+
+  m.def(
+      "stats",
+      [] {
+        nb::dict result;
+        auto counts = calls();
+        for (int i = 0; i < kNumKernels; ++i) {
+          result[std::string(name(static_cast<Kernel>(i))).c_str()] = counts[i];
+        }
+        return result;
+      },
+      "Evaluated calls of each kernel.");
+  m.def("reset_stats", &reset_calls, "Sets all counts to 0.");
+  m.def("describe_cpu", &cpu::describe, "The CPU backend in words.");
+  m.def(
+      "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
+      "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
+}

@@ -1,0 +1,46 @@
+// The CPU backend's front door: raw pointers, shapes and strides in, finished output out. Knows nothing
+// of MLX, so it can be built, fuzzed and sanitised alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "../params.h"
+
+namespace flashattn::cpu {
+
+enum class Dtype : uint8_t { float32, float16, bfloat16 };
+
+struct AttentionArgs {
+  AttentionParams params;
+  Dtype dtype;       // of query, key, value and out
+  Dtype bias_dtype;  // of bias
+
+  const void* query;
+  const void* key;
+  const void* value;
+  void* out;
+  float* lse;
+
+  // Optional inputs, null when absent.
+  const bool* visible;         // true: query sees key
+  const void* bias;            // added to the scores; -inf hides
+  const int32_t* key_start;    // first visible key
+  const int32_t* key_stop;     // one past the last visible key
+  const uint32_t* tree;        // bit j of row t: tree node t sees tree node j
+  const float* sinks;          // one extra logit a head
+  const float* alibi_slopes;   // score -= slope * distance
+};
+
+// Queries up to this length take the decode kernel: few rows, the work is split over the keys.
+constexpr int kMaxDecodeLen = 8;
+
+// Both compute the same function; they differ in how the work is cut. Safe to call from several threads.
+void prefill(const AttentionArgs& args);
+void decode(const AttentionArgs& args);
+
+// "AVX2, 2 threads". Throws std::invalid_argument when FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS
+// holds something that this machine cannot do.
+std::string describe();
+
+}  // namespace flashattn::cpu

@@ -1,0 +1,62 @@
+// Chooses the instruction set, once per process.
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace flashattn::cpu {
+namespace {
+
+struct InstructionSet {
+  const char* variable_value;  // as in FLASHATTN_CPU_ISA
+  bool here;                   // this machine runs it
+  const Kernels* kernels;
+};
+
+// Best first.
+std::vector<InstructionSet> instruction_sets() {
+  return {
+#if defined(__x86_64__)
+      {"avx512",
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),
+       &avx512::kernels},
+      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), &avx2::kernels},
+#elif defined(__aarch64__)
+      {"neon", true, &neon::kernels},
+#endif
+      {"baseline", true, &baseline::kernels},
+  };
+}
+
+const Kernels& choose() {
+  const char* wanted = std::getenv("FLASHATTN_CPU_ISA");
+  std::string available;
+  for (const InstructionSet& set : instruction_sets()) {
+    if (set.here && (wanted == nullptr || std::string(wanted) == set.variable_value)) {
+      return *set.kernels;
+    }
+    if (set.here) {
+      available += (available.empty() ? "" : ", ") + std::string(set.variable_value);
+    }
+  }
+  throw std::invalid_argument("[flash_attention] FLASHATTN_CPU_ISA is '" + std::string(wanted) +
+                              "', expected one that this machine runs: " + available);
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose();  // a throwing initialiser is tried again next time
+  return chosen;
+}
+
+std::string describe() {
+  int threads = num_threads();
+  return std::string(kernels().name) + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
+}
+
+}  // namespace flashattn::cpu

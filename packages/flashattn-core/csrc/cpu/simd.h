@@ -1,0 +1,100 @@
+// Vectors of float as the compiler's own vector types: arithmetic, comparison and ?: are plain operators.
+//
+// This header, and all that include it, are compiled once per instruction set, each time inside a
+// namespace of that name (FLASHATTN_ISA). Nothing here may use templates or inline functions of the
+// standard library: the linker keeps one copy of those, and it could be the one with AVX-512 in it.
+#pragma once
+
+#include <cstdint>
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+// kWidth: floats in a vector register. kColumns: vectors side by side in a register tile; with kRows = 6
+// rows, the accumulators, one row of the right operand and one broadcast just fit the register file
+// (16 registers for AVX2 and SSE, 32 for AVX-512 and NEON).
+#if defined(__AVX512F__)
+constexpr int kWidth = 16, kColumns = 4;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8, kColumns = 2;
+#elif defined(__ARM_NEON)
+constexpr int kWidth = 4, kColumns = 4;
+#else
+constexpr int kWidth = 4, kColumns = 2;
+#endif
+constexpr int kRows = 6;
+
+typedef float vfloat __attribute__((vector_size(kWidth * sizeof(float))));
+typedef int32_t vint __attribute__((vector_size(kWidth * sizeof(int32_t))));
+
+#define FLASHATTN_INLINE static inline __attribute__((always_inline))
+
+constexpr float kInfinity = __builtin_inff();
+constexpr float kLog2e = 1.44269504088896340736f;
+
+template <typename T>
+FLASHATTN_INLINE constexpr T smaller(T a, T b) { return b < a ? b : a; }
+template <typename T>
+FLASHATTN_INLINE constexpr T larger(T a, T b) { return a < b ? b : a; }
+
+FLASHATTN_INLINE vfloat load(const float* p) {
+  vfloat v;
+  __builtin_memcpy(&v, p, sizeof(v));  // no alignment needed; compiles to one unaligned load
+  return v;
+}
+FLASHATTN_INLINE void store(float* p, vfloat v) { __builtin_memcpy(p, &v, sizeof(v)); }
+FLASHATTN_INLINE vfloat broadcast(float x) { return vfloat{} + x; }
+FLASHATTN_INLINE vfloat vmax(vfloat a, vfloat b) { return a < b ? b : a; }
+
+// Always in the same order, so that a result does not depend on anything but its inputs.
+FLASHATTN_INLINE float horizontal_sum(vfloat v) {
+  float sum = 0;
+  for (int i = 0; i < kWidth; ++i) sum += v[i];
+  return sum;
+}
+FLASHATTN_INLINE float horizontal_max(vfloat v) {
+  float most = v[0];
+  for (int i = 1; i < kWidth; ++i) most = larger(most, v[i]);
+  return most;
+}
+
+// 2^x for x <= 0, relative error below 1.3e-7 down to x = -126; below that 0. NaN stays NaN.
+// x = n + f with |f| <= 1/2; 2^f = 1 + f p(f), p the minimax polynomial of degree 5 (its own error: 2e-9).
+FLASHATTN_INLINE vfloat exp2(vfloat x) {
+  x = x < broadcast(-127.0f) ? broadcast(-127.0f) : x;
+  const vfloat magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  vfloat shifted = x + magic;
+  vfloat f = x - (shifted - magic);
+  vfloat p = broadcast(0.00015353361959569156f);
+  p = p * f + 0.0013398875016719103f;
+  p = p * f + 0.00961843691766262f;
+  p = p * f + 0.055503323674201965f;
+  p = p * f + 0.24022647738456726f;
+  p = p * f + 0.6931471824645996f;
+  p = p * f + 1.0f;
+  vint exponent;
+  __builtin_memcpy(&exponent, &shifted, sizeof(exponent));
+  exponent = (exponent << 23) + (127 << 23);  // the magic number's own bits leave at the top
+  vfloat power;
+  __builtin_memcpy(&power, &exponent, sizeof(power));  // n = -127 gives bits 0: 2^x becomes 0
+  return p * power;
+}
+FLASHATTN_INLINE float exp2(float x) { return exp2(broadcast(x))[0]; }
+
+// tanh, relative error below 3e-7. Small |x|: x + x^3 p(x^2), minimax (4e-9); otherwise
+// (1 - e) / (1 + e) with e = exp(-2|x|), which cannot overflow and loses nothing once |x| >= 0.625.
+FLASHATTN_INLINE vfloat tanh(vfloat x) {
+  vfloat magnitude = x < broadcast(0.0f) ? -x : x;
+  vfloat z = x * x;
+  vfloat p = broadcast(-0.005704984068870544f);
+  p = p * z + 0.0206390842795372f;
+  p = p * z - 0.05373971536755562f;
+  p = p * z + 0.13331441581249237f;
+  p = p * z - 0.3333328068256378f;
+  vfloat small = x + x * z * p;
+  vfloat e = exp2(magnitude * (-2.0f * kLog2e));
+  vfloat large = (1.0f - e) / (1.0f + e);
+  large = x < broadcast(0.0f) ? -large : large;
+  return magnitude < broadcast(0.625f) ? small : large;
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

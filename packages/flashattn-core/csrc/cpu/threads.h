@@ -1,0 +1,19 @@
+// One pool of worker threads for the process. Idle workers sleep; nothing spins.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace flashattn::cpu {
+
+// Threads that a job may use, the calling one included: FLASHATTN_NUM_THREADS, or else the processors
+// that the affinity mask and the cgroup's quota leave to this process. Throws std::invalid_argument,
+// naming the variable, when it holds anything but a whole number from 1 to 1024.
+int num_threads();
+
+// Calls body(0) ... body(count - 1), each once, in any order, on up to num_threads() threads, and returns
+// when all have finished. The first exception thrown by a body is rethrown here. Several callers may run
+// at the same time; after a fork the child starts a pool of its own.
+void parallel_for(int64_t count, const std::function<void(int64_t)>& body);
+
+}  // namespace flashattn::cpu

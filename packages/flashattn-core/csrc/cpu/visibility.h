@@ -1,0 +1,97 @@
+// Which keys a query sees. Causal, window and key range leave each query one interval of keys; tree bits
+// and a bool array can hide keys inside of it.
+#pragma once
+
+#include "attention.h"
+#include "dtype.h"
+#include "simd.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+struct Interval {
+  int begin, end;  // empty when begin >= end
+};
+
+// Offset of one batch element, counted through the leading dimensions from the last to the first.
+FLASHATTN_INLINE int64_t batch_offset(const AttentionParams& params, const Strides& strides, int64_t batch) {
+  int64_t offset = 0;
+  for (int d = params.batch_dims - 1; d >= 0; --d) {
+    offset += batch % params.batch_shape[d] * strides.batch[d];
+    batch /= params.batch_shape[d];
+  }
+  return offset;
+}
+
+FLASHATTN_INLINE Interval visible_keys(const AttentionArgs& args, int64_t batch, int query) {
+  const AttentionParams& p = args.params;
+  int64_t begin = 0, end = p.key_len;
+  if (args.key_start) {
+    begin = larger<int64_t>(begin, args.key_start[batch_offset(p, p.key_start, batch)]);
+  }
+  if (args.key_stop) {
+    end = smaller<int64_t>(end, args.key_stop[batch_offset(p, p.key_stop, batch)]);
+  }
+  int64_t diagonal = int64_t{query} + p.key_len - p.query_len;  // the key at the query's own position
+  if (p.causal) {
+    end = smaller(end, diagonal + 1);
+  }
+  if (p.window > 0) {
+    begin = larger(begin, diagonal - p.window + 1);
+  }
+  if (begin >= end) {
+    return {0, 0};
+  }
+  return {static_cast<int>(begin), static_cast<int>(end)};
+}
+
+// Hides, in one row of scores for the keys from `first` on, what tree bits and the bool array hide.
+// Hiding overwrites: a NaN score in a hidden key is gone afterwards.
+FLASHATTN_INLINE void hide_unseen(const AttentionArgs& args, int64_t batch, int head, int query, int first,
+                                  Interval tile_keys, float* scores) {
+  const AttentionParams& p = args.params;
+  if (args.tree) {
+    int tree_begin = p.key_len - p.tree_size;
+    int node = query + p.tree_size - p.query_len;  // lower-right aligned; before the tree: sees none of it
+    const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
+    for (int j = larger(tile_keys.begin, tree_begin); j < tile_keys.end; ++j) {
+      int other = j - tree_begin;
+      bool sees = bits && (bits[other / 32] >> (other % 32) & 1);
+      scores[j - first] = sees ? scores[j - first] : -kInfinity;
+    }
+  }
+  if (args.visible) {
+    const bool* row =
+        args.visible + batch_offset(p, p.visible, batch) + head * p.visible.head + query * p.visible.row;
+    for (int j = tile_keys.begin; j < tile_keys.end; ++j) {
+      scores[j - first] = row[j * p.visible.column] ? scores[j - first] : -kInfinity;
+    }
+  }
+}
+
+// Adds one row of the additive mask; -inf hides, whatever the score was.
+template <typename T>
+FLASHATTN_INLINE void add_bias_row(const T* bias, int64_t stride, int count, float* scores) {
+  for (int j = 0; j < count; ++j) {
+    float b = to_float(bias[j * stride]);
+    scores[j] = b == -kInfinity ? -kInfinity : scores[j] + b;
+  }
+}
+
+FLASHATTN_INLINE void add_bias(const AttentionArgs& args, int64_t batch, int head, int query, int first,
+                               Interval tile_keys, float* scores) {
+  const Strides& strides = args.params.bias;
+  int64_t offset = batch_offset(args.params, strides, batch) + head * strides.head + query * strides.row +
+                   tile_keys.begin * strides.column;
+  int count = tile_keys.end - tile_keys.begin;
+  float* target = scores + tile_keys.begin - first;
+  switch (args.bias_dtype) {
+    case Dtype::float32:
+      return add_bias_row(static_cast<const float*>(args.bias) + offset, strides.column, count, target);
+    case Dtype::float16:
+      return add_bias_row(static_cast<const half_t*>(args.bias) + offset, strides.column, count, target);
+    case Dtype::bfloat16:
+      return add_bias_row(static_cast<const bfloat_t*>(args.bias) + offset, strides.column, count, target);
+  }
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -1,0 +1,46 @@
+// The one plain struct that every backend reads: shapes, strides and options of one attention call.
+// No pointers and no standard library in here, so that host C++ and kernels can include the same file.
+#pragma once
+
+#include <cstdint>
+
+namespace flashattn {
+
+// Leading batch dimensions of one call; mx.vmap adds one each time it is nested.
+constexpr int kMaxBatchDims = 8;
+
+// Positions of a tensor's elements, in elements. A dimension that is broadcast has stride 0, so masks
+// are read in place and never expanded.
+struct Strides {
+  int64_t batch[kMaxBatchDims];
+  int64_t head;
+  int64_t row;     // query position or key position
+  int64_t column;  // head_dim, or key position in masks
+};
+
+struct AttentionParams {
+  int32_t batch_dims;
+  int32_t batch_shape[kMaxBatchDims];
+  int64_t batch_size;  // product of batch_shape
+
+  int32_t num_heads;     // H_q
+  int32_t num_kv_heads;  // H_kv, divides H_q
+  int32_t query_len;     // L
+  int32_t key_len;       // S
+  int32_t head_dim;      // D
+  int32_t value_dim;     // D_v
+
+  float scale;
+  float softcap;      // 0: none
+  bool causal;        // lower-right aligned: j <= i + S - L
+  int32_t window;     // 0: none; otherwise i + S - L - j < window
+  int32_t tree_size;  // T, the number of last keys that tree bits describe; 0: none
+
+  Strides query, key, value, out, lse;
+  Strides visible, bias;                // (*B, H_q, L, S)
+  Strides key_start, key_stop;          // (*B): batch strides only
+  Strides tree;                         // (*B, T, words): batch and row strides, words are contiguous
+  Strides sinks, alibi_slopes;          // (*B, H_q): batch and head strides
+};
+
+}  // namespace flashattn

@@ -1,0 +1,151 @@
+"""flash_attention(): the only place where Python arguments are read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, overload
+
+import mlx.core as mx
+
+from . import _ext
+from .masks import Mask, lower
+
+MaskLike = Mask | mx.array | Literal["causal"] | None
+
+
+@overload
+def flash_attention(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None = ...,
+    mask: MaskLike = ...,
+    *,
+    softcap: float | None = ...,
+    sinks: mx.array | None = ...,
+    alibi_slopes: mx.array | None = ...,
+    return_lse: Literal[False] = ...,
+    kernel: str = ...,
+    stream: Any = ...,
+) -> mx.array: ...
+@overload
+def flash_attention(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None = ...,
+    mask: MaskLike = ...,
+    *,
+    softcap: float | None = ...,
+    sinks: mx.array | None = ...,
+    alibi_slopes: mx.array | None = ...,
+    return_lse: Literal[True],
+    kernel: str = ...,
+    stream: Any = ...,
+) -> tuple[mx.array, mx.array]: ...
+def flash_attention(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None = None,
+    mask: MaskLike = None,
+    *,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    return_lse: bool = False,
+    kernel: str = "auto",
+    stream: Any = None,
+) -> mx.array | tuple[mx.array, mx.array]:
+    """Exact attention in memory linear in the sequence: ``softmax(query @ key.T * scale + mask) @ value``.
+
+    FlashAttention-2 (Dao 2023, arXiv:2307.08691) for long queries, FlashDecoding (Dao et al. 2023) for up to 8.
+    Lazy, like every MLX op. All arithmetic is float32 from the loaded element to the stored one: on bfloat16
+    the result has exactly the bits of casting to float32, computing, and casting back.
+
+    Args:
+      query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D from 1 to 512.
+      key: ``(*B, H_kv, S, D)``, same dtype. ``H_q % H_kv == 0``; query head h reads kv head
+        ``h // (H_q // H_kv)`` (grouped-query attention, Ainslie et al. 2023).
+      value: ``(*B, H_kv, S, D_v)``, same dtype; D_v may differ from D.
+      scale: multiplies ``query @ key.T``. None: ``1 / sqrt(D)``.
+      mask: None, ``"causal"``, a :mod:`flashattn_core.masks` description, or an array that broadcasts to
+        ``(*B, H_q, L, S)``: bool (True: visible), or of a dtype that promotes to query's, added to the scores.
+        Causal is aligned to the lower right:
+
+            L=2, S=5    1 1 1 1 0        L=5, S=2    0 0
+                        1 1 1 1 1                    0 0
+                                                     0 0
+                                                     1 0
+                                                     1 1
+      softcap: scores become ``softcap * tanh(scores / softcap)`` after scale, before masks (Gemma 2).
+      sinks: ``(H_q,)``, one extra logit a head that only adds to the softmax's denominator, and so to lse.
+      alibi_slopes: ``(H_q,)``, adds ``-slope * |i + S - L - j|`` (Press et al. 2022).
+      return_lse: also return lse.
+      kernel: a kernel's name instead of ``"auto"``, see :func:`plan`.
+      stream: stream or device to run on, as for any MLX op.
+
+    Returns:
+      out ``(*B, H_q, L, D_v)`` in query's dtype; with ``return_lse`` also lse ``(*B, H_q, L)``, float32, the
+      natural logarithm of the softmax's denominator. A row that sees no key gives 0 and -inf, never NaN;
+      NaN or infinity in a hidden key reaches nothing.
+
+    Raises:
+      ValueError: bad arguments, naming the argument, what was expected and what came.
+      NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
+    """
+    arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
+    out, lse = _ext.attention(*arguments, stream)
+    return (out, lse) if return_lse else out
+
+
+def lowered_arguments(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None,
+    mask: MaskLike,
+    softcap: float | None,
+    sinks: mx.array | None,
+    alibi_slopes: mx.array | None,
+    kernel: str,
+) -> tuple[Any, ...]:
+    """The arguments of ``_ext.attention`` and ``_ext.plan``, positionally. Shapes and dtypes are checked there."""
+    for name, given, required in (
+        ("query", query, True),
+        ("key", key, True),
+        ("value", value, True),
+        ("sinks", sinks, False),
+        ("alibi_slopes", alibi_slopes, False),
+    ):
+        if not isinstance(given, mx.array) and (required or given is not None):
+            raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected an mx.array")
+    if not isinstance(kernel, str):
+        raise ValueError(f"[flash_attention] kernel is {kernel!r}, expected 'auto' or a kernel's name")
+    if scale is None:
+        # D = 0 is refused with its own message further down.
+        scale = 1 / math.sqrt(query.shape[-1]) if query.ndim and query.shape[-1] else 1.0
+    else:
+        scale = _finite("scale", scale)
+    if softcap is None:
+        softcap = 0.0
+    else:
+        softcap = _finite("softcap", softcap)
+        if softcap <= 0:
+            raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
+    m = lower(mask)
+    return (
+        query, key, value, scale, softcap,
+        m.causal, m.window, m.key_start, m.key_stop, m.tree, m.visible, m.bias,
+        sinks, alibi_slopes, kernel,
+    )  # fmt: skip
+
+
+def _finite(name: str, given: Any) -> float:
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(given, str) or not math.isfinite(number):
+        raise ValueError(f"[flash_attention] {name} is {given!r}, expected a finite number")
+    return number

@@ -1,0 +1,217 @@
+"""The mask vocabulary: small frozen descriptions of which keys a query sees. They compose with ``&``.
+
+A description costs nothing to make and nothing to read: no array of size L*S exists. Everywhere, query i of L
+stands at position ``i + S - L`` of S keys: queries and keys are aligned at the lower right.
+
+    Causal(), L=3, S=5      SlidingWindow(2)        KeyRange(1, 4)          Causal(), L=5, S=3
+        1 1 1 0 0               0 1 1 0 0               0 1 1 1 0               0 0 0
+        1 1 1 1 0               0 0 1 1 0               0 1 1 1 0               0 0 0
+        1 1 1 1 1               0 0 0 1 1               0 1 1 1 0               1 0 0
+                                                                                1 1 0
+    a row of zeros gives an output of 0 and an lse of -inf                      1 1 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A mask as the primitive takes it: each kind at most once."""
+
+    causal: bool = False
+    window: int = 0  # 0: none
+    key_start: mx.array | None = None
+    key_stop: mx.array | None = None
+    tree: mx.array | None = None
+    visible: mx.array | None = None
+    bias: mx.array | None = None
+
+
+class Mask:
+    """Base of all masks. ``a & b`` shows what both show; either may also be an ``mx.array``."""
+
+    # Without it numpy-style operators of the other side could take ``array & mask`` first.
+    __array_priority__ = 1000
+
+    def __and__(self, other: Mask | mx.array) -> Mask:
+        return And(_parts(self) + _parts(other))
+
+    def __rand__(self, other: mx.array) -> Mask:
+        return And(_parts(other) + _parts(self))
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """Query i sees key j when ``j <= i + S - L``."""
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Mask):
+    """Causal, and only the last ``window`` keys: itself and ``window - 1`` before it (Beltagy et al. 2020).
+
+    Raises ValueError unless ``window`` is a whole number of at least 1.
+    """
+
+    window: int
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.window) or self.window < 1:
+            raise ValueError(f"[SlidingWindow] window is {self.window!r}, expected a whole number of at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class KeyRange(Mask):
+    """Sees keys ``start <= j < stop`` only: left and right padding, or the used part of a cache.
+
+    ``start`` and ``stop``: whole numbers, or int32 arrays of the batch's shape ``(*B)``; ``stop=None`` is the
+    end. What lies outside of 0..S is cut off; ``start >= stop`` sees nothing.
+    """
+
+    start: int | mx.array = 0
+    stop: int | mx.array | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("start", self.start), ("stop", self.stop)):
+            if bound is None and name == "stop":
+                continue
+            if isinstance(bound, mx.array):
+                if not mx.issubdtype(bound.dtype, mx.integer):
+                    raise ValueError(f"[KeyRange] {name} is an array of {bound.dtype}, expected int32")
+            elif not _is_int(bound):
+                raise ValueError(f"[KeyRange] {name} is {bound!r}, expected a whole number or an int32 array")
+
+
+@dataclass(frozen=True, eq=False)
+class Tree(Mask):
+    """The last T keys are nodes of a tree, seen as ``visible`` says; all keys before them are seen.
+
+    Speculative verification (Miao et al. 2023, SpecInfer): the drafted tokens form a tree, and each sees its
+    ancestors. ``visible``: bool ``(*B, T, T)``, row: the seeing node; or the same rows packed to
+    uint32 ``(*B, T, ceil(T / 32))``, bit ``j % 32`` of word ``j // 32``. Query i is node ``i + T - L``; a query
+    before the tree (L > T) sees nothing of it.
+    """
+
+    visible: mx.array
+
+    bits: mx.array = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        visible = self.visible
+        if not isinstance(visible, mx.array) or visible.dtype not in (mx.bool_, mx.uint32) or visible.ndim < 2:
+            raise ValueError(f"[Tree] visible is {_describe(visible)}, expected a bool array (*B, T, T) or packed uint32")
+        size = visible.shape[-2]
+        columns = size if visible.dtype == mx.bool_ else (size + 31) // 32
+        if size < 1 or visible.shape[-1] != columns:
+            raise ValueError(f"[Tree] visible has shape {visible.shape}, expected (*B, T, T), or (*B, T, ceil(T / 32)) packed")
+        bits = visible if visible.dtype == mx.uint32 else _pack_bits(visible)
+        object.__setattr__(self, "bits", mx.contiguous(bits))
+
+    @classmethod
+    def from_parents(cls, parents: Sequence[int]) -> Tree:
+        """The tree in which node t's parent is ``parents[t]``, an earlier node, or -1 for a root.
+
+        Each node sees itself and its ancestors. Raises ValueError for a parent that is not an earlier node.
+        """
+        rows: list[list[bool]] = []
+        for node, parent in enumerate(parents):
+            if not _is_int(parent) or not -1 <= parent < node:
+                raise ValueError(f"[Tree] parents[{node}] is {parent!r}, expected -1 or an earlier node")
+            row = list(rows[parent]) if parent >= 0 else [False] * len(parents)
+            row[node] = True
+            rows.append(row)
+        if not rows:
+            raise ValueError("[Tree] parents is empty, expected at least one node")
+        return cls(mx.array(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class And(Mask):
+    """What every one of ``parts`` shows. Made by ``&``."""
+
+    parts: tuple[Mask | mx.array, ...]
+
+
+def lower(mask: object) -> Lowered:
+    """Any mask that :func:`flash_attention` takes, as the primitive takes it.
+
+    Raises ValueError for anything else, and for two arrays of one kind (combine those first: the kernel
+    reads one bool and one additive array).
+    """
+    if mask is None:
+        return _NOTHING
+    if isinstance(mask, str):
+        if mask == "causal":
+            return _CAUSAL
+        raise ValueError(f"[flash_attention] mask is {mask!r}, expected None, 'causal', an mx.array or a Mask")
+    causal, window = False, 0
+    start: mx.array | None = None
+    stop: mx.array | None = None
+    tree: mx.array | None = None
+    visible: mx.array | None = None
+    bias: mx.array | None = None
+    for part in _parts(mask):
+        if isinstance(part, mx.array):
+            if part.dtype == mx.bool_:
+                visible = _only("bool array", visible, part)
+            else:
+                bias = _only("additive array", bias, part)
+        elif isinstance(part, Causal):
+            causal = True
+        elif isinstance(part, SlidingWindow):
+            causal, window = True, min(window or _INT32_MAX, part.window)
+        elif isinstance(part, KeyRange):
+            start_here = _int32(part.start)
+            start = start_here if start is None else mx.maximum(start, start_here)
+            if part.stop is not None:
+                stop_here = _int32(part.stop)
+                stop = stop_here if stop is None else mx.minimum(stop, stop_here)
+        elif isinstance(part, Tree):
+            tree = _only("Tree", tree, part.bits)
+    return Lowered(causal, window, start, stop, tree, visible, bias)
+
+
+_NOTHING = Lowered()
+_CAUSAL = Lowered(causal=True)
+
+
+def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
+    if isinstance(mask, And):
+        return mask.parts
+    if isinstance(mask, Mask | mx.array):
+        return (mask,)
+    raise ValueError(f"[flash_attention] mask is {_describe(mask)}, expected None, 'causal', an mx.array or a Mask")
+
+
+def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
+    if before is not None:
+        raise ValueError(f"[flash_attention] mask holds two masks of kind {kind}, expected at most one: combine them first")
+    return now
+
+
+def _int32(bound: int | mx.array) -> mx.array:
+    if isinstance(bound, mx.array):
+        return bound if bound.dtype == mx.int32 else bound.astype(mx.int32)
+    return mx.array(max(-_INT32_MAX, min(bound, _INT32_MAX)), dtype=mx.int32)
+
+
+def _pack_bits(visible: mx.array) -> mx.array:
+    size = visible.shape[-1]
+    padding = [(0, 0)] * (visible.ndim - 1) + [(0, -size % 32)]
+    words = mx.pad(visible.astype(mx.uint32), padding).reshape(*visible.shape[:-1], -1, 32)
+    return (words << mx.arange(32, dtype=mx.uint32)).sum(axis=-1).astype(mx.uint32)
+
+
+def _is_int(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _describe(x: object) -> str:
+    return f"{x.dtype} array of shape {x.shape}" if isinstance(x, mx.array) else f"{type(x).__name__} {x!r}"

@@ -1,0 +1,59 @@
+"""Shows what dispatch would choose for a call, and why. Nothing is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from . import _ext
+from .attention import MaskLike, lowered_arguments
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The kernel that a call would run, or None, and the reason. ``str(plan)`` is one line."""
+
+    device: Literal["cpu", "metal"]
+    kernel: str | None
+    reason: str
+    shape: str
+
+    def __str__(self) -> str:
+        return f"{self.shape} on {self.device}: {self.kernel or 'no kernel'} ({self.reason})"
+
+
+def plan(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None = None,
+    mask: MaskLike = None,
+    *,
+    device: Literal["cpu", "metal"] | None = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    kernel: str = "auto",
+) -> Plan:
+    """What :func:`flash_attention` would run for these arguments.
+
+    Args:
+      device: ``"cpu"`` or ``"metal"``, on any machine; None: MLX's default device.
+      The others: as in :func:`flash_attention`, checked in the same way.
+
+    Raises:
+      ValueError: bad arguments. A call that no kernel covers is no error here: its plan has kernel None and
+        the reason that :func:`flash_attention` would raise.
+    """
+    if device is None:
+        device = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "metal"
+    if device not in ("cpu", "metal"):
+        raise ValueError(f"[plan] device is {device!r}, expected 'cpu' or 'metal'")
+    arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
+    chosen, reason = _ext.plan(*arguments, device == "metal")
+    heads, length, head_dim = query.shape[-3:]
+    kv_heads, key_length = key.shape[-3:-1]
+    shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {str(query.dtype).removeprefix('mlx.core.')}"
+    return Plan(device, chosen, reason, shape)
