@@ -157,10 +157,13 @@ void check_dtypes(const mx::array& query, const OptionalInputs& given) {
   expect(kKeyStop, mx::int32);
   expect(kTree, mx::uint32);
   expect(kVisible, mx::bool_);
-  for (Input input : {kBias, kSinks, kAlibiSlopes}) {
+  for (Input input : {kBias, kSinks}) {
     if (given[input]) {
       check_promotes(kInputNames[input], *given[input], query.dtype());
     }
+  }
+  if (given[kAlibiSlopes] && !mx::issubdtype(given[kAlibiSlopes]->dtype(), mx::floating)) {
+    fail("alibi_slopes is ", given[kAlibiSlopes]->dtype(), ", expected a floating dtype");
   }
   for (Input input : {kSinks, kAlibiSlopes}) {
     if (given[input] && given[input]->shape() != mx::Shape{query.shape(kHead)}) {

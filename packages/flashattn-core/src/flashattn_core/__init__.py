@@ -2,7 +2,8 @@
 
 import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
 
-from . import _ext, masks
+from . import _ext as _ext  # the modules beside this one take it from here
+from . import masks
 from ._ext import NoKernelError, reset_stats, stats
 from .attention import flash_attention
 from .plan import Plan, plan

@@ -95,7 +95,7 @@ def flash_attention(
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
     arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
-    out, lse = _ext.attention(*arguments, stream)
+    out, lse = _ext.attention(**arguments, stream=stream)
     return (out, lse) if return_lse else out
 
 
@@ -109,8 +109,8 @@ def lowered_arguments(
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
     kernel: str,
-) -> tuple[Any, ...]:
-    """The arguments of ``_ext.attention`` and ``_ext.plan``, positionally. Shapes and dtypes are checked there."""
+) -> dict[str, Any]:
+    """The arguments that ``_ext.attention`` and ``_ext.plan`` share. Shapes and dtypes are checked there."""
     for name, given, required in (
         ("query", query, True),
         ("key", key, True),
@@ -134,11 +134,23 @@ def lowered_arguments(
         if softcap <= 0:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
     m = lower(mask)
-    return (
-        query, key, value, scale, softcap,
-        m.causal, m.window, m.key_start, m.key_stop, m.tree, m.visible, m.bias,
-        sinks, alibi_slopes, kernel,
-    )  # fmt: skip
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "scale": scale,
+        "softcap": softcap,
+        "causal": m.causal,
+        "window": m.window,
+        "key_start": m.key_start,
+        "key_stop": m.key_stop,
+        "tree": m.tree,
+        "visible": m.visible,
+        "bias": m.bias,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+        "kernel": kernel,
+    }
 
 
 def _finite(name: str, given: Any) -> float:

@@ -36,16 +36,10 @@ class Lowered:
 
 
 class Mask:
-    """Base of all masks. ``a & b`` shows what both show; either may also be an ``mx.array``."""
-
-    # Without it numpy-style operators of the other side could take ``array & mask`` first.
-    __array_priority__ = 1000
+    """Base of all masks. ``mask & other`` shows what both show; other may be an ``mx.array``."""
 
     def __and__(self, other: Mask | mx.array) -> Mask:
         return And(_parts(self) + _parts(other))
-
-    def __rand__(self, other: mx.array) -> Mask:
-        return And(_parts(other) + _parts(self))
 
 
 @dataclass(frozen=True)
@@ -106,11 +100,15 @@ class Tree(Mask):
     def __post_init__(self) -> None:
         visible = self.visible
         if not isinstance(visible, mx.array) or visible.dtype not in (mx.bool_, mx.uint32) or visible.ndim < 2:
-            raise ValueError(f"[Tree] visible is {_describe(visible)}, expected a bool array (*B, T, T) or packed uint32")
+            raise ValueError(
+                f"[Tree] visible is {_describe(visible)}, expected a bool array (*B, T, T) or packed uint32"
+            )
         size = visible.shape[-2]
         columns = size if visible.dtype == mx.bool_ else (size + 31) // 32
         if size < 1 or visible.shape[-1] != columns:
-            raise ValueError(f"[Tree] visible has shape {visible.shape}, expected (*B, T, T), or (*B, T, ceil(T / 32)) packed")
+            raise ValueError(
+                f"[Tree] visible has shape {visible.shape}, expected (*B, T, T), or (*B, T, ceil(T / 32)) packed"
+            )
         bits = visible if visible.dtype == mx.uint32 else _pack_bits(visible)
         object.__setattr__(self, "bits", mx.contiguous(bits))
 
@@ -192,13 +190,19 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
 
 def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
     if before is not None:
-        raise ValueError(f"[flash_attention] mask holds two masks of kind {kind}, expected at most one: combine them first")
+        raise ValueError(
+            f"[flash_attention] mask holds two masks of kind {kind}, expected at most one: combine them first"
+        )
     return now
 
 
 def _int32(bound: int | mx.array) -> mx.array:
     if isinstance(bound, mx.array):
-        return bound if bound.dtype == mx.int32 else bound.astype(mx.int32)
+        if bound.dtype == mx.int32:
+            return bound
+        return mx.clip(
+            bound, None if mx.issubdtype(bound.dtype, mx.unsignedinteger) else -_INT32_MAX, _INT32_MAX
+        ).astype(mx.int32)
     return mx.array(max(-_INT32_MAX, min(bound, _INT32_MAX)), dtype=mx.int32)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import mlx.core as mx
 
@@ -52,8 +52,9 @@ def plan(
     if device not in ("cpu", "metal"):
         raise ValueError(f"[plan] device is {device!r}, expected 'cpu' or 'metal'")
     arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
-    chosen, reason = _ext.plan(*arguments, device == "metal")
+    chosen, reason = _ext.plan(**arguments, metal=device == "metal")
     heads, length, head_dim = query.shape[-3:]
     kv_heads, key_length = key.shape[-3:-1]
-    shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {str(query.dtype).removeprefix('mlx.core.')}"
+    dtype = str(query.dtype).removeprefix("mlx.core.")
+    shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {dtype}"
     return Plan(device, chosen, reason, shape)

@@ -1,0 +1,108 @@
+"""Bool and additive arrays: any shape that broadcasts, any strides, read in place."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention
+from oracle import DTYPES, assert_matches_reference, draw, to_numpy
+
+SHAPES = [
+    (),
+    (1,),
+    (70,),
+    (33, 1),
+    (33, 70),
+    (1, 33, 70),
+    (4, 33, 70),
+    (4, 1, 70),
+    (2, 1, 33, 70),
+    (2, 4, 1, 1),
+    (2, 4, 33, 70),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_broadcasts(rng, kind, shape):
+    query, key, value = draw(rng, batch=(2,), heads=4, length=33, key_len=70)
+    mask = (
+        mx.array(rng.random(shape) > 0.3) if kind == "bool" else mx.array(rng.standard_normal(shape)).astype(mx.float32)
+    )
+    assert_matches_reference(query, key, value, mask=mask)
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@pytest.mark.parametrize("length", [1, 8, 33])
+def test_strided(rng, kind, length):
+    query, key, value = draw(rng, batch=(2,), heads=4, length=length, key_len=70)
+    whole = (
+        mx.array(rng.random((140, 2, length, 8)) > 0.3)
+        if kind == "bool"
+        else mx.array(rng.standard_normal((140, 2, length, 8))).astype(mx.float32)
+    )
+    strided = whole[::-2, :, :, ::2].transpose(1, 3, 2, 0)
+    assert_matches_reference(query, key, value, mask=strided)
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+@pytest.mark.parametrize("length", [1, 33])
+def test_is_not_ignored(rng, kind, length):
+    query, key, value = draw(rng, length=length, key_len=70)
+    mask = mx.arange(70) != 69 if kind == "bool" else mx.where(mx.arange(70) == 69, 2.0, 0.0)
+    assert mx.abs(flash_attention(query, key, value) - flash_attention(query, key, value, mask=mask)).max() > 1e-4
+
+
+@pytest.mark.parametrize("mask_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_additive_dtype_must_promote_to_querys(rng, dtype, mask_dtype):
+    query, key, value = draw(rng, length=9, key_len=33, dtype=dtype)
+    mask = mx.array(rng.standard_normal((9, 33), dtype=np.float32)).astype(DTYPES[mask_dtype])
+    if mx.result_type(mask, query) == query.dtype:
+        assert_matches_reference(query, key, value, mask=mask)
+    else:
+        with pytest.raises(
+            ValueError, match=f"mask is {mask_dtype}, expected a dtype that promotes to query's {dtype}"
+        ):
+            flash_attention(query, key, value, mask=mask)
+        with pytest.raises(ValueError, match="promote"):
+            mx.fast.scaled_dot_product_attention(query, key, value, scale=1.0, mask=mask)
+
+
+def test_integers_are_added_as_numbers(rng):
+    query, key, value = draw(rng, length=9, key_len=33)
+    mask = mx.array(rng.integers(-2, 3, (9, 33)), mx.int32)
+    out = flash_attention(query, key, value, mask=mask)
+    assert mx.array_equal(out, flash_attention(query, key, value, mask=mask.astype(mx.float32)))
+
+
+@pytest.mark.parametrize("length", [1, 33])
+def test_minus_infinity_hides(rng, length):
+    query, key, value = draw(rng, length=length, key_len=70)
+    visible = mx.array(rng.random((length, 70)) > 0.4)
+    by_bool = flash_attention(query, key, value, mask=visible, return_lse=True)
+    by_infinity = flash_attention(query, key, value, mask=mx.log(visible), return_lse=True)
+    assert all(mx.array_equal(a, b) for a, b in zip(by_bool, by_infinity, strict=True))
+
+
+@pytest.mark.parametrize("length", [1, 33])
+def test_lowest_float_everywhere_is_a_plain_mean(rng, length):
+    # Some models write finfo.min where they mean "hidden"; as numbers, equal logits give equal weights.
+    query, key, value = draw(rng, length=length, key_len=70)
+    out = flash_attention(query, key, value, mask=mx.full((length, 70), mx.finfo(mx.float32).min))
+    np.testing.assert_allclose(
+        to_numpy(out), np.broadcast_to(to_numpy(value).mean(-2, keepdims=True), out.shape), atol=1e-6
+    )
+
+
+def test_agrees_with_mlx_on_the_masks_of_its_own_suite(rng):
+    query, key, value = draw(rng, heads=4, kv_heads=1, length=1, key_len=43, dim=64)
+    query, key, value = (0.5 * x for x in (query, key, value))
+    uniform = lambda *shape: mx.array(rng.random(shape, dtype=np.float32))  # noqa: E731
+    masks = [
+        *(None, "causal", mx.array(True), mx.arange(43) < 33, mx.array(2.0, mx.bfloat16)),
+        *(uniform(4, 1, 43) > 0.2, uniform(43, 1, 4).T > 0.2, mx.log(uniform(4, 1, 43) > 0.2)),
+        *(uniform(4, 1, 43), uniform(43, 1, 4).T),
+    ]
+    for mask in masks:
+        expected = mx.fast.scaled_dot_product_attention(query, key, value, scale=1.0, mask=mask)
+        assert mx.allclose(flash_attention(query, key, value, 1.0, mask), expected, atol=1e-5)

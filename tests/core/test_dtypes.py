@@ -1,0 +1,54 @@
+"""Storage types: 16-bit results have exactly the bits of casting to float32, computing, and casting back."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention
+from oracle import DTYPES, draw
+
+LENGTHS = [(1, 1), (1, 700), (8, 97), (9, 65), (65, 130)]
+
+
+def same_bits(a, b):
+    return mx.array_equal(a.view(mx.uint16), b.view(mx.uint16))
+
+
+@pytest.mark.parametrize(("length", "key_len"), LENGTHS)
+@pytest.mark.parametrize("mask", [None, "causal"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_same_bits_as_float32_and_back(rng, dtype, mask, length, key_len):
+    query, key, value = draw(rng, heads=4, length=length, key_len=key_len, dim=40, value_dim=72, dtype=dtype)
+    sinks = mx.array([0.5, 1.0, -2.0, 3.0])
+    narrow = flash_attention(query, key, value, mask=mask, softcap=3.0, sinks=sinks.astype(query.dtype))
+    wide = flash_attention(*(x.astype(mx.float32) for x in (query, key, value)), mask=mask, softcap=3.0, sinks=sinks)
+    assert same_bits(narrow, wide.astype(query.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_16_bit_number_is_loaded_exactly(dtype):
+    # One key with weight 1: the output is the value itself, so loading and storing must be the identity.
+    bits = np.arange(2**16, dtype=np.uint16)
+    value = mx.array(bits).view(DTYPES[dtype]).reshape(1, 1024, 1, 64)
+    query = key = mx.zeros((1, 1024, 1, 4), value.dtype)
+    out = flash_attention(query, key, value)
+    is_nan = mx.isnan(value)
+    assert mx.array_equal(mx.isnan(out), is_nan)
+    plus_zero = mx.where(is_nan | (value == 0), 0, value)  # 0 + -0 is 0: the sum begins with 0
+    assert same_bits(mx.where(is_nan | (out == 0), 0, out), plus_zero)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_stores_round_as_mlx_casts_do(rng, dtype):
+    # Sums of two equally weighted values fall between 16-bit numbers, ties and subnormals included.
+    scale = np.exp2(rng.integers(-26, 16, (1, 64, 1, 64))).astype(np.float32)
+    value = mx.array(rng.standard_normal((1, 64, 2, 64), dtype=np.float32) * scale).astype(DTYPES[dtype])
+    query, key = mx.zeros((1, 64, 1, 4), value.dtype), mx.zeros((1, 64, 2, 4), value.dtype)
+    wide = flash_attention(*(x.astype(mx.float32) for x in (query, key, value)))
+    assert same_bits(flash_attention(query, key, value), wide.astype(value.dtype))
+
+
+def test_float16_scores_do_not_overflow():
+    # 64 products of 60 * 60 exceed float16's largest number; float32 inside does not care.
+    query = key = mx.full((1, 1, 9, 64), 60.0, mx.float16)
+    value = mx.ones((1, 1, 9, 64), mx.float16)
+    assert mx.array_equal(flash_attention(query, key, value, scale=1.0), value)

@@ -1,0 +1,134 @@
+"""Bad input: a ValueError that names the argument, what was expected and what came. Never a crash."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import NoKernelError, flash_attention, plan
+from flashattn_core.masks import Causal, KeyRange, Tree
+
+GOOD = {"query": (2, 8, 5, 16), "key": (2, 2, 9, 16), "value": (2, 2, 9, 12)}
+
+
+def arrays(**shapes):
+    return {name: mx.zeros(shape) for name, shape in {**GOOD, **shapes}.items()}
+
+
+SHAPES = [
+    ({"query": (5, 16)}, r"query has shape \(5,16\), expected \(\*B, heads, length, dim\)"),
+    ({"query": ()}, r"query has shape \(\)"),
+    ({"key": (2, 9, 16)}, r"key has shape \(2,9,16\), expected the leading dimensions of query"),
+    ({"value": (1, 2, 2, 9, 12)}, r"value has shape \(1,2,2,9,12\), expected the leading"),
+    ({"key": (3, 2, 9, 16)}, r"key has shape \(3,2,9,16\), expected the leading dimensions of query, \(2,8,5,16\)"),
+    ({"key": (2, 2, 9, 15)}, "key has head_dim 15, expected query's 16"),
+    ({"key": (2, 3, 9, 16), "value": (2, 3, 9, 12)}, "key has 3 heads, which does not divide query's 8"),
+    ({"key": (2, 0, 9, 16), "value": (2, 0, 9, 12)}, "key has 0 heads"),
+    ({"value": (2, 4, 9, 12)}, "value has 4 heads, expected key's 2"),
+    ({"value": (2, 2, 8, 12)}, "value has length 8, expected key's 9"),
+    ({"value": (2, 2, 9, 0)}, "value has head_dim 0, expected 1 to 512"),
+    ({"value": (2, 2, 9, 513)}, "value has head_dim 513"),
+    ({"query": (2, 8, 5, 0), "key": (2, 2, 9, 0)}, "query has head_dim 0, expected 1 to 512"),
+    ({"query": (2, 8, 5, 513), "key": (2, 2, 9, 513)}, "query has head_dim 513, expected 1 to 512"),
+]
+
+
+@pytest.mark.parametrize("function", [flash_attention, plan])
+@pytest.mark.parametrize(("shapes", "words"), SHAPES)
+def test_shapes(function, shapes, words):
+    with pytest.raises(ValueError, match=rf"\[flash_attention\] {words}"):
+        function(**arrays(**shapes))
+
+
+@pytest.mark.parametrize("function", [flash_attention, plan])
+@pytest.mark.parametrize("dtype", [mx.int32, mx.bool_, mx.float64, mx.complex64, mx.uint8])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_dtypes(function, name, dtype):
+    inputs = arrays()
+    inputs[name] = inputs[name].astype(dtype, stream=mx.cpu)
+    with pytest.raises(ValueError, match=rf"{name} is {str(dtype).removeprefix('mlx.core.')[:4]}.*, expected float32"):
+        function(**inputs)
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_one_dtype_for_all(name):
+    inputs = arrays()
+    inputs[name] = inputs[name].astype(mx.float16)
+    with pytest.raises(ValueError, match=f"{name} is float16, expected query's float32"):
+        flash_attention(**inputs)
+
+
+ARGUMENTS = [
+    ({"query": None}, "query is a NoneType, expected an mx.array"),
+    ({"key": np.zeros((2, 2, 9, 16))}, "key is a ndarray, expected an mx.array"),
+    ({"value": [1.0]}, "value is a list"),
+    ({"sinks": 1.0}, "sinks is a float, expected an mx.array"),
+    ({"alibi_slopes": [1.0] * 8}, "alibi_slopes is a list"),
+    ({"scale": float("nan")}, "scale is nan, expected a finite number"),
+    ({"scale": float("inf")}, "scale is inf"),
+    ({"scale": 1e39}, "scale is inf"),
+    ({"scale": "1"}, "scale is '1'"),
+    ({"scale": mx.array([1.0, 2.0])}, "scale is array"),
+    ({"softcap": 0}, "softcap is 0.0, expected a finite number above 0"),
+    ({"softcap": -1.0}, "softcap is -1.0"),
+    ({"softcap": float("nan")}, "softcap is nan"),
+    ({"softcap": float("inf")}, "softcap is inf"),
+    ({"sinks": mx.zeros((7,))}, r"sinks has shape \(7\), expected \(8\)"),
+    ({"sinks": mx.zeros(())}, r"sinks has shape \(\)"),
+    ({"sinks": mx.zeros((1, 8))}, r"sinks has shape \(1,8\)"),
+    ({"sinks": mx.zeros((8,), mx.float64)}, "sinks is float64, expected a dtype that promotes to query's float32"),
+    ({"alibi_slopes": mx.zeros((2,))}, r"alibi_slopes has shape \(2\), expected \(8\)"),
+    ({"alibi_slopes": mx.zeros((8,), mx.int32)}, "alibi_slopes is int32, expected a floating dtype"),
+    ({"kernel": "fast"}, "kernel is 'fast', expected one of 'auto', 'cpu_decode', 'cpu_prefill'"),
+    ({"kernel": None}, "kernel is None"),
+    ({"mask": "window"}, "mask is 'window', expected None, 'causal'"),
+    ({"mask": ""}, "mask is ''"),
+    ({"mask": True}, "mask is bool True"),
+    ({"mask": np.ones((5, 9), bool)}, "mask is ndarray"),
+    ({"mask": mx.ones((5, 8), mx.bool_)}, r"mask has shape \(5,8\), expected one that broadcasts to \(2,8,5,9\)"),
+    ({"mask": mx.ones((2, 5, 9))}, r"mask has shape \(2,5,9\)"),
+    ({"mask": mx.ones((1, 1, 1, 5, 9))}, r"mask has shape \(1,1,1,5,9\)"),
+    ({"mask": mx.ones((5, 9), mx.complex64)}, "mask is complex64"),
+    ({"mask": KeyRange(mx.array([1, 2, 3]))}, r"mask \(key range start\) has shape \(3\), expected .* \(2\)"),
+    ({"mask": Causal() & KeyRange(0, mx.array([[1, 2]]))}, r"mask \(key range stop\) has shape \(1,2\)"),
+    ({"mask": Tree(mx.ones((10, 10), mx.bool_))}, r"mask \(tree\) has shape .* T at most key's length, 9"),
+    ({"mask": Tree(mx.ones((3, 4, 4), mx.bool_))}, r"mask \(tree\) has shape \(3,4,1\)"),
+]
+
+
+@pytest.mark.parametrize("function", [flash_attention, plan])
+@pytest.mark.parametrize(("changed", "words"), ARGUMENTS)
+def test_arguments(function, changed, words):
+    with pytest.raises(ValueError, match=rf"\[flash_attention\] {words}"):
+        function(**{**arrays(), **changed})
+
+
+def test_sinks_promote_as_in_mlx():
+    half = {name: a.astype(mx.float16) for name, a in arrays().items()}
+    with pytest.raises(ValueError, match="sinks is float32, expected a dtype that promotes to query's float16"):
+        flash_attention(**half, sinks=mx.zeros((8,)))
+
+
+def test_a_named_kernel_that_does_not_cover_the_call_is_no_silent_other():
+    with pytest.raises(NoKernelError, match=r"cpu_decode takes up to 8 queries, found 9"):
+        flash_attention(mx.zeros((1, 1, 9, 8)), mx.zeros((1, 1, 9, 8)), mx.zeros((1, 1, 9, 8)), kernel="cpu_decode")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        *(("FLASHATTN_NUM_THREADS", text) for text in ("0", "-1", "two", "2.5", "", "1025", "99999999999999999999")),
+        *(("FLASHATTN_CPU_ISA", text) for text in ("", "sse9", "AVX2 ")),
+    ],
+)
+def test_nonsense_in_the_environment_is_named(run_python, variable, text):
+    code = """
+import mlx.core as mx, flashattn_core
+x = mx.ones((1, 1, 4, 8))
+for call in (flashattn_core.backends, lambda: flashattn_core.flash_attention(x, x, x)):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+    result = run_python(code, **{variable: text})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(f"{variable} is '{text}', expected") == 2

@@ -1,0 +1,88 @@
+"""Correctness over the grid of shapes, masks and options that the contract names.
+
+The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
+run on every pair of lengths; masks and options take turns, so that each meets each.
+"""
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from oracle import assert_matches_reference, draw
+
+HEAD_DIMS = [1, 5, 7, 40, 64, 80, 96, 128, 192, 256]
+GROUPS = [1, 2, 7]
+LENGTHS = [1, 2, 31, 32, 33, 63, 64, 65, 97, 257]
+PAIRS = [
+    *((n, n) for n in LENGTHS),
+    *((1, n) for n in LENGTHS[1:]),
+    *((n, 257) for n in (2, 8, 9, 31, 64, 97)),
+    *((33, 1), (64, 63), (65, 31), (97, 64), (257, 33)),
+]
+
+
+def mask_kinds(rng, length, key_len):
+    """One of each kind, and compositions, as functions: each is made when its turn comes."""
+    tree_size = min(length, key_len, 40)
+    bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
+    normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731
+    half = mx.array([0, key_len // 3], mx.int32), mx.array([key_len - key_len // 4, key_len], mx.int32)
+    return [
+        lambda: None,
+        lambda: "causal",
+        lambda: SlidingWindow(17),
+        lambda: KeyRange(*half),
+        lambda: Tree(bools(tree_size, tree_size)),
+        lambda: bools(length, key_len),
+        lambda: normal(2, 1, length, key_len),
+        lambda: Causal() & KeyRange(*half),
+        lambda: SlidingWindow(40) & KeyRange(1) & bools(1, key_len),
+        lambda: Causal() & Tree(bools(2, tree_size, tree_size)),
+        lambda: Causal() & bools(2, 1, length, key_len) & normal(key_len),
+        lambda: SlidingWindow(64) & KeyRange(0, key_len - 1) & Tree(bools(tree_size, tree_size)) & normal(length, 1),
+    ]
+
+
+def option_kinds(rng, heads):
+    sinks = mx.array(rng.standard_normal(heads, dtype=np.float32))
+    slopes = mx.array(rng.random(heads, dtype=np.float32))
+    choices = itertools.product(({}, {"softcap": 4.0}), ({}, {"sinks": sinks}), ({}, {"alibi_slopes": slopes}))
+    return [{**a, **b, **c} for a, b, c in choices]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_grid(rng, dtype, dim, group):
+    turn = HEAD_DIMS.index(dim) + 5 * group
+    for i, (length, key_len) in enumerate(PAIRS):
+        query, key, value = draw(
+            rng, batch=(2,), heads=group, kv_heads=1, length=length, key_len=key_len, dim=dim, dtype=dtype
+        )
+        masks = mask_kinds(rng, length, key_len)
+        options = option_kinds(rng, group)
+        mask = masks[(turn + i) % len(masks)]()
+        chosen = {k: v.astype(query.dtype) if k == "sinks" else v for k, v in options[(turn + 3 * i) % 8].items()}
+        if dtype != "float32":
+            mask = cast_arrays(mask, query.dtype)
+        assert_matches_reference(query, key, value, mask=mask, **chosen)
+
+
+@pytest.mark.parametrize("mask_turn", range(12))
+@pytest.mark.parametrize("option_turn", range(8))
+def test_each_mask_with_each_option(rng, mask_turn, option_turn):
+    for length, key_len in [(1, 65), (5, 97), (65, 65), (33, 97), (97, 33)]:
+        query, key, value = draw(rng, batch=(2,), heads=4, length=length, key_len=key_len, dim=40, value_dim=24)
+        mask = mask_kinds(rng, length, key_len)[mask_turn]()
+        assert_matches_reference(query, key, value, mask=mask, **option_kinds(rng, 4)[option_turn])
+
+
+def cast_arrays(mask, dtype):
+    """Additive arrays inside of a mask must promote to the query's dtype."""
+    if isinstance(mask, mx.array):
+        return mask if mask.dtype == mx.bool_ else mask.astype(dtype)
+    if hasattr(mask, "parts"):
+        return type(mask)(tuple(cast_arrays(part, dtype) for part in mask.parts))
+    return mask

@@ -1,0 +1,76 @@
+"""NaN and infinity in a hidden key reach no output; in a visible one they reach those who see it."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from oracle import draw, to_numpy
+
+MASKS = {
+    "key range": KeyRange(10, 60),
+    "window": SlidingWindow(5) & KeyRange(0, 95),
+    "tree": KeyRange(4) & Tree(mx.array(np.eye(16, dtype=bool))),
+    "bool array": mx.arange(97) % 3 == 0,
+    "additive array": mx.where(mx.arange(97) % 3 == 0, 0.5, -mx.inf),
+    "causal and array": Causal() & (mx.arange(97) % 2 == 1),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"alibi_slopes": mx.array([1.0, 0.5])}], ids=str)
+@pytest.mark.parametrize("poison", [mx.nan, mx.inf, -mx.inf])
+@pytest.mark.parametrize("length", [1, 8, 16, 97])
+@pytest.mark.parametrize("mask", MASKS)
+def test_hidden_from_all(rng, mask, length, poison, options):
+    query, key, value = draw(rng, length=length, key_len=97, value_dim=24)
+    identity = mx.broadcast_to(mx.eye(97), (1, 2, 97, 97))
+    seen = (flash_attention(query, key, identity, mask=MASKS[mask]) > 0).any(axis=(0, 1, 2))
+    poisoned = [mx.where(seen[:, None], x, poison) for x in (key, value)]
+    assert not seen.all()
+    clean = flash_attention(query, key, value, mask=MASKS[mask], return_lse=True, **options)
+    got = flash_attention(query, *poisoned, mask=MASKS[mask], return_lse=True, **options)
+    for a, b in zip(got, clean, strict=True):
+        # The path for values that are not finite sums in another order.
+        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("poison", [mx.nan, mx.inf])
+@pytest.mark.parametrize("where", ["key", "value"])
+@pytest.mark.parametrize("length", [8, 97])
+def test_hidden_from_some(rng, length, where, poison):
+    # Causal: a poisoned key reaches the queries from its own position on, and none before.
+    query, key, value = draw(rng, length=length, key_len=97)
+    at = 92
+    poisoned = mx.where((mx.arange(97) == at)[:, None], poison, key if where == "key" else value)
+    out = flash_attention(query, *((poisoned, value) if where == "key" else (key, poisoned)), mask="causal")
+    clean = flash_attention(query, key, value, mask="causal")
+    first_seeing = at - (97 - length)
+    np.testing.assert_allclose(
+        to_numpy(out)[:, :, :first_seeing], to_numpy(clean)[:, :, :first_seeing], rtol=1e-5, atol=1e-6
+    )
+    reached = ~np.isfinite(to_numpy(out)[:, :, first_seeing:])
+    if where == "value" or np.isnan(poison):
+        assert reached.all()
+    else:  # q·inf is inf or -inf: -inf only takes the key away
+        assert reached.any()
+
+
+def test_a_poisoned_query_reaches_its_own_row(rng):
+    query, key, value = draw(rng, length=33, key_len=65)
+    query[:, 0, 7] = mx.nan
+    out = to_numpy(flash_attention(query, key, value))
+    assert np.isnan(out[0, 0, 7]).all()
+    out[0, 0, 7] = 0
+    assert np.isfinite(out).all()
+
+
+def test_a_key_of_minus_infinity_has_no_weight(rng):
+    # As in MLX's own test: scores of -inf, not hidden by any mask.
+    query, key, value = (
+        mx.ones((1, 4, 8, 16)),
+        mx.ones((1, 4, 8, 16)),
+        draw(rng, heads=4, kv_heads=4, length=1, key_len=8)[2],
+    )
+    key[..., 0, :] = -mx.inf
+    expected = mx.fast.scaled_dot_product_attention(query, key, value, scale=1.0)
+    np.testing.assert_allclose(to_numpy(flash_attention(query, key, value, 1.0)), to_numpy(expected), atol=1e-5)

@@ -1,0 +1,162 @@
+"""The mask vocabulary: each description means exactly what the contract's sentence says."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree, lower
+from flashattn_core.reference import visible_and_bias
+
+SIZES = [(1, 1), (1, 70), (3, 5), (5, 3), (33, 64), (64, 33), (65, 65), (8, 130), (9, 130)]
+
+
+def seen_by_kernel(mask, length, key_len, batch=1):
+    """Which keys reach which queries: every key has a value column of its own."""
+    query, key = mx.zeros((batch, 1, length, 8)), mx.zeros((batch, 1, key_len, 8))
+    value = mx.broadcast_to(mx.eye(key_len), (batch, 1, key_len, key_len))
+    return np.asarray(flash_attention(query, key, value, mask=mask) > 0)[:, 0]
+
+
+def by_sentence(length, key_len, sees):
+    return np.array([[[sees(i, j) for j in range(key_len)] for i in range(length)]])
+
+
+@pytest.mark.parametrize(("length", "key_len"), SIZES)
+@pytest.mark.parametrize("mask", ["causal", Causal()], ids=str)
+def test_causal(length, key_len, mask):
+    expected = by_sentence(length, key_len, lambda i, j: j <= i + key_len - length)
+    np.testing.assert_array_equal(seen_by_kernel(mask, length, key_len), expected)
+
+
+@pytest.mark.parametrize(("length", "key_len"), SIZES)
+@pytest.mark.parametrize("window", [1, 2, 3, 31, 32, 33, 64, 65, 2**31, 2**70])
+def test_window_is_itself_and_those_before(length, key_len, window):
+    position = lambda i: i + key_len - length  # noqa: E731
+    expected = by_sentence(length, key_len, lambda i, j: j <= position(i) and position(i) - j < window)
+    np.testing.assert_array_equal(seen_by_kernel(SlidingWindow(window), length, key_len), expected)
+
+
+@pytest.mark.parametrize(("length", "key_len"), SIZES)
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, None), (1, None), (2, 3), (0, 64), (-5, 1000), (3, 3), (4, 2), (63, 65)]
+)
+def test_key_range(length, key_len, start, stop):
+    expected = by_sentence(length, key_len, lambda i, j: start <= j < (key_len if stop is None else stop))
+    np.testing.assert_array_equal(seen_by_kernel(KeyRange(start, stop), length, key_len), expected)
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32])
+def test_key_range_of_each_batch_element(dtype):
+    starts, stops = [0, 2, 60, 5], [70, 64, 61, 5]
+    seen = seen_by_kernel(KeyRange(mx.array(starts, dtype), mx.array(stops, dtype)), 9, 70, batch=4)
+    for b, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        np.testing.assert_array_equal(seen[b], by_sentence(9, 70, lambda i, j, a=start, z=stop: a <= j < z)[0])
+
+
+def test_key_range_beyond_int32_is_cut_off_not_wrapped():
+    far = mx.array([2**40], mx.int64)
+    assert seen_by_kernel(KeyRange(0, far), 1, 5).all()
+    assert not seen_by_kernel(KeyRange(far), 1, 5).any()
+    assert seen_by_kernel(KeyRange(-(2**80), 2**80), 1, 5).all()
+
+
+@pytest.mark.parametrize(
+    ("length", "key_len", "size"), [(5, 5, 5), (5, 70, 5), (2, 70, 5), (9, 70, 5), (40, 140, 40), (1, 1, 1)]
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_tree(rng, length, key_len, size, packed):
+    bits = rng.random((size, size)) > 0.5
+    mask = Tree(mx.array(bits))
+    if packed:
+        mask = Tree(mask.bits)
+
+    def sees(i, j):
+        node, other = i + size - length, j - (key_len - size)
+        return other < 0 or (node >= 0 and bits[node, other])
+
+    np.testing.assert_array_equal(seen_by_kernel(mask, length, key_len), by_sentence(length, key_len, sees))
+
+
+def test_tree_of_each_batch_element(rng):
+    bits = rng.random((3, 33, 33)) > 0.5
+    seen = seen_by_kernel(Tree(mx.array(bits)), 33, 70, batch=3)
+    assert seen[..., :37].all()
+    np.testing.assert_array_equal(seen[..., 37:], bits)
+
+
+def test_tree_from_parents_sees_itself_and_ancestors():
+    #   0 ─ 1 ─ 3
+    #   │   └ ─ 4
+    #   └ ─ 2       5 (a second root)
+    tree = Tree.from_parents([-1, 0, 0, 1, 1, -1])
+    ancestors = [{0}, {0, 1}, {0, 2}, {0, 1, 3}, {0, 1, 4}, {5}]
+    assert tree.visible.tolist() == [[j in seen for j in range(6)] for seen in ancestors]
+
+
+def test_a_chain_is_causal(rng):
+    chain = Tree.from_parents([-1, *range(11)])
+    np.testing.assert_array_equal(seen_by_kernel(chain, 12, 40), seen_by_kernel("causal", 12, 40))
+
+
+def test_composition_shows_what_all_show(rng):
+    length, key_len = 33, 97
+    array = mx.array(rng.random((length, key_len)) > 0.3)
+    parts = [
+        Causal(),
+        SlidingWindow(50),
+        KeyRange(3, 90),
+        KeyRange(5, None),
+        SlidingWindow(40),
+        array,
+        Tree(mx.array(rng.random((9, 9)) > 0.3)),
+    ]
+    together = parts[0]
+    for part in parts[1:]:
+        together = together & part
+    expected = np.logical_and.reduce([seen_by_kernel(part, length, key_len) for part in parts])
+    np.testing.assert_array_equal(seen_by_kernel(together, length, key_len), expected)
+
+
+def test_the_reference_reads_masks_by_the_same_sentences(rng):
+    for mask in (
+        "causal",
+        SlidingWindow(3),
+        KeyRange(1, 6),
+        Tree(mx.array(rng.random((4, 4)) > 0.5)),
+        Causal() & KeyRange(2),
+    ):
+        for length, key_len in [(4, 9), (9, 9), (9, 4)]:
+            visible, _ = visible_and_bias((1, 1, length, 8), key_len, mask)
+            np.testing.assert_array_equal(visible[:, 0], seen_by_kernel(mask, length, key_len))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SlidingWindow(0), "window is 0, expected a whole number of at least 1"),
+        (lambda: SlidingWindow(-3), "window is -3"),
+        (lambda: SlidingWindow(2.0), r"window is 2\.0"),
+        (lambda: SlidingWindow(True), "window is True"),
+        (lambda: KeyRange(1.5), r"start is 1\.5, expected a whole number"),
+        (lambda: KeyRange(0, "3"), "stop is '3'"),
+        (lambda: KeyRange(None), "start is None"),
+        (lambda: KeyRange(0, mx.array([1.0])), "stop is an array of mlx.core.float32"),
+        (lambda: Tree(mx.zeros((3, 3))), "visible is mlx.core.float32 array"),
+        (lambda: Tree(mx.zeros((3, 4), mx.bool_)), r"visible has shape \(3, 4\)"),
+        (lambda: Tree(mx.zeros((33, 1), mx.uint32)), r"visible has shape \(33, 1\)"),
+        (lambda: Tree(mx.zeros((3,), mx.bool_)), "visible is"),
+        (lambda: Tree("bits"), "visible is str 'bits'"),
+        (lambda: Tree.from_parents([]), "parents is empty"),
+        (lambda: Tree.from_parents([-1, 1]), r"parents\[1\] is 1"),
+        (lambda: Tree.from_parents([-2]), r"parents\[0\] is -2"),
+        (lambda: Causal() & 3, "mask is int 3"),
+        (lambda: lower("windowed"), "mask is 'windowed', expected None, 'causal'"),
+        (lambda: lower(3), "mask is int 3"),
+        (lambda: lower(Causal() & mx.array([True]) & mx.array([True])), "two masks of kind bool array"),
+        (lambda: lower(Causal() & mx.array([1.0]) & mx.array([1.0])), "two masks of kind additive array"),
+        (lambda: lower(Tree.from_parents([-1]) & Tree.from_parents([-1])), "two masks of kind Tree"),
+    ],
+)  # fmt: skip
+def test_bad_masks_say_what_was_expected(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

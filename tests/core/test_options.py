@@ -1,0 +1,83 @@
+"""softcap, sinks, ALiBi and scale: each against the reference, each changes the result, alone and together."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention
+from oracle import assert_matches_reference, draw, to_numpy
+
+LENGTHS = [(1, 1), (1, 130), (8, 33), (9, 64), (65, 97), (130, 31)]
+OPTIONS = {
+    "scale": {"scale": 0.7},
+    "negative scale": {"scale": -0.3},
+    "zero scale": {"scale": 0.0},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": mx.array([0.5, -3.0, 8.0, 2.0])},
+    "alibi": {"alibi_slopes": mx.array([0.5, 0.25, 0.0, 2.0])},
+}
+
+
+@pytest.mark.parametrize(("length", "key_len"), LENGTHS)
+@pytest.mark.parametrize("mask", [None, "causal"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_against_reference(rng, option, mask, length, key_len):
+    query, key, value = draw(rng, heads=4, length=length, key_len=key_len, dim=24, value_dim=17)
+    assert_matches_reference(query, key, value, mask=mask, **OPTIONS[option])
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 65])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_is_not_ignored(rng, option, length):
+    query, key, value = draw(rng, heads=4, length=length, key_len=97)
+    plain, with_option = (flash_attention(query, key, value, **kw) for kw in ({}, OPTIONS[option]))
+    assert mx.abs(plain - with_option).max() > 1e-3
+
+
+@pytest.mark.parametrize("length", [1, 65])
+def test_softcap_is_exact_far_from_and_close_to_zero(length):
+    # One key a score: lse is the capped score itself.
+    scores = np.concatenate([[0.0, 1e-30], np.logspace(-8, 4, 61)]).astype(np.float32)
+    scores = np.concatenate([scores, -scores])
+    query = mx.broadcast_to(mx.array(scores)[:, None, None, None], (scores.size, 1, length, 1))
+    key = value = mx.ones((scores.size, 1, 1, 1))
+    _, lse = flash_attention(query, key, value, scale=1.0, softcap=30.0, return_lse=True)
+    expected = 30 * np.tanh(scores.astype(np.float64) / 30)
+    np.testing.assert_allclose(np.asarray(lse)[:, 0, 0], expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("length", [1, 65])
+def test_sinks_take_weight_and_give_nothing(length):
+    # One key with score 0 and a sink of log(3): the key keeps a quarter.
+    query, key, value = mx.zeros((1, 1, length, 4)), mx.zeros((1, 1, 1, 4)), mx.ones((1, 1, 1, 4))
+    out, lse = flash_attention(query, key, value, sinks=mx.log(mx.array([3.0])), return_lse=True)
+    np.testing.assert_allclose(to_numpy(out), 0.25, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(lse), np.log(4.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sink", [-1e4, -mx.inf, 1e4])
+def test_extreme_sinks(rng, sink):
+    query, key, value = draw(rng, length=9, key_len=33)
+    assert_matches_reference(query, key, value, sinks=mx.array([sink, 0.0]))
+
+
+def test_alibi_counts_distance_on_both_sides():
+    # Without a mask later keys are as far away as earlier ones: query 1 of 3 sees distances 1, 0, 1.
+    query, key, value = mx.zeros((1, 1, 3, 4)), mx.zeros((1, 1, 3, 4)), mx.eye(3)[None, None]
+    out = flash_attention(query, key, value, alibi_slopes=mx.array([1.0]))
+    expected = np.exp([-1.0, 0.0, -1.0])
+    np.testing.assert_allclose(to_numpy(out)[0, 0, 1], expected / expected.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_alibi_slopes_of_any_floating_dtype(rng, dtype):
+    query, key, value = draw(rng, length=9, key_len=33, dtype="bfloat16")
+    slopes = mx.array([0.5, 0.25])
+    out = flash_attention(query, key, value, alibi_slopes=slopes.astype(dtype))
+    assert mx.array_equal(out, flash_attention(query, key, value, alibi_slopes=slopes))
+
+
+def test_order_is_scale_softcap_alibi_mask(rng):
+    query, key, value = draw(rng, heads=4, length=33, key_len=65)
+    bias = mx.array(rng.standard_normal((33, 65), dtype=np.float32)) * 3
+    everything = {k: v for option in OPTIONS.values() for k, v in option.items()} | {"scale": 2.0}
+    assert_matches_reference(query, key, value, mask=bias, **everything)

@@ -1,0 +1,70 @@
+"""plan(), stats() and backends(): what runs, why, and that it did."""
+
+import mlx.core as mx
+import pytest
+from flashattn_core import backends, flash_attention, plan, reset_stats, stats
+from oracle import assert_matches_reference, draw
+
+
+@pytest.mark.parametrize(
+    ("length", "kernel"), [(1, "cpu_decode"), (8, "cpu_decode"), (9, "cpu_prefill"), (100, "cpu_prefill")]
+)
+@pytest.mark.parametrize("key_len", [1, 700])
+def test_the_kernel_that_plan_names_is_the_one_that_runs(rng, length, key_len, kernel):
+    query, key, value = draw(rng, length=length, key_len=key_len)
+    assert plan(query, key, value, device="cpu").kernel == kernel
+    reset_stats()
+    out = flash_attention(query, key, value)
+    assert stats() == {"cpu_decode": 0, "cpu_prefill": 0}  # lazy: counted when it runs
+    mx.eval(out)
+    assert stats() == {"cpu_decode": 0, "cpu_prefill": 0} | {kernel: 1}
+
+
+def test_one_line_that_a_person_can_read(rng):
+    query, key, value = draw(rng, heads=14, kv_heads=2, length=512, key_len=1024, dim=64, dtype="bfloat16")
+    assert str(plan(query, key, value, mask="causal", device="cpu")) == (
+        "L 512, S 1024, heads 14/2, D 64, bfloat16 on cpu: cpu_prefill (many queries: work is split over the queries)"
+    )
+
+
+@pytest.mark.parametrize("kernel", ["cpu_decode", "cpu_prefill"])
+@pytest.mark.parametrize("length", [1, 5, 8])
+def test_a_kernel_by_name(rng, kernel, length):
+    query, key, value = draw(rng, heads=4, length=length, key_len=1100)
+    assert plan(query, key, value, kernel=kernel, device="cpu").kernel == kernel
+    reset_stats()
+    assert_matches_reference(query, key, value, mask="causal", kernel=kernel)
+    assert stats()[kernel] == 1
+
+
+def test_metal_can_be_asked_about_anywhere(rng):
+    query, key, value = draw(rng, length=1, key_len=9)
+    answer = plan(query, key, value, device="metal")
+    assert answer.kernel is None
+    assert "no Metal kernels" in answer.reason
+    assert "no kernel" in str(answer)
+
+
+def test_what_no_kernel_covers_has_a_reason_and_no_kernel(rng):
+    query, key, value = draw(rng, length=9, key_len=9)
+    answer = plan(query, key, value, kernel="cpu_decode", device="cpu")
+    assert answer.kernel is None
+    assert answer.reason == "cpu_decode takes up to 8 queries, found 9"
+
+
+def test_plan_computes_nothing(rng):
+    query, key, value = draw(rng, length=9, key_len=9)
+    reset_stats()
+    plan(query, key, value)
+    assert sum(stats().values()) == 0
+
+
+def test_unknown_device(rng):
+    query, key, value = draw(rng, length=9, key_len=9)
+    with pytest.raises(ValueError, match="device is 'tpu', expected 'cpu' or 'metal'"):
+        plan(query, key, value, device="tpu")
+
+
+def test_backends():
+    assert set(backends()) == {"cpu", "metal"}
+    assert "thread" in backends()["cpu"]

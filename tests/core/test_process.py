@@ -1,0 +1,53 @@
+"""The extension in its process: the version check, forks, what import costs and touches."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
+def test_another_mlx_is_refused_before_anything_runs(run_python, tmp_path):
+    source = tmp_path / "other.cpp"
+    source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
+    library = tmp_path / "other.so"
+    subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    result = run_python("import flashattn_core", LD_PRELOAD=str(library))
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: flashattn_core was built for mlx 0.32.4 and found mlx 0.99.1.")
+    assert "pip install 'mlx==0.32.4'" in last
+
+
+def test_a_forked_child_has_its_own_threads(run_python):
+    # MLX's own streams do not survive a fork, so the child calls the kernels through a stream of its own.
+    code = textwrap.dedent("""
+        import os, mlx.core as mx, flashattn_core
+        x = mx.random.normal((2, 4, 100, 64))
+        expected = flashattn_core.flash_attention(x, x, x)
+        mx.eval(x, expected)
+        child = os.fork()
+        if child == 0:
+            stream = mx.new_stream(mx.cpu)
+            out = flashattn_core.flash_attention(x, x, x, stream=stream)
+            os._exit(0 if mx.array_equal(out, expected, stream=stream) else 3)
+        assert os.waitpid(child, 0)[1] == 0
+        assert mx.array_equal(flashattn_core.flash_attention(x, x, x), expected)
+    """)
+    result = run_python(code, FLASHATTN_NUM_THREADS="3")
+    assert result.returncode == 0, result.stderr
+
+
+def test_idle_threads_sleep(run_python):
+    code = """
+import time, mlx.core as mx, flashattn_core
+x = mx.random.normal((2, 4, 300, 64))
+mx.eval(flashattn_core.flash_attention(x, x, x))
+time.sleep(0.05)
+before = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - before)
+"""
+    result = run_python(code, FLASHATTN_NUM_THREADS="4")
+    assert float(result.stdout) < 0.05, result.stderr  # seconds of processor time in half a second of nothing

@@ -1,0 +1,67 @@
+"""Any strides, and no hidden copies of key and value."""
+
+import mlx.core as mx
+import pytest
+from flashattn_core import flash_attention
+from oracle import assert_matches_reference, draw
+
+LENGTHS = [(1, 33), (8, 65), (33, 97), (97, 33)]
+
+
+def transposed(a):
+    """(B, H, L, D) stored as (B, L, H, D), as the projections of a model make it."""
+    return mx.contiguous(a.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+
+
+def cache_slice(a):
+    """The used part of a larger buffer, as mlx-lm's KV cache returns it."""
+    buffer = mx.full((*a.shape[:2], a.shape[2] + 31, a.shape[3]), mx.nan)
+    buffer[:, :, : a.shape[2]] = a
+    return buffer[:, :, : a.shape[2]]
+
+
+def strided_columns(a):
+    return mx.repeat(a, 3, axis=-1)[..., ::3]
+
+
+def reversed_rows(a):
+    return mx.contiguous(a[:, :, ::-1])[:, :, ::-1]
+
+
+def column_major(a):
+    return mx.contiguous(a.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+@pytest.mark.parametrize(("length", "key_len"), LENGTHS)
+@pytest.mark.parametrize("layout", [transposed, cache_slice, strided_columns, reversed_rows, column_major])
+def test_strided_inputs(rng, layout, length, key_len):
+    arrays = draw(rng, batch=(2,), heads=4, length=length, key_len=key_len, dim=24, value_dim=40)
+    query, key, value = (layout(a) for a in arrays)
+    mx.eval(query, key, value)
+    assert_matches_reference(query, key, value, mask="causal")
+    expected = flash_attention(*arrays, mask="causal")
+    assert mx.array_equal(flash_attention(query, key, value, mask="causal"), expected)
+
+
+@pytest.mark.parametrize(("length", "key_len"), LENGTHS)
+def test_broadcast_inputs(rng, length, key_len):
+    query, key, value = draw(rng, batch=(1,), heads=2, length=length, key_len=key_len)
+    key, value = (mx.broadcast_to(a[:, :1], (3, 2, *a.shape[2:])) for a in (key, value))
+    query = mx.broadcast_to(query, (3, *query.shape[1:]))
+    assert_matches_reference(query, key, value)
+
+
+@pytest.mark.parametrize("layout", [transposed, cache_slice, strided_columns, column_major])
+@pytest.mark.parametrize("length", [1, 16])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_nothing_but_the_outputs_is_allocated(layout, length, dtype):
+    query = mx.zeros((1, 4, length, 64), dtype)
+    key, value = (layout(mx.ones((1, 4, 2048, 64))).astype(dtype) for _ in range(2))
+    mask = mx.broadcast_to(mx.arange(2048) < 2000, (1, 4, length, 2048))
+    mx.eval(query, key, value, mask)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    out = flash_attention(query, key, value, mask=mask)
+    mx.eval(out)
+    outputs = out.nbytes + 4 * length * 4
+    assert mx.get_peak_memory() - before <= outputs + 2 * 16384  # two buffers, rounded up to pages

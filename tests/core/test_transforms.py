@@ -1,0 +1,172 @@
+"""mx.compile, mx.vmap, streams, Python threads; and what is not there says so."""
+
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention, is_tracing, reset_stats, stats
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from oracle import draw, to_numpy
+
+MASKS = [
+    None,
+    "causal",
+    SlidingWindow(5),
+    KeyRange(2, 20),
+    Causal() & KeyRange(mx.array([1, 2])),
+    Tree.from_parents([-1, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("length", [1, 33])
+def test_compile(rng, mask, length):
+    arrays = draw(rng, batch=(2,), length=length, key_len=65)
+    function = lambda q, k, v: flash_attention(q * 2, k, v, mask=mask, sinks=mx.array([1.0, 2.0])) + 1  # noqa: E731
+    assert mx.array_equal(mx.compile(function)(*arrays), function(*arrays))
+
+
+@pytest.mark.parametrize("mask", ["causal", SlidingWindow(5), KeyRange(1)], ids=str)
+def test_compile_shapeless(rng, mask):
+    function = lambda q, k, v: flash_attention(q, k, v, mask=mask, scale=0.5)  # noqa: E731
+    compiled = mx.compile(function, shapeless=True)
+    for length, key_len in [(33, 65), (1, 9), (8, 8), (9, 700), (1, 0)]:
+        arrays = draw(rng, batch=(2,), length=length, key_len=key_len, value_dim=24)
+        mx.eval(compiled(*arrays))
+        assert mx.array_equal(compiled(*arrays), function(*arrays))
+
+
+def test_compile_shapeless_checks_the_new_shapes(rng):
+    compiled = mx.compile(lambda q, k, v: flash_attention(q, k, v, scale=0.5), shapeless=True)
+    mx.eval(compiled(*draw(rng, heads=4, length=9, key_len=9)))
+    with pytest.raises(ValueError, match="key has 3 heads, which does not divide query's 4"):
+        mx.eval(compiled(*draw(rng, heads=4, kv_heads=3, length=9, key_len=9)))
+
+
+def test_compile_merges_equal_calls_and_keeps_different_ones(rng):
+    arrays = draw(rng, length=9, key_len=9)
+    mask = mx.array(rng.random((9, 9)) > 0.5)
+    zeros = mx.array([0.0, 0.0])
+
+    def calls(first, second):
+        function = mx.compile(lambda q, k, v: flash_attention(q, k, v, **first) - flash_attention(q, k, v, **second))
+        reset_stats()
+        mx.eval(function(*arrays))
+        return sum(stats().values())
+
+    assert calls({}, {}) == 1
+    assert calls({"mask": mask}, {"mask": mask}) == 1
+    different = [{"scale": 2.0}, {"softcap": 2.0}, {"mask": "causal"}, {"mask": SlidingWindow(2)}, {"mask": mask}]
+    different += [{"kernel": "cpu_prefill"}, {"sinks": zeros}, {"alibi_slopes": zeros}]
+    for options in different:
+        assert calls({}, options) == 2, options
+    assert calls({"sinks": zeros}, {"alibi_slopes": zeros}) == 2
+
+
+@pytest.mark.parametrize(
+    "axes", [(0, 0, 0), (1, 1, 1), (2, 0, 1), (0, None, None), (None, 0, None), (None, None, 0), (3, 3, 3)]
+)
+@pytest.mark.parametrize("length", [1, 9])
+def test_vmap(rng, axes, length):
+    arrays = []
+    for a, axis in zip(draw(rng, batch=(4, 2), heads=4, length=length, key_len=33), axes, strict=True):
+        arrays.append(a[0] if axis is None else mx.moveaxis(a, 0, axis))
+    function = lambda q, k, v: flash_attention(q, k, v, mask="causal", return_lse=True)  # noqa: E731
+    got = mx.vmap(function, in_axes=axes)(*arrays)
+    for i in range(4):
+        one = function(*(a if axis is None else mx.take(a, i, axis) for a, axis in zip(arrays, axes, strict=True)))
+        assert all(mx.array_equal(a[i], b) for a, b in zip(got, one, strict=True))
+
+
+OPTIONAL_INPUTS = {
+    "bool array": lambda x: {"mask": x > 0},
+    "additive array": lambda x: {"mask": x},
+    "key range": lambda x: {"mask": KeyRange(x.astype(mx.int32), 30)},
+    "tree": lambda x: {"mask": Tree(x > 0)},
+    "sinks": lambda x: {"sinks": x},
+    "alibi": lambda x: {"alibi_slopes": x},
+}
+SHAPES = {"bool array": (33,), "additive array": (9, 33), "key range": (), "tree": (9, 9), "sinks": (4,), "alibi": (4,)}
+
+
+@pytest.mark.parametrize("map_query", [True, False])
+@pytest.mark.parametrize("kind", OPTIONAL_INPUTS)
+def test_vmap_over_the_other_inputs(rng, kind, map_query):
+    query, key, value = draw(rng, batch=(3, 2), heads=4, length=9, key_len=33)
+    query, key, value = (query, key, value) if map_query else (query[0], key[0], value[0])
+    extra = mx.array(rng.uniform(0, 5, (3, *SHAPES[kind])).astype(np.float32)) - (2 if kind != "key range" else 0)
+    function = lambda q, k, v, x: flash_attention(q, k, v, **OPTIONAL_INPUTS[kind](x))  # noqa: E731
+    axis = 0 if map_query else None
+    got = mx.vmap(function, in_axes=(axis, axis, axis, 0))(query, key, value, extra)
+    for i in range(3):
+        q, k, v = ((a[i] if map_query else a) for a in (query, key, value))
+        assert mx.array_equal(got[i], function(q, k, v, extra[i]))
+
+
+def test_vmap_nests(rng):
+    arrays = draw(rng, batch=(2, 3, 2), length=9, key_len=33)
+    mask = KeyRange(mx.array([1, 2]))
+    nested = mx.vmap(mx.vmap(lambda q, k, v: flash_attention(q, k, v, mask=mask)))
+    assert mx.array_equal(nested(*arrays), flash_attention(*arrays, mask=mask))
+
+
+def test_streams(rng):
+    arrays = draw(rng, heads=14, kv_heads=2, length=100, key_len=300, dim=64)
+    expected = flash_attention(*arrays)
+    streams = [mx.new_stream(mx.cpu) for _ in range(4)]
+    outs = [flash_attention(*arrays, stream=stream) for stream in streams for _ in range(5)]
+    mx.eval(outs)
+    assert all(mx.array_equal(out, expected) for out in outs)
+    with mx.stream(streams[0]):
+        assert mx.array_equal(flash_attention(*arrays), expected)
+    assert mx.array_equal(flash_attention(*arrays, stream=mx.cpu), expected)
+
+
+def test_python_threads(rng):
+    arrays = draw(rng, heads=14, kv_heads=2, length=100, key_len=300, dim=64)
+    expected = to_numpy(flash_attention(*arrays))
+    inputs = [np.asarray(a) for a in arrays]
+    wrong = []
+
+    def work():
+        for length in (1, 8, 100) * 5:
+            q, k, v = (mx.array(a) for a in inputs)
+            out = flash_attention(q[:, :, :length], k, v)
+            if not np.allclose(to_numpy(out), expected[:, :, :length], rtol=1e-5, atol=1e-6):
+                wrong.append(length)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_gradients_say_that_they_are_not_there_yet(rng):
+    query, key, value = draw(rng, length=9, key_len=9)
+    with pytest.raises(ValueError, match=r"\[flash_attention\] the gradient \(vjp\) is not implemented yet"):
+        mx.grad(lambda q: flash_attention(q, key, value).sum())(query)
+    with pytest.raises(ValueError, match=r"forward-mode differentiation \(jvp\) is not supported"):
+        mx.jvp(lambda q: flash_attention(q, key, value), [query], [query])
+
+
+def test_is_tracing(rng):
+    query, key, value = draw(rng, length=9, key_len=9)
+    seen = []
+
+    def record(q):
+        seen.append((is_tracing(q), is_tracing(key, value), is_tracing(key, q)))
+        return q.sum()
+
+    record(query)
+    mx.grad(record)(query)
+    mx.compile(record)(query)
+    assert seen == [(False, False, False), (True, False, True), (True, False, True)]
+
+
+def test_graphs_show_its_name(rng, tmp_path):
+    out = flash_attention(*draw(rng, length=9, key_len=9))
+    mx.export_to_dot(str(tmp_path / "graph.dot"), out)
+    assert "FlashAttention" in (tmp_path / "graph.dot").read_text()
