@@ -39,8 +39,8 @@ void check_tensors(const mx::array& query, const mx::array& key, const mx::array
   const std::pair<const char*, const mx::array*> tensors[] = {{"query", &query}, {"key", &key}, {"value", &value}};
   for (auto [name, tensor] : tensors) {
     if (tensor->ndim() < 3 || tensor->ndim() > 3 + kMaxBatchDims) {
-      fail(name, " has shape ", tensor->shape(), ", expected (*B, heads, length, dim): 3 to ",
-           3 + kMaxBatchDims, " dimensions");
+      fail(name, " has shape ", tensor->shape(), ", expected (*B, heads, length, dim): 3 to ", 3 + kMaxBatchDims,
+           " dimensions");
     }
     if (tensor->dtype() != mx::float32 && tensor->dtype() != mx::float16 && tensor->dtype() != mx::bfloat16) {
       fail(name, " is ", tensor->dtype(), ", expected float32, float16 or bfloat16");
@@ -91,22 +91,16 @@ mx::Shape input_target(Input input, const mx::array& query, const mx::array& key
   mx::Shape target = batch_shape(query);
   switch (input) {
     case kKeyStart:
-    case kKeyStop:
-      break;
+    case kKeyStop: break;
     case kTree:
       target.push_back(given.shape(-2));
       target.push_back((given.shape(-2) + 31) / 32);
       break;
     case kVisible:
-    case kBias:
-      target.insert(target.end(), {query.shape(kHead), query.shape(kRow), key.shape(kRow)});
-      break;
+    case kBias: target.insert(target.end(), {query.shape(kHead), query.shape(kRow), key.shape(kRow)}); break;
     case kSinks:
-    case kAlibiSlopes:
-      target.push_back(query.shape(kHead));
-      break;
-    case kNumOptionalInputs:
-      break;
+    case kAlibiSlopes: target.push_back(query.shape(kHead)); break;
+    case kNumOptionalInputs: break;
   }
   return target;
 }
@@ -249,9 +243,7 @@ AttentionParams make_params(const std::vector<mx::array>& inputs, const std::vec
 }
 
 cpu::Dtype cpu_dtype(mx::Dtype dtype) {
-  return dtype == mx::float32   ? cpu::Dtype::float32
-         : dtype == mx::float16 ? cpu::Dtype::float16
-                                : cpu::Dtype::bfloat16;
+  return dtype == mx::float32 ? cpu::Dtype::float32 : dtype == mx::float16 ? cpu::Dtype::float16 : cpu::Dtype::bfloat16;
 }
 
 template <typename T>
@@ -280,7 +272,7 @@ std::vector<mx::array> attention(const mx::array& query, const mx::array& key, c
     throw NoKernelError("[flash_attention] " + choice.reason);
   }
   if (stream.device == mx::Device::cpu) {
-    cpu::describe();  // nonsense in the environment fails here, where it can be caught
+    cpu::initialise();  // nonsense in the environment fails here, where it can be caught
   }
 
   std::vector<mx::array> inputs = {query, key, value};

@@ -44,8 +44,8 @@ std::vector<mx::array> attention(const mx::array& query, const mx::array& key, c
                                  mx::StreamOrDevice stream = {});
 
 // The kernel that attention() would run on `backend` for these arguments. Checks them the same way.
-Choice plan(const mx::array& query, const mx::array& key, const mx::array& value,
-            const OptionalInputs& optional_inputs, const Options& options, Backend backend);
+Choice plan(const mx::array& query, const mx::array& key, const mx::array& value, const OptionalInputs& optional_inputs,
+            const Options& options, Backend backend);
 
 // Calls of each kernel that have been evaluated since the start, or since reset_calls().
 std::array<uint64_t, kNumKernels> calls();

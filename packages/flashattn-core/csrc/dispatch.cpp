@@ -12,8 +12,8 @@ struct Row {
   Kernel kernel;
   std::string_view name;
   Backend backend;
-  int max_query_len;        // 0: any
-  std::string_view why;     // auto takes the first row that covers the call
+  int max_query_len;     // 0: any
+  std::string_view why;  // auto takes the first row that covers the call
 };
 
 constexpr std::array<Row, kNumKernels> kTable = {{
@@ -55,8 +55,8 @@ Choice choose(Backend backend, int query_len, const std::string& wanted) {
       continue;
     }
     if (row.max_query_len > 0 && query_len > row.max_query_len) {
-      reason = std::string(row.name) + " takes up to " + std::to_string(row.max_query_len) +
-               " queries, found " + std::to_string(query_len);
+      reason = std::string(row.name) + " takes up to " + std::to_string(row.max_query_len) + " queries, found " +
+               std::to_string(query_len);
       continue;
     }
     return {row.kernel, wanted == "auto" ? std::string(row.why) : "asked for by name"};

@@ -37,10 +37,10 @@ struct AttentionParams {
   int32_t tree_size;  // T, the number of last keys that tree bits describe; 0: none
 
   Strides query, key, value, out, lse;
-  Strides visible, bias;                // (*B, H_q, L, S)
-  Strides key_start, key_stop;          // (*B): batch strides only
-  Strides tree;                         // (*B, T, words): batch and row strides, words are contiguous
-  Strides sinks, alibi_slopes;          // (*B, H_q): batch and head strides
+  Strides visible, bias;        // (*B, H_q, L, S)
+  Strides key_start, key_stop;  // (*B): batch strides only
+  Strides tree;                 // (*B, T, words): batch and row strides, words are contiguous
+  Strides sinks, alibi_slopes;  // (*B, H_q): batch and head strides
 };
 
 }  // namespace flashattn

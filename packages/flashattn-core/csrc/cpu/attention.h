@@ -23,13 +23,13 @@ struct AttentionArgs {
   float* lse;
 
   // Optional inputs, null when absent.
-  const bool* visible;         // true: query sees key
-  const void* bias;            // added to the scores; -inf hides
-  const int32_t* key_start;    // first visible key
-  const int32_t* key_stop;     // one past the last visible key
-  const uint32_t* tree;        // bit j of row t: tree node t sees tree node j
-  const float* sinks;          // one extra logit a head
-  const float* alibi_slopes;   // score -= slope * distance
+  const bool* visible;        // true: query sees key
+  const void* bias;           // added to the scores; -inf hides
+  const int32_t* key_start;   // first visible key
+  const int32_t* key_stop;    // one past the last visible key
+  const uint32_t* tree;       // bit j of row t: tree node t sees tree node j
+  const float* sinks;         // one extra logit a head
+  const float* alibi_slopes;  // score -= slope * distance
 };
 
 // Queries up to this length take the decode kernel: few rows, the work is split over the keys.
@@ -39,8 +39,11 @@ constexpr int kMaxDecodeLen = 8;
 void prefill(const AttentionArgs& args);
 void decode(const AttentionArgs& args);
 
-// "AVX2, 2 threads". Throws std::invalid_argument when FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS
-// holds something that this machine cannot do.
+// Reads FLASHATTN_CPU_ISA and FLASHATTN_NUM_THREADS, once. Throws std::invalid_argument, naming the variable,
+// when one of them holds something that this machine cannot do.
+void initialise();
+
+// "AVX2, 2 threads". Initialises.
 std::string describe();
 
 }  // namespace flashattn::cpu

@@ -6,8 +6,12 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-struct half_t { uint16_t bits; };
-struct bfloat_t { uint16_t bits; };
+struct half_t {
+  uint16_t bits;
+};
+struct bfloat_t {
+  uint16_t bits;
+};
 
 FLASHATTN_INLINE float from_bits(uint32_t bits) {
   float x;
@@ -20,8 +24,12 @@ FLASHATTN_INLINE uint32_t to_bits(float x) {
   return bits;
 }
 
-FLASHATTN_INLINE float to_float(float x) { return x; }
-FLASHATTN_INLINE float to_float(bfloat_t x) { return from_bits(uint32_t{x.bits} << 16); }
+FLASHATTN_INLINE float to_float(float x) {
+  return x;
+}
+FLASHATTN_INLINE float to_float(bfloat_t x) {
+  return from_bits(uint32_t{x.bits} << 16);
+}
 FLASHATTN_INLINE float to_float(half_t x) {
   uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
   uint32_t magnitude = x.bits & 0x7fffu;
@@ -31,7 +39,9 @@ FLASHATTN_INLINE float to_float(half_t x) {
   return from_bits(sign | (magnitude >= 0x7c00u ? special : to_bits(finite)));
 }
 
-FLASHATTN_INLINE void from_float(float x, float* out) { *out = x; }
+FLASHATTN_INLINE void from_float(float x, float* out) {
+  *out = x;
+}
 FLASHATTN_INLINE void from_float(float x, bfloat_t* out) {
   uint32_t bits = to_bits(x);
   uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;

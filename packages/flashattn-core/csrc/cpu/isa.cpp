@@ -21,8 +21,8 @@ std::vector<InstructionSet> instruction_sets() {
   return {
 #if defined(__x86_64__)
       {"avx512",
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl"),
        &avx512::kernels},
       {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), &avx2::kernels},
 #elif defined(__aarch64__)
@@ -52,6 +52,11 @@ const Kernels& choose() {
 const Kernels& kernels() {
   static const Kernels& chosen = choose();  // a throwing initialiser is tried again next time
   return chosen;
+}
+
+void initialise() {
+  kernels();
+  num_threads();
 }
 
 std::string describe() {

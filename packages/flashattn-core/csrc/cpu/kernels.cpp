@@ -19,7 +19,9 @@ namespace {
 
 constexpr int kKeyTile = 64;  // also the bits of a word that says which keys of a tile a row sees
 
-constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int round_up(int n, int multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 // One thread's working memory, kept for its next block.
 struct Scratch {
@@ -27,21 +29,26 @@ struct Scratch {
   int64_t capacity = 0;
 
   // What the block at hand uses of it.
-  float* query;       // (rows, head_dim), times scale
-  float* key;         // packed (head_dim, kKeyTile)
-  float* value;       // packed (kKeyTile, value_columns)
-  float* scores;      // (rows, kKeyTile), then the probabilities
-  float* output;      // (rows, value_columns), unnormalised
-  float* row_max;     // -inf: nothing seen yet
+  float* query;    // (rows, head_dim), times scale
+  float* key;      // packed (head_dim, kKeyTile)
+  float* value;    // packed (kKeyTile, value_columns)
+  float* scores;   // (rows, kKeyTile), then the probabilities
+  float* output;   // (rows, value_columns), unnormalised
+  float* row_max;  // -inf: nothing seen yet
   float* row_sum;
   float* rescale;     // exp(old row_max - new row_max)
   int value_columns;  // value_dim, padded to whole vectors
 
   void prepare(int rows, int head_dim, int value_dim) {
     value_columns = round_up(value_dim, kWidth);
-    int64_t sizes[] = {int64_t{rows} * head_dim, int64_t{head_dim} * kKeyTile,
-                       int64_t{kKeyTile} * value_columns, int64_t{rows} * kKeyTile,
-                       int64_t{rows} * value_columns, rows, rows, rows};
+    int64_t sizes[] = {int64_t{rows} * head_dim,
+                       int64_t{head_dim} * kKeyTile,
+                       int64_t{kKeyTile} * value_columns,
+                       int64_t{rows} * kKeyTile,
+                       int64_t{rows} * value_columns,
+                       rows,
+                       rows,
+                       rows};
     float** parts[] = {&query, &key, &value, &scores, &output, &row_max, &row_sum, &rescale};
     int64_t total = 0;
     for (int64_t& size : sizes) {
@@ -108,8 +115,8 @@ bool pack_tile(const AttentionArgs& args, const RowBlock& block, int first, int 
   bool finite = true;
   with_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    const T* key = static_cast<const T*>(args.key) + batch_offset(p, p.key, block.batch) +
-                   kv_head * p.key.head + first * p.key.row;
+    const T* key = static_cast<const T*>(args.key) + batch_offset(p, p.key, block.batch) + kv_head * p.key.head +
+                   first * p.key.row;
     const T* value = static_cast<const T*>(args.value) + batch_offset(p, p.value, block.batch) +
                      kv_head * p.value.head + first * p.value.row;
     pack(key, p.key.column, p.key.row, p.head_dim, count, round_up(count, kWidth), scratch.key);
@@ -120,8 +127,7 @@ bool pack_tile(const AttentionArgs& args, const RowBlock& block, int first, int 
 
 // Softcap, ALiBi, additive mask and hiding, on one row of a tile's raw scores.
 // In: q·k * scale (/ softcap). Out: the logits; -inf where the row does not see the key.
-void finish_scores(const AttentionArgs& args, const RowBlock& block, Row row, int first, int count,
-                   float* scores) {
+void finish_scores(const AttentionArgs& args, const RowBlock& block, Row row, int first, int count, float* scores) {
   const AttentionParams& p = args.params;
   int padded = round_up(count, kWidth);
   if (p.softcap > 0) {
@@ -148,7 +154,9 @@ void finish_scores(const AttentionArgs& args, const RowBlock& block, Row row, in
 
 // What to subtract before exponentiating. Where nothing is visible yet, any finite number gives
 // exp(-inf) = 0; -inf - -inf would give NaN.
-FLASHATTN_INLINE float finite_reference(float row_max) { return row_max == -kInfinity ? 0.0f : row_max; }
+FLASHATTN_INLINE float finite_reference(float row_max) {
+  return row_max == -kInfinity ? 0.0f : row_max;
+}
 
 // One row of a tile through the online softmax: logits become probabilities relative to the new row_max.
 // The difference comes first, then the change of base: logits as low as -FLT_MAX, which some use to hide,
@@ -244,8 +252,8 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block) {
   int tree_begin = args.tree ? p.key_len - p.tree_size : p.key_len;
   for (int first = begin; first < end; first += kKeyTile) {
     int count = smaller(kKeyTile, end - first);
-    bool all_visible = plain_scores && count % kWidth == 0 && all.begin <= first &&
-                       first + count <= smaller(all.end, tree_begin);
+    bool all_visible =
+        plain_scores && count % kWidth == 0 && all.begin <= first && first + count <= smaller(all.end, tree_begin);
     attend_tile(args, block, first, count, all_visible);
   }
 }
@@ -274,8 +282,7 @@ void finish_rows(const AttentionArgs& args, const RowBlock& block) {
       const float* output = scratch.output + int64_t{r} * scratch.value_columns;
       T* target = out + row.head * p.out.head + row.query * p.out.row;
       for (int c = 0; c < p.value_dim; ++c) from_float(output[c] * normalise, &target[c * p.out.column]);
-      lse[row.head * p.lse.head + row.query * p.lse.row] =
-          saw_nothing ? -kInfinity : row_max + __builtin_logf(row_sum);
+      lse[row.head * p.lse.head + row.query * p.lse.row] = saw_nothing ? -kInfinity : row_max + __builtin_logf(row_sum);
     }
   });
 }

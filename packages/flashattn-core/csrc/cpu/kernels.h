@@ -9,9 +9,9 @@ namespace flashattn::cpu {
 // `head_count` query heads that share a key/value head. Packed keys and values serve all of them.
 struct RowBlock {
   int64_t batch;
-  int head_begin, head_count;    // query heads, all of one group
+  int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
-  int key_begin, key_end;        // nothing outside is read
+  int key_begin, key_end;  // nothing outside is read
 
   int rows() const { return head_count * query_count; }
 };
@@ -21,7 +21,9 @@ struct RowBlock {
 constexpr int kMaxRows = 96;
 
 // What is left of a row after a run of keys, in floats: row_max, row_sum and value_dim unnormalised sums.
-constexpr int64_t partial_row_size(int value_dim) { return 2 + int64_t{value_dim}; }
+constexpr int64_t partial_row_size(int value_dim) {
+  return 2 + int64_t{value_dim};
+}
 
 struct Kernels {
   const char* name;
@@ -30,14 +32,21 @@ struct Kernels {
   // The same, unfinished: writes rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
   // Merges `count` partials, in order, `partial_stride` floats apart, and writes out and lse.
-  void (*merge)(const AttentionArgs&, const RowBlock&, const float* partials, int64_t count,
-                int64_t partial_stride);
+  void (*merge)(const AttentionArgs&, const RowBlock&, const float* partials, int64_t count, int64_t partial_stride);
 };
 
-namespace baseline { extern const Kernels kernels; }
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
-namespace neon { extern const Kernels kernels; }
+namespace baseline {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+namespace neon {
+extern const Kernels kernels;
+}
 
 // The best set that this machine runs, or the one that FLASHATTN_CPU_ISA names. Throws
 // std::invalid_argument when that is unknown, or not to be had here.

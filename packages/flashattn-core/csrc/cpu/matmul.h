@@ -10,8 +10,8 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // out[r, :] = out_scale[r] * out[r, :] + left[r, :] · panel, for `Rows` rows and `Vectors` vectors of
 // columns; out_scale null: out is overwritten. All accumulators stay in registers.
 template <int Rows, int Vectors>
-static void multiply_tile(const float* left, int64_t left_stride, const float* panel, int depth,
-                          const float* out_scale, float* out, int64_t out_stride) {
+static void multiply_tile(const float* left, int64_t left_stride, const float* panel, int depth, const float* out_scale,
+                          float* out, int64_t out_stride) {
   vfloat sum[Rows][Vectors] = {};
   if (out_scale) {
 #pragma GCC unroll 8
@@ -67,8 +67,8 @@ static void multiply_panel(const float* left, int64_t left_stride, const float* 
 
 // All columns: panels of kColumns vectors, packed one behind the other, and one narrower panel at the end.
 // `columns` is a multiple of kWidth.
-static void multiply(const float* left, int64_t left_stride, const float* packed, int rows, int depth,
-                     int columns, const float* out_scale, float* out, int64_t out_stride) {
+static void multiply(const float* left, int64_t left_stride, const float* packed, int rows, int depth, int columns,
+                     const float* out_scale, float* out, int64_t out_stride) {
   for (int column = 0; column < columns;) {
     int vectors = smaller(kColumns, (columns - column) / kWidth);
     auto* panel = packed + int64_t{column} * depth;

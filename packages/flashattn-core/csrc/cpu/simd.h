@@ -32,18 +32,28 @@ constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2e = 1.44269504088896340736f;
 
 template <typename T>
-FLASHATTN_INLINE constexpr T smaller(T a, T b) { return b < a ? b : a; }
+FLASHATTN_INLINE constexpr T smaller(T a, T b) {
+  return b < a ? b : a;
+}
 template <typename T>
-FLASHATTN_INLINE constexpr T larger(T a, T b) { return a < b ? b : a; }
+FLASHATTN_INLINE constexpr T larger(T a, T b) {
+  return a < b ? b : a;
+}
 
 FLASHATTN_INLINE vfloat load(const float* p) {
   vfloat v;
   __builtin_memcpy(&v, p, sizeof(v));  // no alignment needed; compiles to one unaligned load
   return v;
 }
-FLASHATTN_INLINE void store(float* p, vfloat v) { __builtin_memcpy(p, &v, sizeof(v)); }
-FLASHATTN_INLINE vfloat broadcast(float x) { return vfloat{} + x; }
-FLASHATTN_INLINE vfloat vmax(vfloat a, vfloat b) { return a < b ? b : a; }
+FLASHATTN_INLINE void store(float* p, vfloat v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+FLASHATTN_INLINE vfloat broadcast(float x) {
+  return vfloat{} + x;
+}
+FLASHATTN_INLINE vfloat vmax(vfloat a, vfloat b) {
+  return a < b ? b : a;
+}
 
 // Always in the same order, so that a result does not depend on anything but its inputs.
 FLASHATTN_INLINE float horizontal_sum(vfloat v) {
@@ -78,7 +88,9 @@ FLASHATTN_INLINE vfloat exp2(vfloat x) {
   __builtin_memcpy(&power, &exponent, sizeof(power));  // n = -127 gives bits 0: 2^x becomes 0
   return p * power;
 }
-FLASHATTN_INLINE float exp2(float x) { return exp2(broadcast(x))[0]; }
+FLASHATTN_INLINE float exp2(float x) {
+  return exp2(broadcast(x))[0];
+}
 
 // tanh, relative error below 3e-7. Small |x|: x + x^3 p(x^2), minimax (4e-9); otherwise
 // (1 - e) / (1 + e) with e = exp(-2|x|), which cannot overflow and loses nothing once |x| >= 0.625.

@@ -52,9 +52,8 @@ int read_num_threads() {
   char* end = nullptr;
   long threads = std::strtol(text, &end, 10);
   if (end == text || *end != '\0' || threads < 1 || threads > kMaxThreads) {
-    throw std::invalid_argument(
-        "[flash_attention] FLASHATTN_NUM_THREADS is '" + std::string(text) +
-        "', expected a whole number from 1 to " + std::to_string(kMaxThreads));
+    throw std::invalid_argument("[flash_attention] FLASHATTN_NUM_THREADS is '" + std::string(text) +
+                                "', expected a whole number from 1 to " + std::to_string(kMaxThreads));
   }
   return static_cast<int>(threads);
 }
@@ -64,7 +63,7 @@ struct Job {
   const std::function<void(int64_t)>& body;
   const int64_t count;
   std::atomic<int64_t> next{0};
-  int helpers = 0;                   // pool threads inside run(); guarded by the pool's mutex
+  int helpers = 0;                     // pool threads inside run(); guarded by the pool's mutex
   std::exception_ptr error = nullptr;  // the first one; guarded by error_mutex
   std::mutex error_mutex = {};
 
@@ -136,13 +135,11 @@ Pool& the_pool() {
   }
   std::lock_guard lock(pool_mutex);
   if (pool.load(std::memory_order_relaxed) == nullptr) {
-    static const int registered = pthread_atfork(
-        [] { pool_mutex.lock(); },
-        [] { pool_mutex.unlock(); },
-        [] {
-          pool.store(nullptr, std::memory_order_relaxed);
-          pool_mutex.unlock();
-        });
+    static const int registered = pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); },
+                                                 [] {
+                                                   pool.store(nullptr, std::memory_order_relaxed);
+                                                   pool_mutex.unlock();
+                                                 });
     (void)registered;
     pool.store(new Pool(num_threads() - 1), std::memory_order_release);
   }

@@ -60,8 +60,7 @@ FLASHATTN_INLINE void hide_unseen(const AttentionArgs& args, int64_t batch, int 
     }
   }
   if (args.visible) {
-    const bool* row =
-        args.visible + batch_offset(p, p.visible, batch) + head * p.visible.head + query * p.visible.row;
+    const bool* row = args.visible + batch_offset(p, p.visible, batch) + head * p.visible.head + query * p.visible.row;
     for (int j = tile_keys.begin; j < tile_keys.end; ++j) {
       scores[j - first] = row[j * p.visible.column] ? scores[j - first] : -kInfinity;
     }

@@ -1,0 +1,36 @@
+"""Formatters, linters and the type checker agree with every file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def cpp_files() -> list[str]:
+    return [
+        str(path)
+        for pattern in ("*.h", "*.cpp")
+        for folder in ("packages/*/csrc", "tests")
+        for path in ROOT.glob(f"{folder}/**/{pattern}")
+    ]
+
+
+COMMANDS = {
+    "ruff check": ["ruff", "check", "--no-cache", "."],
+    "ruff format": ["ruff", "format", "--no-cache", "--check", "."],
+    "mypy": ["mypy", "--cache-dir", os.devnull],
+    "clang-format": ["clang-format", "--dry-run", "-Werror", *cpp_files()],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_agrees(name):
+    program, *arguments = COMMANDS[name]
+    done = subprocess.run(
+        [Path(sys.executable).parent / program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
