@@ -1,101 +1,98 @@
-"""The whole algorithm in plain steps, O(L*S) in memory and in float64: the oracle of every test.
+"""The whole algorithm in plain steps, float64, O(L*S) in memory: the oracle of every test.
 
-Takes numpy arrays of any float dtype and the masks of :mod:`flashattn_core.masks`.
+Needs numpy (``pip install 'flashattn-core[reference]'``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from .masks import lower
 
-if TYPE_CHECKING:
-    import numpy as np
-
 
 def reference_attention(
-    query: Any, key: Any, value: Any, scale: float | None = None, mask: Any = None, *,
-    softcap: float | None = None, sinks: Any = None, alibi_slopes: Any = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(out, lse) of :func:`flash_attention` for the same arguments, in float64."""
-    import numpy as np
-
-    query, key, value = (np.asarray(x, dtype=np.float64) for x in (query, key, value))
+    query: Any,
+    key: Any,
+    value: Any,
+    scale: float | None = None,
+    mask: Any = None,
+    *,
+    softcap: float | None = None,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(out, lse) of :func:`flash_attention` in float64. Arrays are numpy's, masks are those of ``masks``."""
+    query, key, value = (np.asarray(a, dtype=np.float64) for a in (query, key, value))
     group = query.shape[-3] // key.shape[-3]
     key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    length, key_len = query.shape[-2], key.shape[-2]
 
-    visible, bias = visible_and_bias(query.shape, key.shape[-2], mask)
-    with np.errstate(invalid="ignore", over="ignore"):
-        scores = query @ np.swapaxes(key, -1, -2) * scale
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # NaN and infinity are inputs like others
+        scores = query @ key.swapaxes(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if softcap is not None:
             scores = softcap * np.tanh(scores / softcap)
         if alibi_slopes is not None:
-            slopes = np.asarray(alibi_slopes, dtype=np.float64)[:, None, None]
-            scores = scores - slopes * np.abs(_distance(query.shape[-2], key.shape[-2]))
+            scores = scores - per_head(alibi_slopes) * np.abs(distance(length, key_len))
+        visible, bias = visible_and_bias(query.shape, key_len, mask)
         scores = np.where(visible, scores + bias, -np.inf)
 
-    sees_any = visible.any(axis=-1, keepdims=True)
-    row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    if sinks is not None:
-        sinks = np.asarray(sinks, dtype=np.float64)[:, None, None]
-        row_max = np.maximum(row_max, sinks)
-    row_max = np.where(sees_any, row_max, 0)
-    with np.errstate(invalid="ignore", divide="ignore"):
+        logits = scores if sinks is None else np.maximum(scores, per_head(sinks))
+        row_max = np.where(visible, logits, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+        row_max = np.where(row_max == -np.inf, 0, row_max)
         weights = np.where(visible, np.exp(scores - row_max), 0)
         row_sum = weights.sum(axis=-1, keepdims=True)
+        sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
         if sinks is not None:
-            row_sum = row_sum + np.exp(sinks - row_max)
-        weights = weights / np.where(sees_any, row_sum, 1)
-        lse = np.where(sees_any, row_max + np.log(np.where(sees_any, row_sum, 1)), -np.inf)[..., 0]
-        # A hidden key adds nothing, whatever its value is.
-        finite_value = np.where(np.isfinite(value), value, 0)
-        out = weights @ finite_value
-        for hit in np.argwhere(~np.isfinite(value).all(axis=-1)):
-            *head, j = hit
-            row_value = value[*head, j]
-            reaches = visible[*head, :, j, None] & ~np.isfinite(row_value)
-            out[*head] += np.where(reaches, weights[*head, :, j, None] * row_value, 0)
-    return out, lse
+            row_sum = row_sum + np.exp(per_head(sinks) - row_max)
+        weights = np.where(sees_any, weights / row_sum, 0)
+        lse = np.where(sees_any, row_max + np.log(row_sum), -np.inf)[..., 0]
+
+        if np.isfinite(value).all():
+            return weights @ value, lse
+        # 0 * NaN is NaN: what is hidden must be left out of the sum.
+        products = weights[..., None] * value[..., None, :, :]
+        return np.where(visible[..., None], products, 0).sum(axis=-2), lse
 
 
 def visible_and_bias(query_shape: tuple[int, ...], key_len: int, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The mask as arrays of the scores' shape: what is visible (bool), and what is added to it."""
-    import numpy as np
-
+    """The mask spelled out: which scores are visible (bool), and what is added to those, each ``(*B, H_q, L, S)``."""
     *batch, heads, length, _ = query_shape
     m = lower(mask)
     visible = np.ones((*batch, heads, length, key_len), dtype=bool)
     bias = np.zeros(visible.shape)
-    distance = _distance(length, key_len)
     columns = np.arange(key_len)
     if m.causal:
-        visible &= distance >= 0
+        visible &= distance(length, key_len) >= 0
     if m.window:
-        visible &= distance < m.window
+        visible &= distance(length, key_len) < m.window
     if m.key_start is not None:
         visible &= columns >= np.asarray(m.key_start)[..., None, None, None]
     if m.key_stop is not None:
         visible &= columns < np.asarray(m.key_stop)[..., None, None, None]
     if m.tree is not None:
-        bits = np.asarray(m.tree)
-        size = bits.shape[-2]
-        nodes = (bits[..., columns[:size] // 32] >> (columns[:size] % 32).astype(np.uint32) & 1).astype(bool)
-        tree = np.zeros((*bits.shape[:-2], length, size), dtype=bool)
-        tree[..., max(0, length - size) :, :] = nodes[..., max(0, size - length) :, :]
-        visible[..., key_len - size :] &= tree[..., None, :, :]
+        words = np.asarray(m.tree)
+        size = words.shape[-2]
+        node = np.arange(size, dtype=np.uint32)
+        sees = (words[..., node // 32] >> node % 32 & 1).astype(bool)
+        rows = np.zeros((*words.shape[:-2], length, size), dtype=bool)
+        rows[..., max(0, length - size) :, :] = sees[..., max(0, size - length) :, :]
+        visible[..., key_len - size :] &= rows[..., None, :, :]
     if m.visible is not None:
         visible &= np.asarray(m.visible)
     if m.bias is not None:
         added = np.asarray(m.bias.astype(mx.float32), dtype=np.float64)
         visible &= added != -np.inf
-        bias = np.where(added == -np.inf, 0, added) + bias
+        bias = bias + np.where(added == -np.inf, 0, added)
     return visible, bias
 
 
-def _distance(length: int, key_len: int) -> np.ndarray:
-    import numpy as np
-
+def distance(length: int, key_len: int) -> np.ndarray:
+    """``i + S - L - j`` for each query i and key j: how far behind the query the key is."""
     return np.arange(length)[:, None] + key_len - length - np.arange(key_len)[None, :]
+
+
+def per_head(numbers: Any) -> np.ndarray:
+    return np.asarray(numbers, dtype=np.float64)[:, None, None]
