@@ -1,6 +1,9 @@
 // FlashAttention-2's forward pass for a block of rows (Dao 2023, arXiv:2307.08691, algorithm 1): keys and
 // values go by in tiles; each row keeps its maximum so far, its sum so far and its unnormalised output.
-// Scores live in scratch memory of kMaxRows x kKeyTile; no L x S array exists at any time.
+//
+// Scores are kept transposed, (keys, rows): the softmax then works on a vector of rows at a time, with no
+// sums across a vector, and neither keys nor probabilities are ever transposed. Only the queries are, once
+// for all tiles. No L x S array exists at any time.
 //
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
@@ -17,7 +20,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-constexpr int kKeyTile = 64;  // also the bits of a word that says which keys of a tile a row sees
+constexpr int kKeyTile = 96;  // a multiple of kRows; its keys and values fit a second-level cache up to head_dim 512
 
 constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -29,44 +32,48 @@ struct Scratch {
   int64_t capacity = 0;
 
   // What the block at hand uses of it.
-  float* query;    // (rows, head_dim), times scale
-  float* key;      // packed (head_dim, kKeyTile)
-  float* value;    // packed (kKeyTile, value_columns)
-  float* scores;   // (rows, kKeyTile), then the probabilities
-  float* output;   // (rows, value_columns), unnormalised
-  float* row_max;  // -inf: nothing seen yet
-  float* row_sum;
-  float* rescale;     // exp(old row_max - new row_max)
+  int columns;        // of scores: the block's rows, padded to whole vectors
   int value_columns;  // value_dim, padded to whole vectors
+  float* query;       // packed (head_dim, columns), times scale
+  float* key;         // (kKeyTile, head_dim)
+  float* value;       // packed (kKeyTile, value_columns)
+  float* scores;      // (kKeyTile, columns), then the probabilities
+  float* output;      // (rows, value_columns), unnormalised
+  // One number a row:
+  float row_max[kMaxRows];  // -inf: nothing seen yet
+  float row_sum[kMaxRows];
+  float rescale[kMaxRows];                           // exp(old row_max - new row_max)
+  float slope[kMaxRows];                             // ALiBi's
+  int32_t position[kMaxRows];                        // of the query among the keys
+  int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
 
   void prepare(int rows, int head_dim, int value_dim) {
+    columns = round_up(rows, kWidth);
     value_columns = round_up(value_dim, kWidth);
-    int64_t sizes[] = {int64_t{rows} * head_dim,
-                       int64_t{head_dim} * kKeyTile,
-                       int64_t{kKeyTile} * value_columns,
-                       int64_t{rows} * kKeyTile,
-                       int64_t{rows} * value_columns,
-                       rows,
-                       rows,
-                       rows};
-    float** parts[] = {&query, &key, &value, &scores, &output, &row_max, &row_sum, &rescale};
+    struct Part {
+      float** start;
+      int64_t size;
+    };
+    const Part parts[] = {{&query, int64_t{head_dim} * columns},
+                          {&key, int64_t{kKeyTile} * head_dim},
+                          {&value, int64_t{kKeyTile} * value_columns},
+                          {&scores, int64_t{kKeyTile} * columns},
+                          {&output, int64_t{rows} * value_columns}};
+    constexpr int64_t kLine = 16;  // each part begins on a cache line
     int64_t total = 0;
-    for (int64_t& size : sizes) {
-      size = (size + 15) / 16 * 16;  // each part begins on a cache line
-      total += size;
-    }
+    for (const Part& part : parts) total += (part.size + kLine - 1) / kLine * kLine;
     if (total > capacity) {
       std::free(memory);
-      memory = static_cast<float*>(std::aligned_alloc(64, total * sizeof(float)));
+      memory = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(total) * sizeof(float)));
       capacity = memory ? total : 0;
       if (!memory) {
         throw std::bad_alloc();
       }
     }
-    float* part = memory;
-    for (int i = 0; i < 8; ++i) {
-      *parts[i] = part;
-      part += sizes[i];
+    float* next = memory;
+    for (const Part& part : parts) {
+      *part.start = next;
+      next += (part.size + kLine - 1) / kLine * kLine;
     }
   }
 
@@ -93,146 +100,207 @@ FLASHATTN_INLINE Row row_of(const RowBlock& block, int r) {
   return {block.head_begin + r / block.query_count, block.query_begin + r % block.query_count};
 }
 
-void load_queries(const AttentionArgs& args, const RowBlock& block) {
+// Everything that stays the same for all the tiles of a block.
+void load_rows(const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
+  for (int r = 0; r < scratch.columns; ++r) {
+    bool real = r < block.rows();  // the others are padding: computed along, never stored
+    Row row = real ? row_of(block, r) : Row{};
+    Interval seen = real ? visible_keys(args, block.batch, row.query) : Interval{0, p.key_len};
+    scratch.row_max[r] = -kInfinity;
+    scratch.row_sum[r] = 0;
+    scratch.seen_begin[r] = seen.begin;
+    scratch.seen_end[r] = seen.end;
+    scratch.position[r] = row.query + p.key_len - p.query_len;
+    scratch.slope[r] = 0;
+    if (args.alibi_slopes && real) {
+      const Strides& strides = p.alibi_slopes;
+      scratch.slope[r] = args.alibi_slopes[batch_offset(p, strides, block.batch) + row.head * strides.head];
+    }
+  }
+  for (int64_t i = 0; i < int64_t{block.rows()} * scratch.value_columns; ++i) scratch.output[i] = 0;
+
   // Scores leave the product as what softcap's tanh, or the softmax, is applied to.
   float factor = p.softcap > 0 ? p.scale / p.softcap : p.scale;
   with_dtype(args.dtype, [&](auto type) {
     const auto* query = static_cast<const decltype(type)*>(args.query) + batch_offset(p, p.query, block.batch);
-    for (int r = 0; r < block.rows(); ++r) {
-      Row row = row_of(block, r);
+    for (int r = 0; r < scratch.columns; ++r) {
+      Row row = r < block.rows() ? row_of(block, r) : row_of(block, 0);
       const auto* source = query + row.head * p.query.head + row.query * p.query.row;
-      float* target = scratch.query + int64_t{r} * p.head_dim;
-      for (int d = 0; d < p.head_dim; ++d) target[d] = to_float(source[d * p.query.column]) * factor;
+      for (int d = 0; d < p.head_dim; ++d) {
+        scratch.query[packed_index(d, r, p.head_dim, scratch.columns)] = to_float(source[d * p.query.column]) * factor;
+      }
     }
   });
 }
 
-// Packs `count` keys and values from `first` on. Returns whether all the values are finite.
-bool pack_tile(const AttentionArgs& args, const RowBlock& block, int first, int count) {
-  const AttentionParams& p = args.params;
-  int kv_head = block.head_begin / (p.num_heads / p.num_kv_heads);
-  bool finite = true;
-  with_dtype(args.dtype, [&](auto type) {
-    using T = decltype(type);
-    const T* key = static_cast<const T*>(args.key) + batch_offset(p, p.key, block.batch) + kv_head * p.key.head +
-                   first * p.key.row;
-    const T* value = static_cast<const T*>(args.value) + batch_offset(p, p.value, block.batch) +
-                     kv_head * p.value.head + first * p.value.row;
-    pack(key, p.key.column, p.key.row, p.head_dim, count, round_up(count, kWidth), scratch.key);
-    finite = pack(value, p.value.row, p.value.column, count, p.value_dim, scratch.value_columns, scratch.value);
-  });
-  return finite;
+FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
+  return block.head_begin / (args.params.num_heads / args.params.num_kv_heads);
 }
 
-// Softcap, ALiBi, additive mask and hiding, on one row of a tile's raw scores.
-// In: q·k * scale (/ softcap). Out: the logits; -inf where the row does not see the key.
-void finish_scores(const AttentionArgs& args, const RowBlock& block, Row row, int first, int count, float* scores) {
+// The tile's keys as the product's left operand: where they lie, if they are floats and read only once;
+// otherwise converted and side by side.
+Left load_keys(const AttentionArgs& args, const RowBlock& block, int first, int count) {
   const AttentionParams& p = args.params;
-  int padded = round_up(count, kWidth);
+  int64_t offset = batch_offset(p, p.key, block.batch) + kv_head_of(args, block) * p.key.head + first * p.key.row;
+  if (args.dtype == Dtype::float32 && scratch.columns <= kColumns * kWidth) {
+    return {static_cast<const float*>(args.key) + offset, p.key.row, p.key.column};
+  }
+  with_dtype(args.dtype, [&](auto type) {
+    const auto* key = static_cast<const decltype(type)*>(args.key) + offset;
+    for (int j = 0; j < count; ++j) {
+      const auto* source = key + j * p.key.row;
+      float* target = scratch.key + int64_t{j} * p.head_dim;
+      if (p.key.column == 1) {
+        for (int d = 0; d < p.head_dim; ++d) target[d] = to_float(source[d]);
+      } else {
+        for (int d = 0; d < p.head_dim; ++d) target[d] = to_float(source[d * p.key.column]);
+      }
+    }
+  });
+  return {scratch.key, p.head_dim, 1};
+}
+
+// Packs the tile's values. Returns whether all are finite: NaN or infinity in a hidden key must not reach an
+// output through 0 * NaN.
+bool pack_values(const AttentionArgs& args, const RowBlock& block, int first, int count) {
+  const AttentionParams& p = args.params;
+  constexpr int kPanel = kColumns * kWidth;
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t not_finite = 0;
+  with_dtype(args.dtype, [&](auto type) {
+    const auto* value = static_cast<const decltype(type)*>(args.value) + batch_offset(p, p.value, block.batch) +
+                        kv_head_of(args, block) * p.value.head + first * p.value.row;
+    for (int j = 0; j < count; ++j) {
+      const auto* source = value + j * p.value.row;
+      for (int column = 0; column < scratch.value_columns; column += kPanel) {
+        float* target = scratch.value + packed_index(j, column, count, scratch.value_columns);
+        int width = smaller(kPanel, scratch.value_columns - column);
+        int filled = smaller(width, p.value_dim - column);
+        if (p.value.column == 1) {
+          for (int c = 0; c < filled; ++c) target[c] = to_float(source[column + c]);
+        } else {
+          for (int c = 0; c < filled; ++c) target[c] = to_float(source[(column + c) * p.value.column]);
+        }
+        for (int c = filled; c < width; ++c) target[c] = 0;
+        for (int c = 0; c < width; ++c) not_finite |= (to_bits(target[c]) & kExponent) == kExponent;
+      }
+    }
+  });
+  return not_finite == 0;
+}
+
+// Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.
+void finish_scores(const AttentionArgs& args, const RowBlock& block, int first, int count) {
+  const AttentionParams& p = args.params;
+  int columns = scratch.columns;
   if (p.softcap > 0) {
-    for (int j = 0; j < padded; j += kWidth) store(scores + j, tanh(load(scores + j)) * p.softcap);
+    for (int i = 0; i < count * columns; i += kWidth) {
+      store(scratch.scores + i, tanh(load(scratch.scores + i)) * p.softcap);
+    }
   }
   if (args.alibi_slopes) {
-    const Strides& strides = p.alibi_slopes;
-    float slope = args.alibi_slopes[batch_offset(p, strides, block.batch) + row.head * strides.head];
-    int diagonal = row.query + p.key_len - p.query_len;
-    for (int j = 0; j < padded; ++j) {
-      int distance = diagonal - (first + j);
-      scores[j] -= slope * static_cast<float>(distance < 0 ? -distance : distance);
+    for (int j = 0; j < count; ++j) {
+      for (int r = 0; r < columns; r += kWidth) {
+        float* scores = scratch.scores + j * columns + r;
+        vint distance = load(scratch.position + r) - (first + j);
+        distance = distance < 0 ? -distance : distance;
+        store(scores, load(scores) - load(scratch.slope + r) * to_float(distance));
+      }
     }
   }
-  Interval seen = visible_keys(args, block.batch, row.query);
-  Interval tile_keys = {larger(seen.begin, first), smaller(seen.end, first + count)};
-  if (args.bias && tile_keys.begin < tile_keys.end) {
-    add_bias(args, block.batch, row.head, row.query, first, tile_keys, scores);
+  if (args.bias || args.visible || args.tree) {
+    for (int r = 0; r < block.rows(); ++r) {
+      Row row = row_of(block, r);
+      Interval seen = visible_keys(args, block.batch, row.query);
+      Interval tile_keys = {larger(seen.begin, first), smaller(seen.end, first + count)};
+      Scores scores = {scratch.scores + r, columns, first};
+      if (args.bias && tile_keys.begin < tile_keys.end) {
+        add_bias(args, block.batch, row.head, row.query, tile_keys, scores);
+      }
+      hide_unseen(args, block.batch, row.head, row.query, tile_keys, scores);
+    }
   }
-  for (int j = 0; j < smaller(count, tile_keys.begin - first); ++j) scores[j] = -kInfinity;
-  for (int j = larger(0, tile_keys.end - first); j < padded; ++j) scores[j] = -kInfinity;
-  hide_unseen(args, block.batch, row.head, row.query, first, tile_keys, scores);
+  for (int j = 0; j < count; ++j) {
+    for (int r = 0; r < columns; r += kWidth) {
+      float* scores = scratch.scores + j * columns + r;
+      vint seen = (load(scratch.seen_begin + r) <= first + j) & (load(scratch.seen_end + r) > first + j);
+      store(scores, seen ? load(scores) : broadcast(-kInfinity));
+    }
+  }
 }
 
 // What to subtract before exponentiating. Where nothing is visible yet, any finite number gives
 // exp(-inf) = 0; -inf - -inf would give NaN.
-FLASHATTN_INLINE float finite_reference(float row_max) {
-  return row_max == -kInfinity ? 0.0f : row_max;
+FLASHATTN_INLINE vfloat finite_reference(vfloat row_max) {
+  return row_max == broadcast(-kInfinity) ? broadcast(0) : row_max;
 }
 
-// One row of a tile through the online softmax: logits become probabilities relative to the new row_max.
+// The online softmax, a vector of rows at a time: logits become probabilities relative to the new row_max.
 // The difference comes first, then the change of base: logits as low as -FLT_MAX, which some use to hide,
 // must not overflow.
-void online_softmax(int r, int padded, float* scores) {
-  vfloat most = broadcast(-kInfinity);
-  for (int j = 0; j < padded; j += kWidth) most = vmax(most, load(scores + j));
-  float old_max = scratch.row_max[r];
-  float new_max = larger(old_max, horizontal_max(most));
-  float reference = finite_reference(new_max);
-  float rescale = exp2((old_max - reference) * kLog2e);
-  vfloat sum = {};
-  for (int j = 0; j < padded; j += kWidth) {
-    vfloat probability = exp2((load(scores + j) - reference) * kLog2e);
-    store(scores + j, probability);
-    sum += probability;
+void online_softmax(int count) {
+  int columns = scratch.columns;
+  for (int r = 0; r < columns; r += kWidth) {
+    float* scores = scratch.scores + r;
+    vfloat old_max = load(scratch.row_max + r);
+    vfloat new_max = old_max;
+    for (int j = 0; j < count; ++j) new_max = vmax(new_max, load(scores + j * columns));
+    vfloat reference = finite_reference(new_max);
+    vfloat rescale = exp2((old_max - reference) * kLog2e);
+    vfloat sum = load(scratch.row_sum + r) * rescale;
+    for (int j = 0; j < count; ++j) {
+      vfloat probability = exp2((load(scores + j * columns) - reference) * kLog2e);
+      store(scores + j * columns, probability);
+      sum += probability;
+    }
+    store(scratch.row_max + r, new_max);
+    store(scratch.row_sum + r, sum);
+    store(scratch.rescale + r, rescale);
   }
-  scratch.row_max[r] = new_max;
-  scratch.row_sum[r] = scratch.row_sum[r] * rescale + horizontal_sum(sum);
-  scratch.rescale[r] = rescale;
 }
 
-// P·V for a tile whose values hold NaN or infinity: only keys that a row sees may reach it.
-void accumulate_seen(int rows, int count, const uint64_t* seen) {
+// P·V for a tile whose values hold NaN or infinity: only keys that a row sees may reach it. The logits are
+// gone by now; what a row does not see is marked by a probability of -0.
+void accumulate_seen(int rows, int count) {
   int columns = scratch.value_columns;
   for (int r = 0; r < rows; ++r) {
     float* output = scratch.output + int64_t{r} * columns;
     for (int c = 0; c < columns; ++c) output[c] *= scratch.rescale[r];
     for (int j = 0; j < count; ++j) {
-      if (!(seen[r] >> j & 1)) continue;
-      float probability = scratch.scores[int64_t{r} * kKeyTile + j];
-      for (int first = 0; first < columns; first += kColumns * kWidth) {
-        int width = smaller(kColumns * kWidth, columns - first);
-        const float* value = scratch.value + int64_t{first} * count + j * width;
-        for (int c = 0; c < width; ++c) output[first + c] += probability * value[c];
-      }
+      float probability = scratch.scores[j * scratch.columns + r];
+      if (to_bits(probability) == to_bits(-0.0f)) continue;
+      for (int c = 0; c < columns; ++c) output[c] += probability * scratch.value[packed_index(j, c, count, columns)];
     }
   }
 }
 
 void attend_tile(const AttentionArgs& args, const RowBlock& block, int first, int count, bool all_visible) {
-  int rows = block.rows();
-  int padded = round_up(count, kWidth);
-  bool finite = pack_tile(args, block, first, count);
-  multiply(scratch.query, args.params.head_dim, scratch.key, rows, args.params.head_dim, padded, nullptr,
-           scratch.scores, kKeyTile);
-  uint64_t seen[kMaxRows];
-  for (int r = 0; r < rows; ++r) {
-    float* scores = scratch.scores + int64_t{r} * kKeyTile;
-    if (!all_visible) {
-      finish_scores(args, block, row_of(block, r), first, count, scores);
-    }
-    if (!finite) {
-      seen[r] = 0;
-      for (int j = 0; j < count; ++j) seen[r] |= uint64_t{scores[j] != -kInfinity} << j;
-    }
-    online_softmax(r, padded, scores);
+  Left keys = load_keys(args, block, first, count);
+  bool finite = pack_values(args, block, first, count);
+  multiply(keys, scratch.query, count, args.params.head_dim, scratch.columns,
+           {scratch.scores, scratch.columns, nullptr});
+  if (!all_visible) {
+    finish_scores(args, block, first, count);
   }
   if (finite) {
-    multiply(scratch.scores, kKeyTile, scratch.value, rows, count, scratch.value_columns, scratch.rescale,
-             scratch.output, scratch.value_columns);
+    online_softmax(count);
+    multiply({scratch.scores, 1, scratch.columns}, scratch.value, block.rows(), count, scratch.value_columns,
+             {scratch.output, scratch.value_columns, scratch.rescale});
   } else {
-    accumulate_seen(rows, count, seen);
+    bool hidden[kKeyTile * round_up(kMaxRows, kWidth)];
+    for (int i = 0; i < count * scratch.columns; ++i) hidden[i] = scratch.scores[i] == -kInfinity;
+    online_softmax(count);
+    for (int i = 0; i < count * scratch.columns; ++i) scratch.scores[i] = hidden[i] ? -0.0f : scratch.scores[i];
+    accumulate_seen(block.rows(), count);
   }
 }
 
 // Leaves row_max, row_sum and output of the block's rows in scratch.
 void attend_rows(const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
-  int rows = block.rows();
-  scratch.prepare(rows, p.head_dim, p.value_dim);
-  for (int r = 0; r < rows; ++r) {
-    scratch.row_max[r] = -kInfinity;
-    scratch.row_sum[r] = 0;
-  }
-  for (int64_t i = 0; i < int64_t{rows} * scratch.value_columns; ++i) scratch.output[i] = 0;
+  scratch.prepare(block.rows(), p.head_dim, p.value_dim);
+  load_rows(args, block);
 
   // Keys outside of every row's interval are never touched; a tile inside of all of them needs no mask.
   Interval any = {p.key_len, 0}, all = {0, p.key_len};
@@ -244,16 +312,11 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block) {
     all = {larger(all.begin, seen.begin), smaller(all.end, seen.end)};
   }
   int begin = larger(any.begin, block.key_begin), end = smaller(any.end, block.key_end);
-  if (begin >= end) {
-    return;
-  }
-  load_queries(args, block);
   bool plain_scores = p.softcap == 0 && !args.alibi_slopes && !args.bias && !args.visible;
   int tree_begin = args.tree ? p.key_len - p.tree_size : p.key_len;
   for (int first = begin; first < end; first += kKeyTile) {
     int count = smaller(kKeyTile, end - first);
-    bool all_visible =
-        plain_scores && count % kWidth == 0 && all.begin <= first && first + count <= smaller(all.end, tree_begin);
+    bool all_visible = plain_scores && all.begin <= first && first + count <= smaller(all.end, tree_begin);
     attend_tile(args, block, first, count, all_visible);
   }
 }
@@ -311,7 +374,7 @@ void merge(const AttentionArgs& args, const RowBlock& block, const float* partia
     const float* first = partials + r * partial_row_size(value_dim);
     float row_max = -kInfinity, row_sum = 0;
     for (int64_t i = 0; i < count; ++i) row_max = larger(row_max, first[i * partial_stride]);
-    float reference = finite_reference(row_max);
+    float reference = row_max == -kInfinity ? 0.0f : row_max;
     float* output = scratch.output + int64_t{r} * scratch.value_columns;
     for (int c = 0; c < value_dim; ++c) output[c] = 0;
     for (int64_t i = 0; i < count; ++i) {

@@ -18,7 +18,7 @@ struct RowBlock {
 
 // A block may have up to this many rows (a multiple of the register tile's 6): large enough to pay for
 // packing the keys, small enough for the working set to stay in a second-level cache of 512 KB.
-constexpr int kMaxRows = 96;
+constexpr int kMaxRows = 128;
 
 // What is left of a row after a run of keys, in floats: row_max, row_sum and value_dim unnormalised sums.
 constexpr int64_t partial_row_size(int value_dim) {

@@ -1,24 +1,34 @@
-// The one matrix product of the forward pass, used for Q·Kᵀ and for P·V: a tall left operand, row by row
-// in memory, times a panel packed so that each step of the sum reads kWidth * vectors floats in a row.
+// The one matrix product of the forward pass, used for the scores and for the output: a left operand that is
+// read element by element, times a right operand packed so that each step of the sum reads vectors in a row.
 #pragma once
 
-#include "dtype.h"
 #include "simd.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// out[r, :] = out_scale[r] * out[r, :] + left[r, :] · panel, for `Rows` rows and `Vectors` vectors of
-// columns; out_scale null: out is overwritten. All accumulators stay in registers.
+// The left operand where it lies: element (r, k) is data[r * row_stride + k * depth_stride].
+struct Left {
+  const float* data;
+  int64_t row_stride, depth_stride;
+};
+
+// A row-major result; row r is first multiplied by scale[r] and then added to. scale null: overwritten.
+struct Result {
+  float* data;
+  int64_t row_stride;
+  const float* scale;
+};
+
+// `Rows` rows times one panel of `Vectors` vectors of columns. All sums stay in registers.
 template <int Rows, int Vectors>
-static void multiply_tile(const float* left, int64_t left_stride, const float* panel, int depth, const float* out_scale,
-                          float* out, int64_t out_stride) {
+static void multiply_tile(Left left, const float* panel, int depth, Result result) {
   vfloat sum[Rows][Vectors] = {};
-  if (out_scale) {
+  if (result.scale) {
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) {
-        sum[r][c] = load(out + r * out_stride + c * kWidth) * out_scale[r];
+        sum[r][c] = load(result.data + r * result.row_stride + c * kWidth) * result.scale[r];
       }
     }
   }
@@ -30,7 +40,7 @@ static void multiply_tile(const float* left, int64_t left_stride, const float* p
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      vfloat x = broadcast(left[r * left_stride + k]);
+      vfloat x = broadcast(left.data[r * left.row_stride + k * left.depth_stride]);
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) {
         sum[r][c] += x * right[c];
@@ -41,72 +51,51 @@ static void multiply_tile(const float* left, int64_t left_stride, const float* p
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
-      store(out + r * out_stride + c * kWidth, sum[r][c]);
+      store(result.data + r * result.row_stride + c * kWidth, sum[r][c]);
     }
   }
 }
 
 template <int Vectors>
-static void multiply_panel(const float* left, int64_t left_stride, const float* panel, int rows, int depth,
-                           const float* out_scale, float* out, int64_t out_stride) {
+static void multiply_panel(Left left, const float* panel, int rows, int depth, Result result) {
   int row = 0;
-  auto tile = [&](auto multiply, int tile_rows) {
-    multiply(left + row * left_stride, left_stride, panel, depth, out_scale ? out_scale + row : nullptr,
-             out + row * out_stride, out_stride);
-    row += tile_rows;
+  const auto take = [&](auto multiply, int count) {
+    multiply({left.data + row * left.row_stride, left.row_stride, left.depth_stride}, panel, depth,
+             {result.data + row * result.row_stride, result.row_stride, result.scale ? result.scale + row : nullptr});
+    row += count;
   };
-  while (rows - row >= kRows) tile(multiply_tile<kRows, Vectors>, kRows);
+  while (rows - row >= kRows) take(multiply_tile<kRows, Vectors>, kRows);
   switch (rows - row) {
-    case 5: tile(multiply_tile<5, Vectors>, 5); break;
-    case 4: tile(multiply_tile<4, Vectors>, 4); break;
-    case 3: tile(multiply_tile<3, Vectors>, 3); break;
-    case 2: tile(multiply_tile<2, Vectors>, 2); break;
-    case 1: tile(multiply_tile<1, Vectors>, 1); break;
+    case 5: take(multiply_tile<5, Vectors>, 5); break;
+    case 4: take(multiply_tile<4, Vectors>, 4); break;
+    case 3: take(multiply_tile<3, Vectors>, 3); break;
+    case 2: take(multiply_tile<2, Vectors>, 2); break;
+    case 1: take(multiply_tile<1, Vectors>, 1); break;
   }
 }
 
-// All columns: panels of kColumns vectors, packed one behind the other, and one narrower panel at the end.
-// `columns` is a multiple of kWidth.
-static void multiply(const float* left, int64_t left_stride, const float* packed, int rows, int depth, int columns,
-                     const float* out_scale, float* out, int64_t out_stride) {
+// result (rows, columns) from left (rows, depth) and packed (depth, columns): panels of kColumns vectors, one
+// behind the other, and a narrower one at the end. `columns` is a multiple of kWidth.
+static void multiply(Left left, const float* packed, int rows, int depth, int columns, Result result) {
   for (int column = 0; column < columns;) {
     int vectors = smaller(kColumns, (columns - column) / kWidth);
-    auto* panel = packed + int64_t{column} * depth;
-    auto* target = out + column;
+    const float* panel = packed + int64_t{column} * depth;
+    Result part = {result.data + column, result.row_stride, result.scale};
     switch (vectors) {
-      case 1: multiply_panel<1>(left, left_stride, panel, rows, depth, out_scale, target, out_stride); break;
-      case 2: multiply_panel<2>(left, left_stride, panel, rows, depth, out_scale, target, out_stride); break;
-      case 3: multiply_panel<3>(left, left_stride, panel, rows, depth, out_scale, target, out_stride); break;
-      case 4: multiply_panel<4>(left, left_stride, panel, rows, depth, out_scale, target, out_stride); break;
+      case 1: multiply_panel<1>(left, panel, rows, depth, part); break;
+      case 2: multiply_panel<2>(left, panel, rows, depth, part); break;
+      case 3: multiply_panel<3>(left, panel, rows, depth, part); break;
+      case 4: multiply_panel<4>(left, panel, rows, depth, part); break;
     }
     column += vectors * kWidth;
   }
 }
 
-// Packs a (depth, columns) matrix, given by its strides, for multiply(): panel after panel, in each panel
-// row after row. Columns from `columns` to `padded_columns` become 0. Returns whether every element is
-// finite: NaN or infinity in a hidden key must not reach an output through 0 * NaN.
-template <typename T>
-static bool pack(const T* source, int64_t depth_stride, int64_t column_stride, int depth, int columns,
-                 int padded_columns, float* packed) {
-  bool finite = true;
-  for (int first = 0; first < padded_columns;) {
-    int width = smaller(kColumns * kWidth, padded_columns - first);
-    int filled = larger(0, smaller(width, columns - first));
-    for (int k = 0; k < depth; ++k) {
-      const T* row = source + k * depth_stride + first * column_stride;
-      float* target = packed + int64_t{first} * depth + k * width;
-      if (column_stride == 1) {
-        for (int c = 0; c < filled; ++c) target[c] = to_float(row[c]);
-      } else {
-        for (int c = 0; c < filled; ++c) target[c] = to_float(row[c * column_stride]);
-      }
-      for (int c = filled; c < width; ++c) target[c] = 0;
-      for (int c = 0; c < filled; ++c) finite &= (to_bits(target[c]) & 0x7f800000u) != 0x7f800000u;
-    }
-    first += width;
-  }
-  return finite;
+// Where element (k, column) of a (depth, columns) matrix lies once it is packed.
+FLASHATTN_INLINE int64_t packed_index(int k, int column, int depth, int columns) {
+  constexpr int kPanel = kColumns * kWidth;
+  int first = column / kPanel * kPanel;
+  return int64_t{first} * depth + k * smaller(kPanel, columns - first) + (column - first);
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

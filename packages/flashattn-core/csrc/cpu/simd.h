@@ -45,11 +45,19 @@ FLASHATTN_INLINE vfloat load(const float* p) {
   __builtin_memcpy(&v, p, sizeof(v));  // no alignment needed; compiles to one unaligned load
   return v;
 }
+FLASHATTN_INLINE vint load(const int32_t* p) {
+  vint v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+FLASHATTN_INLINE vfloat to_float(vint v) {
+  return __builtin_convertvector(v, vfloat);
+}
 FLASHATTN_INLINE void store(float* p, vfloat v) {
   __builtin_memcpy(p, &v, sizeof(v));
 }
 FLASHATTN_INLINE vfloat broadcast(float x) {
-  return vfloat{} + x;
+  return x - vfloat{};  // x - 0 is x for every x, -0 too: compiles to a plain broadcast
 }
 FLASHATTN_INLINE vfloat vmax(vfloat a, vfloat b) {
   return a < b ? b : a;
