@@ -1,4 +1,4 @@
-"""`flash-eval`: the group, and where each command lives. A command's module is imported when it is asked for."""
+"""`flash-eval`: the group of commands. A command's module is imported when somebody asks for it."""
 
 from importlib import import_module
 
@@ -6,7 +6,10 @@ import click
 
 # name -> (module, what it does in one line)
 COMMANDS = {
-    "perplexity": ("flash_evals.perplexity", "Perplexity, speed and memory of a model, patch off against patch on."),
+    "perplexity": (
+        "flash_evals.perplexity",
+        "Perplexity, speed and memory of a model, patch off against patch on.",
+    ),
     "speed": ("flash_evals.speed", "Prompt and generation tokens per second, patch off against patch on."),
     "demo-model": ("flash_evals.demo", "Print the folder of the model that comes with this package."),
 }
@@ -24,6 +27,14 @@ class LazyGroup(click.Group):
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # A command that has something to show by then catches this itself.
+            click.echo("Interrupted: nothing was measured.", err=True)
+            ctx.exit(130)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
@@ -32,7 +43,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flash-evals")
 def main() -> None:
-    """Measures what flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
+    """What flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
 
     Without options everything runs on a small model and a text that need no network.
     """

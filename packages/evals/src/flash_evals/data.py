@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-import logging
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any
 from flash_evals import hub, pydoc_text
 from flash_evals.errors import EvalError, first_line
 
-# Between documents (rows of a dataset, lines of a .jsonl): a blank line, as in the perplexity guide of transformers.
-# It is part of the text, so it is scored and counted like the rest.
+# Between documents (rows of a dataset, lines of a .jsonl): a blank line, as transformers' guide to perplexity
+# has it. It is part of the text, so it is scored and counted like the rest.
 SEPARATOR = "\n\n"
 WIKITEXT, WIKITEXT_CONFIG = "Salesforce/wikitext", "wikitext-2-raw-v1"
 
@@ -54,9 +54,10 @@ class Text:
 def load(dataset: str, config: str | None = None, split: str | None = None, column: str | None = None) -> Text:
     """The text of a dataset as one string.
 
-    `dataset` is "pydoc", "wikitext", a .txt, .jsonl or .parquet file, a folder that `datasets` can read, or a hub id.
-    The others choose a part of it: the hub's configuration, the split ("test" if not given), the column with the text
-    ("text" if not given). Raises EvalError: no such file, split or column, no text in it, no network.
+    `dataset` is "pydoc", "wikitext", a .txt, .jsonl or .parquet file, a folder that `datasets` can read, or
+    a hub id. The others choose a part: the hub's configuration, the split ("test" if not given), the column
+    with the text ("text" if not given). Raises EvalError: no such file, split or column, no text, no
+    network.
     """
     path = Path(dataset).expanduser()
     if dataset == "pydoc":
@@ -76,6 +77,10 @@ def load(dataset: str, config: str | None = None, split: str | None = None, colu
         text = _from_datasets(dataset, config, split or "test", column or "text")
     if not text.text.strip():
         raise EvalError(f"{text.name} holds no text")
+    try:
+        text.text.encode()
+    except UnicodeEncodeError as error:
+        raise EvalError(f"{text.name} holds characters that are no text: {first_line(error)}") from error
     return text
 
 
@@ -88,7 +93,12 @@ def _has_no(what: str, **options: str | None) -> None:
 def _from_file(path: Path, config: str | None, split: str | None, column: str | None) -> Text:
     if path.suffix not in READERS:
         raise EvalError(f"{path} is not a .txt, .jsonl or .parquet file")
-    _has_no(f"the file {path}", config=config, split=split, **({"column": column} if path.suffix == ".txt" else {}))
+    _has_no(
+        f"the file {path}",
+        config=config,
+        split=split,
+        **({"column": column} if path.suffix == ".txt" else {}),
+    )
     try:
         documents = READERS[path.suffix](path, column or "text")
     except EvalError:
@@ -106,9 +116,10 @@ def _read_txt(path: Path, column: str) -> list[str]:
 
 def _read_jsonl(path: Path, column: str) -> list[str]:
     rows = [json.loads(line) for line in path.read_bytes().decode().split("\n") if line.strip()]
-    missing = next((row for row in rows if not isinstance(row.get(column), str)), None)
-    if missing is not None:
-        raise EvalError(f"{path} has a line without the text column {column!r}; it has: {', '.join(missing)}")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not isinstance(row.get(column), str):
+            has = f"; it has: {', '.join(row)}" if isinstance(row, dict) else ""
+            raise EvalError(f"row {number} of {path} has no text in a column {column!r}{has}")
     return [row[column] for row in rows]
 
 
@@ -134,8 +145,8 @@ def _from_datasets(source: str, config: str | None, split: str, column: str) -> 
     """A folder or a hub id, read by `datasets` and kept in its cache."""
     import datasets  # type: ignore[import-untyped]
 
-    datasets.logging.set_verbosity_error()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    hub.quiet()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we report its errors ourselves
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
 
@@ -148,22 +159,19 @@ def _from_datasets(source: str, config: str | None, split: str, column: str) -> 
             with hub.offline():
                 rows = datasets.load_dataset(source, config, split=split)
     except Exception as error:
-        if local or online:
-            raise EvalError(f"cannot read {source}: {first_line(error)}") from error
-        raise hub.nothing_cached(
-            f"dataset {source}", "flash-eval perplexity", "flash-eval perplexity --dataset FILE.txt"
-        ) from error
+        cached = not isinstance(error, OSError) and "find cache" not in str(error)
+        if local or online or cached:
+            raise EvalError(f"cannot read {source}: {first_line(error.__cause__ or error)}") from error
+        raise hub.nothing_cached(f"dataset {source}", "--dataset FILE.txt") from error
 
     _require_text_column(source, column, {name: str(feature.dtype) for name, feature in rows.features.items()})
     documents = [row or "" for row in rows[column]]
     revision = None if local else _revision(rows)
-    name = " ".join(part for part in (source, config, split) if part) + (f" @ {revision[:8]}" if revision else "")
+    name = " ".join(part for part in (source, config, split) if part)
     return Text(SEPARATOR.join(documents), name, len(documents), source, config, split, column, revision)
 
 
 def _revision(rows: Any) -> str | None:
-    """The hub's commit: `datasets` keeps the addresses of its sources, `hf://datasets/<repo>@<commit>/<file>`."""
-    for address in rows.info.download_checksums or {}:
-        if "@" in address:
-            return str(address).split("@")[1].split("/")[0]
-    return None
+    """The hub's commit: `datasets` keeps what it has read of it in a folder of that name."""
+    folders = [part for file in rows.cache_files for part in Path(file["filename"]).parts]
+    return next((folder for folder in folders if re.fullmatch("[0-9a-f]{40}", folder)), None)

@@ -1,4 +1,4 @@
-"""What a person reads when the input is wrong: one line that starts with "Error:", exit code 2, no traceback."""
+"""Wrong input is one line that starts with "Error:" and exit code 2, never a traceback."""
 
 import click
 

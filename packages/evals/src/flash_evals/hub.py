@@ -1,8 +1,11 @@
-"""Is the hub there? Asked once, with a short time limit, before the libraries that would retry for half a minute."""
+"""Is the hub there? Asked once and briefly, before the libraries that would retry for half a minute."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
+
+import click
 
 from flash_evals.errors import EvalError, first_line
 
@@ -26,9 +29,19 @@ def revision(repo: str, kind: Literal["model", "dataset"]) -> str | None:
     except RepositoryNotFoundError as error:
         raise EvalError(f"no folder {repo!r} here, and the hub has no {kind} of that name") from error
     except Exception:
-        # Refused, timed out, no such host, a proxy's error page: each client version has its own classes for it,
-        # and all mean the same here. What the cache holds is still good.
+        # Refused, timed out, no such host, a proxy's error page: the client has a class for each, and all
+        # mean the same here. What the cache holds is still good.
         return None
+
+
+def quiet() -> None:
+    """The hub's client says nothing but errors, and draws no bars where nobody watches."""
+    from huggingface_hub.utils.logging import set_verbosity_error
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+    if not sys.stderr.isatty():
+        disable_progress_bars()
 
 
 @contextmanager
@@ -38,20 +51,21 @@ def offline() -> Iterator[None]:
     Their switch is an environment variable that they read when they are imported; this sets what it sets.
     """
     import datasets  # type: ignore[import-untyped]
-    import huggingface_hub.constants
+    from huggingface_hub import constants
 
-    settings = (huggingface_hub.constants, datasets.config)
-    before = [module.HF_HUB_OFFLINE for module in settings]
-    for module in settings:
-        module.HF_HUB_OFFLINE = True
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        for module, value in zip(settings, before, strict=True):
-            module.HF_HUB_OFFLINE = value
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
-def nothing_cached(what: str, *commands: str) -> EvalError:
-    """No network, nothing in the cache: the error that names commands which work without either."""
-    works = " or ".join(f"`{command}`" for command in commands)
-    return EvalError(f"{what} is not in the cache and the hub cannot be reached; without a network use {works}")
+def nothing_cached(what: str, instead: str) -> EvalError:
+    """No network, nothing in the cache: the error that names two commands which work without either."""
+    context = click.get_current_context(silent=True)
+    command = f"flash-eval {context.info_name if context else 'perplexity'}"
+    return EvalError(
+        f"{what} is neither a local path nor in the cache, and the hub cannot be reached; "
+        f"without a network use `{command}` or `{command} {instead}`"
+    )

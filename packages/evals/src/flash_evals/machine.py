@@ -1,4 +1,4 @@
-"""Which machine, which versions, and what bounds them: named in every result, so that a figure can be read later."""
+"""Which machine, which versions, and what bounds them: a figure without these means nothing later."""
 
 import os
 import platform
@@ -10,13 +10,18 @@ from typing import Any
 import flashattn_core
 import mlx.core as mx
 
+from flash_evals.errors import EvalError, first_line
+
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 
 
 def device() -> str:
     """One phrase: `cpu, AVX-512, 2 threads`."""
     kind = "gpu" if mx.default_device() == mx.gpu else "cpu"
-    backend = flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
+    try:
+        backend = flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
+    except ValueError as error:
+        raise EvalError(first_line(error)) from error  # a FLASHATTN_ variable holds nonsense
     return f"{kind}, {backend}"
 
 
@@ -24,13 +29,15 @@ def device() -> str:
 def blas() -> str | None:
     """The matrix library behind MLX's linear layers on a Linux CPU; None elsewhere.
 
-    MLX's Linux wheel brings the reference BLAS, one thread and no vector code, unless a faster one is preloaded.
+    MLX's Linux wheel brings the reference BLAS, one thread and no vector code; a faster one can be preloaded.
     """
     maps = Path("/proc/self/maps")
-    if mx.default_device() == mx.gpu or not maps.exists():
-        return None
-    loaded = maps.read_text().lower()
-    return next((name for name in ("openblas", "mkl", "blis") if f"lib{name}" in loaded), "reference")
+    return blas_in(maps.read_text()) if mx.default_device() != mx.gpu and maps.exists() else None
+
+
+def blas_in(maps: str) -> str:
+    """Of the libraries that a process has loaded. NumPy's own (libscipy_openblas) serves nobody else."""
+    return next((name for name in ("openblas", "mkl", "blis") if f"/lib{name}" in maps.lower()), "reference")
 
 
 def describe() -> dict[str, Any]:

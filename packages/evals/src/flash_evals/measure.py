@@ -1,13 +1,14 @@
 """The two arms and how a piece of work is measured under one of them: time, peak memory, what really ran.
 
-A trial is measured cold: nothing of an earlier one lies in MLX's or the C library's free lists, so neither arm pays for
-the other's memory or lives off it. Peak memory is what the work needs on top of what was there when it began: the loaded
-model, and the other arm's results, are no part of it.
+A trial is measured cold: nothing of an earlier one lies in the free lists of MLX or the C library, so
+neither arm pays for the other's memory or lives off it. Peak memory is what the work needs on top of what
+was there when it began: the loaded model and the other arm's results are no part of it.
 """
 
 import ctypes
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,11 +25,12 @@ from flash_evals.errors import EvalError
 
 Arm = Literal["off", "on"]
 Result = TypeVar("Result")
+ARMS: tuple[Arm, Arm] = ("off", "on")
 
 
 def arms(trial: int) -> tuple[Arm, Arm]:
     """Who goes first takes turns, so that a machine that warms up or throttles favours neither."""
-    return ("off", "on") if trial % 2 == 0 else ("on", "off")
+    return ARMS if trial % 2 == 0 else ("on", "off")
 
 
 def arm(name: Arm) -> AbstractContextManager[object]:
@@ -40,6 +42,14 @@ class Trial:
     seconds: float
     peak_memory: int  # bytes above what was resident before
 
+    def describe(self, tokens: int) -> dict[str, float]:
+        """For the result files, of a trial that worked on that many tokens."""
+        return {
+            "seconds": self.seconds,
+            "tokens_per_s": tokens / self.seconds,
+            "peak_memory_mb": self.peak_memory / 1e6,
+        }
+
 
 @dataclass
 class Flash:
@@ -47,6 +57,14 @@ class Flash:
 
     calls: Counter[str] = field(default_factory=Counter)  # kernel -> calls that ran
     fallbacks: Counter[str] = field(default_factory=Counter)  # reason -> calls left to MLX
+
+    @classmethod
+    def of(cls, described: dict[str, dict[str, int]]) -> "Flash":
+        """Back from a result file."""
+        return cls(Counter(described["calls"]), Counter(described["fallbacks"]))
+
+    def __add__(self, other: "Flash") -> "Flash":
+        return Flash(self.calls + other.calls, self.fallbacks + other.fallbacks)
 
     def describe(self) -> dict[str, dict[str, int]]:
         """For the result files."""
@@ -64,21 +82,29 @@ def run(name: Arm, work: Callable[[], Result], flash_did: Flash) -> tuple[Result
     Raises EvalError if flash ran in the arm that is off: then there is nothing to compare with.
     """
     mx.synchronize()
-    with arm(name), peak_memory() as peak:
-        calls, fallbacks = Counter(flashattn_core.stats()), Counter(flash.status().fallbacks)
+    with warnings.catch_warnings(), arm(name), peak_memory() as peak:
+        warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # counted here, and shown in the result
+        calls, fallbacks = _calls(), _fallbacks()
         start = time.perf_counter()
         result = work()
         seconds = time.perf_counter() - start
         trial = Trial(seconds, peak())
         # "-" on counters keeps what grew.
-        ran = Counter(flashattn_core.stats()) - calls
-        left = Counter(flash.status().fallbacks) - fallbacks
+        ran, left = _calls() - calls, _fallbacks() - fallbacks
     if name == "off" and ran:
         raise EvalError("the patch is on for this whole process, so there is no arm without it: unset MLXLM_FLASH")
     if name == "on":
         flash_did.calls += ran
         flash_did.fallbacks += left
     return result, trial
+
+
+def _calls() -> Counter[str]:
+    return Counter(flashattn_core.stats())
+
+
+def _fallbacks() -> Counter[str]:
+    return Counter(flash.status().fallbacks)
 
 
 @cache
@@ -94,7 +120,7 @@ def memory_method() -> str:
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], int]]:
-    """Gives a function that says how many bytes more than at the start were in use at the highest point since then."""
+    """Gives a function that says how many bytes above the start the highest point since then has been."""
     mx.clear_cache()
     _return_free_memory()
     if "resident" in memory_method():
@@ -115,7 +141,7 @@ def _status_bytes(field_name: str) -> int:
 
 
 def _return_free_memory() -> None:
-    """Freed memory that the C library keeps is resident, and the next allocation would come out of it unseen."""
+    """Freed memory that the C library keeps stays resident: an allocation out of it would not be seen."""
     trim = getattr(_libc(), "malloc_trim", None)  # glibc
     if trim is not None:
         trim(0)

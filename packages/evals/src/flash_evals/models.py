@@ -1,12 +1,12 @@
-"""Loads a model the way mlx-lm does, from a folder, the hub or this package, and turns text into its tokens."""
+"""Loads a model as mlx-lm does, from a folder, the hub or this package, and turns text into its tokens."""
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -18,7 +18,7 @@ DEMO_MODEL = Path(__file__).parent / "demo_model"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    model: nn.Module
+    model: Any  # an mlx.nn.Module
     tokenizer: Any  # mlx-lm's TokenizerWrapper
     config: dict[str, Any]
     name: str  # as printed
@@ -30,25 +30,34 @@ class LoadedModel:
         """Number of parameters; a quantised weight counts as many as it stands for."""
         from mlx_lm.utils import get_total_parameters
 
-        return int(get_total_parameters(self.model))
+        return int(get_total_parameters(self.model))  # type: ignore[no-untyped-call]
 
     @property
     def dtype(self) -> str:
         """The type most of the floating-point parameters have, and the bits of quantised weights."""
-        sizes: dict[str, int] = {}
-        for _, parameter in tree_flatten(self.model.parameters()):
+        sizes: Counter[str] = Counter()
+        parameters: list[tuple[str, mx.array]] = tree_flatten(self.model.parameters())  # type: ignore[assignment]
+        for _, parameter in parameters:
             if mx.issubdtype(parameter.dtype, mx.floating):
-                name = str(parameter.dtype).removeprefix("mlx.core.")
-                sizes[name] = sizes.get(name, 0) + parameter.size
-        dtype = max(sizes, key=lambda name: sizes[name])
+                sizes[str(parameter.dtype).removeprefix("mlx.core.")] += parameter.size
+        [(dtype, _)] = sizes.most_common(1)
         quantization = self.config.get("quantization")
         return f"{quantization['bits']}-bit, {dtype}" if quantization else dtype
 
     @property
     def max_positions(self) -> int | None:
         """The longest sequence the model was made for, in tokens; None if its config does not say."""
-        text_config = self.config.get("text_config", {})
-        return self.config.get("max_position_embeddings", text_config.get("max_position_embeddings"))
+        found: int | None = self._setting("max_position_embeddings")
+        return found
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids the model has an embedding for."""
+        return int(self._setting("vocab_size"))
+
+    def _setting(self, name: str) -> Any:
+        """From config.json; models that see or hear keep the language model's in a part of it."""
+        return self.config.get(name, self.config.get("text_config", {}).get(name))
 
     def require_positions(self, tokens: int, what: str) -> None:
         """EvalError if a sequence of that many tokens is longer than the model allows."""
@@ -87,7 +96,8 @@ class Tokens:
 def load(model: str | None) -> LoadedModel:
     """A model and its tokenizer. None is the model in this package.
 
-    Raises EvalError: no such folder, nothing to load in it, broken files, a model type mlx-lm does not have, no network.
+    Raises EvalError: no such folder, nothing to load in it, broken files, a type that mlx-lm does not have,
+    no network.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
     if model is None:
@@ -110,8 +120,10 @@ def load(model: str | None) -> LoadedModel:
     try:
         network, tokenizer, config = mlx_lm_load(str(folder), return_config=True)  # type: ignore[misc]
     except Exception as error:
-        # Anything at all can be wrong with files from elsewhere, and a dozen libraries have a word in reading them.
+        # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
         raise EvalError(f"cannot load the model in {folder}: {first_line(error)}") from error
+    if not tokenizer.encode("a", add_special_tokens=False):
+        raise EvalError(f"cannot load the model in {folder}: it has no tokenizer")
     return LoadedModel(network, tokenizer, config, name, model or "demo", revision)
 
 
@@ -120,19 +132,18 @@ def _from_hub(repo: str) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
+    hub.quiet()
     online = hub.revision(repo, "model") is not None
     try:
         return Path(snapshot_download(repo, allow_patterns=DEFAULT_ALLOW_PATTERNS, local_files_only=not online))
     except LocalEntryNotFoundError as error:
-        raise hub.nothing_cached(
-            f"model {repo}", "flash-eval perplexity", "flash-eval perplexity --model FOLDER"
-        ) from error
+        raise hub.nothing_cached(f"model {repo}", "--model FOLDER") from error
     except Exception as error:
         raise EvalError(f"cannot download model {repo}: {first_line(error)}") from error
 
 
 def encode(loaded: LoadedModel, text: str) -> Tokens:
-    """The whole text as one stream of tokens, with a BOS in front if the model's tokenizer puts one there by itself."""
+    """The whole text as one stream of tokens, behind a BOS if the model's tokenizer puts one there itself."""
     # mlx-lm's wrapper forwards attributes, but cannot be called.
     tokenizer = loaded.tokenizer._tokenizer
     if not tokenizer.is_fast:

@@ -1,4 +1,4 @@
-"""The options that commands share: each is checked before any work starts, and a wrong one is one line and exit code 2."""
+"""The options that commands share, each checked before any work starts."""
 
 import os
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from flash_evals.errors import EvalError
 model = click.option(
     "--model",
     metavar="FOLDER|HUB_ID",
-    help="A model in mlx-lm's layout, or a hub id as for mlx_lm.generate.  [default: the small Qwen2 in this package]",
+    help="A model in mlx-lm's layout, or a hub id.  [default: the small Qwen2 in this package]",
 )
 
 
 def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def check(_: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
         if value is not None and value < least:
-            raise EvalError(f"--{parameter.human_readable_name} must be at least {least}, not {value}")
+            raise EvalError(f"{parameter.opts[0]} must be at least {least}, not {value}")
         return value
 
     return check
@@ -30,13 +30,21 @@ def _writable(_: click.Context, parameter: click.Parameter, value: Path | None) 
         target = value if value.exists() else value.parent
         if value.is_dir() or not target.exists() or not os.access(target, os.W_OK):
             reason = "it is a folder" if value.is_dir() else f"{target} cannot be written to"
-            raise EvalError(f"--{parameter.human_readable_name} {value}: {reason}")
+            raise EvalError(f"{parameter.opts[0]} {value}: {reason}")
     return value
 
 
 json_file = click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), callback=_writable, help="Write all results to this file."
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    callback=_writable,
+    help="Write all results to this file.",
 )
 csv_file = click.option(
-    "--csv", "csv_file", type=click.Path(path_type=Path), callback=_writable, help="Write one row per trial to this file."
+    "--csv",
+    "csv_file",
+    type=click.Path(path_type=Path),
+    callback=_writable,
+    help="Write one row per trial to this file.",
 )

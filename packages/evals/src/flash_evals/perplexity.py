@@ -1,27 +1,23 @@
-"""`flash-eval perplexity`: one text, one model, read twice, with the patch off and on, and every difference between them.
+"""`flash-eval perplexity`: one model reads one text twice, patch off and on, and every difference is shown.
 
-`command` reads the options, `measured` does the work batch by batch, `summary` makes the result file's contents of it,
-`render` makes the table of those.
+`command` reads the options, `paired.measured` does the work batch by batch, `summary` makes the contents of a
+result file of it, `render` the page that people read.
 """
 
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
-import mlx.core as mx
 import numpy as np
 
-from flash_evals import data, machine, models, options, report, scoring
+from flash_evals import data, machine, models, options, paired, report, scoring
 from flash_evals.errors import EvalError
-from flash_evals.measure import Arm, Flash, Trial, arms, memory_method, run
-from flash_evals.scoring import Window
+from flash_evals.measure import ARMS, Flash, memory_method
 
-MB = 1e6
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
 
@@ -32,7 +28,7 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
     default="pydoc",
     show_default=True,
     metavar="NAME",
-    help="pydoc (documentation that every CPython carries), wikitext (Salesforce/wikitext, wikitext-2-raw-v1), "
+    help="pydoc (documentation that CPython carries), wikitext (Salesforce/wikitext, wikitext-2-raw-v1), "
     "a .txt, .jsonl or .parquet file, a folder of parquet files, or any hub id.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
@@ -48,8 +44,8 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 @click.option(
     "--stride",
     type=int,
-    help="Tokens from one window to the next. Smaller than the context: each token is scored with more context, and "
-    "it takes longer.  [default: the context]",
+    help="Tokens from one window to the next. Less than the context: tokens are scored with more text before "
+    "them, and it takes longer.  [default: the context]",
 )
 @click.option(
     "--batch-size",
@@ -76,28 +72,30 @@ def command(
 ) -> None:
     """Perplexity, speed and memory of a model, patch off against patch on.
 
-    Both arms read the same batches, taking turns in going first; a first one to warm up is not counted.
+    Both arms read the same batches, taking turns in going first; a window to warm up is not counted.
 
     \b
-    token perplexity   exp of the mean cost of a token, -ln p. ±: standard error of the
-                       tokens' mean, taken as independent (text is not: it is a lower bound)
-    word / byte        the same cost per word (split at white space) and per byte (UTF-8) of
-                       the original text: comparable between models with other tokenizers
-    ΔNLL               on minus off, mean of the tokens' differences ± its standard error
-    prefill tokens/s   median of the batches, and their range from 20th to 80th percentile
-    peak memory        what a batch needs on top of the loaded model, the highest of all
-    top-1 agreement    tokens where both arms rank the same one first, up to ties
-    max |Δlogit|       the largest difference of any logit of any scored token
-    mean KL            divergence of the predicted distributions, KL(off || on), in nats
+    token perplexity   exp of the mean cost of a token, -ln p. ±: standard error
+                       of that mean, tokens taken as independent: a lower bound
+    word / byte        the same cost per word (split at white space) and per byte
+                       (UTF-8) of the original text, for comparing models whose
+                       tokenizers differ
+    ΔNLL               on minus off, mean over the tokens ± its standard error
+    prefill tokens/s   median of the batches (20th to 80th percentile)
+    peak memory        what a batch needs on top of the loaded model, at most
+    top-1 agreement    tokens where both arms rank the same one first, or tied
+    max |Δlogit|       largest difference of any logit at any scored token
+    mean KL            KL(off || on) of the predicted distributions, in nats
 
     "Same predictions" is said if top-1 agrees everywhere and ΔNLL is within 1e-4.
 
-    Each token is scored once, the first excepted if the model's tokenizer sets no BOS before it. Documents are joined by
-    a blank line. Ctrl-C ends the run and reports the batches that are finished.
+    Each token is scored once, except the first if the model's tokenizer sets no BOS before it. Documents are
+    joined by a blank line. Ctrl-C ends the run and reports the batches that are finished.
     """
     stride = context if stride is None else stride
     if not 1 <= stride <= context:
         raise EvalError(f"--stride must be between 1 and the context of {context}, not {stride}")
+    described_machine = machine.describe()
     text = data.load(dataset, config, split, column)
     loaded = models.load(model)
     loaded.require_positions(context, "--context")
@@ -106,20 +104,19 @@ def command(
         raise EvalError(f"{text.name} has {len(tokens.ids)} tokens for this model; scoring one takes two")
     plan = scoring.windows(len(tokens.ids), context, stride)[:max_windows]
 
-    batches: list[Batch] = []
+    batches: list[paired.Batch] = []
     try:
         with report.progress() as progress:
             bar = progress.add_task("windows, off and on", total=len(plan))
-            for batch in measured(loaded, tokens.ids, plan, batch_size):
+            for batch in paired.measured(loaded.model, tokens.ids, plan, batch_size):
                 batches.append(batch)
                 progress.advance(bar, batch.windows)
     except KeyboardInterrupt:
         if not batches:
-            click.echo("Interrupted before the first batch was finished: nothing was measured.", err=True)
-            sys.exit(130)
+            raise
     finished = sum(batch.windows for batch in batches)
 
-    result = {
+    result: dict[str, Any] = {
         "command": "perplexity",
         "model": loaded.describe(),
         "dataset": text.describe(),
@@ -135,55 +132,139 @@ def command(
         **summary(batches, tokens.text_up_to(plan[finished - 1].end)),
         "windows": {"planned": len(plan), "finished": finished},
         "interrupted": finished < len(plan),
-        "machine": machine.describe(),
+        "machine": described_machine,
     }
     click.echo(render(result))
-    if json_file:
-        report.write_json(json_file, result)
-    if csv_file:
-        report.write_csv(csv_file, csv_rows(result["trials"]))
+    report.write(json_file, result, csv_file, csv_rows(result["trials"]))
     if result["interrupted"]:
         sys.exit(130)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What both arms made of the same windows: one number for each token scored, one trial for each arm."""
+def summary(batches: Sequence[paired.Batch], text: str) -> dict[str, Any]:
+    """The measured part of the result: `text` is what the scored tokens of these batches make up."""
+    words, n_bytes = len(text.split()), len(text.encode())
+    nll = {name: np.concatenate([batch.nll[name] for batch in batches]) for name in ARMS}
+    delta = scoring.mean(nll["on"] - nll["off"])
+    flash = sum((batch.flash for batch in batches), start=Flash())
+    trials = [_trial(batch) for batch in batches]
+    arms: dict[str, Any] = {
+        name: {
+            **asdict(scoring.perplexity(nll[name], words, n_bytes)),
+            "tokens_per_s": median(trial[name]["tokens_per_s"] for trial in trials),
+            "peak_memory_mb": max(trial[name]["peak_memory_mb"] for trial in trials),
+        }
+        for name in ARMS
+    }
+    return {
+        "tokens": len(nll["off"]),
+        "words": words,
+        "bytes": n_bytes,
+        **arms,
+        "paired": {
+            "delta_nll": delta.value,
+            "delta_nll_se": delta.se,
+            "max_abs_dlogit": float(np.max([batch.max_abs_dlogit for batch in batches])),
+            "mean_kl": scoring.mean(np.concatenate([batch.kl for batch in batches])).value,
+            "top1_agreement": float(np.concatenate([batch.agrees for batch in batches]).mean()),
+        },
+        "flash": flash.describe(),
+        "trials": trials,
+    }
 
-    windows: int
-    tokens_read: int
-    order: tuple[Arm, Arm]
-    trials: dict[Arm, Trial]
-    nll: dict[Arm, np.ndarray]
-    kl: np.ndarray
-    agrees: np.ndarray
-    max_abs_dlogit: float
-    flash: Flash
+
+def _trial(batch: paired.Batch) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "windows": batch.windows,
+        "tokens": batch.tokens_read,
+        "order": list(batch.order),
+    }
+    for name, trial in batch.trials.items():
+        described[name] = trial.describe(batch.tokens_read)
+    return described
 
 
-def measured(
-    loaded: models.LoadedModel, ids: np.ndarray, plan: Sequence[Window], batch_size: int
-) -> Iterator[Batch]:
-    """Reads the planned windows of the tokens `ids`, `batch_size` at a time, under both arms, and compares the logits.
+def csv_rows(trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each arm's share of a batch, in the order they ran."""
+    return [
+        {"batch": number, "arm": name, "windows": trial["windows"], "tokens": trial["tokens"], **trial[name]}
+        for number, trial in enumerate(trials)
+        for name in trial["order"]
+    ]
 
-    All windows of a plan are of one length, so a batch needs no padding and is a matter of speed alone.
-    """
-    batches = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
-    for name in arms(0):
-        run(name, lambda: _forward(loaded, _read(ids, batches[0])), Flash())  # warm-up
-    for number, batch in enumerate(batches):
-        read, flash_did, logits, trials = _read(ids, batch), Flash(), {}, {}
-        for name in arms(number):
-            logits[name], trials[name] = run(name, lambda: _forward(loaded, read), flash_did)
-        rows = [_compare(logits["off"][row], logits["on"][row], ids, window) for row, window in enumerate(batch)]
-        yield Batch(
-            windows=len(batch),
-            tokens_read=read.size,
-            order=arms(number),
-            trials=trials,
-            nll={name: np.concatenate([row.nll[name] for row in rows]) for name in arms(0)},
-            kl=np.concatenate([row.kl for row in rows]),
-            agrees=np.concatenate([row.agrees for row in rows]),
-            max_abs_dlogit=max(row.max_abs_dlogit for row in rows),
-            flash=flash_did,
-        )
+
+def render(result: dict[str, Any]) -> str:
+    """The result as a page of text."""
+    model, dataset, settings, compared = (result[key] for key in ("model", "dataset", "settings", "paired"))
+    off, on = result["off"], result["on"]
+    speeds = {name: [trial[name]["tokens_per_s"] for trial in result["trials"]] for name in ARMS}
+    fingerprint = dataset["fingerprint"].removeprefix("sha256:")[:8]
+    bos = "BOS" if settings["bos"] else "no BOS"
+    header = " · ".join(
+        [
+            f"{model['name']}, {report.count(model['parameters'])} parameters, {model['dtype']}",
+            ", ".join(filter(None, (dataset["name"], dataset["revision"], f"text {fingerprint}"))),
+            f"context {settings['context']}, stride {settings['stride']}, {bos}",
+            f"{result['tokens']:,} tokens",
+            result["machine"]["device"],
+        ]
+    )
+    table = report.columns(
+        [
+            ("", "patch off", "patch on", "difference"),
+            (
+                "token perplexity",
+                *(f"{report.plain(arm['ppl'])} ± {report.plain(arm['ppl_se'], 2)}" for arm in (off, on)),
+                f"ΔNLL {compared['delta_nll']:+.1e} ± {compared['delta_nll_se']:.1e}",
+            ),
+            (
+                "word / byte perplexity",
+                *(f"{report.plain(arm['word_ppl'], 3)} / {report.plain(arm['byte_ppl'], 4)}" for arm in (off, on)),
+                "",
+            ),
+            ("bits per byte", *(report.plain(arm["bits_per_byte"]) for arm in (off, on)), ""),
+            (
+                "prefill tokens/s",
+                *(report.spread(speeds[name]) for name in ARMS),
+                report.ratio(on["tokens_per_s"], off["tokens_per_s"]),
+            ),
+            (
+                "peak memory",
+                *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in (off, on)),
+                report.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
+            ),
+        ]
+    )
+    comparison = (
+        f"top-1 agreement {_percent(compared['top1_agreement'])} % · "
+        f"max |Δlogit| {compared['max_abs_dlogit']:.1e} · mean KL {compared['mean_kl']:.1e} · "
+        f"{Flash.of(result['flash'])}"
+    )
+    lines = [header, "", table, "", comparison, verdict(result)]
+    if result["interrupted"]:
+        finished, planned = result["windows"]["finished"], result["windows"]["planned"]
+        lines.append(f"Interrupted after {finished:,} of {planned:,} windows; the figures are of those.")
+    return "\n".join(lines)
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One sentence that is true of the figures above it."""
+    off, on, compared = result["off"], result["on"], result["paired"]
+    if not result["flash"]["calls"]:
+        return "The patch never ran: both columns are MLX's own attention."
+    if not np.isfinite(compared["max_abs_dlogit"]):
+        return "Not comparable: there are logits that are no finite numbers."
+    if compared["top1_agreement"] == 1 and abs(compared["delta_nll"]) <= SAME_NLL:
+        predictions = "Same predictions"
+    else:
+        differ, tokens = round((1 - compared["top1_agreement"]) * result["tokens"]), result["tokens"]
+        top1 = f"top-1 at {differ:,} of {tokens:,} tokens"
+        predictions = f"Predictions differ: {top1}, ΔNLL {compared['delta_nll']:+.1e}"
+    ratios = [f"{report.ratio(on['tokens_per_s'], off['tokens_per_s'])} the speed"]
+    if off["peak_memory_mb"]:
+        ratios.append(f"{report.ratio(on['peak_memory_mb'], off['peak_memory_mb'])} the memory")
+    return f"{predictions}; {', '.join(ratios)}."
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 100.000 only if it is all of them."""
+    return f"{np.floor(share * 1e5) / 1e3:.3f}"

@@ -1,10 +1,10 @@
 """The text that needs no download: the language reference that `help()` reads, in every CPython.
 
-`pydoc_data.topics` holds about 80 chapters and sections of the Python documentation as plain text. Its wording follows
-the interpreter's version, so a figure measured on it names the version too.
+`pydoc_data.topics` holds about 80 chapters and sections of the Python documentation as plain text. Its
+wording follows the interpreter's version, so a figure measured on it names the version too.
 
-Chapters repeat their sections word for word ("specialnames" holds all of "customization", "compound" all of "try").
-So a topic may be held out only if no other topic shares text with it; `tests/evals/test_demo_model.py` checks that.
+Chapters repeat their sections word for word ("specialnames" holds all of "customization", "compound" all of
+"try"). So a topic may be held out only if no other topic shares passages with it; the tests check that.
 """
 
 from pydoc_data.topics import topics

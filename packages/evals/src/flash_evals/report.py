@@ -1,4 +1,4 @@
-"""How results are shown and kept: aligned columns, numbers a person can read, JSON and CSV that any program can."""
+"""How results are shown and kept: aligned columns, numbers a person can read, JSON and CSV for programs."""
 
 import csv
 import json
@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flash_evals.errors import EvalError
 
 
 def progress() -> Progress:
@@ -70,12 +72,17 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    path.write_text(json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n")
-
-
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def write(
+    json_file: Path | None, result: dict[str, Any], csv_file: Path | None, rows: Sequence[dict[str, Any]]
+) -> None:
+    """The files that were asked for. Raises EvalError if the disk does not take them."""
+    try:
+        if json_file:
+            json_file.write_text(json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n")
+        if csv_file:
+            with csv_file.open("w", newline="") as file:
+                writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+                writer.writeheader()
+                writer.writerows(rows)
+    except OSError as error:
+        raise EvalError(f"cannot write {error.filename or json_file or csv_file}: {error.strerror}") from error

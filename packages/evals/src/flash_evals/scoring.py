@@ -28,9 +28,9 @@ class Window(NamedTuple):
 def windows(n_tokens: int, context: int, stride: int) -> list[Window]:
     """Windows of `context` tokens, `stride` apart, that score each token but the very first exactly once.
 
-    The first window scores all it can; each later one the next `stride` tokens, or what is left of them, and it reaches
-    back from the last of these as far as `context` allows. So all windows are `context` long, unless the text is shorter
-    than that. lm-evaluation-harness's rolling windows are the same ones.
+    The first window scores all it can; each later one the next `stride` tokens, or what is left of them,
+    and it reaches back from the last of these as far as `context` allows. So all windows are `context`
+    long, unless the text is shorter than that. lm-evaluation-harness's rolling windows are the same ones.
 
         n_tokens 9, context 4, stride 2:     0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
                                              r B B B S
@@ -43,7 +43,7 @@ def windows(n_tokens: int, context: int, stride: int) -> list[Window]:
         raise ValueError(f"[windows] context must be at least 1, not {context}")
     if not 1 <= stride <= context:
         raise ValueError(f"[windows] stride must be between 1 and the context of {context}, not {stride}")
-    result = []
+    result: list[Window] = []
     scored = 1
     while scored < n_tokens:
         end = min(scored + (stride if result else context), n_tokens) - 1
@@ -61,21 +61,22 @@ def token_nll(logits: mx.array, targets: mx.array) -> mx.array:
 def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     """KL(off || on) in nats of each row, for float32 logits (n, vocabulary).
 
-    The usual sum of p·(ln p - ln q) drowns in rounding when the two agree to six digits: its terms are large and cancel.
-    With e the difference of the logits, less its mean under p, the same quantity is ln(1 + Σ p·(exp(e) - 1 - e)), and no
-    term is negative. For small e the bracket is summed as a series, because it cancels too.
+    The usual sum of p·(ln p - ln q) drowns in rounding when the two agree to six digits: its terms are large
+    and cancel. With e the difference of the logits, less its mean under p, the same quantity is
+    ln(1 + Σ p·(exp(e) - 1 - e)), and no term is negative. For small e the bracket is summed as a series,
+    because it cancels too.
     """
     log_p = off - mx.logsumexp(off, axis=-1, keepdims=True)
     p = mx.exp(log_p)
     e = on - off
     e = e - mx.sum(p * e, axis=-1, keepdims=True)
-    series = e * e * (1 / 2 + e * (1 / 6 + e * (1 / 24 + e / 120)))  # |e| <= 0.05: next term under 1e-8 of the sum
+    series = e * e * (1 / 2 + e * (1 / 6 + e * (1 / 24 + e / 120)))  # |e| <= 0.05: the next term is 2e-8 of this
     excess = mx.sum(p * mx.where(mx.abs(e) <= 0.05, series, mx.exp(e) - 1 - e), axis=-1)
     return mx.where(excess < 1, mx.log1p(excess), mx.logsumexp(log_p + e, axis=-1))
 
 
 def top1_agrees(off: mx.array, on: mx.array) -> mx.array:
-    """Whether the token that `on` ranks first is first for `off` too, up to ties: logits within TIE of the largest."""
+    """Whether the token that `on` ranks first is first for `off` too, or within TIE of the first."""
     best = mx.max(off, axis=-1)
     chosen = mx.take_along_axis(off, mx.argmax(on, axis=-1, keepdims=True), axis=-1).squeeze(-1)
     return best - chosen <= TIE * mx.maximum(mx.abs(best), 1)
@@ -115,7 +116,9 @@ def perplexity(nll: np.ndarray, words: int, n_bytes: int) -> Perplexity:
     average = mean(nll)
     total = float(nll.astype(np.float64).sum())
     ppl = exp(average.value)
-    return Perplexity(ppl, ppl * average.se, exp(total / words), exp(total / n_bytes), total / n_bytes / math.log(2))
+    per_word = total / words if words else math.inf  # the first tokens of a text may be white space only
+    per_byte = total / n_bytes
+    return Perplexity(ppl, ppl * average.se, exp(per_word), exp(per_byte), per_byte / math.log(2))
 
 
 def exp(x: float) -> float:

@@ -1,0 +1,164 @@
+"""What the tests of flash-evals share: a tiny random Qwen2 with its tokenizer, made once, and the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click.testing
+import mlx.core as mx
+import pytest
+from flash_evals.cli import main
+from flash_evals.models import LoadedModel, load
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import qwen2
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 320,
+    "max_position_embeddings": 128,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+
+TEXT = (
+    "The lobster of the eastern Atlantic is blue; only cooking makes it “lobster red”.\n\n"
+    "It weighs 5 – 6 kilograms, carries its eggs for a year, and has claws of two kinds: the crusher and the cutter.\n"
+    "Naïve readers take it for a crab — it is none.\n"
+) * 2
+
+
+@pytest.fixture(scope="session")
+def text() -> str:
+    """About 500 characters, some of two and three bytes."""
+    return TEXT
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXT.encode())
+    return path
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a model folder in mlx-lm's layout; keyword arguments replace settings of its config.json."""
+
+    def make(bos: bool = False, dtype: mx.Dtype = mx.float32, **settings: object) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        config = {**CONFIG, **settings}
+        mx.random.seed(0)
+        model = qwen2.Model(qwen2.ModelArgs.from_dict(config))
+        # Twice the usual size: predictions that depend on the text, as a trained model's do.
+        weights = tree_map(lambda w: (w * 2 if w.ndim > 1 else w).astype(dtype), model.parameters())
+        mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(weights)))
+        (folder / "config.json").write_text(json.dumps(config))
+        _write_tokenizer(folder, bos)
+        return folder
+
+    return make
+
+
+def _write_tokenizer(folder: Path, bos: bool) -> None:
+    """Byte-level BPE as Qwen2 has it; with a BOS that the tokenizer sets by itself, as Llama has it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    end = "<|endoftext|>"
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=CONFIG["vocab_size"], initial_alphabet=alphabet, special_tokens=[end], show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{end} $A", special_tokens=[(end, tokenizer.token_to_id(end))]
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "bos_token": end if bos else None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+
+
+@pytest.fixture(scope="session")
+def model_folder(make_model: Callable[..., Path]) -> Path:
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def loaded(model_folder: Path) -> LoadedModel:
+    return load(str(model_folder))
+
+
+@pytest.fixture
+def invoke() -> Callable[..., click.testing.Result]:
+    """`flash-eval ...` in this process."""
+    return lambda *arguments: click.testing.CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def refused(invoke: Callable[..., click.testing.Result]) -> Callable[..., str]:
+    """`flash-eval ...` that must end with one line on stderr and exit code 2; gives the line."""
+
+    def run(*arguments: object) -> str:
+        result = invoke(*arguments)
+        assert (result.exit_code, result.stdout) == (2, ""), result.output
+        [line] = result.stderr.splitlines()
+        assert line.startswith("Error: ")
+        return line
+
+    return run
+
+
+class Outcome(NamedTuple):
+    """Of one command."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+# Several commands in one process, because starting one and importing takes seconds.
+DRIVER = """
+import json, sys, time
+from click.testing import CliRunner
+from flash_evals.cli import main
+
+outcomes = []
+for arguments in json.load(sys.stdin):
+    start = time.monotonic()
+    result = CliRunner().invoke(main, arguments)
+    outcomes.append([result.exit_code, result.stdout, result.stderr, time.monotonic() - start])
+json.dump(outcomes, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="session")
+def in_fresh_process() -> Callable[..., list[Outcome]]:
+    """Runs `flash-eval` commands in a process of their own: for what libraries read from their environment."""
+
+    def run(*commands: Sequence[object], **environment: str) -> list[Outcome]:
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER],
+            input=json.dumps([list(map(str, command)) for command in commands]),
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return [Outcome(*outcome) for outcome in json.loads(done.stdout)]
+
+    return run

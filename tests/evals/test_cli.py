@@ -1,0 +1,127 @@
+"""The command line: help that comes at once, and one line for whatever is wrong, before any work starts."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import click.testing
+import flashattn_core
+import pytest
+from flash_evals import report
+from flash_evals.cli import COMMANDS, main
+from flash_evals.models import DEMO_MODEL
+
+Invoke = Callable[..., click.testing.Result]
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_names_every_command(invoke: Invoke, option: str) -> None:
+    page = invoke(option)
+    assert page.exit_code == 0
+    assert all(name in page.output for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_help_of_a_command_names_every_option(invoke: Invoke, name: str) -> None:
+    page = invoke(name, "-h")
+    assert page.exit_code == 0
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    for parameter in command.params:
+        assert all(spelling in page.output for spelling in parameter.opts)
+        assert isinstance(parameter, click.Option)
+        assert parameter.help
+
+
+def test_help_does_not_wait_for_mlx() -> None:
+    program = (
+        "import sys\nfrom flash_evals.cli import main\n"
+        "main(['-h'], standalone_mode=False)\nassert not {'mlx', 'numpy', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_demo_model_prints_its_folder(invoke: Invoke) -> None:
+    assert invoke("demo-model").stdout == f"{DEMO_MODEL}\n"
+
+
+def test_unknown_command(invoke: Invoke) -> None:
+    assert invoke("nonsense").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--context", "1"], "--context must be at least 2, not 1"),
+        (["--stride", "0", "--context", "64"], "--stride must be between 1 and the context of 64, not 0"),
+        (["--stride", "65", "--context", "64"], "--stride must be between 1 and the context of 64, not 65"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
+        (["--max-windows", "0"], "--max-windows must be at least 1, not 0"),
+        (["--context", "129"], "--context needs 129 positions, "),
+        (["--dataset", "missing.txt"], "no such file or folder: missing.txt"),
+        (["--split", "test"], "--split has no meaning for the file"),
+        (["--model", "./missing"], "no such model folder: ./missing"),
+        (
+            ["--json", "/no/such/folder/out.json"],
+            "--json /no/such/folder/out.json: /no/such/folder cannot be written to",
+        ),
+        (["--csv", "/"], "--csv /: it is a folder"),
+    ],
+)
+def test_refused(
+    refused: Callable[..., str], model_folder: Path, text_file: Path, arguments: list[str], says: str
+) -> None:
+    assert says in refused("perplexity", "--model", model_folder, "--dataset", text_file, *arguments)
+
+
+def test_a_text_of_one_token_is_refused(refused: Callable[..., str], model_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("T")
+    line = refused("perplexity", "--model", model_folder, "--dataset", path, "--context", 8)
+    assert "short.txt has 1 tokens for this model" in line
+
+
+def test_an_unwritable_result_file_is_found_before_the_work(refused: Callable[..., str], tmp_path: Path) -> None:
+    start = time.monotonic()
+    assert "it is a folder" in refused("perplexity", "--json", tmp_path)
+    assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize("command", ["perplexity", "speed"])
+def test_nonsense_in_a_variable_is_named(
+    refused: Callable[..., str], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def backends() -> dict[str, str]:
+        raise ValueError("FLASHATTN_NUM_THREADS must be a positive number, not 'many'")
+
+    monkeypatch.setattr(flashattn_core, "backends", backends)
+    assert "FLASHATTN_NUM_THREADS" in refused(command)
+
+
+def test_a_full_disk_leaves_the_page_and_says_so(
+    invoke: Invoke, model_folder: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(report, "finite", full)
+    out = tmp_path / "out.json"
+    page = invoke("perplexity", "--model", model_folder, "--dataset", text_file, "--context", 64, "--json", out)
+    assert page.exit_code == 2
+    assert "token perplexity" in page.stdout
+    assert page.stderr == f"Error: cannot write {out}: No space left on device\n"
+
+
+def test_as_a_person_runs_it(tmp_path: Path) -> None:
+    """The installed command: no traceback, the line on stderr, nothing on stdout."""
+    command = Path(sys.executable).parent / "flash-eval"
+    done = subprocess.run(
+        [command, "perplexity", "--model", tmp_path], capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"Error: {tmp_path} is not a model folder in mlx-lm's layout: it has no config.json\n"

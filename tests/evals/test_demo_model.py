@@ -1,0 +1,168 @@
+"""The shipped model and its text: what a caller may rely on."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import flash_evals
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from flash_evals.pydoc_text import HELD_OUT, documents
+from mlx.utils import tree_flatten
+from mlx_lm.generate import generate
+from mlx_lm.utils import load
+from tokenizers import Tokenizer
+
+FOLDER = Path(flash_evals.__file__).parent / "demo_model"
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def config():
+    return json.loads((FOLDER / "config.json").read_text())
+
+
+def passages(text, words=12):
+    """All runs of that many words."""
+    split = text.split()
+    return {tuple(split[i : i + words]) for i in range(len(split) - words + 1)}
+
+
+def test_splits_are_whole_topics_and_always_the_same():
+    train, heldout = documents("train"), documents("heldout")
+    assert (train, heldout) == (documents("train"), documents("heldout"))
+    assert all(train)
+    assert all(heldout)
+    assert not set(train) & set(heldout)
+    assert 0 < len(heldout) <= len(HELD_OUT) < len(train)
+    assert 0.07 < sum(map(len, heldout)) / sum(map(len, train + heldout)) < 0.11
+
+
+def test_nothing_that_is_held_out_stands_in_the_training_text():
+    # The documentation repeats whole sections in its chapters; three words of a heading more or less are no leak.
+    trained = set().union(*map(passages, documents("train")))
+    held_out = set().union(*map(passages, documents("heldout")))
+    assert len(held_out & trained) / len(held_out) < 0.005
+
+
+def test_another_split_is_refused_by_name():
+    with pytest.raises(ValueError, match=r'"train" or "heldout", not \'test\''):
+        documents("test")
+
+
+def test_config_is_a_grouped_query_qwen2_with_tied_embeddings(config):
+    assert config["model_type"] == "qwen2"
+    assert config["architectures"] == ["Qwen2ForCausalLM"]
+    assert config["torch_dtype"] == "float32"
+    assert config["num_attention_heads"] == 2 * config["num_key_value_heads"]
+    assert config["tie_word_embeddings"] is True
+    assert config["max_position_embeddings"] == 8192
+    assert config["bos_token_id"] == config["eos_token_id"] == 0
+
+
+def test_weights_are_about_a_million_float32_with_qkv_bias(config):
+    file = FOLDER / "model.safetensors"
+    assert file.stat().st_size < 4092 * 1024  # under 4,096 KB in whole disk blocks
+    weights, metadata = mx.load(str(file), return_metadata=True)
+    assert metadata == {"format": "mlx"}
+    assert {weight.dtype for weight in weights.values()} == {mx.float32}
+    assert 1_000_000 <= sum(weight.size for weight in weights.values()) <= 1_045_000
+    assert "lm_head.weight" not in weights
+    for layer in range(config["num_hidden_layers"]):
+        for name in "qkv":
+            assert mx.any(weights[f"model.layers.{layer}.self_attn.{name}_proj.bias"] != 0).item()
+
+
+def test_loads_without_a_word(capfd):
+    model, tokenizer = load(str(FOLDER))
+    assert type(model).__module__ == "mlx_lm.models.qwen2"
+    assert len(tree_flatten(model.parameters())) == len(mx.load(str(FOLDER / "model.safetensors")))
+    assert tokenizer.eos_token_ids == {0}
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "  leading and trailing  ",
+        "tabs\tand\r\nboth\n\n\nline ends\n",
+        "def f(x):\n        return x  # eight spaces",
+        "Straße, naïve, Ελλάδα, 漢字, العربية",
+        "👩‍👩‍👧‍👦 🇪🇺 \u00a0\u200b\ufeff",
+        "\x00\x01\x7f",
+        "don't won't it's 1234567890 ?!... a.b,c",
+    ],
+)
+def test_tokenizer_gives_back_the_text(loaded, text):
+    tokenizer = loaded[1]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert 0 not in ids  # nothing is added: no BOS, no EOS
+
+
+def test_tokenizer_composes_characters_as_every_qwen2_does(loaded):
+    tokenizer = loaded[1]
+    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"
+
+
+def test_tokenizer_file_and_the_class_that_transformers_loads_agree(loaded):
+    """For model type qwen2 transformers takes its Qwen2Tokenizer, whatever rules tokenizer.json names."""
+    tokenizer, file = loaded[1], Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    text = "don't 1234 e\u0301\r\n\n    x  = [1.5]\t# 漢字"
+    assert tokenizer.encode(text) == file.encode(text).ids
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_tokenizer_gives_back_every_document(loaded, split):
+    tokenizer = loaded[1]
+    assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in documents(split))
+
+
+def test_end_of_text_is_one_token(loaded):
+    tokenizer = loaded[1]
+    assert tokenizer.encode("a<|endoftext|>b")[1] == 0
+    assert tokenizer.eos_token == "<|endoftext|>"
+
+
+@pytest.fixture(scope="module")
+def windows(loaded):
+    """129 tokens of five held-out documents."""
+    long = [text for text in documents("heldout") if len(text) > 2000][:5]
+    return mx.array([loaded[1].encode(text)[200:329] for text in long])
+
+
+def mean_loss(model, tokens, scored=64):
+    """Of the last tokens of each row, in nats."""
+    logits = model(tokens[:, :-1])[:, -scored:]
+    return nn.losses.cross_entropy(logits, tokens[:, -scored:], reduction="mean").item()
+
+
+def test_held_out_loss_is_far_below_counting_tokens(loaded, windows):
+    model, tokenizer = loaded
+    counts = Counter(token for text in documents("train") for token in tokenizer.encode(text))
+    total = counts.total() + len(tokenizer.get_vocab())  # one more of each: none is impossible
+    scored = [token for row in windows[:, -64:].tolist() for token in row]
+    unigram = -sum(math.log((counts[token] + 1) / total) for token in scored) / len(scored)
+    assert mean_loss(model, windows) < 0.75 * unigram
+
+
+def test_attention_is_used(loaded, windows):
+    """A model that ignored its context would be no test of attention: this one predicts better when it sees more."""
+    model = loaded[0]
+    short = windows[:, -65 - 8 :]
+    assert mean_loss(model, windows) < mean_loss(model, short) - 0.02
+
+
+def test_greedy_generation_repeats_itself_run_to_run(loaded):
+    model, tokenizer = loaded
+    first, second = (generate(model, tokenizer, "The import statement", max_tokens=24) for _ in range(2))
+    assert first == second
+    assert len(set(first.split())) > 5

@@ -1,0 +1,101 @@
+"""Loading a model, what is said of one that cannot be loaded, and the tokens of a text."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flash_evals import models
+from flash_evals.errors import EvalError
+from flash_evals.models import LoadedModel
+
+
+def test_describe(loaded: LoadedModel, model_folder: Path) -> None:
+    described = loaded.describe()
+    assert described.items() >= {"name": model_folder.name, "type": "qwen2", "dtype": "float32"}.items()
+    assert described["max_positions"] == 128
+    weights = mx.load(str(model_folder / "model.safetensors"))
+    assert described["parameters"] == sum(weight.size for weight in weights.values())
+
+
+def test_the_dtype_is_that_of_the_weights(make_model: Callable[..., Path]) -> None:
+    assert models.load(str(make_model(dtype=mx.bfloat16))).dtype == "bfloat16"
+
+
+def spoil(what: str) -> Callable[[Path], object]:
+    """Functions that break a model folder in one way each."""
+
+    def change_config(folder: Path, **settings: object) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **settings}))
+
+    def truncate(folder: Path) -> None:
+        whole = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+    return {
+        "no config": lambda folder: (folder / "config.json").unlink(),
+        "broken config": lambda folder: (folder / "config.json").write_text("{"),
+        "config without a type": lambda folder: (folder / "config.json").write_text("{}"),
+        "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+        "weights that are none": lambda folder: (folder / "model.safetensors").write_text("nothing"),
+        "truncated weights": truncate,
+        "unknown type": lambda folder: change_config(folder, model_type="abacus"),
+        "other sizes": lambda folder: change_config(folder, hidden_size=64),
+        "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    }[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("no config", "it has no config.json"),
+        ("broken config", "cannot load"),
+        ("config without a type", "cannot load .*model_type"),
+        ("no weights", r"it has no model\*.safetensors"),
+        ("weights that are none", "cannot load"),
+        ("truncated weights", "cannot load"),
+        ("unknown type", "Model type abacus not supported"),
+        ("other sizes", "cannot load .*shape"),
+        ("no tokenizer", "it has no tokenizer"),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded(what: str, says: str, model_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    spoil(what)(folder)
+    with pytest.raises(EvalError, match=says) as refusal:
+        models.load(str(folder))
+    assert "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("path", ["./missing", "/no/such/model", "~/no-such-model", "a/b/c"])
+def test_no_such_folder(path: str) -> None:
+    with pytest.raises(EvalError, match="no such model folder"):
+        models.load(path)
+
+
+def test_tokens_and_the_text_up_to_them(loaded: LoadedModel, text: str) -> None:
+    tokens = models.encode(loaded, text)
+    assert loaded.tokenizer.decode(tokens.ids.tolist()) == text
+    assert not tokens.bos
+    for token in range(len(tokens.ids)):
+        prefix = tokens.text_up_to(token)
+        assert text.startswith(prefix)
+        decoded = loaded.tokenizer.decode(tokens.ids[: token + 1].tolist())
+        # A character whose bytes are spread over tokens counts with the first of them.
+        assert prefix == decoded or decoded.rstrip("\ufffd") == prefix[:-1]
+    assert tokens.text_up_to(len(tokens.ids) - 1) == text
+
+
+def test_a_bos_is_set_where_the_tokenizer_sets_one(make_model: Callable[..., Path], text: str) -> None:
+    with_bos = models.load(str(make_model(bos=True)))
+    tokens = models.encode(with_bos, text)
+    assert tokens.bos
+    assert tokens.ids[0] == with_bos.tokenizer.bos_token_id
+    plain = models.encode(models.load(str(make_model())), text)
+    np.testing.assert_array_equal(tokens.ids[1:], plain.ids)
+    assert tokens.text_up_to(0) == ""
+    assert tokens.text_up_to(5) == plain.text_up_to(4)
