@@ -1,0 +1,118 @@
+"""One call's way: flash attention, or mlx-lm's own function with the reason counted, never silently."""
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from flashattn_core import NoKernelError, flash_attention, is_tracing
+
+Attention = Callable[..., mx.array]
+
+TRACED = "traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient yet"
+MAX_HEAD_DIM = 512  # flash_attention() takes more for bad input, mlx-lm's own attention does not
+
+
+class FlashFallbackWarning(UserWarning):
+    """A call went to mlx-lm's own attention; the text says why. Given once for each reason."""
+
+
+class FlashFallbackError(RuntimeError):
+    """With strict=True: a call would have gone to mlx-lm's own attention; the text says why."""
+
+
+@dataclass
+class Route:
+    """What patch.py decides and a call reads: whether the way is open, how strict, and the way back."""
+
+    original: Attention
+    open: bool = False
+    strict: bool = False
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _no_original(*_: Any, **__: Any) -> mx.array:
+    raise RuntimeError("the route was called before mlx-lm's function was known")  # patch.py sets it first
+
+
+route = Route(_no_original)
+
+
+def routed_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """What enable() puts in the place of mlx-lm's function.
+
+    After disable() it passes every call on: a wrapper that another library put around it, or a module that
+    sys.modules does not list, may still hold it.
+    """
+    if not route.open:
+        return route.original(queries, keys, values, cache, scale, mask, sinks)
+    return _attend(queries, keys, values, cache, scale, mask, sinks)
+
+
+def instance_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """What patch_model() makes one model call, whether or not enable() is in force."""
+    return _attend(queries, keys, values, cache, scale, mask, sinks)
+
+
+def reason_not_to(
+    queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any, sinks: mx.array | None
+) -> str | None:
+    """Why this call cannot be flash attention, as far as it can be told beforehand; None when it can."""
+    if hasattr(cache, "bits"):  # mlx-lm's own test: keys and values are then tuples
+        return "quantised KV cache"
+    # More than the gradient needs, but the transformations cannot be told apart from here.
+    if is_tracing(*(x for x in (queries, keys, values, mask, sinks) if isinstance(x, mx.array))):
+        return TRACED
+    dtype = queries.dtype
+    if keys.dtype != dtype or values.dtype != dtype:
+        return "queries, keys and values of different dtypes"
+    if dtype != mx.bfloat16 and dtype != mx.float16 and dtype != mx.float32:
+        return f"dtype {str(dtype).removeprefix('mlx.core.')}"
+    if queries.shape[-1] > MAX_HEAD_DIM or values.shape[-1] > MAX_HEAD_DIM:
+        return f"head_dim over {MAX_HEAD_DIM}"
+    return None
+
+
+def _attend(
+    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None
+) -> mx.array:
+    reason = reason_not_to(queries, keys, values, cache, mask, sinks)
+    if reason is None:
+        try:
+            return flash_attention(queries, keys, values, scale, mask, sinks=sinks)
+        except NoKernelError as error:
+            reason = str(error)
+    _note_fallback(reason)
+    return route.original(queries, keys, values, cache, scale, mask, sinks)
+
+
+def _note_fallback(reason: str) -> None:
+    with route.lock:
+        route.fallbacks[reason] += 1
+        first = route.fallbacks[reason] == 1
+    if route.strict:
+        raise FlashFallbackError(f"strict: this call would have gone to mlx-lm's own attention: {reason}")
+    if first:
+        message = f"not flash attention but mlx-lm's own: {reason} (said once, every call is counted)"
+        # Points at the model's line: _note_fallback, _attend and the routed function lie between.
+        warnings.warn(message, FlashFallbackWarning, stacklevel=4)

@@ -1,0 +1,64 @@
+"""What is patched, what ran and what did not, at one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from . import instance, patch
+from .route import route
+
+DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of the patch; `str()` of it is for reading."""
+
+    enabled: bool
+    strict: bool
+    patched: tuple[str, ...]  # modules whose attention is routed
+    instances: int  # models given to patch_model() that are alive
+    calls: Mapping[str, int]  # kernel → calls that really ran, since the patch was last switched on
+    fallbacks: Mapping[str, int]  # reason → calls that went to mlx-lm's own attention, since then
+    foreign: Mapping[str, str]  # module → whose function sits there: left alone
+    versions: Mapping[str, str]
+
+    def __str__(self) -> str:
+        how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
+        where = f"{count(len(self.patched), 'module')}, {count(self.instances, 'model instance')}"
+        lines = [
+            f"flash attention {how}: {where}",
+            f"calls: {tally(self.calls)} · fallbacks: {tally(self.fallbacks)}",
+            *(f"left alone: {place} holds {holder}" for place, holder in self.foreign.items()),
+            " · ".join(f"{name} {number}" for name, number in self.versions.items()),
+        ]
+        return "\n".join(lines)
+
+
+def status() -> Status:
+    """What is patched now, and what was called since the patch was last switched on."""
+    with route.lock:
+        strict, fallbacks = route.strict, dict(route.fallbacks)
+    return Status(
+        enabled=patch.is_on(),
+        strict=strict,
+        patched=patch.patched_places(),
+        instances=instance.patched_instances(),
+        calls=patch.kernel_calls(),
+        fallbacks=fallbacks,
+        foreign=patch.foreign_places(),
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in DISTRIBUTIONS}
+
+
+def tally(counts: Mapping[str, int]) -> str:
+    """``cpu_prefill 24, cpu_decode 480``, or ``none``."""
+    return ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "none"
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

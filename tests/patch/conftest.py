@@ -1,0 +1,132 @@
+"""What the tests of the patch share: it is off before and after each test, and small random models to try it on."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+import tokenizers
+from mlx.utils import tree_map_with_path
+from mlx_lm.models import base
+
+ORIGINAL = base.scaled_dot_product_attention
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+# What an architecture has that Qwen2 has not, which is why it is here.
+OWN = {
+    "qwen2": {},
+    "llama": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+    "qwen3": {"tie_word_embeddings": False},  # and normalised queries and keys
+    "gemma3_text": {"sliding_window": 8, "sliding_window_pattern": 2, "query_pre_attn_scalar": 32},
+    "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},  # and sinks
+}
+
+
+@pytest.fixture(autouse=True)
+def unpatched():
+    """Every test starts and ends with mlx-lm as it was."""
+    flash.disable()
+    yield
+    flash.disable()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models."):
+            assert vars(module).get("scaled_dot_product_attention", ORIGINAL) is ORIGINAL, name
+
+
+@pytest.fixture
+def original():
+    """mlx-lm's own function."""
+    return ORIGINAL
+
+
+@pytest.fixture(params=OWN)
+def architecture(request):
+    """The model types that are tried with weights."""
+    return request.param
+
+
+def random_model(model_type, config, dtype=mx.float32, seed=0):
+    mx.random.seed(seed)
+    module = importlib.import_module(f"mlx_lm.models.{model_type}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+
+    def weight(path, initial):
+        if path.endswith("sinks"):
+            initial = mx.random.normal(initial.shape)
+        # nn.Linear starts so small that attention would hardly matter to the logits.
+        return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)
+
+    model.update(tree_map_with_path(weight, model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+@pytest.fixture
+def tiny():
+    """tiny(model_type, dtype, seed): a model of two layers with grouped-query attention and random weights."""
+
+    def make(model_type="qwen2", dtype=mx.float32, seed=0):
+        return random_model(model_type, {"model_type": model_type, **SIZES, **OWN[model_type]}, dtype, seed)
+
+    return make
+
+
+@pytest.fixture
+def tokens():
+    """tokens(batch, length): random token ids."""
+
+    def make(batch=1, length=20, seed=0):
+        return mx.random.randint(0, SIZES["vocab_size"], (batch, length), key=mx.random.key(seed))
+
+    return make
+
+
+@pytest.fixture
+def command():
+    """command(name, *arguments, flash="1"): runs a command of this environment in a process of its own."""
+
+    def run(name, *arguments, flash=None, **options):
+        env = {key: value for key, value in os.environ.items() if key != "MLXLM_FLASH"}
+        env.update({"HF_HUB_OFFLINE": "1"} if flash is None else {"HF_HUB_OFFLINE": "1", "MLXLM_FLASH": flash})
+        path = Path(sys.executable).parent / name
+        return subprocess.run([path, *arguments], env=env, capture_output=True, text=True, timeout=60, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A random Qwen2 in mlx-lm's layout: configuration, weights, and a tokenizer whose tokens are the bytes."""
+    folder = tmp_path_factory.mktemp("tiny-qwen2")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*alphabet, "<|endoftext|>"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+    config = {"model_type": "qwen2", **SIZES, "vocab_size": len(vocabulary)}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = random_model("qwen2", config)
+    model.save_weights(str(folder / "model.safetensors"))
+    return folder

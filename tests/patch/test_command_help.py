@@ -1,0 +1,46 @@
+"""-h works everywhere, and what it says is so."""
+
+import importlib.metadata
+
+import pytest
+from click.testing import CliRunner
+from mlxlm_flash_patch.cli import cli
+from mlxlm_flash_patch.registry import supported
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("help_option", ["-h", "--help"])
+@pytest.mark.parametrize("command", [(), ("run",), ("status",)])
+def test_help(command, help_option):
+    assert invoke(*command, help_option).startswith("Usage: ")
+
+
+def test_help_names_every_command():
+    text = invoke("-h")
+    assert all(name in text for name in cli.commands)
+
+
+def test_help_of_run():
+    text = " ".join(invoke("run", "-h").split())
+    assert "run [-h] COMMAND|SCRIPT|-m MODULE [ARGS]..." in text
+    assert "MLXLM_FLASH" in text
+    assert "mlx_lm.generate" in text
+
+
+def test_version():
+    assert invoke("--version") == f"mlxlm-flash, version {importlib.metadata.version('mlxlm-flash-patch')}\n"
+
+
+def test_status():
+    text = invoke("status")
+    for name in ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch"):
+        assert f"{name} {importlib.metadata.version(name)}" in text
+    assert "cpu: " in text
+    assert "metal: " in text
+    assert f"{len(supported())} model types" in text
+    assert all(name in text for name in supported())

@@ -1,0 +1,137 @@
+"""with enabled(): nests, ends well after exceptions, and keeps its books in several threads."""
+
+import sys
+import threading
+
+import mlxlm_flash_patch as flash
+import pytest
+from mlx_lm.models import base, llama, qwen2
+
+
+def patched():
+    return {name.rpartition(".")[2] for name in flash.status().patched}
+
+
+def test_one_block(original):
+    with flash.enabled():
+        assert base.scaled_dot_product_attention is not original
+        assert flash.status().enabled
+    assert base.scaled_dot_product_attention is original
+    assert not flash.status().enabled
+
+
+def test_an_inner_block_does_not_switch_off_an_outer_one():
+    with flash.enabled():
+        with flash.enabled():
+            pass
+        assert "base" in patched()
+    assert not patched()
+
+
+def test_a_block_does_not_switch_off_enable():
+    flash.enable()
+    with flash.enabled():
+        pass
+    assert "base" in patched()
+
+
+def test_enable_within_a_block_outlives_it():
+    with flash.enabled("qwen2"):
+        flash.enable("llama")
+        assert patched() == {"qwen2", "llama"}
+    assert patched() == {"llama"}
+
+
+def test_disable_within_a_block_ends_it(original):
+    with flash.enabled():
+        flash.disable()
+        assert base.scaled_dot_product_attention is original
+    assert base.scaled_dot_product_attention is original
+
+
+def test_models_add_up():
+    with flash.enabled("qwen2"):
+        with flash.enabled("llama"):
+            assert patched() == {"qwen2", "llama"}
+        assert patched() == {"qwen2"}
+        with flash.enabled():
+            assert {"base", "qwen2", "llama"} <= patched()
+            with flash.enabled("qwen2"):
+                assert "base" in patched()
+        assert patched() == {"qwen2"}
+
+
+def test_an_inner_block_may_be_stricter_but_not_laxer(tiny, tokens):
+    with flash.enabled():
+        with flash.enabled(strict=True):
+            assert flash.status().strict
+            with flash.enabled(strict=False):
+                assert flash.status().strict
+            tiny()(tokens()).tolist()
+        assert not flash.status().strict
+
+
+def test_blocks_that_end_out_of_order():
+    first, second = flash.enabled("qwen2"), flash.enabled("llama")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert patched() == {"llama"}
+    second.__exit__(None, None, None)
+    assert not patched()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exception_inside(error, strict, original):
+    """It arrives as it is, also where a strict block would complain that flash never ran."""
+    with pytest.raises(error), flash.enabled(strict=strict):
+        raise error
+    assert qwen2.scaled_dot_product_attention is original
+
+
+def test_a_block_that_cannot_begin(original):
+    with pytest.raises(ValueError, match="foo"), flash.enabled("foo"):
+        pytest.fail("the block ran")
+    assert not patched()
+
+
+def test_as_decorator():
+    @flash.enabled("qwen2")
+    def inside():
+        return patched()
+
+    assert inside() == {"qwen2"}
+    assert inside() == {"qwen2"}
+    assert not patched()
+
+
+@pytest.fixture
+def restless():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
+def test_many_threads(original):
+    """Blocks overlap at random: on while any is open, off after the last."""
+    failures = []
+    start = threading.Barrier(8)
+
+    def work(name, module):
+        start.wait()
+        for _ in range(50):
+            with flash.enabled(name):
+                if module.scaled_dot_product_attention is original:
+                    failures.append(name)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in [("qwen2", qwen2), ("llama", llama)] * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert not patched()
