@@ -51,7 +51,7 @@ WINDOWS = (256, 256, 512)  # tokens in a training row; each pass over the text d
 BATCH_TOKENS = 2048
 PEAK_RATE, FLOOR, WARMUP_STEPS = 2e-3, 0.02, 150
 WEIGHT_DECAY = 0.3
-DROPOUT = 0.1
+DROPOUT = 0.15
 SPLIT_RATE = 0.05
 EVALUATE_EVERY = 100
 
@@ -224,7 +224,7 @@ def save(out: Path, weights: dict[str, mx.array], tokenizer: Qwen2Tokenizer) -> 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--seed", default=0)
-@click.option("--steps", default=700, help=f"Optimizer steps of {BATCH_TOKENS:,} tokens.")
+@click.option("--steps", default=2400, help=f"Optimizer steps of {BATCH_TOKENS:,} tokens.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
