@@ -89,7 +89,7 @@ def scratch(allocate: Callable[[int], mx.array], size: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["process", "allocator"])
-@pytest.mark.parametrize("megabytes", [2, 64])
+@pytest.mark.parametrize("megabytes", [32, 128])
 def test_peak_memory_is_what_the_work_needed(method: str, megabytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the second time, when a free list would serve it; and beside memory that was there before."""
     if method == "allocator":
@@ -98,7 +98,8 @@ def test_peak_memory_is_what_the_work_needed(method: str, megabytes: int, monkey
     mx.eval(held)
     for _ in range(2):
         _, trial = run("off", partial(scratch, partial(mx.ones, dtype=mx.uint8), megabytes * MB), Flash())
-        assert trial.peak_memory == pytest.approx(megabytes * MB, rel=0.1, abs=600_000)
+        # The process's other threads may touch a megabyte or two of their own meanwhile.
+        assert trial.peak_memory == pytest.approx(megabytes * MB, abs=3 * MB)
 
 
 def test_memory_outside_mlx_counts_where_the_process_can_be_measured() -> None:
