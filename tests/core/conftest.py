@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -39,3 +40,18 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs in driver/, built from the CPU backend alone."""
+    build = tmp_path_factory.mktemp("driver")
+    source = Path(__file__).parent / "driver"
+    # cmake and ninja are installed beside this Python.
+    environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
+    for command in (["-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"], ["--build", build]):
+        done = subprocess.run(
+            ["cmake", *map(str, command)], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return build

@@ -47,3 +47,15 @@ def test_chunked_prefill_equals_one(rng):
         for a, b in ((0, 100), (100, 163), (163, 171), (171, 172), (172, 300))
     ]
     np.testing.assert_allclose(to_numpy(mx.concatenate(chunks, axis=2)), to_numpy(whole), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("length", [1, 9])
+def test_long_sums_keep_their_digits(length):
+    # One key of weight 1 and 131,071 of weight 0.3: added one by one in float32, they would lose 1e-3. Tile by
+    # tile, each of 1,366 additions rounds the sum by at most 2^-24 of it.
+    bound = 1366 * 2.0**-24
+    scores = mx.concatenate([mx.zeros(1), mx.full(131071, np.log(0.3))])
+    query, key = mx.ones((1, 1, length, 1)), scores[None, None, :, None]
+    out, lse = flash_attention(query, key, mx.ones_like(key), scale=1.0, return_lse=True)
+    np.testing.assert_allclose(to_numpy(lse), np.log(1 + 131071 * np.float64(np.float32(0.3))), rtol=0, atol=bound)
+    np.testing.assert_allclose(to_numpy(out), 1, rtol=0, atol=2 * bound)

@@ -64,11 +64,13 @@ ARGUMENTS = [
     ({"alibi_slopes": [1.0] * 8}, "alibi_slopes is a list"),
     ({"scale": float("nan")}, "scale is nan, expected a finite number"),
     ({"scale": float("inf")}, "scale is inf"),
-    ({"scale": 1e39}, "scale is inf"),
+    ({"scale": 1e39}, r"scale is 1e\+39"),
+    ({"scale": 10**400}, "scale is 1000"),
     ({"scale": "1"}, "scale is '1'"),
     ({"scale": mx.array([1.0, 2.0])}, "scale is array"),
     ({"softcap": 0}, "softcap is 0.0, expected a finite number above 0"),
     ({"softcap": -1.0}, "softcap is -1.0"),
+    ({"softcap": 1e-38}, "softcap is 1e-38"),
     ({"softcap": float("nan")}, "softcap is nan"),
     ({"softcap": float("inf")}, "softcap is inf"),
     ({"sinks": mx.zeros((7,))}, r"sinks has shape \(7\), expected \(8\)"),
@@ -132,3 +134,9 @@ for call in (flashattn_core.backends, lambda: flashattn_core.flash_attention(x, 
     result = run_python(code, **{variable: text})
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(f"{variable} is '{text}', expected") == 2
+
+
+def test_lengths_that_int32_does_not_hold():
+    long = mx.broadcast_to(mx.ones((1, 1, 1, 1)), (1, 1, 2**31 - 1, 1))
+    with pytest.raises(ValueError, match=r"lengths 9 and 2147483647, expected at most 2147482623 together"):
+        flash_attention(mx.ones((1, 1, 9, 1)), long, long)

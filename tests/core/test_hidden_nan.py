@@ -58,8 +58,9 @@ def test_hidden_from_some(rng, length, where, poison):
 def test_a_poisoned_query_reaches_its_own_row(rng):
     query, key, value = draw(rng, length=33, key_len=65)
     query[:, 0, 7] = mx.nan
-    out = to_numpy(flash_attention(query, key, value))
+    out, lse = (to_numpy(a) for a in flash_attention(query, key, value, return_lse=True))
     assert np.isnan(out[0, 0, 7]).all()
+    assert np.isnan(lse[0, 0, 7])
     out[0, 0, 7] = 0
     assert np.isfinite(out).all()
 
@@ -74,3 +75,23 @@ def test_a_key_of_minus_infinity_has_no_weight(rng):
     key[..., 0, :] = -mx.inf
     expected = mx.fast.scaled_dot_product_attention(query, key, value, scale=1.0)
     np.testing.assert_allclose(to_numpy(flash_attention(query, key, value, 1.0)), to_numpy(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [8, 97])
+def test_in_the_last_column_of_wide_values(rng, length):
+    query, key, value = draw(rng, length=length, key_len=97, value_dim=200)
+    poisoned = mx.where((mx.arange(97)[:, None] == 50) & (mx.arange(200) == 199), mx.nan, value)
+    mask = mx.arange(97) != 50
+    out = flash_attention(query, key, poisoned, mask=mask)
+    np.testing.assert_array_equal(to_numpy(out), to_numpy(flash_attention(query, key, value, mask=mask)))
+
+
+@pytest.mark.parametrize("length", [1, 8, 33])
+def test_beside_visible_keys_in_other_tiles(rng, length):
+    # Visible keys before and behind the hidden one, with growing scores: sums are rescaled on the way.
+    query, key, value = draw(rng, length=length, key_len=1500, value_dim=24)
+    key = key * mx.linspace(0.1, 3, 1500)[:, None]
+    at = (mx.arange(1500) % 250) == 200
+    clean = flash_attention(query, key, value, mask=~at, return_lse=True)
+    got = flash_attention(query, key, mx.where(at[:, None], mx.nan, value), mask=~at, return_lse=True)
+    assert all(mx.array_equal(a, b) for a, b in zip(got, clean, strict=True))

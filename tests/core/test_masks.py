@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import flash_attention
-from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree, lower
+from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow, Tree, lower
 from flashattn_core.reference import visible_and_bias
 
 SIZES = [(1, 1), (1, 70), (3, 5), (5, 3), (33, 64), (64, 33), (65, 65), (8, 130), (9, 130)]
@@ -149,7 +149,9 @@ def test_the_reference_reads_masks_by_the_same_sentences(rng):
         (lambda: Tree.from_parents([]), "parents is empty"),
         (lambda: Tree.from_parents([-1, 1]), r"parents\[1\] is 1"),
         (lambda: Tree.from_parents([-2]), r"parents\[0\] is -2"),
-        (lambda: Causal() & 3, "mask is int 3"),
+        (lambda: Causal() & 3, r"Causal\(\) & 3: the right side is expected to be a Mask or an mx.array"),
+        (lambda: Causal() & "causal", "the right side is expected to be a Mask"),
+        (lambda: lower(Mask()), "mask holds .*Mask.*, expected one of the masks"),
         (lambda: lower("windowed"), "mask is 'windowed', expected None, 'causal'"),
         (lambda: lower(3), "mask is int 3"),
         (lambda: lower(Causal() & mx.array([True]) & mx.array([True])), "two masks of kind bool array"),
@@ -160,3 +162,52 @@ def test_the_reference_reads_masks_by_the_same_sentences(rng):
 def test_bad_masks_say_what_was_expected(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (KeyRange(5), KeyRange(3)),
+        (KeyRange(0, 5), KeyRange(0, 9)),
+        (SlidingWindow(2), SlidingWindow(5)),
+        (Causal(), SlidingWindow(3)),
+        (KeyRange(mx.array([2])), KeyRange(4, mx.array([9]))),
+    ],
+)
+def test_two_of_a_kind_intersect(one, other, swap):
+    both = other & one if swap else one & other
+    expected = seen_by_kernel(one, 9, 12) & seen_by_kernel(other, 9, 12)
+    np.testing.assert_array_equal(seen_by_kernel(both, 9, 12), expected)
+
+
+@pytest.mark.parametrize(("length", "key_len", "window"), [(2, 200, 98), (2, 300, 195), (3, 400, 290)])
+def test_windows_that_end_inside_of_a_tile(length, key_len, window):
+    expected = by_sentence(length, key_len, lambda i, j: 0 <= i + key_len - length - j < window)
+    np.testing.assert_array_equal(seen_by_kernel(SlidingWindow(window), length, key_len), expected)
+
+
+@pytest.mark.parametrize("before", range(90, 100))
+def test_a_tree_that_begins_at_any_place_of_a_tile(before):
+    bits = np.eye(40, dtype=bool)
+    bits[:, 0] = False
+    seen = seen_by_kernel(Tree(mx.array(bits)), 40, before + 40)[0]
+    assert seen[:, :before].all()
+    np.testing.assert_array_equal(seen[:, before:], bits)
+
+
+@pytest.mark.parametrize("dtype", [mx.int8, mx.uint8, mx.int16, mx.uint16, mx.uint64])
+def test_key_range_of_other_integers(dtype):
+    seen = seen_by_kernel(KeyRange(mx.array([2, 3], dtype), mx.array([5, 6], dtype)), 1, 9, batch=2)
+    assert seen.sum(axis=-1).tolist() == [[3], [3]]
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    assert seen_by_kernel(SlidingWindow(np.int64(2)) & KeyRange(np.int32(1), np.int64(9)), 9, 9).sum() == 15
+
+
+def test_packed_trees_in_any_layout(rng):
+    bits = rng.random((2, 70, 70)) > 0.5
+    packed = Tree(mx.array(bits)).bits
+    strided = mx.contiguous(packed.transpose(2, 1, 0)).transpose(2, 1, 0)
+    np.testing.assert_array_equal(seen_by_kernel(Tree(strided), 70, 70, batch=2), bits)

@@ -68,3 +68,10 @@ def test_unknown_device(rng):
 def test_backends():
     assert set(backends()) == {"cpu", "metal"}
     assert "thread" in backends()["cpu"]
+
+
+def test_plan_takes_what_the_call_takes(rng):
+    query, key, value = draw(rng, length=9, key_len=9)
+    arguments = {"mask": "causal", "return_lse": True, "stream": mx.default_stream(mx.cpu)}
+    assert plan(query, key, value, **arguments).device == "cpu"
+    assert plan(query, key, value, stream=mx.gpu).device == "metal"

@@ -1,5 +1,6 @@
 """The extension in its process: the version check, forks, what import costs and touches."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -51,3 +52,14 @@ print(time.process_time() - before)
 """
     result = run_python(code, FLASHATTN_NUM_THREADS="4")
     assert float(result.stdout) < 0.05, result.stderr  # seconds of processor time in half a second of nothing
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
+def test_threads_follow_the_affinity_mask(run_python):
+    code = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import flashattn_core
+print(flashattn_core.backends()["cpu"])
+"""
+    assert run_python(code).stdout.strip().endswith(", 1 thread")

@@ -1,8 +1,6 @@
 """Tiles that a mask hides whole are skipped: their keys, values and mask elements are never even read."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,22 +19,9 @@ CASES = {
 }
 
 
-def with_tools() -> dict[str, str]:
-    """The environment, with the programs that are installed beside this Python: cmake and ninja."""
-    return {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-
-
-@pytest.fixture(scope="session")
-def hidden_memory(tmp_path_factory) -> Path:
-    """The driver, built from the CPU backend alone."""
-    build = tmp_path_factory.mktemp("driver")
-    source = Path(__file__).parent / "driver"
-    for command in (["-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"], ["--build", build]):
-        done = subprocess.run(
-            ["cmake", *map(str, command)], env=with_tools(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    return build / "hidden_memory"
+@pytest.fixture
+def hidden_memory(drivers: Path) -> Path:
+    return drivers / "hidden_memory"
 
 
 def run(driver: Path, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -62,6 +62,7 @@ def test_compile_merges_equal_calls_and_keeps_different_ones(rng):
     for options in different:
         assert calls({}, options) == 2, options
     assert calls({"sinks": zeros}, {"alibi_slopes": zeros}) == 2
+    assert calls({"mask": SlidingWindow(2)}, {"mask": SlidingWindow(3)}) == 2
 
 
 @pytest.mark.parametrize(
@@ -170,3 +171,37 @@ def test_graphs_show_its_name(rng, tmp_path):
     out = flash_attention(*draw(rng, length=9, key_len=9))
     mx.export_to_dot(str(tmp_path / "graph.dot"), out)
     assert "FlashAttention" in (tmp_path / "graph.dot").read_text()
+
+
+def test_vmap_over_packed_trees(rng):
+    query, key, value = draw(rng, length=40, key_len=50)
+    visible = rng.random((3, 40, 40)) > 0.5
+    packed = mx.stack([Tree(mx.array(v)).bits for v in visible], axis=2)
+    got = mx.vmap(lambda bits: flash_attention(query, key, value, mask=Tree(bits)), in_axes=2)(packed)
+    for i in range(3):
+        assert mx.array_equal(got[i], flash_attention(query, key, value, mask=Tree(mx.array(visible[i]))))
+
+
+def test_vmap_with_another_value_dim(rng):
+    arrays = draw(rng, batch=(3, 2), length=9, key_len=33, dim=16, value_dim=24)
+    assert mx.array_equal(mx.vmap(flash_attention)(*arrays), flash_attention(*arrays))
+
+
+def test_compile_shapeless_follows_head_dim(rng):
+    compiled = mx.compile(lambda q, k, v: flash_attention(q, k, v), shapeless=True)
+    for dim in (16, 64, 5):
+        arrays = draw(rng, length=9, key_len=33, dim=dim)
+        assert mx.array_equal(compiled(*arrays), flash_attention(*arrays))
+
+
+def test_compile_shapeless_checks_masks_and_kernels(rng):
+    mask = mx.arange(33) > 3
+    mx.eval(mask)
+    compiled = mx.compile(lambda q, k, v: flash_attention(q, k, v, mask=mask), shapeless=True)
+    mx.eval(compiled(*draw(rng, length=9, key_len=33)))
+    with pytest.raises(ValueError, match=r"mask has shape \(33\), expected one that broadcasts to"):
+        mx.eval(compiled(*draw(rng, length=9, key_len=34)))
+    compiled = mx.compile(lambda q, k, v: flash_attention(q, k, v, kernel="cpu_decode"), shapeless=True)
+    mx.eval(compiled(*draw(rng, length=8, key_len=33)))
+    with pytest.raises(ValueError, match="cpu_decode takes up to 8 queries, found 9"):
+        mx.eval(compiled(*draw(rng, length=9, key_len=33)))

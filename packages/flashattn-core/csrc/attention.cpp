@@ -14,6 +14,7 @@ namespace flashattn {
 namespace {
 
 constexpr int kMaxHeadDim = 512;
+constexpr int kMaxPositions = 2147483647 - 1024;    // positions are int32, and loops run up to one tile further
 constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
 
 using InputPointers = std::array<const mx::array*, kNumOptionalInputs>;
@@ -27,6 +28,14 @@ template <typename... Parts>
   message << "[flash_attention] ";
   (message << ... << parts);
   throw std::invalid_argument(message.str());
+}
+
+// Of out and lse.
+std::vector<mx::Shape> shapes_of_outputs(const mx::array& query, const mx::array& value) {
+  mx::Shape lse(query.shape().begin(), query.shape().end() - 1);
+  mx::Shape out = lse;
+  out.push_back(value.shape(kColumn));
+  return {out, lse};
 }
 
 mx::Shape batch_shape(const mx::array& query) {
@@ -66,6 +75,10 @@ void check_tensors(const mx::array& query, const mx::array& key, const mx::array
   }
   if (value.shape(kRow) != key.shape(kRow)) {
     fail("value has length ", value.shape(kRow), ", expected key's ", key.shape(kRow));
+  }
+  if (int64_t{query.shape(kRow)} + key.shape(kRow) > kMaxPositions) {
+    fail("query and key have lengths ", query.shape(kRow), " and ", key.shape(kRow), ", expected at most ",
+         kMaxPositions, " together");
   }
   if (key.shape(kHead) < 1 || query.shape(kHead) % key.shape(kHead) != 0) {
     fail("key has ", key.shape(kHead), " heads, which does not divide query's ", query.shape(kHead));
@@ -123,8 +136,8 @@ void check_shapes(const mx::array& query, const mx::array& key, const InputPoint
 }
 
 void check_options(const Options& options) {
-  if (!std::isfinite(options.scale)) {
-    fail("scale is ", options.scale, ", expected a finite number");
+  if (options.scale && !std::isfinite(*options.scale)) {
+    fail("scale is ", *options.scale, ", expected a finite number");
   }
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     fail("softcap is ", options.softcap, ", expected a finite number above 0");
@@ -217,7 +230,8 @@ AttentionParams make_params(const std::vector<mx::array>& inputs, const std::vec
   params.key_len = key.shape(kRow);
   params.head_dim = query.shape(kColumn);
   params.value_dim = value.shape(kColumn);
-  params.scale = options.scale;
+  // Not before now: under shapeless compilation D is not known earlier.
+  params.scale = options.scale.value_or(1 / std::sqrt(static_cast<float>(params.head_dim)));
   params.softcap = options.softcap;
   params.causal = options.causal;
   params.window = options.window;
@@ -290,10 +304,7 @@ std::vector<mx::array> attention(const mx::array& query, const mx::array& key, c
     }
     inputs.push_back(std::move(input));
   }
-  mx::Shape lse_shape(query.shape().begin(), query.shape().end() - 1);
-  mx::Shape out_shape = lse_shape;
-  out_shape.push_back(value.shape(kColumn));
-  return mx::array::make_arrays({out_shape, lse_shape}, {query.dtype(), mx::float32},
+  return mx::array::make_arrays(shapes_of_outputs(query, value), {query.dtype(), mx::float32},
                                 std::make_shared<FlashAttention>(stream, options, present), std::move(inputs));
 }
 
@@ -418,10 +429,8 @@ std::pair<std::vector<mx::array>, std::vector<int>> FlashAttention::vmap(const s
     }
     mapped.push_back(std::move(input));
   }
-  mx::Shape lse_shape(mapped[0].shape().begin(), mapped[0].shape().end() - 1);
-  mx::Shape out_shape = lse_shape;
-  out_shape.push_back(mapped[2].shape(kColumn));
-  return {mx::array::make_arrays({out_shape, lse_shape}, {mapped[0].dtype(), mx::float32},
+  std::vector<mx::Shape> shapes = shapes_of_outputs(mapped[0], mapped[2]);
+  return {mx::array::make_arrays(std::move(shapes), {mapped[0].dtype(), mx::float32},
                                  std::make_shared<FlashAttention>(stream(), options_, present_), std::move(mapped)),
           {0, 0}};
 }
@@ -438,10 +447,7 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   if (auto choice = choose(backend_of(stream()), inputs[0].shape(kRow), options_.kernel); !choice.kernel) {
     throw NoKernelError("[flash_attention] " + choice.reason);
   }
-  mx::Shape lse(inputs[0].shape().begin(), inputs[0].shape().end() - 1);
-  mx::Shape out = lse;
-  out.push_back(inputs[2].shape(kColumn));
-  return {out, lse};
+  return shapes_of_outputs(inputs[0], inputs[2]);
 }
 
 }  // namespace flashattn

@@ -28,8 +28,8 @@ enum Input { kKeyStart, kKeyStop, kTree, kVisible, kBias, kSinks, kAlibiSlopes, 
 using OptionalInputs = std::array<std::optional<mx::array>, kNumOptionalInputs>;
 
 struct Options {
-  float scale;
-  float softcap;  // 0: none
+  std::optional<float> scale;  // none: 1 / sqrt(D)
+  float softcap;               // 0: none
   bool causal;
   int window;          // 0: none
   std::string kernel;  // "auto", or a kernel's name

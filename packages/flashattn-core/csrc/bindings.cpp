@@ -49,8 +49,8 @@ NB_MODULE(_ext, m) {
 
   m.def(
       "attention",
-      [collect](const mx::array& query, const mx::array& key, const mx::array& value, float scale, float softcap,
-                bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
+      [collect](const mx::array& query, const mx::array& key, const mx::array& value, std::optional<float> scale,
+                float softcap, bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
                 const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
                 const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel,
                 mx::StreamOrDevice stream) {
@@ -59,14 +59,14 @@ NB_MODULE(_ext, m) {
                       {scale, softcap, causal, window, std::move(kernel)}, stream);
         return std::pair(outputs[0], outputs[1]);
       },
-      "query"_a, "key"_a, "value"_a, "scale"_a, "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
+      "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
       "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
       "alibi_slopes"_a.none(), "kernel"_a, "stream"_a.none(), "The op: returns (out, lse), both lazy.");
 
   m.def(
       "plan",
-      [collect](const mx::array& query, const mx::array& key, const mx::array& value, float scale, float softcap,
-                bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
+      [collect](const mx::array& query, const mx::array& key, const mx::array& value, std::optional<float> scale,
+                float softcap, bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
                 const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
                 const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel, bool metal) {
         Choice choice =
@@ -78,7 +78,7 @@ NB_MODULE(_ext, m) {
         }
         return std::pair(chosen, choice.reason);
       },
-      "query"_a, "key"_a, "value"_a, "scale"_a, "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
+      "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
       "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
       "alibi_slopes"_a.none(), "kernel"_a, "metal"_a, "(kernel or None, reason); nothing is computed.");
 

@@ -39,7 +39,7 @@ struct AttentionParams {
   Strides query, key, value, out, lse;
   Strides visible, bias;        // (*B, H_q, L, S)
   Strides key_start, key_stop;  // (*B): batch strides only
-  Strides tree;                 // (*B, T, words): batch and row strides, words are contiguous
+  Strides tree;                 // (*B, T, words): batch, row and column strides
   Strides sinks, alibi_slopes;  // (*B, H_q): batch and head strides
 };
 

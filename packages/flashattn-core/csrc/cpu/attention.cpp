@@ -28,7 +28,7 @@ struct HeadCut {
     int kv_head = static_cast<int>(index / blocks_per_group % params.num_kv_heads);
     return {.batch = index / blocks_per_group / params.num_kv_heads,
             .head_begin = kv_head * group + first_in_group,
-            .head_count = std::max(0, std::min(heads_per_block, group - first_in_group)),
+            .head_count = std::min(heads_per_block, group - first_in_group),
             .query_begin = 0,
             .query_count = params.query_len,
             .key_begin = 0,
@@ -60,7 +60,8 @@ void decode(const AttentionArgs& args) {
   // FlashDecoding: each run of keys is a piece of work of its own. The cut depends on the shape alone, and
   // the merge goes in order: the result is the same for any number of threads.
   constexpr int kKeysPerRun = 512;
-  int64_t runs = std::max(1, (params.key_len + kKeysPerRun - 1) / kKeysPerRun);
+  int first_key = params.window > 0 ? std::max(0, params.key_len - params.query_len - params.window + 1) : 0;
+  int64_t runs = std::max(1, (params.key_len - first_key + kKeysPerRun - 1) / kKeysPerRun);
   if (runs == 1) {
     parallel_for(cut.blocks, [&](int64_t i) { isa.attend(args, cut.block(params, i)); });
     return;
@@ -69,7 +70,7 @@ void decode(const AttentionArgs& args) {
   std::vector<float> partials(cut.blocks * runs * size);
   parallel_for(cut.blocks * runs, [&](int64_t i) {
     RowBlock block = cut.block(params, i / runs);
-    block.key_begin = static_cast<int>(i % runs) * kKeysPerRun;
+    block.key_begin = first_key + static_cast<int>(i % runs) * kKeysPerRun;
     block.key_end = std::min(block.key_begin + kKeysPerRun, params.key_len);
     isa.attend_partial(args, block, partials.data() + i * size);
   });

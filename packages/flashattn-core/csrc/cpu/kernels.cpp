@@ -161,13 +161,13 @@ Left load_keys(const AttentionArgs& args, const RowBlock& block, int first, int 
   return {scratch.key, p.head_dim, 1};
 }
 
-// Packs the tile's values. Returns whether all are finite: NaN or infinity in a hidden key must not reach an
-// output through 0 * NaN.
+// Packs the tile's values, with 0 in place of NaN and infinity: those must not reach a row that does not see
+// them, through 0 * NaN. Returns whether there were none.
 bool pack_values(const AttentionArgs& args, const RowBlock& block, int first, int count) {
   const AttentionParams& p = args.params;
   constexpr int kPanel = kColumns * kWidth;
   constexpr uint32_t kExponent = 0x7f800000u;
-  uint32_t not_finite = 0;
+  bool all_finite = true;
   with_dtype(args.dtype, [&](auto type) {
     const auto* value = static_cast<const decltype(type)*>(args.value) + batch_offset(p, p.value, block.batch) +
                         kv_head_of(args, block) * p.value.head + first * p.value.row;
@@ -183,11 +183,15 @@ bool pack_values(const AttentionArgs& args, const RowBlock& block, int first, in
           for (int c = 0; c < filled; ++c) target[c] = to_float(source[(column + c) * p.value.column]);
         }
         for (int c = filled; c < width; ++c) target[c] = 0;
-        for (int c = 0; c < width; ++c) not_finite |= (to_bits(target[c]) & kExponent) == kExponent;
+        for (int c = 0; c < width; ++c) {
+          bool finite = (to_bits(target[c]) & kExponent) != kExponent;
+          all_finite &= finite;
+          target[c] = finite ? target[c] : 0;
+        }
       }
     }
   });
-  return not_finite == 0;
+  return all_finite;
 }
 
 // Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.
@@ -212,8 +216,7 @@ void finish_scores(const AttentionArgs& args, const RowBlock& block, int first, 
   if (args.bias || args.visible || args.tree) {
     for (int r = 0; r < block.rows(); ++r) {
       Row row = row_of(block, r);
-      Interval seen = visible_keys(args, block.batch, row.query);
-      Interval tile_keys = {larger(seen.begin, first), smaller(seen.end, first + count)};
+      Interval tile_keys = {larger(scratch.seen_begin[r], first), smaller(scratch.seen_end[r], first + count)};
       Scores scores = {scratch.scores + r, columns, first};
       if (args.bias && tile_keys.begin < tile_keys.end) {
         add_bias(args, block.batch, row.head, row.query, tile_keys, scores);
@@ -248,31 +251,36 @@ void online_softmax(int count) {
     for (int j = 0; j < count; ++j) new_max = vmax(new_max, load(scores + j * columns));
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
-    vfloat sum = load(scratch.row_sum + r) * rescale;
+    vfloat sum = {};  // of this tile alone: small numbers are not lost beside the large sum so far
     for (int j = 0; j < count; ++j) {
       vfloat probability = exp2((load(scores + j * columns) - reference) * kLog2e);
       store(scores + j * columns, probability);
       sum += probability;
     }
     store(scratch.row_max + r, new_max);
-    store(scratch.row_sum + r, sum);
+    store(scratch.row_sum + r, load(scratch.row_sum + r) * rescale + sum);
     store(scratch.rescale + r, rescale);
   }
 }
 
-// P·V for a tile whose values hold NaN or infinity: only keys that a row sees may reach it. The logits are
-// gone by now; what a row does not see is marked by a probability of -0.
-void accumulate_seen(int rows, int count) {
-  int columns = scratch.value_columns;
-  for (int r = 0; r < rows; ++r) {
-    float* output = scratch.output + int64_t{r} * columns;
-    for (int c = 0; c < columns; ++c) output[c] *= scratch.rescale[r];
+// Adds what pack_values() left out: NaN and infinity, to the rows that see their keys. `seen` is (count, columns).
+void add_not_finite(const AttentionArgs& args, const RowBlock& block, int first, int count, const bool* seen) {
+  const AttentionParams& p = args.params;
+  with_dtype(args.dtype, [&](auto type) {
+    const auto* value = static_cast<const decltype(type)*>(args.value) + batch_offset(p, p.value, block.batch) +
+                        kv_head_of(args, block) * p.value.head + first * p.value.row;
     for (int j = 0; j < count; ++j) {
-      float probability = scratch.scores[j * scratch.columns + r];
-      if (to_bits(probability) == to_bits(-0.0f)) continue;
-      for (int c = 0; c < columns; ++c) output[c] += probability * scratch.value[packed_index(j, c, count, columns)];
+      for (int c = 0; c < p.value_dim; ++c) {
+        float x = to_float(value[j * p.value.row + c * p.value.column]);
+        if (x - x == 0) continue;
+        for (int r = 0; r < block.rows(); ++r) {
+          if (seen[j * scratch.columns + r]) {
+            scratch.output[int64_t{r} * scratch.value_columns + c] += scratch.scores[j * scratch.columns + r] * x;
+          }
+        }
+      }
     }
-  }
+  });
 }
 
 void attend_tile(const AttentionArgs& args, const RowBlock& block, int first, int count, bool all_visible) {
@@ -283,16 +291,15 @@ void attend_tile(const AttentionArgs& args, const RowBlock& block, int first, in
   if (!all_visible) {
     finish_scores(args, block, first, count);
   }
-  if (finite) {
-    online_softmax(count);
-    multiply({scratch.scores, 1, scratch.columns}, scratch.value, block.rows(), count, scratch.value_columns,
-             {scratch.output, scratch.value_columns, scratch.rescale});
-  } else {
-    bool hidden[kKeyTile * round_up(kMaxRows, kWidth)];
-    for (int i = 0; i < count * scratch.columns; ++i) hidden[i] = scratch.scores[i] == -kInfinity;
-    online_softmax(count);
-    for (int i = 0; i < count * scratch.columns; ++i) scratch.scores[i] = hidden[i] ? -0.0f : scratch.scores[i];
-    accumulate_seen(block.rows(), count);
+  bool seen[kKeyTile * kMaxRows];
+  if (!finite) {
+    for (int i = 0; i < count * scratch.columns; ++i) seen[i] = scratch.scores[i] != -kInfinity;
+  }
+  online_softmax(count);
+  multiply({scratch.scores, 1, scratch.columns}, scratch.value, block.rows(), count, scratch.value_columns,
+           {scratch.output, scratch.value_columns, scratch.rescale});
+  if (!finite) {
+    add_not_finite(args, block, first, count, seen);
   }
 }
 

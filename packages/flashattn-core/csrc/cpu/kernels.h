@@ -6,7 +6,8 @@
 namespace flashattn::cpu {
 
 // The rows that are computed together, against one run of keys: `query_count` queries of each of
-// `head_count` query heads that share a key/value head. Packed keys and values serve all of them.
+// `head_count` query heads that share a key/value head. What is loaded of keys and values
+// serves all of them.
 struct RowBlock {
   int64_t batch;
   int head_begin, head_count;  // query heads, all of one group
@@ -16,8 +17,8 @@ struct RowBlock {
   int rows() const { return head_count * query_count; }
 };
 
-// A block may have up to this many rows (a multiple of the register tile's 6): large enough to pay for
-// packing the keys, small enough for the working set to stay in a second-level cache of 512 KB.
+// A block may have up to this many rows (a multiple of every vector's width): large enough to pay for loading
+// the keys and values, small enough for the working set to stay in a second-level cache of 512 KB.
 constexpr int kMaxRows = 128;
 
 // What is left of a row after a run of keys, in floats: row_max, row_sum and value_dim unnormalised sums.

@@ -23,15 +23,6 @@ struct Result {
 template <int Rows, int Vectors>
 static void multiply_tile(Left left, const float* panel, int depth, Result result) {
   vfloat sum[Rows][Vectors] = {};
-  if (result.scale) {
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-      for (int c = 0; c < Vectors; ++c) {
-        sum[r][c] = load(result.data + r * result.row_stride + c * kWidth) * result.scale[r];
-      }
-    }
-  }
   for (int k = 0; k < depth; ++k) {
     vfloat right[Vectors];
 #pragma GCC unroll 4
@@ -51,7 +42,8 @@ static void multiply_tile(Left left, const float* panel, int depth, Result resul
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
-      store(result.data + r * result.row_stride + c * kWidth, sum[r][c]);
+      float* target = result.data + r * result.row_stride + c * kWidth;
+      store(target, result.scale ? load(target) * result.scale[r] + sum[r][c] : sum[r][c]);
     }
   }
 }

@@ -63,18 +63,6 @@ FLASHATTN_INLINE vfloat vmax(vfloat a, vfloat b) {
   return a < b ? b : a;
 }
 
-// Always in the same order, so that a result does not depend on anything but its inputs.
-FLASHATTN_INLINE float horizontal_sum(vfloat v) {
-  float sum = 0;
-  for (int i = 0; i < kWidth; ++i) sum += v[i];
-  return sum;
-}
-FLASHATTN_INLINE float horizontal_max(vfloat v) {
-  float most = v[0];
-  for (int i = 1; i < kWidth; ++i) most = larger(most, v[i]);
-  return most;
-}
-
 // 2^x for x <= 0, relative error below 1.3e-7 down to x = -126; below that 0. NaN stays NaN.
 // x = n + f with |f| <= 1/2; 2^f = 1 + f p(f), p the minimax polynomial of degree 5 (its own error: 2e-9).
 FLASHATTN_INLINE vfloat exp2(vfloat x) {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #ifdef __linux__
@@ -85,8 +86,13 @@ struct Job {
 class Pool {
  public:
   explicit Pool(int workers) {
-    for (int i = 0; i < workers; ++i) {
-      std::thread([this] { work(); }).detach();
+    try {
+      for (int i = 0; i < workers; ++i) {
+        std::thread([this] { work(); }).detach();
+      }
+    } catch (const std::system_error&) {
+      // The system has no more threads to give. Those that started already wait on this object, so it must
+      // stay; the caller works along in any case.
     }
   }
 

@@ -64,7 +64,7 @@ FLASHATTN_INLINE void hide_unseen(const AttentionArgs& args, int64_t batch, int 
     const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
     for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
       int other = j - tree_begin;
-      bool sees = bits && (bits[other / 32] >> (other % 32) & 1);
+      bool sees = bits && (bits[other / 32 * p.tree.column] >> (other % 32) & 1);
       scores[j] = sees ? scores[j] : -kInfinity;
     }
   }

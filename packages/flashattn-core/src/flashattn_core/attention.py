@@ -10,6 +10,9 @@ import mlx.core as mx
 from . import _ext
 from .masks import Mask, lower
 
+_FLOAT32_MAX = 3.4028234663852886e38
+_SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could leave float32
+
 MaskLike = Mask | mx.array | Literal["causal"] | None
 
 
@@ -122,16 +125,11 @@ def lowered_arguments(
             raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected an mx.array")
     if not isinstance(kernel, str):
         raise ValueError(f"[flash_attention] kernel is {kernel!r}, expected 'auto' or a kernel's name")
-    if scale is None:
-        # D = 0 is refused with its own message further down.
-        scale = 1 / math.sqrt(query.shape[-1]) if query.ndim and query.shape[-1] else 1.0
-    else:
+    if scale is not None:
         scale = _finite("scale", scale)
-    if softcap is None:
-        softcap = 0.0
-    else:
+    if softcap is not None:
         softcap = _finite("softcap", softcap)
-        if softcap <= 0:
+        if softcap < _SMALLEST_SOFTCAP:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
     m = lower(mask)
     return {
@@ -139,7 +137,7 @@ def lowered_arguments(
         "key": key,
         "value": value,
         "scale": scale,
-        "softcap": softcap,
+        "softcap": 0.0 if softcap is None else softcap,
         "causal": m.causal,
         "window": m.window,
         "key_start": m.key_start,
@@ -156,8 +154,8 @@ def lowered_arguments(
 def _finite(name: str, given: Any) -> float:
     try:
         number = float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if isinstance(given, str) or not math.isfinite(number):
+    if isinstance(given, str) or not abs(number) <= _FLOAT32_MAX:
         raise ValueError(f"[flash_attention] {name} is {given!r}, expected a finite number")
     return number

@@ -36,9 +36,14 @@ class Lowered:
 
 
 class Mask:
-    """Base of all masks. ``mask & other`` shows what both show; other may be an ``mx.array``."""
+    """Base of all masks. ``mask & other`` shows what both show.
+
+    An ``mx.array`` stands on the right: its own ``&`` knows no masks.
+    """
 
     def __and__(self, other: Mask | mx.array) -> Mask:
+        if not isinstance(other, Mask | mx.array):
+            raise ValueError(f"[Mask] {self!r} & {other!r}: the right side is expected to be a Mask or an mx.array")
         return And(_parts(self) + _parts(other))
 
 
@@ -110,7 +115,7 @@ class Tree(Mask):
                 f"[Tree] visible has shape {visible.shape}, expected (*B, T, T), or (*B, T, ceil(T / 32)) packed"
             )
         bits = visible if visible.dtype == mx.uint32 else _pack_bits(visible)
-        object.__setattr__(self, "bits", mx.contiguous(bits))
+        object.__setattr__(self, "bits", bits)
 
     @classmethod
     def from_parents(cls, parents: Sequence[int]) -> Tree:
@@ -164,7 +169,7 @@ def lower(mask: object) -> Lowered:
         elif isinstance(part, Causal):
             causal = True
         elif isinstance(part, SlidingWindow):
-            causal, window = True, min(window or _INT32_MAX, part.window)
+            causal, window = True, min(window or _INT32_MAX, int(part.window))
         elif isinstance(part, KeyRange):
             start_here = _int32(part.start)
             start = start_here if start is None else mx.maximum(start, start_here)
@@ -173,6 +178,10 @@ def lower(mask: object) -> Lowered:
                 stop = stop_here if stop is None else mx.minimum(stop, stop_here)
         elif isinstance(part, Tree):
             tree = _only("Tree", tree, part.bits)
+        else:
+            raise ValueError(
+                f"[flash_attention] mask holds {part!r}, expected one of the masks in flashattn_core.masks"
+            )
     return Lowered(causal, window, start, stop, tree, visible, bias)
 
 
@@ -197,13 +206,12 @@ def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
 
 
 def _int32(bound: int | mx.array) -> mx.array:
-    if isinstance(bound, mx.array):
-        if bound.dtype == mx.int32:
-            return bound
-        return mx.clip(
-            bound, None if mx.issubdtype(bound.dtype, mx.unsignedinteger) else -_INT32_MAX, _INT32_MAX
-        ).astype(mx.int32)
-    return mx.array(max(-_INT32_MAX, min(bound, _INT32_MAX)), dtype=mx.int32)
+    if not isinstance(bound, mx.array):
+        return mx.array(max(-_INT32_MAX, min(int(bound), _INT32_MAX)), dtype=mx.int32)
+    if bound.dtype in (mx.int64, mx.uint64, mx.uint32):  # what int32 does not hold is cut off, not wrapped
+        lowest = -_INT32_MAX if bound.dtype == mx.int64 else 0
+        bound = mx.clip(bound, lowest, _INT32_MAX)
+    return bound if bound.dtype == mx.int32 else bound.astype(mx.int32)
 
 
 def _pack_bits(visible: mx.array) -> mx.array:
@@ -214,7 +222,7 @@ def _pack_bits(visible: mx.array) -> mx.array:
 
 
 def _is_int(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+    return hasattr(x, "__index__") and not isinstance(x, bool | mx.array)  # numpy's whole numbers too
 
 
 def _describe(x: object) -> str:

@@ -35,20 +35,24 @@ def plan(
     softcap: float | None = None,
     sinks: mx.array | None = None,
     alibi_slopes: mx.array | None = None,
+    return_lse: bool = False,
     kernel: str = "auto",
+    stream: mx.Stream | mx.Device | None = None,
 ) -> Plan:
     """What :func:`flash_attention` would run for these arguments.
 
     Args:
-      device: ``"cpu"`` or ``"metal"``, on any machine; None: MLX's default device.
-      The others: as in :func:`flash_attention`, checked in the same way.
+      device: ``"cpu"`` or ``"metal"``, on any machine; None: the stream's, or MLX's default device.
+      The others: as in :func:`flash_attention`, checked in the same way. return_lse decides nothing: lse is
+        always computed.
 
     Raises:
       ValueError: bad arguments. A call that no kernel covers is no error here: its plan has kernel None and
         the reason that :func:`flash_attention` would raise.
     """
     if device is None:
-        device = "cpu" if mx.default_device() == mx.Device(mx.cpu) else "metal"
+        where = stream.device if isinstance(stream, mx.Stream) else stream or mx.default_device()
+        device = "cpu" if where == mx.Device(mx.cpu) else "metal"
     if device not in ("cpu", "metal"):
         raise ValueError(f"[plan] device is {device!r}, expected 'cpu' or 'metal'")
     arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)

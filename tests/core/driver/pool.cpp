@@ -1,0 +1,84 @@
+// The thread pool's promises, one line each on failure: every index once, several threads at work, the first
+// exception comes back and the pool goes on, a forked child has threads of its own, and a system that has no
+// more threads to give is no error.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "threads.h"
+
+using namespace flashattn::cpu;
+
+namespace {
+
+int failures = 0;
+
+void expect(bool holds, const char* what) {
+  if (!holds) {
+    std::printf("does not hold: %s\n", what);
+    ++failures;
+  }
+}
+
+// Two bodies that wait for each other finish only if two threads run them.
+bool two_threads_meet() {
+  std::atomic<int> inside{0};
+  std::atomic<bool> met{true};
+  parallel_for(2, [&](int64_t) {
+    ++inside;
+    for (int i = 0; i < 5000 && inside < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (inside < 2) met = false;
+  });
+  return met;
+}
+
+void all_promises() {
+  std::vector<std::atomic<int>> seen(10000);
+  parallel_for(10000, [&](int64_t i) { ++seen[static_cast<size_t>(i)]; });
+  bool once = true;
+  for (auto& count : seen) once = once && count == 1;
+  expect(once, "each index once");
+  expect(two_threads_meet(), "two threads at work");
+
+  bool caught = false;
+  try {
+    parallel_for(100, [](int64_t i) {
+      if (i == 42) throw std::runtime_error("42");
+    });
+  } catch (const std::runtime_error& error) {
+    caught = std::strcmp(error.what(), "42") == 0;
+  }
+  expect(caught, "an exception comes back");
+  expect(two_threads_meet(), "the pool goes on after an exception");
+
+  pid_t child = fork();
+  if (child == 0) {
+    _exit(two_threads_meet() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  expect(status == 0, "a forked child has threads of its own");
+}
+
+void no_more_threads() {
+  rlimit limit = {600u << 20, 600u << 20};  // address space for about 70 stacks
+  setrlimit(RLIMIT_AS, &limit);
+  std::atomic<int64_t> sum{0};
+  parallel_for(100, [&](int64_t i) { sum += i; });
+  expect(sum == 4950, "all work is done with the threads that could be had");
+}
+
+}  // namespace
+
+int main(int argc, char**) {
+  argc > 1 ? no_more_threads() : all_promises();
+  return failures;
+}
