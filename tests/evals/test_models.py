@@ -99,3 +99,9 @@ def test_a_bos_is_set_where_the_tokenizer_sets_one(make_model: Callable[..., Pat
     np.testing.assert_array_equal(tokens.ids[1:], plain.ids)
     assert tokens.text_up_to(0) == ""
     assert tokens.text_up_to(5) == plain.text_up_to(4)
+
+
+def test_tokens_that_the_model_does_not_have(make_model: Callable[..., Path]) -> None:
+    loaded = models.load(str(make_model(vocab_size=100)))
+    with pytest.raises(EvalError, match=r"makes token \d+, the model has 100 \(vocab_size\)"):
+        models.encode(loaded, "Naïve readers")

@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,3 +202,26 @@ def test_csv_has_a_row_for_each_trial_of_each_arm(evaluate: Callable[..., dict[s
     first = result["trials"][0]
     assert float(rows[0]["seconds"]) == first["off"]["seconds"]
     assert int(rows[0]["tokens"]) == first["tokens"]
+
+
+def test_rows_compared_at_once_change_nothing(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.arange(60, dtype=np.int32) * 7 % 300
+    plan = windows(len(ids), 24, 10)
+
+    def measured(rows: int) -> list[np.ndarray]:
+        monkeypatch.setattr(paired, "ROWS_AT_ONCE", rows)
+        batches = list(paired.measured(loaded.model, ids, plan, 2))
+        return [np.concatenate([batch.nll["on"] for batch in batches]), np.concatenate([batch.kl for batch in batches])]
+
+    for few, many in zip(measured(1), measured(1000), strict=True):
+        np.testing.assert_array_equal(few, many)
+
+
+def test_results_are_written_before_they_are_printed(model_folder: Path, text_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    command = [Path(sys.executable).parent / "flash-eval", "perplexity", "--model", model_folder]
+    command += ["--dataset", text_file, "--context", "32", "--json", out]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(list(map(str, command)), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode != 0
+    assert json.loads(out.read_text())["interrupted"] is False

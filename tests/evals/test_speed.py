@@ -119,6 +119,26 @@ def test_a_trial_does_not_change_the_cache_of_the_next(loaded: LoadedModel) -> N
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_trial_has_buffers_of_its_own(loaded: LoadedModel) -> None:
+    # Else the first append copies the whole cache while the clock runs, and counts it as memory of the trial.
+    import numpy as np
+
+    cache = speed._cache(loaded, np.arange(10))
+    held = sum(array.nbytes for layer in cache for array in (layer.keys, layer.values))
+    mx.synchronize()
+    before = mx.get_active_memory()
+    copied = speed._copy(cache)
+    assert mx.get_active_memory() - before >= held
+    assert all(
+        mx.array_equal(a, b) for x, y in zip(cache, copied, strict=True) for a, b in zip(x.state, y.state, strict=True)
+    )
+
+
+def test_a_negative_seed_is_refused(invoke: Invoke, model_folder: Path) -> None:
+    result = invoke("speed", "--model", model_folder, "--seed", -1)
+    assert (result.exit_code, result.stderr) == (2, "Error: --seed must be at least 0, not -1\n")
+
+
 def test_csv_has_a_row_for_each_trial_of_each_arm(evaluate: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     result = evaluate("-p", 8, "-g", 2, "-d", 0, "-r", 2, "--csv", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:

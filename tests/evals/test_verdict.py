@@ -105,4 +105,4 @@ def test_a_process_that_is_patched_from_the_start_is_refused(
     """Otherwise both arms would be flash, and agree beautifully."""
     with mlxlm_flash_patch.enabled():
         line = refused("perplexity", "--model", model_folder, "--dataset", text_file, "--context", 64)
-    assert "unset MLXLM_FLASH" in line
+    assert "run flash-eval without mlxlm-flash run" in line

@@ -215,6 +215,17 @@ def test_a_forked_child_does_not_speak_at_its_end():
     assert stream.getvalue().startswith("[mlxlm-flash] flash attention ran: ")
 
 
+def test_strict_leaves_a_forked_child_alone(run, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    done = run(script, flash="strict")
+    assert done.stdout == "0\n"
+    assert done.stderr.count("never ran") == 1  # the parent's
+    assert done.returncode == 1
+
+
 def test_a_closed_stderr_is_no_error_at_the_end():
     stream = io.StringIO()
     stream.close()

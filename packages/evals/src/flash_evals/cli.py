@@ -1,5 +1,7 @@
 """`flash-eval`: the group of commands. A command's module is imported when somebody asks for it."""
 
+import io
+import sys
 from importlib import import_module
 
 import click
@@ -47,3 +49,6 @@ def main() -> None:
 
     Without options everything runs on a small model and a text that need no network.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no Δ must not cost the result

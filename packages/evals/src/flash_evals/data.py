@@ -59,7 +59,7 @@ def load(dataset: str, config: str | None = None, split: str | None = None, colu
     with the text ("text" if not given). Raises EvalError: no such file, split or column, no text, no
     network.
     """
-    path = Path(dataset).expanduser()
+    path = Path(dataset)
     if dataset == "pydoc":
         _has_no("pydoc", config=config, split=split, column=column)
         documents = pydoc_text.documents("heldout")

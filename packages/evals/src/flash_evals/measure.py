@@ -92,7 +92,10 @@ def run(name: Arm, work: Callable[[], Result], flash_did: Flash) -> tuple[Result
         # "-" on counters keeps what grew.
         ran, left = _calls() - calls, _fallbacks() - fallbacks
     if name == "off" and ran:
-        raise EvalError("the patch is on for this whole process, so there is no arm without it: unset MLXLM_FLASH")
+        raise EvalError(
+            "the patch is on for this whole process, so there is no arm without it: "
+            "run flash-eval without mlxlm-flash run"
+        )
     if name == "on":
         flash_did.calls += ran
         flash_did.fallbacks += left

@@ -102,8 +102,8 @@ def load(model: str | None) -> LoadedModel:
     logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
     if model is None:
         folder, name, revision = DEMO_MODEL, "Qwen2 demo", None
-    elif Path(model).expanduser().exists():
-        folder, revision = Path(model).expanduser(), None
+    elif Path(model).exists():
+        folder, revision = Path(model), None
         name = folder.resolve().name
     elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise EvalError(f"no such model folder: {model}")
@@ -153,4 +153,9 @@ def encode(loaded: LoadedModel, text: str) -> Tokens:
     bos = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
     if bos:
         ids, ends = [tokenizer.bos_token_id, *ids], [0, *ends]
+    # MLX reads whatever lies behind the embedding, and says nothing.
+    if ids and max(ids) >= loaded.vocabulary:
+        raise EvalError(
+            f"the tokenizer of {loaded.name} makes token {max(ids)}, the model has {loaded.vocabulary} (vocab_size)"
+        )
     return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), bos)

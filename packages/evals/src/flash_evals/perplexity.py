@@ -134,8 +134,10 @@ def command(
         "interrupted": finished < len(plan),
         "machine": described_machine,
     }
-    click.echo(render(result))
-    report.write(json_file, result, csv_file, csv_rows(result["trials"]))
+    try:  # neither a full disk nor a closed pipe costs the other its copy
+        report.write(json_file, result, csv_file, csv_rows(result["trials"]))
+    finally:
+        click.echo(render(result))
     if result["interrupted"]:
         sys.exit(130)
 

@@ -75,7 +75,13 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
     callback=options.at_least(1),
     help="Trials of each test and arm; one more to warm up is not counted.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of the random tokens in the prompts.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    callback=options.at_least(0),
+    help="Of the random tokens in the prompts.",
+)
 @options.json_file
 @options.csv_file
 def command(
@@ -139,8 +145,10 @@ def command(
         "interrupted": len(pairs) < total,
         "machine": described_machine,
     }
-    click.echo(render(result))
-    report.write(json_file, result, csv_file, csv_rows(result["results"]))
+    try:  # neither a full disk nor a closed pipe costs the other its copy
+        report.write(json_file, result, csv_file, csv_rows(result["results"]))
+    finally:
+        click.echo(render(result))
     if result["interrupted"]:
         sys.exit(130)
 
@@ -191,9 +199,16 @@ def _cache(loaded: models.LoadedModel, tokens: np.ndarray) -> Any:
 
 
 def _copy(cache: Any) -> Any:
-    """The same keys and values for one trial, which will append to them."""
+    """The same keys and values for one trial, which will append to them, in buffers of their own.
+
+    A deep copy alone shares the buffers, and the first append would copy them while the clock runs.
+    """
     copied = copy.deepcopy(cache)
-    mx.eval([layer.state for layer in copied])
+    for layer in copied:
+        for name, value in vars(layer).items():
+            if isinstance(value, mx.array):
+                setattr(layer, name, value + mx.zeros_like(value))
+        mx.eval([value for value in vars(layer).values() if isinstance(value, mx.array)])
     return copied
 
 
