@@ -20,7 +20,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-constexpr int kKeyTile = 96;  // a multiple of kRows; its keys and values fit a second-level cache up to head_dim 512
+constexpr int kKeyTile = 96;  // a multiple of kRows: no narrower register tile is needed but at the end
 
 constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
