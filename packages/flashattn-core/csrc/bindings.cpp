@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "cpu/attention.h"
+#include "cpu/roofline.h"
 #include "mlx/version.h"
 
 namespace nb = nanobind;
@@ -95,6 +96,12 @@ NB_MODULE(_ext, m) {
       "Evaluated calls of each kernel.");
   m.def("reset_stats", &reset_calls, "Sets all counts to 0.");
   m.def("describe_cpu", &cpu::describe, "The CPU backend in words.");
+  m.def("peak_flops", &cpu::peak_flops, nb::call_guard<nb::gil_scoped_release>(),
+        "Floating-point operations per second that the CPU backend's threads reach with fused multiply-adds in\n"
+        "registers, one of which counts two. Takes 30 ms.");
+  m.def("read_bandwidth", &cpu::read_bandwidth, nb::call_guard<nb::gil_scoped_release>(),
+        "Bytes per second that the CPU backend's threads read from a buffer larger than the caches (256 MB).\n"
+        "Takes 0.2 s.");
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");

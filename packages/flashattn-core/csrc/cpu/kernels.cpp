@@ -398,6 +398,6 @@ void merge(const AttentionArgs& args, const RowBlock& block, const float* partia
 
 }  // namespace
 
-const Kernels kernels = {FLASHATTN_ISA_NAME, attend, attend_partial, merge};
+const Kernels kernels = {FLASHATTN_ISA_NAME, attend, attend_partial, merge, roofline_loops};
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

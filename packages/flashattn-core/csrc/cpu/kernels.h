@@ -27,6 +27,13 @@ constexpr int64_t partial_row_size(int value_dim) {
   return 2 + int64_t{value_dim};
 }
 
+// Loops that reach the bounds of the machine, see roofline.h. They return a number so that nothing is left out.
+struct RooflineLoops {
+  float (*multiply_add)(int64_t steps);
+  int64_t flops_per_step;
+  float (*read)(const float* data, int64_t size);
+};
+
 struct Kernels {
   const char* name;
   // Attention of a block of rows over its keys, finished: writes out and lse.
@@ -35,20 +42,25 @@ struct Kernels {
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
   // Merges `count` partials, in order, `partial_stride` floats apart, and writes out and lse.
   void (*merge)(const AttentionArgs&, const RowBlock&, const float* partials, int64_t count, int64_t partial_stride);
+  const RooflineLoops& roofline;
 };
 
 namespace baseline {
 extern const Kernels kernels;
-}
+extern const RooflineLoops roofline_loops;
+}  // namespace baseline
 namespace avx2 {
 extern const Kernels kernels;
-}
+extern const RooflineLoops roofline_loops;
+}  // namespace avx2
 namespace avx512 {
 extern const Kernels kernels;
-}
+extern const RooflineLoops roofline_loops;
+}  // namespace avx512
 namespace neon {
 extern const Kernels kernels;
-}
+extern const RooflineLoops roofline_loops;
+}  // namespace neon
 
 // The best set that this machine runs, or the one that FLASHATTN_CPU_ISA names. Throws
 // std::invalid_argument when that is unknown, or not to be had here.

@@ -4,7 +4,7 @@ import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
 
 from . import _ext as _ext  # the modules beside this one take it from here
 from . import masks
-from ._ext import NoKernelError, reset_stats, stats
+from ._ext import NoKernelError, peak_flops, read_bandwidth, reset_stats, stats
 from .attention import flash_attention
 from .plan import Plan, plan
 
@@ -17,7 +17,9 @@ __all__ = [
     "flash_attention",
     "is_tracing",
     "masks",
+    "peak_flops",
     "plan",
+    "read_bandwidth",
     "reset_stats",
     "stats",
 ]

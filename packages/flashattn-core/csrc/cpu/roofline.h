@@ -1,0 +1,12 @@
+// The two bounds of a roofline, measured with the instruction set and the threads that the kernels use.
+#pragma once
+
+namespace flashattn::cpu {
+
+// Floating-point operations per second of fused multiply-adds in registers, a multiply-add counting two. 30 ms.
+double peak_flops();
+
+// Bytes per second read from memory, out of a buffer larger than the caches (256 MB). 150 ms.
+double read_bandwidth();
+
+}  // namespace flashattn::cpu
