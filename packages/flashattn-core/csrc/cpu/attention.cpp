@@ -1,6 +1,8 @@
 // Cuts one call into blocks of rows and spreads them over the threads.
 #include "attention.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -36,13 +38,32 @@ struct HeadCut {
   }
 };
 
+// The more rows share what is loaded and packed of keys and values, the better, as long as their queries and
+// outputs take no more than half of the second-level cache.
+int rows_in_cache(int head_dim, int value_dim) {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  static const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#else
+  constexpr long reported = 0;
+#endif
+  long cache = reported > 0 ? reported : 512 << 10;
+  long row = static_cast<long>(sizeof(float)) * (head_dim + value_dim);
+  return static_cast<int>(std::clamp<long>(cache / 2 / row, kMinRows, kMaxRows));
+}
+
 }  // namespace
 
 void prefill(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
-  HeadCut cut(params, kMaxRows);
-  int queries_per_block = kMaxRows / cut.heads_per_block;
+  int max_rows = rows_in_cache(params.head_dim, params.value_dim);
+  HeadCut cut(params, max_rows);
+  // Enough blocks for the threads to end together. Not a function of their number: nor is then the result.
+  constexpr int kBlocks = 64;
+  int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
+  int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
+  int most = max_rows / cut.heads_per_block;
+  int queries_per_block = static_cast<int>(std::clamp<int64_t>(queries, std::min(least, most), most));
   int64_t tiles = (params.query_len + queries_per_block - 1) / queries_per_block;
   // The last queries see the most keys under a causal mask: they go first, so that the threads end together.
   parallel_for(tiles * cut.blocks, [&](int64_t i) {

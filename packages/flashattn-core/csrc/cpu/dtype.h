@@ -1,5 +1,7 @@
 // Elements of the three storage types to float and back. Loading is exact; storing rounds to nearest, ties
 // to even, as MLX's casts do: so computing on bfloat16 equals "cast to float32, compute, cast back".
+//
+// The formulas work on one number as on a vector of them: F is float or vfloat, U its bits.
 #pragma once
 
 #include "simd.h"
@@ -12,58 +14,97 @@ struct half_t {
 struct bfloat_t {
   uint16_t bits;
 };
+typedef uint16_t vushort __attribute__((vector_size(kWidth * sizeof(uint16_t))));
 
-FLASHATTN_INLINE float from_bits(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof(x));
-  return x;
+template <typename To, typename From>
+FLASHATTN_INLINE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
 }
-FLASHATTN_INLINE uint32_t to_bits(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  return bits;
+
+// Overloads on the storage type; the argument of that type is only a name for it.
+template <typename F, typename U>
+FLASHATTN_INLINE F decode(U bits, bfloat_t) {
+  return bit_cast<F>(bits << 16);
+}
+template <typename F, typename U>
+FLASHATTN_INLINE F decode(U bits, half_t) {
+  U sign = (bits & 0x8000u) << 16;
+  U magnitude = bits & 0x7fffu;
+  // Exponent and mantissa moved into place are off by 2^112; the product is exact, subnormals included.
+  U finite = bit_cast<U>(bit_cast<F>(magnitude << 13) * 0x1p112f);
+  U special = (magnitude << 13) | 0x7f800000u;  // inf and NaN keep their mantissa
+  return bit_cast<F>(sign | (magnitude >= 0x7c00u ? special : finite));
+}
+
+// The 16 bits to store, in the lower half.
+template <typename U, typename F>
+FLASHATTN_INLINE U encode(F x, bfloat_t) {
+  U bits = bit_cast<U>(x);
+  U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  U nan = (bits >> 16) | 0x40u;
+  return (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
+}
+template <typename U, typename F>
+FLASHATTN_INLINE U encode(F x, half_t) {
+  U bits = bit_cast<U>(x);
+  U sign = (bits >> 16) & 0x8000u;
+  U magnitude = bits & 0x7fffffffu;
+  // Below 2^-14 the spacing is 2^-24: adding 0.5, whose last place that is, rounds there.
+  U small = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000u;
+  U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  U large = magnitude > 0x7f800000u ? U{} + 0x7e00u : U{} + 0x7c00u;  // NaN, infinity
+  U half = magnitude < 0x38800000u ? small : normal;
+  return sign | (magnitude >= 0x477ff000u ? large : half);  // 65520 and more rounds to infinity
 }
 
 FLASHATTN_INLINE float to_float(float x) {
   return x;
 }
-FLASHATTN_INLINE float to_float(bfloat_t x) {
-  return from_bits(uint32_t{x.bits} << 16);
+template <typename T>
+FLASHATTN_INLINE float to_float(T x) {
+  return decode<float>(uint32_t{x.bits}, T{});
 }
-FLASHATTN_INLINE float to_float(half_t x) {
-  uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
-  uint32_t magnitude = x.bits & 0x7fffu;
-  // Exponent and mantissa moved into place are off by 2^112; the product is exact, subnormals included.
-  float finite = from_bits(magnitude << 13) * 0x1p112f;
-  uint32_t special = (magnitude << 13) | 0x7f800000u;  // inf and NaN keep their mantissa
-  return from_bits(sign | (magnitude >= 0x7c00u ? special : to_bits(finite)));
-}
-
 FLASHATTN_INLINE void from_float(float x, float* out) {
   *out = x;
 }
-FLASHATTN_INLINE void from_float(float x, bfloat_t* out) {
-  uint32_t bits = to_bits(x);
-  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-  uint32_t nan = (bits >> 16) | 0x40u;
-  out->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+template <typename T>
+FLASHATTN_INLINE void from_float(float x, T* out) {
+  out->bits = static_cast<uint16_t>(encode<uint32_t>(x, T{}));
 }
-FLASHATTN_INLINE void from_float(float x, half_t* out) {
-  uint32_t bits = to_bits(x);
-  uint32_t sign = (bits >> 16) & 0x8000u;
-  uint32_t magnitude = bits & 0x7fffffffu;
-  uint32_t half;
-  if (magnitude > 0x7f800000u) {
-    half = 0x7e00u;  // NaN
-  } else if (magnitude >= 0x477ff000u) {
-    half = 0x7c00u;  // 65520 and more rounds to infinity
-  } else if (magnitude < 0x38800000u) {
-    // Below 2^-14 the spacing is 2^-24: adding 0.5, whose last place that is, rounds there.
-    half = to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f);
-  } else {
-    half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
+
+template <typename T>
+FLASHATTN_INLINE vfloat load(const T* p) {
+  vushort bits;
+  __builtin_memcpy(&bits, p, sizeof(bits));
+  return decode<vfloat>(__builtin_convertvector(bits, vuint), T{});
+}
+template <typename T>
+FLASHATTN_INLINE void store(T* p, vfloat v) {
+  vushort bits = __builtin_convertvector(encode<vuint>(v, T{}), vushort);
+  __builtin_memcpy(p, &bits, sizeof(bits));
+}
+
+// Elements first ... first + kWidth - 1 of a row that has `count` of them, `stride` apart; 0 beyond its end.
+template <typename T>
+FLASHATTN_INLINE vfloat load_part(const T* row, int64_t stride, int first, int count) {
+  if (stride == 1 && first + kWidth <= count) {
+    return load(row + first);
   }
-  out->bits = static_cast<uint16_t>(sign | half);
+  float part[kWidth] = {};
+  for (int i = first; i < smaller(first + kWidth, count); ++i) part[i - first] = to_float(row[i * stride]);
+  return load(part);
+}
+template <typename T>
+FLASHATTN_INLINE void store_part(T* row, int64_t stride, int first, int count, vfloat v) {
+  if (stride == 1 && first + kWidth <= count) {
+    return store(row + first, v);
+  }
+  float part[kWidth];
+  store(part, v);
+  for (int i = first; i < smaller(first + kWidth, count); ++i) from_float(part[i - first], &row[i * stride]);
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -20,11 +20,27 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-constexpr int kKeyTile = 96;  // a multiple of kRows: no narrower register tile is needed but at the end
+constexpr int kKeyTile = 192;  // a multiple of kRows: no narrower register tile is needed but at the end
+
+// Packing the values pays for itself from so many rows on that they go by more than once.
+constexpr int kMaxUnpackedRows = kRows + 2;
+
+// Rows whose scores are computed, exponentiated and used before the next ones are: (kKeyTile, kPanelRows) scores
+// stay in a first-level cache of 32 KB. A multiple of the packed panels' width.
+constexpr int kPanelRows = kWidth == 16 ? 64 : 48;
 
 constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
+
+// Rows that go through a tile together.
+struct Panel {
+  int first, rows, columns;  // columns: with padding
+  Interval any, all;         // the keys that some row sees, and those that all see
+
+  int lanes() const { return larger(columns, kWidth); }  // after these the rows repeat
+  int keys() const { return lanes() / columns; }         // in those lanes
+};
 
 // One thread's working memory, kept for its next block.
 struct Scratch {
@@ -32,32 +48,39 @@ struct Scratch {
   int64_t capacity = 0;
 
   // What the block at hand uses of it.
-  int columns;        // of scores: the block's rows, padded to whole vectors
+  bool few_rows;      // so few that the scores of several keys share a vector, see dot()
+  int columns;        // the rows and their padding: whole vectors, or for few rows the next power of two
+  int depth;          // of a row of query and key: head_dim, padded where dot() reads whole vectors of it
   int value_columns;  // value_dim, padded to whole vectors
-  float* query;       // packed (head_dim, columns), times scale
-  float* key;         // (kKeyTile, head_dim)
+  float* query;       // times scale; packed (depth, columns), or for few rows (rows, depth)
+  float* key;         // (kKeyTile, depth)
   float* value;       // packed (kKeyTile, value_columns)
-  float* scores;      // (kKeyTile, columns), then the probabilities
+  float* scores;      // of a panel of rows: (kKeyTile, its columns), then the probabilities
   float* output;      // (rows, value_columns), unnormalised
-  // One number a row:
+  Panel panels[(kMaxRows + kPanelRows - 1) / kPanelRows];
+  int panel_count;
+  // One number a row. Where rows are few, all lanes of a vector: the rows repeat.
   float row_max[kMaxRows];  // -inf: nothing seen yet
   float row_sum[kMaxRows];
   float rescale[kMaxRows];                           // exp(old row_max - new row_max)
   float slope[kMaxRows];                             // ALiBi's
   int32_t position[kMaxRows];                        // of the query among the keys
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
+  int32_t next_key[kMaxRows];                        // the lane's key, counted from the vector's first
 
   void prepare(int rows, int head_dim, int value_dim) {
-    columns = round_up(rows, kWidth);
+    few_rows = rows <= kMaxDotRows;
+    columns = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
+    depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
     value_columns = round_up(value_dim, kWidth);
     struct Part {
       float** start;
       int64_t size;
     };
-    const Part parts[] = {{&query, int64_t{head_dim} * columns},
-                          {&key, int64_t{kKeyTile} * head_dim},
+    const Part parts[] = {{&query, int64_t{depth} * columns},
+                          {&key, int64_t{kKeyTile} * depth},
                           {&value, int64_t{kKeyTile} * value_columns},
-                          {&scores, int64_t{kKeyTile} * columns},
+                          {&scores, int64_t{kKeyTile} * smaller(columns, kPanelRows)},
                           {&output, int64_t{rows} * value_columns}};
     constexpr int64_t kLine = 16;  // each part begins on a cache line
     int64_t total = 0;
@@ -80,7 +103,7 @@ struct Scratch {
   ~Scratch() { std::free(memory); }
 };
 
-thread_local Scratch scratch;
+thread_local Scratch kept_scratch;
 
 // Calls visit(T{}) with the storage type of query, key, value and out.
 template <typename Visit>
@@ -92,145 +115,186 @@ FLASHATTN_INLINE void with_dtype(Dtype dtype, Visit visit) {
   }
 }
 
-// Row r of a block is query `query_begin + r % query_count` of head `head_begin + r / query_count`.
+// Row r of a block. The heads of one query lie side by side, so that neighbouring rows see nearly the same keys.
 struct Row {
   int head, query;
 };
 FLASHATTN_INLINE Row row_of(const RowBlock& block, int r) {
-  return {block.head_begin + r / block.query_count, block.query_begin + r % block.query_count};
-}
-
-// Everything that stays the same for all the tiles of a block.
-void load_rows(const AttentionArgs& args, const RowBlock& block) {
-  const AttentionParams& p = args.params;
-  for (int r = 0; r < scratch.columns; ++r) {
-    bool real = r < block.rows();  // the others are padding: computed along, never stored
-    Row row = real ? row_of(block, r) : Row{};
-    Interval seen = real ? visible_keys(args, block.batch, row.query) : Interval{0, p.key_len};
-    scratch.row_max[r] = -kInfinity;
-    scratch.row_sum[r] = 0;
-    scratch.seen_begin[r] = seen.begin;
-    scratch.seen_end[r] = seen.end;
-    scratch.position[r] = row.query + p.key_len - p.query_len;
-    scratch.slope[r] = 0;
-    if (args.alibi_slopes && real) {
-      const Strides& strides = p.alibi_slopes;
-      scratch.slope[r] = args.alibi_slopes[batch_offset(p, strides, block.batch) + row.head * strides.head];
-    }
-  }
-  for (int64_t i = 0; i < int64_t{block.rows()} * scratch.value_columns; ++i) scratch.output[i] = 0;
-
-  // Scores leave the product as what softcap's tanh, or the softmax, is applied to.
-  float factor = p.softcap > 0 ? p.scale / p.softcap : p.scale;
-  with_dtype(args.dtype, [&](auto type) {
-    const auto* query = static_cast<const decltype(type)*>(args.query) + batch_offset(p, p.query, block.batch);
-    for (int r = 0; r < scratch.columns; ++r) {
-      Row row = r < block.rows() ? row_of(block, r) : row_of(block, 0);
-      const auto* source = query + row.head * p.query.head + row.query * p.query.row;
-      for (int d = 0; d < p.head_dim; ++d) {
-        scratch.query[packed_index(d, r, p.head_dim, scratch.columns)] = to_float(source[d * p.query.column]) * factor;
-      }
-    }
-  });
+  return {block.head_begin + r % block.head_count, block.query_begin + r / block.head_count};
 }
 
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
   return block.head_begin / (args.params.num_heads / args.params.num_kv_heads);
 }
 
-// The tile's keys as the product's left operand: where they lie, if they are floats and read only once;
-// otherwise converted and side by side.
-Left load_keys(const AttentionArgs& args, const RowBlock& block, int first, int count) {
+// Rows of T as the block's batch element and head have them.
+template <typename T>
+const T* keys_of(const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
-  int64_t offset = batch_offset(p, p.key, block.batch) + kv_head_of(args, block) * p.key.head + first * p.key.row;
-  if (args.dtype == Dtype::float32 && scratch.columns <= kColumns * kWidth) {
-    return {static_cast<const float*>(args.key) + offset, p.key.row, p.key.column};
-  }
-  with_dtype(args.dtype, [&](auto type) {
-    const auto* key = static_cast<const decltype(type)*>(args.key) + offset;
-    for (int j = 0; j < count; ++j) {
-      const auto* source = key + j * p.key.row;
-      float* target = scratch.key + int64_t{j} * p.head_dim;
-      if (p.key.column == 1) {
-        for (int d = 0; d < p.head_dim; ++d) target[d] = to_float(source[d]);
-      } else {
-        for (int d = 0; d < p.head_dim; ++d) target[d] = to_float(source[d * p.key.column]);
-      }
-    }
-  });
-  return {scratch.key, p.head_dim, 1};
+  return static_cast<const T*>(args.key) + batch_offset(p, p.key, block.batch) + kv_head_of(args, block) * p.key.head;
+}
+template <typename T>
+const T* values_of(const AttentionArgs& args, const RowBlock& block) {
+  const AttentionParams& p = args.params;
+  return static_cast<const T*>(args.value) + batch_offset(p, p.value, block.batch) +
+         kv_head_of(args, block) * p.value.head;
 }
 
-// Packs the tile's values, with 0 in place of NaN and infinity: those must not reach a row that does not see
-// them, through 0 * NaN. Returns whether there were none.
-bool pack_values(const AttentionArgs& args, const RowBlock& block, int first, int count) {
+// The queries, times `factor`, as the product for the scores wants them.
+template <typename T>
+void load_queries(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, float factor) {
   const AttentionParams& p = args.params;
-  constexpr int kPanel = kColumns * kWidth;
-  constexpr uint32_t kExponent = 0x7f800000u;
-  bool all_finite = true;
-  with_dtype(args.dtype, [&](auto type) {
-    const auto* value = static_cast<const decltype(type)*>(args.value) + batch_offset(p, p.value, block.batch) +
-                        kv_head_of(args, block) * p.value.head + first * p.value.row;
-    for (int j = 0; j < count; ++j) {
-      const auto* source = value + j * p.value.row;
-      for (int column = 0; column < scratch.value_columns; column += kPanel) {
-        float* target = scratch.value + packed_index(j, column, count, scratch.value_columns);
-        int width = smaller(kPanel, scratch.value_columns - column);
-        int filled = smaller(width, p.value_dim - column);
-        if (p.value.column == 1) {
-          for (int c = 0; c < filled; ++c) target[c] = to_float(source[column + c]);
-        } else {
-          for (int c = 0; c < filled; ++c) target[c] = to_float(source[(column + c) * p.value.column]);
-        }
-        for (int c = filled; c < width; ++c) target[c] = 0;
-        for (int c = 0; c < width; ++c) {
-          bool finite = (to_bits(target[c]) & kExponent) != kExponent;
-          all_finite &= finite;
-          target[c] = finite ? target[c] : 0;
-        }
+  const T* query = static_cast<const T*>(args.query) + batch_offset(p, p.query, block.batch);
+  const auto source = [&](int r) {
+    Row row = row_of(block, r < block.rows() ? r : 0);  // padding repeats the first row
+    return query + row.head * p.query.head + row.query * p.query.row;
+  };
+  if (scratch.few_rows) {
+    for (int r = 0; r < block.rows(); ++r) {
+      for (int d = 0; d < scratch.depth; d += kWidth) {
+        store(scratch.query + r * scratch.depth + d, load_part(source(r), p.query.column, d, p.head_dim) * factor);
       }
     }
-  });
-  return all_finite;
+    return;
+  }
+  for (int r = 0; r < scratch.columns; r += kWidth) {
+    const T* rows[kWidth];
+    for (int i = 0; i < kWidth; ++i) rows[i] = source(r + i);
+    for (int d = 0; d < p.head_dim; d += kWidth) {
+      vfloat tile[kWidth];
+      for (int i = 0; i < kWidth; ++i) tile[i] = load_part(rows[i], p.query.column, d, p.head_dim) * factor;
+      transpose(tile);
+      for (int k = 0; k < smaller(kWidth, p.head_dim - d); ++k) {
+        store(scratch.query + packed_index(d + k, r, p.head_dim, scratch.columns), tile[k]);
+      }
+    }
+  }
+}
+
+// Everything that stays the same for all the tiles of a block.
+void load_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
+  const AttentionParams& p = args.params;
+  const auto set = [&](int r, Interval seen, int position, float slope) {
+    scratch.row_max[r] = -kInfinity;
+    scratch.row_sum[r] = 0;
+    scratch.seen_begin[r] = seen.begin;
+    scratch.seen_end[r] = seen.end;
+    scratch.position[r] = position;
+    scratch.slope[r] = slope;
+    scratch.next_key[r] = r / scratch.columns;
+  };
+  for (int r = 0, i = 0; i < block.query_count; ++i) {
+    int query = block.query_begin + i;
+    Interval seen = visible_keys(args, block.batch, query);
+    for (int h = 0; h < block.head_count; ++h, ++r) {
+      float slope = 0;
+      if (args.alibi_slopes) {
+        const Strides& strides = p.alibi_slopes;
+        slope = args.alibi_slopes[batch_offset(p, strides, block.batch) + (block.head_begin + h) * strides.head];
+      }
+      set(r, seen, query + p.key_len - p.query_len, slope);
+    }
+  }
+  // Padding is computed along and never stored.
+  for (int r = block.rows(); r < scratch.columns; ++r) set(r, {0, p.key_len}, 0, 0);
+  for (int lane = scratch.columns; lane < kWidth; ++lane) {
+    int r = lane - scratch.columns;
+    set(lane, {scratch.seen_begin[r], scratch.seen_end[r]}, scratch.position[r], scratch.slope[r]);
+  }
+  scratch.panel_count = 0;
+  for (int first = 0; first < block.rows(); first += kPanelRows) {
+    Panel panel = {first,
+                   smaller(kPanelRows, block.rows() - first),
+                   smaller(kPanelRows, scratch.columns - first),
+                   {p.key_len, 0},
+                   {0, p.key_len}};
+    for (int r = first; r < first + panel.rows; ++r) {
+      Interval seen = {scratch.seen_begin[r], scratch.seen_end[r]};
+      if (seen.begin < seen.end) {
+        panel.any = {smaller(panel.any.begin, seen.begin), larger(panel.any.end, seen.end)};
+      }
+      panel.all = {larger(panel.all.begin, seen.begin), smaller(panel.all.end, seen.end)};
+    }
+    scratch.panels[scratch.panel_count++] = panel;
+  }
+  __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
+
+  // Scores leave the product as what softcap's tanh, or the softmax, is applied to.
+  float factor = p.softcap > 0 ? p.scale / p.softcap : p.scale;
+  with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, factor); });
+}
+
+// The tile's keys as floats, side by side.
+template <typename T>
+void copy_keys(Scratch& scratch, const AttentionParams& p, const T* key, int count) {
+  for (int j = 0; j < count; ++j) {
+    float* target = scratch.key + int64_t{j} * scratch.depth;
+    for (int d = 0; d < scratch.depth; d += kWidth) {
+      store_part(target, 1, d, scratch.depth, load_part(key + j * p.key.row, p.key.column, d, p.head_dim));
+    }
+  }
+}
+
+// Packs the tile's values. If NaN or infinity is among them, it leaves 0 in their place: they must not reach a row
+// that does not see them, through 0 * NaN. Returns whether there were none.
+template <typename T>
+bool pack_values(Scratch& scratch, const AttentionParams& p, const T* value, int count) {
+  vfloat zero = {};  // stays 0 unless something is not finite
+  for (int j = 0; j < count; ++j) {
+    for (int c = 0; c < scratch.value_columns; c += kWidth) {
+      vfloat x = load_part(value + j * p.value.row, p.value.column, c, p.value_dim);
+      store(scratch.value + packed_index(j, c, count, scratch.value_columns), x);
+      zero += x * 0.0f;
+    }
+  }
+  for (int i = 0; i < kWidth; ++i) {
+    if (zero[i] == 0) continue;
+    for (int64_t k = 0; k < int64_t{count} * scratch.value_columns; ++k) {
+      scratch.value[k] = scratch.value[k] - scratch.value[k] == 0 ? scratch.value[k] : 0;
+    }
+    return false;
+  }
+  return true;
 }
 
 // Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.
-void finish_scores(const AttentionArgs& args, const RowBlock& block, int first, int count) {
+void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Panel& panel,
+                   Interval keys) {
   const AttentionParams& p = args.params;
-  int columns = scratch.columns;
-  if (p.softcap > 0) {
-    for (int i = 0; i < count * columns; i += kWidth) {
-      store(scratch.scores + i, tanh(load(scratch.scores + i)) * p.softcap);
+  const auto for_each_vector = [&](auto visit) {
+    for (int j = keys.begin; j < keys.end; j += panel.keys()) {
+      for (int lane = 0; lane < panel.lanes(); lane += kWidth) {
+        float* scores = scratch.scores + (j - keys.begin) * panel.columns + lane;
+        int row = panel.first + lane;
+        store(scores, visit(load(scores), row, load(scratch.next_key + row) + j));
+      }
     }
+  };
+  if (p.softcap > 0) {
+    for_each_vector([&](vfloat scores, int, vint) { return tanh(scores) * p.softcap; });
   }
   if (args.alibi_slopes) {
-    for (int j = 0; j < count; ++j) {
-      for (int r = 0; r < columns; r += kWidth) {
-        float* scores = scratch.scores + j * columns + r;
-        vint distance = load(scratch.position + r) - (first + j);
-        distance = distance < 0 ? -distance : distance;
-        store(scores, load(scores) - load(scratch.slope + r) * to_float(distance));
-      }
-    }
+    for_each_vector([&](vfloat scores, int row, vint key) {
+      vint distance = load(scratch.position + row) - key;
+      distance = distance < 0 ? -distance : distance;
+      return scores - load(scratch.slope + row) * to_float(distance);
+    });
   }
   if (args.bias || args.visible || args.tree) {
-    for (int r = 0; r < block.rows(); ++r) {
+    for (int r = panel.first; r < panel.first + panel.rows; ++r) {
       Row row = row_of(block, r);
-      Interval tile_keys = {larger(scratch.seen_begin[r], first), smaller(scratch.seen_end[r], first + count)};
-      Scores scores = {scratch.scores + r, columns, first};
-      if (args.bias && tile_keys.begin < tile_keys.end) {
-        add_bias(args, block.batch, row.head, row.query, tile_keys, scores);
+      Interval seen = {larger(scratch.seen_begin[r], keys.begin), smaller(scratch.seen_end[r], keys.end)};
+      Scores scores = {scratch.scores + r - panel.first, panel.columns, keys.begin};
+      if (args.bias && seen.begin < seen.end) {
+        add_bias(args, block.batch, row.head, row.query, seen, scores);
       }
-      hide_unseen(args, block.batch, row.head, row.query, tile_keys, scores);
+      hide_unseen(args, block.batch, row.head, row.query, seen, scores);
     }
   }
-  for (int j = 0; j < count; ++j) {
-    for (int r = 0; r < columns; r += kWidth) {
-      float* scores = scratch.scores + j * columns + r;
-      vint seen = (load(scratch.seen_begin + r) <= first + j) & (load(scratch.seen_end + r) > first + j);
-      store(scores, seen ? load(scores) : broadcast(-kInfinity));
-    }
-  }
+  for_each_vector([&](vfloat scores, int row, vint key) {
+    vint seen = (load(scratch.seen_begin + row) <= key) & (load(scratch.seen_end + row) > key);
+    return seen ? scores : broadcast(-kInfinity);
+  });
 }
 
 // What to subtract before exponentiating. Where nothing is visible yet, any finite number gives
@@ -239,97 +303,145 @@ FLASHATTN_INLINE vfloat finite_reference(vfloat row_max) {
   return row_max == broadcast(-kInfinity) ? broadcast(0) : row_max;
 }
 
+// Combines the lanes of a vector that belong to the same row, which are `columns` apart: each gets the result.
+template <typename Combine>
+FLASHATTN_INLINE vfloat fold(vfloat v, int columns, Combine combine) {
+  for (int distance = columns; distance < kWidth; distance *= 2) {
+    float twice[2 * kWidth];
+    store(twice, v);
+    store(twice + kWidth, v);
+    v = combine(v, load(twice + distance));
+  }
+  return v;
+}
+
 // The online softmax, a vector of rows at a time: logits become probabilities relative to the new row_max.
 // The difference comes first, then the change of base: logits as low as -FLT_MAX, which some use to hide,
 // must not overflow.
-void online_softmax(int count) {
-  int columns = scratch.columns;
-  for (int r = 0; r < columns; r += kWidth) {
-    float* scores = scratch.scores + r;
-    vfloat old_max = load(scratch.row_max + r);
+void online_softmax(Scratch& scratch, const Panel& panel, int count) {
+  int size = count * panel.columns, step = panel.lanes();
+  for (int i = size; i % kWidth != 0; ++i) scratch.scores[i] = -kInfinity;  // the rest of a vector: keys of no tile
+  for (int lane = 0; lane < step; lane += kWidth) {
+    float* scores = scratch.scores + lane;
+    int row = panel.first + lane;
+    vfloat old_max = load(scratch.row_max + row);
     vfloat new_max = old_max;
-    for (int j = 0; j < count; ++j) new_max = vmax(new_max, load(scores + j * columns));
+    for (int i = 0; i < size; i += step) new_max = vmax(new_max, load(scores + i));
+    new_max = fold(new_max, panel.columns, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
     vfloat sum = {};  // of this tile alone: small numbers are not lost beside the large sum so far
-    for (int j = 0; j < count; ++j) {
-      vfloat probability = exp2((load(scores + j * columns) - reference) * kLog2e);
-      store(scores + j * columns, probability);
+    for (int i = 0; i < size; i += step) {
+      vfloat probability = exp2((load(scores + i) - reference) * kLog2e);
+      store(scores + i, probability);
       sum += probability;
     }
-    store(scratch.row_max + r, new_max);
-    store(scratch.row_sum + r, load(scratch.row_sum + r) * rescale + sum);
-    store(scratch.rescale + r, rescale);
+    sum = fold(sum, panel.columns, [](vfloat a, vfloat b) { return a + b; });
+    store(scratch.row_max + row, new_max);
+    store(scratch.row_sum + row, load(scratch.row_sum + row) * rescale + sum);
+    store(scratch.rescale + row, rescale);
   }
 }
 
-// Adds what pack_values() left out: NaN and infinity, to the rows that see their keys. `seen` is (count, columns).
-void add_not_finite(const AttentionArgs& args, const RowBlock& block, int first, int count, const bool* seen) {
-  const AttentionParams& p = args.params;
-  with_dtype(args.dtype, [&](auto type) {
-    const auto* value = static_cast<const decltype(type)*>(args.value) + batch_offset(p, p.value, block.batch) +
-                        kv_head_of(args, block) * p.value.head + first * p.value.row;
-    for (int j = 0; j < count; ++j) {
-      for (int c = 0; c < p.value_dim; ++c) {
-        float x = to_float(value[j * p.value.row + c * p.value.column]);
-        if (x - x == 0) continue;
-        for (int r = 0; r < block.rows(); ++r) {
-          if (seen[j * scratch.columns + r]) {
-            scratch.output[int64_t{r} * scratch.value_columns + c] += scratch.scores[j * scratch.columns + r] * x;
-          }
+// Adds what pack_values() left out: NaN and infinity, to the rows that see their keys. `seen` lies as the scores do.
+template <typename T>
+void add_not_finite(Scratch& scratch, const AttentionParams& p, const T* value, const Panel& panel, int count,
+                    const bool* seen) {
+  for (int j = 0; j < count; ++j) {
+    for (int c = 0; c < p.value_dim; ++c) {
+      float x = to_float(value[j * p.value.row + c * p.value.column]);
+      if (x - x == 0) continue;
+      for (int r = 0; r < panel.rows; ++r) {
+        if (seen[j * panel.columns + r]) {
+          scratch.output[int64_t{panel.first + r} * scratch.value_columns + c] +=
+              scratch.scores[j * panel.columns + r] * x;
         }
       }
     }
-  });
+  }
 }
 
-void attend_tile(const AttentionArgs& args, const RowBlock& block, int first, int count, bool all_visible) {
-  Left keys = load_keys(args, block, first, count);
-  bool finite = pack_values(args, block, first, count);
-  multiply(keys, scratch.query, count, args.params.head_dim, scratch.columns,
-           {scratch.scores, scratch.columns, nullptr});
-  if (!all_visible) {
-    finish_scores(args, block, first, count);
+// Whether all rows of the panel see all of these keys.
+FLASHATTN_INLINE bool sees_all(const AttentionArgs& args, const Panel& panel, Interval keys) {
+  int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
+  return !args.bias && !args.visible && panel.all.begin <= keys.begin && keys.end <= smaller(panel.all.end, tree_begin);
+}
+
+// Keys and values are read where they lie if they can be; otherwise they are copied once for all panels.
+template <typename T>
+void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Interval tile) {
+  const AttentionParams& p = args.params;
+  const T* key = keys_of<T>(args, block) + tile.begin * p.key.row;
+  const T* value = values_of<T>(args, block) + tile.begin * p.value.row;
+  int count = tile.end - tile.begin;
+  bool keys_in_place =
+      p.key.column == 1 && (scratch.few_rows ? p.head_dim == scratch.depth : sizeof(T) == sizeof(float));
+  bool values_in_place = block.rows() <= kMaxUnpackedRows && p.value.column == 1 &&
+                         p.value_dim == scratch.value_columns && sees_all(args, scratch.panels[0], tile);
+  if (!keys_in_place) {
+    copy_keys(scratch, p, key, count);
   }
-  bool seen[kKeyTile * kMaxRows];
-  if (!finite) {
-    for (int i = 0; i < count * scratch.columns; ++i) seen[i] = scratch.scores[i] != -kInfinity;
-  }
-  online_softmax(count);
-  multiply({scratch.scores, 1, scratch.columns}, scratch.value, block.rows(), count, scratch.value_columns,
-           {scratch.output, scratch.value_columns, scratch.rescale});
-  if (!finite) {
-    add_not_finite(args, block, first, count, seen);
+  bool finite = values_in_place || pack_values(scratch, p, value, count);
+
+  for (int i = 0; i < scratch.panel_count; ++i) {
+    const Panel& panel = scratch.panels[i];
+    Interval keys = {larger(tile.begin, panel.any.begin), smaller(tile.end, panel.any.end)};
+    if (keys.begin >= keys.end) continue;
+    int skipped = keys.begin - tile.begin;
+    int seen_count = keys.end - keys.begin;
+
+    if (!scratch.few_rows) {
+      Left left = keys_in_place ? Left{reinterpret_cast<const float*>(key) + skipped * p.key.row, p.key.row, 1}
+                                : Left{scratch.key + skipped * scratch.depth, scratch.depth, 1};
+      Packed queries = {scratch.query + int64_t{panel.first} * scratch.depth, scratch.depth, panel.columns, 0};
+      multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, panel.columns, nullptr});
+    } else if (keys_in_place) {
+      dot(Right<T>{key, p.key.row}, count, scratch.query, panel.rows, scratch.depth, scratch.scores);
+    } else {
+      dot(Right<float>{scratch.key, scratch.depth}, count, scratch.query, panel.rows, scratch.depth, scratch.scores);
+    }
+    bool hides = !sees_all(args, panel, keys);
+    if (hides || p.softcap > 0 || args.alibi_slopes) {
+      finish_scores(scratch, args, block, panel, keys);
+    }
+    bool seen[kKeyTile * kPanelRows];
+    for (int k = 0; !finite && k < seen_count * panel.columns; ++k) seen[k] = scratch.scores[k] != -kInfinity;
+    online_softmax(scratch, panel, seen_count);
+
+    Left probabilities = {scratch.scores, 1, panel.columns};
+    Result output = {scratch.output + int64_t{panel.first} * scratch.value_columns, scratch.value_columns,
+                     scratch.rescale + panel.first};
+    if (values_in_place) {
+      multiply(probabilities, Right<T>{value, p.value.row}, panel.rows, count, p.value_dim, output);
+    } else {
+      multiply_packed(probabilities, Packed{scratch.value, count, scratch.value_columns, skipped}, panel.rows,
+                      seen_count, output);
+    }
+    if (!finite) {
+      add_not_finite(scratch, p, value + skipped * p.value.row, panel, seen_count, seen);
+    }
   }
 }
 
 // Leaves row_max, row_sum and output of the block's rows in scratch.
-void attend_rows(const AttentionArgs& args, const RowBlock& block) {
+void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   scratch.prepare(block.rows(), p.head_dim, p.value_dim);
-  load_rows(args, block);
-
-  // Keys outside of every row's interval are never touched; a tile inside of all of them needs no mask.
-  Interval any = {p.key_len, 0}, all = {0, p.key_len};
-  for (int i = 0; i < block.query_count; ++i) {
-    Interval seen = visible_keys(args, block.batch, block.query_begin + i);
-    if (seen.begin < seen.end) {
-      any = {smaller(any.begin, seen.begin), larger(any.end, seen.end)};
-    }
-    all = {larger(all.begin, seen.begin), smaller(all.end, seen.end)};
+  load_rows(scratch, args, block);
+  // Keys outside of every row's interval are never touched.
+  Interval any = {p.key_len, 0};
+  for (int i = 0; i < scratch.panel_count; ++i) {
+    any = {smaller(any.begin, scratch.panels[i].any.begin), larger(any.end, scratch.panels[i].any.end)};
   }
-  int begin = larger(any.begin, block.key_begin), end = smaller(any.end, block.key_end);
-  bool plain_scores = p.softcap == 0 && !args.alibi_slopes && !args.bias && !args.visible;
-  int tree_begin = args.tree ? p.key_len - p.tree_size : p.key_len;
-  for (int first = begin; first < end; first += kKeyTile) {
-    int count = smaller(kKeyTile, end - first);
-    bool all_visible = plain_scores && all.begin <= first && first + count <= smaller(all.end, tree_begin);
-    attend_tile(args, block, first, count, all_visible);
+  int end = smaller(any.end, block.key_end);
+  for (int first = larger(any.begin, block.key_begin); first < end; first += kKeyTile) {
+    Interval tile = {first, smaller(first + kKeyTile, end)};
+    with_dtype(args.dtype, [&](auto type) { attend_tile<decltype(type)>(scratch, args, block, tile); });
   }
 }
 
 // Divides by the sum, sinks included, and writes out and lse.
-void finish_rows(const AttentionArgs& args, const RowBlock& block) {
+void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   with_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
@@ -351,19 +463,23 @@ void finish_rows(const AttentionArgs& args, const RowBlock& block) {
       float normalise = saw_nothing ? 0.0f : output_scale / row_sum;
       const float* output = scratch.output + int64_t{r} * scratch.value_columns;
       T* target = out + row.head * p.out.head + row.query * p.out.row;
-      for (int c = 0; c < p.value_dim; ++c) from_float(output[c] * normalise, &target[c * p.out.column]);
+      for (int c = 0; c < p.value_dim; c += kWidth) {
+        store_part(target, p.out.column, c, p.value_dim, load(output + c) * normalise);
+      }
       lse[row.head * p.lse.head + row.query * p.lse.row] = saw_nothing ? -kInfinity : row_max + __builtin_logf(row_sum);
     }
   });
 }
 
 void attend(const AttentionArgs& args, const RowBlock& block) {
-  attend_rows(args, block);
-  finish_rows(args, block);
+  Scratch& scratch = kept_scratch;
+  attend_rows(scratch, args, block);
+  finish_rows(scratch, args, block);
 }
 
 void attend_partial(const AttentionArgs& args, const RowBlock& block, float* partial) {
-  attend_rows(args, block);
+  Scratch& scratch = kept_scratch;
+  attend_rows(scratch, args, block);
   int value_dim = args.params.value_dim;
   for (int r = 0; r < block.rows(); ++r, partial += partial_row_size(value_dim)) {
     partial[0] = scratch.row_max[r];
@@ -375,6 +491,7 @@ void attend_partial(const AttentionArgs& args, const RowBlock& block, float* par
 
 void merge(const AttentionArgs& args, const RowBlock& block, const float* partials, int64_t count,
            int64_t partial_stride) {
+  Scratch& scratch = kept_scratch;
   int value_dim = args.params.value_dim;
   scratch.prepare(block.rows(), args.params.head_dim, value_dim);
   for (int r = 0; r < block.rows(); ++r) {
@@ -393,7 +510,7 @@ void merge(const AttentionArgs& args, const RowBlock& block, const float* partia
     scratch.row_max[r] = row_max;
     scratch.row_sum[r] = row_sum;
   }
-  finish_rows(args, block);
+  finish_rows(scratch, args, block);
 }
 
 }  // namespace

@@ -17,10 +17,9 @@ struct RowBlock {
   int rows() const { return head_count * query_count; }
 };
 
-// A block may have up to this many rows (a multiple of every vector's width): large enough to pay for loading
-// the keys and values, small enough for the working set, 270 KB at head_dim 128, to stay in a second-level cache of 512
-// KB.
-constexpr int kMaxRows = 128;
+// A block may have up to kMaxRows rows (a multiple of every vector's width); with kMinRows it fills the vectors of
+// every instruction set.
+constexpr int kMaxRows = 512, kMinRows = 64;
 
 // What is left of a row after a run of keys, in floats: row_max, row_sum and value_dim unnormalised sums.
 constexpr int64_t partial_row_size(int value_dim) {

@@ -1,15 +1,24 @@
-// The one matrix product of the forward pass, used for the scores and for the output: a left operand that is
-// read element by element, times a right operand packed so that each step of the sum reads vectors in a row.
+// The two matrix products of the forward pass, in register tiles. The left operand is read element by element;
+// the right one in vectors, where it lies (16-bit elements are converted on the way) or packed. `dot`
+// serves the scores of few rows, where both operands are read in vectors, along head_dim.
 #pragma once
 
+#include "dtype.h"
 #include "simd.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// The left operand where it lies: element (r, k) is data[r * row_stride + k * depth_stride].
+// Element (r, k) is data[r * row_stride + k * depth_stride].
 struct Left {
   const float* data;
   int64_t row_stride, depth_stride;
+};
+
+// Element (k, c) is data[k * depth_stride + c].
+template <typename T>
+struct Right {
+  const T* data;
+  int64_t depth_stride;
 };
 
 // A row-major result; row r is first multiplied by scale[r] and then added to. scale null: overwritten.
@@ -19,22 +28,22 @@ struct Result {
   const float* scale;
 };
 
-// `Rows` rows times one panel of `Vectors` vectors of columns. All sums stay in registers.
-template <int Rows, int Vectors>
-static void multiply_tile(Left left, const float* panel, int depth, Result result) {
+// All sums stay in registers.
+template <int Rows, int Vectors, typename T>
+FLASHATTN_INLINE void multiply_tile(Left left, Right<T> right, int depth, Result result) {
   vfloat sum[Rows][Vectors] = {};
   for (int k = 0; k < depth; ++k) {
-    vfloat right[Vectors];
+    vfloat row[Vectors];
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
-      right[c] = load(panel + (k * Vectors + c) * kWidth);
+      row[c] = load(right.data + k * right.depth_stride + c * kWidth);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       vfloat x = broadcast(left.data[r * left.row_stride + k * left.depth_stride]);
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) {
-        sum[r][c] += x * right[c];
+        sum[r][c] += x * row[c];
       }
     }
   }
@@ -48,38 +57,68 @@ static void multiply_tile(Left left, const float* panel, int depth, Result resul
   }
 }
 
-template <int Vectors>
-static void multiply_panel(Left left, const float* panel, int rows, int depth, Result result) {
-  int row = 0;
-  const auto take = [&](auto multiply, int count) {
-    multiply({left.data + row * left.row_stride, left.row_stride, left.depth_stride}, panel, depth,
-             {result.data + row * result.row_stride, result.row_stride, result.scale ? result.scale + row : nullptr});
-    row += count;
-  };
-  while (rows - row >= kRows) take(multiply_tile<kRows, Vectors>, kRows);
-  switch (rows - row) {
-    case 5: take(multiply_tile<5, Vectors>, 5); break;
-    case 4: take(multiply_tile<4, Vectors>, 4); break;
-    case 3: take(multiply_tile<3, Vectors>, 3); break;
-    case 2: take(multiply_tile<2, Vectors>, 2); break;
-    case 1: take(multiply_tile<1, Vectors>, 1); break;
+// Calls visit(Count<n>{}) for the n from 1 to 8 that equals `count`.
+template <int n>
+struct Count {
+  static constexpr int value = n;
+};
+template <typename Visit>
+FLASHATTN_INLINE void with_count(int count, Visit visit) {
+  switch (count) {
+    case 1: return visit(Count<1>{});
+    case 2: return visit(Count<2>{});
+    case 3: return visit(Count<3>{});
+    case 4: return visit(Count<4>{});
+    case 5: return visit(Count<5>{});
+    case 6: return visit(Count<6>{});
+    case 7: return visit(Count<7>{});
+    case 8: return visit(Count<8>{});
   }
 }
 
-// result (rows, columns) from left (rows, depth) and packed (depth, columns): panels of kColumns vectors, one
-// behind the other, and a narrower one at the end. `columns` is a multiple of kWidth.
-static void multiply(Left left, const float* packed, int rows, int depth, int columns, Result result) {
-  for (int column = 0; column < columns;) {
-    int vectors = smaller(kColumns, (columns - column) / kWidth);
-    const float* panel = packed + int64_t{column} * depth;
-    Result part = {result.data + column, result.row_stride, result.scale};
-    switch (vectors) {
-      case 1: multiply_panel<1>(left, panel, rows, depth, part); break;
-      case 2: multiply_panel<2>(left, panel, rows, depth, part); break;
-      case 3: multiply_panel<3>(left, panel, rows, depth, part); break;
-      case 4: multiply_panel<4>(left, panel, rows, depth, part); break;
-    }
-    column += vectors * kWidth;
+// `Rows` rows of the result, `columns` (a multiple of kWidth) wide.
+template <int Rows, typename T>
+FLASHATTN_INLINE void multiply_rows(Left left, Right<T> right, int depth, int columns, Result result) {
+  constexpr int kVectors = Rows <= kRows ? kColumns : kColumns / 2;
+  const auto take = [&](auto vectors) {
+    multiply_tile<Rows, vectors.value, T>(left, right, depth, result);
+    right.data += vectors.value * kWidth;
+    result.data += vectors.value * kWidth;
+    columns -= vectors.value * kWidth;
+  };
+  while (columns >= kVectors * kWidth) take(Count<kVectors>{});
+  if (columns >= 2 * kWidth) take(Count<2>{});
+  if (columns >= kWidth) take(Count<1>{});
+}
+
+// result (rows, columns) from left (rows, depth) and right (depth, columns). `columns` is a multiple of kWidth.
+template <typename T>
+static void multiply(Left left, Right<T> right, int rows, int depth, int columns, Result result) {
+  const auto take = [&](auto count) {
+    multiply_rows<count.value>(left, right, depth, columns, result);
+    left.data += count.value * left.row_stride;
+    result.data += count.value * result.row_stride;
+    result.scale = result.scale ? result.scale + count.value : nullptr;
+    rows -= count.value;
+  };
+  while (rows > kRows + 2) take(Count<kRows>{});
+  with_count(rows, take);
+}
+
+// Rows `first` and on of a packed (depth, columns) matrix: panels of kColumns vectors, one behind the other, and a
+// narrower one at the end.
+struct Packed {
+  const float* data;
+  int depth, columns, first;
+};
+
+// The same with a packed right operand: a panel stays in the first-level cache while all rows go by.
+static void multiply_packed(Left left, Packed right, int rows, int depth, Result result) {
+  constexpr int kPanel = kColumns * kWidth;
+  for (int column = 0; column < right.columns; column += kPanel) {
+    int width = smaller(kPanel, right.columns - column);
+    Right<float> panel = {right.data + int64_t{column} * right.depth + int64_t{right.first} * width, width};
+    multiply(left, panel, rows, depth, width, {result.data + column, result.row_stride, result.scale});
   }
 }
 
@@ -88,6 +127,51 @@ FLASHATTN_INLINE int64_t packed_index(int k, int column, int depth, int columns)
   constexpr int kPanel = kColumns * kWidth;
   int first = column / kPanel * kPanel;
   return int64_t{first} * depth + k * smaller(kPanel, columns - first) + (column - first);
+}
+
+// The least power of two that is not less than n.
+constexpr int power_of_two(int n) {
+  int power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+// Up to this many rows take `dot`: beyond, `multiply` has its vectors full and no lanes to sum up.
+constexpr int kMaxDotRows = kWidth / 2;
+
+// scores[j * columns + r] = keys[j] · queries[r], columns = power_of_two(rows): as many keys at a time as their
+// scores fill a vector. Writes whole vectors: past the end if `keys` is no multiple of that many.
+// Row j of keys begins at data + j * depth_stride, row r of queries at queries + r * depth; depth is a multiple of
+// kWidth.
+template <int Rows, typename T>
+static void dot_rows(Right<T> keys, int key_count, const float* queries, int depth, float* scores) {
+  constexpr int kColumnsOfScores = power_of_two(Rows);
+  constexpr int kKeys = kWidth / kColumnsOfScores;
+  for (int first = 0; first < key_count; first += kKeys) {
+    const T* key[kKeys];
+    for (int j = 0; j < kKeys; ++j) key[j] = keys.data + smaller(first + j, key_count - 1) * keys.depth_stride;
+    vfloat sum[kWidth] = {};
+    for (int d = 0; d < depth; d += kWidth) {
+#pragma GCC unroll 16
+      for (int j = 0; j < kKeys; ++j) {
+        vfloat x = load(key[j] + d);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+          sum[j * kColumnsOfScores + r] += x * load(queries + r * depth + d);
+        }
+      }
+    }
+    store(scores + first * kColumnsOfScores, sum_each(sum));
+  }
+}
+
+template <typename T>
+static void dot(Right<T> keys, int key_count, const float* queries, int rows, int depth, float* scores) {
+  with_count(rows, [&](auto n) {
+    if constexpr (n.value <= kMaxDotRows) {
+      dot_rows<n.value>(keys, key_count, queries, depth, scores);
+    }
+  });
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

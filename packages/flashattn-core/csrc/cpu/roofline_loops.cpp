@@ -11,9 +11,16 @@ namespace {
 constexpr int kChains = 12;
 
 float multiply_add(int64_t steps) {
+  // Numbers with all their bits in use: on zeros a processor draws less power and clocks higher than it does at work.
+  float numbers[(kChains + 1) * kWidth];
+  uint32_t random = 1;
+  for (float& number : numbers) {
+    random = random * 1664525u + 1013904223u;  // Numerical Recipes' generator
+    number = static_cast<float>(random) * 0x1p-32f;
+  }
   vfloat sum[kChains];
-  for (int c = 0; c < kChains; ++c) sum[c] = broadcast(static_cast<float>(c));  // equal chains would be made one
-  vfloat factor = broadcast(0.5f), term = broadcast(1.0f);
+  for (int c = 0; c < kChains; ++c) sum[c] = load(numbers + c * kWidth);
+  vfloat factor = broadcast(-0.999f), term = load(numbers + kChains * kWidth);
   for (int64_t i = 0; i < steps; ++i) {
 #pragma GCC unroll 16
     for (int c = 0; c < kChains; ++c) sum[c] = sum[c] * factor + term;

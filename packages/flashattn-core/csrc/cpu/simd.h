@@ -12,19 +12,30 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // kWidth: floats in a vector register. kColumns: vectors side by side in a register tile; with kRows = 6
 // rows, the accumulators, one row of the right operand and one broadcast just fit the register file
 // (16 registers for AVX2 and SSE, 32 for AVX-512 and NEON).
+//
+// FLASHATTN_ZIP_LOW and _HIGH: the lanes of two vectors, one from each in turn, of their lower and upper halves.
 #if defined(__AVX512F__)
 constexpr int kWidth = 16, kColumns = 4;
+#define FLASHATTN_ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define FLASHATTN_ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif defined(__AVX2__)
 constexpr int kWidth = 8, kColumns = 2;
-#elif defined(__ARM_NEON)
+#define FLASHATTN_ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define FLASHATTN_ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#if defined(__ARM_NEON)
 constexpr int kWidth = 4, kColumns = 4;
 #else
 constexpr int kWidth = 4, kColumns = 2;
+#endif
+#define FLASHATTN_ZIP_LOW 0, 4, 1, 5
+#define FLASHATTN_ZIP_HIGH 2, 6, 3, 7
 #endif
 constexpr int kRows = 6;
 
 typedef float vfloat __attribute__((vector_size(kWidth * sizeof(float))));
 typedef int32_t vint __attribute__((vector_size(kWidth * sizeof(int32_t))));
+typedef uint32_t vuint __attribute__((vector_size(kWidth * sizeof(uint32_t))));
 
 #define FLASHATTN_INLINE static inline __attribute__((always_inline))
 
@@ -61,6 +72,40 @@ FLASHATTN_INLINE vfloat broadcast(float x) {
 }
 FLASHATTN_INLINE vfloat vmax(vfloat a, vfloat b) {
   return a < b ? b : a;
+}
+FLASHATTN_INLINE vfloat zip_low(vfloat a, vfloat b) {
+  return __builtin_shufflevector(a, b, FLASHATTN_ZIP_LOW);
+}
+FLASHATTN_INLINE vfloat zip_high(vfloat a, vfloat b) {
+  return __builtin_shufflevector(a, b, FLASHATTN_ZIP_HIGH);
+}
+
+// rows[i][j] becomes rows[j][i]. Zipping vector i with vector i + n/2, for all i, log2(n) times, moves the
+// bits of a row's number into the lane's and back (Stone 1971, "Parallel processing with the perfect shuffle").
+FLASHATTN_INLINE void transpose(vfloat rows[kWidth]) {
+#pragma GCC unroll 4
+  for (int round = 1; round < kWidth; round *= 2) {
+    vfloat zipped[kWidth];
+#pragma GCC unroll 8
+    for (int i = 0; i < kWidth / 2; ++i) {
+      zipped[2 * i] = zip_low(rows[i], rows[i + kWidth / 2]);
+      zipped[2 * i + 1] = zip_high(rows[i], rows[i + kWidth / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) rows[i] = zipped[i];
+  }
+}
+
+// Lane i of the result is the sum over the lanes of rows[i]: the same zips, added up as soon as they are made.
+FLASHATTN_INLINE vfloat sum_each(vfloat rows[kWidth]) {
+#pragma GCC unroll 4
+  for (int half = kWidth / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) {
+      rows[i] = zip_low(rows[i], rows[i + half]) + zip_high(rows[i], rows[i + half]);
+    }
+  }
+  return rows[0];
 }
 
 // 2^x for x <= 0, relative error below 1.3e-7 down to x = -126; below that 0. NaN stays NaN.
