@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -88,15 +90,17 @@ void decode(const AttentionArgs& args) {
     return;
   }
   int64_t size = int64_t{cut.heads_per_block} * params.query_len * partial_row_size(params.value_dim);
-  std::vector<float> partials(cut.blocks * runs * size);
+  auto partials = std::make_unique_for_overwrite<float[]>(cut.blocks * runs * size);
+  std::vector<std::atomic<int64_t>> finished(cut.blocks);
   parallel_for(cut.blocks * runs, [&](int64_t i) {
-    RowBlock block = cut.block(params, i / runs);
+    int64_t head = i / runs;
+    RowBlock block = cut.block(params, head);
     block.key_begin = first_key + static_cast<int>(i % runs) * kKeysPerRun;
     block.key_end = std::min(block.key_begin + kKeysPerRun, params.key_len);
-    isa.attend_partial(args, block, partials.data() + i * size);
-  });
-  parallel_for(cut.blocks, [&](int64_t i) {
-    isa.merge(args, cut.block(params, i), partials.data() + i * runs * size, runs, size);
+    isa.attend_partial(args, block, partials.get() + i * size);
+    if (finished[head].fetch_add(1, std::memory_order_acq_rel) == runs - 1) {  // the last run to finish merges them all
+      isa.merge(args, cut.block(params, head), partials.get() + head * runs * size, runs, size);
+    }
   });
 }
 

@@ -396,9 +396,11 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
       Packed queries = {scratch.query + int64_t{panel.first} * scratch.depth, scratch.depth, panel.columns, 0};
       multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, panel.columns, nullptr});
     } else if (keys_in_place) {
-      dot(Right<T>{key, p.key.row}, count, scratch.query, panel.rows, scratch.depth, scratch.scores);
+      dot(Right<T>{key, p.key.row}, Right<T>{value, p.value.row}, count, scratch.query, panel.rows, scratch.depth,
+          scratch.scores);
     } else {
-      dot(Right<float>{scratch.key, scratch.depth}, count, scratch.query, panel.rows, scratch.depth, scratch.scores);
+      Right<float> copied = {scratch.key, scratch.depth};
+      dot(copied, copied, count, scratch.query, panel.rows, scratch.depth, scratch.scores);
     }
     bool hides = !sees_all(args, panel, keys);
     if (hides || p.softcap > 0 || args.alibi_slopes) {

@@ -140,25 +140,34 @@ constexpr int power_of_two(int n) {
 constexpr int kMaxDotRows = kWidth / 2;
 
 // scores[j * columns + r] = keys[j] · queries[r], columns = power_of_two(rows): as many keys at a time as their
-// scores fill a vector. Writes whole vectors: past the end if `keys` is no multiple of that many.
-// Row j of keys begins at data + j * depth_stride, row r of queries at queries + r * depth; depth is a multiple of
-// kWidth.
+// scores fill a vector. Writes whole vectors: past the end if `key_count` is no multiple of that many.
+// Row r of queries begins at queries + r * depth; depth is a multiple of kWidth.
+//
+// A decode step is bound by memory, and this loop is where it waits: it also asks for the keys that come
+// kAhead later and for the `values` that the next product reads. Into the second-level cache: the first level's
+// few outstanding misses are left to the loads.
 template <int Rows, typename T>
-static void dot_rows(Right<T> keys, int key_count, const float* queries, int depth, float* scores) {
+static void dot_rows(Right<T> keys, Right<T> values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kColumnsOfScores = power_of_two(Rows);
   constexpr int kKeys = kWidth / kColumnsOfScores;
+  constexpr int kAhead = 16;
   for (int first = 0; first < key_count; first += kKeys) {
     const T* key[kKeys];
     for (int j = 0; j < kKeys; ++j) key[j] = keys.data + smaller(first + j, key_count - 1) * keys.depth_stride;
     vfloat sum[kWidth] = {};
     for (int d = 0; d < depth; d += kWidth) {
+      vfloat x[kKeys];
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        vfloat x = load(key[j] + d);
+        x[j] = load(key[j] + d);
+        __builtin_prefetch(keys.data + (first + j + kAhead) * keys.depth_stride + d, 0, 2);
+        __builtin_prefetch(values.data + (first + j) * values.depth_stride + d, 0, 2);
+      }
 #pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-          sum[j * kColumnsOfScores + r] += x * load(queries + r * depth + d);
-        }
+      for (int r = 0; r < Rows; ++r) {
+        vfloat query = load(queries + r * depth + d);
+#pragma GCC unroll 16
+        for (int j = 0; j < kKeys; ++j) sum[j * kColumnsOfScores + r] += x[j] * query;
       }
     }
     store(scores + first * kColumnsOfScores, sum_each(sum));
@@ -166,10 +175,11 @@ static void dot_rows(Right<T> keys, int key_count, const float* queries, int dep
 }
 
 template <typename T>
-static void dot(Right<T> keys, int key_count, const float* queries, int rows, int depth, float* scores) {
+static void dot(Right<T> keys, Right<T> values, int key_count, const float* queries, int rows, int depth,
+                float* scores) {
   with_count(rows, [&](auto n) {
     if constexpr (n.value <= kMaxDotRows) {
-      dot_rows<n.value>(keys, key_count, queries, depth, scores);
+      dot_rows<n.value>(keys, values, key_count, queries, depth, scores);
     }
   });
 }

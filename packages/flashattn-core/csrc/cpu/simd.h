@@ -82,9 +82,10 @@ FLASHATTN_INLINE vfloat zip_high(vfloat a, vfloat b) {
 
 // rows[i][j] becomes rows[j][i]. Zipping vector i with vector i + n/2, for all i, log2(n) times, moves the
 // bits of a row's number into the lane's and back (Stone 1971, "Parallel processing with the perfect shuffle").
-FLASHATTN_INLINE void transpose(vfloat rows[kWidth]) {
-#pragma GCC unroll 4
-  for (int round = 1; round < kWidth; round *= 2) {
+// Recursion, not a loop: the compiler then keeps all vectors in registers.
+template <int Rounds = kWidth>
+FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
+  if constexpr (Rounds > 1) {
     vfloat zipped[kWidth];
 #pragma GCC unroll 8
     for (int i = 0; i < kWidth / 2; ++i) {
@@ -93,19 +94,22 @@ FLASHATTN_INLINE void transpose(vfloat rows[kWidth]) {
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kWidth; ++i) rows[i] = zipped[i];
+    transpose<Rounds / 2>(rows);
   }
 }
 
 // Lane i of the result is the sum over the lanes of rows[i]: the same zips, added up as soon as they are made.
-FLASHATTN_INLINE vfloat sum_each(vfloat rows[kWidth]) {
-#pragma GCC unroll 4
-  for (int half = kWidth / 2; half > 0; half /= 2) {
+template <int Count = kWidth>
+FLASHATTN_INLINE vfloat sum_each(vfloat (&rows)[kWidth]) {
+  if constexpr (Count == 1) {
+    return rows[0];
+  } else {
 #pragma GCC unroll 8
-    for (int i = 0; i < half; ++i) {
-      rows[i] = zip_low(rows[i], rows[i + half]) + zip_high(rows[i], rows[i + half]);
+    for (int i = 0; i < Count / 2; ++i) {
+      rows[i] = zip_low(rows[i], rows[i + Count / 2]) + zip_high(rows[i], rows[i + Count / 2]);
     }
+    return sum_each<Count / 2>(rows);
   }
-  return rows[0];
 }
 
 // 2^x for x <= 0, relative error below 1.3e-7 down to x = -126; below that 0. NaN stays NaN.
