@@ -8,102 +8,20 @@
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
 
-#include <cstdlib>
-#include <new>
-
 #include "attention.h"
 #include "dtype.h"
 #include "matmul.h"
+#include "scratch.h"
 #include "simd.h"
 #include "visibility.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-constexpr int kKeyTile = 192;  // a multiple of kRows: no narrower register tile is needed but at the end
-
 // Packing the values pays for itself from so many rows on that they go by more than once.
 constexpr int kMaxUnpackedRows = kRows + 2;
 
-// Rows whose scores are computed, exponentiated and used before the next ones are: (kKeyTile, kPanelRows) scores
-// stay in a first-level cache of 32 KB. A multiple of the packed panels' width.
-constexpr int kPanelRows = kWidth == 16 ? 64 : 48;
-
-constexpr int round_up(int n, int multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
-// Rows that go through a tile together.
-struct Panel {
-  int first, rows, columns;  // columns: with padding
-  Interval any, all;         // the keys that some row sees, and those that all see
-
-  int lanes() const { return larger(columns, kWidth); }  // after these the rows repeat
-  int keys() const { return lanes() / columns; }         // in those lanes
-};
-
-// One thread's working memory, kept for its next block.
-struct Scratch {
-  float* memory = nullptr;
-  int64_t capacity = 0;
-
-  // What the block at hand uses of it.
-  bool few_rows;      // so few that the scores of several keys share a vector, see dot()
-  int columns;        // the rows and their padding: whole vectors, or for few rows the next power of two
-  int depth;          // of a row of query and key: head_dim, padded where dot() reads whole vectors of it
-  int value_columns;  // value_dim, padded to whole vectors
-  float* query;       // times scale; packed (depth, columns), or for few rows (rows, depth)
-  float* key;         // (kKeyTile, depth)
-  float* value;       // packed (kKeyTile, value_columns)
-  float* scores;      // of a panel of rows: (kKeyTile, its columns), then the probabilities
-  float* output;      // (rows, value_columns), unnormalised
-  Panel panels[(kMaxRows + kPanelRows - 1) / kPanelRows];
-  int panel_count;
-  // One number a row. Where rows are few, all lanes of a vector: the rows repeat.
-  float row_max[kMaxRows];  // -inf: nothing seen yet
-  float row_sum[kMaxRows];
-  float rescale[kMaxRows];                           // exp(old row_max - new row_max)
-  float slope[kMaxRows];                             // ALiBi's
-  int32_t position[kMaxRows];                        // of the query among the keys
-  int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
-  int32_t next_key[kMaxRows];                        // the lane's key, counted from the vector's first
-
-  void prepare(int rows, int head_dim, int value_dim) {
-    few_rows = rows <= kMaxDotRows;
-    columns = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
-    depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
-    value_columns = round_up(value_dim, kWidth);
-    struct Part {
-      float** start;
-      int64_t size;
-    };
-    const Part parts[] = {{&query, int64_t{depth} * columns},
-                          {&key, int64_t{kKeyTile} * depth},
-                          {&value, int64_t{kKeyTile} * value_columns},
-                          {&scores, int64_t{kKeyTile} * smaller(columns, kPanelRows)},
-                          {&output, int64_t{rows} * value_columns}};
-    constexpr int64_t kLine = 16;  // each part begins on a cache line
-    int64_t total = 0;
-    for (const Part& part : parts) total += (part.size + kLine - 1) / kLine * kLine;
-    if (total > capacity) {
-      std::free(memory);
-      memory = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(total) * sizeof(float)));
-      capacity = memory ? total : 0;
-      if (!memory) {
-        throw std::bad_alloc();
-      }
-    }
-    float* next = memory;
-    for (const Part& part : parts) {
-      *part.start = next;
-      next += (part.size + kLine - 1) / kLine * kLine;
-    }
-  }
-
-  ~Scratch() { std::free(memory); }
-};
-
-thread_local Scratch kept_scratch;
+thread_local Scratch kept_scratch;  // for the thread's next block
 
 // Calls visit(T{}) with the storage type of query, key, value and out.
 template <typename Visit>
@@ -201,21 +119,21 @@ void load_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bloc
     int r = lane - scratch.columns;
     set(lane, {scratch.seen_begin[r], scratch.seen_end[r]}, scratch.position[r], scratch.slope[r]);
   }
-  scratch.panel_count = 0;
-  for (int first = 0; first < block.rows(); first += kPanelRows) {
-    Panel panel = {first,
-                   smaller(kPanelRows, block.rows() - first),
-                   smaller(kPanelRows, scratch.columns - first),
-                   {p.key_len, 0},
-                   {0, p.key_len}};
-    for (int r = first; r < first + panel.rows; ++r) {
+  scratch.band_count = 0;
+  for (int first = 0; first < block.rows(); first += kBandRows) {
+    Band band = {first,
+                 smaller(kBandRows, block.rows() - first),
+                 smaller(kBandRows, scratch.columns - first),
+                 {p.key_len, 0},
+                 {0, p.key_len}};
+    for (int r = first; r < first + band.rows; ++r) {
       Interval seen = {scratch.seen_begin[r], scratch.seen_end[r]};
       if (seen.begin < seen.end) {
-        panel.any = {smaller(panel.any.begin, seen.begin), larger(panel.any.end, seen.end)};
+        band.any = {smaller(band.any.begin, seen.begin), larger(band.any.end, seen.end)};
       }
-      panel.all = {larger(panel.all.begin, seen.begin), smaller(panel.all.end, seen.end)};
+      band.all = {larger(band.all.begin, seen.begin), smaller(band.all.end, seen.end)};
     }
-    scratch.panels[scratch.panel_count++] = panel;
+    scratch.bands[scratch.band_count++] = band;
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
@@ -258,14 +176,14 @@ bool pack_values(Scratch& scratch, const AttentionParams& p, const T* value, int
 }
 
 // Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.
-void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Panel& panel,
+void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                    Interval keys) {
   const AttentionParams& p = args.params;
   const auto for_each_vector = [&](auto visit) {
-    for (int j = keys.begin; j < keys.end; j += panel.keys()) {
-      for (int lane = 0; lane < panel.lanes(); lane += kWidth) {
-        float* scores = scratch.scores + (j - keys.begin) * panel.columns + lane;
-        int row = panel.first + lane;
+    for (int j = keys.begin; j < keys.end; j += band.keys()) {
+      for (int lane = 0; lane < band.lanes(); lane += kWidth) {
+        float* scores = scratch.scores + (j - keys.begin) * band.columns + lane;
+        int row = band.first + lane;
         store(scores, visit(load(scores), row, load(scratch.next_key + row) + j));
       }
     }
@@ -281,10 +199,10 @@ void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& 
     });
   }
   if (args.bias || args.visible || args.tree) {
-    for (int r = panel.first; r < panel.first + panel.rows; ++r) {
+    for (int r = band.first; r < band.first + band.rows; ++r) {
       Row row = row_of(block, r);
       Interval seen = {larger(scratch.seen_begin[r], keys.begin), smaller(scratch.seen_end[r], keys.end)};
-      Scores scores = {scratch.scores + r - panel.first, panel.columns, keys.begin};
+      Scores scores = {scratch.scores + r - band.first, band.columns, keys.begin};
       if (args.bias && seen.begin < seen.end) {
         add_bias(args, block.batch, row.head, row.query, seen, scores);
       }
@@ -318,16 +236,16 @@ FLASHATTN_INLINE vfloat fold(vfloat v, int columns, Combine combine) {
 // The online softmax, a vector of rows at a time: logits become probabilities relative to the new row_max.
 // The difference comes first, then the change of base: logits as low as -FLT_MAX, which some use to hide,
 // must not overflow.
-void online_softmax(Scratch& scratch, const Panel& panel, int count) {
-  int size = count * panel.columns, step = panel.lanes();
+void online_softmax(Scratch& scratch, const Band& band, int count) {
+  int size = count * band.columns, step = band.lanes();
   for (int i = size; i % kWidth != 0; ++i) scratch.scores[i] = -kInfinity;  // the rest of a vector: keys of no tile
   for (int lane = 0; lane < step; lane += kWidth) {
     float* scores = scratch.scores + lane;
-    int row = panel.first + lane;
+    int row = band.first + lane;
     vfloat old_max = load(scratch.row_max + row);
     vfloat new_max = old_max;
     for (int i = 0; i < size; i += step) new_max = vmax(new_max, load(scores + i));
-    new_max = fold(new_max, panel.columns, [](vfloat a, vfloat b) { return vmax(a, b); });
+    new_max = fold(new_max, band.columns, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
     vfloat sum = {};  // of this tile alone: small numbers are not lost beside the large sum so far
@@ -336,7 +254,7 @@ void online_softmax(Scratch& scratch, const Panel& panel, int count) {
       store(scores + i, probability);
       sum += probability;
     }
-    sum = fold(sum, panel.columns, [](vfloat a, vfloat b) { return a + b; });
+    sum = fold(sum, band.columns, [](vfloat a, vfloat b) { return a + b; });
     store(scratch.row_max + row, new_max);
     store(scratch.row_sum + row, load(scratch.row_sum + row) * rescale + sum);
     store(scratch.rescale + row, rescale);
@@ -345,29 +263,29 @@ void online_softmax(Scratch& scratch, const Panel& panel, int count) {
 
 // Adds what pack_values() left out: NaN and infinity, to the rows that see their keys. `seen` lies as the scores do.
 template <typename T>
-void add_not_finite(Scratch& scratch, const AttentionParams& p, const T* value, const Panel& panel, int count,
+void add_not_finite(Scratch& scratch, const AttentionParams& p, const T* value, const Band& band, int count,
                     const bool* seen) {
   for (int j = 0; j < count; ++j) {
     for (int c = 0; c < p.value_dim; ++c) {
       float x = to_float(value[j * p.value.row + c * p.value.column]);
       if (x - x == 0) continue;
-      for (int r = 0; r < panel.rows; ++r) {
-        if (seen[j * panel.columns + r]) {
-          scratch.output[int64_t{panel.first + r} * scratch.value_columns + c] +=
-              scratch.scores[j * panel.columns + r] * x;
+      for (int r = 0; r < band.rows; ++r) {
+        if (seen[j * band.columns + r]) {
+          scratch.output[int64_t{band.first + r} * scratch.value_columns + c] +=
+              scratch.scores[j * band.columns + r] * x;
         }
       }
     }
   }
 }
 
-// Whether all rows of the panel see all of these keys.
-FLASHATTN_INLINE bool sees_all(const AttentionArgs& args, const Panel& panel, Interval keys) {
+// Whether all rows of the band see all of these keys.
+FLASHATTN_INLINE bool sees_all(const AttentionArgs& args, const Band& band, Interval keys) {
   int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
-  return !args.bias && !args.visible && panel.all.begin <= keys.begin && keys.end <= smaller(panel.all.end, tree_begin);
+  return !args.bias && !args.visible && band.all.begin <= keys.begin && keys.end <= smaller(band.all.end, tree_begin);
 }
 
-// Keys and values are read where they lie if they can be; otherwise they are copied once for all panels.
+// Keys and values are read where they lie if they can be; otherwise they are copied once for all bands.
 template <typename T>
 void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Interval tile) {
   const AttentionParams& p = args.params;
@@ -377,15 +295,15 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   bool keys_in_place =
       p.key.column == 1 && (scratch.few_rows ? p.head_dim == scratch.depth : sizeof(T) == sizeof(float));
   bool values_in_place = block.rows() <= kMaxUnpackedRows && p.value.column == 1 &&
-                         p.value_dim == scratch.value_columns && sees_all(args, scratch.panels[0], tile);
+                         p.value_dim == scratch.value_columns && sees_all(args, scratch.bands[0], tile);
   if (!keys_in_place) {
     copy_keys(scratch, p, key, count);
   }
   bool finite = values_in_place || pack_values(scratch, p, value, count);
 
-  for (int i = 0; i < scratch.panel_count; ++i) {
-    const Panel& panel = scratch.panels[i];
-    Interval keys = {larger(tile.begin, panel.any.begin), smaller(tile.end, panel.any.end)};
+  for (int i = 0; i < scratch.band_count; ++i) {
+    const Band& band = scratch.bands[i];
+    Interval keys = {larger(tile.begin, band.any.begin), smaller(tile.end, band.any.end)};
     if (keys.begin >= keys.end) continue;
     int skipped = keys.begin - tile.begin;
     int seen_count = keys.end - keys.begin;
@@ -393,34 +311,34 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
     if (!scratch.few_rows) {
       Left left = keys_in_place ? Left{reinterpret_cast<const float*>(key) + skipped * p.key.row, p.key.row, 1}
                                 : Left{scratch.key + skipped * scratch.depth, scratch.depth, 1};
-      Packed queries = {scratch.query + int64_t{panel.first} * scratch.depth, scratch.depth, panel.columns, 0};
-      multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, panel.columns, nullptr});
+      Packed queries = {scratch.query + int64_t{band.first} * scratch.depth, scratch.depth, band.columns, 0};
+      multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, band.columns, nullptr});
     } else if (keys_in_place) {
-      dot(Right<T>{key, p.key.row}, Right<T>{value, p.value.row}, count, scratch.query, panel.rows, scratch.depth,
+      dot(Right<T>{key, p.key.row}, Right<T>{value, p.value.row}, count, scratch.query, band.rows, scratch.depth,
           scratch.scores);
     } else {
       Right<float> copied = {scratch.key, scratch.depth};
-      dot(copied, copied, count, scratch.query, panel.rows, scratch.depth, scratch.scores);
+      dot(copied, copied, count, scratch.query, band.rows, scratch.depth, scratch.scores);
     }
-    bool hides = !sees_all(args, panel, keys);
+    bool hides = !sees_all(args, band, keys);
     if (hides || p.softcap > 0 || args.alibi_slopes) {
-      finish_scores(scratch, args, block, panel, keys);
+      finish_scores(scratch, args, block, band, keys);
     }
-    bool seen[kKeyTile * kPanelRows];
-    for (int k = 0; !finite && k < seen_count * panel.columns; ++k) seen[k] = scratch.scores[k] != -kInfinity;
-    online_softmax(scratch, panel, seen_count);
+    bool seen[kKeyTile * kBandRows];
+    for (int k = 0; !finite && k < seen_count * band.columns; ++k) seen[k] = scratch.scores[k] != -kInfinity;
+    online_softmax(scratch, band, seen_count);
 
-    Left probabilities = {scratch.scores, 1, panel.columns};
-    Result output = {scratch.output + int64_t{panel.first} * scratch.value_columns, scratch.value_columns,
-                     scratch.rescale + panel.first};
+    Left probabilities = {scratch.scores, 1, band.columns};
+    Result output = {scratch.output + int64_t{band.first} * scratch.value_columns, scratch.value_columns,
+                     scratch.rescale + band.first};
     if (values_in_place) {
-      multiply(probabilities, Right<T>{value, p.value.row}, panel.rows, count, p.value_dim, output);
+      multiply(probabilities, Right<T>{value, p.value.row}, band.rows, count, p.value_dim, output);
     } else {
-      multiply_packed(probabilities, Packed{scratch.value, count, scratch.value_columns, skipped}, panel.rows,
+      multiply_packed(probabilities, Packed{scratch.value, count, scratch.value_columns, skipped}, band.rows,
                       seen_count, output);
     }
     if (!finite) {
-      add_not_finite(scratch, p, value + skipped * p.value.row, panel, seen_count, seen);
+      add_not_finite(scratch, p, value + skipped * p.value.row, band, seen_count, seen);
     }
   }
 }
@@ -432,8 +350,8 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   load_rows(scratch, args, block);
   // Keys outside of every row's interval are never touched.
   Interval any = {p.key_len, 0};
-  for (int i = 0; i < scratch.panel_count; ++i) {
-    any = {smaller(any.begin, scratch.panels[i].any.begin), larger(any.end, scratch.panels[i].any.end)};
+  for (int i = 0; i < scratch.band_count; ++i) {
+    any = {smaller(any.begin, scratch.bands[i].any.begin), larger(any.end, scratch.bands[i].any.end)};
   }
   int end = smaller(any.end, block.key_end);
   for (int first = larger(any.begin, block.key_begin); first < end; first += kKeyTile) {

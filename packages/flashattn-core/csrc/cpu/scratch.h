@@ -1,0 +1,93 @@
+// A thread's working memory for one block of rows, and the sizes of the tiles that it holds.
+#pragma once
+
+#include <cstdlib>
+#include <new>
+
+#include "kernels.h"
+#include "matmul.h"
+#include "visibility.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+constexpr int kKeyTile = 192;  // a multiple of kRows: no narrower register tile is needed but at the end
+
+// Rows whose scores are computed, exponentiated and used before the next ones are: (kKeyTile, kBandRows) scores
+// stay in a first-level cache of 32 KB. A multiple of the packed panels' width.
+constexpr int kBandRows = kWidth == 16 ? 64 : 48;
+
+constexpr int round_up(int n, int multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// Rows that go through a tile together.
+struct Band {
+  int first, rows, columns;  // columns: with padding
+  Interval any, all;         // the keys that some row sees, and those that all see
+
+  int lanes() const { return larger(columns, kWidth); }  // after these the rows repeat
+  int keys() const { return lanes() / columns; }         // in those lanes
+};
+
+// What a block needs. Grows to the largest one that the thread has seen.
+struct Scratch {
+  float* memory = nullptr;
+  int64_t capacity = 0;
+
+  // What the block at hand uses of it.
+  bool few_rows;      // so few that the scores of several keys share a vector, see dot()
+  int columns;        // the rows and their padding: whole vectors, or for few rows the next power of two
+  int depth;          // of a row of query and key: head_dim, padded where dot() reads whole vectors of it
+  int value_columns;  // value_dim, padded to whole vectors
+  float* query;       // times scale; packed (depth, columns), or for few rows (rows, depth)
+  float* key;         // (kKeyTile, depth)
+  float* value;       // packed (kKeyTile, value_columns)
+  float* scores;      // of a band of rows: (kKeyTile, its columns), then the probabilities
+  float* output;      // (rows, value_columns), unnormalised
+  Band bands[(kMaxRows + kBandRows - 1) / kBandRows];
+  int band_count;
+  // One number a row. Where rows are few, all lanes of a vector: the rows repeat.
+  float row_max[kMaxRows];  // -inf: nothing seen yet
+  float row_sum[kMaxRows];
+  float rescale[kMaxRows];                           // exp(old row_max - new row_max)
+  float slope[kMaxRows];                             // ALiBi's
+  int32_t position[kMaxRows];                        // of the query among the keys
+  int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
+  int32_t next_key[kMaxRows];                        // the lane's key, counted from the vector's first
+
+  void prepare(int rows, int head_dim, int value_dim) {
+    few_rows = rows <= kMaxDotRows;
+    columns = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
+    depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
+    value_columns = round_up(value_dim, kWidth);
+    struct Part {
+      float** start;
+      int64_t size;
+    };
+    const Part parts[] = {{&query, int64_t{depth} * columns},
+                          {&key, int64_t{kKeyTile} * depth},
+                          {&value, int64_t{kKeyTile} * value_columns},
+                          {&scores, int64_t{kKeyTile} * smaller(columns, kBandRows)},
+                          {&output, int64_t{rows} * value_columns}};
+    constexpr int64_t kLine = 16;  // each part begins on a cache line
+    int64_t total = 0;
+    for (const Part& part : parts) total += (part.size + kLine - 1) / kLine * kLine;
+    if (total > capacity) {
+      std::free(memory);
+      memory = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(total) * sizeof(float)));
+      capacity = memory ? total : 0;
+      if (!memory) {
+        throw std::bad_alloc();
+      }
+    }
+    float* next = memory;
+    for (const Part& part : parts) {
+      *part.start = next;
+      next += (part.size + kLine - 1) / kLine * kLine;
+    }
+  }
+
+  ~Scratch() { std::free(memory); }
+};
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA
