@@ -1,6 +1,7 @@
 """Shared by the tests of the core."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,16 +43,46 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-@pytest.fixture(scope="session")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs in driver/, built from the CPU backend alone."""
-    build = tmp_path_factory.mktemp("driver")
+def build_drivers(build: Path, *options: str) -> Path:
     source = Path(__file__).parent / "driver"
     # cmake and ninja are installed beside this Python.
     environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-    for command in (["-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"], ["--build", build]):
+    for command in (
+        ["-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options],
+        ["--build", build],
+    ):
         done = subprocess.run(
             ["cmake", *map(str, command)], env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
     return build
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs in driver/, built from the CPU backend alone."""
+    return build_drivers(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="session")
+def require() -> Callable[[str, str], None]:
+    """Skips the test where a program is missing, and names the package that brings it."""
+
+    def require(program: str, package: str) -> None:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is missing: apt-get install {package}")
+
+    return require
+
+
+@pytest.fixture(scope="session")
+def neon_drivers(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str, str], None]) -> Path:
+    """The same programs for 64-bit ARM, for qemu-aarch64 to run. Static: they need no ARM libraries at run time."""
+    require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
+    return build_drivers(
+        tmp_path_factory.mktemp("neon_driver"),
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static",
+    )
