@@ -1,6 +1,11 @@
-"""Every instruction set that this machine runs obeys the rule, and the best one is taken."""
+"""Every instruction set obeys the rule, and the best one that the machine runs is taken.
 
+Those of this machine run as they are; NEON, and x86 processors that can do less, under an emulator.
+"""
+
+import os
 import platform
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,17 +28,46 @@ print(flashattn_core.backends()["cpu"])
 """
 
 
+ARM = platform.machine() in ("arm64", "aarch64")
+SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
+
+
 def sets_here() -> list[str]:
     """What the operating system says that this machine can do, apart from what the extension finds out."""
-    if platform.machine() in ("arm64", "aarch64"):
-        return ["neon", "baseline"]
+    if ARM:
+        return SETS
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
     needs = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "avx2": {"avx2", "fma"}, "baseline": set()}
-    return [name for name, needed in needs.items() if needed <= set(flags)]
+    return [name for name in SETS if needs[name] <= set(flags)]
 
 
-@pytest.mark.parametrize("name", sets_here())
-def test_each_one_here(run_python, name):
+each_set = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.skipif(name not in sets_here(), reason=f"this machine has no {NAMES[name]}")
+        )
+        for name in SETS
+    ],
+)
+
+
+def run(*command: object, **environment: str) -> str:
+    """The output of a program that succeeds."""
+    done = subprocess.run(
+        [*map(str, command)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@each_set
+def test_each_one_from_python(run_python, name):
     result = run_python(CHECK, FLASHATTN_CPU_ISA=name)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(f"{NAMES[name]}, ")
@@ -51,3 +85,49 @@ def test_one_that_is_not_to_be_had_is_an_error(run_python, name):
     assert (
         f"FLASHATTN_CPU_ISA is '{name}', expected one that this machine runs: {', '.join(sets_here())}" in result.stderr
     )
+
+
+def assert_each_case_matches(name: str, cases: int, *forward: object) -> None:
+    """The driver takes the set that is asked for, its cases obey the rule, and threads change no bit of them."""
+    by_threads = {
+        threads: run(*forward, cases, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads) for threads in ("1", "3")
+    }
+    results = {threads: output.split(": ", 1) for threads, output in by_threads.items()}
+    assert results["1"][0] == f"{NAMES[name]}, 1 thread"
+    assert results["3"][0] == f"{NAMES[name]}, 3 threads"
+    assert results["1"][1].startswith(f"{cases} cases, ")
+    assert results["1"][1] == results["3"][1]
+
+
+@each_set
+def test_each_one_over_the_options(drivers, name):
+    assert_each_case_matches(name, 600, drivers / "forward")
+
+
+@pytest.mark.parametrize(("name", "cases"), [("neon", 250), ("baseline", 50)])
+def test_arm_over_the_options(neon_drivers, require, name, cases):
+    require("qemu-aarch64", "qemu-user")
+    assert_each_case_matches(name, cases, "qemu-aarch64", neon_drivers / "forward")
+
+
+@each_set
+def test_exp2_and_tanh(drivers, name):
+    assert run(drivers / f"simd_functions_{name}").startswith(f"{NAMES[name]}: ")
+
+
+def test_exp2_and_tanh_of_neon(neon_drivers, require):
+    require("qemu-aarch64", "qemu-user")
+    assert run("qemu-aarch64", neon_drivers / "simd_functions_neon").startswith("NEON: ")
+
+
+@pytest.mark.skipif(ARM, reason="every 64-bit ARM has NEON")
+@pytest.mark.parametrize(("processor", "best"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
+def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, processor, best):
+    # Neither emulated processor knows AVX-512, Nehalem no AVX at all: one such instruction would end the program.
+    require("qemu-x86_64", "qemu-user")
+    assert run("qemu-x86_64", "-cpu", processor, drivers / "forward", 50).startswith(f"{NAMES[best]}, ")
+
+
+def test_arm_takes_neon(neon_drivers, require):
+    require("qemu-aarch64", "qemu-user")
+    assert run("qemu-aarch64", neon_drivers / "forward", 1).startswith("NEON, ")

@@ -1,0 +1,76 @@
+"""What the compiler made of the kernels: each instruction set's objects are made of its own instructions.
+
+A set that was built without its flags would still compute the right thing, slowly, under the right name. And what
+every processor runs must hold no instruction that only some have.
+"""
+
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ON_X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not an x86-64 machine")
+
+# Instruction set: its multiply-adds on whole registers, and those on less than that or split in two.
+MULTIPLY_ADD = {
+    "avx512": (r"\tvfmadd\w+ps .*%zmm", r"\tvfmadd\w+(ss|ps) .*%[xy]mm|\tvmulps"),
+    "avx2": (r"\tvfmadd\w+ps .*%ymm", r"\tvfmadd\w+(ss|ps) .*%xmm|\tvmulps"),
+    "baseline": (r"\tmulps .*%xmm", r"\tmulss"),
+    "neon": (r"\tfmla\tv\d+\.4s", r"\tfmadd|\tfmul\tv\d+\.4s"),
+}
+AVX = r"\tv\w+ .*%"  # AVX and all that came after: the names of their instructions begin with v
+AVX_512 = r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]"
+TOO_NEW = {"flashattn_cpu": AVX, "flashattn_cpu_baseline": AVX, "flashattn_cpu_avx2": AVX_512}
+
+
+def objects(build: Path, target: str) -> list[Path]:
+    found = sorted((build / "cpu" / "CMakeFiles" / f"{target}.dir").glob("*.o"))
+    assert found
+    return found
+
+
+def read(tool: str, *arguments: object) -> str:
+    return subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, check=True).stdout
+
+
+def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
+    return len(re.findall(pattern, read(tool, "--disassemble", "--no-show-raw-insn", object_file)))
+
+
+def assert_multiplies_whole_registers(build: Path, isa: str, tool: str = "objdump") -> None:
+    whole, less = MULTIPLY_ADD[isa]
+    (kernels,) = (path for path in objects(build, f"flashattn_cpu_{isa}") if path.name.startswith("kernels"))
+    assert count(whole, kernels, tool) > 100  # a register tile alone has 6 rows of 2 or 4, and comes in several sizes
+    assert count(whole, kernels, tool) > 2 * count(less, kernels, tool)
+
+
+@ON_X86
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "baseline"])
+def test_the_kernels_multiply_whole_registers(drivers, require, isa):
+    require("objdump", "binutils")
+    assert_multiplies_whole_registers(drivers, isa)
+
+
+def test_the_kernels_multiply_whole_registers_of_neon(neon_drivers):
+    assert_multiplies_whole_registers(neon_drivers, "neon", "aarch64-linux-gnu-objdump")
+
+
+@ON_X86
+@pytest.mark.parametrize("target", TOO_NEW)
+def test_no_instruction_is_newer_than_the_set(drivers, require, target):
+    require("objdump", "binutils")
+    assert [path.name for path in objects(drivers, target) if count(TOO_NEW[target], path)] == []
+
+
+@ON_X86
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "baseline"])
+def test_all_that_a_set_defines_is_its_own(drivers, require, isa):
+    # Of an inline function that several objects define, as those of the standard library are, the linker keeps one
+    # for all callers: it must not find one with AVX-512 in it.
+    require("nm", "binutils")
+    for path in objects(drivers, f"flashattn_cpu_{isa}"):
+        symbols = read("nm", "--demangle", "--defined-only", "--extern-only", path).splitlines()
+        assert symbols
+        assert [line for line in symbols if f" flashattn::cpu::{isa}::" not in line] == []
