@@ -247,8 +247,8 @@ Case draw_case(Draw& draw, int number) {
 
 struct Inputs {
   Tensor query, key, value, visible, bias, tree;
+  Tensor sinks, alibi_slopes;                // one a head
   std::vector<int32_t> key_start, key_stop;  // one a batch element
-  std::vector<float> sinks, alibi_slopes;    // one a head
 };
 
 bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, int j) {
@@ -300,6 +300,10 @@ Inputs draw_inputs(const Case& c, Draw& draw) {
     return Tensor(batch, draw.chance(50) ? c.heads() : 1, draw.chance(75) ? c.query_len : 1, c.key_len, any_order(draw),
                   c.strided ? 3 : 0);
   };
+  const auto one_a_head = [&] {
+    std::vector<int> batch = draw.chance(50) ? c.batch : std::vector<int>(c.batch.size(), 1);
+    return Tensor(batch, c.heads(), 1, 1, any_order(draw), c.strided ? 3 : 0);
+  };
   const auto fill = [&](Tensor& t, int heads, int rows, int columns, auto number) {
     for (int64_t b = 0; b < c.batch_size(); ++b) {
       for (int h = 0; h < heads; ++h) {
@@ -315,8 +319,8 @@ Inputs draw_inputs(const Case& c, Draw& draw) {
                mask(c.visible),
                mask(c.bias),
                Tensor(c.batch, 1, c.tree_size, c.tree_size, {kRow, kColumn}, 0),
-               {},
-               {},
+               one_a_head(),
+               one_a_head(),
                {},
                {}};
   fill(in.query, c.heads(), c.query_len, c.head_dim, [&] { return rounded(c.query_size * draw.normal(), c.dtype); });
@@ -333,10 +337,8 @@ Inputs draw_inputs(const Case& c, Draw& draw) {
     in.key_start.push_back(draw.below(c.key_len / 2 + 1) - 1);
     in.key_stop.push_back(draw.chance(20) ? in.key_start.back() - 1 : c.key_len + 1 - draw.below(c.key_len / 2 + 1));
   }
-  for (int h = 0; h < c.heads(); ++h) {
-    in.sinks.push_back(static_cast<float>(3 * draw.normal()));
-    in.alibi_slopes.push_back(static_cast<float>(draw.uniform()));
-  }
+  fill(in.sinks, c.heads(), 1, 1, [&] { return rounded(3 * draw.normal(), cpu::Dtype::float32); });
+  fill(in.alibi_slopes, c.heads(), 1, 1, [&] { return rounded(draw.uniform(), cpu::Dtype::float32); });
   if (c.poison) poison(c, draw, in);
   return in;
 }
@@ -368,18 +370,18 @@ Outputs plain_attention(const Case& c, const Inputs& in) {
         score += Real(in.query.at(b, h, i, d)) * Real(in.key.at(b, h / c.group, j, d));
       score *= Real(scale_of(c));
       if (c.softcap > 0) score = Real(c.softcap) * std::tanh(score / Real(c.softcap));
-      if (c.alibi) score -= Real(in.alibi_slopes[size_t(h)]) * Real(std::abs(i + c.key_len - c.query_len - j));
+      if (c.alibi) score -= Real(in.alibi_slopes.at(b, h, 0, 0)) * Real(std::abs(i + c.key_len - c.query_len - j));
       if (c.bias) score += Real(in.bias.at(b, h, i, j));
       weight[size_t(j)] = score;
       row_max = std::max(row_max, score);
       seen.push_back(j);
     }
-    if (c.sinks) row_max = std::max(row_max, Real(in.sinks[size_t(h)]));
+    if (c.sinks) row_max = std::max(row_max, Real(in.sinks.at(b, h, 0, 0)));
     for (int j : seen) {
       weight[size_t(j)] = std::exp(weight[size_t(j)] - row_max);
       row_sum += weight[size_t(j)];
     }
-    if (c.sinks) row_sum += std::exp(Real(in.sinks[size_t(h)]) - row_max);
+    if (c.sinks) row_sum += std::exp(Real(in.sinks.at(b, h, 0, 0)) - row_max);
     std::fill(out.begin(), out.end(), Real(0));
     for (int j : seen) {
       for (int d = 0; d < c.value_dim; ++d) {
@@ -412,7 +414,9 @@ std::vector<double> collect(const Case& c, const Tensor& layout, int columns, cp
 
 Outputs run_kernel(const Case& c, const Inputs& in, Draw& draw, bool& gaps_untouched) {
   std::vector<uint8_t> query = in.query.in_memory(c.dtype), key = in.key.in_memory(c.dtype),
-                       value = in.value.in_memory(c.dtype), bias = in.bias.in_memory(c.bias_dtype);
+                       value = in.value.in_memory(c.dtype), bias = in.bias.in_memory(c.bias_dtype),
+                       sinks = in.sinks.in_memory(cpu::Dtype::float32),
+                       alibi_slopes = in.alibi_slopes.in_memory(cpu::Dtype::float32);
   std::vector<uint8_t> visible(in.visible.numbers.size());
   for (size_t i = 0; i < visible.size(); ++i) visible[i] = in.visible.numbers[i] == 1;
 
@@ -426,7 +430,7 @@ Outputs run_kernel(const Case& c, const Inputs& in, Draw& draw, bool& gaps_untou
   }
 
   Tensor out(c.batch, c.heads(), c.query_len, c.value_dim, any_order(draw), c.strided ? 3 : 0);
-  Tensor lse(c.batch, c.heads(), c.query_len, 1, {kHead, kRow}, c.strided ? 3 : 0);
+  Tensor lse(c.batch, c.heads(), c.query_len, 1, any_order(draw), c.strided ? 3 : 0);
   std::vector<uint8_t> out_memory(out.numbers.size() * format(c.dtype).bytes, 0xff),
       lse_memory(lse.numbers.size() * 4, 0xff);
 
@@ -453,8 +457,10 @@ Outputs run_kernel(const Case& c, const Inputs& in, Draw& draw, bool& gaps_untou
   p.lse = lse.strides;
   p.visible = in.visible.strides;
   p.bias = in.bias.strides;
-  p.sinks.head = p.alibi_slopes.head = p.tree.column = 1;
+  p.sinks = in.sinks.strides;
+  p.alibi_slopes = in.alibi_slopes.strides;
   p.tree.row = words;
+  p.tree.column = 1;
   int64_t elements = 1;
   for (size_t d = c.batch.size(); d-- > 0; elements *= c.batch[d]) {
     p.key_start.batch[d] = p.key_stop.batch[d] = elements;
@@ -471,8 +477,8 @@ Outputs run_kernel(const Case& c, const Inputs& in, Draw& draw, bool& gaps_untou
   if (c.bias) args.bias = bias.data();
   if (c.key_range) args.key_start = in.key_start.data(), args.key_stop = in.key_stop.data();
   if (c.tree_size > 0) args.tree = tree.data();
-  if (c.sinks) args.sinks = in.sinks.data();
-  if (c.alibi) args.alibi_slopes = in.alibi_slopes.data();
+  if (c.sinks) args.sinks = reinterpret_cast<const float*>(sinks.data());
+  if (c.alibi) args.alibi_slopes = reinterpret_cast<const float*>(alibi_slopes.data());
   c.decode ? cpu::decode(args) : cpu::prefill(args);
 
   gaps_untouched = true;
