@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -17,12 +18,16 @@ PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals
 
 def device() -> str:
     """One phrase: `cpu, AVX-512, 2 threads`."""
-    kind = "gpu" if mx.default_device() == mx.gpu else "cpu"
     try:
-        backend = flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
+        backend = flashattn_core.backends()["metal" if kind() == "gpu" else "cpu"]
     except ValueError as error:
         raise EvalError(first_line(error)) from error  # a FLASHATTN_ variable holds nonsense
-    return f"{kind}, {backend}"
+    return f"{kind()}, {backend}"
+
+
+def kind() -> str:
+    """MLX's default device: `cpu` or `gpu`."""
+    return "gpu" if mx.default_device() == mx.gpu else "cpu"
 
 
 @cache
@@ -40,8 +45,8 @@ def blas_in(maps: str) -> str:
     return next((name for name in ("openblas", "mkl", "blis") if f"/lib{name}" in maps.lower()), "reference")
 
 
-def describe() -> dict[str, Any]:
-    """For the result files."""
+def describe(also: Sequence[str] = ()) -> dict[str, Any]:
+    """For the result files, with the versions of the packages that took part `also`."""
     return {
         "system": platform.platform(),
         "processor": mx.device_info().get("device_name", platform.processor()),
@@ -49,5 +54,5 @@ def describe() -> dict[str, Any]:
         "device": device(),
         "blas": blas(),
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": {package: version(package) for package in (*PACKAGES, *also)},
     }

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from flash_evals.errors import EvalError
+
+Item = TypeVar("Item")
 
 model = click.option(
     "--model",
@@ -17,15 +19,34 @@ model = click.option(
 
 
 def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def check(_: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
-        if value is not None and value < least:
+    def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+        if value is not None and not value >= least:
             raise EvalError(f"{parameter.opts[0]} must be at least {least}, not {value}")
         return value
 
     return check
 
 
-def _writable(_: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+def listed(read: Callable[[str], Item], what: str) -> Callable[[click.Context, click.Parameter, str], list[Item]]:
+    """Items separated by commas, each once. `read` raises ValueError for a text that is none."""
+
+    def check(_: click.Context, parameter: click.Parameter, value: str) -> list[Item]:
+        try:
+            return list(dict.fromkeys(read(part.strip()) for part in value.split(",")))
+        except ValueError:
+            raise EvalError(f"{parameter.opts[0]} takes {what} separated by commas, not {value!r}") from None
+
+    return check
+
+
+def whole_number(text: str) -> int:
+    """Without a sign. Raises ValueError for anything else."""
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     if value is not None:
         target = value if value.exists() else value.parent
         if value.is_dir() or not target.exists() or not os.access(target, os.W_OK):
@@ -38,13 +59,13 @@ json_file = click.option(
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    callback=_writable,
+    callback=writable,
     help="Write all results to this file.",
 )
 csv_file = click.option(
     "--csv",
     "csv_file",
     type=click.Path(path_type=Path),
-    callback=_writable,
+    callback=writable,
     help="Write one row per trial to this file.",
 )

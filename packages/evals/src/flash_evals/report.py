@@ -54,6 +54,15 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):,.0f} ({low:,.0f}–{high:,.0f})"
 
 
+def duration(seconds: Sequence[float]) -> str:
+    """Like `spread`, in the unit that suits the median: `4.21 ms (4.20–4.25)`."""
+    middle = statistics.median(seconds)
+    size, unit = next(((size, unit) for size, unit in ((1, "s"), (1e-3, "ms")) if middle >= size), (1e-6, "µs"))
+    digits = 2 if middle < 10 * size else 1 if middle < 100 * size else 0
+    middle, low, high = (x / size for x in (middle, percentile(seconds, 0.2), percentile(seconds, 0.8)))
+    return f"{middle:,.{digits}f} {unit} ({low:,.{digits}f}–{high:,.{digits}f})"
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Linear between the two nearest values, as numpy does it."""
     ordered = sorted(values)
@@ -73,7 +82,10 @@ def finite(value: Any) -> Any:
 
 
 def write(
-    json_file: Path | None, result: dict[str, Any], csv_file: Path | None, rows: Sequence[dict[str, Any]]
+    json_file: Path | None,
+    result: dict[str, Any] | list[dict[str, Any]],
+    csv_file: Path | None,
+    rows: Sequence[dict[str, Any]],
 ) -> None:
     """The files that were asked for. Raises EvalError if the disk does not take them."""
     try:

@@ -50,16 +50,9 @@ class Pair:
     flash: Flash
 
 
-def _lengths(_: click.Context, parameter: click.Parameter, value: str) -> list[int]:
-    """Comma-separated numbers of tokens, each once."""
-    parts = value.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise EvalError(f"{parameter.opts[0]} takes numbers of tokens separated by commas, not {value!r}")
-    return list(dict.fromkeys(map(int, parts)))
-
-
 def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[..., Any]:
-    return click.option(short, name, default=default, show_default=True, metavar="N,...", callback=_lengths, help=text)
+    check = options.listed(options.whole_number, "numbers of tokens")
+    return click.option(short, name, default=default, show_default=True, metavar="N,...", callback=check, help=text)
 
 
 @click.command("speed")

@@ -1,0 +1,140 @@
+"""Implementations against each other on one workload, in turns, beside the bounds of the machine.
+
+Before the first turn each implementation makes a few calls that are not counted. One of them tells how much memory a
+call needs, and its output is compared: how long a wrong result takes is of no interest.
+"""
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import flashattn_core
+import mlx.core as mx
+import numpy as np
+
+from flash_evals.errors import EvalError, first_line
+from flash_evals.implementations import IMPLEMENTATIONS, Contestant, Inputs
+from flash_evals.measure import peak_memory
+from flash_evals.workload import Workload
+
+TRIAL_SECONDS = 0.02  # short calls are repeated until a trial lasts so long
+BOUNDS = "bounds"  # the turn in which the machine itself is measured
+TINY = 64  # queries and keys of the call that initialises a library
+# Threads of other libraries go on spinning for a while when their work is done (OpenMP's do, for milliseconds).
+SETTLE_SECONDS = 0.02
+# Largest difference between two outputs, relative to the largest output.
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+
+
+@dataclass
+class Entry:
+    """What one implementation did."""
+
+    peak_memory: int  # bytes that one call needs beyond its inputs
+    calls: int  # in one trial
+    spent: float  # seconds, with the calls that are not counted
+    trials: list[float] = field(default_factory=list)  # seconds for each call
+
+
+@dataclass
+class Contest:
+    workload: Workload
+    entries: dict[str, Entry] = field(default_factory=dict)
+    peak_flops: list[float] = field(default_factory=list)  # FLOP/s in each round; none on a GPU
+    read_bandwidth: list[float] = field(default_factory=list)  # bytes/s in each round; none on a GPU
+
+    def hold(self, names: Sequence[str], trials: int, max_seconds: float, seed: int) -> Iterator[None]:
+        """Yields after each warm-up and after each trial, also one that was left out.
+
+        An implementation that has spent max_seconds takes no further trials, but one it always takes; 0: no limit.
+        Whoever stops in between keeps the finished trials.
+        """
+        inputs = self.workload.inputs(seed)
+        contestants: dict[str, Contestant] = {}
+        outputs: dict[str, np.ndarray] = {}
+        for name in names:
+            contestants[name], outputs[name], self.entries[name] = enter(name, self.workload, inputs)
+            require_agreement(self.workload, names[0], name, outputs)
+            yield
+        del outputs, inputs
+        for number in range(trials):
+            for turn in order([*names, BOUNDS], number):
+                if turn == BOUNDS:
+                    self._measure_bounds()
+                    continue
+                entry = self.entries[turn]
+                if not entry.trials or not max_seconds or entry.spent < max_seconds:
+                    seconds = timed(contestants[turn], entry.calls)
+                    entry.trials.append(seconds / entry.calls)
+                    entry.spent += seconds
+                yield
+
+    def _measure_bounds(self) -> None:
+        if mx.default_device() != mx.gpu:
+            self.peak_flops.append(flashattn_core.peak_flops())
+            self.read_bandwidth.append(flashattn_core.read_bandwidth())
+
+
+def order(names: Sequence[str], number: int) -> list[str]:
+    """Everybody is first as often as last, and follows no one more often than another: there and back, then rotated."""
+    first = number // 2 % len(names)
+    turned = [*names[first:], *names[:first]]
+    return turned[::-1] if number % 2 else turned
+
+
+def enter(name: str, workload: Workload, inputs: Inputs) -> tuple[Contestant, np.ndarray, Entry]:
+    """The implementation made ready, its output, and how many of its calls make a trial.
+
+    Raises EvalError if it does not cover the workload.
+    """
+    prepare = IMPLEMENTATIONS[name]
+    tiny = replace(workload, query_len=min(TINY, workload.query_len), seq_len=min(TINY, workload.seq_len))
+    try:
+        prepare(tiny, tiny.inputs(seed=0)).once()
+        contestant = prepare(workload, inputs)
+        mx.synchronize()
+        with peak_memory() as peak:
+            start = time.perf_counter()
+            output = contestant.once()
+            seconds = time.perf_counter() - start
+            memory = peak()
+    except (ValueError, RuntimeError) as error:
+        raise EvalError(f"{name} cannot compute {workload}: {first_line(error)}") from error
+    spent, calls = seconds, 1
+    if seconds < 10 * TRIAL_SECONDS:  # the first call was cold, and up to so many times slower than the others
+        spent += (seconds := timed(contestant, calls))
+    while seconds < TRIAL_SECONDS:
+        calls *= 2
+        spent += (seconds := timed(contestant, calls))
+    return contestant, contestant.as_numpy(output), Entry(memory, calls, spent)
+
+
+def require_agreement(workload: Workload, reference: str, name: str, outputs: dict[str, np.ndarray]) -> None:
+    expected, given = outputs[reference], outputs[name]
+    difference = float(np.abs(given - expected).max() / np.abs(expected).max())
+    if not difference <= TOLERANCE[workload.dtype]:  # NaN is no agreement either
+        raise EvalError(
+            f"{name} and {reference} give different results for {workload}: the outputs differ by "
+            f"{difference:.1e} of the largest, expected at most {TOLERANCE[workload.dtype]:.0e}"
+        )
+
+
+def timed(contestant: Contestant, calls: int) -> float:
+    """Seconds for so many calls."""
+    mx.synchronize()
+    time.sleep(SETTLE_SECONDS)
+    with no_garbage_collection():
+        start = time.perf_counter()
+        contestant.repeat(calls)
+        return time.perf_counter() - start
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

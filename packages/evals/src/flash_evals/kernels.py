@@ -1,0 +1,210 @@
+"""`flash-eval kernels`: time, arithmetic and memory of the attention kernels themselves, side by side."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flash_evals import implementations, kernel_results, machine, options, plot, report
+from flash_evals.contest import Contest
+from flash_evals.errors import EvalError
+from flash_evals.implementations import IMPLEMENTATIONS
+from flash_evals.measure import memory_method
+from flash_evals.workload import ITEM_SIZE, Heads, Workload
+
+QUICK = {"seq_len": "128,512", "trials": 3, "max_seconds": 2.0}
+
+
+def _one_of(names: Sequence[str]) -> Callable[[str], str]:
+    return lambda text: names[names.index(text)]
+
+
+def _length(text: str) -> int:
+    if text == "0":
+        raise ValueError(text)
+    return options.whole_number(text)
+
+
+def _implementations(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
+    """In the order of IMPLEMENTATIONS: the others are compared with the first."""
+    installed = implementations.installed()
+    if value is None:
+        return installed
+    known = list(IMPLEMENTATIONS)
+    asked = options.listed(_one_of(known), f"{', '.join(known[:-1])} or {known[-1]}")(context, parameter, value)
+    if missing := [name for name in asked if name not in installed]:
+        raise EvalError(f"--impl {missing[0]}: it is not installed: pip install {implementations.TORCH}")
+    return [name for name in known if name in asked]
+
+
+def _quick(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.default_map = QUICK
+
+
+def _list_option(
+    name: str, default: str, metavar: str, read: Callable[[str], object], what: str, text: str
+) -> Callable[..., Any]:
+    check = options.listed(read, what)
+    return click.option(name, default=default, show_default=True, metavar=metavar, callback=check, help=text)
+
+
+@click.command("kernels")
+@_list_option(
+    "--shape",
+    "14/2x64",
+    "H/KxD,...",
+    Heads.parse,
+    "query heads / key-value heads x head_dim, such as 14/2x64,",
+    "Query heads / key-value heads x head_dim.",
+)
+@click.option("--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences in one call.")
+@_list_option("--seq-len", "512,1024,2048", "N,...", _length, "numbers of keys", "Numbers of keys.")
+@click.option(
+    "--query-len",
+    type=int,
+    callback=options.at_least(1),
+    help="Number of queries; 1 is a decode step.  [default: as many as keys, a prefill]",
+)
+@click.option("--causal/--no-causal", default=True, show_default=True, help="Whether a query sees what follows it.")
+@click.option(
+    "--window",
+    type=int,
+    callback=options.at_least(1),
+    help="Sliding window: a query sees itself and the keys before it, so many in all.  [default: no window]",
+)
+@_list_option(
+    "--dtype",
+    "float32",
+    "DTYPE,...",
+    _one_of(list(ITEM_SIZE)),
+    ", ".join(ITEM_SIZE),
+    f"Of queries, keys and values: {', '.join(ITEM_SIZE)}.",
+)
+@click.option(
+    "--impl",
+    metavar="NAME,...",
+    callback=_implementations,
+    help=f"Of {', '.join(IMPLEMENTATIONS)}.  [default: all that are installed]",
+)
+@click.option(
+    "--trials",
+    default=9,
+    show_default=True,
+    callback=options.at_least(1),
+    help="Of each implementation and configuration; what warms up is not counted.",
+)
+@click.option(
+    "--max-seconds",
+    default=30.0,
+    show_default=True,
+    callback=options.at_least(0),
+    help="An implementation that has spent so long on one configuration takes no further trials there; 0: no limit.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_quick,
+    help="Other defaults, for a first look: " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in QUICK.items()),
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    callback=options.at_least(0),
+    help="Of the random queries, keys and values.",
+)
+@options.json_file
+@options.csv_file
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(path_type=Path),
+    callback=plot.drawable,
+    help="Draw time, memory and FLOP/s against the length into this .png or .svg file.",
+)
+def command(
+    shape: list[Heads],
+    batch_size: int,
+    seq_len: list[int],
+    query_len: int | None,
+    causal: bool,
+    window: int | None,
+    dtype: list[str],
+    impl: list[str],
+    trials: int,
+    max_seconds: float,
+    seed: int,
+    json_file: Path | None,
+    csv_file: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Time, FLOP/s and memory of the attention kernels, side by side.
+
+    \b
+    flash      flashattn_core.flash_attention
+    mlx        mx.fast.scaled_dot_product_attention
+    naive      softmax(query @ key.T) @ value in MLX operations
+    torch      torch.nn.functional.scaled_dot_product_attention, with
+               as many threads as flash; when torch is installed
+    time       median of the trials (20th–80th percentile), of one call
+    FLOP/s     4 * head_dim for each key that a query sees; the share is of
+               what flash's threads reach with multiply-adds in registers
+    K/V GB/s   for one query: each visible key and value read once; the
+               share is of what they read from memory, and above 100 %
+               where keys and values stay in the caches
+    memory     what one call needs beyond its inputs
+    flash is   the other's median time over flash's
+
+    All see the same random numbers and take turns, in changing order, with the two bounds of the machine; their
+    outputs are compared first. mlx and naive write the whole score matrix: of long sequences leave them out.
+    Ctrl-C ends the run and reports the finished trials.
+    """
+    if window and not causal:
+        raise EvalError(f"--window {window} is causal, and does not go with --no-causal")
+    if query_len and causal and query_len > min(seq_len):
+        raise EvalError(
+            f"--query-len must be at most --seq-len, {min(seq_len)}, not {query_len}: the first queries would see "
+            "no key, for which implementations have different answers"
+        )
+    workloads = [
+        Workload(heads, batch_size, query_len or keys, keys, causal, window, name)
+        for heads in shape
+        for name in dtype
+        for keys in seq_len
+    ]
+    described_machine = machine.describe(("torch",) if "torch" in impl else ())
+    contests = [Contest(workload) for workload in workloads]
+    interrupted = False
+    try:
+        with report.progress() as progress:
+            bar = progress.add_task("trials", total=len(contests) * len(impl) * (1 + trials))
+            for contest in contests:
+                for _ in contest.hold(impl, trials, max_seconds, seed):
+                    progress.advance(bar)
+    except KeyboardInterrupt:
+        interrupted = True
+        if not any(entry.trials for contest in contests for entry in contest.entries.values()):
+            raise
+
+    settings = {
+        "trials": trials,
+        "max_seconds": max_seconds,
+        "seed": seed,
+        "memory": memory_method(),
+        "interrupted": interrupted,
+    }
+    shared = {"settings": settings, "machine": described_machine}
+    entries = [entry | shared for contest in contests for entry in kernel_results.describe(contest)]
+    try:  # neither a full disk nor a closed pipe costs the other its copy
+        report.write(json_file, entries, csv_file, kernel_results.csv_rows(entries))
+        if plot_file:
+            plot.draw(plot_file, entries)
+    finally:
+        click.echo(kernel_results.render(entries))
+    if interrupted:
+        sys.exit(130)
