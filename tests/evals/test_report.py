@@ -32,5 +32,18 @@ def test_spread() -> None:
     assert report.spread([1000.0, 1100.0, 1200.0, 1300.0, 1400.0, 9000.0]) == "1,250 (1,100–1,400)"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        ([17.24, 17.0, 18.0], "17.2 s (17.1–17.7)"),
+        ([0.00421], "4.21 ms (4.21–4.21)"),
+        ([0.271], "271 ms (271–271)"),
+        ([0.00002, 0.000021, 0.001], "21.0 µs (20.4–608.4)"),
+    ],
+)
+def test_duration(seconds: list[float], text: str) -> None:
+    assert report.duration(seconds) == text
+
+
 def test_columns() -> None:
     assert report.columns([("", "off"), ("speed", "1")], gap=2) == "       off\nspeed  1"

@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
 def main() -> None:
     """What flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
 
-    Without options everything runs on a small model and a text that need no network.
+    Without options everything runs on a small model, a text or random numbers that need no network.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -60,7 +60,7 @@ class Contest:
             yield
         del outputs, inputs
         for number in range(trials):
-            for turn in order([*names, BOUNDS], number):
+            for turn in order([BOUNDS, *names], number):
                 if turn == BOUNDS:
                     self._measure_bounds()
                     continue

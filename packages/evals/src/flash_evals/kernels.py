@@ -22,9 +22,10 @@ def _one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def _length(text: str) -> int:
-    if text == "0":
+    number = options.whole_number(text)
+    if number == 0:
         raise ValueError(text)
-    return options.whole_number(text)
+    return number
 
 
 def _implementations(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
@@ -33,7 +34,7 @@ def _implementations(context: click.Context, parameter: click.Parameter, value: 
     if value is None:
         return installed
     known = list(IMPLEMENTATIONS)
-    asked = options.listed(_one_of(known), f"{', '.join(known[:-1])} or {known[-1]}")(context, parameter, value)
+    asked = options.listed(_one_of(known), ", ".join(known))(context, parameter, value)
     if missing := [name for name in asked if name not in installed]:
         raise EvalError(f"--impl {missing[0]}: it is not installed: pip install {implementations.TORCH}")
     return [name for name in known if name in asked]
