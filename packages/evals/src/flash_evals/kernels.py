@@ -69,7 +69,7 @@ def _list_option(
     callback=options.at_least(1),
     help="Number of queries; 1 is a decode step.  [default: as many as keys, a prefill]",
 )
-@click.option("--causal/--no-causal", default=True, show_default=True, help="Whether a query sees what follows it.")
+@click.option("--causal/--no-causal", default=True, show_default=True, help="Whether a query sees no key after itself.")
 @click.option(
     "--window",
     type=int,

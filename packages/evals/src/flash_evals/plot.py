@@ -124,6 +124,7 @@ def _bound(ax: "Axes", by_impl: Series, name: str, value: Callable[[Entry], floa
 def _logarithmic(ax: "Axes") -> None:
     """Labels at 1, 2, 5, 10: a panel may span less than a power of ten. A memory of 0 has no place and is left out."""
     ax.set_yscale("log", nonpositive="mask", subs=(2, 5))
+    ax.margins(y=0.1)
     for axis_format in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
         axis_format("{x:g}")
 
