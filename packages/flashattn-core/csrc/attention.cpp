@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cpu/attention.h"
+#include "cpu/threads.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
@@ -368,7 +369,9 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   if (outputs[0].size() == 0) {
     return;
   }
-  encoder.dispatch([kernel, args] { kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args); });
+  encoder.dispatch([kernel, args, expected = cpu::ExpectedJob()] {
+    kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args);
+  });
 }
 
 void FlashAttention::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {

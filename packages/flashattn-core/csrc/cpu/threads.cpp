@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -59,12 +60,22 @@ int read_num_threads() {
   return static_cast<int>(threads);
 }
 
+std::atomic<int> expected_jobs{0};
+
+// Waits awake for the condition, which is expected to hold soon. Others may have the processor in the meantime.
+template <typename Condition>
+void wait_awake(Condition holds) {
+  constexpr auto kPatience = std::chrono::microseconds(100);
+  auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!holds() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+}
+
 // A loop in progress. Threads take the next index until none is left.
 struct Job {
   const std::function<void(int64_t)>& body;
   const int64_t count;
   std::atomic<int64_t> next{0};
-  int helpers = 0;                     // pool threads inside run(); guarded by the pool's mutex
+  std::atomic<int> helpers{0};         // pool threads inside run(); changed under the pool's mutex
   std::exception_ptr error = nullptr;  // the first one; guarded by error_mutex
   std::mutex error_mutex = {};
 
@@ -100,11 +111,17 @@ class Pool {
     {
       std::lock_guard lock(mutex_);
       jobs_.push_back(&job);
+      open_jobs_ = jobs_.size();
     }
     work_available_.notify_all();
     job.run();
     std::unique_lock lock(mutex_);
-    jobs_.remove(&job);
+    close(job);
+    if (job.helpers > 0) {  // with their last pieces
+      lock.unlock();
+      wait_awake([&] { return job.helpers == 0; });
+      lock.lock();
+    }
     helper_left_.wait(lock, [&] { return job.helpers == 0; });
   }
 
@@ -118,16 +135,27 @@ class Pool {
       lock.unlock();
       job.run();
       lock.lock();
-      jobs_.remove(&job);  // exhausted: nobody else needs to look at it
+      close(job);
       --job.helpers;
       helper_left_.notify_all();
+      if (jobs_.empty() && expected_jobs > 0) {
+        lock.unlock();
+        wait_awake([&] { return open_jobs_ > 0 || expected_jobs == 0; });
+        lock.lock();
+      }
     }
+  }
+
+  void close(Job& job) {  // exhausted: nobody else needs to look at it
+    jobs_.remove(&job);
+    open_jobs_ = jobs_.size();
   }
 
   std::mutex mutex_;
   std::condition_variable work_available_;
   std::condition_variable helper_left_;
   std::list<Job*> jobs_;
+  std::atomic<size_t> open_jobs_{0};  // their number, to be read without the mutex
 };
 
 // Never destroyed: its threads may outlive static destruction at exit. A forked child has none of the
@@ -144,6 +172,7 @@ Pool& the_pool() {
     static const int registered = pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); },
                                                  [] {
                                                    pool.store(nullptr, std::memory_order_relaxed);
+                                                   expected_jobs = 0;
                                                    pool_mutex.unlock();
                                                  });
     (void)registered;
@@ -157,6 +186,14 @@ Pool& the_pool() {
 int num_threads() {
   static const int threads = read_num_threads();  // a throwing initialiser is tried again next time
   return threads;
+}
+
+ExpectedJob::ExpectedJob() {
+  ++expected_jobs;
+}
+ExpectedJob::ExpectedJob(const ExpectedJob&) : ExpectedJob() {}
+ExpectedJob::~ExpectedJob() {
+  --expected_jobs;
 }
 
 void parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
