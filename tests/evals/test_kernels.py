@@ -536,17 +536,27 @@ def interrupt_at(fake: Callable[..., None]) -> Callable[[int], None]:
 WARM_UP = 2  # calls of each implementation and configuration
 
 
-def test_ctrl_c_keeps_what_is_finished(invoke: Invoke, interrupt_at: Callable[[int], None], tmp_path: Path) -> None:
-    """In naive's second trial of the second of three lengths; in that round flash comes after it."""
+@pytest.mark.parametrize(
+    ("trial", "kept"),
+    [
+        (1, [(32, "flash", 1)]),
+        (2, [(32, "flash", 1), (32, "naive", 1)]),  # in the second round flash comes after it
+    ],
+)
+def test_ctrl_c_keeps_what_is_finished(
+    invoke: Invoke, interrupt_at: Callable[[int], None], tmp_path: Path, trial: int, kept: list[tuple[int, str, int]]
+) -> None:
+    """In that trial of naive, of the second of three lengths."""
     out = tmp_path / "out.json"
-    interrupt_at(WARM_UP + 2 + WARM_UP + 2)
+    interrupt_at(WARM_UP + 2 + WARM_UP + trial)
     options = ("--shape", "2/1x8", "--seq-len", "16,32,48", "--impl", "flash,naive", "--trials", 2, "--json", out)
     page = invoke("kernels", *options)
     assert (page.exit_code, page.stderr) == (130, "")
     entries = json.loads(out.read_text())
-    assert [
+    finished = [
         (entry["config"]["seq_len"], entry["config"]["impl"], len(entry["forward"]["trials(s)"])) for entry in entries
-    ] == [(16, "flash", 2), (16, "naive", 2), (32, "flash", 1), (32, "naive", 1)]
+    ]
+    assert finished == [(16, "flash", 2), (16, "naive", 2), *kept]
     assert all(entry["settings"]["interrupted"] for entry in entries)
     assert page.stdout.endswith("Interrupted; the figures are of the trials that were finished.\n")
 
