@@ -70,8 +70,8 @@ def render(entries: Sequence[Entry]) -> str:
     rows = [_titles(entries[0])]
     rows += [row for contest in contests for row in _rows(contest)]
     lines = [_header(entries), "", report.columns(rows, gap=3)]
-    if len(contests) > 1:
-        lines += ["", *_closing(contests)]
+    if closing := _closing(contests):
+        lines += ["", *closing]
     if entries[0]["settings"]["interrupted"]:
         lines.append("Interrupted; the figures are of the trials that were finished.")
     return "\n".join(lines)
@@ -169,11 +169,11 @@ def _faster(times: float | None) -> str:
 
 
 def _closing(contests: Sequence[dict[str, Entry]]) -> list[str]:
-    """A line for each implementation beside flash: the geometric mean of its ratios and their range."""
+    """For each implementation that has several ratios to flash: their geometric mean and range."""
     lines = []
     for name in dict.fromkeys(name for contest in contests for name in contest):
         ratios = [times for contest in contests if name in contest and (times := ratio(contest, name)) is not None]
-        if ratios:
+        if len(ratios) > 1:
             spread = f"{min(ratios):,.2f}x–{max(ratios):,.2f}x over {len(ratios)} shapes"
             lines.append(f"flash against {name}: {statistics.geometric_mean(ratios):,.2f}x ({spread})")
     return lines
