@@ -6,10 +6,6 @@
 
 #include "simd.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 struct half_t {

@@ -91,10 +91,22 @@ FLASHATTN_INLINE void multiply_rows(Left left, Right<T> right, int depth, int co
   if (columns >= kWidth) take(Count<1>{});
 }
 
+// Asks for rows of a left operand that lie in memory as rows, into the second-level cache: keys that are read in
+// place are further away.
+FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
+  constexpr int kLine = 64 / sizeof(float);
+  for (int r = first; r < first + count; ++r) {
+    for (int k = 0; k < depth; k += kLine) __builtin_prefetch(left.data + r * left.row_stride + k, 0, 2);
+  }
+}
+
 // result (rows, columns) from left (rows, depth) and right (depth, columns). `columns` is a multiple of kWidth.
 template <typename T>
 static void multiply(Left left, Right<T> right, int rows, int depth, int columns, Result result) {
   const auto take = [&](auto count) {
+    if (left.depth_stride == 1 && rows >= 2 * count.value) {
+      prefetch_rows(left, count.value, count.value, depth);
+    }
     multiply_rows<count.value>(left, right, depth, columns, result);
     left.data += count.value * left.row_stride;
     result.data += count.value * result.row_stride;

@@ -10,7 +10,7 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-constexpr int kKeyTile = 192;  // a multiple of kRows: no narrower register tile is needed but at the end
+constexpr int kKeyTile = 288;  // a multiple of kRows: no narrower register tile is needed but at the end
 
 // Rows whose scores are computed, exponentiated and used before the next ones are: (kKeyTile, kBandRows) scores
 // stay in a first-level cache of 32 KB. A multiple of the packed panels' width.

@@ -6,6 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -112,26 +115,37 @@ FLASHATTN_INLINE vfloat sum_each(vfloat (&rows)[kWidth]) {
   }
 }
 
-// 2^x for x <= 0, relative error below 1.3e-7 down to x = -126; below that 0. NaN stays NaN.
-// x = n + f with |f| <= 1/2; 2^f = 1 + f p(f), p the minimax polynomial of degree 5 (its own error: 2e-9).
-FLASHATTN_INLINE vfloat exp2(vfloat x) {
-  x = x < broadcast(-127.0f) ? broadcast(-127.0f) : x;
-  const vfloat magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  vfloat shifted = x + magic;
-  vfloat f = x - (shifted - magic);
+// 2^f for |f| <= 1/2: 1 + f p(f), p the minimax polynomial of degree 5 (its own error: 2e-9).
+FLASHATTN_INLINE vfloat exp2_of_fraction(vfloat f) {
   vfloat p = broadcast(0.00015353361959569156f);
   p = p * f + 0.0013398875016719103f;
   p = p * f + 0.00961843691766262f;
   p = p * f + 0.055503323674201965f;
   p = p * f + 0.24022647738456726f;
   p = p * f + 0.6931471824645996f;
-  p = p * f + 1.0f;
+  return p * f + 1.0f;
+}
+
+// 2^x for x <= 0, relative error below 1.3e-7 down to x = -126; 0 from -127 on. NaN stays NaN.
+// x = n + f with a whole n and |f| <= 1/2.
+FLASHATTN_INLINE vfloat exp2(vfloat x) {
+#if defined(__AVX512F__)
+  // Instructions for both n and 2^n p; lanes below -126 (but not NaN) become 0.
+  __mmask16 in_range = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  vfloat n = _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm512_maskz_scalef_ps(in_range, exp2_of_fraction(x - n), n);
+#else
+  x = x < broadcast(-127.0f) ? broadcast(-127.0f) : x;
+  const vfloat magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  vfloat shifted = x + magic;
+  vfloat p = exp2_of_fraction(x - (shifted - magic));
   vint exponent;
   __builtin_memcpy(&exponent, &shifted, sizeof(exponent));
   exponent = (exponent << 23) + (127 << 23);  // the magic number's own bits leave at the top
   vfloat power;
   __builtin_memcpy(&power, &exponent, sizeof(power));  // n = -127 gives bits 0: 2^x becomes 0
   return p * power;
+#endif
 }
 FLASHATTN_INLINE float exp2(float x) {
   return exp2(broadcast(x))[0];
