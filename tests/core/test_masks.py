@@ -181,13 +181,13 @@ def test_two_of_a_kind_intersect(one, other, swap):
     np.testing.assert_array_equal(seen_by_kernel(both, 9, 12), expected)
 
 
-@pytest.mark.parametrize(("length", "key_len", "window"), [(2, 200, 98), (2, 300, 195), (3, 400, 290)])
+@pytest.mark.parametrize(("length", "key_len", "window"), [(2, 400, 98), (2, 500, 289), (9, 500, 290), (70, 510, 287)])
 def test_windows_that_end_inside_of_a_tile(length, key_len, window):
     expected = by_sentence(length, key_len, lambda i, j: 0 <= i + key_len - length - j < window)
     np.testing.assert_array_equal(seen_by_kernel(SlidingWindow(window), length, key_len), expected)
 
 
-@pytest.mark.parametrize("before", range(90, 100))
+@pytest.mark.parametrize("before", range(283, 293))
 def test_a_tree_that_begins_at_any_place_of_a_tile(before):
     bits = np.eye(40, dtype=bool)
     bits[:, 0] = False

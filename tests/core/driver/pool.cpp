@@ -1,6 +1,6 @@
 // The thread pool's promises, one line each on failure: every index once, several threads at work, the first
-// exception comes back and the pool goes on, a forked child has threads of its own, and a system that has no
-// more threads to give is no error.
+// exception comes back and the pool goes on, an idle pool leaves the processor alone, a forked child has threads of
+// its own, and a system that has no more threads to give is no error.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -40,6 +41,20 @@ bool two_threads_meet() {
   return met;
 }
 
+double processor_seconds() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// A spinning thread would use ten times as much as this allows.
+bool idle_afterwards() {
+  parallel_for(100, [](int64_t) {});
+  double before = processor_seconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  return processor_seconds() - before < 0.02;
+}
+
 void all_promises() {
   std::vector<std::atomic<int>> seen(10000);
   parallel_for(10000, [&](int64_t i) { ++seen[static_cast<size_t>(i)]; });
@@ -58,6 +73,12 @@ void all_promises() {
   }
   expect(caught, "an exception comes back");
   expect(two_threads_meet(), "the pool goes on after an exception");
+
+  expect(idle_afterwards(), "an idle pool uses no processor");
+  {
+    ExpectedJob that_never_comes;
+    expect(idle_afterwards(), "nor does it for long while a job is expected");
+  }
 
   pid_t child = fork();
   if (child == 0) {

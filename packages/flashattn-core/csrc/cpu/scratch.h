@@ -10,10 +10,11 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-constexpr int kKeyTile = 288;  // a multiple of kRows: no narrower register tile is needed but at the end
+// A multiple of kRows: no narrower register tile is needed but at the end. Long, because each tile rescales the output.
+constexpr int kKeyTile = 288;
 
-// Rows whose scores are computed, exponentiated and used before the next ones are: (kKeyTile, kBandRows) scores
-// stay in a first-level cache of 32 KB. A multiple of the packed panels' width.
+// Rows that go through a tile together, past the keys that none of them sees: the fewer, the less of a causal
+// diagonal is computed in vain. A multiple of the packed panels' width.
 constexpr int kBandRows = kWidth == 16 ? 64 : 48;
 
 constexpr int round_up(int n, int multiple) {
