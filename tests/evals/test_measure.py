@@ -88,9 +88,21 @@ def scratch(allocate: Callable[[int], mx.array], size: int) -> None:
     mx.eval(array)
 
 
-@pytest.mark.parametrize("method", ["process", "allocator"])
-@pytest.mark.parametrize("megabytes", [32, 128])
-def test_peak_memory_is_what_the_work_needed(method: str, megabytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+# Within bytes: MLX's allocator counts the array alone; the process's other threads may touch a megabyte or two of their
+# own meanwhile.
+@pytest.mark.parametrize(
+    ("method", "megabytes", "tolerance"),
+    [
+        ("process", 32, 3 * MB),
+        ("process", 128, 3 * MB),
+        ("allocator", 2, 20_000),
+        ("allocator", 32, 20_000),
+        ("allocator", 128, 20_000),
+    ],
+)
+def test_peak_memory_is_what_the_work_needed(
+    method: str, megabytes: int, tolerance: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also the second time, when a free list would serve it; and beside memory that was there before."""
     if method == "allocator":
         monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
@@ -98,8 +110,7 @@ def test_peak_memory_is_what_the_work_needed(method: str, megabytes: int, monkey
     mx.eval(held)
     for _ in range(2):
         _, trial = run("off", partial(scratch, partial(mx.ones, dtype=mx.uint8), megabytes * MB), Flash())
-        # The process's other threads may touch a megabyte or two of their own meanwhile.
-        assert trial.peak_memory == pytest.approx(megabytes * MB, abs=3 * MB)
+        assert trial.peak_memory == pytest.approx(megabytes * MB, abs=tolerance)
 
 
 def test_memory_outside_mlx_counts_where_the_process_can_be_measured() -> None:

@@ -339,7 +339,7 @@ InputPointers FlashAttention::optional_inputs(const std::vector<mx::array>& inpu
 }
 
 // MLX's CPU allocator returns large arrays to the system, so that each output is new memory: in pages of 4 KB its
-// first writing costs up to 3 % of a long prefill.
+// first writing costs 2 % of a long prefill.
 static void prefer_huge_pages(void* data, size_t size) {
 #ifdef __linux__
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
