@@ -2,12 +2,14 @@
 // No pointers and no standard library in here, so that host C++ and kernels can include the same file.
 #pragma once
 
+#ifndef __METAL_VERSION__  // Metal has these types without an include
 #include <cstdint>
+#endif
 
 namespace flashattn {
 
 // Leading batch dimensions of one call; mx.vmap adds one each time it is nested.
-constexpr int kMaxBatchDims = 8;
+enum : int { kMaxBatchDims = 8 };
 
 // Positions of a tensor's elements, in elements. A dimension that is broadcast has stride 0, so masks
 // are read in place and never expanded.
@@ -41,6 +43,13 @@ struct AttentionParams {
   Strides key_start, key_stop;  // (*B): batch strides only
   Strides tree;                 // (*B, T, words): batch, row and column strides
   Strides sinks, alibi_slopes;  // (*B, H_q): batch and head strides
+};
+
+// How metal_decode_split cuts the keys: num_chunks times chunk_len keys, from first_key on.
+struct SplitParams {
+  int32_t first_key;  // no query sees a key before it
+  int32_t chunk_len;
+  int32_t num_chunks;
 };
 
 }  // namespace flashattn
