@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 def cpp_files() -> list[str]:
     return [
         str(path)
-        for pattern in ("*.h", "*.cpp")
+        for pattern in ("*.h", "*.cpp", "*.metal")
         for folder in ("packages/*/csrc", "tests")
         for path in ROOT.glob(f"{folder}/**/{pattern}")
     ]

@@ -197,6 +197,10 @@ void check(const mx::array& query, const mx::array& key, const mx::array& value,
   check_shapes(query, key, pointers);
 }
 
+CallShape shape_of(const mx::array& query, const mx::array& key, const mx::array& value) {
+  return {query.shape(kRow), key.shape(kRow), query.shape(kColumn), value.shape(kColumn)};
+}
+
 Backend backend_of(const mx::Stream& stream) {
   return stream.device == mx::Device::cpu ? Backend::cpu : Backend::metal;
 }
@@ -279,7 +283,7 @@ std::array<std::atomic<uint64_t>, kNumKernels> call_counts;
 Choice plan(const mx::array& query, const mx::array& key, const mx::array& value, const OptionalInputs& given,
             const Options& options, Backend backend) {
   check(query, key, value, given, options);
-  return choose(backend, query.shape(kRow), options.kernel);
+  return choose(backend, shape_of(query, key, value), options.kernel);
 }
 
 std::vector<mx::array> attention(const mx::array& query, const mx::array& key, const mx::array& value,
@@ -377,7 +381,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
       .sinks = data_or_null<float>(optional[kSinks]),
       .alibi_slopes = data_or_null<float>(optional[kAlibiSlopes]),
   };
-  Kernel kernel = *choose(Backend::cpu, args.params.query_len, options_.kernel).kernel;
+  Kernel kernel = *choose(Backend::cpu, shape_of(inputs[0], inputs[1], inputs[2]), options_.kernel).kernel;
   call_counts[static_cast<int>(kernel)].fetch_add(1, std::memory_order_relaxed);
 
   auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -468,7 +472,8 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   // Also called with new shapes by shapeless compilation, which has passed no check yet.
   check_tensors(inputs[0], inputs[1], inputs[2]);
   check_shapes(inputs[0], inputs[1], optional_inputs(inputs));
-  if (auto choice = choose(backend_of(stream()), inputs[0].shape(kRow), options_.kernel); !choice.kernel) {
+  if (auto choice = choose(backend_of(stream()), shape_of(inputs[0], inputs[1], inputs[2]), options_.kernel);
+      !choice.kernel) {
     throw NoKernelError("[flash_attention] " + choice.reason);
   }
   return shapes_of_outputs(inputs[0], inputs[2]);

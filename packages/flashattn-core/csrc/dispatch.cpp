@@ -1,6 +1,8 @@
 #include "dispatch.h"
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <stdexcept>
 
 #include "cpu/attention.h"
@@ -8,17 +10,39 @@
 namespace flashattn {
 namespace {
 
+constexpr int kAny = std::numeric_limits<int>::max();
+
 struct Row {
   Kernel kernel;
   std::string_view name;
   Backend backend;
-  int max_query_len;     // 0: any
-  std::string_view why;  // auto takes the first row that covers the call
+  // What the kernel can do.
+  int max_query_len;
+  int max_dim;  // of head_dim and value_dim
+  // Where auto prefers the next row. On Metal these lengths are estimates: they have not been measured on a GPU.
+  int auto_query_len;
+  int auto_key_len;
+  std::string_view why;
 };
 
+// auto takes the first row that covers the call and prefers it.
 constexpr std::array<Row, kNumKernels> kTable = {{
-    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, cpu::kMaxDecodeLen, "few queries: work is split over the keys"},
-    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, 0, "many queries: work is split over the queries"},
+    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, cpu::kMaxDecodeLen, kAny, kAny, kAny,
+     "few queries: work is split over the keys"},
+    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, kAny, kAny, kAny, kAny,
+     "many queries: work is split over the queries"},
+    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, 1, kAny, kAny, 128,
+     "one query, few keys: one SIMD group a head, no barriers"},
+    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, 1, kAny, kAny, 1024,
+     "one query: 32 SIMD groups a head share the keys"},
+    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, 8, kAny, kAny, kAny,
+     "few queries: the keys are cut into chunks, each read once for all heads of a group"},
+    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, kAny, 256, 64, kAny,
+     "a short prompt: the heads of a group share their keys"},
+    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, kAny, 256, kAny, kAny,
+     "many queries: output and probabilities stay in registers"},
+    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, kAny, kAny, kAny, kAny,
+     "head_dim above 256: one thread a score, any size"},
 }};
 
 std::string known_names() {
@@ -27,6 +51,23 @@ std::string known_names() {
     names += ", '" + std::string(row.name) + "'";
   }
   return names;
+}
+
+// Why the kernel cannot run the call; empty where it can.
+std::string obstacle(const Row& row, Backend backend, CallShape shape) {
+  std::string name(row.name);
+  int dim = std::max(shape.head_dim, shape.value_dim);
+  if (row.backend != backend) {
+    return name + (row.backend == Backend::cpu ? " runs on the CPU" : " runs on a GPU") + ", the stream does not";
+  }
+  if (shape.query_len > row.max_query_len) {
+    return name + " takes up to " + std::to_string(row.max_query_len) + " queries, found " +
+           std::to_string(shape.query_len);
+  }
+  if (dim > row.max_dim) {
+    return name + " takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(dim);
+  }
+  return "";
 }
 
 }  // namespace
@@ -40,31 +81,21 @@ std::string_view name(Kernel kernel) {
   throw std::logic_error("a kernel is missing from the table");
 }
 
-Choice choose(Backend backend, int query_len, const std::string& wanted) {
-  bool known = wanted == "auto";
-  std::string reason = "this build of flashattn-core has no Metal kernels";
+Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
   for (const Row& row : kTable) {
-    if (wanted != "auto" && wanted != row.name) {
-      continue;
+    if (wanted == row.name) {
+      std::string reason = obstacle(row, backend, shape);
+      return reason.empty() ? Choice{row.kernel, "asked for by name"} : Choice{std::nullopt, reason};
     }
-    known = true;
-    if (row.backend != backend) {
-      if (wanted != "auto") {
-        reason = wanted + " runs on the CPU, the stream does not";
-      }
-      continue;
+    bool preferred = shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len;
+    if (wanted == "auto" && preferred && obstacle(row, backend, shape).empty()) {
+      return {row.kernel, std::string(row.why)};
     }
-    if (row.max_query_len > 0 && query_len > row.max_query_len) {
-      reason = std::string(row.name) + " takes up to " + std::to_string(row.max_query_len) + " queries, found " +
-               std::to_string(query_len);
-      continue;
-    }
-    return {row.kernel, wanted == "auto" ? std::string(row.why) : "asked for by name"};
   }
-  if (!known) {
-    throw std::invalid_argument("[flash_attention] kernel is '" + wanted + "', expected one of " + known_names());
+  if (wanted == "auto") {
+    throw std::logic_error("the table's last row of a backend covers every call");
   }
-  return {std::nullopt, reason};
+  throw std::invalid_argument("[flash_attention] kernel is '" + wanted + "', expected one of " + known_names());
 }
 
 }  // namespace flashattn

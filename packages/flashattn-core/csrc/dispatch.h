@@ -7,8 +7,17 @@
 
 namespace flashattn {
 
-enum class Kernel { cpu_prefill, cpu_decode };
-constexpr int kNumKernels = 2;
+enum class Kernel {
+  cpu_prefill,
+  cpu_decode,
+  metal_rowwise,
+  metal_decode_fast,
+  metal_decode_parallel,
+  metal_decode_split,
+  metal_prefill_tg,
+  metal_prefill_reg,
+};
+constexpr int kNumKernels = 8;
 
 enum class Backend { cpu, metal };
 
@@ -19,8 +28,16 @@ struct Choice {
   std::string reason;            // in words, also for why nothing does
 };
 
+// What the choice depends on.
+struct CallShape {
+  int query_len;
+  int key_len;
+  int head_dim;
+  int value_dim;
+};
+
 // `wanted` is "auto" or the name of the only kernel to consider. Throws std::invalid_argument for a name
 // that no kernel has.
-Choice choose(Backend backend, int query_len, const std::string& wanted);
+Choice choose(Backend backend, CallShape shape, const std::string& wanted);
 
 }  // namespace flashattn

@@ -30,7 +30,7 @@ def backends() -> dict[str, str]:
 
     Raises ValueError when FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS holds nonsense.
     """
-    metal = "no kernels in this build" if mx.metal.is_available() else "not in this MLX build"
+    metal = str(mx.device_info(mx.gpu)["device_name"]) if mx.metal.is_available() else "not in this MLX build"
     return {"cpu": _ext.describe_cpu(), "metal": metal}
 
 

@@ -1,0 +1,78 @@
+// metal_decode_parallel: one query. 32 SIMD groups a head share the keys; their results are merged in threadgroup
+// memory.
+#include "decode_rows.h"
+#include "epilogue.h"
+
+using namespace flashattn;
+
+// Grid: (1, heads, batch) threadgroups of 1024 threads.
+template <typename T, int D, int DV>
+[[kernel, max_total_threads_per_threadgroup(1024)]] void decode_parallel(
+    FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
+    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  using Rows = DecodeRows<T, D, DV, 1>;
+  constexpr int kSimdgroups = 32;
+  int batch = int(group.z), head = int(group.y);
+  int kv_head = head / (params.num_heads / params.num_kv_heads);
+  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+
+  thread Rows rows;
+  rows.clear();
+  rows.load_query(0, visibility.row(0, head), query, params, batch, lane);
+
+  const device T* keys = head_of(key, params, params.key, batch, kv_head);
+  const device T* values = head_of(value, params, params.value, batch, kv_head);
+  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
+  KeySpan any = visibility.seen(0), all = visibility.seen_by_all(0, 0);
+  for (int first = any.begin + int(simdgroup) * Rows::kKeys; first < any.end; first += kSimdgroups * Rows::kKeys) {
+    rows.attend(keys + key_layout.offset(first, 0), key_layout, values + value_layout.offset(first, 0), value_layout,
+                visibility, first, metal::min(Rows::kKeys, any.end - first), all.contains(first, Rows::kKeys), lane);
+  }
+
+  // The merge. A lane stands for the SIMD group of its number; the columns go by in passes that fit the memory. The
+  // odd stride puts a column's 32 partial results into 32 banks.
+  constexpr int kPass = Rows::kValueColumns < 4 ? Rows::kValueColumns : 4;  // columns of each lane
+  constexpr int kStride = kSimdgroups + 1;
+  threadgroup float partial_max[kSimdgroups];
+  threadgroup float partial_sum[kSimdgroups];
+  threadgroup float partial_output[FLASHATTN_LANES * kPass * kStride];
+  if (lane == 0) {
+    partial_max[simdgroup] = rows.softmax[0].row_max;
+    partial_sum[simdgroup] = rows.softmax[0].row_sum;
+  }
+  float weight = 0;
+  RowResult result = RowResult{0.0f, 0.0f};
+  device T* row = out_row(out, params, batch, head, 0);
+  FLASHATTN_UNROLL
+  for (int pass = 0; pass < Rows::kValueColumns; pass += kPass) {
+    if (pass > 0) {
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous pass has been read
+    }
+    FLASHATTN_UNROLL
+    for (int i = 0; i < kPass; ++i) {
+      partial_output[(int(lane) * kPass + i) * kStride + int(simdgroup)] = rows.output[0][pass + i];
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (pass == 0) {
+      OnlineSoftmax whole = empty_row();
+      whole.raise(metal::simd_max(partial_max[lane]));
+      weight = whole.probability(partial_max[lane]);
+      whole.row_sum = metal::simd_sum(weight * partial_sum[lane]);
+      result = finish_row(whole, sinks, params, batch, head);
+      weight *= result.normalise;
+    }
+    // SIMD group g merges the columns that every lane g had.
+    FLASHATTN_UNROLL
+    for (int i = 0; i < kPass; ++i) {
+      float merged = metal::simd_sum(weight * partial_output[(int(simdgroup) * kPass + i) * kStride + int(lane)]);
+      int column = int(simdgroup) * Rows::kValueColumns + pass + i;
+      if (lane == 0 && column < value_dim) {
+        row[column] = T(merged);
+      }
+    }
+  }
+  if (lane == 0 && simdgroup == 0) {
+    *lse_of(lse, params, batch, head, 0) = result.lse;
+  }
+}

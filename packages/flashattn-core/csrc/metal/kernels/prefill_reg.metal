@@ -1,0 +1,201 @@
+// metal_prefill_reg: many queries of one head. Each SIMD group has ROW_FRAGMENTS * 8 rows; their output, scores and
+// probabilities stay in its registers, as 8x8 fragments, from the first key to the last. Keys and values take turns in
+// one buffer of threadgroup memory.
+#include "epilogue.h"
+#include "fragment_loader.h"
+#include "mma.h"
+#include "tile_loader.h"
+#include "visibility.h"
+
+using namespace flashattn;
+
+// D and DV: head_dim and value_dim rounded up to whole fragments. KEYS: of a tile.
+// Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+template <typename T, int D, int DV, int SIMDGROUPS, int ROW_FRAGMENTS, int KEYS>
+[[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void prefill_reg(
+    FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
+    uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr int kRows = SIMDGROUPS * ROW_FRAGMENTS * 8;
+  constexpr int kDepth = D / 8, kColumns = DV / 8, kKeyFragments = KEYS / 8;
+  using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
+  using ValueLoader = TileLoader<T, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
+  threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
+  threadgroup int finite_values[SIMDGROUPS];  // of what each SIMD group has loaded
+
+  // The last queries first: under a causal mask they see the most keys, and a long one should not start last.
+  int first_query = int(grid.x - 1 - group.x) * kRows;
+  int last_query = metal::min(first_query + kRows, params.query_len) - 1;
+  int batch = int(group.z), head = int(group.y);
+  int kv_head = head / (params.num_heads / params.num_kv_heads);
+  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+
+  int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
+  int own_query = first_query + int(simdgroup) * ROW_FRAGMENTS * 8;  // the SIMD group's first
+  Row rows[ROW_FRAGMENTS];
+  OnlineSoftmax softmax[ROW_FRAGMENTS];
+  Fragment output[ROW_FRAGMENTS][kColumns];
+  FLASHATTN_UNROLL
+  for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+    rows[i] = visibility.row(own_query + i * 8 + fragment_r, head);
+    softmax[i] = empty_row();
+    FLASHATTN_UNROLL
+    for (int c = 0; c < kColumns; ++c) {
+      output[i][c] = Fragment{0.0f, 0.0f};
+    }
+  }
+
+  // Queries stay in registers, in their own dtype, as long as they leave room for the output.
+  constexpr bool kKeepQueries = ROW_FRAGMENTS * D * int(sizeof(T)) <= 512;
+  const device T* queries = head_of(query, params, params.query, batch, head);
+  RowLayout query_layout = row_layout(params.query);
+  metal::vec<T, 2> kept_queries[ROW_FRAGMENTS][kKeepQueries ? kDepth : 1];
+  if constexpr (kKeepQueries) {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+      FLASHATTN_UNROLL
+      for (int d = 0; d < kDepth; ++d) {
+        kept_queries[i][d] =
+            load_pair<D>(queries, query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim);
+      }
+    }
+  }
+
+  const device T* keys = head_of(key, params, params.key, batch, kv_head);
+  const device T* values = head_of(value, params, params.value, batch, kv_head);
+  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
+  KeySpan any = visibility.seen_by_any(first_query, last_query);
+  KeySpan all = visibility.seen_by_all(first_query, last_query);
+  KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + ROW_FRAGMENTS * 8 - 1, last_query));
+
+  for (int first = any.begin / KEYS * KEYS; first < any.end; first += KEYS) {
+    int key_count = whole_keys ? KEYS : metal::min(KEYS, params.key_len - first);
+    bool shown = all.contains(first, KEYS);
+
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous values have been read
+    KeyLoader::load(tile, keys + key_layout.offset(first, 0), key_layout, key_count, head_dim, thread_index);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+    // scores = queries @ keys.T, without the eights of keys that none of this SIMD group's rows sees
+    Fragment scores[ROW_FRAGMENTS][kKeyFragments];
+    FLASHATTN_UNROLL
+    for (int k = 0; k < kKeyFragments; ++k) {
+      FLASHATTN_UNROLL
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+        scores[i][k] = Fragment{0.0f, 0.0f};
+      }
+    }
+    FLASHATTN_UNROLL
+    for (int d = 0; d < kDepth; ++d) {
+      Fragment q[ROW_FRAGMENTS];
+      FLASHATTN_UNROLL
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+        if constexpr (kKeepQueries) {
+          q[i] = to_fragment(kept_queries[i][d]);
+        } else {
+          q[i] = to_fragment(
+              load_pair<D>(queries, query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim));
+        }
+      }
+      FLASHATTN_UNROLL
+      for (int k = 0; k < kKeyFragments; ++k) {
+        if (shown || own.meets(first + k * 8, 8)) {
+          const threadgroup T* corner = tile + (k * 8 + fragment_c) * KeyLoader::kStride + d * 8 + fragment_r;
+          Fragment transposed = Fragment{float(corner[0]), float(corner[KeyLoader::kStride])};
+          FLASHATTN_UNROLL
+          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+            scores[i][k] = multiply(q[i], transposed, scores[i][k]);
+          }
+        }
+      }
+    }
+
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the keys have been read
+    bool finite = ValueLoader::load(tile, values + value_layout.offset(first, 0), value_layout, key_count, value_dim,
+                                    thread_index);
+    if (!shown) {
+      finite = metal::simd_all(finite);
+      if (lane == 0) {
+        finite_values[simdgroup] = finite;
+      }
+    }
+
+    FLASHATTN_UNROLL
+    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+      float score_max = -INFINITY;
+      FLASHATTN_UNROLL
+      for (int k = 0; k < kKeyFragments; ++k) {
+        FLASHATTN_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          int key_index = first + k * 8 + fragment_c + e;
+          float score = visibility.score(scores[i][k][e], rows[i], key_index);
+          scores[i][k][e] = shown ? score : visibility.masked(score, rows[i], key_index);
+          score_max = metal::max(score_max, scores[i][k][e]);
+        }
+      }
+      float rescale = softmax[i].raise(across_row_max(score_max));
+      float sum = 0;
+      FLASHATTN_UNROLL
+      for (int k = 0; k < kKeyFragments; ++k) {
+        FLASHATTN_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          scores[i][k][e] = softmax[i].probability(scores[i][k][e]);
+          sum += scores[i][k][e];
+        }
+      }
+      softmax[i].row_sum += across_row_sum(sum);
+      FLASHATTN_UNROLL
+      for (int c = 0; c < kColumns; ++c) {
+        output[i][c] *= rescale;
+      }
+    }
+
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
+    bool finite_tile = true;
+    if (!shown) {
+      FLASHATTN_UNROLL
+      for (int s = 0; s < SIMDGROUPS; ++s) {
+        finite_tile = finite_tile && finite_values[s] != 0;
+      }
+    }
+    FLASHATTN_UNROLL
+    for (int k = 0; k < kKeyFragments; ++k) {
+      if (shown || own.meets(first + k * 8, 8)) {
+        FLASHATTN_UNROLL
+        for (int c = 0; c < kColumns; ++c) {
+          const threadgroup T* corner = tile + (k * 8 + fragment_r) * ValueLoader::kStride + c * 8 + fragment_c;
+          Fragment v = Fragment{float(corner[0]), float(corner[1])};
+          FLASHATTN_UNROLL
+          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+            output[i][c] = finite_tile ? multiply(scores[i][k], v, output[i][c])
+                                       : multiply_visible(scores[i][k], v, output[i][c], lane);
+          }
+        }
+      }
+    }
+  }
+
+  FLASHATTN_UNROLL
+  for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+    int row = rows[i].query;
+    if (!whole_rows && row >= params.query_len) {
+      continue;
+    }
+    RowResult result = finish_row(softmax[i], sinks, params, batch, head);
+    device T* target = out_row(out, params, batch, head, row);
+    FLASHATTN_UNROLL
+    for (int c = 0; c < kColumns; ++c) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        int column = c * 8 + fragment_c + e;
+        if (DV == value_dim || column < value_dim) {
+          target[column] = T(output[i][c][e] * result.normalise);
+        }
+      }
+    }
+    if (fragment_c == 0) {
+      *lse_of(lse, params, batch, head, row) = result.lse;
+    }
+  }
+}

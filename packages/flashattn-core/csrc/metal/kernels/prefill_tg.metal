@@ -1,0 +1,181 @@
+// metal_prefill_tg: a short prompt, or few queries with many heads each. All four SIMD groups share the same 8 or 16
+// rows and divide the keys for the scores, and the columns for the output: each reads its keys and values from device
+// memory itself, and no element is read twice. Scores and probabilities pass through threadgroup memory.
+#include "epilogue.h"
+#include "fragment_loader.h"
+#include "mma.h"
+#include "visibility.h"
+
+using namespace flashattn;
+
+// Rows of a key/value head: its query heads side by side, query after query. D and DV: head_dim and value_dim rounded
+// up to whole fragments. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
+template <typename T, int D, int DV, int ROW_FRAGMENTS>
+[[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(
+    FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
+    uint3 threadgroup_index [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // a fragment of keys for each SIMD group
+  constexpr int kRows = ROW_FRAGMENTS * 8, kRowsEach = kRows / kSimdgroups;
+  constexpr int kDepth = D / 8, kColumns = (DV / 8 + kSimdgroups - 1) / kSimdgroups;
+  constexpr int kStride = kKeys + 4;  // a fragment's eight rows lie in different banks
+  // Two of each, in turns: the next tile's scores are written while this tile's probabilities are still being read.
+  threadgroup float scores[2][kRows * kStride];
+  threadgroup float rescales[2][kRows];
+  threadgroup float normalise[kRows];
+
+  int batch = int(threadgroup_index.z), kv_head = int(threadgroup_index.y);
+  int group = params.num_heads / params.num_kv_heads, row_count = params.query_len * group;
+  int first_row = int(grid.x - 1 - threadgroup_index.x) * kRows;  // last queries first: they may see the most keys
+  int last_row = metal::min(first_row + kRows, row_count) - 1;
+  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+
+  int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
+  Row rows[ROW_FRAGMENTS];
+  metal::vec<T, 2> queries[ROW_FRAGMENTS][kDepth];
+  Fragment output[ROW_FRAGMENTS][kColumns];
+  RowLayout query_layout = row_layout(params.query);
+  FLASHATTN_UNROLL
+  for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+    int r = first_row + i * 8 + fragment_r;
+    rows[i] = visibility.row(r / group, kv_head * group + r % group);
+    const device T* source = head_of(query, params, params.query, batch, rows[i].head);
+    FLASHATTN_UNROLL
+    for (int d = 0; d < kDepth; ++d) {
+      queries[i][d] = load_pair<D>(source, query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim);
+    }
+    FLASHATTN_UNROLL
+    for (int c = 0; c < kColumns; ++c) {
+      output[i][c] = Fragment{0.0f, 0.0f};
+    }
+  }
+  OnlineSoftmax softmax[kRowsEach];  // of the rows that this SIMD group reduces
+  FLASHATTN_UNROLL
+  for (int r = 0; r < kRowsEach; ++r) {
+    softmax[r] = empty_row();
+  }
+
+  const device T* keys = head_of(key, params, params.key, batch, kv_head);
+  const device T* values = head_of(value, params, params.value, batch, kv_head);
+  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
+  KeySpan any = visibility.seen_by_any(first_row / group, last_row / group);
+  KeySpan all = visibility.seen_by_all(first_row / group, last_row / group);
+  int turn = 0;
+  for (int first = any.begin; first < any.end; first += kKeys, turn = 1 - turn) {
+    bool shown = all.contains(first, kKeys);
+
+    // This SIMD group's eight keys against all rows.
+    int own_first = first + int(simdgroup) * 8;
+    Fragment product[ROW_FRAGMENTS];
+    FLASHATTN_UNROLL
+    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+      product[i] = Fragment{0.0f, 0.0f};
+    }
+    if (own_first < any.end) {
+      FLASHATTN_UNROLL
+      for (int d = 0; d < kDepth; ++d) {
+        Fragment transposed = to_fragment(
+            load_pair_transposed<D>(keys, key_layout, own_first + fragment_c, d * 8 + fragment_r, any.end, head_dim));
+        FLASHATTN_UNROLL
+        for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+          product[i] = multiply(to_fragment(queries[i][d]), transposed, product[i]);
+        }
+      }
+    }
+    FLASHATTN_UNROLL
+    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        int key_index = own_first + fragment_c + e;
+        float score = visibility.score(product[i][e], rows[i], key_index);
+        scores[turn][(i * 8 + fragment_r) * kStride + int(simdgroup) * 8 + fragment_c + e] =
+            shown ? score : visibility.masked(score, rows[i], key_index);
+      }
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+    // This SIMD group's rows of the softmax, a lane a key.
+    FLASHATTN_UNROLL
+    for (int r = 0; r < kRowsEach; ++r) {
+      int row = int(simdgroup) * kRowsEach + r;
+      threadgroup float* own_score = scores[turn] + row * kStride + int(lane);
+      float score = *own_score;
+      float rescale = softmax[r].raise(metal::simd_max(score));
+      float probability = softmax[r].probability(score);
+      softmax[r].row_sum += metal::simd_sum(probability);
+      *own_score = probability;
+      if (lane == 0) {
+        rescales[turn][row] = rescale;
+      }
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+
+    // All rows against this SIMD group's columns.
+    FLASHATTN_UNROLL
+    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+      float rescale = rescales[turn][i * 8 + fragment_r];
+      FLASHATTN_UNROLL
+      for (int c = 0; c < kColumns; ++c) {
+        output[i][c] *= rescale;
+      }
+    }
+    FLASHATTN_UNROLL
+    for (int k = 0; k < kKeys / 8; ++k) {
+      if (first + k * 8 >= any.end) {
+        break;
+      }
+      Fragment probability[ROW_FRAGMENTS];
+      FLASHATTN_UNROLL
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+        const threadgroup float* pair = scores[turn] + (i * 8 + fragment_r) * kStride + k * 8 + fragment_c;
+        probability[i] = Fragment{pair[0], pair[1]};
+      }
+      FLASHATTN_UNROLL
+      for (int c = 0; c < kColumns; ++c) {
+        int column = (c * kSimdgroups + int(simdgroup)) * 8;
+        if (column >= DV) {
+          break;
+        }
+        Fragment v = to_fragment(
+            load_pair<DV>(values, value_layout, first + k * 8 + fragment_r, column + fragment_c, any.end, value_dim));
+        bool finite = shown || metal::simd_all((v.x - v.x == 0) && (v.y - v.y == 0));
+        FLASHATTN_UNROLL
+        for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+          output[i][c] = finite ? multiply(probability[i], v, output[i][c])
+                                : multiply_visible(probability[i], v, output[i][c], lane);
+        }
+      }
+    }
+  }
+
+  if (lane == 0) {
+    FLASHATTN_UNROLL
+    for (int r = 0; r < kRowsEach; ++r) {
+      int row = first_row + int(simdgroup) * kRowsEach + r, head = kv_head * group + row % group;
+      if (row <= last_row) {
+        RowResult result = finish_row(softmax[r], sinks, params, batch, head);
+        normalise[int(simdgroup) * kRowsEach + r] = result.normalise;
+        *lse_of(lse, params, batch, head, row / group) = result.lse;
+      }
+    }
+  }
+  threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  FLASHATTN_UNROLL
+  for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+    if (first_row + i * 8 + fragment_r > last_row) {
+      continue;
+    }
+    float factor = normalise[i * 8 + fragment_r];
+    device T* target = out_row(out, params, batch, rows[i].head, rows[i].query);
+    FLASHATTN_UNROLL
+    for (int c = 0; c < kColumns; ++c) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        int column = (c * kSimdgroups + int(simdgroup)) * 8 + fragment_c + e;
+        if (column < value_dim) {
+          target[column] = T(output[i][c][e] * factor);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,162 @@
+// Which keys a query sees, and what its score with one becomes. Causal, window and key range leave each query one span
+// of keys; tree bits, a bool array and an additive array hide keys inside of it.
+//
+// Scores are kept in units of log2(e), so that the softmax is exp2 without a multiplication: the change of base is
+// folded into the scale.
+#pragma once
+
+#include "arguments.h"
+
+namespace flashattn {
+
+struct KeySpan {
+  int begin;
+  int end;  // empty when begin >= end
+
+  bool contains(int first, int count) const thread { return begin <= first && first + count <= end; }
+  bool meets(int first, int count) const thread { return first < end && begin < first + count; }
+};
+
+inline KeySpan intersection(KeySpan a, KeySpan b) {
+  return KeySpan{metal::max(a.begin, b.begin), metal::min(a.end, b.end)};
+}
+
+// One row of scores: a query of one head.
+struct Row {
+  int query;
+  int head;
+  KeySpan seen;
+  float slope;  // ALiBi's, in units of log2(e)
+};
+
+struct Visibility {
+  const constant AttentionParams* params;
+  // Of the batch element.
+  const device uint* tree;
+  const device bool* visible;
+  const device uchar* bias;
+  const device float* alibi_slopes;
+  KeySpan keys;  // the key range, or all
+
+  // From a product of query and key to what tanh or the softmax takes, and softcap in units of log2(e).
+  float factor;
+  float cap;
+
+  // The span that a query sees.
+  KeySpan seen(int query) const thread {
+    KeySpan span = keys;
+    int diagonal = query + params->key_len - params->query_len;  // the key at the query's own position
+    if (is_causal) {
+      span.end = metal::min(span.end, diagonal + 1);
+    }
+    if (has_window) {
+      span.begin = metal::max(span.begin, diagonal - params->window + 1);
+    }
+    return span;
+  }
+
+  // What at least one of the queries first..last sees, and what they all see. Both ends of a span grow with the query.
+  KeySpan seen_by_any(int first, int last) const thread { return KeySpan{seen(first).begin, seen(last).end}; }
+  KeySpan seen_by_all(int first, int last) const thread {
+    if (has_visible || has_bias) {
+      return KeySpan{0, 0};
+    }
+    KeySpan span = KeySpan{seen(last).begin, seen(first).end};
+    return has_tree ? intersection(span, KeySpan{0, params->key_len - params->tree_size}) : span;
+  }
+
+  // A query beyond the last one is a row that sees nothing.
+  Row row(int query, int head) const thread {
+    Row row = Row{query, head, KeySpan{0, 0}, 0.0f};
+    if (query < params->query_len) {
+      row.seen = seen(query);
+      if (has_alibi) {
+        row.slope = alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F;
+      }
+    }
+    return row;
+  }
+
+  float score(float product, Row row, int key) const thread {
+    float score = product * factor;
+    if (has_softcap) {
+      score = cap * metal::precise::tanh(score);  // fast::tanh overflows to NaN from about 44 on
+    }
+    if (has_alibi) {
+      score -= row.slope * float(metal::abs(row.query + params->key_len - params->query_len - key));
+    }
+    return score;
+  }
+
+  // -inf where the row does not see the key, whatever the score was: NaN in a hidden key ends here.
+  float masked(float score, Row row, int key) const thread {
+    if (key < row.seen.begin || key >= row.seen.end) {
+      return -INFINITY;
+    }
+    if (has_tree && !tree_shows(row.query, key)) {
+      return -INFINITY;
+    }
+    if (has_visible &&
+        !visible[row.head * params->visible.head + row.query * params->visible.row + key * params->visible.column]) {
+      return -INFINITY;
+    }
+    return has_bias ? add_bias(score, row, key) : score;
+  }
+
+ private:
+  bool tree_shows(int query, int key) const thread {
+    int other = key - (params->key_len - params->tree_size);
+    int node = query + params->tree_size - params->query_len;  // aligned at the lower right
+    if (other < 0) {
+      return true;  // all keys before the tree
+    }
+    if (node < 0) {
+      return false;  // a query before the tree
+    }
+    return tree[node * params->tree.row + other / 32 * params->tree.column] >> (other % 32) & 1;
+  }
+
+  float add_bias(float score, Row row, int key) const thread {
+    int64_t offset = row.head * params->bias.head + row.query * params->bias.row + key * params->bias.column;
+    float added = bias_dtype == 1   ? reinterpret_cast<const device float*>(bias)[offset]
+                  : bias_dtype == 2 ? float(reinterpret_cast<const device half*>(bias)[offset])
+                                    : float(reinterpret_cast<const device bfloat*>(bias)[offset]);
+    if (added == -INFINITY) {
+      return -INFINITY;
+    }
+    // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean.
+    return metal::max(score + metal::max(added * M_LOG2E_F, -FLT_MAX), -FLT_MAX);
+  }
+};
+
+inline Visibility visibility_of(const constant AttentionParams& params, int batch, const device int* key_start,
+                                const device int* key_stop, const device uint* tree, const device bool* visible,
+                                const device uchar* bias, const device float* alibi_slopes) {
+  Visibility result = Visibility{&params, tree, visible, bias, alibi_slopes, KeySpan{0, params.key_len}, 0.0f, 0.0f};
+  if (has_key_start) {
+    result.keys.begin = metal::max(result.keys.begin, key_start[batch_offset(params, params.key_start, batch)]);
+  }
+  if (has_key_stop) {
+    result.keys.end = metal::min(result.keys.end, key_stop[batch_offset(params, params.key_stop, batch)]);
+  }
+  if (has_tree) {
+    result.tree += batch_offset(params, params.tree, batch);
+  }
+  if (has_visible) {
+    result.visible += batch_offset(params, params.visible, batch);
+  }
+  if (has_bias) {
+    int64_t size = bias_dtype == 1 ? sizeof(float) : sizeof(half);
+    result.bias += batch_offset(params, params.bias, batch) * size;
+  }
+  if (has_alibi) {
+    result.alibi_slopes += batch_offset(params, params.alibi_slopes, batch);
+  }
+  result.cap = params.softcap * M_LOG2E_F;
+  result.factor = has_softcap ? params.scale / params.softcap : params.scale * M_LOG2E_F;
+  return result;
+}
+
+#define FLASHATTN_VISIBILITY(batch) visibility_of(params, batch, key_start, key_stop, tree, visible, bias, alibi_slopes)
+
+}  // namespace flashattn

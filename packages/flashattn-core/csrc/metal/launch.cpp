@@ -1,0 +1,236 @@
+#include "launch.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace flashattn::metal {
+namespace {
+
+constexpr int kLanes = 32;          // threads of a SIMD group
+constexpr int kMaxSimdgroups = 32;  // of a threadgroup: 1024 threads
+
+int round_up(int n, int multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+int64_t divide_up(int64_t n, int64_t divisor) {
+  return (n + divisor - 1) / divisor;
+}
+
+std::string type_name(Dtype dtype) {
+  return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
+}
+int size_of(Dtype dtype) {
+  return dtype == Dtype::float32 ? 4 : 2;
+}
+
+int group_of(const Call& call) {
+  return call.params.num_heads / call.params.num_kv_heads;
+}
+
+// The function constants of kernels/variant.h, in its order.
+std::vector<Constant> constants(const Call& call, bool whole_rows, bool whole_keys) {
+  const AttentionParams& p = call.params;
+  bool packed = p.query.column == 1 && p.key.column == 1 && p.value.column == 1;
+  // A row of one element has no second: any stride will do.
+  packed |= p.head_dim == 1 && p.value_dim == 1;
+  return {{0, p.head_dim},
+          {1, p.value_dim},
+          {2, p.causal},
+          {3, p.window > 0},
+          {4, call.present[kKeyStart]},
+          {5, call.present[kKeyStop]},
+          {6, call.present[kTree]},
+          {7, call.present[kVisible]},
+          {8, call.present[kBias]},
+          {9, call.present[kBias] ? static_cast<int32_t>(call.bias_dtype) : 0},
+          {10, p.softcap > 0},
+          {11, call.present[kSinks]},
+          {12, call.present[kAlibiSlopes]},
+          {13, packed},
+          {14, whole_rows},
+          {15, whole_keys}};
+}
+
+std::vector<Binding> bindings(const Call& call, std::initializer_list<Binding> own, bool with_sinks) {
+  std::vector<Binding> result = own;
+  result.push_back(kParams);
+  for (Binding input : {kKeyStart, kKeyStop, kTree, kVisible, kBias, kAlibiSlopes}) {
+    if (call.present[input]) {
+      result.push_back(input);
+    }
+  }
+  if (with_sinks && call.present[kSinks]) {
+    result.push_back(kSinks);
+  }
+  return result;
+}
+
+// "decode_fast<half, 64, 64>" and "metal_decode_fast_half_64_64".
+struct Instantiation {
+  std::string expression, name;
+};
+Instantiation instantiate(const std::string& function, Dtype dtype, std::initializer_list<int> sizes) {
+  Instantiation result = {function + "<" + type_name(dtype), "metal_" + function + "_" + type_name(dtype)};
+  for (int size : sizes) {
+    result.expression += ", " + std::to_string(size);
+    result.name += "_" + std::to_string(size);
+  }
+  result.expression += ">";
+  return result;
+}
+
+uint32_t size(int64_t n) {
+  return static_cast<uint32_t>(n);
+}
+uint32_t batches(const Call& call) {
+  return size(call.params.batch_size);
+}
+
+// A kernel that takes the whole call in one launch.
+Launch single(const std::string& function, const Call& call, std::initializer_list<int> sizes, Size grid,
+              int simdgroups, bool whole_rows = false, bool whole_keys = false) {
+  Instantiation instance = instantiate(function, call.dtype, sizes);
+  return {.source = function,
+          .function = instance.name,
+          .instantiation = instance.expression,
+          .constants = constants(call, whole_rows, whole_keys),
+          .bindings = bindings(call, {kQuery, kKey, kValue, kOut, kLse}, true),
+          .grid = grid,
+          .threadgroup = {size(simdgroups * kLanes), 1, 1}};
+}
+
+Launch decode_fast(const Call& call) {
+  const AttentionParams& p = call.params;
+  return single("decode_fast", call, {round_up(p.head_dim, kLanes), round_up(p.value_dim, kLanes)},
+                {1, size(p.num_heads), batches(call)}, 1);
+}
+
+Launch decode_parallel(const Call& call) {
+  const AttentionParams& p = call.params;
+  return single("decode_parallel", call, {round_up(p.head_dim, kLanes), round_up(p.value_dim, kLanes)},
+                {1, size(p.num_heads), batches(call)}, kMaxSimdgroups);
+}
+
+Launch rowwise(const Call& call) {
+  const AttentionParams& p = call.params;
+  int64_t rows = int64_t{p.query_len} * group_of(call);
+  return single("rowwise", call, {round_up(p.head_dim, kLanes), round_up(p.value_dim, kLanes)},
+                {size(divide_up(rows, 32)), size(p.num_kv_heads), batches(call)}, kMaxSimdgroups);
+}
+
+Launch prefill_tg(const Call& call) {
+  const AttentionParams& p = call.params;
+  int64_t rows = int64_t{p.query_len} * group_of(call);
+  // Two fragments of rows read the keys half as often, as long as the queries leave registers free.
+  int fragments = std::max(p.head_dim, p.value_dim) <= 128 && rows > 8 ? 2 : 1;
+  return single("prefill_tg", call, {round_up(p.head_dim, 8), round_up(p.value_dim, 8), fragments},
+                {size(divide_up(rows, 8 * fragments)), size(p.num_kv_heads), batches(call)}, 4);
+}
+
+Launch prefill_reg(const Call& call) {
+  const AttentionParams& p = call.params;
+  int dim = std::max(p.head_dim, p.value_dim);
+  // 64 rows read keys and values half as often as 32. Small heads have them in 4 SIMD groups of two fragments each,
+  // which read threadgroup memory half as often, too; for larger ones that would take too many registers.
+  bool long_prompt = p.query_len > 64;
+  int fragments = long_prompt && dim <= 64 ? 2 : 1;
+  int simdgroups = long_prompt && dim > 64 && dim <= 128 ? 8 : 4;
+  int rows = simdgroups * fragments * 8;
+  int keys = dim <= 128 ? 32 : 16;
+  return single("prefill_reg", call, {round_up(p.head_dim, 8), round_up(p.value_dim, 8), simdgroups, fragments, keys},
+                {size(divide_up(p.query_len, rows)), size(p.num_heads), batches(call)}, simdgroups,
+                p.query_len % rows == 0, p.key_len % keys == 0);
+}
+
+// How the keys are cut: enough chunks to fill a GPU, none so short that writing and merging partial results costs more
+// than reading the keys.
+SplitParams split_keys(const Call& call) {
+  constexpr int64_t kWantedSimdgroups = 512;
+  constexpr int kMinChunk = 64, kMaxChunks = 128;
+  const AttentionParams& p = call.params;
+  SplitParams split = {};
+  if (p.window > 0) {  // the first query's window
+    split.first_key = static_cast<int32_t>(std::max<int64_t>(0, int64_t{p.key_len} - p.query_len - p.window + 1));
+  }
+  int64_t keys = p.key_len - split.first_key;
+  int64_t groups = std::max<int64_t>(1, p.batch_size * p.num_kv_heads);
+  int64_t chunks = std::min<int64_t>(divide_up(kWantedSimdgroups, groups), divide_up(keys, kMinChunk));
+  chunks = std::clamp<int64_t>(chunks, 1, kMaxChunks);
+  split.chunk_len = std::max(1, round_up(static_cast<int>(divide_up(keys, chunks)), 4));
+  split.num_chunks = static_cast<int32_t>(std::max<int64_t>(1, divide_up(keys, split.chunk_len)));
+  return split;
+}
+
+Launches decode_split(const Call& call) {
+  constexpr int kChunksPerThreadgroup = 4;
+  const AttentionParams& p = call.params;
+  int dim = round_up(p.head_dim, kLanes), value_dim = round_up(p.value_dim, kLanes);
+  int rows = group_of(call) * p.query_len;
+  int max_rows = std::max(dim, value_dim) <= 128 ? 8 : std::max(dim, value_dim) <= 256 ? 4 : 2;  // by registers
+
+  Launches result;
+  result.split = split_keys(call);
+  result.partial_rows = p.batch_size * p.num_heads * p.query_len * result.split.num_chunks;
+
+  Launch chunks = {
+      .source = "decode_split",
+      .constants = constants(call, false, false),
+      .bindings = bindings(call, {kQuery, kKey, kValue, kPartialOut, kPartialMax, kPartialSum, kSplitParams}, false)};
+  if (rows <= max_rows) {
+    int own_rows = 1;
+    while (own_rows < rows) {
+      own_rows *= 2;
+    }
+    Instantiation instance = instantiate("decode_split", call.dtype, {dim, value_dim, own_rows});
+    chunks.function = instance.name;
+    chunks.instantiation = instance.expression;
+    chunks.grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads),
+                   batches(call)};
+    chunks.threadgroup = {kChunksPerThreadgroup * kLanes, 1, 1};
+  } else {
+    int simdgroups = std::min<int>(kMaxSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
+    Instantiation instance = instantiate("decode_split_shared", call.dtype, {dim, value_dim, max_rows, simdgroups});
+    chunks.function = instance.name;
+    chunks.instantiation = instance.expression;
+    int64_t row_blocks = divide_up(rows, int64_t{simdgroups} * max_rows);
+    chunks.grid = {size(result.split.num_chunks * row_blocks), size(p.num_kv_heads), batches(call)};
+    chunks.threadgroup = {size(simdgroups * kLanes), 1, 1};
+  }
+
+  Instantiation instance = instantiate("decode_merge", call.dtype, {value_dim});
+  Launch merge = {.source = "decode_split",
+                  .function = instance.name,
+                  .instantiation = instance.expression,
+                  .constants = constants(call, false, false),
+                  .bindings = {kOut, kLse, kParams, kPartialOut, kPartialMax, kPartialSum, kSplitParams},
+                  .grid = {size(p.query_len), size(p.num_heads), batches(call)},
+                  .threadgroup = {kLanes, 1, 1}};
+  if (call.present[kSinks]) {
+    merge.bindings.push_back(kSinks);
+  }
+  result.launches = {std::move(chunks), std::move(merge)};
+  return result;
+}
+
+}  // namespace
+
+Launches launches(Kernel kernel, const Call& call) {
+  const auto one = [](Launch launch) {
+    Launches result;
+    result.launches.push_back(std::move(launch));
+    return result;
+  };
+  switch (kernel) {
+    case Kernel::metal_rowwise: return one(rowwise(call));
+    case Kernel::metal_decode_fast: return one(decode_fast(call));
+    case Kernel::metal_decode_parallel: return one(decode_parallel(call));
+    case Kernel::metal_decode_split: return decode_split(call);
+    case Kernel::metal_prefill_tg: return one(prefill_tg(call));
+    case Kernel::metal_prefill_reg: return one(prefill_reg(call));
+    case Kernel::cpu_prefill:
+    case Kernel::cpu_decode: break;
+  }
+  throw std::logic_error(std::string(name(kernel)) + " is not a Metal kernel");
+}
+
+}  // namespace flashattn::metal
