@@ -62,7 +62,10 @@ struct Visibility {
       return KeySpan{0, 0};
     }
     KeySpan span = KeySpan{seen(last).begin, seen(first).end};
-    return has_tree ? intersection(span, KeySpan{0, params->key_len - params->tree_size}) : span;
+    if (has_tree) {
+      span.end = metal::min(span.end, params->key_len - params->tree_size);
+    }
+    return span;
   }
 
   // A query beyond the last one is a row that sees nothing.
