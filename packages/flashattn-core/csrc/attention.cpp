@@ -10,9 +10,12 @@
 
 #include "cpu/attention.h"
 #include "cpu/threads.h"
+#include "metal/encode.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "mlx/backend/metal/metal.h"
 #include "mlx/ops.h"
+#include "mlx/transforms.h"
 #include "params.h"
 
 namespace flashattn {
@@ -197,12 +200,57 @@ void check(const mx::array& query, const mx::array& key, const mx::array& value,
   check_shapes(query, key, pointers);
 }
 
-CallShape shape_of(const mx::array& query, const mx::array& key, const mx::array& value) {
-  return {query.shape(kRow), key.shape(kRow), query.shape(kColumn), value.shape(kColumn)};
-}
-
 Backend backend_of(const mx::Stream& stream) {
   return stream.device == mx::Device::cpu ? Backend::cpu : Backend::metal;
+}
+
+Choice choose_for(Backend backend, const mx::array& query, const mx::array& key, const mx::array& value,
+                  const Options& options) {
+  CallShape shape = {query.shape(kRow), key.shape(kRow), query.shape(kColumn), value.shape(kColumn)};
+  return choose(backend, shape, options.kernel);
+}
+
+Kernel kernel_of(const Choice& choice) {
+  if (!choice.kernel) {
+    throw NoKernelError("[flash_attention] " + choice.reason);
+  }
+  return *choice.kernel;
+}
+
+// --- From arguments to what the primitive takes ----------------------------------------------------------
+
+struct PrimitiveInputs {
+  std::vector<mx::array> arrays;  // query, key, value, and the optional inputs that are there
+  std::array<bool, kNumOptionalInputs> present = {};
+};
+
+PrimitiveInputs primitive_inputs(const mx::array& query, const mx::array& key, const mx::array& value,
+                                 const OptionalInputs& given, const mx::Stream& stream) {
+  PrimitiveInputs inputs = {{query, key, value}};
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    inputs.present[i] = given[i].has_value();
+    if (!inputs.present[i]) {
+      continue;
+    }
+    mx::array input = *given[i];
+    if (i == kSinks || i == kAlibiSlopes) {
+      input = mx::astype(input, mx::float32, stream);
+    } else if (i == kBias && !mx::issubdtype(input.dtype(), mx::floating)) {
+      input = mx::astype(input, query.dtype(), stream);
+    }
+    inputs.arrays.push_back(std::move(input));
+  }
+  return inputs;
+}
+
+InputPointers optional_inputs_of(const std::vector<mx::array>& inputs,
+                                 const std::array<bool, kNumOptionalInputs>& present) {
+  InputPointers pointers = {};
+  size_t next = 3;
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    pointers[i] = present[i] ? &inputs[next++] : nullptr;
+  }
+  return pointers;
 }
 
 // --- From arrays to the backend's plain structs ----------------------------------------------------------
@@ -265,8 +313,10 @@ AttentionParams make_params(const std::vector<mx::array>& inputs, const std::vec
   return params;
 }
 
-cpu::Dtype cpu_dtype(mx::Dtype dtype) {
-  return dtype == mx::float32 ? cpu::Dtype::float32 : dtype == mx::float16 ? cpu::Dtype::float16 : cpu::Dtype::bfloat16;
+// `Dtype` is cpu::Dtype or metal::Dtype.
+template <typename Dtype>
+Dtype backend_dtype(mx::Dtype dtype) {
+  return dtype == mx::float32 ? Dtype::float32 : dtype == mx::float16 ? Dtype::float16 : Dtype::bfloat16;
 }
 
 template <typename T>
@@ -274,7 +324,43 @@ const T* data_or_null(const mx::array* a) {
   return a ? a->data<T>() : nullptr;
 }
 
+metal::Work make_work(Kernel kernel, const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
+                      const InputPointers& optional_inputs, const Options& options) {
+  metal::Call call = {.params = make_params(inputs, outputs, optional_inputs, options),
+                      .dtype = backend_dtype<metal::Dtype>(inputs[0].dtype()),
+                      .bias_dtype = metal::Dtype::float32};
+  if (optional_inputs[kBias]) {
+    call.bias_dtype = backend_dtype<metal::Dtype>(optional_inputs[kBias]->dtype());
+  }
+  metal::Work work;
+  work.arrays[metal::kQuery] = inputs[0];
+  work.arrays[metal::kKey] = inputs[1];
+  work.arrays[metal::kValue] = inputs[2];
+  work.arrays[metal::kOut] = outputs[0];
+  work.arrays[metal::kLse] = outputs[1];
+  static_assert(metal::kAlibiSlopes - metal::kKeyStart == int{kAlibiSlopes}, "the same order in both");
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    if (optional_inputs[i]) {
+      call.present[metal::kKeyStart + i] = true;
+      work.arrays[metal::kKeyStart + i] = *optional_inputs[i];
+    }
+  }
+  work.params = call.params;
+  work.launches = metal::launches(kernel, call);
+  return work;
+}
+
 std::array<std::atomic<uint64_t>, kNumKernels> call_counts;
+
+void count(Kernel kernel) {
+  call_counts[static_cast<int>(kernel)].fetch_add(1, std::memory_order_relaxed);
+}
+
+void allocate(std::vector<mx::array>& outputs) {
+  for (mx::array& output : outputs) {
+    output.set_data(mx::allocator::malloc(output.nbytes()));
+  }
+}
 
 }  // namespace
 
@@ -283,38 +369,35 @@ std::array<std::atomic<uint64_t>, kNumKernels> call_counts;
 Choice plan(const mx::array& query, const mx::array& key, const mx::array& value, const OptionalInputs& given,
             const Options& options, Backend backend) {
   check(query, key, value, given, options);
-  return choose(backend, shape_of(query, key, value), options.kernel);
+  return choose_for(backend, query, key, value, options);
 }
 
 std::vector<mx::array> attention(const mx::array& query, const mx::array& key, const mx::array& value,
                                  const OptionalInputs& given, const Options& options,
                                  mx::StreamOrDevice stream_or_device) {
   mx::Stream stream = mx::to_stream(stream_or_device);
-  Choice choice = plan(query, key, value, given, options, backend_of(stream));
-  if (!choice.kernel) {
-    throw NoKernelError("[flash_attention] " + choice.reason);
-  }
+  kernel_of(plan(query, key, value, given, options, backend_of(stream)));
   if (stream.device == mx::Device::cpu) {
     cpu::initialise();  // nonsense in the environment fails here, where it can be caught
+  } else if (!mx::metal::is_available()) {
+    throw NoKernelError("[flash_attention] this MLX has no Metal");
   }
-
-  std::vector<mx::array> inputs = {query, key, value};
-  std::array<bool, kNumOptionalInputs> present = {};
-  for (int i = 0; i < kNumOptionalInputs; ++i) {
-    present[i] = given[i].has_value();
-    if (!present[i]) {
-      continue;
-    }
-    mx::array input = *given[i];
-    if (i == kSinks || i == kAlibiSlopes) {
-      input = mx::astype(input, mx::float32, stream);
-    } else if (i == kBias && !mx::issubdtype(input.dtype(), mx::floating)) {
-      input = mx::astype(input, query.dtype(), stream);
-    }
-    inputs.push_back(std::move(input));
-  }
+  PrimitiveInputs inputs = primitive_inputs(query, key, value, given, stream);
   return mx::array::make_arrays(shapes_of_outputs(query, value), {query.dtype(), mx::float32},
-                                std::make_shared<FlashAttention>(stream, options, present), std::move(inputs));
+                                std::make_shared<FlashAttention>(stream, options, inputs.present),
+                                std::move(inputs.arrays));
+}
+
+metal::Work metal_work(const mx::array& query, const mx::array& key, const mx::array& value,
+                       const OptionalInputs& given, const Options& options) {
+  Kernel kernel = kernel_of(plan(query, key, value, given, options, Backend::metal));
+  PrimitiveInputs inputs = primitive_inputs(query, key, value, given, mx::to_stream({}));
+  mx::eval(inputs.arrays);
+  std::vector<mx::array> outputs;
+  for (const mx::Shape& shape : shapes_of_outputs(query, value)) {
+    outputs.emplace_back(shape, outputs.empty() ? query.dtype() : mx::float32, nullptr, std::vector<mx::array>{});
+  }
+  return make_work(kernel, inputs.arrays, outputs, optional_inputs_of(inputs.arrays, inputs.present), options);
 }
 
 std::array<uint64_t, kNumKernels> calls() {
@@ -334,12 +417,7 @@ void reset_calls() {
 // --- The primitive -----------------------------------------------------------------------------------------
 
 InputPointers FlashAttention::optional_inputs(const std::vector<mx::array>& inputs) const {
-  InputPointers pointers = {};
-  size_t next = 3;
-  for (int i = 0; i < kNumOptionalInputs; ++i) {
-    pointers[i] = present_[i] ? &inputs[next++] : nullptr;
-  }
-  return pointers;
+  return optional_inputs_of(inputs, present_);
 }
 
 // MLX's CPU allocator returns large arrays to the system, so that each output is new memory: in pages of 4 KB its
@@ -359,15 +437,15 @@ static void prefer_huge_pages(void* data, size_t size) {
 }
 
 void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  allocate(outputs);
   for (mx::array& output : outputs) {
-    output.set_data(mx::allocator::malloc(output.nbytes()));
     prefer_huge_pages(output.data<void>(), output.nbytes());
   }
   InputPointers optional = optional_inputs(inputs);
   cpu::AttentionArgs args = {
       .params = make_params(inputs, outputs, optional, options_),
-      .dtype = cpu_dtype(inputs[0].dtype()),
-      .bias_dtype = optional[kBias] ? cpu_dtype(optional[kBias]->dtype()) : cpu::Dtype::float32,
+      .dtype = backend_dtype<cpu::Dtype>(inputs[0].dtype()),
+      .bias_dtype = optional[kBias] ? backend_dtype<cpu::Dtype>(optional[kBias]->dtype()) : cpu::Dtype::float32,
       .query = inputs[0].data<void>(),
       .key = inputs[1].data<void>(),
       .value = inputs[2].data<void>(),
@@ -381,8 +459,8 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
       .sinks = data_or_null<float>(optional[kSinks]),
       .alibi_slopes = data_or_null<float>(optional[kAlibiSlopes]),
   };
-  Kernel kernel = *choose(Backend::cpu, shape_of(inputs[0], inputs[1], inputs[2]), options_.kernel).kernel;
-  call_counts[static_cast<int>(kernel)].fetch_add(1, std::memory_order_relaxed);
+  Kernel kernel = kernel_of(choose_for(Backend::cpu, inputs[0], inputs[1], inputs[2], options_));
+  count(kernel);
 
   auto& encoder = mx::cpu::get_command_encoder(stream());
   for (const mx::array& input : inputs) {
@@ -399,8 +477,14 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   });
 }
 
-void FlashAttention::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[flash_attention] this build of flashattn-core has no Metal kernels");
+void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  allocate(outputs);
+  Kernel kernel = kernel_of(choose_for(Backend::metal, inputs[0], inputs[1], inputs[2], options_));
+  count(kernel);
+  if (outputs[0].size() == 0) {
+    return;
+  }
+  metal::encode(make_work(kernel, inputs, outputs, optional_inputs(inputs), options_), stream());
 }
 
 std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,
@@ -472,10 +556,7 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   // Also called with new shapes by shapeless compilation, which has passed no check yet.
   check_tensors(inputs[0], inputs[1], inputs[2]);
   check_shapes(inputs[0], inputs[1], optional_inputs(inputs));
-  if (auto choice = choose(backend_of(stream()), shape_of(inputs[0], inputs[1], inputs[2]), options_.kernel);
-      !choice.kernel) {
-    throw NoKernelError("[flash_attention] " + choice.reason);
-  }
+  kernel_of(choose_for(backend_of(stream()), inputs[0], inputs[1], inputs[2], options_));
   return shapes_of_outputs(inputs[0], inputs[2]);
 }
 

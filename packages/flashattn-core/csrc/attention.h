@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "metal/encode.h"
 #include "mlx/array.h"
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
@@ -46,6 +47,11 @@ std::vector<mx::array> attention(const mx::array& query, const mx::array& key, c
 // The kernel that attention() would run on `backend` for these arguments. Checks them the same way.
 Choice plan(const mx::array& query, const mx::array& key, const mx::array& value, const OptionalInputs& optional_inputs,
             const Options& options, Backend backend);
+
+// What eval_gpu would hand to Metal for these arguments, with the inputs evaluated and the outputs not allocated.
+// For tests, which run the launches where there is no GPU. Throws as attention() does.
+metal::Work metal_work(const mx::array& query, const mx::array& key, const mx::array& value,
+                       const OptionalInputs& optional_inputs, const Options& options);
 
 // Calls of each kernel that have been evaluated since the start, or since reset_calls().
 std::array<uint64_t, kNumKernels> calls();

@@ -1,8 +1,10 @@
 // Names for Python; no logic. flashattn_core/attention.py says what the arguments mean.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
@@ -11,6 +13,8 @@
 #include "attention.h"
 #include "cpu/attention.h"
 #include "cpu/roofline.h"
+#include "metal/inspect.h"
+#include "metal/sources.h"
 #include "mlx/version.h"
 
 namespace nb = nanobind;
@@ -105,4 +109,20 @@ NB_MODULE(_ext, m) {
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
+
+  // For tests.
+  m.def("metal_sources", &metal::sources, "The Metal kernels' texts by the name of their file; for tests.");
+  m.def(
+      "metal_launches",
+      [collect](const mx::array& query, const mx::array& key, const mx::array& value, std::optional<float> scale,
+                float softcap, bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
+                const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
+                const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel) {
+        return metal::inspect(metal_work(query, key, value,
+                                         collect(key_start, key_stop, tree, visible, bias, sinks, alibi_slopes),
+                                         {scale, softcap, causal, window, std::move(kernel)}));
+      },
+      "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
+      "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
+      "alibi_slopes"_a.none(), "kernel"_a, "What a call would run on Metal, on any machine; for tests.");
 }

@@ -1,4 +1,6 @@
 # Types of the extension module, see csrc/bindings.cpp.
+from typing import TypedDict
+
 import mlx.core as mx
 
 class NoKernelError(ValueError): ...
@@ -45,3 +47,36 @@ def describe_cpu() -> str: ...
 def peak_flops() -> float: ...
 def read_bandwidth() -> float: ...
 def is_tracing(a: mx.array) -> bool: ...
+
+# For tests.
+
+class MetalLaunch(TypedDict):
+    source: str  # the text that Metal compiles
+    function: str
+    constants: dict[int, bool | int]
+    grid: tuple[int, int, int]  # in threadgroups
+    threadgroup: tuple[int, int, int]  # in threads
+    # By binding. An input: its memory, and where in it the element at index 0 is, in bytes (strides may be negative or
+    # 0). An output or scratch: its size in bytes; all launches of a call share them. A struct: its bytes.
+    buffers: dict[int, tuple[bytes, int] | int | bytes]
+    split: tuple[int, int, int]  # first_key, chunk_len, num_chunks
+    partial_rows: int  # of scratch
+
+def metal_sources() -> dict[str, str]: ...
+def metal_launches(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None,
+    softcap: float,
+    causal: bool,
+    window: int,
+    key_start: mx.array | None,
+    key_stop: mx.array | None,
+    tree: mx.array | None,
+    visible: mx.array | None,
+    bias: mx.array | None,
+    sinks: mx.array | None,
+    alibi_slopes: mx.array | None,
+    kernel: str,
+) -> list[MetalLaunch]: ...

@@ -1,0 +1,88 @@
+"""flash_attention() through the Metal kernels, run on the CPU.
+
+The launches are those that the extension would give to a GPU: source text, function constants, grid, buffers with
+their strides and offsets. Nothing about them is written a second time here.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from flashattn_core import _ext
+from flashattn_core.attention import lowered_arguments
+from metal_on_cpu import Buffer, Counts, Program, Undefined, View, from_bfloat16
+
+OUT, LSE, PARTIAL_OUT, PARTIAL_MAX, PARTIAL_SUM = 3, 4, 13, 14, 15  # bindings, see csrc/metal/launch.h
+
+NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
+
+
+@functools.lru_cache(maxsize=None)
+def program(source: str) -> Program:
+    return Program(source)
+
+
+@dataclass(frozen=True)
+class Run:
+    out: mx.array
+    lse: mx.array
+    counts: tuple[Counts, ...]  # of each launch
+
+
+def run(
+    query: mx.array,
+    key: mx.array,
+    value: mx.array,
+    scale: float | None = None,
+    mask=None,
+    *,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    kernel: str = "auto",
+    schedule: str = "forward",
+    edit=lambda source: source,
+) -> Run:
+    """One call. `edit` changes the source before it is compiled: to plant a fault."""
+    arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
+    launches = _ext.metal_launches(**arguments)
+    out = Undefined((*query.shape[:-1], value.shape[-1]), NUMPY_DTYPES[query.dtype])
+    written: dict[int, Buffer] = {OUT: out, LSE: Undefined(query.shape[:-1], np.float32)}
+    counts = []
+    for launch in launches:
+        buffers: dict[int, Buffer] = {}
+        for index, content in launch["buffers"].items():
+            if isinstance(content, bytes):  # a struct
+                buffers[index] = content
+            elif isinstance(content, tuple):
+                memory, offset = content
+                buffers[index] = View(np.frombuffer(memory, np.uint8), offset)
+            else:  # the size of what the launches write
+                buffers[index] = written.setdefault(index, Undefined(content // 4, np.float32))
+        outputs = {index for index in buffers if isinstance(buffers[index], Undefined)}
+        result = program(edit(launch["source"])).run(
+            launch["function"],
+            grid=launch["grid"],
+            threadgroup=launch["threadgroup"],
+            buffers=buffers,
+            outputs=outputs,
+            constants=launch["constants"],
+            schedule=schedule,
+        )
+        assert not any(result.unwritten.values()), f"elements never written: {result.unwritten}"
+        written |= result.buffers
+        counts.append(result.counts)
+    return Run(to_mlx(written[OUT], query.dtype), mx.array(written[LSE]), tuple(counts))
+
+
+def to_mlx(array: np.ndarray, dtype: mx.Dtype) -> mx.array:
+    return mx.array(from_bfloat16(array)).astype(dtype) if dtype == mx.bfloat16 else mx.array(array)
+
+
+def flash_attention(query, key, value, scale=None, mask=None, *, return_lse=False, **options):
+    """As flashattn_core.flash_attention."""
+    result = run(query, key, value, scale, mask, **options)
+    return (result.out, result.lse) if return_lse else result.out
