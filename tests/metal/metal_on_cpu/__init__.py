@@ -1,0 +1,41 @@
+"""Compiles Metal kernels for this machine's CPU and runs them, one fiber for each GPU thread, with every check there is."""
+
+from .address_spaces import check_address_spaces
+from .bfloat16 import from_bfloat16, to_bfloat16
+from .counts import Counts
+from .errors import (
+    AddressSpaceError,
+    BindingError,
+    CompileError,
+    DivergenceError,
+    LimitError,
+    MetalError,
+    OutOfBoundsError,
+    RaceError,
+    UninitialisedError,
+)
+from .program import Program, Result, Undefined, View
+from .toolchain import MISSING
+from .translate import Binding
+
+__all__ = [
+    "MISSING",
+    "AddressSpaceError",
+    "Binding",
+    "BindingError",
+    "CompileError",
+    "Counts",
+    "DivergenceError",
+    "LimitError",
+    "MetalError",
+    "OutOfBoundsError",
+    "Program",
+    "RaceError",
+    "Result",
+    "Undefined",
+    "UninitialisedError",
+    "View",
+    "check_address_spaces",
+    "from_bfloat16",
+    "to_bfloat16",
+]

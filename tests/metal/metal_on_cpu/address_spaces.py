@@ -1,0 +1,107 @@
+"""The same source with real, disjoint address spaces: read as C++ for OpenCL, which has them, and not executed."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import toolchain
+from .errors import AddressSpaceError
+from .translate import (
+    ATTRIBUTE,
+    FUNCTION_CONSTANT,
+    INSTANTIATION,
+    KERNEL,
+    LINE_MARKER,
+    construct_vectors,
+    matching,
+    share_threadgroup_variables,
+)
+
+FLAGS = [
+    "-x",
+    "cl",
+    "-cl-std=clc++2021",
+    "-cl-no-stdinc",
+    "-fsyntax-only",
+    "-target",
+    "x86_64-linux-gnu",
+    "-ferror-limit=20",
+    "-DMSL_CHECK_ADDRESS_SPACES",
+    "-Wno-invalid-constexpr",
+    "-Wno-null-dereference",  # a threadgroup variable needs no memory to be checked
+    *toolchain.WARNINGS,
+]
+# Metal has no generic address space, to which all pointers convert.
+NO_GENERIC = [
+    "-Xclang",
+    "-cl-ext=-__opencl_c_generic_address_space,-__opencl_c_pipes,-__opencl_c_device_enqueue,"
+    "-__opencl_c_read_write_images,-__opencl_c_program_scope_global_variables,+cl_khr_fp16",
+]
+
+
+def check_address_spaces(
+    source: str, *, name: str = "kernels", include_dirs: Sequence[str] = (), defines: Sequence[str] = ()
+) -> None:
+    """Raises AddressSpaceError for a pointer that goes into the wrong address space, or is declared for none."""
+    text = _translate(toolchain.preprocess(source, name, tuple(map(str, include_dirs)), tuple(defines)))
+    define = [f"-D{each}" for each in defines]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernels.cl")
+        path.write_text(f'#include "shim.h"\n{text}')
+        flags = [*FLAGS, *define, "-I", str(toolchain.HERE / "shim"), str(path)]
+        done = toolchain.clang([*NO_GENERIC, *flags])
+        if done.returncode:
+            raise AddressSpaceError(done.stderr)
+        # With a generic address space, the pointers that name none are in it.
+        tree = toolchain.clang([*flags, "-w", "-Xclang", "-ast-dump", "-fno-color-diagnostics"])
+    if found := list(dict.fromkeys(_generic_pointers(tree.stdout, folder))):
+        raise AddressSpaceError("\n".join(f"{each}: a pointer without an address space" for each in found))
+
+
+def _translate(text: str) -> str:
+    def instantiate(match: re.Match[str]) -> str:
+        declaration = LINE_MARKER.sub("", match[2])
+        start = declaration.find("<")
+        found = re.search(r"(?:decltype\s*\(|void\s+)\s*([\w:]+)\s*(?=<)", declaration)
+        if not found:
+            return match[0]
+        expression = found[1] + declaration[found.end() : matching(declaration, start)]
+        return f"template decltype({' '.join(expression.split())}) {' '.join(expression.split())};" + "\n" * match[
+            0
+        ].count("\n")
+
+    text = INSTANTIATION.sub(instantiate, text)
+    pieces, position = [], 0
+    for match in KERNEL.finditer(text):
+        end = matching(text, match.end() - 1)
+        arguments = re.sub(ATTRIBUTE, lambda attribute: "\n" * attribute[0].count("\n"), text[match.end() : end - 1])
+        pieces += [text[position : match.start()], "\n" * match[0].count("\n"), f"void {match[1]}(", arguments, ")"]
+        position = end
+    text = "".join(pieces) + text[position:]
+    text = FUNCTION_CONSTANT.sub(r"constant \1 \2 = \1();", text)
+    text = re.sub(r"(\)\s*(?:const\s*)?)thread\b", r"\1", text)  # a method's qualifier: it is private anyway
+    text = share_threadgroup_variables(text, _local_variable)
+    return construct_vectors(text)
+
+
+def _local_variable(type_: str, name: str, dimensions: str) -> str:
+    return f"{type_} __local (&{name}){dimensions} = *({type_} __local (*){dimensions})0; "
+
+
+def _generic_pointers(tree: str, folder: str) -> list[str]:
+    """The places of all declared pointers to __generic, outside of the shim. The tree names a file where it changes."""
+    found = []
+    file = line = ""
+    for text in tree.splitlines():
+        location = re.search(r"<[^>]*>", text)
+        for new_file, new_line, other_line in re.findall(r"([\w./-]+\.\w+):(\d+):\d+|\bline:(\d+):\d+", text):
+            file = new_file or file
+            line = new_line or other_line
+        is_declaration = re.search(r"\b(?:VarDecl|ParmVarDecl|FieldDecl)\b", text) and " implicit" not in text
+        is_pointer = re.search(r"'[^']*__generic [\w<>:, ]*\*", text) and "(&" not in text
+        if location and is_declaration and is_pointer and str(toolchain.HERE) not in file and folder not in file:
+            found.append(f"{file}:{line}")
+    return found

@@ -1,0 +1,51 @@
+"""What can be wrong with a kernel, or with a launch of it."""
+
+
+class MetalError(Exception):
+    """Anything that went wrong; by itself: a crash, an endless loop, or a stack overflow."""
+
+
+class CompileError(MetalError):
+    """Clang does not accept the source."""
+
+
+class AddressSpaceError(MetalError):
+    """A pointer goes into an address space that it is not declared for."""
+
+
+class BindingError(MetalError):
+    """The buffers of a launch are not those that the kernel declares."""
+
+
+class LimitError(MetalError):
+    """More threads, or more threadgroup memory, than a GPU has."""
+
+
+class OutOfBoundsError(MetalError):
+    """An access outside of a buffer or a threadgroup array, or a write to a constant one."""
+
+
+class UninitialisedError(MetalError):
+    """Threadgroup memory, or a buffer given as `Undefined`, is read before it is written."""
+
+
+class RaceError(MetalError):
+    """Two threads access the same bytes, one of them writes, and no barrier is in between."""
+
+
+class DivergenceError(MetalError):
+    """The threads of a threadgroup do not meet at one barrier, or the lanes of a SIMD group at one operation."""
+
+
+BY_NAME = {
+    error.__name__: error
+    for error in (
+        MetalError,
+        BindingError,
+        LimitError,
+        OutOfBoundsError,
+        UninitialisedError,
+        RaceError,
+        DivergenceError,
+    )
+}

@@ -1,0 +1,86 @@
+// What compiled kernels and the runtime know of each other. No includes: kernels are compiled without a C library.
+#pragma once
+
+constexpr int kLanes = 32;         // threads per SIMD group
+constexpr int kMaxArguments = 32;  // buffers, and as many [[threadgroup(n)]] arrays
+
+// What one lane brings to an operation of its SIMD group.
+struct MslLane {
+  const void* input;
+  void* output;
+  long argument;
+};
+
+// Who counts an operation; the 8x8 products follow as kCountMma + 3 * A + B with the element types float, half, bfloat.
+enum MslCounter {
+  kCountNothing,
+  kCountSimdgroupBarrier,
+  kCountShuffle,
+  kCountReduction,
+  kCountMma,
+  kCounters = kCountMma + 9
+};
+
+// One operation of a SIMD group: `exchange` runs once, when all 32 lanes have arrived.
+struct MslOperation {
+  const char* name;
+  int counter;
+  void (*exchange)(MslLane* lanes);
+};
+
+// The built-in values of a kernel, in the order of MslThread::values.
+enum MslBuiltin {
+  threadgroup_position_in_grid,
+  threadgroups_per_grid,
+  thread_position_in_grid,
+  thread_position_in_threadgroup,
+  threads_per_threadgroup,
+  threads_per_grid,
+  thread_index_in_threadgroup,
+  thread_index_in_simdgroup,
+  simdgroup_index_in_threadgroup,
+  simdgroups_per_threadgroup,
+  threads_per_simdgroup,
+  kBuiltins,
+  dispatch_threads_per_threadgroup = threads_per_threadgroup,
+  dispatch_simdgroups_per_threadgroup = simdgroups_per_threadgroup,
+  thread_execution_width = threads_per_simdgroup,
+};
+
+struct MslThread {
+  void* const* buffers;
+  void* const* threadgroup;
+  unsigned values[kBuiltins][3];
+};
+
+// One pointer or reference among a kernel's arguments.
+struct MslBinding {
+  const char* name;
+  const char* space;  // "device", "constant" or "threadgroup"
+  int index;
+  bool is_const;
+  bool is_reference;
+  bool is_wanted;  // its [[function_constant(...)]], if it has one, is true
+  unsigned long element_size;
+};
+
+struct MslKernel {
+  const char* name;
+  void (*entry)(const MslThread* thread);
+  const MslBinding* bindings;
+  int binding_count;
+};
+
+enum MslFence { kFenceDevice = 1, kFenceThreadgroup = 2 };
+
+extern "C" {
+void msl_simdgroup_operation(const MslOperation* operation, const void* input, void* output, long argument,
+                             const char* file, int line);
+void msl_threadgroup_barrier(int fence, const char* file, int line);
+void* msl_threadgroup_variable(const void* key, unsigned long size, const char* name);
+void msl_atomic_access(const volatile void* address, unsigned long size, bool is_write);
+void msl_register(const MslKernel* kernel);
+bool msl_constant_is_set(int index);
+void msl_constant(int index, bool is_float, void* value, unsigned long size);
+extern unsigned long msl_transcendentals;
+}

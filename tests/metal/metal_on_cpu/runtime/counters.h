@@ -1,0 +1,12 @@
+// What a launch is counted by.
+#pragma once
+#include "abi.h"
+
+enum Space { kDevice, kConstant, kThreadgroup, kSpaces };
+
+struct Counters {
+  unsigned long bytes[kSpaces][2];  // read, written
+  unsigned long threadgroup_barriers;
+  unsigned long operations[kCounters];  // by MslCounter, once per SIMD group
+};
+inline Counters counters;

@@ -1,0 +1,285 @@
+// Runs one kernel: argv[1] is a folder with `job` (text, see read_job) and `inputs`; writes `outputs` and `report`.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+#include "counters.h"
+#include "failure.h"
+#include "memory.h"
+#include "threads.h"
+
+unsigned long msl_transcendentals;
+
+namespace {
+
+std::map<std::string, const MslKernel*>& kernels() {
+  static std::map<std::string, const MslKernel*> map;  // in a function: kernels register before main
+  return map;
+}
+
+struct Buffer {
+  bool is_given = false;
+  bool is_output, is_undefined;
+  size_t size, offset, element_size;
+};
+
+struct Job {
+  std::string kernel, folder;
+  unsigned grid[3], threadgroup[3];
+  Schedule schedule;
+  Buffer buffers[kMaxArguments];
+  size_t threadgroup_bytes[kMaxArguments] = {};
+  bool has_threadgroup_bytes[kMaxArguments] = {};
+};
+
+Job read_job(const std::string& folder) {
+  Job job;
+  job.folder = folder;
+  FILE* file = fopen((folder + "/job").c_str(), "r");
+  if (!file) fail("MetalError", "no job in %s", folder.c_str());
+  char word[64], text[512];
+  while (fscanf(file, "%63s", word) == 1) {
+    const std::string key = word;
+    bool is_read = false;
+    if (key == "kernel") {
+      is_read = fscanf(file, "%511s", text) == 1;
+      job.kernel = text;
+    } else if (key == "grid" || key == "threadgroup") {
+      unsigned* size = key == "grid" ? job.grid : job.threadgroup;
+      is_read = fscanf(file, "%u %u %u", &size[0], &size[1], &size[2]) == 3;
+    } else if (key == "schedule") {
+      int kind;
+      is_read = fscanf(file, "%d %lu", &kind, &job.schedule.random_state) == 2;
+      job.schedule.kind = static_cast<Schedule::Kind>(kind);
+    } else if (key == "buffer") {
+      int index, is_output, is_undefined;
+      Buffer buffer;
+      is_read = fscanf(file, "%d %zu %zu %zu %d %d", &index, &buffer.size, &buffer.offset, &buffer.element_size,
+                       &is_output, &is_undefined) == 6;
+      buffer.is_given = true;
+      buffer.is_output = is_output;
+      buffer.is_undefined = is_undefined;
+      job.buffers[index] = buffer;
+    } else if (key == "threadgroup_bytes") {
+      int index;
+      is_read = fscanf(file, "%d", &index) == 1 && fscanf(file, "%zu", &job.threadgroup_bytes[index]) == 1;
+      job.has_threadgroup_bytes[index] = true;
+    }
+    if (!is_read) fail("MetalError", "job: cannot read '%s'", word);
+  }
+  fclose(file);
+  return job;
+}
+
+void allocate_buffers(const Job& job, const MslKernel& kernel) {
+  FILE* inputs = fopen((job.folder + "/inputs").c_str(), "rb");
+  if (!inputs) fail("MetalError", "no inputs");
+  for (int i = 0; i < kMaxArguments; i++) {
+    const Buffer& buffer = job.buffers[i];
+    if (!buffer.is_given) continue;
+    const MslBinding* binding = nullptr;
+    for (int k = 0; k < kernel.binding_count; k++) {
+      const MslBinding& candidate = kernel.bindings[k];
+      if (candidate.is_wanted && candidate.index == i && strcmp(candidate.space, "threadgroup")) binding = &candidate;
+    }
+    if (!binding) fail("BindingError", "unused buffer %d: kernel '%s' has no such argument", i, kernel.name);
+    const bool is_constant = !strcmp(binding->space, "constant");
+    Slot& slot = allocate(kBufferSlots + i, buffer.size, is_constant ? kConstant : kDevice, binding->name, i);
+    slot.is_read_only = is_constant || binding->is_const;
+    slot.is_undefined = buffer.is_undefined;
+    if (slot.is_undefined) {
+      memset(slot.begin, 0xff, slot.size);
+    } else if (fread(slot.begin, 1, slot.size, inputs) != slot.size) {
+      fail("MetalError", "short inputs");
+    }
+    if (slot.is_undefined) slot.is_read_only = false;
+    if (!slot.is_read_only) track(slot);
+    if (binding->is_reference && buffer.size - buffer.offset < binding->element_size) {
+      fail("BindingError", "buffer %d (%s) has %zu bytes, but the argument %lu", i, binding->name,
+           buffer.size - buffer.offset, binding->element_size);
+    }
+  }
+  fclose(inputs);
+}
+
+// What the kernel declares and the job does not give.
+void check_bindings(const Job& job, const MslKernel& kernel) {
+  for (int k = 0; k < kernel.binding_count; k++) {
+    const MslBinding& binding = kernel.bindings[k];
+    const bool is_threadgroup = !strcmp(binding.space, "threadgroup");
+    const char* kind = is_threadgroup ? "threadgroup memory" : "buffer";
+    if (binding.index < 0 || binding.index >= kMaxArguments) {
+      fail("BindingError", "%s %d (%s): indices end at %d", kind, binding.index, binding.name, kMaxArguments - 1);
+    }
+    for (int other = 0; other < k; other++) {
+      const MslBinding& before = kernel.bindings[other];
+      const bool is_same_kind = is_threadgroup == !strcmp(before.space, "threadgroup");
+      if (binding.is_wanted && before.is_wanted && is_same_kind && before.index == binding.index) {
+        fail("BindingError", "%s %d is doubly bound: to '%s' and to '%s'", kind, binding.index, before.name,
+             binding.name);
+      }
+    }
+    const bool is_given =
+        is_threadgroup ? job.has_threadgroup_bytes[binding.index] : job.buffers[binding.index].is_given;
+    if (binding.is_wanted && !is_given) {
+      fail("BindingError", "%s %d (%s) is not bound", kind, binding.index, binding.name);
+    }
+    if (!binding.is_wanted && !is_threadgroup && !job.buffers[binding.index].is_given) {
+      slots[kBufferSlots + binding.index].name = binding.name;  // for the message, should it be read all the same
+      slots[kBufferSlots + binding.index].index = binding.index;
+    }
+  }
+  for (int i = 0; i < kMaxArguments; i++) {
+    bool is_declared = false;
+    for (int k = 0; k < kernel.binding_count; k++) {
+      is_declared |= kernel.bindings[k].index == i && !strcmp(kernel.bindings[k].space, "threadgroup");
+    }
+    if (job.has_threadgroup_bytes[i] && !is_declared) {
+      fail("BindingError", "unused threadgroup memory %d: kernel '%s' has no such argument", i, kernel.name);
+    }
+  }
+}
+
+void allocate_threadgroup_arguments(const Job& job, const MslKernel& kernel) {
+  size_t total = 0;
+  for (int k = 0; k < kernel.binding_count; k++) {
+    const MslBinding& binding = kernel.bindings[k];
+    if (strcmp(binding.space, "threadgroup")) continue;
+    const size_t bytes = job.threadgroup_bytes[binding.index];
+    total += bytes;
+    track(allocate(kThreadgroupArgumentSlots + binding.index, bytes, kThreadgroup, binding.name, binding.index));
+  }
+  if (total > 32768) fail("LimitError", "threadgroup memory: %zu bytes, but there are 32768", total);
+}
+
+void write_results(const Job& job) {
+  FILE* outputs = fopen((job.folder + "/outputs").c_str(), "wb");
+  FILE* report = fopen((job.folder + "/report").c_str(), "w");
+  if (!outputs || !report) fail("MetalError", "cannot write the results");
+  for (int i = 0; i < kMaxArguments; i++) {
+    const Buffer& buffer = job.buffers[i];
+    if (!buffer.is_given || !buffer.is_output) continue;
+    const Slot& slot = slots[kBufferSlots + i];
+    fwrite(slot.begin, 1, slot.size, outputs);
+    fprintf(report, "unwritten.%d %zu\n", i, count_unwritten(slot, buffer.element_size));
+  }
+  const char* types[] = {"float", "half", "bfloat"};
+  for (int a = 0; a < 3; a++) {
+    for (int b = 0; b < 3; b++) {
+      const std::string type = a == b ? types[a] : std::string(types[a]) + "*" + types[b];
+      const unsigned long count = counters.operations[kCountMma + 3 * a + b];
+      if (count) fprintf(report, "mma.%s %lu\n", type.c_str(), count);
+    }
+  }
+  fprintf(report, "device_read %lu\ndevice_written %lu\nconstant_read %lu\n", counters.bytes[kDevice][0],
+          counters.bytes[kDevice][1], counters.bytes[kConstant][0]);
+  fprintf(report, "threadgroup_read %lu\nthreadgroup_written %lu\n", counters.bytes[kThreadgroup][0],
+          counters.bytes[kThreadgroup][1]);
+  fprintf(report, "barriers %lu\nsimdgroup_barriers %lu\nshuffles %lu\nreductions %lu\ntranscendentals %lu\n",
+          counters.threadgroup_barriers, counters.operations[kCountSimdgroupBarrier],
+          counters.operations[kCountShuffle], counters.operations[kCountReduction], msl_transcendentals);
+  fclose(outputs);
+  fclose(report);
+}
+
+void on_fault(int, siginfo_t* info, void*) {
+  int thread;
+  if (is_stack_guard(info->si_addr, &thread)) {
+    fail("MetalError", "stack overflow of thread %d: its private arrays are too large, or it recurses", thread);
+  }
+  fail("OutOfBoundsError", "the kernel crashed at address %p, in %s", info->si_addr,
+       current_thread ? describe(*current_thread).c_str() : "no thread");
+}
+
+void catch_faults() {
+  static char stack[64 << 10];  // the faulting thread's own may be full
+  stack_t alternative = {};
+  alternative.ss_sp = stack;
+  alternative.ss_size = sizeof stack;
+  sigaltstack(&alternative, nullptr);
+  struct sigaction action = {};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+void run(Job& job, const MslKernel& kernel) {
+  static void* buffers[kMaxArguments];  // static: kernels read them, as they do all globals
+  static void* threadgroup[kMaxArguments];
+  for (int i = 0; i < kMaxArguments; i++) {
+    buffers[i] =
+        arena + (kBufferSlots + i) * kSlotSize + kSlotSize / 4 + job.buffers[i].offset * job.buffers[i].is_given;
+    threadgroup[i] = slots[kThreadgroupArgumentSlots + i].begin;
+  }
+  const unsigned* grid = job.grid;
+  std::vector<unsigned> order(grid[0] * grid[1] * grid[2]);
+  std::iota(order.begin(), order.end(), 0u);
+  if (job.schedule.kind == Schedule::kReverse) std::vector(order.rbegin(), order.rend()).swap(order);
+  if (job.schedule.kind == Schedule::kRandom) {
+    for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[job.schedule.random(i)]);
+  }
+  for (unsigned number : order) {
+    const unsigned position[3] = {number % grid[0], number / grid[0] % grid[1], number / (grid[0] * grid[1])};
+    run_threadgroup(kernel.entry, position, grid, job.threadgroup, buffers, threadgroup, job.schedule);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+void msl_register(const MslKernel* kernel) {
+  kernels()[kernel->name] = kernel;
+}
+
+// Function constants are read while the program's globals are initialised, before main: hence the environment.
+// METAL_CONSTANTS is "index=value;index=value;".
+static const char* find_constant(int index) {
+  const char* text = getenv("METAL_CONSTANTS");
+  const std::string key = ";" + std::to_string(index) + "=";
+  const char* found = text ? strstr(text, key.c_str()) : nullptr;
+  return found ? found + key.size() : nullptr;
+}
+bool msl_constant_is_set(int index) {
+  return find_constant(index) != nullptr;
+}
+void msl_constant(int index, bool is_float, void* value, unsigned long size) {
+  const char* text = find_constant(index);
+  if (!text) return;
+  if (is_float) {
+    const float number = strtof(text, nullptr);
+    const _Float16 half = static_cast<_Float16>(number);
+    memcpy(value, size == sizeof half ? static_cast<const void*>(&half) : &number, size);
+  } else {
+    const long number = strtol(text, nullptr, 10);
+    memcpy(value, &number, size);
+  }
+}
+}
+
+int main(int count, char** arguments) {
+  if (count != 2) fail("MetalError", "usage: %s FOLDER", arguments[0]);
+  catch_faults();
+  Job job = read_job(arguments[1]);
+  const auto found = kernels().find(job.kernel);
+  if (found == kernels().end()) fail("BindingError", "no kernel '%s'", job.kernel.c_str());
+  const unsigned threads = job.threadgroup[0] * job.threadgroup[1] * job.threadgroup[2];
+  if (threads > 1024) fail("LimitError", "%u threads in a threadgroup, but there are at most 1024", threads);
+  if (threads == 0 || threads % kLanes) {
+    fail("LimitError", "%u threads in a threadgroup: not a multiple of the 32 of a SIMD group", threads);
+  }
+  reserve_arena();
+  check_bindings(job, *found->second);
+  allocate_buffers(job, *found->second);
+  allocate_threadgroup_arguments(job, *found->second);
+  create_threads(static_cast<int>(threads));
+  run(job, *found->second);
+  write_results(job);
+  return 0;
+}

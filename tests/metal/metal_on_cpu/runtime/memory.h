@@ -1,0 +1,65 @@
+// All memory of a kernel: one reserved range of addresses, in which each buffer and each threadgroup array has a slot
+// of its own. Whatever lies in a slot beyond its contents is a guard, so that an access out of bounds is always
+// recognised.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "abi.h"
+#include "counters.h"
+
+constexpr int kSlotBits = 31;
+constexpr size_t kSlotSize = size_t{1} << kSlotBits;
+constexpr size_t kMaxBytes = kSlotSize / 2;  // half of a slot, the rest is guard
+constexpr int kBufferSlots = 0;
+constexpr int kThreadgroupArgumentSlots = kBufferSlots + kMaxArguments;
+constexpr int kVariableSlots = kThreadgroupArgumentSlots + kMaxArguments;
+constexpr int kSlots = kVariableSlots + 64;
+constexpr size_t kArenaSize = kSlots * kSlotSize;
+
+// One or more accesses of the lanes of one SIMD group between two of its operations.
+struct Access {
+  uint32_t epoch;     // which stretch between two barriers, never the same in two threadgroups; 0: no access
+  uint32_t sequence;  // how many operations of the SIMD group came before
+  uint32_t lanes;     // a bit for each
+  uint32_t program_counter : 26;
+  uint32_t simdgroup : 5;
+  uint32_t is_atomic : 1;
+};
+
+// The history of a few neighbouring bytes.
+struct Cell {
+  Access write;
+  Access reads[2];      // of different SIMD groups
+  Access earlier_read;  // by an earlier threadgroup
+};
+
+struct Slot {
+  char* begin;
+  size_t size;
+  Cell* cells;
+  int cell_bits;  // log2 of the bytes in a cell
+  Space space;
+  bool is_bound;
+  bool is_read_only;
+  bool is_undefined;  // contents mean nothing until the kernel has written them
+  int index;
+  const char* name;
+};
+inline Slot slots[kSlots];
+inline char* arena;
+
+void reserve_arena();
+// Gives the slot `size` bytes of zeros. `end_alignment`: none; the beginning is always aligned to 4096.
+Slot& allocate(int slot, size_t size, Space space, const char* name, int index);
+// Follows the history of each byte of the slot from now on.
+void track(Slot& slot);
+size_t count_unwritten(const Slot& slot, size_t element_size);
+
+// Barriers and SIMD-group operations separate accesses in time.
+void begin_threadgroup();
+void pass_barrier(int fence);
+
+// Every access of a kernel.
+void access_memory(const volatile void* address, size_t size, bool is_write, bool is_atomic,
+                   const void* return_address);

@@ -1,0 +1,39 @@
+// The threads of a threadgroup: fibers, of which one runs at a time.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+
+enum class State { kReady, kAtOperation, kAtBarrier, kReturned };
+
+struct Thread {
+  void* stack_pointer;
+  char* stack;
+  State state;
+  int index;
+  uint32_t sequence;  // operations of its SIMD group so far
+  const MslOperation* operation;
+  int fence;
+  MslLane lane;
+  const char* file;  // where it waits
+  int line;
+  MslThread arguments;
+};
+
+struct Schedule {
+  enum Kind { kForward, kReverse, kGreedy, kRandom } kind;
+  uint64_t random_state;
+  uint64_t random(uint64_t bound);
+};
+
+inline Thread* current_thread;  // null: the scheduler runs
+inline unsigned current_threadgroup[3];
+
+void create_threads(int count);
+bool is_stack_guard(const void* address, int* thread);
+bool is_private(const void* address);  // the current thread's own stack and arguments
+std::string describe(const Thread& thread);
+void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3], const unsigned grid[3],
+                     const unsigned size[3], void* const* buffers, void* const* threadgroup, Schedule& schedule);

@@ -1,0 +1,68 @@
+// From the runtime's untyped arguments to a kernel's typed ones, and function constants.
+#pragma once
+
+namespace metal {
+namespace binding {
+template <int Position, class Function>
+struct argument;
+template <int Position, class Result, class First, class... Rest>
+struct argument<Position, Result(First, Rest...)> : argument<Position - 1, Result(Rest...)> {};
+template <class Result, class First, class... Rest>
+struct argument<0, Result(First, Rest...)> {
+  using type = First;
+};
+template <auto* Function, int Position>
+using argument_t = typename argument<Position, remove_pointer_t<decltype(Function)>>::type;
+
+template <class T>
+struct pointee;
+template <class T>
+struct pointee<T*> {
+  using type = T;
+  static T* cast(void* address) { return (T*)address; }
+};
+template <class T>
+struct pointee<T&> {
+  using type = T;
+  static T& cast(void* address) { return *(T*)address; }
+};
+template <>
+struct pointee<const void*> {
+  using type = const char;
+  static const void* cast(void* address) { return address; }
+};
+
+template <class T>
+T builtin(const unsigned* values) {
+  T result{};
+  if constexpr (vector_traits<T>::is_vector) {
+    for (int i = 0; i < vector_traits<T>::size; i++) result[i] = (element_t<T>)values[i];
+  } else {
+    result = (T)values[0];
+  }
+  return result;
+}
+
+template <auto* Function, int Position>
+MslBinding describe(const char* name, const char* space, int index, bool is_wanted) {
+  using Argument = argument_t<Function, Position>;
+  using Element = typename pointee<Argument>::type;
+  return {name, space, index, __is_const(Element), __is_reference(Argument), is_wanted, sizeof(Element)};
+}
+
+template <class T>
+T function_constant(int index) {
+  T value{};
+  msl_constant(index, is_floating_point_v<T>, &value, sizeof value);
+  return value;
+}
+}  // namespace binding
+}  // namespace metal
+
+// Used by the code that translate.py appends to the kernels' text.
+#define MSL_POINTER(function, position, table, index) \
+  metal::binding::pointee<metal::binding::argument_t<function, position>>::cast(thread_->table[index])
+#define MSL_BUILTIN(function, position, name) \
+  metal::binding::builtin<metal::remove_cv_t<metal::binding::argument_t<function, position>>>(thread_->values[name])
+
+#define is_function_constant_defined(name) msl_constant_is_set(msl_index_of_##name)

@@ -1,0 +1,27 @@
+// Metal's keywords: erased where kernels are executed, real address spaces where they are only checked.
+#pragma once
+
+#ifdef MSL_CHECK_ADDRESS_SPACES
+#define device __global
+#define threadgroup __local
+#define thread __private
+#define constant __constant
+#undef kernel
+#define kernel
+// OpenCL's own names for what Metal declares differently.
+#define atomic_uint metal_atomic_uint
+#define atomic_int metal_atomic_int
+#define atomic_float metal_atomic_float
+#define memory_order_relaxed metal_memory_order_relaxed
+#define memory_order metal_memory_order
+#else
+#define device
+#define threadgroup
+#define thread
+#define constant const
+#define kernel
+#endif
+
+#define METAL_FUNC inline __attribute__((always_inline))
+#define METAL_ALWAYS_INLINE __attribute__((always_inline))
+#define METAL_CONST const

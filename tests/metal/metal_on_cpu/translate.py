@@ -1,0 +1,250 @@
+"""From preprocessed Metal to C++, for the four things that clang's C++ cannot be taught by headers.
+
+1. A kernel's arguments have attributes that say where they come from: collected, removed, and turned into a table.
+2. `threadgroup float x[32];` in a function is shared by the threads: becomes a reference to memory of the runtime's.
+3. `constant bool flag [[function_constant(3)]];` gets its value when the program starts.
+4. `float4(a, b)` constructs a vector: becomes `metal::make<float4>(a, b)`.
+
+Lines keep their numbers, so that messages name the line of the source.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+VECTOR = r"(?:float|half|bfloat|int|uint|short|ushort|char|uchar|long|ulong|bool)[234]"
+ATTRIBUTE = r"\[\[(?:[^\]]|\](?!\]))*\]\]"
+KERNEL = re.compile(
+    rf"(?:\[\[\s*kernel\b(?:[^\]]|\](?!\]))*\]\]\s*(?:{ATTRIBUTE}\s*)*|\bkernel\s+(?:{ATTRIBUTE}\s*)*)void\s+(\w+)\s*\("
+)
+INSTANTIATION = re.compile(
+    r'template\s*\[\[\s*host_name\(\s*((?:"[^"]*"\s*)+)\)\s*\]\]\s*(?:\[\[\s*kernel\b[^\]]*\]\]|kernel\b)?\s*([^;]*);'
+)
+FUNCTION_CONSTANT = re.compile(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\)\s*\]\]\s*;")
+LINE_MARKER = re.compile(r"^#.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One argument of a kernel."""
+
+    kind: str
+    """"buffer", "threadgroup", or the name of a built-in value such as "thread_index_in_simdgroup"."""
+    index: int | None
+    space: str | None
+    """"device", "constant" or "threadgroup"."""
+    argument: str
+    condition: str | None = None
+    """The function constant that must be true for the argument to exist."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    text: str
+    kernels: dict[str, list[Binding]]
+    constants: dict[int, tuple[str, str]]
+
+
+def translate(text: str) -> Translation:
+    kernels: dict[str, list[Binding]] = {}
+    registrations: list[str] = []
+
+    bindings, templates, text = _take_kernel_arguments(text)
+
+    def register(name: str, function: str, expression: str) -> None:
+        if name not in kernels:
+            kernels[name] = bindings[function]
+            registrations.append(_registration(len(registrations), name, expression, bindings[function]))
+
+    def instantiate(match: re.Match[str]) -> str:
+        name = "".join(re.findall(r'"([^"]*)"', match[1]))
+        declaration = LINE_MARKER.sub("", match[2])
+        found = re.search(r"(?:decltype\s*\(|void\s+)\s*((?:\w+::)*(\w+))\s*(?=<)", declaration)
+        if found and found[2] in bindings:
+            end = matching(declaration, found.end())
+            register(name, found[2], found[1] + " ".join(declaration[found.end() : end].split()))
+        return "\n" * match[0].count("\n")
+
+    text = INSTANTIATION.sub(instantiate, text)
+    for function in bindings:
+        if function not in templates:
+            register(function, function, function)
+    text, constants = _initialise_function_constants(text)
+    text = share_threadgroup_variables(text, _shared_variable)
+    text = construct_vectors(text)
+    return Translation(f'{text}\n# 1 "registrations"\n' + "\n".join(registrations) + "\n", kernels, constants)
+
+
+def matching(text: str, start: int) -> int:
+    """The position after the bracket that closes the one at `start`."""
+    opening = text[start]
+    closing = {"(": ")", "[": "]", "<": ">", "{": "}"}[opening]
+    depth = 0
+    for position in range(start, len(text)):
+        depth += (text[position] == opening) - (text[position] == closing)
+        if depth == 0:
+            return position + 1
+    raise ValueError(f"no {closing} for {text[start : start + 80]!r}")
+
+
+def split_list(text: str) -> list[str]:
+    """At the commas outside of all brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{<") - (character in ")]}>")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts if parts[-1].strip() else parts[:-1]
+
+
+def _take_kernel_arguments(text: str) -> tuple[dict[str, list[Binding]], set[str], str]:
+    """The bindings of each kernel, the names of those that are templates, and the text without the attributes."""
+    bindings: dict[str, list[Binding]] = {}
+    templates: set[str] = set()
+    pieces, position = [], 0
+    for match in KERNEL.finditer(text):
+        if match.start() < position:
+            continue
+        end = matching(text, match.end() - 1)
+        arguments = text[match.end() : end - 1]
+        bindings[match[1]] = _bindings(LINE_MARKER.sub("", arguments))
+        if re.search(r"template\s*<[^;{}]*>\s*$", text[max(0, match.start() - 2000) : match.start()]):
+            templates.add(match[1])
+        plain = re.sub(ATTRIBUTE, lambda attribute: "\n" * attribute[0].count("\n"), arguments)
+        pieces += [text[position : match.start()], "\n" * match[0].count("\n"), f"void {match[1]}(", plain, ")"]
+        position = end
+    return bindings, templates, "".join(pieces) + text[position:]
+
+
+def _bindings(arguments: str) -> list[Binding]:
+    """Arguments without an index get the next free one, in their order."""
+    taken = {int(index) for index in re.findall(r"\bbuffer\(\s*(\d+)\s*\)", arguments)}
+    next_buffer, next_threadgroup, bindings = 0, 0, []
+    for argument in split_list(arguments):
+        attributes = " ".join(re.findall(ATTRIBUTE, argument))
+        plain = re.sub(ATTRIBUTE, "", argument)
+        name = re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", plain))[-1]
+        condition = re.search(r"\bfunction_constant\(\s*(\w+)\s*\)", attributes)
+        when = condition[1] if condition else None
+        given = re.search(r"\b(?:buffer|threadgroup)\(\s*(\d+)\s*\)", attributes)
+        if "*" not in plain and "&" not in plain:
+            builtin = re.search(r"\b(\w*(?:thread|simdgroup|grid)\w*)\b", attributes)
+            bindings.append(Binding(builtin[1] if builtin else "unknown", None, None, name))
+        elif re.search(r"\bthreadgroup\b", plain):
+            index = int(given[1]) if given else next_threadgroup
+            next_threadgroup = index + 1
+            bindings.append(Binding("threadgroup", index, "threadgroup", name, when))
+        else:
+            while next_buffer in taken:
+                next_buffer += 1
+            index = int(given[1]) if given else next_buffer
+            next_buffer += given is None
+            space = "constant" if re.search(r"\bconstant\b", plain) else "device"
+            bindings.append(Binding("buffer", index, space, name, when))
+    return bindings
+
+
+def _registration(number: int, name: str, expression: str, bindings: list[Binding]) -> str:
+    function = f"msl_function_{number}"
+    arguments, descriptions = [], []
+    for position, binding in enumerate(bindings):
+        if binding.index is None:
+            arguments.append(f"MSL_BUILTIN({function}, {position}, {binding.kind})")
+            continue
+        table = "buffers" if binding.kind == "buffer" else "threadgroup"
+        arguments.append(f"MSL_POINTER({function}, {position}, {table}, {binding.index})")
+        descriptions.append(
+            f"metal::binding::describe<{function}, {position}>"
+            f'("{binding.argument}", "{binding.space}", {binding.index}, {binding.condition or "true"})'
+        )
+    return (
+        f"static constexpr auto* {function} = &{expression};\n"
+        f"static const MslBinding msl_bindings_{number}[] = {{{', '.join([*descriptions, 'MslBinding{}'])}}};\n"
+        f'static const MslKernel msl_kernel_{number} = {{"{name}", [](const MslThread* thread_) '
+        f"{{ (void)thread_; {function}({', '.join(arguments)}); }}, msl_bindings_{number}, {len(descriptions)}}};\n"
+        f"static const bool msl_registered_{number} = (msl_register(&msl_kernel_{number}), true);"
+    )
+
+
+def _initialise_function_constants(text: str) -> tuple[str, dict[int, tuple[str, str]]]:
+    constants: dict[int, tuple[str, str]] = {}
+
+    def initialise(match: re.Match[str]) -> str:
+        type_, name, index = match[1], match[2], int(match[3])
+        constants.setdefault(index, (name, type_))
+        # Not const: the compiler must not believe that it knows the value.
+        return (
+            f"enum {{ msl_index_of_{name} = {index} }}; "
+            f"static {type_} {name} = metal::binding::function_constant<{type_}>({index});"
+            + "\n"
+            * match[0].count("\n")
+        )
+
+    return FUNCTION_CONSTANT.sub(initialise, text), constants
+
+
+def share_threadgroup_variables(text: str, declare) -> str:
+    """Replaces the declarations of threadgroup variables by `declare(type, name, dimensions)`."""
+    pieces, position = [], 0
+    for match in re.finditer(r"\bthreadgroup\b", text):
+        end = _declaration_end(text, match.end()) if match.start() >= position else None
+        if end is None:
+            continue
+        first, *rest = split_list(text[match.end() : end])
+        found = re.match(r"(.*?)(\w+)\s*((?:\[.*\])*)\s*$", first, re.DOTALL)
+        if not found:
+            continue
+        declarators = [(found[2], found[3])]
+        for declarator in rest:
+            name, dimensions = re.match(r"\s*(\w+)\s*((?:\[.*\])*)\s*$", declarator, re.DOTALL).groups()
+            declarators.append((name, dimensions))
+        pieces.append(text[position : match.start()])
+        pieces += [declare(" ".join(found[1].split()), *each) for each in declarators]
+        pieces.append("\n" * text[match.start() : end].count("\n"))
+        position = end + 1
+    return "".join(pieces) + text[position:]
+
+
+def _declaration_end(text: str, start: int) -> int | None:
+    """The semicolon, if a declaration of variables goes on at `start` and not of a pointer, an argument, a cast."""
+    depth = angle = 0
+    for position in range(start, len(text)):
+        character = text[position]
+        if character in "([":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+            if depth < 0:
+                return None
+        elif depth == 0:
+            angle += (character == "<") - (character == ">")
+            if (
+                angle < 0
+                or character in "*&{="
+                or (character == ":" and ":" not in text[position - 1 : position + 2 : 2])
+            ):
+                return None
+            if character == ";" and angle == 0:
+                return position
+    return None
+
+
+def _shared_variable(type_: str, name: str, dimensions: str) -> str:
+    size = f"sizeof({type_}{dimensions})"
+    return (
+        f"static char msl_key_{name}; "
+        f'{type_} (&{name}){dimensions} = *({type_} (*){dimensions})msl_threadgroup_variable(&msl_key_{name}, {size}, "{name}"); '
+    )
+
+
+def construct_vectors(text: str) -> str:
+    """`float4(…)`, `vec<T, 2>(…)`, and the same by the names that the source itself gives to vectors."""
+    aliases = re.findall(rf"\busing\s+(\w+)\s*=\s*(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s*;", text)
+    aliases += re.findall(rf"\btypedef\s+(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s+(\w+)\s*;", text)
+    names = "|".join([VECTOR, *sorted(set(aliases))])
+    text = re.sub(rf"(?<![\w.>])(?:metal::)?\b({names})\s*\((?!\s*\))", r"metal::make<\1>(", text)
+    text = re.sub(r"(?<![\w.>])(?<!operator )(?:metal::)?\b(vec<[^<>;(){}]*>)\s*\(", r"metal::make<\1>(", text)
+    return re.sub(rf"\bstatic_cast<\s*({names})\s*>\s*\(", r"metal::make<\1>(", text)
