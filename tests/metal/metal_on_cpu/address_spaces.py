@@ -15,6 +15,7 @@ from .translate import (
     INSTANTIATION,
     KERNEL,
     LINE_MARKER,
+    THREADGROUP_ATTRIBUTE,
     construct_vectors,
     matching,
     share_threadgroup_variables,
@@ -82,6 +83,7 @@ def _translate(text: str) -> str:
         position = end
     text = "".join(pieces) + text[position:]
     text = FUNCTION_CONSTANT.sub(r"constant \1 \2 = \1();", text)
+    text = THREADGROUP_ATTRIBUTE.sub("", text)
     text = re.sub(r"(\)\s*(?:const\s*)?)thread\b", r"\1", text)  # a method's qualifier: it is private anyway
     text = share_threadgroup_variables(text, _local_variable)
     return construct_vectors(text)

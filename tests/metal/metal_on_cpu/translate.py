@@ -22,6 +22,7 @@ INSTANTIATION = re.compile(
     r'template\s*\[\[\s*host_name\(\s*((?:"[^"]*"\s*)+)\)\s*\]\]\s*(?:\[\[\s*kernel\b[^\]]*\]\]|kernel\b)?\s*([^;]*);'
 )
 FUNCTION_CONSTANT = re.compile(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\)\s*\]\]\s*;")
+THREADGROUP_ATTRIBUTE = re.compile(r"\[\[\s*threadgroup\(\s*\d+\s*\)\s*\]\]")  # on other functions' arguments
 LINE_MARKER = re.compile(r"^#.*$", re.MULTILINE)
 
 
@@ -71,6 +72,7 @@ def translate(text: str) -> Translation:
         if function not in templates:
             register(function, function, function)
     text, constants = _initialise_function_constants(text)
+    text = THREADGROUP_ATTRIBUTE.sub("", text)
     text = share_threadgroup_variables(text, _shared_variable)
     text = construct_vectors(text)
     return Translation(f'{text}\n# 1 "registrations"\n' + "\n".join(registrations) + "\n", kernels, constants)
@@ -233,11 +235,8 @@ def _declaration_end(text: str, start: int) -> int | None:
 
 
 def _shared_variable(type_: str, name: str, dimensions: str) -> str:
-    size = f"sizeof({type_}{dimensions})"
-    return (
-        f"static char msl_key_{name}; "
-        f'{type_} (&{name}){dimensions} = *({type_} (*){dimensions})msl_threadgroup_variable(&msl_key_{name}, {size}, "{name}"); '
-    )
+    call = f'msl_threadgroup_variable(&msl_key_{name}, sizeof({type_}{dimensions}), "{name}")'
+    return f"static char msl_key_{name}; {type_} (&{name}){dimensions} = *({type_} (*){dimensions}){call}; "
 
 
 def construct_vectors(text: str) -> str:

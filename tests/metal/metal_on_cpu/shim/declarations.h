@@ -40,6 +40,11 @@ MSL_SHUFFLE(quad_shuffle_down)
 MSL_SHUFFLE(quad_shuffle_up)
 #undef MSL_SHUFFLE
 
+template <class T>
+T simd_shuffle_and_fill_up(T value, T filling, ushort delta);
+template <class T>
+T simd_shuffle_and_fill_down(T value, T filling, ushort delta);
+
 bool simd_any(bool value);
 bool simd_all(bool value);
 bool quad_any(bool value);

@@ -150,6 +150,32 @@ MSL_SHUFFLE(quad_shuffle_up, kUp, 4)
 #undef MSL_SHUFFLE
 #undef MSL_PER_ELEMENT
 
+// A shuffle up or down that takes from a second value what the first one has not.
+template <class T>
+struct Filled {
+  T value, filling;
+};
+template <class T, int Step>
+MSL_EXCHANGE void shuffle_and_fill(MslLane* lanes) {
+  for (int i = 0; i < kLanes; i++) {
+    const int source = i + Step * (int)lanes[i].argument;
+    const auto& from = *(const Filled<T>*)lanes[source & (kLanes - 1)].input;
+    *(T*)lanes[i].output = source >= 0 && source < kLanes ? from.value : from.filling;
+  }
+}
+#define MSL_SHUFFLE_AND_FILL(name, step)                                                       \
+  template <class T>                                                                           \
+  METAL_FUNC T name(T value, T filling, ushort delta, MSL_PLACE) {                             \
+    static constexpr MslOperation operation{#name, kCountShuffle, shuffle_and_fill<T, step>};  \
+    const Filled<T> both{value, filling};                                                      \
+    T result;                                                                                  \
+    msl_simdgroup_operation(&operation, &both, &result, delta, file, line);                    \
+    return result;                                                                             \
+  }
+MSL_SHUFFLE_AND_FILL(simd_shuffle_and_fill_up, -1)
+MSL_SHUFFLE_AND_FILL(simd_shuffle_and_fill_down, 1)
+#undef MSL_SHUFFLE_AND_FILL
+
 template <class T>
 METAL_FUNC T simd_broadcast_first(T value, MSL_PLACE) {
   return simd_broadcast(value, 0, file, line);
