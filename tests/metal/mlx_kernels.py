@@ -51,12 +51,12 @@ instantiate_kernel("sequential", gated_delta_seq, float, RUN_DIM, RUN_DIM, RUN_K
 
 
 @cache
-def compile_kernels(source: str, *definitions: str, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> Program:
-    return Program(source, name="mlx", include_dirs=include_dirs, defines=definitions)
+def compile_kernels(source: str, *definitions: str) -> Program:
+    return Program(source, name="mlx", include_dirs=INCLUDE_DIRS, defines=definitions)
 
 
-def vector_program(dtype: np.dtype, head_dim: int, **keywords: tuple[Path, ...]) -> Program:
-    return compile_kernels(VECTOR_SOURCE, f"RUN_TYPE={TYPES[dtype]}", f"RUN_DIM={head_dim}", **keywords)
+def vector_program(dtype: np.dtype, head_dim: int, source: str = VECTOR_SOURCE) -> Program:
+    return compile_kernels(source, f"RUN_TYPE={TYPES[dtype]}", f"RUN_DIM={head_dim}")
 
 
 def _int(value: int) -> bytes:
@@ -191,11 +191,13 @@ def steel_program(
     wm: int = 4,
     wn: int = 1,
     mask: str = "bool",
-    **keywords: tuple[Path, ...],
+    source: str = STEEL_SOURCE,
+    defines: tuple[str, ...] = (),
 ) -> Program:
     block_k = block_k or (32 if head_dim < 128 else 16)
-    sizes = (f"RUN_BLOCK_Q={block_q}", f"RUN_BLOCK_K={block_k}", f"RUN_DIM={head_dim}", f"RUN_WM={wm}", f"RUN_WN={wn}", f"RUN_MASK={mask}")
-    return compile_kernels(STEEL_SOURCE, f"RUN_TYPE={TYPES[dtype]}", *sizes, **keywords)
+    sizes = {"BLOCK_Q": block_q, "BLOCK_K": block_k, "DIM": head_dim, "WM": wm, "WN": wn, "MASK": mask}
+    settings = [f"RUN_{name}={value}" for name, value in sizes.items()]
+    return compile_kernels(source, f"RUN_TYPE={TYPES[dtype]}", *settings, *defines)
 
 
 def steel_attention(
