@@ -13,7 +13,8 @@ import mlx.core as mx
 import numpy as np
 from flashattn_core import _ext
 from flashattn_core.attention import lowered_arguments
-from metal_on_cpu import Buffer, Counts, Program, Undefined, View, from_bfloat16
+from metal_on_cpu import Counts, Program, Undefined, View, from_bfloat16
+from metal_on_cpu.program import Buffer
 
 OUT, LSE, PARTIAL_OUT, PARTIAL_MAX, PARTIAL_SUM = 3, 4, 13, 14, 15  # bindings, see csrc/metal/launch.h
 

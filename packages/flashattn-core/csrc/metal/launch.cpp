@@ -1,6 +1,7 @@
 #include "launch.h"
 
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 
 namespace flashattn::metal {
@@ -18,9 +19,6 @@ int64_t divide_up(int64_t n, int64_t divisor) {
 
 std::string type_name(Dtype dtype) {
   return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
-}
-int size_of(Dtype dtype) {
-  return dtype == Dtype::float32 ? 4 : 2;
 }
 
 int group_of(const Call& call) {
@@ -65,20 +63,6 @@ std::vector<Binding> bindings(const Call& call, std::initializer_list<Binding> o
   return result;
 }
 
-// "decode_fast<half, 64, 64>" and "metal_decode_fast_half_64_64".
-struct Instantiation {
-  std::string expression, name;
-};
-Instantiation instantiate(const std::string& function, Dtype dtype, std::initializer_list<int> sizes) {
-  Instantiation result = {function + "<" + type_name(dtype), "metal_" + function + "_" + type_name(dtype)};
-  for (int size : sizes) {
-    result.expression += ", " + std::to_string(size);
-    result.name += "_" + std::to_string(size);
-  }
-  result.expression += ">";
-  return result;
-}
-
 uint32_t size(int64_t n) {
   return static_cast<uint32_t>(n);
 }
@@ -86,17 +70,29 @@ uint32_t batches(const Call& call) {
   return size(call.params.batch_size);
 }
 
+// Instantiates `function` of a file for the call's dtype: "decode_fast<half, 64, 64>", "metal_decode_fast_half_64_64".
+Launch launch(const std::string& source, const std::string& function, const Call& call,
+              std::initializer_list<int> sizes, std::vector<Binding> bindings, Size grid, int simdgroups,
+              bool whole_rows = false, bool whole_keys = false) {
+  std::string arguments = type_name(call.dtype), name = "metal_" + function + "_" + type_name(call.dtype);
+  for (int size : sizes) {
+    arguments += ", " + std::to_string(size);
+    name += "_" + std::to_string(size);
+  }
+  return {.source = source,
+          .function = name,
+          .instantiation = function + "<" + arguments + ">",
+          .constants = constants(call, whole_rows, whole_keys),
+          .bindings = std::move(bindings),
+          .grid = grid,
+          .threadgroup = {size(simdgroups * kLanes), 1, 1}};
+}
+
 // A kernel that takes the whole call in one launch.
 Launch single(const std::string& function, const Call& call, std::initializer_list<int> sizes, Size grid,
               int simdgroups, bool whole_rows = false, bool whole_keys = false) {
-  Instantiation instance = instantiate(function, call.dtype, sizes);
-  return {.source = function,
-          .function = instance.name,
-          .instantiation = instance.expression,
-          .constants = constants(call, whole_rows, whole_keys),
-          .bindings = bindings(call, {kQuery, kKey, kValue, kOut, kLse}, true),
-          .grid = grid,
-          .threadgroup = {size(simdgroups * kLanes), 1, 1}};
+  return launch(function, function, call, sizes, bindings(call, {kQuery, kKey, kValue, kOut, kLse}, true), grid,
+                simdgroups, whole_rows, whole_keys);
 }
 
 Launch decode_fast(const Call& call) {
@@ -172,43 +168,27 @@ Launches decode_split(const Call& call) {
   result.split = split_keys(call);
   result.partial_rows = p.batch_size * p.num_heads * p.query_len * result.split.num_chunks;
 
-  Launch chunks = {
-      .source = "decode_split",
-      .constants = constants(call, false, false),
-      .bindings = bindings(call, {kQuery, kKey, kValue, kPartialOut, kPartialMax, kPartialSum, kSplitParams}, false)};
+  std::vector<Binding> chunk_bindings =
+      bindings(call, {kQuery, kKey, kValue, kPartialOut, kPartialMax, kPartialSum, kSplitParams}, false);
   if (rows <= max_rows) {
-    int own_rows = 1;
-    while (own_rows < rows) {
-      own_rows *= 2;
-    }
-    Instantiation instance = instantiate("decode_split", call.dtype, {dim, value_dim, own_rows});
-    chunks.function = instance.name;
-    chunks.instantiation = instance.expression;
-    chunks.grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads),
-                   batches(call)};
-    chunks.threadgroup = {kChunksPerThreadgroup * kLanes, 1, 1};
+    int own_rows = static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
+    Size grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads), batches(call)};
+    result.launches.push_back(launch("decode_split", "decode_split", call, {dim, value_dim, own_rows},
+                                     std::move(chunk_bindings), grid, kChunksPerThreadgroup));
   } else {
     int simdgroups = std::min<int>(kMaxSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
-    Instantiation instance = instantiate("decode_split_shared", call.dtype, {dim, value_dim, max_rows, simdgroups});
-    chunks.function = instance.name;
-    chunks.instantiation = instance.expression;
     int64_t row_blocks = divide_up(rows, int64_t{simdgroups} * max_rows);
-    chunks.grid = {size(result.split.num_chunks * row_blocks), size(p.num_kv_heads), batches(call)};
-    chunks.threadgroup = {size(simdgroups * kLanes), 1, 1};
+    Size grid = {size(result.split.num_chunks * row_blocks), size(p.num_kv_heads), batches(call)};
+    result.launches.push_back(launch("decode_split", "decode_split_shared", call,
+                                     {dim, value_dim, max_rows, simdgroups}, std::move(chunk_bindings), grid,
+                                     simdgroups));
   }
-
-  Instantiation instance = instantiate("decode_merge", call.dtype, {value_dim});
-  Launch merge = {.source = "decode_split",
-                  .function = instance.name,
-                  .instantiation = instance.expression,
-                  .constants = constants(call, false, false),
-                  .bindings = {kOut, kLse, kParams, kPartialOut, kPartialMax, kPartialSum, kSplitParams},
-                  .grid = {size(p.query_len), size(p.num_heads), batches(call)},
-                  .threadgroup = {kLanes, 1, 1}};
+  std::vector<Binding> merge_bindings = {kOut, kLse, kParams, kPartialOut, kPartialMax, kPartialSum, kSplitParams};
   if (call.present[kSinks]) {
-    merge.bindings.push_back(kSinks);
+    merge_bindings.push_back(kSinks);
   }
-  result.launches = {std::move(chunks), std::move(merge)};
+  result.launches.push_back(launch("decode_split", "decode_merge", call, {value_dim}, std::move(merge_bindings),
+                                   {size(p.query_len), size(p.num_heads), batches(call)}, 1));
   return result;
 }
 

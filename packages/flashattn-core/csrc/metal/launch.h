@@ -49,10 +49,10 @@ using Size = std::array<uint32_t, 3>;
 
 struct Launch {
   std::string source;         // the file in kernels/ that has the template: "decode_split"
-  std::string function;       // the name of the instantiation: "metal_decode_split_float16_64_64_8"
+  std::string function;       // the name of the instantiation: "metal_decode_split_half_64_64_8"
   std::string instantiation;  // its template arguments: "decode_split<half, 64, 64, 8>"
   std::vector<Constant> constants;
-  std::vector<Binding> bindings;  // the arrays that it takes
+  std::vector<Binding> bindings;  // what it takes
   Size grid;                      // in threadgroups
   Size threadgroup;               // in threads
 };
