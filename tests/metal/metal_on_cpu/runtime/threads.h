@@ -17,7 +17,7 @@ struct Thread {
   const MslOperation* operation;
   int fence;
   MslLane lane;
-  const char* file;  // where it waits
+  const char* file = "";  // where it waits
   int line;
   MslThread arguments;
 };

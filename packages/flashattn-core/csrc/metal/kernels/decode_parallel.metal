@@ -55,9 +55,10 @@ template <typename T, int D, int DV>
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (pass == 0) {
+      float lane_max = partial_max[lane];
       OnlineSoftmax whole = empty_row();
-      whole.raise(metal::simd_max(partial_max[lane]));
-      weight = whole.probability(partial_max[lane]);
+      whole.raise(metal::simd_max(lane_max));
+      weight = whole.probability(lane_max);
       whole.row_sum = metal::simd_sum(weight * partial_sum[lane]);
       result = finish_row(whole, sinks, params, batch, head);
       weight *= result.normalise;

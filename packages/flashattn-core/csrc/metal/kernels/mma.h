@@ -37,9 +37,15 @@ inline Fragment multiply(Fragment left, Fragment right, Fragment accumulator) {
   return Fragment{c.thread_elements()[0], c.thread_elements()[1]};
 }
 
-// The same for probabilities and values where a value may be NaN or infinite: it must not reach a row through a
-// probability of 0. Slow, and rare.
+inline float finite_or_zero(float x) {
+  return x - x == 0 ? x : 0.0f;
+}
+
+// The same for probabilities and values where a value may be NaN or infinite: those reach the rows that see their key,
+// and not the others through a probability of 0. Slow, and rare.
 inline Fragment multiply_visible(Fragment probability, Fragment value, Fragment accumulator, uint lane) {
+  Fragment finite = Fragment{finite_or_zero(value.x), finite_or_zero(value.y)};
+  accumulator = multiply(probability, finite, accumulator);
   int row = fragment_row(lane), column = fragment_column(lane);
   for (int key = 0; key < 8; ++key) {
     ushort holder = fragment_lane(row, key);
@@ -47,7 +53,8 @@ inline Fragment multiply_visible(Fragment probability, Fragment value, Fragment 
     float weight = key % 2 == 0 ? even : odd;
     ushort value_holder = fragment_lane(key, column);
     Fragment v = Fragment{metal::simd_shuffle(value.x, value_holder), metal::simd_shuffle(value.y, value_holder)};
-    accumulator += weight == 0 ? Fragment{0.0f, 0.0f} : weight * v;
+    accumulator.x += weight == 0 || v.x - v.x == 0 ? 0.0f : weight * v.x;
+    accumulator.y += weight == 0 || v.y - v.y == 0 ? 0.0f : weight * v.y;
   }
   return accumulator;
 }

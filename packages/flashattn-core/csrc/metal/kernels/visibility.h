@@ -49,8 +49,8 @@ struct Visibility {
     if (is_causal) {
       span.end = metal::min(span.end, diagonal + 1);
     }
-    if (has_window) {
-      span.begin = metal::max(span.begin, diagonal - params->window + 1);
+    if (has_window) {  // in 64 bits: a window may be as large as an int
+      span.begin = int(metal::max(int64_t(span.begin), int64_t(diagonal) - params->window + 1));
     }
     return span;
   }
@@ -137,10 +137,10 @@ inline Visibility visibility_of(const constant AttentionParams& params, int batc
                                 const device uchar* bias, const device float* alibi_slopes) {
   Visibility result = Visibility{&params, tree, visible, bias, alibi_slopes, KeySpan{0, params.key_len}, 0.0f, 0.0f};
   if (has_key_start) {
-    result.keys.begin = metal::max(result.keys.begin, key_start[batch_offset(params, params.key_start, batch)]);
+    result.keys.begin = metal::clamp(key_start[batch_offset(params, params.key_start, batch)], 0, params.key_len);
   }
   if (has_key_stop) {
-    result.keys.end = metal::min(result.keys.end, key_stop[batch_offset(params, params.key_stop, batch)]);
+    result.keys.end = metal::clamp(key_stop[batch_offset(params, params.key_stop, batch)], 0, params.key_len);
   }
   if (has_tree) {
     result.tree += batch_offset(params, params.tree, batch);
