@@ -69,9 +69,13 @@ def unfused(query, key, value, scale=None, mask=None, *, softcap=None, sinks=Non
     return out, mx.where(sees_any, lse, -mx.inf)
 
 
-def assert_matches_reference(query, key, value, scale=None, mask=None, *, kernel="auto", **options) -> None:
-    """flash_attention's out and lse obey the rule for these arguments."""
-    out, lse = flash_attention(query, key, value, scale, mask, kernel=kernel, return_lse=True, **options)
+def assert_matches_reference(
+    query, key, value, scale=None, mask=None, *, kernel="auto", attention=None, schedule=None, **options
+) -> None:
+    """flash_attention's out and lse obey the rule for these arguments; or those of another `attention`."""
+    how = {} if schedule is None else {"schedule": schedule}
+    attention = attention or flash_attention
+    out, lse = attention(query, key, value, scale, mask, kernel=kernel, return_lse=True, **how, **options)
     assert out.dtype == query.dtype
     assert lse.dtype == mx.float32
     assert out.shape == (*query.shape[:-1], value.shape[-1])

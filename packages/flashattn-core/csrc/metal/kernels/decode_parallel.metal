@@ -50,7 +50,7 @@ template <typename T, int D, int DV>
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous pass has been read
     }
     FLASHATTN_UNROLL
-    for (int i = 0; i < kPass; ++i) {
+    for (int i = 0; i < kPass && pass + i < Rows::kValueColumns; ++i) {
       partial_output[(int(lane) * kPass + i) * kStride + int(simdgroup)] = rows.output[0][pass + i];
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -65,7 +65,7 @@ template <typename T, int D, int DV>
     }
     // SIMD group g merges the columns that every lane g had.
     FLASHATTN_UNROLL
-    for (int i = 0; i < kPass; ++i) {
+    for (int i = 0; i < kPass && pass + i < Rows::kValueColumns; ++i) {
       float merged = metal::simd_sum(weight * partial_output[(int(simdgroup) * kPass + i) * kStride + int(lane)]);
       int column = int(simdgroup) * Rows::kValueColumns + pass + i;
       if (lane == 0 && column < value_dim) {
