@@ -43,6 +43,7 @@ DEVICE_FLAGS = [
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-math-errno",
+    "-fstack-clash-protection",  # a frame of any size meets the guard below its fiber's stack
     "-ffp-contract=on",
     "-fno-strict-aliasing",
     # half and bfloat round after each operation, as on the GPU.

@@ -156,7 +156,7 @@ def _registration(number: int, name: str, expression: str, bindings: list[Bindin
         if binding.index is None:
             arguments.append(f"MSL_BUILTIN({function}, {position}, {binding.kind})")
             continue
-        table = "buffers" if binding.kind == "buffer" else "threadgroup"
+        table = "buffers" if binding.kind == "buffer" else "threadgroup_arrays"
         arguments.append(f"MSL_POINTER({function}, {position}, {table}, {binding.index})")
         descriptions.append(
             f"metal::binding::describe<{function}, {position}>"

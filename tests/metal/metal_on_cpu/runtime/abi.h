@@ -49,7 +49,7 @@ enum MslBuiltin {
 
 struct MslThread {
   void* const* buffers;
-  void* const* threadgroup;
+  void* const* threadgroup_arrays;
   unsigned values[kBuiltins][3];
 };
 

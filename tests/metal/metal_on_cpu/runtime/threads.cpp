@@ -76,8 +76,10 @@ void prepare_stack(Thread& thread) {
 }
 
 bool is_same_place(const Thread& a, const Thread& b) {
-  return a.state == b.state && a.line == b.line && !strcmp(a.file, b.file) &&
-         (a.state != State::kAtOperation || a.operation == b.operation);
+  if (a.state != b.state) return false;
+  if (a.state == State::kReturned) return true;
+  if (a.state == State::kAtOperation && a.operation != b.operation) return false;
+  return a.line == b.line && !strcmp(a.file, b.file);
 }
 
 [[noreturn]] void divergence(const char* what, const Thread& a, const Thread& b) {
@@ -220,8 +222,7 @@ void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3]
       continue;
     }
     for (const Thread& thread : threads) {
-      if (!is_same_place(thread, threads[0]) &&
-          (thread.state != threads[0].state || thread.state != State::kReturned)) {
+      if (!is_same_place(thread, threads[0])) {
         divergence("the threads of a threadgroup do not meet at one barrier", threads[0], thread);
       }
     }
