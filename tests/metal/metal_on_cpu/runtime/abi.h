@@ -78,7 +78,7 @@ void msl_simdgroup_operation(const MslOperation* operation, const void* input, v
                              const char* file, int line);
 void msl_threadgroup_barrier(int fence, const char* file, int line);
 void* msl_threadgroup_variable(const void* key, unsigned long size, const char* name);
-void msl_atomic_access(const volatile void* address, unsigned long size, bool is_write);
+void msl_atomic_access(const volatile void* address, unsigned long size, bool is_read, bool is_written);
 void msl_register(const MslKernel* kernel);
 bool msl_constant_is_set(int index);
 void msl_constant(int index, bool is_float, void* value, unsigned long size);

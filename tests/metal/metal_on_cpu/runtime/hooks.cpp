@@ -49,8 +49,8 @@ void* __tsan_memset(void* to, int value, size_t size) {
   return memset(to, value, size);
 }
 
-void msl_atomic_access(const volatile void* address, unsigned long size, bool is_write) {
-  if (is_write) access_memory(address, size, false, true, RETURN_ADDRESS);
-  access_memory(address, size, is_write, true, RETURN_ADDRESS);
+void msl_atomic_access(const volatile void* address, unsigned long size, bool is_read, bool is_written) {
+  if (is_read) access_memory(address, size, false, true, RETURN_ADDRESS);
+  if (is_written) access_memory(address, size, true, true, RETURN_ADDRESS);
 }
 }

@@ -18,7 +18,7 @@ METAL_FUNC constexpr V make() {
 template <class V, class Part>
 METAL_FUNC constexpr V make(Part part) {
   using E = element_t<V>;
-  if constexpr (!vector_traits<V>::is_vector) {
+  if constexpr (!vector_traits<V>::is_vector || __is_class(Part)) {  // a class: of the packed vectors
     return (V)part;
   } else {
     V result{};
