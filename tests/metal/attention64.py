@@ -21,7 +21,15 @@ def decode(array: np.ndarray) -> np.ndarray:
 
 
 def draw(
-    rng: np.random.Generator, dtype: str, *, heads: int, kv_heads: int, length: int, key_len: int, dim: int, batch: int = 1
+    rng: np.random.Generator,
+    dtype: str,
+    *,
+    heads: int,
+    kv_heads: int,
+    length: int,
+    key_len: int,
+    dim: int,
+    batch: int = 1,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random query, key and value."""
     shapes = ((batch, heads, length, dim), (batch, kv_heads, key_len, dim), (batch, kv_heads, key_len, dim))

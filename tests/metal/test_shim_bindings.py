@@ -85,7 +85,9 @@ def test_doubly_bound():
 
 
 def test_arguments_without_an_index_are_numbered_in_order():
-    program = one_kernel("device const float* a, device float* b, constant int& n", "b[thread_index] = a[thread_index] + n;")
+    program = one_kernel(
+        "device const float* a, device float* b, constant int& n", "b[thread_index] = a[thread_index] + n;"
+    )
     done = program.run("k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers={0: F, 1: F, 2: np.int32(3)}, outputs={1})
     assert (done.buffers[1] == 3).all()
 

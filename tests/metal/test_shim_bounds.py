@@ -60,9 +60,7 @@ def test_swapped_arguments():
 def test_view():
     program = one_kernel("device float* a [[buffer(0)]]", "a[int(thread_index) - 16] = thread_index;")
     array = np.zeros(48, np.float32)
-    done = program.run(
-        "k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers={0: View(array, 64)}, outputs={0}
-    )
+    done = program.run("k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers={0: View(array, 64)}, outputs={0})
     np.testing.assert_array_equal(done.buffers[0], [*range(32), *[0] * 16])
     with pytest.raises(OutOfBoundsError, match="offset -4, but it has 192 bytes"):
         program.run("k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers={0: View(array, 60)})
@@ -88,6 +86,4 @@ def test_stack_overflow():
 def test_endless_loop():
     program = one_kernel("device float* out [[buffer(0)]]", "volatile int i = 0; while (i == 0) {}")
     with pytest.raises(MetalError, match=r"did not end within 0\.2 seconds"):
-        program.run(
-            "k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers={0: np.zeros(1, np.float32)}, timeout=0.2
-        )
+        program.run("k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers={0: np.zeros(1, np.float32)}, timeout=0.2)

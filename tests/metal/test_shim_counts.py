@@ -16,12 +16,16 @@ WRITTEN = {"device_written": 4 * ALL}
 
 def count(arguments, body, **buffers):
     given = {int(name[1:]): buffer for name, buffer in buffers.items()}
-    return one_kernel(arguments, body).run(
-        "k",
-        grid=(GROUPS, 1, 1),
-        threadgroup=(THREADS, 1, 1),
-        buffers={0: Undefined(1024, np.float32)} | given,
-    ).counts
+    return (
+        one_kernel(arguments, body)
+        .run(
+            "k",
+            grid=(GROUPS, 1, 1),
+            threadgroup=(THREADS, 1, 1),
+            buffers={0: Undefined(1024, np.float32)} | given,
+        )
+        .counts
+    )
 
 
 @pytest.mark.parametrize(

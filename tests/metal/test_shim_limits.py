@@ -15,9 +15,7 @@ def run(body, threads=(64, 1, 1), memory=0):
     program.run("k", grid=(1, 1, 1), threadgroup=threads, buffers=buffers, threadgroup_memory={0: memory})
 
 
-@pytest.mark.parametrize(
-    ("floats", "memory"), [(8193, 0), (4096, 16388), (1, 32768), (64, 40000)]
-)
+@pytest.mark.parametrize(("floats", "memory"), [(8193, 0), (4096, 16388), (1, 32768), (64, 40000)])
 def test_too_much_threadgroup_memory(floats, memory):
     with pytest.raises(LimitError, match=r"threadgroup memory: \d+ bytes.*32768"):
         run(f"threadgroup float x[{floats}]; {USE}", memory=memory, threads=(32, 1, 1))

@@ -19,9 +19,11 @@ def compute(dtype, expression, *operands, result=None):
     values = " ".join(f"{dtype} {name} = {name}s[i];" for name in names)
     body = f"for (int i = thread_index; i < n; i += 32) {{ {values} out[i] = {expression}; }}"
     buffers = dict(enumerate(operands)) | {9: np.zeros(len(operands[0]), NUMPY[result]), 10: np.int32(len(operands[0]))}
-    return one_kernel(arguments, body).run(
-        "k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers=buffers, outputs={9}
-    ).buffers[9]
+    return (
+        one_kernel(arguments, body)
+        .run("k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers=buffers, outputs={9})
+        .buffers[9]
+    )
 
 
 def test_bfloat16_rounds_to_nearest_even():

@@ -104,9 +104,7 @@ def test_threadgroup_memory_is_each_threadgroups_own():
 def test_atomics_do_not_race_with_each_other():
     body = "atomic_fetch_add_explicit(counter, 1u, memory_order_relaxed);"
     program = one_kernel("device atomic_uint* counter [[buffer(0)]]", body)
-    done = program.run(
-        "k", grid=(3, 1, 1), threadgroup=(64, 1, 1), buffers={0: np.zeros(1, np.uint32)}, outputs={0}
-    )
+    done = program.run("k", grid=(3, 1, 1), threadgroup=(64, 1, 1), buffers={0: np.zeros(1, np.uint32)}, outputs={0})
     assert done.buffers[0] == 192
 
 

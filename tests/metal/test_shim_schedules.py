@@ -16,9 +16,7 @@ ARGUMENTS = "device atomic_uint* counter [[buffer(0)]], device uint* tickets [[b
 def tickets(schedule, body=TICKETS):
     buffers = {0: np.zeros(1, np.uint32), 1: np.zeros(256, np.uint32)}
     program = one_kernel(ARGUMENTS, body)
-    done = program.run(
-        "k", grid=(2, 1, 1), threadgroup=(64, 1, 1), buffers=buffers, outputs={0, 1}, schedule=schedule
-    )
+    done = program.run("k", grid=(2, 1, 1), threadgroup=(64, 1, 1), buffers=buffers, outputs={0, 1}, schedule=schedule)
     assert done.buffers[0] == 256
     return done.buffers[1]
 

@@ -24,9 +24,7 @@ def draw(rng, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float", "half", "bfloat", "int", "uint"])
-@pytest.mark.parametrize(
-    ("name", "reduce"), [("sum", np.sum), ("max", np.max), ("min", np.min)]
-)
+@pytest.mark.parametrize(("name", "reduce"), [("sum", np.sum), ("max", np.max), ("min", np.min)])
 @pytest.mark.parametrize(("prefix", "width"), [("simd", 32), ("quad", 4)])
 def test_reductions(rng, dtype, name, reduce, prefix, width):
     values = draw(rng, dtype)
@@ -51,7 +49,9 @@ def test_prefix_sums(rng):
     rows = values.reshape(2, 32)
     inclusive = np.cumsum(rows, axis=1)
     np.testing.assert_array_equal(compute("int", "simd_prefix_inclusive_sum(x)", values), inclusive.reshape(-1))
-    np.testing.assert_array_equal(compute("int", "simd_prefix_exclusive_sum(x)", values), (inclusive - rows).reshape(-1))
+    np.testing.assert_array_equal(
+        compute("int", "simd_prefix_exclusive_sum(x)", values), (inclusive - rows).reshape(-1)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float", "half", "bfloat", "int"])

@@ -1,4 +1,4 @@
-"""Compiles Metal kernels for this machine's CPU and runs them, one fiber for each GPU thread, with every check there is."""
+"""Compiles Metal kernels for this machine's CPU and runs them, one fiber for each GPU thread, checking every access."""
 
 from .address_spaces import check_address_spaces
 from .bfloat16 import from_bfloat16, to_bfloat16

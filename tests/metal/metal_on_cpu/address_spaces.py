@@ -102,8 +102,10 @@ def _generic_pointers(tree: str, folder: str) -> list[str]:
         for new_file, new_line, other_line in re.findall(r"([\w./-]+\.\w+):(\d+):\d+|\bline:(\d+):\d+", text):
             file = new_file or file
             line = new_line or other_line
-        is_declaration = re.search(r"\b(?:VarDecl|ParmVarDecl|FieldDecl)\b", text) and " implicit" not in text
-        is_pointer = re.search(r"'[^']*__generic [\w<>:, ]*\*", text) and "(&" not in text
-        if location and is_declaration and is_pointer and str(toolchain.HERE) not in file and folder not in file:
+        # Named ones only: the parameters of implicit copy constructors have no names.
+        is_pointer = re.search(
+            r"\b(?:Parm)?(?:Var|Field)Decl\b.* [A-Za-z_]\w* '[^']*__generic [\w<>:, ]*[*&](?!&)", text
+        )
+        if location and is_pointer and str(toolchain.HERE) not in file and folder not in file:
             found.append(f"{file}:{line}")
     return found

@@ -17,8 +17,7 @@ HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashattn-metal-on-cpu"
 
 # Kernels include these; what they declare is in shim/, which is put before the preprocessed text.
-METAL_HEADERS = """atomic common compute geometric integer limits logging math matrix numeric pack relational simdgroup
-    simdgroup_matrix stdlib types type_traits uniform""".split()
+METAL_HEADERS = ["atomic", "common", "compute", "geometric", "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "relational", "simdgroup", "simdgroup_matrix", "stdlib", "types", "type_traits", "uniform"]
 DEFINES = ("__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1")
 
 WARNINGS = [
@@ -114,18 +113,25 @@ def cached_folder(*parts: str | bytes) -> Path:
 
 def preprocess(source: str, name: str, include_dirs: tuple[str, ...], defines: tuple[str, ...]) -> str:
     """The source with its includes and macros resolved; the shim is not part of it yet."""
-    with tempfile.TemporaryDirectory() as folder:
-        for header in METAL_HEADERS:
-            (Path(folder) / f"metal_{header}").touch()
-        include = [flag for path in (folder, *include_dirs) for flag in ("-I", str(path))]
-        define = [f"-D{each}" for each in (*DEFINES, *defines)]
-        done = clang(
-            ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *define, *include, "-"],
-            input=f'#line 1 "{name}.metal"\n{source}\n',
-        )
+    include = [flag for path in (_metal_headers(), *include_dirs) for flag in ("-I", str(path))]
+    define = [f"-D{each}" for each in (*DEFINES, *defines)]
+    done = clang(
+        ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *define, *include, "-"],
+        input=f'#line 1 "{name}.metal"\n{source}\n',
+    )
     if done.returncode:
         raise CompileError(done.stderr)
     return done.stdout
+
+
+@cache
+def _metal_headers() -> Path:
+    """A folder of empty headers; always the same one, because its name is in the preprocessed text, which is hashed."""
+    folder = CACHE / "metal_headers"
+    folder.mkdir(parents=True, exist_ok=True)
+    for header in METAL_HEADERS:
+        (folder / f"metal_{header}").touch()
+    return folder
 
 
 def build(translated: str, defines: tuple[str, ...]) -> Path:

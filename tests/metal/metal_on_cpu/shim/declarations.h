@@ -61,12 +61,12 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-#define MSL_MOVES(space)                                                                                  \
-  template <class T>                                                                                      \
-  void simdgroup_load(thread simdgroup_matrix<T, 8, 8>& matrix, const space T* source, ulong per_row = 8, \
-                      ulong2 origin = (ulong2)(0), bool transpose = false);                               \
-  template <class T>                                                                                      \
-  void simdgroup_store(simdgroup_matrix<T, 8, 8> matrix, space T* destination, ulong per_row = 8,         \
+#define MSL_MOVES(space)                                                                                        \
+  template <class T>                                                                                            \
+  void simdgroup_load(thread simdgroup_matrix<T, 8, 8>& matrix, const space T* source, ulong per_row = 8,       \
+                      ulong2 origin = (ulong2)(0), bool transpose = false);                                     \
+  template <class T>                                                                                            \
+  void simdgroup_store(const thread simdgroup_matrix<T, 8, 8>& matrix, space T* destination, ulong per_row = 8, \
                        ulong2 origin = (ulong2)(0), bool transpose = false);
 MSL_MOVES(device)
 MSL_MOVES(threadgroup)

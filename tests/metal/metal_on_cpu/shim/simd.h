@@ -163,14 +163,14 @@ MSL_EXCHANGE void shuffle_and_fill(MslLane* lanes) {
     *(T*)lanes[i].output = source >= 0 && source < kLanes ? from.value : from.filling;
   }
 }
-#define MSL_SHUFFLE_AND_FILL(name, step)                                                       \
-  template <class T>                                                                           \
-  METAL_FUNC T name(T value, T filling, ushort delta, MSL_PLACE) {                             \
-    static constexpr MslOperation operation{#name, kCountShuffle, shuffle_and_fill<T, step>};  \
-    const Filled<T> both{value, filling};                                                      \
-    T result;                                                                                  \
-    msl_simdgroup_operation(&operation, &both, &result, delta, file, line);                    \
-    return result;                                                                             \
+#define MSL_SHUFFLE_AND_FILL(name, step)                                                      \
+  template <class T>                                                                          \
+  METAL_FUNC T name(T value, T filling, ushort delta, MSL_PLACE) {                            \
+    static constexpr MslOperation operation{#name, kCountShuffle, shuffle_and_fill<T, step>}; \
+    const Filled<T> both{value, filling};                                                     \
+    T result;                                                                                 \
+    msl_simdgroup_operation(&operation, &both, &result, delta, file, line);                   \
+    return result;                                                                            \
   }
 MSL_SHUFFLE_AND_FILL(simd_shuffle_and_fill_up, -1)
 MSL_SHUFFLE_AND_FILL(simd_shuffle_and_fill_down, 1)

@@ -1,0 +1,97 @@
+"""Pointers stay in their address spaces; a pointer without one is an error, as it is for Apple's compiler."""
+
+import pytest
+from metal_on_cpu import AddressSpaceError, check_address_spaces
+from mlx_kernels import INCLUDE_DIRS, SOFTMAX_SOURCE, VECTOR_SOURCE
+from small_kernels import PREAMBLE
+
+DEFINES_HEADER = "mlx/backend/metal/kernels/defines.h"
+
+KERNEL = """struct Params {{ int n; float s; }};
+static inline float dot_product(threadgroup const float* a, device const float* b, int n) {{
+  float r = 0; for (int i = 0; i < n; i++) r += a[i] * b[i]; return r; }}
+struct Loader {{ const device float* from; threadgroup float* to;
+  Loader(const device float* f, threadgroup float* t) : from(f), to(t) {{}} void load(int i) {{ to[i] = from[i]; }} }};
+template <typename T> [[kernel]] void k(device const T* a [[buffer(0)]], device T* out [[buffer(1)]],
+    constant Params& p [[buffer(2)]], threadgroup T* extra [[threadgroup(0)]], uint lane [[thread_index_in_simdgroup]]) {{
+  threadgroup float x[32];
+  x[lane] = a[lane];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  simdgroup_float8x8 m;
+  {body}
+}}
+template [[host_name("k_float")]] [[kernel]] decltype(k<float>) k<float>;
+"""
+
+GOOD = [
+    "out[lane] = dot_product(x, a, p.n);",
+    "Loader loader(a, x); loader.load(lane);",
+    "threadgroup float* y = x + 3; const device float* b = a + p.n; out[lane] = y[0] + b[0] + extra[1];",
+    "float own[4] = {0}; thread float* y = own; y[1] = simd_sum(p.s); out[lane] = own[1];",
+    "simdgroup_load(m, a, 8); simdgroup_multiply_accumulate(m, m, m, m); simdgroup_store(m, x, 8);",
+    "threadgroup half* y = (threadgroup half*)x; out[lane] = y[0] + float4(1.0f, float3(2.0f)).x;",
+    "threadgroup int count; count = 1; out[lane] = simd_shuffle_xor(x[lane], 1) * count;",
+]
+
+BAD = {
+    "out[lane] = dot_product(a, x, p.n);": "no matching function for call to 'dot_product'",
+    "device float* q = x; out[lane] = q[0];": "cannot initialize",
+    "p.n = 3;": "read-only",
+    "threadgroup float* y = (threadgroup float*)a; out[lane] = y[0];": "mismatching address spaces",
+    "float* y = x; out[lane] = y[0];": "cannot initialize",
+    "Loader loader(x, a); loader.load(lane);": "no matching constructor",
+    "device T* q = a; out[lane] = q[0];": "cannot initialize",
+    "constant float* q = out; out[lane] = q[0];": "cannot initialize",
+    "float own[4] = {0}; device float* q = own; out[lane] = q[0];": "cannot initialize",
+    "out = x;": "assigning",
+    "simdgroup_store(m, a, 8);": "no matching function",
+    "float own[2]; float* y = own; out[lane] = y[0];": "kernels.metal:12: a pointer without an address space",
+}
+
+
+def check(body):
+    check_address_spaces(PREAMBLE + KERNEL.format(body=body))
+
+
+@pytest.mark.parametrize("body", GOOD)
+def test_right(body):
+    check(body)
+
+
+@pytest.mark.parametrize("body", BAD)
+def test_wrong(body):
+    with pytest.raises(AddressSpaceError, match=BAD[body]) as caught:
+        check(body)
+    assert "kernels.metal:12" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "float sum(float* values) { return values[0]; }",
+        "float sum(const float& value) { return value; }",
+        "struct Row { float* values; };",
+        "template <typename T> struct Row { T* values; }; kernel void k(device float* a) { Row<float> r; (void)r; }",
+    ],
+)
+def test_pointers_need_an_address_space(text):
+    with pytest.raises(AddressSpaceError, match=r"kernels\.metal:1: a pointer without an address space"):
+        check_address_spaces(PREAMBLE + text)
+
+
+LIMITS = """
+#include <metal_stdlib>
+template <typename T> struct Limits {
+  static constexpr constant T min = -metal::numeric_limits<T>::infinity();
+  static constexpr constant T finite_min = -metal::numeric_limits<T>::max();
+};
+using namespace metal;
+template <typename T, typename U> T ceildiv(T n, U m) { return (n + m - 1) / m; }
+"""
+
+
+@pytest.mark.parametrize("source", [VECTOR_SOURCE, SOFTMAX_SOURCE])
+def test_mlx_kernels_are_right(source):
+    # Without utils.h, whose complex numbers are not C++ for OpenCL.
+    source = source.replace('#include "mlx/backend/metal/kernels/utils.h"', f'{LIMITS}#include "{DEFINES_HEADER}"')
+    check_address_spaces(source, include_dirs=INCLUDE_DIRS, defines=["RUN_TYPE=float", "RUN_DIM=64"])
