@@ -38,7 +38,7 @@ BAD = {
     "device float* q = x; out[lane] = q[0];": "cannot initialize",
     "p.n = 3;": "read-only",
     "threadgroup float* y = (threadgroup float*)a; out[lane] = y[0];": "mismatching address spaces",
-    "float* y = x; out[lane] = y[0];": "cannot initialize",
+    "float* y = x; out[lane] = y[0];": "a pointer without an address space",
     "Loader loader(x, a); loader.load(lane);": "no matching constructor",
     "device T* q = a; out[lane] = q[0];": "cannot initialize",
     "constant float* q = out; out[lane] = q[0];": "cannot initialize",

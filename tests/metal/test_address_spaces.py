@@ -1,0 +1,37 @@
+"""Every kernel's source also compiles with real address spaces, as Metal has them: no pointer changes its own."""
+
+import mlx.core as mx
+import pytest
+from flashattn_core import _ext
+from flashattn_core.attention import lowered_arguments
+from metal_on_cpu import AddressSpaceError, check_address_spaces
+from oracle import DTYPES
+from test_kernels import CASES
+
+
+def sources(kernel, length, group, dtype, dim=64):
+    query, key = mx.zeros((1, group, length, dim), DTYPES[dtype]), mx.zeros((1, 1, 300, dim), DTYPES[dtype])
+    arguments = lowered_arguments(query, key, key, None, None, None, None, None, kernel)
+    return [launch["source"] for launch in _ext.metal_launches(**arguments)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", CASES)
+def test_kernels(kernel, dtype):
+    lengths = {"metal_decode_split": (1, 8), "metal_prefill_reg": (60, 70), "metal_prefill_tg": (1, 16)}
+    for length in lengths.get(kernel, (1,)):
+        for source in sources(kernel, length, 7, dtype):
+            check_address_spaces(source)
+
+
+def test_wide_queries_that_are_not_kept_in_registers():
+    for source in sources("metal_prefill_reg", 70, 1, "float32", dim=256):
+        check_address_spaces(source)
+
+
+def test_a_mistake_is_noticed():
+    (source,) = sources("metal_prefill_reg", 60, 1, "float32")
+    wrong = source.replace("const threadgroup T* corner = tile +", "const device T* corner = tile +")
+    assert wrong != source
+    with pytest.raises(AddressSpaceError):
+        check_address_spaces(wrong)
