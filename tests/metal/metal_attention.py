@@ -21,7 +21,7 @@ OUT, LSE, PARTIAL_OUT, PARTIAL_MAX, PARTIAL_SUM = 3, 4, 13, 14, 15  # bindings, 
 NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def program(source: str) -> Program:
     return Program(source)
 

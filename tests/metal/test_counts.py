@@ -32,9 +32,7 @@ def assert_no_more(ours: Counts, theirs: Counts, lse_bytes: int = 0) -> None:
     """`lse_bytes`: of an output that theirs does not have."""
     assert sum(ours.mma.values()) <= sum(theirs.mma.values())
     assert ours.device_read + ours.device_written <= theirs.device_read + theirs.device_written + lse_bytes
-    assert (
-        ours.threadgroup_read + ours.threadgroup_written <= theirs.threadgroup_read + theirs.threadgroup_written
-    )
+    assert ours.threadgroup_read + ours.threadgroup_written <= theirs.threadgroup_read + theirs.threadgroup_written
     assert ours.barriers <= theirs.barriers
 
 

@@ -1,7 +1,7 @@
 """Each kernel, each dtype, groups of 1, 2 and 7 heads, every mask and option, ragged lengths around every tile edge.
 
-Masks, options, lengths and schedules take turns, so that each kernel meets each of them; every run is checked for races,
-bounds and uninitialised memory by itself.
+Masks, options, lengths and schedules take turns, so that each kernel meets each of them; every run is checked for
+races, bounds and uninitialised memory by itself.
 """
 
 import mlx.core as mx
@@ -17,7 +17,20 @@ SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
 ONE = [(1, n) for n in (1, 2, 3, 4, 5, 31, 32, 33, 63, 127, 128, 129, 131, 257)]
 FEW = [(1, 63), (1, 64), (1, 65), (2, 2), (3, 129), (5, 4), (7, 7), (8, 3), (8, 200), (4, 256), (1, 1), (6, 61)]
 SHORT = [(1, 1), (2, 31), (4, 32), (5, 33), (8, 8), (9, 7), (16, 65), (17, 16), (23, 64), (33, 40), (3, 95), (11, 97)]
-LONG = [(1, 1), (7, 33), (31, 31), (32, 32), (33, 64), (63, 65), (64, 63), (65, 97), (64, 1), (66, 32), (97, 31), (8, 96)]
+LONG = [
+    (1, 1),
+    (7, 33),
+    (31, 31),
+    (32, 32),
+    (33, 64),
+    (63, 65),
+    (64, 63),
+    (65, 97),
+    (64, 1),
+    (66, 32),
+    (97, 31),
+    (8, 96),
+]
 # For kernels with other tiles when there are many queries.
 LONGER = [(65, 65), (66, 127), (127, 64), (128, 128), (129, 33), (80, 16), (96, 15), (72, 17)]
 
@@ -58,7 +71,9 @@ def on_metal(*args, return_lse, **options):
     return result.out, result.lse
 
 
-@pytest.mark.parametrize("dims", [(1, 1), (5, 7), (80, 96), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8)], ids=str)
+@pytest.mark.parametrize(
+    "dims", [(1, 1), (5, 7), (80, 96), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8)], ids=str
+)
 @pytest.mark.parametrize("kernel", CASES)
 def test_head_dims(rng, kernel, dims):
     check_dims(rng, kernel, dims, CASES[kernel][0][5])

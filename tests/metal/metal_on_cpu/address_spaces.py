@@ -98,7 +98,8 @@ def _generic_pointers(tree: str, folder: str) -> list[str]:
             line = new_line or other_line
         # Named ones only: the parameters of implicit copy constructors have no names.
         is_pointer = re.search(
-            r"\b(?:Parm)?(?:Var|Field)Decl\b.* (?!used |referenced )[A-Za-z_]\w* '[^']*__generic [\w<>:, ]*[*&](?!&)", text
+            r"\b(?:Parm)?(?:Var|Field)Decl\b.* (?!used |referenced )[A-Za-z_]\w* '[^']*__generic [\w<>:, ]*[*&](?!&)",
+            text,
         )
         if location and is_pointer and str(toolchain.HERE) not in file and folder not in file:
             found.append(f"{file}:{line}")

@@ -17,7 +17,26 @@ HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashattn-metal-on-cpu"
 
 # Kernels include these; what they declare is in shim/, which is put before the preprocessed text.
-METAL_HEADERS = ["atomic", "common", "compute", "geometric", "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "relational", "simdgroup", "simdgroup_matrix", "stdlib", "types", "type_traits", "uniform"]
+METAL_HEADERS = [
+    "atomic",
+    "common",
+    "compute",
+    "geometric",
+    "integer",
+    "limits",
+    "logging",
+    "math",
+    "matrix",
+    "numeric",
+    "pack",
+    "relational",
+    "simdgroup",
+    "simdgroup_matrix",
+    "stdlib",
+    "types",
+    "type_traits",
+    "uniform",
+]
 DEFINES = ("__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1")
 
 WARNINGS = [

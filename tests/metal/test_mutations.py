@@ -1,0 +1,178 @@
+"""Faults planted in the kernels, one at a time: each is noticed, by a check of the harness or by a wrong result.
+
+What this shows is that the checks see; a fault that passed here would pass in a change, too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core.masks import KeyRange, SlidingWindow, Tree
+from metal_attention import run
+from metal_on_cpu import MetalError
+from oracle import assert_matches_reference, draw
+
+BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
+
+
+@dataclass(frozen=True)
+class Fault:
+    kernel: str
+    old: str
+    new: str = ""
+    occurrence: int = 0
+    lengths: tuple[int, int] = (33, 70)
+    mask: object = "causal"
+    options: dict[str, object] = field(default_factory=dict)
+    dim: int = 40
+
+    def plant(self, source: str) -> str:
+        parts = source.split(self.old)
+        if len(parts) < self.occurrence + 2:
+            return source  # another launch of the same call
+        head, tail = parts[: self.occurrence + 1], parts[self.occurrence + 1 :]
+        return self.old.join(head) + self.new + self.old.join(tail)
+
+
+ONE, FEW, LONG = (1, 70), (5, 70), (33, 70)
+REG, TG, SPLIT = "metal_prefill_reg", "metal_prefill_tg", "metal_decode_split"
+PARALLEL, FAST, ROWWISE = "metal_decode_parallel", "metal_decode_fast", "metal_rowwise"
+
+FAULTS = {
+    # Barriers. The text of a barrier's line is its comment, where it has one.
+    "reg: values before keys are read": Fault(REG, BARRIER + "  // the keys have been read"),
+    "reg: keys before the previous values are read": Fault(REG, BARRIER + "  // the previous values have been read"),
+    "reg: values before they are there": Fault(REG, BARRIER + "  // the values are there"),
+    "reg: keys before they are there": Fault(REG, BARRIER, occurrence=1),
+    "tg: softmax before the scores are there": Fault(TG, BARRIER, occurrence=0),
+    "tg: output before the probabilities are there": Fault(TG, BARRIER, occurrence=1),
+    "tg: division before the sums are there": Fault(TG, BARRIER, occurrence=2),
+    "tg: one score buffer instead of two": Fault(TG, "turn = 1 - turn", "turn = 0"),
+    "rowwise: keys before they are there": Fault(ROWWISE, BARRIER, occurrence=1),
+    "rowwise: values over values": Fault(ROWWISE, BARRIER, occurrence=2),
+    "parallel: merge before the partial results are there": Fault(PARALLEL, BARRIER, occurrence=1, lengths=ONE),
+    "parallel: a pass over the previous one": Fault(PARALLEL, BARRIER, occurrence=0, lengths=ONE, dim=256),
+    "split: a tile over the previous one": Fault(SPLIT, BARRIER, occurrence=0, lengths=(8, 70)),
+    "split: tiles before they are there": Fault(SPLIT, BARRIER, occurrence=1, lengths=(8, 70)),
+    "reg: a barrier that not all pass": Fault(
+        REG, BARRIER + "  // the values are there", "if (own.end > first) " + BARRIER
+    ),
+    # Bounds.
+    "loader: one row too many": Fault(REG, "bool inside = row < rows &&", "bool inside = row <= rows &&", mask=None),
+    "loader: one column too many": Fault(REG, "column + i < columns", "column + i <= columns", dim=39),
+    "reg: rows beyond the last": Fault(REG, "if (!whole_rows && row >= params.query_len)", "if (false)"),
+    "reg: columns beyond the last": Fault(REG, "if (DV == value_dim || column < value_dim)", "if (true)", dim=37),
+    "decode: a key too many": Fault(FAST, "bool inside = k < count &&", "bool inside = k <= count &&", lengths=(1, 71)),
+    "split: a chunk too many": Fault(
+        SPLIT, "if (chunk >= split.num_chunks)", "if (chunk > split.num_chunks)", lengths=ONE
+    ),
+    "split: padding rows": Fault(SPLIT, "continue;  // padding", "", lengths=FEW),
+    "tg: a key too many": Fault(
+        TG, "inside && row + 1 < rows", "inside && row + 1 <= rows", lengths=(33, 71), mask=None
+    ),
+    # Masks.
+    "causal: one key too many": Fault(REG, "diagonal + 1", "diagonal + 2"),
+    "window: one key too few": Fault(TG, "- params->window + 1", "- params->window + 2", mask=SlidingWindow(9)),
+    "a span's begin ignored": Fault(ROWWISE, "key < row.seen.begin || ", "", mask=SlidingWindow(9) & KeyRange(3)),
+    "tree: aligned at the start": Fault(
+        SPLIT, "query + params->tree_size - params->query_len", "query", lengths=(5, 70), mask="tree"
+    ),
+    "bool array: its head stride ignored": Fault(
+        PARALLEL, "row.head * params->visible.head + ", "", lengths=ONE, mask="bool"
+    ),
+    "additive array: in the wrong unit": Fault(REG, "added * M_LOG2E_F", "added", mask="additive"),
+    "partly visible tiles taken for whole ones": Fault(REG, "all.contains(first, KEYS)", "all.contains(first, 1)"),
+    "hidden eights: one too many left out": Fault(
+        REG, "first < end && begin < first + count", "first < end - 1 && begin < first + count", lengths=(33, 66)
+    ),
+    # Options.
+    "softcap ignored": Fault(TG, "if (has_softcap) {", "if (false) {", options={"softcap": 1.5}),
+    "ALiBi's sign": Fault(
+        FAST, "score -= row.slope", "score += row.slope", lengths=ONE, options={"alibi_slopes": True}
+    ),
+    "sinks twice": Fault(
+        SPLIT,
+        "row_sum += softmax.probability(sink)",
+        "row_sum += 2 * softmax.probability(sink)",
+        lengths=ONE,
+        options={"sinks": True},
+    ),
+    "the head of a group": Fault(REG, "head / (params.num_heads / params.num_kv_heads)", "head % params.num_kv_heads"),
+    # The online softmax.
+    "output not rescaled": Fault(REG, "output[i][c] *= rescale;"),
+    "sum not rescaled": Fault(ROWWISE, "row_sum *= rescale;"),
+    "decode: output not rescaled": Fault(FAST, "output[r][i] *= rescale;", lengths=ONE),
+    "merge: chunks not weighed": Fault(SPLIT, "metal::simd_shuffle(weight, ushort(c))", "1.0f", lengths=ONE),
+    "parallel: partial results not weighed": Fault(PARALLEL, "weight * partial_output", "partial_output", lengths=ONE),
+    "nothing visible: -inf - -inf": Fault(REG, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)),
+    "lse in base 2": Fault(TG, "M_LN2_F * (softmax.row_max", "1.0f * (softmax.row_max"),
+    # Lanes.
+    "fragments: rows of a row-major layout": Fault(REG, "(lane >> 1 & 3) | (lane >> 2 & 4)", "lane >> 2"),
+    "fragments: columns of a row-major layout": Fault(TG, "(lane & 1) * 2 | (lane >> 3 & 1) * 4", "(lane & 3) * 2"),
+    "rows: a neighbour in the wrong lane": Fault(
+        REG, "simd_shuffle_xor(x, ushort(8))", "simd_shuffle_xor(x, ushort(2))"
+    ),
+    "keys not transposed": Fault(
+        REG,
+        "(k * 8 + fragment_c) * KeyLoader::kStride + d * 8 + fragment_r",
+        "(k * 8 + fragment_r) * KeyLoader::kStride + d * 8 + fragment_c",
+    ),
+    "merge: a lane for a column": Fault(
+        PARALLEL, "int(lane) * kPass + i) * kStride", "int(lane) + i) * kStride", lengths=ONE, dim=64
+    ),
+    "hidden NaN: weighs 0 instead of nothing": Fault(
+        REG, "output[i][c] = finite_tile ?", "output[i][c] = true ?", mask="NaN"
+    ),
+    "decode, hidden NaN: weighs 0 instead of nothing": Fault(
+        FAST, "!shown && scores[r][k] == 0", "false", lengths=ONE, mask="NaN"
+    ),
+}
+
+
+def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str]) -> None:
+    """The call that the fault is for; raises what notices it."""
+    length, key_len = fault.lengths
+    query, key, value = draw(rng, batch=(2,), heads=6, length=length, key_len=key_len, dim=fault.dim)
+    # Growing scores: the maximum rises from tile to tile.
+    key = key * mx.linspace(0.2, 2, key_len)[:, None]
+    masks = {
+        "tree": lambda: Tree(mx.array(rng.random((7, 7)) > 0.4)),
+        "bool": lambda: mx.array(rng.random((6, length, key_len)) > 0.4),
+        "additive": lambda: mx.array(rng.standard_normal((length, key_len), dtype=np.float32)),
+        "NaN": lambda: mx.arange(key_len) != 40,
+    }
+    mask = masks[fault.mask]() if fault.mask in list(masks) else fault.mask
+    value_on_metal = value
+    if fault.mask == "NaN":
+        value_on_metal = mx.where((mx.arange(key_len) == 40)[:, None], mx.nan, value)
+    options = {
+        name: mx.array(rng.random(6, dtype=np.float32)) if given is True else given
+        for name, given in fault.options.items()
+    }
+
+    def attention(query, key, value, *args, return_lse, **options):
+        result = run(query, key, value_on_metal, *args, edit=edit, **options)
+        return result.out, result.lse
+
+    assert_matches_reference(query, key, value, mask=mask, kernel=fault.kernel, attention=attention, **options)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_is_noticed(rng, name):
+    planted = []
+
+    def edit(source):
+        edited = FAULTS[name].plant(source)
+        planted.append(edited != source)
+        return edited
+
+    with pytest.raises((MetalError, AssertionError)):
+        call(FAULTS[name], rng, edit)
+    assert any(planted), "the kernels no longer have this text: plant the fault elsewhere"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_same_call_without_the_fault_passes(rng, name):
+    call(FAULTS[name], rng, lambda source: source)
