@@ -32,7 +32,8 @@ instantiate_kernel("first_pass_gqa", sdpa_vector_2pass_1_gqa, RUN_TYPE, RUN_DIM,
 STEEL_SOURCE = """
 #include "mlx/backend/metal/kernels/utils.h"
 #include "mlx/backend/metal/kernels/steel/attn/kernels/steel_attention.h"
-instantiate_kernel("attention", attention, RUN_TYPE, RUN_BLOCK_Q, RUN_BLOCK_K, RUN_DIM, RUN_DIM, RUN_WM, RUN_WN, RUN_MASK, float)
+#define RUN_TILES RUN_BLOCK_Q, RUN_BLOCK_K, RUN_DIM, RUN_DIM, RUN_WM, RUN_WN
+instantiate_kernel("attention", attention, RUN_TYPE, RUN_TILES, RUN_MASK, float)
 """
 
 SOFTMAX_SOURCE = """

@@ -13,7 +13,8 @@ static inline float dot_product(threadgroup const float* a, device const float* 
 struct Loader {{ const device float* from; threadgroup float* to;
   Loader(const device float* f, threadgroup float* t) : from(f), to(t) {{}} void load(int i) {{ to[i] = from[i]; }} }};
 template <typename T> [[kernel]] void k(device const T* a [[buffer(0)]], device T* out [[buffer(1)]],
-    constant Params& p [[buffer(2)]], threadgroup T* extra [[threadgroup(0)]], uint lane [[thread_index_in_simdgroup]]) {{
+    constant Params& p [[buffer(2)]], threadgroup T* extra [[threadgroup(0)]],
+    uint lane [[thread_index_in_simdgroup]]) {{
   threadgroup float x[32];
   x[lane] = a[lane];
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -45,7 +46,7 @@ BAD = {
     "float own[4] = {0}; device float* q = own; out[lane] = q[0];": "cannot initialize",
     "out = x;": "assigning",
     "simdgroup_store(m, a, 8);": "no matching function",
-    "float own[2]; float* y = own; out[lane] = y[0];": "kernels.metal:12: a pointer without an address space",
+    "float own[2]; float* y = own; out[lane] = y[0];": "kernels.metal:13: a pointer without an address space",
 }
 
 
@@ -62,7 +63,7 @@ def test_right(body):
 def test_wrong(body):
     with pytest.raises(AddressSpaceError, match=BAD[body]) as caught:
         check(body)
-    assert "kernels.metal:12" in str(caught.value)
+    assert "kernels.metal:13" in str(caught.value)
 
 
 @pytest.mark.parametrize(

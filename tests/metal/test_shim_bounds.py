@@ -3,50 +3,46 @@
 import numpy as np
 import pytest
 from metal_on_cpu import MetalError, OutOfBoundsError, View
-from small_kernels import one_kernel
+from small_kernels import launcher, one_kernel
 
 ARGUMENTS = "device const float* in [[buffer(0)]], device float* out [[buffer(1)]], constant int& n [[buffer(2)]]"
 
 
-def run(body, size=64, arguments=ARGUMENTS):
-    return one_kernel(arguments, body).run(
-        "k",
-        grid=(1, 1, 1),
-        threadgroup=(64, 1, 1),
-        buffers={0: np.zeros(size, np.float32), 1: np.zeros(size, np.float32), 2: np.int32(64)},
-        outputs={1},
-    )
+def run(body, bodies=()):
+    zeros = np.zeros(64, np.float32)
+    buffers = {0: zeros, 1: zeros, 2: np.int32(64)}
+    launcher(ARGUMENTS, [*bodies, body], body)(grid=(1, 1, 1), threadgroup=(64, 1, 1), buffers=buffers)
 
 
 def test_all_of_a_buffer_may_be_used():
     run("out[thread_index] = in[n - 1 - thread_index];")
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("out[thread_index + 1] = 1;", r"buffer 1 \(out\): write of 4 bytes at offset 256, but it has 256 bytes"),
-        ("out[int(thread_index) - 1] = 1;", r"buffer 1 \(out\): write of 4 bytes at offset -4, but"),
-        ("out[thread_index] = in[thread_index + 1];", r"buffer 0 \(in\): read of 4 bytes at offset 256, but"),
-        ("out[thread_index] = in[thread_index + 1000000];", r"buffer 0 \(in\): read of 4 bytes at offset 4000000, but"),
-        ("*(device uchar*)(out + 64) = 1;", r"write of 1 bytes at offset 256"),
-        ("*(device float2*)(out + 63) = float2(1);", r"write of 8 bytes at offset 252"),
-        ("out[thread_index] = (&n)[1];", r"buffer 2 \(n\): read of 4 bytes at offset 4"),
-        (
-            "threadgroup float x[64]; x[thread_index + 1] = 1; out[thread_index] = x[thread_index + 1];",
-            r"threadgroup array 'x': write of 4 bytes at offset 256",
-        ),
-        ("((device float*)in)[thread_index] = 1;", r"buffer 0 \(in\) is constant, but written at offset 0"),
-        ("*(device float*)(ulong)(thread_index + 16) = 1;", "wild write of 4 bytes at 0x10, in no buffer"),
-        (
-            "simdgroup_float8x8 m; simdgroup_load(m, in + 8, 8); simdgroup_store(m, out, 8);",
-            r"buffer 0 \(in\): read of 4 bytes at offset 256",
-        ),
-    ],
-)
+OUTSIDE = [
+    ("out[thread_index + 1] = 1;", r"buffer 1 \(out\): write of 4 bytes at offset 256, but it has 256 bytes"),
+    ("out[int(thread_index) - 1] = 1;", r"buffer 1 \(out\): write of 4 bytes at offset -4, but"),
+    ("out[thread_index] = in[thread_index + 1];", r"buffer 0 \(in\): read of 4 bytes at offset 256, but"),
+    ("out[thread_index] = in[thread_index + 1000000];", r"buffer 0 \(in\): read of 4 bytes at offset 4000000, but"),
+    ("*(device uchar*)(out + 64) = 1;", r"write of 1 bytes at offset 256"),
+    ("*(device float2*)(out + 63) = float2(1);", r"write of 8 bytes at offset 252"),
+    ("out[thread_index] = (&n)[1];", r"buffer 2 \(n\): read of 4 bytes at offset 4"),
+    (
+        "threadgroup float x[64]; x[thread_index + 1] = 1; out[thread_index] = x[thread_index + 1];",
+        r"threadgroup array 'x': write of 4 bytes at offset 256",
+    ),
+    ("((device float*)in)[thread_index] = 1;", r"buffer 0 \(in\) is constant, but written at offset 0"),
+    ("*(device float*)(ulong)(thread_index + 16) = 1;", "wild write of 4 bytes at 0x10, in no buffer"),
+    (
+        "simdgroup_float8x8 m; simdgroup_load(m, in + 8, 8); simdgroup_store(m, out, 8);",
+        r"buffer 0 \(in\): read of 4 bytes at offset 256",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), OUTSIDE)
 def test_outside(body, message):
     with pytest.raises(OutOfBoundsError, match=message) as caught:
-        run(body)
+        run(body, [each for each, _ in OUTSIDE])
     assert "kernels.metal:1" in str(caught.value)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from metal_on_cpu import Counts, Undefined
-from small_kernels import compile_text, one_kernel
+from small_kernels import compile_text, launcher
 
 THREADS, GROUPS = 64, 3
 ALL = THREADS * GROUPS
@@ -14,53 +14,46 @@ WRITE = "out[group * 64 + thread_index] = "
 WRITTEN = {"device_written": 4 * ALL}
 
 
-def count(arguments, body, **buffers):
+def count(arguments, body, bodies=(), **buffers):
     given = {int(name[1:]): buffer for name, buffer in buffers.items()}
-    return (
-        one_kernel(arguments, body)
-        .run(
-            "k",
-            grid=(GROUPS, 1, 1),
-            threadgroup=(THREADS, 1, 1),
-            buffers={0: Undefined(1024, np.float32)} | given,
-        )
-        .counts
-    )
+    run = launcher(arguments, [*bodies, body], body)
+    size = {"grid": (GROUPS, 1, 1), "threadgroup": (THREADS, 1, 1)}
+    return run(**size, buffers={0: Undefined(1024, np.float32)} | given).counts
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("", {}),
-        (WRITE + "1;", WRITTEN),
-        ("if (lane < 5) " + WRITE + "1;", {"device_written": 4 * 5 * SIMDGROUPS}),
-        ("((device half*)out)[group * 64 + thread_index] = 1;", {"device_written": 2 * ALL}),
-        ("((device float4*)out)[group * 64 + thread_index] = float4(1);", {"device_written": 16 * ALL}),
-        ("((device uchar*)out)[group * 64 + thread_index] = 1;", {"device_written": ALL}),
-        (
-            "threadgroup half x[64]; x[thread_index] = 1; simdgroup_barrier(mem_flags::mem_threadgroup); "
-            + WRITE
-            + "x[thread_index ^ 1];",
-            WRITTEN | {"threadgroup_written": 2 * ALL, "threadgroup_read": 2 * ALL, "simdgroup_barriers": SIMDGROUPS},
-        ),
-        (
-            "for (int i = 0; i < 5; i++) threadgroup_barrier(mem_flags::mem_none);",
-            {"barriers": 5 * GROUPS},
-        ),
-        ("for (int i = 0; i < 5; i++) simdgroup_barrier(mem_flags::mem_none);", {"simdgroup_barriers": 5 * SIMDGROUPS}),
-        (WRITE + "simd_shuffle_xor(1.0f, 1) + quad_broadcast(1.0f, 1);", WRITTEN | {"shuffles": 2 * SIMDGROUPS}),
-        (WRITE + "simd_sum(1.0f) + simd_max(lane) + quad_sum(1);", WRITTEN | {"reductions": 3 * SIMDGROUPS}),
-        (WRITE + "simd_sum(float2(1)).x;", WRITTEN | {"reductions": 2 * SIMDGROUPS}),
-        (WRITE + "fast::exp(float(lane)) * rsqrt(lane + 1.0f);", WRITTEN | {"transcendentals": 2 * ALL}),
-        (WRITE + "exp2(float4(lane)).x;", WRITTEN | {"transcendentals": 4 * ALL}),
-        (WRITE + "lane < 3 ? precise::tanh(float(lane)) : 0.0f;", WRITTEN | {"transcendentals": 3 * SIMDGROUPS}),
-        (WRITE + "max(float(lane), 3.0f) + fma(1.0f, lane, 2.0f) + abs(floor(0.5f));", WRITTEN),
-        # A thread's own array, even if it is indexed by what the compiler does not know.
-        ("float own[8]; for (int i = 0; i < 8; i++) own[i] = i * lane; " + WRITE + "own[lane % 8];", WRITTEN),
-    ],
-)
+CASES = [
+    ("", {}),
+    (WRITE + "1;", WRITTEN),
+    ("if (lane < 5) " + WRITE + "1;", {"device_written": 4 * 5 * SIMDGROUPS}),
+    ("((device half*)out)[group * 64 + thread_index] = 1;", {"device_written": 2 * ALL}),
+    ("((device float4*)out)[group * 64 + thread_index] = float4(1);", {"device_written": 16 * ALL}),
+    ("((device uchar*)out)[group * 64 + thread_index] = 1;", {"device_written": ALL}),
+    (
+        "threadgroup half x[64]; x[thread_index] = 1; simdgroup_barrier(mem_flags::mem_threadgroup); "
+        + WRITE
+        + "x[thread_index ^ 1];",
+        WRITTEN | {"threadgroup_written": 2 * ALL, "threadgroup_read": 2 * ALL, "simdgroup_barriers": SIMDGROUPS},
+    ),
+    (
+        "for (int i = 0; i < 5; i++) threadgroup_barrier(mem_flags::mem_none);",
+        {"barriers": 5 * GROUPS},
+    ),
+    ("for (int i = 0; i < 5; i++) simdgroup_barrier(mem_flags::mem_none);", {"simdgroup_barriers": 5 * SIMDGROUPS}),
+    (WRITE + "simd_shuffle_xor(1.0f, 1) + quad_broadcast(1.0f, 1);", WRITTEN | {"shuffles": 2 * SIMDGROUPS}),
+    (WRITE + "simd_sum(1.0f) + simd_max(lane) + quad_sum(1);", WRITTEN | {"reductions": 3 * SIMDGROUPS}),
+    (WRITE + "simd_sum(float2(1)).x;", WRITTEN | {"reductions": 2 * SIMDGROUPS}),
+    (WRITE + "fast::exp(float(lane)) * rsqrt(lane + 1.0f);", WRITTEN | {"transcendentals": 2 * ALL}),
+    (WRITE + "exp2(float4(lane)).x;", WRITTEN | {"transcendentals": 4 * ALL}),
+    (WRITE + "lane < 3 ? precise::tanh(float(lane)) : 0.0f;", WRITTEN | {"transcendentals": 3 * SIMDGROUPS}),
+    (WRITE + "max(float(lane), 3.0f) + fma(1.0f, lane, 2.0f) + abs(floor(0.5f));", WRITTEN),
+    # A thread's own array, even if it is indexed by what the compiler does not know.
+    ("float own[8]; for (int i = 0; i < 8; i++) own[i] = i * lane; " + WRITE + "own[lane % 8];", WRITTEN),
+]
+
+
+@pytest.mark.parametrize(("body", "expected"), CASES)
 def test_kernel(body, expected):
-    assert count(OUT, body) == Counts(**expected)
+    assert count(OUT, body, [each for each, _ in CASES]) == Counts(**expected)
 
 
 def test_device_read():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from metal_on_cpu import DivergenceError
-from small_kernels import one_kernel
+from small_kernels import launcher, one_kernel
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
@@ -28,10 +28,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_divergence(name, schedule):
     body, message = CASES[name]
-    program = one_kernel("device float* out [[buffer(0)]]", body)
+    run = launcher("device float* out [[buffer(0)]]", [each for each, _ in CASES.values()], body)
     buffers = {0: np.zeros(64, np.float32)}
     with pytest.raises(DivergenceError, match=message):
-        program.run("k", grid=(1, 1, 1), threadgroup=(64, 1, 1), buffers=buffers, schedule=schedule)
+        run(grid=(1, 1, 1), threadgroup=(64, 1, 1), buffers=buffers, schedule=schedule)
 
 
 def test_a_whole_simd_group_may_leave_early_if_no_barrier_follows():

@@ -48,7 +48,7 @@ def test_sinks(rng, dtype):
 
 @pytest.mark.parametrize("dtype", ["half", "bfloat"])
 def test_query_in_registers(rng, dtype):
-    """Two SIMD groups share the rows (WN = 2), exchange their halves of the scores, and multiply in the inputs' type."""
+    """Two SIMD groups share the rows (WN = 2), exchange halves of the scores, and multiply in the inputs' type."""
     operands = draw(rng, dtype, heads=2, kv_heads=1, length=50, key_len=77, dim=128)
     out, counts = steel_attention(*operands, 128**-0.5, causal=True, block_k=32, wn=2)
     assert relative_error(out, attention64(*operands, 128**-0.5, causal=True)[0]) < TOLERANCE[dtype]

@@ -4,26 +4,23 @@ import numpy as np
 import pytest
 from attention64 import decode, encode
 from metal_on_cpu import from_bfloat16, to_bfloat16
-from small_kernels import one_kernel
+from small_kernels import launcher
 
 NUMPY = {"float": np.float32, "half": np.float16, "bfloat": np.uint16}
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 6e-8, 65504, 65520, 3.38e38, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-9]
 
 
-def compute(dtype, expression, *operands, result=None):
-    """expression of x (and y, z), element by element, in this type."""
+def compute(dtype, expression, *operands, result=None, expressions=()):
+    """expression of x (and y, z), element by element, in this type; compiled together with the other expressions."""
     names = "xyz"[: len(operands)]
     result = result or dtype
     arguments = ", ".join(f"device const {dtype}* {name}s [[buffer({i})]]" for i, name in enumerate(names))
     arguments += f", device {result}* out [[buffer(9)]], constant int& n [[buffer(10)]]"
     values = " ".join(f"{dtype} {name} = {name}s[i];" for name in names)
-    body = f"for (int i = thread_index; i < n; i += 32) {{ {values} out[i] = {expression}; }}"
+    body = f"typedef {dtype} T; for (int i = thread_index; i < n; i += 32) {{{{ {values} out[i] = {{}}; }}}}"
+    run = launcher(arguments, [body.format(each) for each in (*expressions, expression)], body.format(expression))
     buffers = dict(enumerate(operands)) | {9: np.zeros(len(operands[0]), NUMPY[result]), 10: np.int32(len(operands[0]))}
-    return (
-        one_kernel(arguments, body)
-        .run("k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers=buffers, outputs={9})
-        .buffers[9]
-    )
+    return run(grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers=buffers, outputs={9}).buffers[9]
 
 
 def test_bfloat16_rounds_to_nearest_even():
@@ -50,13 +47,18 @@ def test_conversion_to_float_is_exact(dtype):
     np.testing.assert_array_equal(compute(dtype, "float(x)", values, result="float"), expected)
 
 
+OPERATORS = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
+
+
 @pytest.mark.parametrize("dtype", ["float", "half", "bfloat"])
-@pytest.mark.parametrize("operator", ["+", "-", "*", "/"])
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_arithmetic_rounds_once(rng, dtype, operator):
     x, y = (encode(rng.standard_normal(500), dtype) for _ in range(2))
-    exact = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}[operator](decode(x), decode(y))
+    exact = OPERATORS[operator](decode(x), decode(y))
     expected = encode(exact, "float") if dtype == "float" else encode(encode(exact, "float"), dtype)
-    np.testing.assert_array_equal(compute(dtype, f"x {operator} y", x, y), expected)
+    np.testing.assert_array_equal(
+        compute(dtype, f"x {operator} y", x, y, expressions=[f"x {each} y" for each in OPERATORS]), expected
+    )
 
 
 @pytest.mark.parametrize("dtype", ["half", "bfloat"])
@@ -94,7 +96,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("expression", FUNCTIONS)
 def test_function(rng, dtype, expression):
     x = encode(rng.standard_normal(300) * 3, dtype)
-    result = decode(compute(dtype, expression.replace("T)", f"{dtype})"), x))
+    result = decode(compute(dtype, expression, x, expressions=FUNCTIONS))
     tolerance = {"float": 1e-6, "half": 2**-10, "bfloat": 2**-7}[dtype]
     np.testing.assert_allclose(result, FUNCTIONS[expression](decode(x)), rtol=tolerance, atol=tolerance / 10)
 
@@ -116,7 +118,7 @@ def test_nan_loses_against_numbers(dtype):
 
 def test_limits():
     x = np.zeros(1, np.float32)
-    for expression, expected in {
+    limits = {
         "numeric_limits<float>::max()": np.finfo(np.float32).max,
         "numeric_limits<half>::max()": 65504,
         "numeric_limits<float>::infinity()": np.inf,
@@ -125,5 +127,6 @@ def test_limits():
         "numeric_limits<bfloat>::epsilon()": 2**-7,
         "INFINITY": np.inf,
         "M_LOG2E_F": np.float32(np.log2(np.e)),
-    }.items():
-        assert compute("float", f"(float){expression}", x)[0] == expected, expression
+    }
+    for expression, expected in limits.items():
+        assert compute("float", expression, x, expressions=limits)[0] == expected, expression

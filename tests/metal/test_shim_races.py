@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 from metal_on_cpu import RaceError, Undefined
-from small_kernels import one_kernel
+from small_kernels import launcher, one_kernel
 
 ALL = ["forward", "reverse", "greedy", "random:3"]
 
 
-def run(body, *, arguments="device float* out [[buffer(0)]]", threads=64, groups=1, schedule="forward", **options):
-    return one_kernel(arguments, body).run(
-        "k",
+OUT = "device float* out [[buffer(0)]]"
+
+
+def run(body, bodies=(), *, arguments=OUT, threads=64, groups=1, schedule="forward", **options):
+    return launcher(arguments, [*bodies, body], body)(
         grid=(groups, 1, 1),
         threadgroup=(threads, 1, 1),
-        buffers={0: np.zeros(256, np.float32)} if "buffer(0)" in arguments else {},
+        buffers={0: np.zeros(256, np.float32)},
         schedule=schedule,
         **options,
     )
@@ -70,31 +72,31 @@ NO_RACES = {
 @pytest.mark.parametrize("name", RACES)
 def test_race(name, schedule):
     with pytest.raises(RaceError, match="with no barrier in between"):
-        run(RACES[name], schedule=schedule)
+        run(RACES[name], RACES.values(), schedule=schedule)
 
 
 @pytest.mark.parametrize("schedule", ALL)
 @pytest.mark.parametrize("name", NO_RACES)
 def test_no_race(name, schedule):
-    run(NO_RACES[name], schedule=schedule)
+    run(NO_RACES[name], NO_RACES.values(), schedule=schedule)
+
+
+BETWEEN_THREADGROUPS = [
+    "if (thread_index == 0) out[0] = group;",
+    "if (group == 0) out[thread_index] = 1; else if (thread_index == 0) out[100] = out[5];",
+    # Read before the barrier by all; the second threadgroup writes what only the first one has read after it.
+    """float seen = out[thread_index];
+    threadgroup_barrier(mem_flags::mem_device);
+    if (group == 1 && thread_index == 0) out[70] = seen;
+    if (group == 0) out[128 + thread_index] = out[70] + seen;""",
+]
 
 
 @pytest.mark.parametrize("schedule", ALL)
-@pytest.mark.parametrize(
-    "body",
-    [
-        "if (thread_index == 0) out[0] = group;",
-        "if (group == 0) out[thread_index] = 1; else if (thread_index == 0) out[100] = out[5];",
-        # Read before the barrier by all; the second threadgroup writes what only the first one has read after it.
-        """float seen = out[thread_index];
-        threadgroup_barrier(mem_flags::mem_device);
-        if (group == 1 && thread_index == 0) out[70] = seen;
-        if (group == 0) out[128 + thread_index] = out[70] + seen;""",
-    ],
-)
+@pytest.mark.parametrize("body", BETWEEN_THREADGROUPS)
 def test_barriers_do_not_order_threadgroups(body, schedule):
     with pytest.raises(RaceError, match="another threadgroup"):
-        run(body, groups=2, schedule=schedule)
+        run(body, BETWEEN_THREADGROUPS, groups=2, schedule=schedule)
 
 
 def test_threadgroup_memory_is_each_threadgroups_own():

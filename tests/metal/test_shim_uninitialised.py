@@ -15,9 +15,9 @@ def run(body, buffer, groups=1):
     "body",
     [
         "threadgroup float x[64]; out[thread_index] = x[thread_index];",
-        "threadgroup float x[64]; if (thread_index > 0) x[thread_index] = 1; out[group * 64 + thread_index] = x[thread_index];",
+        "threadgroup float x[64]; if (thread_index > 0) x[thread_index] = 1; out[thread_index] = x[thread_index];",
         # Written by the threadgroup before, which is not this one's business.
-        "threadgroup float x[64]; if (group == 0) x[thread_index] = 1; out[group * 64 + thread_index] = x[thread_index];",
+        "threadgroup float x[64]; if (group == 0) x[thread_index] = 1; out[thread_index] = x[thread_index];",
     ],
 )
 def test_threadgroup_memory(body):

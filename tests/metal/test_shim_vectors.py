@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small_kernels import one_kernel
+from small_kernels import launcher, one_kernel
 
 CASES = {
     "float4(1, 2, 3, 4)": [1, 2, 3, 4],
@@ -34,13 +34,18 @@ CASES = {
 }
 
 
+# A name of the source's own for a vector is a constructor, too.
+BODY = """using Pair = vec<float, 2>; typedef half4 Half4;
+    (void)Half4(0, 0, 0, 0); (void)Pair(1);
+    if (thread_index == 0) out[0] = {};"""
+
+
 @pytest.mark.parametrize("expression", CASES)
 def test_expression(expression):
     arguments = "device float4* out [[buffer(0)]], device const packed_float3* packed [[buffer(1)]]"
-    body = f"using Pair = vec<float, 2>; typedef half4 Half4; (void)Half4(0, 0, 0, 0); (void)Pair(1); out[0] = {expression};"
-    program = one_kernel(arguments, f"if (thread_index == 0) {{ {body} }}")
+    run = launcher(arguments, [BODY.format(each) for each in CASES], BODY.format(expression))
     buffers = {0: np.zeros(4, np.float32), 1: np.arange(3, dtype=np.float32)}
-    done = program.run("k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers=buffers, outputs={0})
+    done = run(grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers=buffers, outputs={0})
     np.testing.assert_array_equal(done.buffers[0], CASES[expression])
 
 
