@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from metal_on_cpu import CompileError, OutOfBoundsError, Program
+from metal_on_cpu import CompileError, OutOfBoundsError, Program, RaceError
 from small_kernels import compile_text, one_kernel
 
 F = np.zeros(32, np.float32)
@@ -100,6 +100,23 @@ def test_pointers_in_classes_and_templates():
         }"""
     source = np.arange(64, dtype=np.float32) + 1
     np.testing.assert_array_equal(run(text, buffers={0: F, 1: source}), source[62::-2] + 300 + 33 + 1)
+
+
+def test_references_to_arrays():
+    text = """template <int N> float total(const thread float4 (&rows)[N], threadgroup float (&shared)[32]) {
+          float sum = shared[0]; for (int i = 0; i < N; i++) sum += rows[i].x; return sum; }
+        struct Types { typedef float4 Row; static Row make(float x) { return Row(x, 0, 0, 0); } };
+        kernel void k(device float* out [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+          threadgroup float shared[32];
+          shared[i] = 5;
+          simdgroup_barrier(mem_flags::mem_threadgroup);
+          float4 rows[2] = {float4(1), Types::make(i)};
+          const device float4* p = (const device float4*)out;
+          out[i] = total(rows, shared) + float4(*p).y * 0;
+        }"""
+    with pytest.raises(RaceError, match="buffer 0"):  # all read the beginning of what they write
+        run(text)
+    np.testing.assert_array_equal(run(text.replace("float4(*p).y * 0", "0")), np.arange(32) + 6)
 
 
 def test_constants_in_program_scope():

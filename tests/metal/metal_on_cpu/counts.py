@@ -20,6 +20,7 @@ class Counts:
     device_read: int = 0
     device_written: int = 0
     constant_read: int = 0
+    """More than on a GPU, whose compiler keeps a constant in a register across barriers and SIMD-group operations."""
     threadgroup_read: int = 0
     threadgroup_written: int = 0
     barriers: int = 0

@@ -92,6 +92,9 @@ class Program:
         for index in outputs:
             if index not in buffers:
                 raise errors.BindingError(f"output {index} is not among the buffers")
+        for index in threadgroup_memory or {}:
+            if not 0 <= index < 32:
+                raise errors.BindingError(f"threadgroup memory {index}: indices end at 31")
         with tempfile.TemporaryDirectory(prefix="metal-on-cpu-") as folder:
             job = [f"kernel {kernel}", _size("grid", grid), _size("threadgroup", threadgroup), _schedule(schedule)]
             arrays = self._write_inputs(Path(folder), buffers, outputs, job)
@@ -109,10 +112,10 @@ class Program:
             for index, buffer in sorted(buffers.items()):
                 if not 0 <= index < 32:
                     raise errors.BindingError(f"buffer {index}: indices end at 31")
-                offset = 0
+                offset = buffer.offset if isinstance(buffer, View) else 0
                 if isinstance(buffer, View):
-                    buffer, offset = buffer.array, buffer.offset
-                if isinstance(buffer, Undefined):
+                    array = np.asarray(buffer.array)
+                elif isinstance(buffer, Undefined):
                     array = np.empty(buffer.shape, buffer.dtype)
                 elif isinstance(buffer, bytes):
                     array = np.frombuffer(buffer, np.uint8)
@@ -131,9 +134,7 @@ class Program:
         return arrays
 
     def _execute(self, folder: str, constants: Mapping[int, bool | int | float], timeout: float) -> None:
-        values = ";".join(
-            f"{index}={float(value) if isinstance(value, float) else int(value)}" for index, value in constants.items()
-        )
+        values = ";".join(f"{index}={self._number(index, value)}" for index, value in constants.items())
         try:
             done = subprocess.run(
                 [self._executable, folder],
@@ -152,6 +153,10 @@ class Program:
             raise errors.MetalError(f"the kernel's process ended with code {done.returncode}: {done.stderr}")
         message = re.sub(r"<pc (\w+)>", lambda match: toolchain.source_line(self._executable, match[1]), message)
         raise errors.BY_NAME[name](message)
+
+    def _number(self, index: int, value: bool | int | float) -> str:
+        _, type_ = self.constants[index]
+        return repr(float(value)) if type_ in ("float", "half") else str(int(value))
 
 
 def _size(name: str, size: Sequence[int]) -> str:

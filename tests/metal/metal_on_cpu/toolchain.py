@@ -115,10 +115,10 @@ def _sources(folder: str) -> bytes:
     return b"".join(path.name.encode() + path.read_bytes() for path in sorted((HERE / folder).iterdir()))
 
 
-def clang(arguments: list[str | os.PathLike[str]], **keywords: str) -> subprocess.CompletedProcess[str]:
+def clang(arguments: list[str | Path], text: str = "") -> subprocess.CompletedProcess[str]:
     if MISSING:
         raise CompileError(MISSING)
-    return subprocess.run([str(compiler()), *arguments], capture_output=True, text=True, check=False, **keywords)
+    return subprocess.run([str(compiler()), *arguments], input=text, capture_output=True, text=True, check=False)
 
 
 def cached_folder(*parts: str | bytes) -> Path:
@@ -136,7 +136,7 @@ def preprocess(source: str, name: str, include_dirs: tuple[str, ...], defines: t
     define = [f"-D{each}" for each in (*DEFINES, *defines)]
     done = clang(
         ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *define, *include, "-"],
-        input=f'#line 1 "{name}.metal"\n{source}\n',
+        f'#line 1 "{name}.metal"\n{source}\n',
     )
     if done.returncode:
         raise CompileError(done.stderr)
@@ -202,7 +202,7 @@ class _new:
             shutil.rmtree(self.temporary)
 
 
-def _run(arguments: list[str | os.PathLike[str]]) -> None:
+def _run(arguments: list[str | Path]) -> None:
     done = clang(arguments)
     if done.returncode:
         raise CompileError(done.stderr)

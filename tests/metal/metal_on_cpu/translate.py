@@ -11,6 +11,7 @@ Lines keep their numbers, so that messages name the line of the source.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 VECTOR = r"(?:float|half|bfloat|int|uint|short|ushort|char|uchar|long|ulong|bool)[234]"
@@ -188,7 +189,7 @@ def _initialise_function_constants(text: str) -> tuple[str, dict[int, tuple[str,
     return FUNCTION_CONSTANT.sub(initialise, text), constants
 
 
-def share_threadgroup_variables(text: str, declare) -> str:
+def share_threadgroup_variables(text: str, declare: Callable[[str, str, str], str]) -> str:
     """Replaces the declarations of threadgroup variables by `declare(type, name, dimensions)`."""
     pieces, position = [], 0
     for match in re.finditer(r"\bthreadgroup\b", text):
@@ -201,8 +202,8 @@ def share_threadgroup_variables(text: str, declare) -> str:
             continue
         declarators = [(found[2], found[3])]
         for declarator in rest:
-            name, dimensions = re.match(r"\s*(\w+)\s*((?:\[.*\])*)\s*$", declarator, re.DOTALL).groups()
-            declarators.append((name, dimensions))
+            name, _, dimensions = declarator.strip().partition("[")
+            declarators.append((name.strip(), f"[{dimensions}" if dimensions else ""))
         pieces.append(text[position : match.start()])
         pieces += [declare(" ".join(found[1].split()), *each) for each in declarators]
         pieces.append("\n" * text[match.start() : end].count("\n"))
@@ -244,6 +245,8 @@ def construct_vectors(text: str) -> str:
     aliases = re.findall(rf"\busing\s+(\w+)\s*=\s*(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s*;", text)
     aliases += re.findall(rf"\btypedef\s+(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s+(\w+)\s*;", text)
     names = "|".join([VECTOR, *sorted(set(aliases))])
-    text = re.sub(rf"(?<![\w.>])(?:metal::)?\b({names})\s*\((?!\s*\))", r"metal::make<\1>(", text)
-    text = re.sub(r"(?<![\w.>])(?<!operator )(?:metal::)?\b(vec<[^<>;(){}]*>)\s*\(", r"metal::make<\1>(", text)
+    # Neither a default argument's `float4()` nor the declarator of `float4 (&rows)[8]`.
+    call = r"\s*\((?!\s*\)|\s*[&*]\s*\w+\s*\)\s*[\[(])"
+    text = re.sub(rf"(?<![\w.>:])(?:metal::)?\b({names}){call}", r"metal::make<\1>(", text)
+    text = re.sub(rf"(?<![\w.>:])(?<!operator )(?:metal::)?\b(vec<[^<>;(){{}}]*>){call}", r"metal::make<\1>(", text)
     return re.sub(rf"\bstatic_cast<\s*({names})\s*>\s*\(", r"metal::make<\1>(", text)

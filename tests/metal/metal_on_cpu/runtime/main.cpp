@@ -193,7 +193,7 @@ void on_fault(int, siginfo_t* info, void*) {
   if (is_stack_guard(info->si_addr, &thread)) {
     fail("MetalError", "stack overflow of thread %d: its private arrays are too large, or it recurses", thread);
   }
-  fail("OutOfBoundsError", "the kernel crashed at address %p, in %s", info->si_addr,
+  fail("MetalError", "the kernel crashed at address %p, in %s", info->si_addr,
        current_thread ? describe(*current_thread).c_str() : "no thread");
 }
 
