@@ -22,7 +22,7 @@ struct Access {
   uint32_t epoch;     // which stretch between two barriers, never the same in two threadgroups; 0: no access
   uint32_t sequence;  // how many operations of the SIMD group came before
   uint32_t lanes;     // a bit for each
-  uint32_t program_counter : 26;
+  uint32_t program_counter : 26;  // programs are linked at low addresses, and small
   uint32_t simdgroup : 5;
   uint32_t is_atomic : 1;
 };
@@ -50,7 +50,7 @@ inline Slot slots[kSlots];
 inline char* arena;
 
 void reserve_arena();
-// Gives the slot `size` bytes of zeros. `end_alignment`: none; the beginning is always aligned to 4096.
+// Gives the slot `size` bytes of zeros, at an address aligned to a page.
 Slot& allocate(int slot, size_t size, Space space, const char* name, int index);
 // Follows the history of each byte of the slot from now on.
 void track(Slot& slot);
