@@ -3,29 +3,16 @@
 One key/value head and the query heads that share it: every other head costs the same.
 """
 
-import functools
-import operator
-
 import mlx.core as mx
-import mlx_kernels
 import numpy as np
 import pytest
+from beside_mlx import GROUP, HEAD_DIMS, decode, prefill, total
 from flashattn_core.masks import KeyRange, SlidingWindow
 from metal_attention import run
-from metal_on_cpu import Counts, to_bfloat16
+from metal_on_cpu import Counts
 from oracle import draw
 
-HEAD_DIMS = {"Qwen2-0.5B": 64, "Qwen2-7B": 128}
-GROUP = 7  # query heads for each key/value head, in both
 DTYPES = ["float32", "float16", "bfloat16"]
-
-
-def as_numpy(a: mx.array) -> np.ndarray:
-    return to_bfloat16(np.asarray(a.astype(mx.float32))) if a.dtype == mx.bfloat16 else np.asarray(a)
-
-
-def total(counts: tuple[Counts, ...]) -> Counts:
-    return functools.reduce(operator.add, counts)
 
 
 def assert_no_more(ours: Counts, theirs: Counts, lse_bytes: int = 0) -> None:
@@ -41,29 +28,19 @@ def assert_no_more(ours: Counts, theirs: Counts, lse_bytes: int = 0) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", HEAD_DIMS)
 def test_prefill_beside_steel_attention(rng, model, dtype, length, causal):
-    dim = HEAD_DIMS[model]
-    # One head of the seven: in both kernels a threadgroup has one.
-    arrays = draw(rng, heads=1, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype)
-    ours = run(*arrays, mask="causal" if causal else None)
-    block_k = 32 if dim < 128 else 16  # as MLX chooses them
-    _, theirs = mlx_kernels.steel_attention(*map(as_numpy, arrays), dim**-0.5, causal=causal, block_k=block_k)
-    assert_no_more(total(ours.counts), theirs)
-    assert ours.counts[0].mma.keys() == {"float"}  # float32 arithmetic
+    counts = prefill(rng, HEAD_DIMS[model], dtype, length, causal)
+    assert_no_more(counts["ours"], counts["steel_attention"])
+    assert counts["ours"].mma.keys() == {"float"}  # float32 arithmetic
 
 
 @pytest.mark.parametrize("key_len", [512, 2048])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", HEAD_DIMS)
 def test_decode_beside_sdpa_vector(rng, model, dtype, key_len):
-    dim = HEAD_DIMS[model]
-    arrays = draw(rng, heads=GROUP, kv_heads=1, length=1, key_len=key_len, dim=dim, dtype=dtype)
-    ours = total(run(*arrays).counts)
-    _, one_pass = mlx_kernels.sdpa_vector(*map(as_numpy, arrays), dim**-0.5)
-    assert_no_more(ours, one_pass, lse_bytes=4 * GROUP)
-    if key_len >= 1024:  # where MLX takes it on the larger GPUs
-        for blocks in (64, 128):
-            _, two_pass = mlx_kernels.sdpa_vector_2pass(*map(as_numpy, arrays), dim**-0.5, blocks=blocks)
-            assert_no_more(ours, two_pass, lse_bytes=4 * GROUP)
+    counts = decode(rng, HEAD_DIMS[model], dtype, key_len)
+    ours = counts.pop("ours")
+    for theirs in counts.values():
+        assert_no_more(ours, theirs, lse_bytes=4 * GROUP)
 
 
 @pytest.mark.parametrize("length", [1, 3, 8])

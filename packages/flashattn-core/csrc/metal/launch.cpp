@@ -1,7 +1,6 @@
 #include "launch.h"
 
 #include <algorithm>
-#include <bit>
 #include <stdexcept>
 
 namespace flashattn::metal {
@@ -171,16 +170,16 @@ Launches decode_split(const Call& call) {
   std::vector<Binding> chunk_bindings =
       bindings(call, {kQuery, kKey, kValue, kPartialOut, kPartialMax, kPartialSum, kSplitParams}, false);
   if (rows <= max_rows) {
-    int own_rows = static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows)));
     Size grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads), batches(call)};
-    result.launches.push_back(launch("decode_split", "decode_split", call, {dim, value_dim, own_rows},
+    result.launches.push_back(launch("decode_split", "decode_split", call, {dim, value_dim, rows},
                                      std::move(chunk_bindings), grid, kChunksPerThreadgroup));
   } else {
     int simdgroups = std::min<int>(kMaxSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
-    int64_t row_blocks = divide_up(rows, int64_t{simdgroups} * max_rows);
+    int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // none idle
+    int64_t row_blocks = divide_up(rows, int64_t{simdgroups} * rows_each);
     Size grid = {size(result.split.num_chunks * row_blocks), size(p.num_kv_heads), batches(call)};
     result.launches.push_back(launch("decode_split", "decode_split_shared", call,
-                                     {dim, value_dim, max_rows, simdgroups}, std::move(chunk_bindings), grid,
+                                     {dim, value_dim, rows_each, simdgroups}, std::move(chunk_bindings), grid,
                                      simdgroups));
   }
   std::vector<Binding> merge_bindings = {kOut, kLse, kParams, kPartialOut, kPartialMax, kPartialSum, kSplitParams};

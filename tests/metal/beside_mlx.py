@@ -1,0 +1,80 @@
+"""What our kernels and MLX's own do on the same shapes, counted. As a program: the tables of docs/metal.md.
+
+    uv run python tests/metal/beside_mlx.py [float32|float16|bfloat16]
+
+One key/value head of Qwen2 and what shares it, one call: every other head costs the same.
+"""
+
+import functools
+import operator
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "core")]  # as pytest has them
+
+import mlx.core as mx  # noqa: E402
+import mlx_kernels  # noqa: E402
+import numpy as np  # noqa: E402
+from metal_attention import run  # noqa: E402
+from metal_on_cpu import Counts, to_bfloat16  # noqa: E402
+from oracle import draw  # noqa: E402
+
+HEAD_DIMS = {"Qwen2-0.5B": 64, "Qwen2-7B": 128}
+GROUP = 7  # query heads for each key/value head, in both
+
+
+def as_numpy(a: mx.array) -> np.ndarray:
+    return to_bfloat16(np.asarray(a.astype(mx.float32))) if a.dtype == mx.bfloat16 else np.asarray(a)
+
+
+def total(counts: tuple[Counts, ...]) -> Counts:
+    return functools.reduce(operator.add, counts)
+
+
+def prefill(rng: np.random.Generator, dim: int, dtype: str, length: int, causal: bool) -> dict[str, Counts]:
+    """Of one query head: in both kernels a threadgroup has one."""
+    arrays = draw(rng, heads=1, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype)
+    ours = run(*arrays, mask="causal" if causal else None)
+    block_k = 32 if dim < 128 else 16  # as MLX chooses them
+    _, theirs = mlx_kernels.steel_attention(*map(as_numpy, arrays), dim**-0.5, causal=causal, block_k=block_k)
+    return {"ours": total(ours.counts), "steel_attention": theirs}
+
+
+def decode(rng: np.random.Generator, dim: int, dtype: str, key_len: int) -> dict[str, Counts]:
+    """Of a group of query heads."""
+    arrays = draw(rng, heads=GROUP, kv_heads=1, length=1, key_len=key_len, dim=dim, dtype=dtype)
+    result = {"ours": total(run(*arrays).counts)}
+    operands = tuple(map(as_numpy, arrays))
+    _, result["sdpa_vector"] = mlx_kernels.sdpa_vector(*operands, dim**-0.5)
+    if key_len >= 1024:  # where MLX takes it on the larger GPUs
+        _, result["sdpa_vector_2pass"] = mlx_kernels.sdpa_vector_2pass(*operands, dim**-0.5, blocks=64)
+    return result
+
+
+def line(case: str, kernel: str, counts: Counts) -> str:
+    device = (counts.device_read + counts.device_written) / 1024
+    threadgroup = (counts.threadgroup_read + counts.threadgroup_written) / 1024
+    operations = counts.shuffles + counts.reductions
+    numbers = [sum(counts.mma.values()), device, threadgroup, counts.barriers, operations, counts.transcendentals]
+    return " | ".join([f"| {case}", kernel, *(f"{number:,.0f}" for number in numbers)]) + " |"
+
+
+def main(dtype: str = "float16") -> None:
+    print(f"{dtype}\n")
+    print("| case | kernel | 8x8 MMAs | device KB | threadgroup KB | barriers | SIMD operations | transcendentals |")
+    print("|---|---|---|---|---|---|---|---|")
+    rng = np.random.default_rng(0)
+    for model, dim in HEAD_DIMS.items():
+        for length in (256, 512):
+            for causal in (True, False):
+                case = f"{model}, prefill {length}{', causal' if causal else ''}"
+                for kernel, counts in prefill(rng, dim, dtype, length, causal).items():
+                    print(line(case, kernel, counts), flush=True)
+        for key_len in (512, 2048):
+            for kernel, counts in decode(rng, dim, dtype, key_len).items():
+                print(line(f"{model}, decode {key_len:,}", kernel, counts), flush=True)
+
+
+if __name__ == "__main__":
+    mx.set_default_device(mx.cpu)
+    main(*sys.argv[1:])
