@@ -1,7 +1,7 @@
-"""flash_attention() through the Metal kernels, run on the CPU.
+"""flash_attention() through the Metal kernels, run on the CPU; on a Mac, on its GPU.
 
-The launches are those that the extension would give to a GPU: source text, function constants, grid, buffers with
-their strides and offsets. Nothing about them is written a second time here.
+On the CPU the launches are those that the extension would give to a GPU: source text, function constants, grid, buffers
+with their strides and offsets. Nothing about them is written a second time here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import flashattn_core
 import mlx.core as mx
 import numpy as np
 from flashattn_core import _ext
@@ -48,7 +49,13 @@ def run(
     schedule: str = "forward",
     edit=lambda source: source,
 ) -> Run:
-    """One call. `edit` changes the source before it is compiled: to plant a fault."""
+    """One call. `edit` changes the source before it is compiled: to plant a fault. A GPU has a schedule of its own."""
+    if mx.metal.is_available():
+        out, lse = flashattn_core.flash_attention(
+            query, key, value, scale, mask, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            return_lse=True, kernel=kernel, stream=mx.gpu,
+        )  # fmt: skip
+        return Run(out, lse, (), 0)
     arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
     launches = _ext.metal_launches(**arguments)
     if min(query.shape) == 0:  # as eval_gpu: nothing to launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -101,7 +102,13 @@ def compiler() -> str | None:
     return None
 
 
-MISSING = None if compiler() else "clang++-19 is missing: apt-get install clang-19 libclang-rt-19-dev lld-19"
+def _missing() -> str | None:
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return "this needs Linux on x86-64"  # the fibers' switch is written in its assembly
+    return None if compiler() else "clang++-19 is missing: apt-get install clang-19 libclang-rt-19-dev lld-19"
+
+
+MISSING = _missing()
 """Why nothing can be compiled here, or None."""
 
 
