@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from metal_on_cpu import CompileError, OutOfBoundsError, Program, RaceError
-from small_kernels import compile_text
+from small_kernels import compile_text, one_kernel
 
 F = np.zeros(32, np.float32)
 
@@ -165,8 +165,12 @@ def test_line_directives_are_obeyed():
         compile_text(text.replace("out[i + 1] = 0", "nonsense"))
 
 
+def test_preprocessing_is_part_of_the_source():
+    assert (one_kernel("device float* out [[buffer(0)]]", "out[lane] = VALUE;", "VALUE=3")).kernels.keys() == {"k"}
+
+
 def test_programs_are_cached():
     first, second = (Program("#include <metal_stdlib>\nkernel void k(device int* a) {}") for _ in range(2))
     assert first._executable == second._executable
-    other = Program("#include <metal_stdlib>\nkernel void k(device int* a) {}", defines=["MSL_WRONG_LANE_LAYOUT"])
+    other = Program("#include <metal_stdlib>\nkernel void k(device int* a) { (void)a; }")
     assert other._executable != first._executable
