@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from metal_on_cpu import CompileError, OutOfBoundsError, Program, RaceError
-from small_kernels import compile_text, one_kernel
+from small_kernels import compile_text
 
 F = np.zeros(32, np.float32)
 
@@ -153,6 +153,20 @@ def test_compile_error_names_the_line():
         )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kernel void k(device ulong4* a [[buffer(0)]]) {}",
+        "kernel void k(device int* a [[buffer(0)]]) { threadgroup long3 x[2]; (void)x; }",
+        """template <typename T> [[kernel]] void k(device T* a [[buffer(0)]]) {}
+           template [[host_name("k")]] [[kernel]] decltype(k<ulong4>) k<ulong4>;""",
+    ],
+)
+def test_what_cannot_be_checked_is_refused(text):
+    with pytest.raises(CompileError, match="neither checked nor counted"):
+        compile_text(text)
+
+
 def test_line_directives_are_obeyed():
     text = """kernel void k(device float* out [[buffer(0)]],
                       uint i [[thread_position_in_grid]]) {
@@ -165,12 +179,8 @@ def test_line_directives_are_obeyed():
         compile_text(text.replace("out[i + 1] = 0", "nonsense"))
 
 
-def test_preprocessing_is_part_of_the_source():
-    assert (one_kernel("device float* out [[buffer(0)]]", "out[lane] = VALUE;", "VALUE=3")).kernels.keys() == {"k"}
-
-
 def test_programs_are_cached():
     first, second = (Program("#include <metal_stdlib>\nkernel void k(device int* a) {}") for _ in range(2))
     assert first._executable == second._executable
-    other = Program("#include <metal_stdlib>\nkernel void k(device int* a) { (void)a; }")
+    other = Program("#include <metal_stdlib>\nkernel void k(device int* a) {}", defines=["MSL_WRONG_LANE_LAYOUT"])
     assert other._executable != first._executable

@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .errors import CompileError
+
 VECTOR = r"(?:float|half|bfloat|int|uint|short|ushort|char|uchar|long|ulong|bool)[234]"
 ATTRIBUTE = r"\[\[(?:[^\]]|\](?!\]))*\]\]"
 KERNEL = re.compile(
@@ -24,6 +26,7 @@ INSTANTIATION = re.compile(
 )
 FUNCTION_CONSTANT = re.compile(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\)\s*\]\]\s*;")
 THREADGROUP_ATTRIBUTE = re.compile(r"\[\[\s*threadgroup\(\s*\d+\s*\)\s*\]\]")  # on other functions' arguments
+WIDE_VECTOR = re.compile(r"\b(?:device|constant|threadgroup)\s+(?:const\s+)?(?:metal::)?u?long[34]\b")  # see hooks.cpp
 LINE_MARKER = re.compile(r"^#.*$", re.MULTILINE)
 
 
@@ -52,6 +55,8 @@ def translate(text: str) -> Translation:
     kernels: dict[str, list[Binding]] = {}
     registrations: list[str] = []
 
+    if wide := WIDE_VECTOR.search(text):
+        raise CompileError(f"'{wide[0]}': vectors of 32 bytes in memory would be neither checked nor counted")
     bindings, templates, text = _take_kernel_arguments(text)
 
     def register(name: str, function: str, expression: str) -> None:

@@ -2,8 +2,9 @@
 
     embed.py CSRC OUTPUT.cpp OUTPUT.d
 
-MLX compiles the text when a kernel is first used, so that neither Xcode nor a .metallib is needed, and the module carries
-the same kernels on every platform, where tests can reach them. Lines keep the file and the number they have in CSRC.
+MLX compiles the text when a kernel is first used, so that neither Xcode nor a .metallib is needed, and the module
+carries the same kernels on every platform, where tests can reach them. Lines keep the file and the number they have in
+CSRC.
 """
 
 import re

@@ -47,6 +47,8 @@ template <auto* Function, int Position>
 MslBinding describe(const char* name, const char* space, int index, bool is_wanted) {
   using Argument = argument_t<Function, Position>;
   using Element = typename pointee<Argument>::type;
+  static_assert(!vector_traits<remove_cv_t<Element>>::is_vector || sizeof(Element) <= 16,
+                "vectors of 32 bytes in memory would be neither checked nor counted");
   return {name, space, index, __is_const(Element), __is_reference(Argument), is_wanted, sizeof(Element)};
 }
 
