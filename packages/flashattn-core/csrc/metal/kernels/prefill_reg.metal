@@ -7,6 +7,41 @@
 #include "tile_loader.h"
 #include "visibility.h"
 
+namespace flashattn {
+
+// Turns a lane's products of query and key, in the row's fragments side by side, into probabilities; first_key belongs
+// to the first of them. Returns by what the row's output is to be multiplied. The sum stays that of the lane's own
+// keys.
+template <int FRAGMENTS>
+inline float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& softmax, Visibility visibility, Row row,
+                              int first_key, bool shown) {
+  float score_max = -INFINITY;
+  FLASHATTN_UNROLL
+  for (int k = 0; k < FRAGMENTS; ++k) {
+    FLASHATTN_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      int key = first_key + k * 8 + e;
+      float score = visibility.score(scores[k][e], row, key);
+      scores[k][e] = shown ? score : visibility.masked(score, row, key);
+      score_max = metal::max(score_max, scores[k][e]);
+    }
+  }
+  float rescale = softmax.raise(across_row_max(score_max));
+  float sum = 0;
+  FLASHATTN_UNROLL
+  for (int k = 0; k < FRAGMENTS; ++k) {
+    FLASHATTN_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      scores[k][e] = softmax.probability(scores[k][e]);
+      sum += scores[k][e];
+    }
+  }
+  softmax.row_sum += sum;
+  return rescale;
+}
+
+}  // namespace flashattn
+
 using namespace flashattn;
 
 // D and DV: head_dim and value_dim rounded up to whole fragments. KEYS: of a tile.
@@ -121,33 +156,15 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROW_FRAGMENTS, int KEYS
       }
     }
 
-    FLASHATTN_UNROLL
-    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-      float score_max = -INFINITY;
+    if (shown || own.meets(first, KEYS)) {
       FLASHATTN_UNROLL
-      for (int k = 0; k < kKeyFragments; ++k) {
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+        float rescale =
+            to_probabilities<kKeyFragments>(scores[i], softmax[i], visibility, rows[i], first + fragment_c, shown);
         FLASHATTN_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          int key_index = first + k * 8 + fragment_c + e;
-          float score = visibility.score(scores[i][k][e], rows[i], key_index);
-          scores[i][k][e] = shown ? score : visibility.masked(score, rows[i], key_index);
-          score_max = metal::max(score_max, scores[i][k][e]);
+        for (int c = 0; c < kColumns; ++c) {
+          output[i][c] *= rescale;
         }
-      }
-      float rescale = softmax[i].raise(across_row_max(score_max));
-      float sum = 0;
-      FLASHATTN_UNROLL
-      for (int k = 0; k < kKeyFragments; ++k) {
-        FLASHATTN_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          scores[i][k][e] = softmax[i].probability(scores[i][k][e]);
-          sum += scores[i][k][e];
-        }
-      }
-      softmax[i].row_sum += across_row_sum(sum);
-      FLASHATTN_UNROLL
-      for (int c = 0; c < kColumns; ++c) {
-        output[i][c] *= rescale;
       }
     }
 
@@ -179,6 +196,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROW_FRAGMENTS, int KEYS
   FLASHATTN_UNROLL
   for (int i = 0; i < ROW_FRAGMENTS; ++i) {
     int row = rows[i].query;
+    softmax[i].row_sum = across_row_sum(softmax[i].row_sum);
     if (!whole_rows && row >= params.query_len) {
       continue;
     }
