@@ -1,0 +1,140 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lief==1.0.0", "ziglang==0.17.1"]
+# ///
+"""Checks a macOS wheel of flashattn-core on any machine: would a Mac load it, beside this MLX?
+
+    uv run packages/flashattn-core/macos/check.py WHEEL --mlx FOLDER
+
+FOLDER is the mlx folder of MLX's macOS wheels, as download.py unpacks them. To be run by the CPython version that the
+wheel is for, whose C API it looks symbols up in. The exit code is 1 if anything is wrong.
+"""
+
+import argparse
+import ctypes
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import lief
+import macho
+from signature import SignatureError, verify
+from sysroot import LIBCXX, LIBOBJC, LIBSYSTEM, system_symbols
+
+LIBMLX = "@rpath/libmlx.dylib"
+RUN_PATHS = ["@loader_path/../mlx/lib"]
+MINIMUM_MACOS = [14, 0]
+
+Row = tuple[str, str, list[str]]  # what was looked at, what was found, what is wrong with it
+
+
+def check_name(wheel: Path) -> Row:
+    cpython = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    tag = "-".join(wheel.stem.split("-")[-3:])
+    expected = f"{cpython}-{cpython}-macosx_14_0_arm64"
+    return "tag", tag, [] if tag == expected else [f"expected {expected}"]
+
+
+def check_kind(binary: lief.MachO.Binary) -> Row:
+    kind, processor = binary.header.file_type.name.lower(), binary.header.cpu_type.name.lower()
+    version = binary.build_version
+    if version is None:
+        return "file", f"{kind} for {processor}", ["does not say for which system"]
+    minimum = list(version.minos[:2])
+    platform = version.platform.name.lower()
+    wrong = []
+    if (kind, processor) != ("bundle", "arm64"):
+        wrong.append("expected a bundle for arm64")
+    if platform != "macos" or minimum != MINIMUM_MACOS:
+        wrong.append("expected macos from 14.0 on")
+    return "file", f"{kind} for {processor}, {platform} from {minimum[0]}.{minimum[1]} on", wrong
+
+
+def check_signature(binary: lief.MachO.Binary, file: bytes) -> Row:
+    signature = binary.code_signature
+    if signature is None:
+        return "signature", "none", ["macOS loads no unsigned code on arm64"]
+    try:
+        pages = verify(file, signature.data_offset, signature.data_size)
+    except SignatureError as error:
+        return "signature", "broken", [f"the signature {error}"]
+    return "signature", f"ad hoc, {pages} pages", []
+
+
+def check_libraries(binary: lief.MachO.Binary) -> Row:
+    found = [str(library.name) for library in binary.libraries]
+    unexpected = set(found) - {LIBMLX, LIBCXX, LIBOBJC, LIBSYSTEM}
+    wrong = [f"unexpected: {name}" for name in sorted(unexpected)]
+    if LIBMLX not in found:
+        wrong.append(f"expected {LIBMLX}")
+    return "libraries", ", ".join(Path(name).name for name in found), wrong
+
+
+def check_run_paths(binary: lief.MachO.Binary) -> Row:
+    found = [str(command.path) for command in binary.rpaths]
+    return "run paths", ", ".join(found), [] if found == RUN_PATHS else [f"expected {', '.join(RUN_PATHS)}"]
+
+
+def check_symbols(binary: lief.MachO.Binary, mlx: Path) -> Iterator[Row]:
+    """For each library what the file wants of it, and which of that it has not."""
+    available = {LIBMLX: macho.exports(macho.read(mlx / "lib/libmlx.dylib")), **system_symbols()}
+    imports = macho.imports(binary)
+    # Symbols of no library in particular are Python's, or C++'s that the first library to have them provides.
+    anywhere = imports.pop(macho.ANY, set())
+    python = {name for name in anywhere if hasattr(ctypes.pythonapi, name.removeprefix("_"))}
+    everything = set().union(macho.exports(binary), *available.values())
+    for library, names in sorted(imports.items()):
+        missing = names - available.get(library, set())
+        yield symbols_row(Path(library).name, names, missing)
+    yield symbols_row("CPython's C API", python, set())
+    if others := anywhere - python:
+        yield symbols_row("whichever library has them", others, others - everything)
+
+
+def symbols_row(where: str, names: set[str], missing: set[str]) -> Row:
+    wrong = [f"not there: {demangled(name)}" for name in sorted(missing)]
+    return "symbols", f"{len(names)} of {where}", wrong
+
+
+def demangled(name: str) -> str:
+    symbol = lief.MachO.Symbol()
+    symbol.name = name.removeprefix("_")  # macOS puts it before every name
+    return str(symbol.demangled_name)
+
+
+def check_wheel(wheel: Path, mlx: Path) -> int:
+    """Prints a table of what was looked at; returns 1 if anything is wrong, else 0."""
+    with TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.startswith("flashattn_core/_ext."))
+        module = Path(archive.extract(name, folder))
+        binary, file = macho.read(module), module.read_bytes()
+    rows = [
+        check_name(wheel),
+        check_kind(binary),
+        check_signature(binary, file),
+        check_libraries(binary),
+        check_run_paths(binary),
+        *check_symbols(binary, mlx),
+    ]
+    faults = 0
+    for what, found, wrong in rows:
+        print(f"{what:<10} {found:<67} {'WRONG' if wrong else 'ok'}")
+        for line in wrong:
+            print(f"{'':<10} {line}")
+        faults += len(wrong)
+    print(f"{wheel.name}: " + (f"{faults} faults" if faults else f"a Mac with this MLX in {mlx} would load it"))
+    return 1 if faults else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--mlx", type=Path, required=True, help="the mlx folder of MLX's macOS wheels")
+    arguments = parser.parse_args()
+    return check_wheel(arguments.wheel, arguments.mlx)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["lief==1.0.0", "ziglang==0.17.1"]
+# ///
+"""Writes libcxx_symbols.txt: what macOS 14's libc++ is known to have, since published wheels that run there import it.
+
+    uv run packages/flashattn-core/macos/list_libcxx_symbols.py
+
+Only needed when the linker misses a symbol of libc++ that macOS 14 has: name one more wheel that uses it.
+"""
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import macho
+from download import download
+from sysroot import LIBCXX
+
+WHEELS = ["mlx==0.32.4", "mlx-metal==0.32.4", "pyarrow==26.0.1"]
+
+# operator new and delete, which programs may replace, and the standard exceptions' types: looked up in any library.
+REPLACEABLE = re.compile(r"__Z(n[aw]|d[al]|TISt)")
+
+# Constructors and destructors are compiled in two forms, of whole objects (1) and of bases (2), both or none.
+CONSTRUCTOR = re.compile(r"([CD])[12]E")
+
+# No published wheel imports it, because Apple's headers inline less than zig's: libc++ has exported it from the start
+# (__string/extern_template_lists.h in its sources, the list of the first version).
+KNOWN = {
+    "__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE21__grow_by_and_replaceEmmmmmmPKc",
+}
+
+
+def libcxx_symbols(folder: Path) -> set[str]:
+    """libc++'s symbols that binaries in `folder` import."""
+    found: set[str] = set()
+    for path in [*folder.rglob("*.so"), *folder.rglob("*.dylib")]:
+        imports = macho.imports(macho.read(path))
+        found |= imports.get(LIBCXX, set())
+        found |= {name for name in imports.get(macho.ANY, set()) if REPLACEABLE.match(name)}
+    return found | {CONSTRUCTOR.sub(rf"\g<1>{form}E", name) for name in found for form in (1, 2)}
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        download(Path(folder), *WHEELS)
+        symbols = libcxx_symbols(Path(folder)) | KNOWN
+    (Path(__file__).parent / "libcxx_symbols.txt").write_text("\n".join(sorted(symbols)) + "\n")

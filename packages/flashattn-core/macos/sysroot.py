@@ -1,0 +1,85 @@
+"""Stands in for Apple's SDK, which may not be copied to Linux: headers and lists of symbols to compile and link with.
+
+zig carries macOS's C and C++ headers and libSystem's symbols. The rest is small: two headers that metal-cpp wants
+(headers/), the symbols of libc++ (libcxx_symbols.txt) and libobjc, and Python's headers as they are on macOS.
+"""
+
+import json
+import re
+import shutil
+import sysconfig
+from pathlib import Path
+
+import ziglang
+
+LIBCXX = "/usr/lib/libc++.1.dylib"
+LIBOBJC = "/usr/lib/libobjc.A.dylib"
+LIBSYSTEM = "/usr/lib/libSystem.B.dylib"
+
+ZIG = Path(ziglang.__file__).parent
+LIBSYSTEM_TBD = ZIG / "lib/libc/darwin/libSystem.tbd"
+HERE = Path(__file__).parent
+
+# All that metal-cpp calls of it.
+LIBOBJC_SYMBOLS = {"_objc_getProtocol", "_objc_lookUpClass", "_objc_msgSend", "_sel_registerName"}
+
+# Where macOS on arm64 differs from Linux, of what Python's public headers read.
+MACOS_PYCONFIG = """
+#undef HAVE_GCC_ASM_FOR_X87
+#undef _POSIX_C_SOURCE
+#undef _XOPEN_SOURCE
+#undef PTHREAD_KEY_T_IS_COMPATIBLE_WITH_INT
+#define _DARWIN_C_SOURCE 1
+#undef SIZEOF_FPOS_T
+#define SIZEOF_FPOS_T 8
+#undef SIZEOF_LONG_DOUBLE
+#define SIZEOF_LONG_DOUBLE 8
+#undef SIZEOF_PTHREAD_KEY_T
+#define SIZEOF_PTHREAD_KEY_T 8
+"""
+
+
+def symbol_list(library: str, symbols: set[str]) -> str:
+    """A .tbd file: what a linker has to know of a library that is not there."""
+    names = ", ".join(f"'{name}'" for name in sorted(symbols))
+    return (
+        "--- !tapi-tbd\ntbd-version: 4\ntargets: [ arm64-macos ]\n"
+        f"install-name: '{library}'\ncurrent-version: 1\ncompatibility-version: 1\n"
+        f"exports:\n  - targets: [ arm64-macos ]\n    symbols: [ {names} ]\n...\n"
+    )
+
+
+def system_symbols() -> dict[str, set[str]]:
+    """What the system's libraries have on macOS 14."""
+    return {
+        LIBCXX: set((HERE / "libcxx_symbols.txt").read_text().split()),
+        LIBOBJC: LIBOBJC_SYMBOLS,
+        # zig's list; it is of a newer macOS, whose C functions have hardly changed.
+        LIBSYSTEM: set(re.findall(r"[\w$]+", LIBSYSTEM_TBD.read_text())),
+    }
+
+
+def python_headers(folder: Path) -> None:
+    """This Python's headers, with macOS's sizes."""
+    here = Path(sysconfig.get_path("include"))
+    shutil.copytree(here, folder, dirs_exist_ok=True)
+    # Debian keeps the real pyconfig.h in a folder of the architecture's.
+    debian = here.parent / str(sysconfig.get_config_var("MULTIARCH")) / here.name / "pyconfig.h"
+    pyconfig = debian if debian.is_file() else here / "pyconfig.h"
+    (folder / "pyconfig.h").write_text(pyconfig.read_text() + MACOS_PYCONFIG)
+
+
+def make_sysroot(folder: Path) -> None:
+    """Fills `folder`."""
+    shutil.copytree(HERE / "headers", folder / "headers", dirs_exist_ok=True)
+    python_headers(folder / "python")
+    libraries = folder / "usr/lib"
+    libraries.mkdir(parents=True, exist_ok=True)
+    symbols = system_symbols()
+    (libraries / "libc++.tbd").write_text(symbol_list(LIBCXX, symbols[LIBCXX]))
+    (libraries / "libobjc.tbd").write_text(symbol_list(LIBOBJC, symbols[LIBOBJC]))
+    # Targets that lld 19 has not heard of make it refuse the file.
+    (libraries / "libSystem.tbd").write_text(re.sub(r"\barm64e\.x1-\w+\s*,?\s*", "", LIBSYSTEM_TBD.read_text()))
+    # What clang reads of an SDK.
+    sdk = {"Version": "14.0", "MaximumDeploymentTarget": "14.0.99"}
+    (folder / "SDKSettings.json").write_text(json.dumps(sdk))
