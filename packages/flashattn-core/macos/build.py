@@ -13,8 +13,9 @@
 
     uv run packages/flashattn-core/macos/build.py --output dist
 
-The wheel is for the CPython that runs this: `uv run --python 3.12 ...` for another one. What is needed here and nowhere
-else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's environment.
+The wheel is for the CPython that runs this: `uv run --python 3.12 ...` for another one. What is needed here and
+nowhere else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's environment. The exit
+code is 1 if the wheel is wrong, 2 if this machine lacks something.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import tomllib
 from pathlib import Path
 
 from check import check_wheel
-from download import MINIMUM_MACOS, DownloadError, download
+from download import MINIMUM_MACOS, DownloadError, cannot, download
 from scikit_build_core.build import build_wheel
 from sysroot import ZIG, make_sysroot
 
@@ -84,14 +85,14 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="folder for everything in between, kept (otherwise a temporary one)")
     arguments = parser.parse_args()
     if missing := missing_tools():
-        sys.exit("\n".join(missing))
+        cannot("\n".join(missing))
     output = arguments.output.resolve()
     with tempfile.TemporaryDirectory() as temporary:
         work = (arguments.work or Path(temporary)).resolve()
         try:
             wheel, mlx = build(output, work)
         except DownloadError as error:
-            sys.exit(str(error))
+            cannot(str(error))
         print(f"\n{wheel}")
         return check_wheel(wheel, mlx)
 

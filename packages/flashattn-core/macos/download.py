@@ -3,16 +3,19 @@
 # ///
 """Published macOS wheels, unpacked: above all MLX's headers and the libmlx.dylib that the module will meet on a Mac.
 
-    uv run packages/flashattn-core/macos/download.py FOLDER mlx==0.32.4 mlx-metal==0.32.4
+    uv run packages/flashattn-core/macos/download.py FOLDER mlx==0.32.4 mlx-metal==0.32.4 [--macos 26.0]
 
-uv keeps what it has downloaded in its own cache, so that a second call needs no network.
+MLX publishes one build for each of macOS 14, 15 and 26; pip takes the newest that the Mac can run. uv keeps
+what it has downloaded in its own cache, so that a second call needs no network.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 MINIMUM_MACOS = "14.0"
 
@@ -21,21 +24,36 @@ class DownloadError(Exception):
     """The wheels could not be had."""
 
 
-def download(folder: Path, *requirements: str) -> None:
-    """Unpacks the wheels into `folder`: those for macOS on arm64 and this Python's version."""
+def download(folder: Path, *requirements: str, macos: str = MINIMUM_MACOS) -> None:
+    """Unpacks into `folder` the wheels that a Mac with this version of macOS, and of Python, would take."""
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv is None:
         raise DownloadError("uv is missing: python3 -m pip install uv")
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", f"--target={folder}"]
     command += ["--python-platform=aarch64-apple-darwin", f"--python={sys.executable}"]
-    environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": MINIMUM_MACOS}
+    environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": macos}
     done = subprocess.run([*command, *requirements], env=environment, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise DownloadError(f"{' '.join(requirements)} for macOS could not be had. uv says:\n{done.stderr.strip()}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("requirements", nargs="+")
+    parser.add_argument("--macos", default=MINIMUM_MACOS, help="(%(default)s)")
+    arguments = parser.parse_args()
     try:
-        download(Path(sys.argv[1]), *sys.argv[2:])
+        download(arguments.folder, *arguments.requirements, macos=arguments.macos)
     except DownloadError as error:
-        sys.exit(str(error))
+        cannot(str(error))
+
+
+def cannot(reason: str) -> NoReturn:
+    """Ends the program where it is not at fault: something is missing on this machine."""
+    print(reason, file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,9 +12,10 @@ ANY = "any loaded library"
 def read(path: Path) -> lief.MachO.Binary:
     """The one architecture of `path`."""
     binaries = lief.MachO.parse(path)
-    if binaries is None:
+    binary = binaries.at(0) if binaries else None
+    if binary is None:
         raise ValueError(f"{path} is not a Mach-O file")
-    return binaries.at(0)
+    return binary
 
 
 def imports(binary: lief.MachO.Binary) -> dict[str, set[str]]:

@@ -1,0 +1,60 @@
+"""One wheel for macOS, built on this machine, for all tests here; and the programs of packages/flashattn-core/macos."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[2] / "packages/flashattn-core/macos"
+CANNOT = 2  # what the programs, and uv itself, return where something is missing on this machine
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@dataclass
+class Built:
+    wheel: Path
+    mlx: Path  # of the wheel of MLX's that it was built with
+    printed: str
+
+    @property
+    def module(self) -> bytes:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return archive.read(self.module_name)
+
+    @property
+    def module_name(self) -> str:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return next(name for name in archive.namelist() if name.startswith("flashattn_core/_ext."))
+
+
+@pytest.fixture(scope="session")
+def run() -> Run:
+    """Runs one of the programs, which name the packages that they need, in an environment of its own."""
+    uv = os.environ.get("UV") or shutil.which("uv")
+    if uv is None:
+        pytest.skip("uv is missing: python3 -m pip install uv")
+
+    def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [uv, "run", "--quiet", "--python", sys.executable, PROGRAMS / program, *arguments]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        if done.returncode == CANNOT:
+            pytest.skip(done.stderr.strip())
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def built(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("macos")
+    done = run("build.py", "--output", folder, "--work", folder / "work")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return Built(wheel, folder / "work/wheels/mlx", done.stdout)

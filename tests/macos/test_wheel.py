@@ -1,0 +1,40 @@
+"""The wheel for macOS that is built here: a Mac would load it, as far as that can be known without one."""
+
+import sys
+import zipfile
+
+import pytest
+from flashattn_core import _ext
+
+MLX_VERSION = "0.32.4"
+
+
+def test_every_check_passes(built):
+    table = [line for line in built.printed.splitlines() if line.endswith((" ok", " WRONG"))]
+    assert len(table) >= 10
+    assert all(line.endswith(" ok") for line in table)
+
+
+def test_name_and_content(built):
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert built.wheel.name.endswith(f"-{python}-{python}-macosx_14_0_arm64.whl")
+    assert built.module_name == f"flashattn_core/_ext.{python.replace('cp', 'cpython-')}-darwin.so"
+    with zipfile.ZipFile(built.wheel) as archive:
+        assert {"flashattn_core/__init__.py", "flashattn_core/_ext.pyi"} <= set(archive.namelist())
+
+
+def test_has_the_kernels_of_both_processors(built):
+    assert b"NEON\0" in built.module
+    assert _ext.metal_sources()
+    for name, text in _ext.metal_sources().items():
+        assert text.encode() in built.module, name
+
+
+@pytest.mark.parametrize("macos", ["15.0", "26.0"])
+def test_loads_beside_the_mlx_of_newer_systems(built, run, tmp_path, macos):
+    wheels = [f"mlx=={MLX_VERSION}", f"mlx-metal=={MLX_VERSION}"]
+    assert run("download.py", tmp_path, *wheels, "--macos", macos).returncode == 0
+    tag = f"macosx_{macos.replace('.', '_')}_arm64"
+    assert tag in next(tmp_path.glob("mlx_metal-*.dist-info/WHEEL")).read_text()
+    done = run("check.py", built.wheel, "--mlx", tmp_path / "mlx")
+    assert done.returncode == 0, done.stdout
