@@ -46,6 +46,8 @@ FAULTS = {
     "reg: keys before the previous values are read": Fault(REG, BARRIER + "  // the previous values have been read"),
     "reg: values before they are there": Fault(REG, BARRIER + "  // the values are there"),
     "reg: keys before they are there": Fault(REG, BARRIER, occurrence=1),
+    "reg: values cleaned before they are read": Fault(REG, BARRIER + "  // the values have been read", mask="NaN"),
+    "reg: values read before they are clean": Fault(REG, BARRIER + "  // the values are clean", mask="NaN"),
     "tg: softmax before the scores are there": Fault(TG, BARRIER, occurrence=0),
     "tg: output before the probabilities are there": Fault(TG, BARRIER, occurrence=1),
     "tg: division before the sums are there": Fault(TG, BARRIER, occurrence=2),
@@ -60,18 +62,16 @@ FAULTS = {
         REG, BARRIER + "  // the values are there", "if (own.end > first) " + BARRIER
     ),
     # Bounds.
-    "loader: one row too many": Fault(REG, "bool inside = row < rows &&", "bool inside = row <= rows &&", mask=None),
+    "loader: one row too many": Fault(REG, "if (row < rows && (", "if (row <= rows && (", mask=None),
     "loader: one column too many": Fault(REG, "column + i < columns", "column + i <= columns", dim=39),
-    "reg: rows beyond the last": Fault(REG, "if (!whole_rows && row >= params.query_len)", "if (false)"),
+    "reg: rows beyond the last": Fault(REG, "if (!whole_rows && row.query >= params.query_len)", "if (false)"),
     "reg: columns beyond the last": Fault(REG, "if (DV == value_dim || column < value_dim)", "if (true)", dim=37),
-    "decode: a key too many": Fault(FAST, "bool inside = k < count &&", "bool inside = k <= count &&", lengths=(1, 71)),
+    "decode: a key too many": Fault(FAST, "WHOLE || k < count, lane", "WHOLE || k <= count, lane", lengths=(1, 71)),
     "split: a chunk too many": Fault(
         SPLIT, "if (chunk >= split.num_chunks)", "if (chunk > split.num_chunks)", lengths=ONE
     ),
-    "split: padding rows": Fault(SPLIT, "continue;  // padding", "", lengths=FEW),
-    "tg: a key too many": Fault(
-        TG, "inside && row + 1 < rows", "inside && row + 1 <= rows", lengths=(33, 71), mask=None
-    ),
+    "split: padding rows": Fault(SPLIT, "if (position.query < params.query_len) {  //", "if (true) {  //", lengths=FEW),
+    "tg: a key too many": Fault(TG, "metal::min(row + 1, rows - 1)", "row + 1", lengths=(33, 71), mask=None),
     # Masks.
     "causal: one key too many": Fault(REG, "diagonal + 1", "diagonal + 2"),
     "window: one key too few": Fault(TG, "- params->window + 1", "- params->window + 2", mask=SlidingWindow(9)),
@@ -101,7 +101,7 @@ FAULTS = {
     ),
     "the head of a group": Fault(REG, "head / (params.num_heads / params.num_kv_heads)", "head % params.num_kv_heads"),
     # The online softmax.
-    "output not rescaled": Fault(REG, "output[i][c] *= rescale;"),
+    "output not rescaled": Fault(REG, "output[c] *= rescale;"),
     "sum not rescaled": Fault(ROWWISE, "row_sum *= rescale;"),
     "decode: output not rescaled": Fault(FAST, "output[r][i] *= rescale;", lengths=ONE),
     "merge: chunks not weighed": Fault(SPLIT, "metal::simd_shuffle(weight, ushort(c))", "1.0f", lengths=ONE),
@@ -120,13 +120,11 @@ FAULTS = {
         "(k * 8 + fragment_r) * KeyLoader::kStride + d * 8 + fragment_c",
     ),
     "merge: a lane for a column": Fault(
-        PARALLEL, "int(lane) * kPass + i) * kStride", "int(lane) + i) * kStride", lengths=ONE, dim=64
+        PARALLEL, "(i * FLASHATTN_LANES + int(lane)) * kStride", "(i + int(lane)) * kStride", lengths=ONE, dim=64
     ),
-    "hidden NaN: weighs 0 instead of nothing": Fault(
-        REG, "output[i][c] = finite_tile ?", "output[i][c] = true ?", mask="NaN"
-    ),
+    "hidden NaN: weighs 0 instead of nothing": Fault(REG, "if (!finite_tile) {", "if (false) {", mask="NaN"),
     "decode, hidden NaN: weighs 0 instead of nothing": Fault(
-        FAST, "!shown && scores[r][k] == 0", "false", lengths=ONE, mask="NaN"
+        FAST, "shown || scores[r][k] != 0", "true", lengths=ONE, mask="NaN"
     ),
 }
 

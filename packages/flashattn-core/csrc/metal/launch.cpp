@@ -20,6 +20,10 @@ std::string type_name(Dtype dtype) {
   return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
 }
 
+int size_of(Dtype dtype) {
+  return dtype == Dtype::float32 ? 4 : 2;
+}
+
 int group_of(const Call& call) {
   return call.params.num_heads / call.params.num_kv_heads;
 }
@@ -116,25 +120,23 @@ Launch rowwise(const Call& call) {
 Launch prefill_tg(const Call& call) {
   const AttentionParams& p = call.params;
   int64_t rows = int64_t{p.query_len} * group_of(call);
-  // Two fragments of rows read the keys half as often, as long as the queries leave registers free.
-  int fragments = std::max(p.head_dim, p.value_dim) <= 128 && rows > 8 ? 2 : 1;
+  // Two fragments of rows read the keys half as often, as long as the queries leave registers for the output.
+  int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
   return single("prefill_tg", call, {round_up(p.head_dim, 8), round_up(p.value_dim, 8), fragments},
                 {size(divide_up(rows, 8 * fragments)), size(p.num_kv_heads), batches(call)}, 4);
 }
 
 Launch prefill_reg(const Call& call) {
   const AttentionParams& p = call.params;
-  int dim = std::max(p.head_dim, p.value_dim);
-  // 64 rows read keys and values half as often as 32. Small heads have them in 4 SIMD groups of two fragments each,
-  // which read threadgroup memory half as often, too; for larger ones that would take too many registers.
-  bool long_prompt = p.query_len > 64;
-  int fragments = long_prompt && dim <= 64 ? 2 : 1;
-  int simdgroups = long_prompt && dim > 64 && dim <= 128 ? 8 : 4;
-  int rows = simdgroups * fragments * 8;
-  int keys = dim <= 128 ? 32 : 16;
-  return single("prefill_reg", call, {round_up(p.head_dim, 8), round_up(p.value_dim, 8), simdgroups, fragments, keys},
-                {size(divide_up(p.query_len, rows)), size(p.num_heads), batches(call)}, simdgroups,
-                p.query_len % rows == 0, p.key_len % keys == 0);
+  int dim = std::max(round_up(p.head_dim, 8), round_up(p.value_dim, 8));
+  // 64 rows read keys and values half as often as 32; larger heads have too much in registers for so many threads.
+  int simdgroups = p.query_len > 64 && dim <= 128 ? 8 : 4;
+  // 32 keys, unless their tile takes more than half of the 32 KB.
+  int tile_row = dim * size_of(call.dtype) + 16;
+  int keys = 32 * tile_row <= 17 * 1024 ? 32 : 16;
+  return single("prefill_reg", call, {round_up(p.head_dim, 8), round_up(p.value_dim, 8), simdgroups, keys},
+                {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)}, simdgroups,
+                p.query_len % (8 * simdgroups) == 0, p.key_len % keys == 0);
 }
 
 // How the keys are cut: enough chunks to fill a GPU, none so short that writing and merging partial results costs more
@@ -157,11 +159,13 @@ SplitParams split_keys(const Call& call) {
 }
 
 Launches decode_split(const Call& call) {
-  constexpr int kChunksPerThreadgroup = 4;
+  constexpr int kChunksPerThreadgroup = 4, kMaxSplitSimdgroups = 16;
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, kLanes), value_dim = round_up(p.value_dim, kLanes);
   int rows = group_of(call) * p.query_len;
-  int max_rows = std::max(dim, value_dim) <= 128 ? 8 : std::max(dim, value_dim) <= 256 ? 4 : 2;  // by registers
+  // By registers, of which a thread of a small threadgroup has 128: queries and output of all rows are in them.
+  int widest = std::max(dim, value_dim);
+  int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
 
   Launches result;
   result.split = split_keys(call);
@@ -174,7 +178,9 @@ Launches decode_split(const Call& call) {
     result.launches.push_back(launch("decode_split", "decode_split", call, {dim, value_dim, rows},
                                      std::move(chunk_bindings), grid, kChunksPerThreadgroup));
   } else {
-    int simdgroups = std::min<int>(kMaxSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
+    // With more SIMD groups each thread has fewer registers: half the rows, in up to 16 of them.
+    max_rows /= 2;
+    int simdgroups = std::min<int>(kMaxSplitSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
     int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // none idle
     int64_t row_blocks = divide_up(rows, int64_t{simdgroups} * rows_each);
     Size grid = {size(result.split.num_chunks * row_blocks), size(p.num_kv_heads), batches(call)};

@@ -13,7 +13,7 @@
 
 namespace flashattn::metal {
 
-enum class Dtype : int32_t { float32 = 1, float16 = 2, bfloat16 = 3 };  // kernels/types.h has the same numbers
+enum class Dtype : int32_t { float32 = 1, float16 = 2, bfloat16 = 3 };  // as in kernels/visibility.h
 
 // Where each array is bound, as in kernels/arguments.h.
 enum Binding : int {

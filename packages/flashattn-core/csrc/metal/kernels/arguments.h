@@ -24,20 +24,21 @@
 
 namespace flashattn {
 
-// Offset of one batch element, counted through the leading dimensions from the last to the first.
-inline int64_t batch_offset(const constant AttentionParams& params, const constant Strides& strides, int batch) {
+// Offset of one batch element, counted through the leading dimensions from the last to the first. One leading
+// dimension, the usual case, costs no division.
+METAL_FUNC int64_t batch_offset(const constant AttentionParams& params, const constant Strides& strides, int batch) {
   int64_t offset = 0;
-  for (int d = params.batch_dims - 1; d >= 0; --d) {
+  for (int d = params.batch_dims - 1; d > 0; --d) {
     offset += batch % params.batch_shape[d] * strides.batch[d];
     batch /= params.batch_shape[d];
   }
-  return offset;
+  return offset + batch * strides.batch[0];
 }
 
 // Where the keys or values of one key/value head begin.
 template <typename T>
-inline const device T* head_of(const device T* tensor, const constant AttentionParams& params,
-                               const constant Strides& strides, int batch, int head) {
+METAL_FUNC const device T* head_of(const device T* tensor, const constant AttentionParams& params,
+                                   const constant Strides& strides, int batch, int head) {
   return tensor + batch_offset(params, strides, batch) + head * strides.head;
 }
 
@@ -46,10 +47,10 @@ struct RowLayout {
   int64_t row;
   int64_t column;
 
-  int64_t offset(int r, int c) const thread { return r * row + c * column; }
+  METAL_FUNC int64_t offset(int r, int c) const thread { return r * row + c * column; }
 };
 
-inline RowLayout row_layout(const constant Strides& strides) {
+METAL_FUNC RowLayout row_layout(const constant Strides& strides) {
   return RowLayout{strides.row, packed_rows ? 1 : strides.column};
 }
 

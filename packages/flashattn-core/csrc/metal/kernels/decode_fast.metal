@@ -6,26 +6,23 @@ using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 32 threads.
 template <typename T, int D, int DV>
-[[kernel]] void decode_fast(FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS,
-                            FLASHATTN_SINKS, uint3 group [[threadgroup_position_in_grid]],
-                            uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(32)]] void decode_fast(FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T),
+                                                                   FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS,
+                                                                   FLASHATTN_SINKS,
+                                                                   uint3 group [[threadgroup_position_in_grid]],
+                                                                   uint lane [[thread_index_in_simdgroup]]) {
   using Rows = DecodeRows<T, D, DV, 1>;
   int batch = int(group.z), head = int(group.y);
   int kv_head = head / (params.num_heads / params.num_kv_heads);
   Visibility visibility = FLASHATTN_VISIBILITY(batch);
-
   thread Rows rows;
-  rows.clear();
-  rows.load_query(0, visibility.row(0, head), query, params, batch, lane);
+  rows.load(query, RowPosition{0, head, head, 1}, visibility, batch, lane);
 
   const device T* keys = head_of(key, params, params.key, batch, kv_head);
   const device T* values = head_of(value, params, params.value, batch, kv_head);
-  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
   KeySpan any = visibility.seen(0), all = visibility.seen_by_all(0, 0);
-  for (int first = any.begin; first < any.end; first += Rows::kKeys) {
-    rows.attend(keys + key_layout.offset(first, 0), key_layout, values + value_layout.offset(first, 0), value_layout,
-                visibility, first, metal::min(Rows::kKeys, any.end - first), all.contains(first, Rows::kKeys), lane);
-  }
+  rows.attend(keys, row_layout(params.key), values, row_layout(params.value), visibility, all, any.begin, any.end,
+              Rows::kKeys, 0, lane);
 
   RowResult result = finish_row(rows.softmax[0], sinks, params, batch, head);
   rows.store(0, out_row(out, params, batch, head, 0), result.normalise, lane);

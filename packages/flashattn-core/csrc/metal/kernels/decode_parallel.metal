@@ -16,19 +16,14 @@ template <typename T, int D, int DV>
   int batch = int(group.z), head = int(group.y);
   int kv_head = head / (params.num_heads / params.num_kv_heads);
   Visibility visibility = FLASHATTN_VISIBILITY(batch);
-
   thread Rows rows;
-  rows.clear();
-  rows.load_query(0, visibility.row(0, head), query, params, batch, lane);
+  rows.load(query, RowPosition{0, head, head, 1}, visibility, batch, lane);
 
   const device T* keys = head_of(key, params, params.key, batch, kv_head);
   const device T* values = head_of(value, params, params.value, batch, kv_head);
-  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
   KeySpan any = visibility.seen(0), all = visibility.seen_by_all(0, 0);
-  for (int first = any.begin + int(simdgroup) * Rows::kKeys; first < any.end; first += kSimdgroups * Rows::kKeys) {
-    rows.attend(keys + key_layout.offset(first, 0), key_layout, values + value_layout.offset(first, 0), value_layout,
-                visibility, first, metal::min(Rows::kKeys, any.end - first), all.contains(first, Rows::kKeys), lane);
-  }
+  rows.attend(keys, row_layout(params.key), values, row_layout(params.value), visibility, all,
+              any.begin + int(simdgroup) * Rows::kKeys, any.end, kSimdgroups * Rows::kKeys, 0, lane);
 
   // The merge. A lane stands for the SIMD group of its number; the columns go by in passes that fit the memory. The
   // odd stride puts a column's 32 partial results into 32 banks.
@@ -50,8 +45,10 @@ template <typename T, int D, int DV>
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous pass has been read
     }
     FLASHATTN_UNROLL
-    for (int i = 0; i < kPass && pass + i < Rows::kValueColumns; ++i) {
-      partial_output[(int(lane) * kPass + i) * kStride + int(simdgroup)] = rows.output[0][pass + i];
+    for (int i = 0; i < kPass; ++i) {
+      if (pass + i < Rows::kValueColumns) {
+        partial_output[(i * FLASHATTN_LANES + int(lane)) * kStride + int(simdgroup)] = rows.output[0][pass + i];
+      }
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (pass == 0) {
@@ -65,11 +62,14 @@ template <typename T, int D, int DV>
     }
     // SIMD group g merges the columns that every lane g had.
     FLASHATTN_UNROLL
-    for (int i = 0; i < kPass && pass + i < Rows::kValueColumns; ++i) {
-      float merged = metal::simd_sum(weight * partial_output[(int(simdgroup) * kPass + i) * kStride + int(lane)]);
-      int column = int(simdgroup) * Rows::kValueColumns + pass + i;
-      if (lane == 0 && column < value_dim) {
-        row[column] = T(merged);
+    for (int i = 0; i < kPass; ++i) {
+      if (pass + i < Rows::kValueColumns) {
+        float merged =
+            metal::simd_sum(weight * partial_output[(i * FLASHATTN_LANES + int(simdgroup)) * kStride + int(lane)]);
+        int column = int(simdgroup) * Rows::kValueColumns + pass + i;
+        if (lane == 0 && column < value_dim) {
+          row[column] = T(merged);
+        }
       }
     }
   }

@@ -8,21 +8,52 @@
 
 namespace flashattn {
 
+// Rows of a key/value head go by: its query heads side by side, query after query.
+struct RowPosition {
+  int query;
+  int head;
+  int first_head;  // of the group
+  int group;
+
+  METAL_FUNC void next() thread {
+    ++head;
+    if (head == first_head + group) {
+      head = first_head;
+      ++query;
+    }
+  }
+};
+
+METAL_FUNC RowPosition row_position(int row, int kv_head, int group) {
+  return RowPosition{row / group, kv_head * group + row % group, kv_head * group, group};
+}
+
 // ROWS rows of one SIMD group. D and DV: head_dim and value_dim rounded up to whole lanes.
 template <typename T, int D, int DV, int ROWS>
 struct DecodeRows {
+  static constexpr constant int kRows = ROWS;
   static constexpr constant int kColumns = D / FLASHATTN_LANES;  // of a lane
   static constexpr constant int kValueColumns = DV / FLASHATTN_LANES;
-  // Keys taken at once, so that their loads are under way together; fewer where registers get scarce.
   static constexpr constant int kWidest = D > DV ? D : DV;
-  static constexpr constant int kKeys = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
+  // Keys taken at once, so that their loads are under way together. Each costs a score a row, and its columns: beside
+  // the rows' own numbers that is to stay below what the smallest GPUs have for a thread, 128 with addresses and masks.
+  static constexpr constant int kOwn = ROWS * (kColumns + kValueColumns + 2);
+  static constexpr constant int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
+  static constexpr constant int kKeys = kOwn + ROWS * kMost <= 88 ? kMost : kOwn + ROWS * 2 <= 88 && kMost > 1 ? 2 : 1;
 
   float query[ROWS][kColumns];
   float output[ROWS][kValueColumns];
   OnlineSoftmax softmax[ROWS];
-  Row row[ROWS];
+  float slope[ROWS];  // ALiBi's
+  RowPosition first;  // positions of the others follow from it: registers are for the rows' numbers
 
-  void clear() thread {
+  // A row that is padding sees nothing, and reads nothing.
+  METAL_FUNC void load(const device T* tensor, RowPosition first_position, Visibility visibility, int batch,
+                       uint lane) thread {
+    const constant AttentionParams& params = *visibility.params;
+    RowLayout layout = row_layout(params.query);
+    first = first_position;
+    RowPosition position = first;
     FLASHATTN_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       softmax[r] = empty_row();
@@ -30,39 +61,59 @@ struct DecodeRows {
       for (int i = 0; i < kValueColumns; ++i) {
         output[r][i] = 0;
       }
+      bool exists = position.query < params.query_len;
+      slope[r] = visibility.row(position.query, position.head).slope;
+      const device T* source = head_of(tensor, params, params.query, batch, position.head);
+      FLASHATTN_UNROLL
+      for (int i = 0; i < kColumns; ++i) {
+        int column = int(lane) * kColumns + i;
+        bool inside = exists && (D == head_dim || column < head_dim);
+        query[r][i] = inside ? float(source[layout.offset(position.query, column)]) : 0.0f;
+      }
+      position.next();
     }
   }
 
-  // Takes row r's query. A row that is padding sees nothing, and reads nothing.
-  void load_query(int r, Row row_, const device T* tensor, const constant AttentionParams& params, int batch,
-                  uint lane) thread {
-    row[r] = row_;
-    bool exists = row_.query < params.query_len;
-    const device T* source = head_of(tensor, params, params.query, batch, row_.head);
-    RowLayout layout = row_layout(params.query);
-    FLASHATTN_UNROLL
-    for (int i = 0; i < kColumns; ++i) {
-      int column = int(lane) * kColumns + i;
-      bool inside = exists && (D == head_dim || column < head_dim);
-      query[r][i] = inside ? float(source[layout.offset(row_.query, column)]) : 0.0f;
-    }
-  }
-
-  // Takes keys first..first+count-1 in, at most kKeys, the first of which lies at key and value. `shown`: all rows see
-  // all of them. The pointers are device or threadgroup ones.
+  // Takes keys begin..end-1 in, from the SIMD group's first on in steps: kKeys of each step. `key` and `value` point to
+  // key number `origin`, in device or threadgroup memory. `all`: the keys that all rows see.
   template <typename Pointer>
-  void attend(Pointer key, RowLayout key_layout, Pointer value, RowLayout value_layout, Visibility visibility,
-              int first, int count, bool shown, uint lane) thread {
+  METAL_FUNC void attend(Pointer key, RowLayout key_layout, Pointer value, RowLayout value_layout,
+                         Visibility visibility, KeySpan all, int begin, int end, int step, int origin,
+                         uint lane) thread {
+    int k = begin;
+    for (; k + kKeys <= end; k += step) {
+      attend_batch<true>(key + key_layout.offset(k - origin, 0), key_layout, value + value_layout.offset(k - origin, 0),
+                         value_layout, visibility, k, kKeys, all.contains(k, kKeys), lane);
+    }
+    if (k < end) {
+      attend_batch<false>(key + key_layout.offset(k - origin, 0), key_layout,
+                          value + value_layout.offset(k - origin, 0), value_layout, visibility, k, end - k, false,
+                          lane);
+    }
+  }
+
+  // Row r's output, times a factor.
+  template <typename U>
+  METAL_FUNC void store(int r, device U* target, float factor, uint lane) thread {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < kValueColumns; ++i) {
+      int column = int(lane) * kValueColumns + i;
+      if (DV == value_dim || column < value_dim) {
+        target[column] = U(output[r][i] * factor);
+      }
+    }
+  }
+
+ private:
+  // WHOLE: of kKeys keys, and not fewer. Only then are the loads of a lane free of conditions, and wide.
+  template <bool WHOLE, typename Pointer>
+  METAL_FUNC void attend_batch(Pointer key, RowLayout key_layout, Pointer value, RowLayout value_layout,
+                               Visibility visibility, int first_key, int count, bool shown, uint lane) thread {
     float scores[ROWS][kKeys];
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeys; ++k) {
       float columns[kColumns];
-      FLASHATTN_UNROLL
-      for (int i = 0; i < kColumns; ++i) {
-        int column = int(lane) * kColumns + i;
-        bool inside = k < count && (D == head_dim || column < head_dim);
-        columns[i] = inside ? float(key[key_layout.offset(k, column)]) : 0.0f;
-      }
+      load_columns<D, kColumns>(columns, key, key_layout, k, head_dim, WHOLE || k < count, lane);
       FLASHATTN_UNROLL
       for (int r = 0; r < ROWS; ++r) {
         float product = 0;
@@ -70,23 +121,21 @@ struct DecodeRows {
         for (int i = 0; i < kColumns; ++i) {
           product = metal::fma(query[r][i], columns[i], product);
         }
-        scores[r][k] = visibility.score(metal::simd_sum(product), row[r], first + k);
+        scores[r][k] = metal::simd_sum(product);
       }
     }
-    if (!shown) {
-      FLASHATTN_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        FLASHATTN_UNROLL
-        for (int k = 0; k < kKeys; ++k) {
-          scores[r][k] = k < count ? visibility.masked(scores[r][k], row[r], first + k) : -INFINITY;
-        }
-      }
-    }
+    RowPosition position = first;
     FLASHATTN_UNROLL
     for (int r = 0; r < ROWS; ++r) {
-      float score_max = scores[r][0];
+      Row row = visibility.row_with_slope(position.query, position.head, slope[r]);
+      float score_max = -INFINITY;
       FLASHATTN_UNROLL
-      for (int k = 1; k < kKeys; ++k) {
+      for (int k = 0; k < kKeys; ++k) {
+        scores[r][k] = visibility.score(scores[r][k], row, first_key + k);
+        if (!shown) {
+          bool exists = WHOLE || k < count;
+          scores[r][k] = exists ? visibility.masked(scores[r][k], row, first_key + k) : -INFINITY;
+        }
         score_max = metal::max(score_max, scores[r][k]);
       }
       float rescale = softmax[r].raise(score_max);
@@ -99,32 +148,39 @@ struct DecodeRows {
       for (int i = 0; i < kValueColumns; ++i) {
         output[r][i] *= rescale;
       }
+      position.next();
     }
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeys; ++k) {
+      float columns[kValueColumns];
+      load_columns<DV, kValueColumns>(columns, value, value_layout, k, value_dim, WHOLE || k < count, lane);
       FLASHATTN_UNROLL
-      for (int i = 0; i < kValueColumns; ++i) {
-        int column = int(lane) * kValueColumns + i;
-        bool inside = k < count && (DV == value_dim || column < value_dim);
-        float v = inside ? float(value[value_layout.offset(k, column)]) : 0.0f;
-        FLASHATTN_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-          // A value that the row does not see may be NaN or infinite.
-          bool skipped = !shown && scores[r][k] == 0;
-          output[r][i] = skipped ? output[r][i] : metal::fma(scores[r][k], v, output[r][i]);
+      for (int r = 0; r < ROWS; ++r) {
+        if (shown || scores[r][k] != 0) {  // a value that the row does not see may be NaN or infinite
+          FLASHATTN_UNROLL
+          for (int i = 0; i < kValueColumns; ++i) {
+            output[r][i] = metal::fma(scores[r][k], columns[i], output[r][i]);
+          }
         }
       }
     }
   }
 
-  // Row r's output, times a factor.
-  template <typename U>
-  void store(int r, device U* target, float factor, uint lane) thread {
-    FLASHATTN_UNROLL
-    for (int i = 0; i < kValueColumns; ++i) {
-      int column = int(lane) * kValueColumns + i;
-      if (DV == value_dim || column < value_dim) {
-        target[column] = U(output[r][i] * factor);
+  // A lane's columns of one row; 0 beyond `columns`, and in a row that does not exist.
+  template <int WIDTH, int COUNT, typename Pointer>
+  METAL_FUNC static void load_columns(thread float* target, Pointer source, RowLayout layout, int row, int columns,
+                                      bool exists, uint lane) {
+    int first_column = int(lane) * COUNT;
+    Pointer from = source + layout.offset(row, first_column);
+    if (exists && (WIDTH == columns || first_column + COUNT <= columns)) {
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COUNT; ++i) {
+        target[i] = float(from[packed_rows ? i : i * layout.column]);
+      }
+    } else {
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COUNT; ++i) {
+        target[i] = exists && first_column + i < columns ? float(from[i * layout.column]) : 0.0f;
       }
     }
   }

@@ -12,40 +12,28 @@ namespace flashattn {
       SPACE float *partial_sum [[buffer(15)]], const constant SplitParams &split [[buffer(16)]]
 
 // Where a row's partial result of one chunk lies: a row's chunks side by side.
-inline int64_t partial_index(const constant AttentionParams& params, const constant SplitParams& split, int batch,
-                             int head, int query, int chunk) {
+METAL_FUNC int64_t partial_index(const constant AttentionParams& params, const constant SplitParams& split, int batch,
+                                 int head, int query, int chunk) {
   int64_t row = (int64_t(batch) * params.num_heads + head) * params.query_len + query;
   return row * split.num_chunks + chunk;
 }
 
-// Rows r of a key/value head: its query heads side by side, query after query.
-template <typename Rows, typename T>
-inline void load_rows(thread Rows& rows, int first_row, int count, Visibility visibility, const device T* query,
-                      const constant AttentionParams& params, int batch, int kv_head, uint lane) {
-  int group = params.num_heads / params.num_kv_heads;
-  rows.clear();
-  FLASHATTN_UNROLL
-  for (int r = 0; r < count; ++r) {
-    int row = first_row + r;
-    rows.load_query(r, visibility.row(row / group, kv_head * group + row % group), query, params, batch, lane);
-  }
-}
-
 template <typename Rows>
-inline void store_partials(thread Rows& rows, int count, device float* partial_out, device float* partial_max,
-                           device float* partial_sum, const constant AttentionParams& params,
-                           const constant SplitParams& split, int batch, int chunk, uint lane) {
+METAL_FUNC void store_partials(thread Rows& rows, device float* partial_out, device float* partial_max,
+                               device float* partial_sum, const constant AttentionParams& params,
+                               const constant SplitParams& split, int batch, int chunk, uint lane) {
+  RowPosition position = rows.first;
   FLASHATTN_UNROLL
-  for (int r = 0; r < count; ++r) {
-    if (rows.row[r].query >= params.query_len) {
-      continue;  // padding
+  for (int r = 0; r < Rows::kRows; ++r) {
+    if (position.query < params.query_len) {  // otherwise it is padding
+      int64_t index = partial_index(params, split, batch, position.head, position.query, chunk);
+      rows.store(r, partial_out + index * value_dim, 1.0f, lane);
+      if (lane == 0) {
+        partial_max[index] = rows.softmax[r].row_max;
+        partial_sum[index] = rows.softmax[r].row_sum;
+      }
     }
-    int64_t index = partial_index(params, split, batch, rows.row[r].head, rows.row[r].query, chunk);
-    rows.store(r, partial_out + index * value_dim, 1.0f, lane);
-    if (lane == 0) {
-      partial_max[index] = rows.softmax[r].row_max;
-      partial_sum[index] = rows.softmax[r].row_sum;
-    }
+    position.next();
   }
 }
 
@@ -67,21 +55,17 @@ template <typename T, int D, int DV, int ROWS>
   }
   Visibility visibility = FLASHATTN_VISIBILITY(batch);
   thread Rows rows;
-  load_rows(rows, 0, ROWS, visibility, query, params, batch, kv_head, lane);
+  rows.load(query, row_position(0, kv_head, params.num_heads / params.num_kv_heads), visibility, batch, lane);
 
   const device T* keys = head_of(key, params, params.key, batch, kv_head);
   const device T* values = head_of(value, params, params.value, batch, kv_head);
-  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
   int chunk_begin = split.first_key + chunk * split.chunk_len;
   int last = params.query_len - 1;
   KeySpan any = intersection(visibility.seen_by_any(0, last), KeySpan{chunk_begin, chunk_begin + split.chunk_len});
   KeySpan all = visibility.seen_by_all(0, last);
-  for (int first = any.begin; first < any.end; first += Rows::kKeys) {
-    int count = metal::min(Rows::kKeys, any.end - first);
-    rows.attend(keys + key_layout.offset(first, 0), key_layout, values + value_layout.offset(first, 0), value_layout,
-                visibility, first, count, count == Rows::kKeys && all.contains(first, count), lane);
-  }
-  store_partials(rows, ROWS, partial_out, partial_max, partial_sum, params, split, batch, chunk, lane);
+  rows.attend(keys, row_layout(params.key), values, row_layout(params.value), visibility, all, any.begin, any.end,
+              Rows::kKeys, 0, lane);
+  store_partials(rows, partial_out, partial_max, partial_sum, params, split, batch, chunk, lane);
 }
 
 // Phase 1 for more rows: a threadgroup takes a chunk, its SIMD groups take ROWS rows each, and keys and values go
@@ -96,18 +80,19 @@ template <typename T, int D, int DV, int ROWS, int SIMDGROUPS>
   constexpr int kBudget = 15 * 1024 / int(sizeof(T));  // elements of each of the two tiles: 30 of 32 KB
   constexpr int kFitting = kBudget / (Rows::kWidest + 16) / Rows::kKeys * Rows::kKeys;
   constexpr int kTile = kFitting < 32 ? kFitting : 32;
+  static_assert(kTile > 0, "not even one batch of keys fits");
   using KeyLoader = TileLoader<T, kTile, D, SIMDGROUPS * FLASHATTN_LANES>;
   using ValueLoader = TileLoader<T, kTile, DV, SIMDGROUPS * FLASHATTN_LANES>;
   threadgroup T key_tile[KeyLoader::kSize];
   threadgroup T value_tile[ValueLoader::kSize];
 
-  int all_rows = params.query_len * (params.num_heads / params.num_kv_heads);
+  int heads = params.num_heads / params.num_kv_heads, all_rows = params.query_len * heads;
   int row_blocks = (all_rows + SIMDGROUPS * ROWS - 1) / (SIMDGROUPS * ROWS);
   int batch = int(group.z), kv_head = int(group.y), chunk = int(group.x) / row_blocks;
   int first_row = (int(group.x) % row_blocks * SIMDGROUPS + int(simdgroup)) * ROWS;
   Visibility visibility = FLASHATTN_VISIBILITY(batch);
   thread Rows rows;
-  load_rows(rows, first_row, ROWS, visibility, query, params, batch, kv_head, lane);
+  rows.load(query, row_position(first_row, kv_head, heads), visibility, batch, lane);
 
   const device T* keys = head_of(key, params, params.key, batch, kv_head);
   const device T* values = head_of(value, params, params.value, batch, kv_head);
@@ -123,21 +108,19 @@ template <typename T, int D, int DV, int ROWS, int SIMDGROUPS>
     ValueLoader::load(value_tile, values + value_layout.offset(tile, 0), value_layout, tile_end - tile, value_dim,
                       thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    for (int first = tile; first < tile_end; first += Rows::kKeys) {
-      int count = metal::min(Rows::kKeys, tile_end - first);
-      const threadgroup T* tile_keys = key_tile + (first - tile) * KeyLoader::kStride;
-      const threadgroup T* tile_values = value_tile + (first - tile) * ValueLoader::kStride;
-      rows.attend(tile_keys, RowLayout{KeyLoader::kStride, 1}, tile_values, RowLayout{ValueLoader::kStride, 1},
-                  visibility, first, count, count == Rows::kKeys && all.contains(first, count), lane);
-    }
+    rows.attend(static_cast<const threadgroup T*>(key_tile), RowLayout{KeyLoader::kStride, 1},
+                static_cast<const threadgroup T*>(value_tile), RowLayout{ValueLoader::kStride, 1}, visibility, all,
+                tile, tile_end, Rows::kKeys, tile, lane);
   }
-  store_partials(rows, ROWS, partial_out, partial_max, partial_sum, params, split, batch, chunk, lane);
+  store_partials(rows, partial_out, partial_max, partial_sum, params, split, batch, chunk, lane);
 }
 
 // Phase 2: one SIMD group merges one row. Grid: (query_len, heads, batch) threadgroups of 32 threads.
 template <typename T, int DV>
-[[kernel]] void decode_merge(FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_SINKS, FLASHATTN_PARTIALS(const device),
-                             uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(32)]] void decode_merge(FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
+                                                                    FLASHATTN_SINKS, FLASHATTN_PARTIALS(const device),
+                                                                    uint3 group [[threadgroup_position_in_grid]],
+                                                                    uint lane [[thread_index_in_simdgroup]]) {
   constexpr int kColumns = DV / FLASHATTN_LANES;
   int batch = int(group.z), head = int(group.y), query = int(group.x);
   int64_t first = partial_index(params, split, batch, head, query, 0);

@@ -12,8 +12,8 @@ struct RowResult {
 };
 
 // Only adds to the denominator. A row that sees nothing gives 0 and -inf, with a sink too.
-inline RowResult finish_row(OnlineSoftmax softmax, const device float* sinks, const constant AttentionParams& params,
-                            int batch, int head) {
+METAL_FUNC RowResult finish_row(OnlineSoftmax softmax, const device float* sinks,
+                                const constant AttentionParams& params, int batch, int head) {
   if (softmax.row_sum == 0) {  // the largest visible score adds 1, and NaN is not 0
     return RowResult{0.0f, -INFINITY};
   }
@@ -28,10 +28,11 @@ inline RowResult finish_row(OnlineSoftmax softmax, const device float* sinks, co
 
 // Where the output row of a query begins, and its lse.
 template <typename T>
-inline device T* out_row(device T* out, const constant AttentionParams& params, int batch, int head, int query) {
+METAL_FUNC device T* out_row(device T* out, const constant AttentionParams& params, int batch, int head, int query) {
   return out + batch_offset(params, params.out, batch) + head * params.out.head + query * params.out.row;
 }
-inline device float* lse_of(device float* lse, const constant AttentionParams& params, int batch, int head, int query) {
+METAL_FUNC device float* lse_of(device float* lse, const constant AttentionParams& params, int batch, int head,
+                                int query) {
   return lse + batch_offset(params, params.lse, batch) + head * params.lse.head + query * params.lse.row;
 }
 

@@ -1,4 +1,7 @@
 // A lane's elements of an 8x8 fragment, straight from device memory.
+//
+// Rows beyond the last one are read as the last: what comes of them is masked or not stored, and a load without a
+// condition is not a branch. Columns from `columns` on are 0. COLUMNS: `columns` rounded up to whole fragments.
 #pragma once
 
 #include "arguments.h"
@@ -6,32 +9,30 @@
 
 namespace flashattn {
 
-// Elements (row, column) and (row, column + 1). Those from row `rows` or column `columns` on are 0. COLUMNS: `columns`
-// rounded up to whole fragments.
+// Elements (row, column) and (row, column + 1) of `rows` rows.
 template <int COLUMNS, typename T>
-inline metal::vec<T, 2> load_pair(const device T* source, RowLayout layout, int row, int column, int rows,
-                                  int columns) {
-  bool first = row < rows && (COLUMNS == columns || column < columns);
-  bool second = row < rows && (COLUMNS == columns || column + 1 < columns);
+METAL_FUNC metal::vec<T, 2> load_pair(const device T* source, RowLayout layout, int row, int column, int rows,
+                                      int columns) {
+  const device T* from = source + layout.offset(metal::min(row, rows - 1), column);
   metal::vec<T, 2> pair;
-  pair[0] = first ? source[layout.offset(row, column)] : T(0);
-  pair[1] = second ? source[layout.offset(row, column + 1)] : T(0);
+  pair[0] = COLUMNS == columns || column < columns ? from[0] : T(0);
+  pair[1] = COLUMNS == columns || column + 1 < columns ? from[packed_rows ? 1 : layout.column] : T(0);
   return pair;
 }
 
 // Elements (row, column) and (row + 1, column): those of the transposed matrix.
 template <int COLUMNS, typename T>
-inline metal::vec<T, 2> load_pair_transposed(const device T* source, RowLayout layout, int row, int column, int rows,
-                                             int columns) {
+METAL_FUNC metal::vec<T, 2> load_pair_transposed(const device T* source, RowLayout layout, int row, int column,
+                                                 int rows, int columns) {
   bool inside = COLUMNS == columns || column < columns;
   metal::vec<T, 2> pair;
-  pair[0] = inside && row < rows ? source[layout.offset(row, column)] : T(0);
-  pair[1] = inside && row + 1 < rows ? source[layout.offset(row + 1, column)] : T(0);
+  pair[0] = inside ? source[layout.offset(metal::min(row, rows - 1), column)] : T(0);
+  pair[1] = inside ? source[layout.offset(metal::min(row + 1, rows - 1), column)] : T(0);
   return pair;
 }
 
 template <typename T>
-inline Fragment to_fragment(metal::vec<T, 2> pair) {
+METAL_FUNC Fragment to_fragment(metal::vec<T, 2> pair) {
   return Fragment{float(pair[0]), float(pair[1])};
 }
 

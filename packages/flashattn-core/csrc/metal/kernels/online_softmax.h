@@ -11,12 +11,12 @@ struct OnlineSoftmax {
 
   // What is subtracted before exp2. Where nothing is visible yet any finite number gives exp2(-inf) = 0, and
   // -inf - -inf would give NaN.
-  float reference() const thread { return row_max == -INFINITY ? 0.0f : row_max; }
+  METAL_FUNC float reference() const thread { return row_max == -INFINITY ? 0.0f : row_max; }
 
-  float probability(float score) const thread { return metal::fast::exp2(score - reference()); }
+  METAL_FUNC float probability(float score) const thread { return metal::fast::exp2(score - reference()); }
 
   // Takes the maximum of further scores in; returns by what everything summed so far is to be multiplied.
-  float raise(float score_max) thread {
+  METAL_FUNC float raise(float score_max) thread {
     float old_max = row_max;
     row_max = metal::max(row_max, score_max);
     float rescale = metal::fast::exp2(old_max - reference());
@@ -25,7 +25,7 @@ struct OnlineSoftmax {
   }
 };
 
-inline OnlineSoftmax empty_row() {
+METAL_FUNC OnlineSoftmax empty_row() {
   return OnlineSoftmax{-INFINITY, 0.0f};
 }
 

@@ -1,6 +1,6 @@
-// metal_prefill_reg: many queries of one head. Each SIMD group has ROW_FRAGMENTS * 8 rows; their output, scores and
-// probabilities stay in its registers, as 8x8 fragments, from the first key to the last. Keys and values take turns in
-// one buffer of threadgroup memory.
+// metal_prefill_reg: many queries of one head. Each SIMD group has 8 rows; their output, scores and probabilities stay
+// in its registers, as 8x8 fragments, from the first key to the last. Keys and values take turns in one buffer of
+// threadgroup memory.
 #include "epilogue.h"
 #include "fragment_loader.h"
 #include "mma.h"
@@ -13,8 +13,8 @@ namespace flashattn {
 // to the first of them. Returns by what the row's output is to be multiplied. The sum stays that of the lane's own
 // keys.
 template <int FRAGMENTS>
-inline float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& softmax, Visibility visibility, Row row,
-                              int first_key, bool shown) {
+METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& softmax, Visibility visibility,
+                                  Row row, int first_key, bool shown) {
   float score_max = -INFINITY;
   FLASHATTN_UNROLL
   for (int k = 0; k < FRAGMENTS; ++k) {
@@ -40,24 +40,44 @@ inline float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& sof
   return rescale;
 }
 
+// The terms of probabilities @ values that finite.h speaks of. Rare, so it is not unrolled over the keys.
+template <int KEYS, int COLUMNS, typename T>
+METAL_FUNC void add_not_finite(thread Fragment* output, thread const Fragment* probabilities, const threadgroup T* tile,
+                               int stride, uint lane) {
+  FLASHATTN_UNROLL
+  for (int k = 0; k < KEYS / 8; ++k) {
+    for (int j = 0; j < 8; ++j) {
+      float weight = row_element(probabilities[k], j, lane);
+      const threadgroup T* values = tile + (k * 8 + j) * stride + fragment_column(lane);
+      FLASHATTN_UNROLL
+      for (int c = 0; c < COLUMNS; ++c) {
+        FLASHATTN_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          output[c][e] += not_finite_term(weight, float(values[c * 8 + e]));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace flashattn
 
 using namespace flashattn;
 
 // D and DV: head_dim and value_dim rounded up to whole fragments. KEYS: of a tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
-template <typename T, int D, int DV, int SIMDGROUPS, int ROW_FRAGMENTS, int KEYS>
+template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void prefill_reg(
     FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
     uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
-  constexpr int kRows = SIMDGROUPS * ROW_FRAGMENTS * 8;
+  constexpr int kRows = SIMDGROUPS * 8;
   constexpr int kDepth = D / 8, kColumns = DV / 8, kKeyFragments = KEYS / 8;
   using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
   using ValueLoader = TileLoader<T, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
   threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
-  threadgroup int finite_values[SIMDGROUPS];  // of what each SIMD group has loaded
+  threadgroup int finite_values[SIMDGROUPS];  // whether what each SIMD group has loaded is
 
   // The last queries first: under a causal mask they see the most keys, and a long one should not start last.
   int first_query = int(grid.x - 1 - group.x) * kRows;
@@ -67,33 +87,24 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROW_FRAGMENTS, int KEYS
   Visibility visibility = FLASHATTN_VISIBILITY(batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
-  int own_query = first_query + int(simdgroup) * ROW_FRAGMENTS * 8;  // the SIMD group's first
-  Row rows[ROW_FRAGMENTS];
-  OnlineSoftmax softmax[ROW_FRAGMENTS];
-  Fragment output[ROW_FRAGMENTS][kColumns];
+  int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first
+  Row row = visibility.row(own_query + fragment_r, head);
+  OnlineSoftmax softmax = empty_row();
+  Fragment output[kColumns];
   FLASHATTN_UNROLL
-  for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-    rows[i] = visibility.row(own_query + i * 8 + fragment_r, head);
-    softmax[i] = empty_row();
-    FLASHATTN_UNROLL
-    for (int c = 0; c < kColumns; ++c) {
-      output[i][c] = Fragment{0.0f, 0.0f};
-    }
+  for (int c = 0; c < kColumns; ++c) {
+    output[c] = Fragment{0.0f, 0.0f};
   }
 
-  // Queries stay in registers, in their own dtype, as long as they leave room for the output.
-  constexpr bool kKeepQueries = ROW_FRAGMENTS * D * int(sizeof(T)) <= 512;
+  // Queries stay in registers, in their own dtype, as long as the output leaves room for them.
+  constexpr bool kKeepQueries = 4 * DV + int(sizeof(T)) * D <= 1024;
   const device T* queries = head_of(query, params, params.query, batch, head);
   RowLayout query_layout = row_layout(params.query);
-  metal::vec<T, 2> kept_queries[ROW_FRAGMENTS][kKeepQueries ? kDepth : 1];
+  metal::vec<T, 2> kept_queries[kKeepQueries ? kDepth : 1];
   if constexpr (kKeepQueries) {
     FLASHATTN_UNROLL
-    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-      FLASHATTN_UNROLL
-      for (int d = 0; d < kDepth; ++d) {
-        kept_queries[i][d] =
-            load_pair<D>(queries, query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim);
-      }
+    for (int d = 0; d < kDepth; ++d) {
+      kept_queries[d] = load_pair<D>(queries, query_layout, row.query, d * 8 + fragment_c, params.query_len, head_dim);
     }
   }
 
@@ -102,46 +113,38 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROW_FRAGMENTS, int KEYS
   RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
   KeySpan any = visibility.seen_by_any(first_query, last_query);
   KeySpan all = visibility.seen_by_all(first_query, last_query);
-  KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + ROW_FRAGMENTS * 8 - 1, last_query));
+  KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + 7, last_query));
 
   for (int first = any.begin / KEYS * KEYS; first < any.end; first += KEYS) {
     int key_count = whole_keys ? KEYS : metal::min(KEYS, params.key_len - first);
     bool shown = all.contains(first, KEYS);
+    bool needed = own.meets(first, KEYS);  // by this SIMD group
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous values have been read
     KeyLoader::load(tile, keys + key_layout.offset(first, 0), key_layout, key_count, head_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-    // scores = queries @ keys.T, without the eights of keys that none of this SIMD group's rows sees
-    Fragment scores[ROW_FRAGMENTS][kKeyFragments];
+    Fragment scores[kKeyFragments];
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeyFragments; ++k) {
-      FLASHATTN_UNROLL
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-        scores[i][k] = Fragment{0.0f, 0.0f};
-      }
+      scores[k] = Fragment{0.0f, 0.0f};
     }
-    FLASHATTN_UNROLL
-    for (int d = 0; d < kDepth; ++d) {
-      Fragment q[ROW_FRAGMENTS];
+    if (needed) {
       FLASHATTN_UNROLL
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+      for (int d = 0; d < kDepth; ++d) {
+        Fragment q;
         if constexpr (kKeepQueries) {
-          q[i] = to_fragment(kept_queries[i][d]);
+          q = to_fragment(kept_queries[d]);
         } else {
-          q[i] = to_fragment(
-              load_pair<D>(queries, query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim));
+          q = to_fragment(
+              load_pair<D>(queries, query_layout, row.query, d * 8 + fragment_c, params.query_len, head_dim));
         }
-      }
-      FLASHATTN_UNROLL
-      for (int k = 0; k < kKeyFragments; ++k) {
-        if (shown || own.meets(first + k * 8, 8)) {
+        simdgroup_barrier(metal::mem_flags::mem_none);  // keeps the compiler from loading all fragments at once
+        FLASHATTN_UNROLL
+        for (int k = 0; k < kKeyFragments; ++k) {
           const threadgroup T* corner = tile + (k * 8 + fragment_c) * KeyLoader::kStride + d * 8 + fragment_r;
           Fragment transposed = Fragment{float(corner[0]), float(corner[KeyLoader::kStride])};
-          FLASHATTN_UNROLL
-          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-            scores[i][k] = multiply(q[i], transposed, scores[i][k]);
-          }
+          scores[k] = multiply(q, transposed, scores[k]);
         }
       }
     }
@@ -155,65 +158,59 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROW_FRAGMENTS, int KEYS
         finite_values[simdgroup] = finite;
       }
     }
-
-    if (shown || own.meets(first, KEYS)) {
+    if (needed) {
+      float rescale = to_probabilities<kKeyFragments>(scores, softmax, visibility, row, first + fragment_c, shown);
       FLASHATTN_UNROLL
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-        float rescale =
-            to_probabilities<kKeyFragments>(scores[i], softmax[i], visibility, rows[i], first + fragment_c, shown);
-        FLASHATTN_UNROLL
-        for (int c = 0; c < kColumns; ++c) {
-          output[i][c] *= rescale;
-        }
+      for (int c = 0; c < kColumns; ++c) {
+        output[c] *= rescale;
       }
     }
-
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
-    bool finite_tile = true;
+
     if (!shown) {
+      bool finite_tile = true;
       FLASHATTN_UNROLL
       for (int s = 0; s < SIMDGROUPS; ++s) {
         finite_tile = finite_tile && finite_values[s] != 0;
       }
+      if (!finite_tile) {
+        if (needed) {
+          add_not_finite<KEYS, kColumns>(output, scores, tile, ValueLoader::kStride, lane);
+        }
+        threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values have been read
+        ValueLoader::clean(tile, thread_index);
+        threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are clean
+      }
     }
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeyFragments; ++k) {
-      if (shown || own.meets(first + k * 8, 8)) {
+      if (own.meets(first + k * 8, 8)) {  // otherwise all its probabilities are 0
         FLASHATTN_UNROLL
         for (int c = 0; c < kColumns; ++c) {
           const threadgroup T* corner = tile + (k * 8 + fragment_r) * ValueLoader::kStride + c * 8 + fragment_c;
-          Fragment v = Fragment{float(corner[0]), float(corner[1])};
-          FLASHATTN_UNROLL
-          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-            output[i][c] = finite_tile ? multiply(scores[i][k], v, output[i][c])
-                                       : multiply_visible(scores[i][k], v, output[i][c], lane);
-          }
+          output[c] = multiply(scores[k], Fragment{float(corner[0]), float(corner[1])}, output[c]);
         }
       }
     }
   }
 
+  softmax.row_sum = across_row_sum(softmax.row_sum);
+  if (!whole_rows && row.query >= params.query_len) {
+    return;
+  }
+  RowResult result = finish_row(softmax, sinks, params, batch, head);
+  device T* target = out_row(out, params, batch, head, row.query);
   FLASHATTN_UNROLL
-  for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-    int row = rows[i].query;
-    softmax[i].row_sum = across_row_sum(softmax[i].row_sum);
-    if (!whole_rows && row >= params.query_len) {
-      continue;
-    }
-    RowResult result = finish_row(softmax[i], sinks, params, batch, head);
-    device T* target = out_row(out, params, batch, head, row);
+  for (int c = 0; c < kColumns; ++c) {
     FLASHATTN_UNROLL
-    for (int c = 0; c < kColumns; ++c) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        int column = c * 8 + fragment_c + e;
-        if (DV == value_dim || column < value_dim) {
-          target[column] = T(output[i][c][e] * result.normalise);
-        }
+    for (int e = 0; e < 2; ++e) {
+      int column = c * 8 + fragment_c + e;
+      if (DV == value_dim || column < value_dim) {
+        target[column] = T(output[c][e] * result.normalise);
       }
     }
-    if (fragment_c == 0) {
-      *lse_of(lse, params, batch, head, row) = result.lse;
-    }
+  }
+  if (fragment_c == 0) {
+    *lse_of(lse, params, batch, head, row.query) = result.lse;
   }
 }

@@ -2,6 +2,7 @@
 // rows and divide the keys for the scores, and the columns for the output: each reads its keys and values from device
 // memory itself, and no element is read twice. Scores and probabilities pass through threadgroup memory.
 #include "epilogue.h"
+#include "finite.h"
 #include "fragment_loader.h"
 #include "mma.h"
 #include "visibility.h"
@@ -32,17 +33,23 @@ template <typename T, int D, int DV, int ROW_FRAGMENTS>
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   Row rows[ROW_FRAGMENTS];
-  metal::vec<T, 2> queries[ROW_FRAGMENTS][kDepth];
+  // In registers, in their own dtype, as long as they leave room; otherwise read again for each tile.
+  constexpr bool kKeepQueries = ROW_FRAGMENTS * D <= 128;
+  metal::vec<T, 2> kept_queries[ROW_FRAGMENTS][kKeepQueries ? kDepth : 1];
+  const device T* queries[ROW_FRAGMENTS];  // of each row's head
   Fragment output[ROW_FRAGMENTS][kColumns];
   RowLayout query_layout = row_layout(params.query);
   FLASHATTN_UNROLL
   for (int i = 0; i < ROW_FRAGMENTS; ++i) {
     int r = first_row + i * 8 + fragment_r;
     rows[i] = visibility.row(r / group, kv_head * group + r % group);
-    const device T* source = head_of(query, params, params.query, batch, rows[i].head);
-    FLASHATTN_UNROLL
-    for (int d = 0; d < kDepth; ++d) {
-      queries[i][d] = load_pair<D>(source, query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim);
+    queries[i] = head_of(query, params, params.query, batch, rows[i].head);
+    if constexpr (kKeepQueries) {
+      FLASHATTN_UNROLL
+      for (int d = 0; d < kDepth; ++d) {
+        kept_queries[i][d] =
+            load_pair<D>(queries[i], query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim);
+      }
     }
     FLASHATTN_UNROLL
     for (int c = 0; c < kColumns; ++c) {
@@ -78,7 +85,14 @@ template <typename T, int D, int DV, int ROW_FRAGMENTS>
             load_pair_transposed<D>(keys, key_layout, own_first + fragment_c, d * 8 + fragment_r, any.end, head_dim));
         FLASHATTN_UNROLL
         for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-          product[i] = multiply(to_fragment(queries[i][d]), transposed, product[i]);
+          Fragment q;
+          if constexpr (kKeepQueries) {
+            q = to_fragment(kept_queries[i][d]);
+          } else {
+            q = to_fragment(
+                load_pair<D>(queries[i], query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim));
+          }
+          product[i] = multiply(q, transposed, product[i]);
         }
       }
     }
@@ -119,30 +133,45 @@ template <typename T, int D, int DV, int ROW_FRAGMENTS>
         output[i][c] *= rescale;
       }
     }
+    bool finite = true;
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeys / 8; ++k) {
-      if (first + k * 8 >= any.end) {
-        break;
-      }
-      Fragment probability[ROW_FRAGMENTS];
-      FLASHATTN_UNROLL
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-        const threadgroup float* pair = scores[turn] + (i * 8 + fragment_r) * kStride + k * 8 + fragment_c;
-        probability[i] = Fragment{pair[0], pair[1]};
-      }
-      FLASHATTN_UNROLL
-      for (int c = 0; c < kColumns; ++c) {
-        int column = (c * kSimdgroups + int(simdgroup)) * 8;
-        if (column >= DV) {
-          break;
-        }
-        Fragment v = to_fragment(
-            load_pair<DV>(values, value_layout, first + k * 8 + fragment_r, column + fragment_c, any.end, value_dim));
-        bool finite = shown || metal::simd_all((v.x - v.x == 0) && (v.y - v.y == 0));
+      if (first + k * 8 < any.end) {
+        Fragment probability[ROW_FRAGMENTS];
         FLASHATTN_UNROLL
         for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-          output[i][c] = finite ? multiply(probability[i], v, output[i][c])
-                                : multiply_visible(probability[i], v, output[i][c], lane);
+          const threadgroup float* pair = scores[turn] + (i * 8 + fragment_r) * kStride + k * 8 + fragment_c;
+          probability[i] = Fragment{pair[0], pair[1]};
+        }
+        FLASHATTN_UNROLL
+        for (int c = 0; c < kColumns; ++c) {
+          int column = (c * kSimdgroups + int(simdgroup)) * 8;
+          if (column < DV) {
+            Fragment v = to_fragment(load_pair<DV>(values, value_layout, first + k * 8 + fragment_r,
+                                                   column + fragment_c, any.end, value_dim));
+            if (!shown) {
+              finite = finite && is_finite(v.x) && is_finite(v.y);
+              v = Fragment{finite_or_zero(v.x), finite_or_zero(v.y)};
+            }
+            FLASHATTN_UNROLL
+            for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+              output[i][c] = multiply(probability[i], v, output[i][c]);
+            }
+          }
+        }
+      }
+    }
+    if (!metal::simd_all(finite)) {
+      for (int k = 0; k < kKeys && first + k < any.end; ++k) {
+        FLASHATTN_UNROLL
+        for (int c = 0; c < kColumns; ++c) {
+          int column = (c * kSimdgroups + int(simdgroup)) * 8 + fragment_c;
+          Fragment v = to_fragment(load_pair<0>(values, value_layout, first + k, column, any.end, value_dim));
+          FLASHATTN_UNROLL
+          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+            float weight = scores[turn][(i * 8 + fragment_r) * kStride + k];
+            output[i][c] += Fragment{not_finite_term(weight, v.x), not_finite_term(weight, v.y)};
+          }
         }
       }
     }

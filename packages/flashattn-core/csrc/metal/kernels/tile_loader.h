@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arguments.h"
+#include "finite.h"
 
 namespace flashattn {
 
@@ -16,20 +17,39 @@ struct TileLoader {
 
   // Rows from `rows` on, and columns from `columns` on, become 0. Returns whether the elements that this thread has
   // copied are all finite.
-  static bool load(threadgroup T* tile, const device T* source, RowLayout layout, int rows, int columns,
-                   uint thread_index) {
+  METAL_FUNC static bool load(threadgroup T* tile, const device T* source, RowLayout layout, int rows, int columns,
+                              uint thread_index) {
     float zero = 0;  // stays 0 unless something is not finite
     for (int run = int(thread_index); run < ROWS * kRuns; run += THREADS) {
       int row = run / kRuns, column = run % kRuns * kRun;
+      T elements[kRun];
+      if (row < rows && (COLUMNS == columns || column + kRun <= columns)) {  // as one wide load, where rows are packed
+        const device T* from = source + layout.offset(row, column);
+        FLASHATTN_UNROLL
+        for (int i = 0; i < kRun; ++i) {
+          elements[i] = from[packed_rows ? i : i * layout.column];
+        }
+      } else {
+        FLASHATTN_UNROLL
+        for (int i = 0; i < kRun; ++i) {
+          elements[i] = row < rows && column + i < columns ? source[layout.offset(row, column + i)] : T(0);
+        }
+      }
       FLASHATTN_UNROLL
       for (int i = 0; i < kRun; ++i) {
-        bool inside = row < rows && (COLUMNS == columns || column + i < columns);
-        T element = inside ? source[layout.offset(row, column + i)] : T(0);
-        tile[row * kStride + column + i] = element;
-        zero += float(element) * 0.0f;
+        tile[row * kStride + column + i] = elements[i];
+        zero += float(elements[i]) * 0.0f;
       }
     }
     return zero == 0;
+  }
+
+  // Puts 0 in the place of what is not finite.
+  METAL_FUNC static void clean(threadgroup T* tile, uint thread_index) {
+    for (int i = int(thread_index); i < ROWS * COLUMNS; i += THREADS) {
+      threadgroup T& element = tile[i / COLUMNS * kStride + i % COLUMNS];
+      element = T(finite_or_zero(float(element)));
+    }
   }
 };
 

@@ -13,11 +13,11 @@ struct KeySpan {
   int begin;
   int end;  // empty when begin >= end
 
-  bool contains(int first, int count) const thread { return begin <= first && first + count <= end; }
-  bool meets(int first, int count) const thread { return first < end && begin < first + count; }
+  METAL_FUNC bool contains(int first, int count) const thread { return begin <= first && first + count <= end; }
+  METAL_FUNC bool meets(int first, int count) const thread { return first < end && begin < first + count; }
 };
 
-inline KeySpan intersection(KeySpan a, KeySpan b) {
+METAL_FUNC KeySpan intersection(KeySpan a, KeySpan b) {
   return KeySpan{metal::max(a.begin, b.begin), metal::min(a.end, b.end)};
 }
 
@@ -43,7 +43,7 @@ struct Visibility {
   float cap;
 
   // The span that a query sees.
-  KeySpan seen(int query) const thread {
+  METAL_FUNC KeySpan seen(int query) const thread {
     KeySpan span = keys;
     int diagonal = query + params->key_len - params->query_len;  // the key at the query's own position
     if (is_causal) {
@@ -56,8 +56,10 @@ struct Visibility {
   }
 
   // What at least one of the queries first..last sees, and what they all see. Both ends of a span grow with the query.
-  KeySpan seen_by_any(int first, int last) const thread { return KeySpan{seen(first).begin, seen(last).end}; }
-  KeySpan seen_by_all(int first, int last) const thread {
+  METAL_FUNC KeySpan seen_by_any(int first, int last) const thread {
+    return KeySpan{seen(first).begin, seen(last).end};
+  }
+  METAL_FUNC KeySpan seen_by_all(int first, int last) const thread {
     if (has_visible || has_bias) {
       return KeySpan{0, 0};
     }
@@ -69,18 +71,20 @@ struct Visibility {
   }
 
   // A query beyond the last one is a row that sees nothing.
-  Row row(int query, int head) const thread {
-    Row row = Row{query, head, KeySpan{0, 0}, 0.0f};
+  METAL_FUNC Row row(int query, int head) const thread {
+    bool exists = query < params->query_len;
+    float slope = has_alibi && exists ? alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F : 0.0f;
+    return row_with_slope(query, head, slope);
+  }
+  METAL_FUNC Row row_with_slope(int query, int head, float slope) const thread {
+    Row row = Row{query, head, KeySpan{0, 0}, slope};
     if (query < params->query_len) {
       row.seen = seen(query);
-      if (has_alibi) {
-        row.slope = alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F;
-      }
     }
     return row;
   }
 
-  float score(float product, Row row, int key) const thread {
+  METAL_FUNC float score(float product, Row row, int key) const thread {
     float score = product * factor;
     if (has_softcap) {
       score = cap * metal::precise::tanh(score);  // fast::tanh overflows to NaN from about 44 on
@@ -92,7 +96,7 @@ struct Visibility {
   }
 
   // -inf where the row does not see the key, whatever the score was: NaN in a hidden key ends here.
-  float masked(float score, Row row, int key) const thread {
+  METAL_FUNC float masked(float score, Row row, int key) const thread {
     if (key < row.seen.begin || key >= row.seen.end) {
       return -INFINITY;
     }
@@ -107,7 +111,7 @@ struct Visibility {
   }
 
  private:
-  bool tree_shows(int query, int key) const thread {
+  METAL_FUNC bool tree_shows(int query, int key) const thread {
     int other = key - (params->key_len - params->tree_size);
     int node = query + params->tree_size - params->query_len;  // aligned at the lower right
     if (other < 0) {
@@ -119,7 +123,7 @@ struct Visibility {
     return tree[node * params->tree.row + other / 32 * params->tree.column] >> (other % 32) & 1;
   }
 
-  float add_bias(float score, Row row, int key) const thread {
+  METAL_FUNC float add_bias(float score, Row row, int key) const thread {
     int64_t offset = row.head * params->bias.head + row.query * params->bias.row + key * params->bias.column;
     float added = bias_dtype == 1   ? reinterpret_cast<const device float*>(bias)[offset]
                   : bias_dtype == 2 ? float(reinterpret_cast<const device half*>(bias)[offset])
@@ -127,14 +131,17 @@ struct Visibility {
     if (added == -INFINITY) {
       return -INFINITY;
     }
-    // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean.
-    return metal::max(score + metal::max(added * M_LOG2E_F, -FLT_MAX), -FLT_MAX);
+    // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean. No
+    // max() here: it would turn NaN into a number.
+    float scaled = added * M_LOG2E_F;
+    float sum = score + (scaled < -FLT_MAX ? -FLT_MAX : scaled);
+    return sum < -FLT_MAX ? -FLT_MAX : sum;
   }
 };
 
-inline Visibility visibility_of(const constant AttentionParams& params, int batch, const device int* key_start,
-                                const device int* key_stop, const device uint* tree, const device bool* visible,
-                                const device uchar* bias, const device float* alibi_slopes) {
+METAL_FUNC Visibility visibility_of(const constant AttentionParams& params, int batch, const device int* key_start,
+                                    const device int* key_stop, const device uint* tree, const device bool* visible,
+                                    const device uchar* bias, const device float* alibi_slopes) {
   Visibility result = Visibility{&params, tree, visible, bias, alibi_slopes, KeySpan{0, params.key_len}, 0.0f, 0.0f};
   if (has_key_start) {
     result.keys.begin = metal::clamp(key_start[batch_offset(params, params.key_start, batch)], 0, params.key_len);
