@@ -55,14 +55,26 @@ def test_hidden_from_some(rng, length, where, poison):
         assert reached.any()
 
 
-def test_a_poisoned_query_reaches_its_own_row(rng):
+@pytest.mark.parametrize("mask", [None, "causal", mx.zeros((33, 65)), mx.arange(65) != 3], ids=str)
+def test_a_poisoned_query_reaches_its_own_row(rng, mask):
     query, key, value = draw(rng, length=33, key_len=65)
     query[:, 0, 7] = mx.nan
-    out, lse = (to_numpy(a) for a in flash_attention(query, key, value, return_lse=True))
+    out, lse = (to_numpy(a) for a in flash_attention(query, key, value, mask=mask, return_lse=True))
     assert np.isnan(out[0, 0, 7]).all()
     assert np.isnan(lse[0, 0, 7])
     out[0, 0, 7] = 0
     assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("length", [1, 8, 33])
+def test_nan_in_an_additive_mask_reaches_its_own_row(rng, length):
+    query, key, value = draw(rng, length=length, key_len=65)
+    mask = mx.zeros((length, 65))
+    mask[length - 1, 5] = mx.nan
+    out, lse = (to_numpy(a) for a in flash_attention(query, key, value, mask=mask, return_lse=True))
+    assert np.isnan(out[:, :, -1]).all()
+    assert np.isnan(lse[:, :, -1]).all()
+    assert np.isfinite(out[:, :, :-1]).all()
 
 
 def test_a_key_of_minus_infinity_has_no_weight(rng):
