@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "cpu/attention.h"
+#include "cpu/backward.h"
 #include "cpu/threads.h"
 #include "metal/encode.h"
 #include "mlx/allocator.h"
@@ -416,6 +417,23 @@ void reset_calls() {
 
 // --- The primitive -----------------------------------------------------------------------------------------
 
+// A sink's weight in a row is exp(sink - lse), and it brings no value: its gradient is -weight * delta, over all rows.
+static mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx::array& delta,
+                                const mx::Stream& stream) {
+  mx::array sees_nothing = mx::isneginf(lse, stream);
+  mx::array logits = mx::subtract(mx::expand_dims(sinks, -1, stream), lse, stream);
+  mx::array weights = mx::where(sees_nothing, mx::array(0.0f), mx::exp(logits, stream), stream);
+  mx::array gradient = mx::negative(mx::sum(mx::multiply(weights, delta, stream), -1, false, stream), stream);
+  std::vector<int> broadcast;  // the leading dimensions that sinks do not have, or have once
+  int missing = static_cast<int>(gradient.ndim() - sinks.ndim());
+  for (int axis = 0; axis < static_cast<int>(gradient.ndim()); ++axis) {
+    if (axis < missing || (sinks.shape(axis - missing) == 1 && gradient.shape(axis) != 1)) {
+      broadcast.push_back(axis);
+    }
+  }
+  return mx::reshape(mx::sum(gradient, broadcast, false, stream), sinks.shape(), stream);
+}
+
 InputPointers FlashAttention::optional_inputs(const std::vector<mx::array>& inputs) const {
   return optional_inputs_of(inputs, present_);
 }
@@ -436,21 +454,19 @@ static void prefer_huge_pages(void* data, size_t size) {
 #endif
 }
 
-void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  allocate(outputs);
-  for (mx::array& output : outputs) {
-    prefer_huge_pages(output.data<void>(), output.nbytes());
-  }
-  InputPointers optional = optional_inputs(inputs);
-  cpu::AttentionArgs args = {
-      .params = make_params(inputs, outputs, optional, options_),
+// What the forward and the backward pass have in common; `outputs` are out and lse.
+static cpu::AttentionArgs cpu_args(const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
+                                   const InputPointers& optional, const Options& options) {
+  // The forward pass writes out and lse, the backward pass reads them.
+  return {
+      .params = make_params(inputs, outputs, optional, options),
       .dtype = backend_dtype<cpu::Dtype>(inputs[0].dtype()),
       .bias_dtype = optional[kBias] ? backend_dtype<cpu::Dtype>(optional[kBias]->dtype()) : cpu::Dtype::float32,
       .query = inputs[0].data<void>(),
       .key = inputs[1].data<void>(),
       .value = inputs[2].data<void>(),
-      .out = outputs[0].data<void>(),
-      .lse = outputs[1].data<float>(),
+      .out = const_cast<void*>(outputs[0].data<void>()),
+      .lse = const_cast<float*>(outputs[1].data<float>()),
       .visible = data_or_null<bool>(optional[kVisible]),
       .bias = data_or_null<void>(optional[kBias]),
       .key_start = data_or_null<int32_t>(optional[kKeyStart]),
@@ -459,16 +475,30 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
       .sinks = data_or_null<float>(optional[kSinks]),
       .alibi_slopes = data_or_null<float>(optional[kAlibiSlopes]),
   };
-  Kernel kernel = kernel_of(choose_for(Backend::cpu, inputs[0], inputs[1], inputs[2], options_));
-  count(kernel);
+}
 
-  auto& encoder = mx::cpu::get_command_encoder(stream());
+static mx::cpu::CommandEncoder& encoder_for(const mx::Stream& stream, const std::vector<mx::array>& inputs,
+                                            std::vector<mx::array>& outputs) {
+  auto& encoder = mx::cpu::get_command_encoder(stream);
   for (const mx::array& input : inputs) {
     encoder.set_input_array(input);
   }
   for (mx::array& output : outputs) {
     encoder.set_output_array(output);
   }
+  return encoder;
+}
+
+void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  allocate(outputs);
+  for (mx::array& output : outputs) {
+    prefer_huge_pages(output.data<void>(), output.nbytes());
+  }
+  cpu::AttentionArgs args = cpu_args(inputs, outputs, optional_inputs(inputs), options_);
+  Kernel kernel = kernel_of(choose_for(Backend::cpu, inputs[0], inputs[1], inputs[2], options_));
+  count(kernel);
+
+  auto& encoder = encoder_for(stream(), inputs, outputs);
   if (outputs[0].size() == 0) {
     return;
   }
@@ -492,55 +522,88 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const 
   throw std::invalid_argument("[flash_attention] forward-mode differentiation (jvp) is not supported");
 }
 
-std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>&, const std::vector<mx::array>&,
-                                           const std::vector<int>&, const std::vector<mx::array>&) {
-  throw std::invalid_argument("[flash_attention] the gradient (vjp) is not implemented yet");
+std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals,
+                                           const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
+                                           const std::vector<mx::array>& outputs) {
+  if (backend_of(stream()) != Backend::cpu) {
+    throw NoKernelError("[flash_attention] there is no Metal kernel for the gradient yet");
+  }
+  const mx::array* sinks = optional_inputs(primals)[kSinks];
+  for (int argument : argnums) {
+    if (argument >= 3 && &primals[argument] != sinks) {
+      fail("there is no gradient of masks and alibi_slopes, only of query, key, value and sinks");
+    }
+  }
+  std::vector<mx::array> inputs = primals;
+  inputs.insert(inputs.end(), outputs.begin(), outputs.end());
+  inputs.insert(inputs.end(), cotangents.begin(), cotangents.end());
+  const mx::array &query = primals[0], &key = primals[1], &value = primals[2];
+  auto gradients =
+      mx::array::make_arrays({query.shape(), key.shape(), value.shape(), outputs[1].shape()},
+                             {query.dtype(), query.dtype(), query.dtype(), mx::float32},
+                             std::make_shared<FlashAttentionGradient>(stream(), options_, present_), std::move(inputs));
+  std::vector<mx::array> result;
+  for (int argument : argnums) {
+    result.push_back(argument < 3 ? gradients[argument] : sinks_gradient(*sinks, outputs[1], gradients[3], stream()));
+  }
+  return result;
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> FlashAttention::vmap(const std::vector<mx::array>& inputs,
-                                                                         const std::vector<int>& axes) {
-  // The mapped axis becomes the first batch dimension. query, key and value must all have it; the other
-  // inputs broadcast, so an unmapped one stays as it is.
+// The inputs with the mapped axis as the first batch dimension. `own_dims[i]` of input i's dimensions are behind the
+// batch's; those that are `whole` must have the axis, the others broadcast, so an unmapped one stays as it is.
+static std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
+                                            const std::vector<int>& own_dims, const std::vector<bool>& whole,
+                                            const mx::Stream& stream) {
   int size = 1;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (axes[i] >= 0) {
       size = inputs[i].shape(axes[i]);
     }
   }
-  auto ndim_of = [&](size_t i) { return static_cast<int>(inputs[i].ndim()) - (axes[i] >= 0 ? 1 : 0); };
-  int batch_dims = ndim_of(0) - 3;
+  int batch_dims = static_cast<int>(inputs[0].ndim()) - (axes[0] >= 0 ? 1 : 0) - own_dims[0];
   if (batch_dims + 1 > kMaxBatchDims) {
     fail("vmap makes ", batch_dims + 1, " batch dimensions, expected at most ", kMaxBatchDims);
   }
-  constexpr std::array<int, kNumOptionalInputs> kOwnDims = {0, 0, 2, 3, 3, 1, 1};  // behind the batch's
-
   std::vector<mx::array> mapped;
-  for (size_t i = 0, optional = 0; i < inputs.size(); ++i) {
-    int own_dims = 3;
-    if (i >= 3) {
-      while (!present_[optional]) {
-        ++optional;
-      }
-      own_dims = kOwnDims[optional++];
-    }
+  for (size_t i = 0; i < inputs.size(); ++i) {
     mx::array input = inputs[i];
     if (axes[i] >= 0) {
-      input = mx::moveaxis(input, axes[i], 0, stream());
+      input = mx::moveaxis(input, axes[i], 0, stream);
       // Dimensions that the input leaves to broadcasting come between the mapped one and its own.
       std::vector<int> missing;
-      for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + own_dims; ++n) {
+      for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + own_dims[i]; ++n) {
         missing.push_back(1 + static_cast<int>(missing.size()));
       }
       if (!missing.empty()) {
-        input = mx::expand_dims(input, missing, stream());
+        input = mx::expand_dims(input, missing, stream);
       }
-    } else if (i < 3) {
+    } else if (whole[i]) {
       mx::Shape shape = input.shape();
       shape.insert(shape.begin(), size);
-      input = mx::broadcast_to(input, shape, stream());
+      input = mx::broadcast_to(input, shape, stream);
     }
     mapped.push_back(std::move(input));
   }
+  return mapped;
+}
+
+// Of query, key, value and the optional inputs that there are.
+static std::vector<int> own_dims_of(const std::array<bool, kNumOptionalInputs>& present) {
+  constexpr std::array<int, kNumOptionalInputs> kOwnDims = {0, 0, 2, 3, 3, 1, 1};
+  std::vector<int> own_dims = {3, 3, 3};
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    if (present[i]) {
+      own_dims.push_back(kOwnDims[i]);
+    }
+  }
+  return own_dims;
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> FlashAttention::vmap(const std::vector<mx::array>& inputs,
+                                                                         const std::vector<int>& axes) {
+  std::vector<bool> whole(inputs.size(), false);
+  std::fill_n(whole.begin(), 3, true);
+  std::vector<mx::array> mapped = mapped_inputs(inputs, axes, own_dims_of(present_), whole, stream());
   std::vector<mx::Shape> shapes = shapes_of_outputs(mapped[0], mapped[2]);
   return {mx::array::make_arrays(std::move(shapes), {mapped[0].dtype(), mx::float32},
                                  std::make_shared<FlashAttention>(stream(), options_, present_), std::move(mapped)),
@@ -558,6 +621,75 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   check_shapes(inputs[0], inputs[1], optional_inputs(inputs));
   kernel_of(choose_for(backend_of(stream()), inputs[0], inputs[1], inputs[2], options_));
   return shapes_of_outputs(inputs[0], inputs[2]);
+}
+
+// --- Its gradient ------------------------------------------------------------------------------------------
+
+// Behind the forward pass's inputs: out, lse, and what comes back for them.
+constexpr int kGradientInputs = 4;
+
+void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  allocate(outputs);
+  std::vector<mx::array> forward_inputs(inputs.begin(), inputs.end() - kGradientInputs);
+  std::vector<mx::array> forward_outputs(inputs.end() - kGradientInputs, inputs.end() - 2);
+  const mx::array &out_gradient = inputs[inputs.size() - 2], &lse_gradient = inputs[inputs.size() - 1];
+  cpu::BackwardArgs args = {
+      .forward = cpu_args(forward_inputs, forward_outputs, optional_inputs_of(forward_inputs, present_), options_),
+      .out_gradient = out_gradient.data<void>(),
+      .lse_gradient = lse_gradient.data<float>(),
+      .out_gradient_strides = {},
+      .lse_gradient_strides = {},
+      .query_gradient = outputs[0].data<void>(),
+      .key_gradient = outputs[1].data<void>(),
+      .value_gradient = outputs[2].data<void>(),
+      .delta = outputs[3].data<float>(),
+  };
+  int batch_dims = args.forward.params.batch_dims;
+  args.out_gradient_strides =
+      strides_of(out_gradient, batch_dims, {&Strides::head, &Strides::row, &Strides::column});
+  args.lse_gradient_strides = strides_of(lse_gradient, batch_dims, {&Strides::head, &Strides::row});
+  count(Kernel::cpu_backward);
+  encoder_for(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
+}
+
+void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+  throw std::runtime_error("FlashAttentionGradient has no GPU implementation.");
+}
+
+std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>&, const std::vector<mx::array>&,
+                                                   const std::vector<int>&, const std::vector<mx::array>&) {
+  throw std::invalid_argument("[flash_attention] second derivatives are not supported");
+}
+
+std::vector<mx::array> FlashAttentionGradient::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,
+                                                   const std::vector<int>&) {
+  throw std::invalid_argument("[flash_attention] second derivatives are not supported");
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> FlashAttentionGradient::vmap(const std::vector<mx::array>& inputs,
+                                                                                 const std::vector<int>& axes) {
+  std::vector<int> own_dims = own_dims_of(present_);
+  own_dims.insert(own_dims.end(), {3, 2, 3, 2});  // out, lse, and their gradients
+  std::vector<bool> whole(inputs.size(), false);
+  std::fill_n(whole.begin(), 3, true);
+  std::fill_n(whole.end() - kGradientInputs, kGradientInputs, true);
+  std::vector<mx::array> mapped = mapped_inputs(inputs, axes, own_dims, whole, stream());
+  mx::Dtype dtype = mapped[0].dtype();
+  std::vector<mx::Shape> shapes = output_shapes(mapped);
+  return {mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32},
+                                 std::make_shared<FlashAttentionGradient>(stream(), options_, present_),
+                                 std::move(mapped)),
+          {0, 0, 0, 0}};
+}
+
+bool FlashAttentionGradient::is_equivalent(const mx::Primitive& other) const {
+  const auto& gradient = static_cast<const FlashAttentionGradient&>(other);
+  return options_ == gradient.options_ && present_ == gradient.present_;
+}
+
+std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<mx::array>& inputs) {
+  const mx::array& lse = inputs[inputs.size() - 3];
+  return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), lse.shape()};
 }
 
 }  // namespace flashattn

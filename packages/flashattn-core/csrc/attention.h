@@ -84,4 +84,30 @@ class FlashAttention : public mx::Primitive {
   std::array<bool, kNumOptionalInputs> present_;
 };
 
+// Of query, key and value, and delta (see cpu/backward.h). Inputs: those of FlashAttention, its outputs, and the gradients
+// of those.
+class FlashAttentionGradient : public mx::Primitive {
+ public:
+  FlashAttentionGradient(mx::Stream stream, Options options, std::array<bool, kNumOptionalInputs> present)
+      : mx::Primitive(stream), options_(std::move(options)), present_(present) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
+                             const std::vector<int>& argnums) override;
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override;
+
+  const char* name() const override { return "FlashAttentionGradient"; }
+  bool is_equivalent(const mx::Primitive& other) const override;
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+ private:
+  Options options_;
+  std::array<bool, kNumOptionalInputs> present_;
+};
+
 }  // namespace flashattn

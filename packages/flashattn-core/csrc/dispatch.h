@@ -10,6 +10,7 @@ namespace flashattn {
 enum class Kernel {
   cpu_prefill,
   cpu_decode,
+  cpu_backward,
   metal_rowwise,
   metal_decode_fast,
   metal_decode_parallel,
@@ -17,7 +18,7 @@ enum class Kernel {
   metal_prefill_tg,
   metal_prefill_reg,
 };
-constexpr int kNumKernels = 8;
+constexpr int kNumKernels = 9;
 
 enum class Backend { cpu, metal };
 

@@ -9,11 +9,9 @@
 #include "kernels.h"
 
 #include "attention.h"
-#include "dtype.h"
-#include "matmul.h"
+#include "rows.h"
 #include "scratch.h"
 #include "simd.h"
-#include "visibility.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
@@ -22,136 +20,6 @@ namespace {
 constexpr int kMaxUnpackedRows = kRows + 2;
 
 thread_local Scratch kept_scratch;  // for the thread's next block
-
-// Calls visit(T{}) with the storage type of query, key, value and out.
-template <typename Visit>
-FLASHATTN_INLINE void with_dtype(Dtype dtype, Visit visit) {
-  switch (dtype) {
-    case Dtype::float32: return visit(float{});
-    case Dtype::float16: return visit(half_t{});
-    case Dtype::bfloat16: return visit(bfloat_t{});
-  }
-}
-
-// Row r of a block. The heads of one query lie side by side, so that neighbouring rows see nearly the same keys.
-struct Row {
-  int head, query;
-};
-FLASHATTN_INLINE Row row_of(const RowBlock& block, int r) {
-  return {block.head_begin + r % block.head_count, block.query_begin + r / block.head_count};
-}
-
-FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
-  return block.head_begin / (args.params.num_heads / args.params.num_kv_heads);
-}
-
-// Rows of T as the block's batch element and head have them.
-template <typename T>
-const T* keys_of(const AttentionArgs& args, const RowBlock& block) {
-  const AttentionParams& p = args.params;
-  return static_cast<const T*>(args.key) + batch_offset(p, p.key, block.batch) + kv_head_of(args, block) * p.key.head;
-}
-template <typename T>
-const T* values_of(const AttentionArgs& args, const RowBlock& block) {
-  const AttentionParams& p = args.params;
-  return static_cast<const T*>(args.value) + batch_offset(p, p.value, block.batch) +
-         kv_head_of(args, block) * p.value.head;
-}
-
-// The queries, times `factor`, as the product for the scores wants them.
-template <typename T>
-void load_queries(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, float factor) {
-  const AttentionParams& p = args.params;
-  const T* query = static_cast<const T*>(args.query) + batch_offset(p, p.query, block.batch);
-  const auto source = [&](int r) {
-    Row row = row_of(block, r < block.rows() ? r : 0);  // padding repeats the first row
-    return query + row.head * p.query.head + row.query * p.query.row;
-  };
-  if (scratch.few_rows) {
-    for (int r = 0; r < block.rows(); ++r) {
-      for (int d = 0; d < scratch.depth; d += kWidth) {
-        store(scratch.query + r * scratch.depth + d, load_part(source(r), p.query.column, d, p.head_dim) * factor);
-      }
-    }
-    return;
-  }
-  for (int r = 0; r < scratch.columns; r += kWidth) {
-    const T* rows[kWidth];
-    for (int i = 0; i < kWidth; ++i) rows[i] = source(r + i);
-    for (int d = 0; d < p.head_dim; d += kWidth) {
-      vfloat tile[kWidth];
-      for (int i = 0; i < kWidth; ++i) tile[i] = load_part(rows[i], p.query.column, d, p.head_dim) * factor;
-      transpose(tile);
-      for (int k = 0; k < smaller(kWidth, p.head_dim - d); ++k) {
-        store(scratch.query + packed_index(d + k, r, p.head_dim, scratch.columns), tile[k]);
-      }
-    }
-  }
-}
-
-// Everything that stays the same for all the tiles of a block.
-void load_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
-  const AttentionParams& p = args.params;
-  const auto set = [&](int r, Interval seen, int position, float slope) {
-    scratch.row_max[r] = -kInfinity;
-    scratch.row_sum[r] = 0;
-    scratch.seen_begin[r] = seen.begin;
-    scratch.seen_end[r] = seen.end;
-    scratch.position[r] = position;
-    scratch.slope[r] = slope;
-    scratch.next_key[r] = r / scratch.columns;
-  };
-  for (int r = 0, i = 0; i < block.query_count; ++i) {
-    int query = block.query_begin + i;
-    Interval seen = visible_keys(args, block.batch, query);
-    for (int h = 0; h < block.head_count; ++h, ++r) {
-      float slope = 0;
-      if (args.alibi_slopes) {
-        const Strides& strides = p.alibi_slopes;
-        slope = args.alibi_slopes[batch_offset(p, strides, block.batch) + (block.head_begin + h) * strides.head];
-      }
-      set(r, seen, query + p.key_len - p.query_len, slope);
-    }
-  }
-  // Padding is computed along and never stored.
-  for (int r = block.rows(); r < scratch.columns; ++r) set(r, {0, p.key_len}, 0, 0);
-  for (int lane = scratch.columns; lane < kWidth; ++lane) {
-    int r = lane - scratch.columns;
-    set(lane, {scratch.seen_begin[r], scratch.seen_end[r]}, scratch.position[r], scratch.slope[r]);
-  }
-  scratch.band_count = 0;
-  for (int first = 0; first < block.rows(); first += kBandRows) {
-    Band band = {first,
-                 smaller(kBandRows, block.rows() - first),
-                 smaller(kBandRows, scratch.columns - first),
-                 {p.key_len, 0},
-                 {0, p.key_len}};
-    for (int r = first; r < first + band.rows; ++r) {
-      Interval seen = {scratch.seen_begin[r], scratch.seen_end[r]};
-      if (seen.begin < seen.end) {
-        band.any = {smaller(band.any.begin, seen.begin), larger(band.any.end, seen.end)};
-      }
-      band.all = {larger(band.all.begin, seen.begin), smaller(band.all.end, seen.end)};
-    }
-    scratch.bands[scratch.band_count++] = band;
-  }
-  __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
-
-  // Scores leave the product as what softcap's tanh, or the softmax, is applied to.
-  float factor = p.softcap > 0 ? p.scale / p.softcap : p.scale;
-  with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, factor); });
-}
-
-// The tile's keys as floats, side by side.
-template <typename T>
-void copy_keys(Scratch& scratch, const AttentionParams& p, const T* key, int count) {
-  for (int j = 0; j < count; ++j) {
-    float* target = scratch.key + int64_t{j} * scratch.depth;
-    for (int d = 0; d < scratch.depth; d += kWidth) {
-      store_part(target, 1, d, scratch.depth, load_part(key + j * p.key.row, p.key.column, d, p.head_dim));
-    }
-  }
-}
 
 // Packs the tile's values. If NaN or infinity is among them, it leaves 0 in their place: they must not reach a row
 // that does not see them, through 0 * NaN. Returns whether there were none.
@@ -173,46 +41,6 @@ bool pack_values(Scratch& scratch, const AttentionParams& p, const T* value, int
     return false;
   }
   return true;
-}
-
-// Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.
-void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
-                   Interval keys) {
-  const AttentionParams& p = args.params;
-  const auto for_each_vector = [&](auto visit) {
-    for (int j = keys.begin; j < keys.end; j += band.keys()) {
-      for (int lane = 0; lane < band.lanes(); lane += kWidth) {
-        float* scores = scratch.scores + (j - keys.begin) * band.columns + lane;
-        int row = band.first + lane;
-        store(scores, visit(load(scores), row, load(scratch.next_key + row) + j));
-      }
-    }
-  };
-  if (p.softcap > 0) {
-    for_each_vector([&](vfloat scores, int, vint) { return tanh(scores) * p.softcap; });
-  }
-  if (args.alibi_slopes) {
-    for_each_vector([&](vfloat scores, int row, vint key) {
-      vint distance = load(scratch.position + row) - key;
-      distance = distance < 0 ? -distance : distance;
-      return scores - load(scratch.slope + row) * to_float(distance);
-    });
-  }
-  if (args.bias || args.visible || args.tree) {
-    for (int r = band.first; r < band.first + band.rows; ++r) {
-      Row row = row_of(block, r);
-      Interval seen = {larger(scratch.seen_begin[r], keys.begin), smaller(scratch.seen_end[r], keys.end)};
-      Scores scores = {scratch.scores + r - band.first, band.columns, keys.begin};
-      if (args.bias && seen.begin < seen.end) {
-        add_bias(args, block.batch, row.head, row.query, seen, scores);
-      }
-      hide_unseen(args, block.batch, row.head, row.query, seen, scores);
-    }
-  }
-  for_each_vector([&](vfloat scores, int row, vint key) {
-    vint seen = (load(scratch.seen_begin + row) <= key) & (load(scratch.seen_end + row) > key);
-    return seen ? scores : broadcast(-kInfinity);
-  });
 }
 
 // What to subtract before exponentiating. Where nothing is visible yet, any finite number gives
@@ -277,12 +105,6 @@ void add_not_finite(Scratch& scratch, const AttentionParams& p, const T* value, 
       }
     }
   }
-}
-
-// Whether all rows of the band see all of these keys.
-FLASHATTN_INLINE bool sees_all(const AttentionArgs& args, const Band& band, Interval keys) {
-  int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
-  return !args.bias && !args.visible && band.all.begin <= keys.begin && keys.end <= smaller(band.all.end, tree_begin);
 }
 
 // Keys and values are read where they lie if they can be; otherwise they are copied once for all bands.
@@ -435,6 +257,6 @@ void merge(const AttentionArgs& args, const RowBlock& block, const float* partia
 
 }  // namespace
 
-const Kernels kernels = {FLASHATTN_ISA_NAME, attend, attend_partial, merge, roofline_loops};
+const Kernels kernels = {FLASHATTN_ISA_NAME, attend, attend_partial, merge, backward_kernels, roofline_loops};
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -33,6 +33,18 @@ struct RooflineLoops {
   float (*read)(const float* data, int64_t size);
 };
 
+struct BackwardArgs;
+struct KeyTile;
+class Turns;
+
+struct BackwardKernels {
+  int max_rows;  // of a band that goes by a tile of keys
+  // delta of rows [first, last), counted through batch elements, heads and queries.
+  void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
+  // One tile's part of the query gradients, when it is its turn; its key and value gradients, finished.
+  void (*tile)(const BackwardArgs&, const KeyTile&, Turns&);
+};
+
 struct Kernels {
   const char* name;
   // Attention of a block of rows over its keys, finished: writes out and lse.
@@ -41,23 +53,28 @@ struct Kernels {
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
   // Merges `count` partials, in order, `partial_stride` floats apart, and writes out and lse.
   void (*merge)(const AttentionArgs&, const RowBlock&, const float* partials, int64_t count, int64_t partial_stride);
+  const BackwardKernels& backward;
   const RooflineLoops& roofline;
 };
 
 namespace baseline {
 extern const Kernels kernels;
+extern const BackwardKernels backward_kernels;
 extern const RooflineLoops roofline_loops;
 }  // namespace baseline
 namespace avx2 {
 extern const Kernels kernels;
+extern const BackwardKernels backward_kernels;
 extern const RooflineLoops roofline_loops;
 }  // namespace avx2
 namespace avx512 {
 extern const Kernels kernels;
+extern const BackwardKernels backward_kernels;
 extern const RooflineLoops roofline_loops;
 }  // namespace avx512
 namespace neon {
 extern const Kernels kernels;
+extern const BackwardKernels backward_kernels;
 extern const RooflineLoops roofline_loops;
 }  // namespace neon
 

@@ -56,8 +56,8 @@ struct Scratch {
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
   int32_t next_key[kMaxRows];                        // the lane's key, counted from the vector's first
 
-  void prepare(int rows, int head_dim, int value_dim) {
-    few_rows = rows <= kMaxDotRows;
+  void prepare(int rows, int head_dim, int value_dim, bool dots = true) {
+    few_rows = dots && rows <= kMaxDotRows;
     columns = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
     depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
     value_columns = round_up(value_dim, kWidth);

@@ -213,7 +213,8 @@ Launches launches(Kernel kernel, const Call& call) {
     case Kernel::metal_prefill_tg: return one(prefill_tg(call));
     case Kernel::metal_prefill_reg: return one(prefill_reg(call));
     case Kernel::cpu_prefill:
-    case Kernel::cpu_decode: break;
+    case Kernel::cpu_decode:
+    case Kernel::cpu_backward: break;
   }
   throw std::logic_error(std::string(name(kernel)) + " is not a Metal kernel");
 }

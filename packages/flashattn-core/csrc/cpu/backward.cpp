@@ -1,0 +1,169 @@
+// Cuts the backward pass into tiles of keys and spreads them over the threads.
+#include "backward.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "backward_kernels.h"
+#include "threads.h"
+
+namespace flashattn::cpu {
+namespace {
+
+// How many tiles are in, for each band of one head.
+class HeadTurns final : public Turns {
+ public:
+  explicit HeadTurns(size_t bands, const std::atomic<bool>& failed) : in_(bands), failed_(failed) {}
+
+  void wait(int band, int turn) override {
+    for (int in = in_[band].load(std::memory_order_acquire); in != turn; in = in_[band].load(std::memory_order_acquire)) {
+      if (failed_.load(std::memory_order_relaxed)) {  // the one that is waited for will not come
+        throw std::runtime_error("[flash_attention] another part of the backward pass has failed");
+      }
+      in_[band].wait(in, std::memory_order_acquire);
+    }
+  }
+  void done(int band) override {
+    in_[band].fetch_add(1, std::memory_order_release);
+    in_[band].notify_all();
+  }
+  void give_up() {
+    for (auto& in : in_) {
+      in.fetch_sub(1 << 20, std::memory_order_release);  // wakes those who wait; no turn has such a number
+      in.notify_all();
+    }
+  }
+
+ private:
+  std::vector<std::atomic<int>> in_;
+  const std::atomic<bool>& failed_;
+};
+
+// The keys that a query sees, as far as causal, window and key range tell.
+struct Span {
+  int64_t begin, end;
+};
+int64_t batch_offset(const AttentionParams& p, const Strides& strides, int64_t batch) {
+  int64_t offset = 0;
+  for (int d = p.batch_dims - 1; d >= 0; --d) {
+    offset += batch % p.batch_shape[d] * strides.batch[d];
+    batch /= p.batch_shape[d];
+  }
+  return offset;
+}
+Span seen(const AttentionArgs& args, int64_t batch, int query) {
+  const AttentionParams& p = args.params;
+  Span span = {0, p.key_len};
+  if (args.key_start) span.begin = std::max<int64_t>(span.begin, args.key_start[batch_offset(p, p.key_start, batch)]);
+  if (args.key_stop) span.end = std::min<int64_t>(span.end, args.key_stop[batch_offset(p, p.key_stop, batch)]);
+  int64_t diagonal = int64_t{query} + p.key_len - p.query_len;
+  if (p.causal) span.end = std::min(span.end, diagonal + 1);
+  if (p.window > 0) span.begin = std::max(span.begin, diagonal - p.window + 1);
+  return span;
+}
+
+// The bands of one head of one batch element, in order.
+std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows,
+                              float* query_gradient) {
+  const AttentionParams& p = args.params;
+  int group = p.num_heads / p.num_kv_heads;
+  int heads = std::min(group, max_rows);
+  int queries = std::max(1, max_rows / heads);
+  std::vector<RowBand> bands;
+  for (int query = 0; query < p.query_len; query += queries) {
+    for (int head = 0; head < group; head += heads) {
+      RowBand band = {};
+      band.block = {.batch = batch,
+                    .head_begin = kv_head * group + head,
+                    .head_count = std::min(heads, group - head),
+                    .query_begin = query,
+                    .query_count = std::min(queries, p.query_len - query),
+                    .key_begin = 0,
+                    .key_end = p.key_len};
+      band.query_gradient = query_gradient;
+      query_gradient += int64_t{band.block.rows()} * padded_dim(p.head_dim);
+      // Rows in between see something in between: both ends of a span grow with the query. A row without any key would
+      // widen the band's span, not narrow it.
+      int64_t begin = p.key_len, end = 0;
+      for (int i = query; i < query + band.block.query_count; ++i) {
+        Span span = seen(args, batch, i);
+        if (span.begin < span.end) {
+          begin = std::min(begin, span.begin);
+          end = std::max(end, span.end);
+        }
+      }
+      if (begin < end) {
+        band.first_tile = static_cast<int>(begin / kBackwardKeys);
+        band.tile_count = static_cast<int>((end - 1) / kBackwardKeys) - band.first_tile + 1;
+      }
+      bands.push_back(band);
+    }
+  }
+  return bands;
+}
+
+size_t element_size(Dtype dtype) {
+  return dtype == Dtype::float32 ? 4 : 2;
+}
+
+// Of rows that see nothing.
+void clear_query_gradient(const BackwardArgs& args, const RowBlock& block) {
+  const AttentionParams& p = args.forward.params;
+  size_t row_size = p.head_dim * element_size(args.forward.dtype);
+  for (int head = block.head_begin; head < block.head_begin + block.head_count; ++head) {
+    int64_t row = (block.batch * p.num_heads + head) * p.query_len + block.query_begin;
+    std::fill_n(static_cast<char*>(args.query_gradient) + row * row_size, block.query_count * row_size, 0);
+  }
+}
+
+}  // namespace
+
+void backward(const BackwardArgs& args) {
+  const AttentionParams& p = args.forward.params;
+  const BackwardKernels& isa = kernels().backward;
+  int64_t rows = p.batch_size * p.num_heads * p.query_len;
+  constexpr int64_t kRowsAtOnce = 256;
+  parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i) {
+    isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce));
+  });
+
+  int64_t heads = p.batch_size * p.num_kv_heads;
+  int64_t rows_of_head = rows / std::max<int64_t>(1, heads);
+  auto query_gradient = std::make_unique_for_overwrite<float[]>(rows * padded_dim(p.head_dim));
+  std::atomic<bool> failed = false;
+  std::vector<std::vector<RowBand>> bands;
+  std::vector<std::unique_ptr<HeadTurns>> turns;
+  for (int64_t head = 0; head < heads; ++head) {
+    bands.push_back(bands_of(args.forward, head / p.num_kv_heads, static_cast<int>(head % p.num_kv_heads),
+                             isa.max_rows, query_gradient.get() + head * rows_of_head * padded_dim(p.head_dim)));
+    turns.push_back(std::make_unique<HeadTurns>(bands.back().size(), failed));
+    for (const RowBand& band : bands.back()) {
+      if (band.tile_count == 0) clear_query_gradient(args, band.block);
+    }
+  }
+  // Work is taken in this order, so that whoever waits for a tile before his own knows that somebody has it.
+  int64_t tiles = (p.key_len + kBackwardKeys - 1) / kBackwardKeys;
+  parallel_for(tiles * heads, [&](int64_t i) {
+    int64_t head = i % heads;
+    KeyTile tile = {.batch = head / p.num_kv_heads,
+                    .kv_head = static_cast<int>(head % p.num_kv_heads),
+                    .index = static_cast<int>(i / heads),
+                    .begin = static_cast<int>(i / heads) * kBackwardKeys,
+                    .end = 0,
+                    .bands = bands[head].data(),
+                    .band_count = static_cast<int>(bands[head].size())};
+    tile.end = std::min(tile.begin + kBackwardKeys, p.key_len);
+    try {
+      isa.tile(args, tile, *turns[head]);
+    } catch (...) {
+      failed.store(true, std::memory_order_relaxed);
+      for (auto& head_turns : turns) head_turns->give_up();
+      throw;
+    }
+  });
+}
+
+}  // namespace flashattn::cpu

@@ -1,0 +1,27 @@
+// The gradient's front door, as attention.h is that of the forward pass.
+#pragma once
+
+#include "attention.h"
+
+namespace flashattn::cpu {
+
+struct BackwardArgs {
+  AttentionArgs forward;  // out and lse are those that the forward pass has left
+
+  const void* out_gradient;   // of out's dtype
+  const float* lse_gradient;  // null: zero
+  Strides out_gradient_strides, lse_gradient_strides;
+
+  // Of query's dtype; row-major, in the shapes of query, key and value.
+  void* query_gradient;
+  void* key_gradient;
+  void* value_gradient;
+  // Row-major (*B, H_q, L): sum over the columns of out * out_gradient, less lse_gradient. By this, and lse, the
+  // gradient of everything else that enters the scores follows, such as that of sinks.
+  float* delta;
+};
+
+// Gradients of query, key and value, with scores recomputed from lse: no memory of size L * S.
+void backward(const BackwardArgs& args);
+
+}  // namespace flashattn::cpu

@@ -1,0 +1,323 @@
+// FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2): all the rows that see
+// some of them go by, in bands; probabilities are computed again from lse.
+//
+// With P the probabilities, O' the gradient of the output, all for one band of rows and the tile's keys:
+//   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
+// As in the forward pass everything about pairs is kept transposed, (keys, rows): no key and no score is ever
+// transposed. Compiled once per instruction set, see simd.h.
+#include "backward_kernels.h"
+
+#include "rows.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+namespace {
+
+// A thread's working memory for a tile and one band of rows.
+struct TileScratch {
+  float* memory = nullptr;
+  int64_t capacity = 0;
+
+  int depth, value_depth;  // head_dim and value_dim, padded
+  // Of the tile.
+  float* key;             // (keys, depth)
+  float* key_packed;      // the same as a packed right operand, 0 in the place of what is not finite
+  float* value;           // (keys, value_depth)
+  float* key_gradient;    // (keys, depth), without the scale
+  float* value_gradient;  // (keys, value_depth)
+  // Of the band.
+  float* query;             // packed (rows, depth), 0 in the place of what is not finite
+  float* out_gradient;      // packed (rows, value_depth), likewise
+  float* out_gradient_t;    // packed (value_dim, rows)
+  float* score_gradient;    // (keys, rows)
+  float* cap_slope;         // (keys, rows): the derivative of softcap
+  float lse[kBandRows];    // +inf where a row saw nothing: its probabilities become 0
+  float delta[kBandRows];
+  float ones[kBackwardKeys];
+
+  void prepare(const AttentionParams& p) {
+    depth = padded_dim(p.head_dim);
+    value_depth = padded_dim(p.value_dim);
+    struct Part {
+      float** start;
+      int64_t size;
+    };
+    const int64_t keys = kBackwardKeys, rows = kBandRows;
+    const Part parts[] = {{&key, keys * depth},
+                          {&key_packed, keys * depth},
+                          {&value, keys * value_depth},
+                          {&key_gradient, keys * depth},
+                          {&value_gradient, keys * value_depth},
+                          {&query, rows * depth},
+                          {&out_gradient, rows * value_depth},
+                          {&out_gradient_t, rows * value_depth},
+                          {&score_gradient, keys * rows},
+                          {&cap_slope, p.softcap > 0 ? keys * rows : 0}};
+    int64_t total = 0;
+    for (const Part& part : parts) total += part.size;
+    if (total > capacity) {
+      std::free(memory);
+      memory = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(total) * sizeof(float)));
+      capacity = memory ? total : 0;
+      if (!memory) {
+        throw std::bad_alloc();
+      }
+    }
+    float* next = memory;
+    for (const Part& part : parts) {
+      *part.start = next;
+      next += part.size;
+    }
+    for (float& one : ones) one = 1;
+  }
+
+  ~TileScratch() { std::free(memory); }
+};
+
+thread_local Scratch kept_rows;
+thread_local TileScratch kept_tile;
+
+FLASHATTN_INLINE vfloat finite_or_zero(vfloat x) {
+  return x - x == broadcast(0) ? x : broadcast(0);
+}
+
+// `count` rows of T as rows of floats, 0 beyond `columns`.
+template <typename T>
+void copy_rows(float* target, const T* source, const Strides& strides, int count, int columns, int depth) {
+  for (int r = 0; r < count; ++r) {
+    for (int c = 0; c < depth; c += kWidth) {
+      store(target + int64_t{r} * depth + c, load_part(source + r * strides.row, strides.column, c, columns));
+    }
+  }
+}
+
+// Rows source(0) ... source(rows - 1) as a packed right operand (rows, depth) without what is not finite; rows from
+// `count` on are 0. Returns whether all was finite.
+template <typename T, typename Source>
+bool pack_rows(float* packed, Source source, int64_t column_stride, int count, int rows, int columns, int depth) {
+  vfloat zero = {};  // stays 0 unless something is not finite
+  for (int r = 0; r < rows; ++r) {
+    for (int c = 0; c < depth; c += kWidth) {
+      vfloat x = r < count ? load_part(source(r), column_stride, c, columns) : vfloat{};
+      zero += x * 0.0f;
+      store(packed + packed_index(r, c, rows, depth), finite_or_zero(x));
+    }
+  }
+  for (int i = 0; i < kWidth; ++i) {
+    if (zero[i] != 0) return false;
+  }
+  return true;
+}
+
+template <typename T>
+void load_tile(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys) {
+  const AttentionParams& p = args.forward.params;
+  RowBlock head = {};
+  head.batch = keys.batch;
+  head.head_begin = keys.kv_head * (p.num_heads / p.num_kv_heads);
+  const T* key = keys_of<T>(args.forward, head) + keys.begin * p.key.row;
+  const T* value = values_of<T>(args.forward, head) + keys.begin * p.value.row;
+  int count = keys.end - keys.begin;
+  copy_rows(tile.key, key, p.key, count, p.head_dim, tile.depth);
+  copy_rows(tile.value, value, p.value, count, p.value_dim, tile.value_depth);
+  pack_rows<T>(tile.key_packed, [&](int r) { return key + r * p.key.row; }, p.key.column, count, count, p.head_dim,
+               tile.depth);
+  __builtin_memset(tile.key_gradient, 0, sizeof(float) * count * tile.depth);
+  __builtin_memset(tile.value_gradient, 0, sizeof(float) * count * tile.value_depth);
+}
+
+// Returns whether the output's gradient is finite.
+template <typename T>
+bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block) {
+  const AttentionParams& p = args.forward.params;
+  const Strides& strides = args.out_gradient_strides;
+  const T* query = static_cast<const T*>(args.forward.query) + batch_offset(p, p.query, block.batch);
+  const T* gradient = static_cast<const T*>(args.out_gradient) + batch_offset(p, strides, block.batch);
+  const auto query_row = [&](int r) {
+    Row row = row_of(block, r);
+    return query + row.head * p.query.head + row.query * p.query.row;
+  };
+  const auto gradient_row = [&](int r) {
+    Row row = row_of(block, r < block.rows() ? r : 0);  // padding repeats the first row
+    return gradient + row.head * strides.head + row.query * strides.row;
+  };
+  pack_rows<T>(tile.query, query_row, p.query.column, block.rows(), rows.columns, p.head_dim, tile.depth);
+  bool finite = pack_rows<T>(tile.out_gradient, gradient_row, strides.column, block.rows(), rows.columns, p.value_dim,
+                             tile.value_depth);
+  pack_transposed<T>(tile.out_gradient_t, gradient_row, strides.column, p.value_dim, rows.columns, 1.0f);
+
+  const float* lse = args.forward.lse + batch_offset(p, p.lse, block.batch);
+  for (int r = 0; r < rows.columns; ++r) {
+    tile.lse[r] = kInfinity;
+    tile.delta[r] = 0;
+    if (r < block.rows()) {
+      Row row = row_of(block, r);
+      float row_lse = lse[row.head * p.lse.head + row.query * p.lse.row];
+      tile.lse[r] = row_lse == -kInfinity ? kInfinity : row_lse;
+      tile.delta[r] = args.delta[(block.batch * p.num_heads + row.head) * p.query_len + row.query];
+    }
+  }
+  return finite;
+}
+
+// Logits become probabilities, and their gradients the scores'. A probability of 0 lets nothing through, whatever the
+// gradient: the value of a hidden key may be NaN.
+void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
+  for (int j = 0; j < count; ++j) {
+    for (int lane = 0; lane < rows.columns; lane += kWidth) {
+      int64_t at = int64_t{j} * rows.columns + lane;
+      vfloat probability = exp2((load(rows.scores + at) - load(tile.lse + lane)) * kLog2e);
+      vfloat gradient = probability * (load(tile.score_gradient + at) - load(tile.delta + lane));
+      if (capped) gradient *= load(tile.cap_slope + at);
+      store(rows.scores + at, probability);
+      store(tile.score_gradient + at, probability == broadcast(0) ? broadcast(0) : gradient);
+    }
+  }
+}
+
+// The derivative of softcap at the products that it is about to be applied to.
+void differentiate_cap(TileScratch& tile, const Scratch& rows, int count) {
+  for (int64_t i = 0; i < int64_t{count} * rows.columns; i += kWidth) {
+    vfloat t = tanh(load(rows.scores + i));
+    store(tile.cap_slope + i, 1.0f - t * t);
+  }
+}
+
+// What the product with a cleaned gradient has left out: NaN and infinity, for the keys that the row sees.
+template <typename T>
+void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
+                    int count) {
+  const AttentionParams& p = args.forward.params;
+  const Strides& strides = args.out_gradient_strides;
+  const T* gradient = static_cast<const T*>(args.out_gradient) + batch_offset(p, strides, block.batch);
+  for (int r = 0; r < block.rows(); ++r) {
+    Row row = row_of(block, r);
+    for (int c = 0; c < p.value_dim; ++c) {
+      float x = to_float(gradient[row.head * strides.head + row.query * strides.row + c * strides.column]);
+      if (x - x == 0) continue;
+      for (int j = 0; j < count; ++j) {
+        float probability = rows.scores[int64_t{j} * rows.columns + r];
+        if (probability != 0) tile.value_gradient[int64_t{first + j} * tile.value_depth + c] += probability * x;
+      }
+    }
+  }
+}
+
+template <typename T>
+void store_rows(const float* source, int depth, float factor, T* target, int count, int columns) {
+  for (int r = 0; r < count; ++r) {
+    for (int c = 0; c < columns; c += kWidth) {
+      store_part(target + int64_t{r} * columns, 1, c, columns, load(source + int64_t{r} * depth + c) * factor);
+    }
+  }
+}
+
+template <typename T>
+void store_query_gradient(const BackwardArgs& args, const RowBand& band) {
+  const AttentionParams& p = args.forward.params;
+  int depth = padded_dim(p.head_dim);
+  for (int r = 0; r < band.block.rows(); ++r) {
+    Row row = row_of(band.block, r);
+    int64_t at = (band.block.batch * p.num_heads + row.head) * p.query_len + row.query;
+    T* target = static_cast<T*>(args.query_gradient) + at * p.head_dim;
+    store_rows(band.query_gradient + int64_t{r} * depth, depth, p.scale, target, 1, p.head_dim);
+  }
+}
+
+template <typename T>
+void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns) {
+  const AttentionArgs& forward = args.forward;
+  const AttentionParams& p = forward.params;
+  TileScratch& tile = kept_tile;
+  Scratch& rows = kept_rows;
+  tile.prepare(p);
+  load_tile<T>(tile, args, keys);
+
+  for (int b = 0; b < keys.band_count; ++b) {
+    const RowBand& band = keys.bands[b];
+    int turn = keys.index - band.first_tile;
+    if (turn < 0 || turn >= band.tile_count) continue;
+    rows.prepare(band.block.rows(), p.head_dim, p.value_dim, false);
+    load_rows(rows, forward, band.block);
+    bool finite = load_band<T>(tile, rows, args, band.block);
+    const Band& seen = rows.bands[0];
+    Interval any = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
+    int first = any.begin - keys.begin, count = any.end - any.begin;
+
+    Packed queries = {rows.query, rows.depth, rows.columns, 0};
+    multiply_packed(Left{tile.key + int64_t{first} * tile.depth, tile.depth, 1}, queries, count, p.head_dim,
+                    {rows.scores, rows.columns, nullptr});
+    if (p.softcap > 0) {
+      differentiate_cap(tile, rows, count);
+    }
+    if (!sees_all(forward, seen, any) || p.softcap > 0 || forward.alibi_slopes) {
+      finish_scores(rows, forward, band.block, seen, any);
+    }
+    Packed gradients = {tile.out_gradient_t, p.value_dim, rows.columns, 0};
+    multiply_packed(Left{tile.value + int64_t{first} * tile.value_depth, tile.value_depth, 1}, gradients, count,
+                    p.value_dim, {tile.score_gradient, rows.columns, nullptr});
+    finish_gradients(tile, rows, count, p.softcap > 0);
+
+    Left probabilities = {rows.scores, rows.columns, 1}, score_gradients = {tile.score_gradient, rows.columns, 1};
+    multiply_packed(probabilities, Packed{tile.out_gradient, rows.columns, tile.value_depth, 0}, count, rows.columns,
+                    {tile.value_gradient + int64_t{first} * tile.value_depth, tile.value_depth, tile.ones});
+    if (!finite) {
+      add_not_finite<T>(tile, rows, args, band.block, first, count);
+    }
+    multiply_packed(score_gradients, Packed{tile.query, rows.columns, tile.depth, 0}, count, rows.columns,
+                    {tile.key_gradient + int64_t{first} * tile.depth, tile.depth, tile.ones});
+
+    turns.wait(b, turn);
+    Left by_row = {tile.score_gradient, 1, rows.columns};
+    multiply_packed(by_row, Packed{tile.key_packed, keys.end - keys.begin, tile.depth, first}, band.block.rows(), count,
+                    {band.query_gradient, tile.depth, turn == 0 ? nullptr : tile.ones});
+    if (turn == band.tile_count - 1) {
+      store_query_gradient<T>(args, band);
+    }
+    turns.done(b);
+  }
+
+  int64_t at = (keys.batch * p.num_kv_heads + keys.kv_head) * p.key_len + keys.begin;
+  int count = keys.end - keys.begin;
+  store_rows(tile.key_gradient, tile.depth, p.scale, static_cast<T*>(args.key_gradient) + at * p.head_dim, count,
+             p.head_dim);
+  store_rows(tile.value_gradient, tile.value_depth, 1.0f, static_cast<T*>(args.value_gradient) + at * p.value_dim, count,
+             p.value_dim);
+}
+
+// Rows counted through batch elements, heads and queries.
+template <typename T>
+void compute_delta(const BackwardArgs& args, int64_t first, int64_t last) {
+  const AttentionParams& p = args.forward.params;
+  const Strides& strides = args.out_gradient_strides;
+  for (int64_t row = first; row < last; ++row) {
+    int64_t query = row % p.query_len, head = row / p.query_len % p.num_heads, batch = row / p.query_len / p.num_heads;
+    const T* out = static_cast<const T*>(args.forward.out) + batch_offset(p, p.out, batch) + head * p.out.head +
+                   query * p.out.row;
+    const T* gradient = static_cast<const T*>(args.out_gradient) + batch_offset(p, strides, batch) +
+                        head * strides.head + query * strides.row;
+    vfloat sum = {};
+    for (int c = 0; c < p.value_dim; c += kWidth) {
+      sum += load_part(out, p.out.column, c, p.value_dim) * load_part(gradient, strides.column, c, p.value_dim);
+    }
+    float delta = 0;
+    for (int i = 0; i < kWidth; ++i) delta += sum[i];
+    if (args.lse_gradient) {
+      const Strides& of_lse = args.lse_gradient_strides;
+      delta -= args.lse_gradient[batch_offset(p, of_lse, batch) + head * of_lse.head + query * of_lse.row];
+    }
+    args.delta[row] = delta;
+  }
+}
+
+void delta(const BackwardArgs& args, int64_t first, int64_t last) {
+  with_dtype(args.forward.dtype, [&](auto type) { compute_delta<decltype(type)>(args, first, last); });
+}
+void tile(const BackwardArgs& args, const KeyTile& keys, Turns& turns) {
+  with_dtype(args.forward.dtype, [&](auto type) { attend_backward<decltype(type)>(args, keys, turns); });
+}
+
+}  // namespace
+
+const BackwardKernels backward_kernels = {kBandRows, delta, tile};
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA
