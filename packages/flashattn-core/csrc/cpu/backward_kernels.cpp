@@ -160,12 +160,14 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
 }
 
 // Logits become probabilities, and their gradients the scores'. A probability of 0 lets nothing through, whatever the
-// gradient: the value of a hidden key may be NaN.
+// gradient: the value of a hidden key may be NaN. Rows that saw nothing, and those that are padding, have none.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.columns; lane += kWidth) {
       int64_t at = int64_t{j} * rows.columns + lane;
-      vfloat probability = exp2((load(rows.scores + at) - load(tile.lse + lane)) * kLog2e);
+      vfloat lse = load(tile.lse + lane);
+      vfloat probability = exp2((load(rows.scores + at) - lse) * kLog2e);
+      probability = lse == broadcast(kInfinity) ? broadcast(0) : probability;
       vfloat gradient = probability * (load(tile.score_gradient + at) - load(tile.delta + lane));
       if (capped) gradient *= load(tile.cap_slope + at);
       store(rows.scores + at, probability);
