@@ -645,8 +645,7 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std:
       .delta = outputs[3].data<float>(),
   };
   int batch_dims = args.forward.params.batch_dims;
-  args.out_gradient_strides =
-      strides_of(out_gradient, batch_dims, {&Strides::head, &Strides::row, &Strides::column});
+  args.out_gradient_strides = strides_of(out_gradient, batch_dims, {&Strides::head, &Strides::row, &Strides::column});
   args.lse_gradient_strides = strides_of(lse_gradient, batch_dims, {&Strides::head, &Strides::row});
   count(Kernel::cpu_backward);
   encoder_for(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
@@ -676,10 +675,10 @@ std::pair<std::vector<mx::array>, std::vector<int>> FlashAttentionGradient::vmap
   std::vector<mx::array> mapped = mapped_inputs(inputs, axes, own_dims, whole, stream());
   mx::Dtype dtype = mapped[0].dtype();
   std::vector<mx::Shape> shapes = output_shapes(mapped);
-  return {mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32},
-                                 std::make_shared<FlashAttentionGradient>(stream(), options_, present_),
-                                 std::move(mapped)),
-          {0, 0, 0, 0}};
+  return {
+      mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32},
+                             std::make_shared<FlashAttentionGradient>(stream(), options_, present_), std::move(mapped)),
+      {0, 0, 0, 0}};
 }
 
 bool FlashAttentionGradient::is_equivalent(const mx::Primitive& other) const {

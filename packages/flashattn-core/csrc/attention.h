@@ -84,8 +84,8 @@ class FlashAttention : public mx::Primitive {
   std::array<bool, kNumOptionalInputs> present_;
 };
 
-// Of query, key and value, and delta (see cpu/backward.h). Inputs: those of FlashAttention, its outputs, and the gradients
-// of those.
+// Of query, key and value, and delta (see cpu/backward.h). Inputs: those of FlashAttention, its outputs, and the
+// gradients of those.
 class FlashAttentionGradient : public mx::Primitive {
  public:
   FlashAttentionGradient(mx::Stream stream, Options options, std::array<bool, kNumOptionalInputs> present)

@@ -19,7 +19,8 @@ class HeadTurns final : public Turns {
   explicit HeadTurns(size_t bands, const std::atomic<bool>& failed) : in_(bands), failed_(failed) {}
 
   void wait(int band, int turn) override {
-    for (int in = in_[band].load(std::memory_order_acquire); in != turn; in = in_[band].load(std::memory_order_acquire)) {
+    for (int in = in_[band].load(std::memory_order_acquire); in != turn;
+         in = in_[band].load(std::memory_order_acquire)) {
       if (failed_.load(std::memory_order_relaxed)) {  // the one that is waited for will not come
         throw std::runtime_error("[flash_attention] another part of the backward pass has failed");
       }
@@ -126,9 +127,8 @@ void backward(const BackwardArgs& args) {
   const BackwardKernels& isa = kernels().backward;
   int64_t rows = p.batch_size * p.num_heads * p.query_len;
   constexpr int64_t kRowsAtOnce = 256;
-  parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i) {
-    isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce));
-  });
+  parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce,
+               [&](int64_t i) { isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
 
   int64_t heads = p.batch_size * p.num_kv_heads;
   int64_t rows_of_head = rows / std::max<int64_t>(1, heads);
@@ -137,8 +137,8 @@ void backward(const BackwardArgs& args) {
   std::vector<std::vector<RowBand>> bands;
   std::vector<std::unique_ptr<HeadTurns>> turns;
   for (int64_t head = 0; head < heads; ++head) {
-    bands.push_back(bands_of(args.forward, head / p.num_kv_heads, static_cast<int>(head % p.num_kv_heads),
-                             isa.max_rows, query_gradient.get() + head * rows_of_head * padded_dim(p.head_dim)));
+    bands.push_back(bands_of(args.forward, head / p.num_kv_heads, static_cast<int>(head % p.num_kv_heads), isa.max_rows,
+                             query_gradient.get() + head * rows_of_head * padded_dim(p.head_dim)));
     turns.push_back(std::make_unique<HeadTurns>(bands.back().size(), failed));
     for (const RowBand& band : bands.back()) {
       if (band.tile_count == 0) clear_query_gradient(args, band.block);

@@ -1,5 +1,5 @@
-// FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2): all the rows that see
-// some of them go by, in bands; probabilities are computed again from lse.
+// FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2): all the rows that
+// see some of them go by, in bands; probabilities are computed again from lse.
 //
 // With P the probabilities, O' the gradient of the output, all for one band of rows and the tile's keys:
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
@@ -25,12 +25,12 @@ struct TileScratch {
   float* key_gradient;    // (keys, depth), without the scale
   float* value_gradient;  // (keys, value_depth)
   // Of the band.
-  float* query;             // packed (rows, depth), 0 in the place of what is not finite
-  float* out_gradient;      // packed (rows, value_depth), likewise
-  float* out_gradient_t;    // packed (value_dim, rows)
-  float* score_gradient;    // (keys, rows)
-  float* cap_slope;         // (keys, rows): the derivative of softcap
-  float lse[kBandRows];    // +inf where a row saw nothing: its probabilities become 0
+  float* query;           // packed (rows, depth), 0 in the place of what is not finite
+  float* out_gradient;    // packed (rows, value_depth), likewise
+  float* out_gradient_t;  // packed (value_dim, rows)
+  float* score_gradient;  // (keys, rows)
+  float* cap_slope;       // (keys, rows): the derivative of softcap
+  float lse[kBandRows];   // +inf where a row saw nothing: its probabilities become 0
   float delta[kBandRows];
   float ones[kBackwardKeys];
 
@@ -119,8 +119,8 @@ void load_tile(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys)
   int count = keys.end - keys.begin;
   copy_rows(tile.key, key, p.key, count, p.head_dim, tile.depth);
   copy_rows(tile.value, value, p.value, count, p.value_dim, tile.value_depth);
-  pack_rows<T>(tile.key_packed, [&](int r) { return key + r * p.key.row; }, p.key.column, count, count, p.head_dim,
-               tile.depth);
+  pack_rows<T>(
+      tile.key_packed, [&](int r) { return key + r * p.key.row; }, p.key.column, count, count, p.head_dim, tile.depth);
   __builtin_memset(tile.key_gradient, 0, sizeof(float) * count * tile.depth);
   __builtin_memset(tile.value_gradient, 0, sizeof(float) * count * tile.value_depth);
 }
@@ -282,8 +282,8 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
   int count = keys.end - keys.begin;
   store_rows(tile.key_gradient, tile.depth, p.scale, static_cast<T*>(args.key_gradient) + at * p.head_dim, count,
              p.head_dim);
-  store_rows(tile.value_gradient, tile.value_depth, 1.0f, static_cast<T*>(args.value_gradient) + at * p.value_dim, count,
-             p.value_dim);
+  store_rows(tile.value_gradient, tile.value_depth, 1.0f, static_cast<T*>(args.value_gradient) + at * p.value_dim,
+             count, p.value_dim);
 }
 
 // Rows counted through batch elements, heads and queries.
@@ -293,8 +293,8 @@ void compute_delta(const BackwardArgs& args, int64_t first, int64_t last) {
   const Strides& strides = args.out_gradient_strides;
   for (int64_t row = first; row < last; ++row) {
     int64_t query = row % p.query_len, head = row / p.query_len % p.num_heads, batch = row / p.query_len / p.num_heads;
-    const T* out = static_cast<const T*>(args.forward.out) + batch_offset(p, p.out, batch) + head * p.out.head +
-                   query * p.out.row;
+    const T* out =
+        static_cast<const T*>(args.forward.out) + batch_offset(p, p.out, batch) + head * p.out.head + query * p.out.row;
     const T* gradient = static_cast<const T*>(args.out_gradient) + batch_offset(p, strides, batch) +
                         head * strides.head + query * strides.row;
     vfloat sum = {};

@@ -149,7 +149,7 @@ static inline void copy_keys(Scratch& scratch, const AttentionParams& p, const T
 
 // Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
-                   Interval keys) {
+                                 Interval keys) {
   const AttentionParams& p = args.params;
   const auto for_each_vector = [&](auto visit) {
     for (int j = keys.begin; j < keys.end; j += band.keys()) {

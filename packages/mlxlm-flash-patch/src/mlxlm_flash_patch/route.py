@@ -12,7 +12,9 @@ from flashattn_core import NoKernelError, flash_attention, is_tracing
 
 Attention = Callable[..., mx.array]
 
-TRACED = "traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient yet"
+# While a function is traced, mx.grad, mx.vmap and mx.compile cannot be told apart.
+TRACED_ON_GPU = "traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient on a GPU yet"
+TRACED_MASK = "an additive mask that mx.grad, mx.vmap or mx.compile traces: flash attention has no gradient of masks"
 MAX_HEAD_DIM = 512  # flash_attention() takes more for bad input, mlx-lm's own attention does not
 
 
@@ -80,9 +82,11 @@ def reason_not_to(
     """Why this call cannot be flash attention, as far as it can be told beforehand; None when it can."""
     if hasattr(cache, "bits"):  # mlx-lm's own test: keys and values are then tuples
         return "quantised KV cache"
-    # More than the gradient needs, but the transformations cannot be told apart from here.
-    if is_tracing(*(x for x in (queries, keys, values, mask, sinks) if isinstance(x, mx.array))):
-        return TRACED
+    arrays = [x for x in (queries, keys, values, mask, sinks) if isinstance(x, mx.array)]
+    if mx.default_device() == mx.gpu and is_tracing(*arrays):
+        return TRACED_ON_GPU
+    if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.floating) and is_tracing(mask):
+        return TRACED_MASK
     dtype = queries.dtype
     if keys.dtype != dtype or values.dtype != dtype:
         return "queries, keys and values of different dtypes"
