@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from flash_evals import kernel_results, plot
+from flash_evals import figures, kernel_results, plot
 from flash_evals.contest import Contest, Entry
 from flash_evals.workload import Heads, Workload
 from matplotlib.figure import Figure
@@ -116,7 +116,7 @@ def test_other_suffixes_are_refused(refused: Callable[..., str], tmp_path: Path)
 def test_without_matplotlib_it_is_refused(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     line = refused("kernels", "--plot", tmp_path / "out.png")
     assert line == "Error: --plot needs matplotlib: pip install 'matplotlib>=3.9,<4'"
 

@@ -158,7 +158,7 @@ def test_the_footnote_names_the_reference_blas_where_it_runs(
     for blas, named in (("reference", True), ("openblas", False), (None, False)):
         monkeypatch.setattr(machine, "blas", lambda blas=blas: blas)
         page = evaluate("-p", 4, "-g", 0, "-d", 0, "-r", 1)["page"]
-        assert (speed.REFERENCE_BLAS in page) is named
+        assert (machine.REFERENCE_BLAS in page) is named
 
 
 @pytest.mark.parametrize(

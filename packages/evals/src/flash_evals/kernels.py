@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from flash_evals import implementations, kernel_results, machine, options, plot, report
+from flash_evals import figures, implementations, kernel_results, machine, options, plot, report
 from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
 from flash_evals.implementations import IMPLEMENTATIONS
@@ -19,13 +19,6 @@ QUICK = {"seq_len": "128,512", "trials": 3, "max_seconds": 2.0}
 
 def _one_of(names: Sequence[str]) -> Callable[[str], str]:
     return lambda text: names[names.index(text)]
-
-
-def _length(text: str) -> int:
-    number = options.whole_number(text)
-    if number == 0:
-        raise ValueError(text)
-    return number
 
 
 def _implementations(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
@@ -62,7 +55,7 @@ def _list_option(
     "Query heads / key-value heads x head_dim.",
 )
 @click.option("--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences in one call.")
-@_list_option("--seq-len", "512,1024,2048", "N,...", _length, "numbers of keys", "Numbers of keys.")
+@_list_option("--seq-len", "512,1024,2048", "N,...", options.length, "numbers of keys", "Numbers of keys.")
 @click.option(
     "--query-len",
     type=int,
@@ -112,22 +105,10 @@ def _list_option(
     callback=_quick,
     help="Other defaults, for a first look: " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in QUICK.items()),
 )
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    callback=options.at_least(0),
-    help="Of the random queries, keys and values.",
-)
+@options.seed("Of the random queries, keys and values.")
 @options.json_file
 @options.csv_file
-@click.option(
-    "--plot",
-    "plot_file",
-    type=click.Path(path_type=Path),
-    callback=plot.drawable,
-    help="Draw time, memory and FLOP/s against the length into this .png or .svg file.",
-)
+@figures.plot_file("Draw time, memory and FLOP/s against the length into this .png or .svg file.")
 def command(
     shape: list[Heads],
     batch_size: int,

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
@@ -12,6 +13,11 @@ import flashattn_core
 import mlx.core as mx
 
 from flash_evals.errors import EvalError, first_line
+
+REFERENCE_BLAS = (
+    "The linear layers run on MLX's reference BLAS here (Linux CPU): they bound all tokens/s above, whatever\n"
+    "attention does. A faster BLAS, preloaded, moves both arms."
+)
 
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 
@@ -43,6 +49,17 @@ def blas() -> str | None:
 def blas_in(maps: str) -> str:
     """Of the libraries that a process has loaded. NumPy's own (libscipy_openblas) serves nobody else."""
     return next((name for name in ("openblas", "mkl", "blis") if f"/lib{name}" in maps.lower()), "reference")
+
+
+def free_memory() -> int:
+    """Bytes that a program can take without the machine swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        [available] = re.findall(r"MemAvailable: +(\d+) kB", meminfo.read_text())
+        return int(available) * 1024
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    usable = mx.device_info().get("max_recommended_working_set_size", physical)
+    return int(usable) - mx.get_active_memory()
 
 
 def describe(also: Sequence[str] = ()) -> dict[str, Any]:

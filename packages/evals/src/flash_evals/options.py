@@ -46,6 +46,14 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def length(text: str) -> int:
+    """A whole number of tokens, and at least one. Raises ValueError for anything else."""
+    number = whole_number(text)
+    if number == 0:
+        raise ValueError(text)
+    return number
+
+
 def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     if value is not None:
         target = value if value.exists() else value.parent
@@ -53,6 +61,20 @@ def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -
             reason = "it is a folder" if value.is_dir() else f"{target} cannot be written to"
             raise EvalError(f"{parameter.opts[0]} {value}: {reason}")
     return value
+
+
+repetitions = click.option(
+    "-r",
+    "--repetitions",
+    default=5,
+    show_default=True,
+    callback=at_least(1),
+    help="Trials of each test and arm; one more to warm up is not counted.",
+)
+
+
+def seed(text: str) -> Callable[..., Any]:
+    return click.option("--seed", default=0, show_default=True, callback=at_least(0), help=text)
 
 
 json_file = click.option(

@@ -1,15 +1,11 @@
 """The figure of `flash-eval kernels --plot`: time, memory and speed against the length, one line an implementation."""
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
-
-from flash_evals import options
-from flash_evals.errors import EvalError
+from flash_evals import figures
 from flash_evals.kernel_results import Entry, is_decode, kind, shape, speed, speed_bound
 
 if TYPE_CHECKING:
@@ -17,27 +13,14 @@ if TYPE_CHECKING:
 
 Series = dict[str, list[Entry]]  # implementation -> its line
 
-# Colours that colour-blind people tell apart (Okabe and Ito 2008), and a marker each for print without colour.
-STYLE: dict[str, dict[str, Any]] = {
-    "flash": {"color": "#0072B2", "marker": "o"},
-    "mlx": {"color": "#E69F00", "marker": "s"},
+STYLE: dict[str, figures.Style] = {
+    "flash": figures.FLASH,
+    "mlx": figures.MLX,
     # Near mlx where both run on the same products: dotted and hollow, it hides nothing.
     "naive": {"color": "#009E73", "marker": "^", "linestyle": ":", "fillstyle": "none"},
     "torch": {"color": "#CC79A7", "marker": "D"},
 }
-BOUND: dict[str, Any] = {"color": "#555555", "linestyle": "--", "linewidth": 1.2, "label": "bound or reference"}
-
-
-def drawable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Checks an option's file name, and that there is something to draw with, before any work starts."""
-    path = options.writable(context, parameter, value)
-    if path is None:
-        return None
-    if path.suffix not in (".png", ".svg"):
-        raise EvalError(f"{parameter.opts[0]} {path}: expected a name that ends in .png or .svg")
-    if not find_spec("matplotlib"):
-        raise EvalError(f"{parameter.opts[0]} needs matplotlib: pip install 'matplotlib>=3.9,<4'")
-    return path
+BOUND: figures.Style = {"color": "#555555", "linestyle": "--", "linewidth": 1.2, "label": "bound or reference"}
 
 
 def draw(path: Path, entries: Sequence[Entry]) -> None:
@@ -54,12 +37,7 @@ def draw(path: Path, entries: Sequence[Entry]) -> None:
         for ax, draw_one in zip(row, (_draw_time, _draw_memory, _draw_speed), strict=True):
             draw_one(ax, by_impl)
             _finish(ax, by_impl)
-    lines = {line.get_label(): line for ax in axes.flat for line in ax.lines}
-    figure.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines))
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise EvalError(f"cannot write {path}: {error.strerror}") from error
+    figures.save(figure, path)
 
 
 def _panel(entry: Entry) -> str:
@@ -83,8 +61,8 @@ def _draw_time(ax: "Axes", by_impl: Series) -> None:
     for name, entries in by_impl.items():
         _line(ax, name, entries, [entry["forward"]["time(s)"] * 1e3 for entry in entries])
         low, high = ([entry["forward"][key] * 1e3 for entry in entries] for key in ("time_p20(s)", "time_p80(s)"))
-        ax.fill_between(_lengths(entries), low, high, color=STYLE[name]["color"], alpha=0.2, linewidth=0)
-    _logarithmic(ax)
+        figures.band(ax, _lengths(entries), low, high, STYLE[name])
+    figures.logarithmic(ax)
     ax.set_ylabel("time of a call, median and p20–p80 (ms)")
 
 
@@ -92,7 +70,7 @@ def _draw_memory(ax: "Axes", by_impl: Series) -> None:
     for name, entries in by_impl.items():
         _line(ax, name, entries, [entry["peak_memory_usage(MB)"] for entry in entries])
     _bound(ax, by_impl, "inputs and outputs", lambda entry: entry["inputs_and_outputs(MB)"])
-    _logarithmic(ax)
+    figures.logarithmic(ax)
     ax.set_ylabel("memory of a call beyond its inputs (MB)")
 
 
@@ -121,22 +99,10 @@ def _bound(ax: "Axes", by_impl: Series, name: str, value: Callable[[Entry], floa
         ax.annotate(name, end, (0, 5), textcoords="offset points", ha="right", fontsize="small")
 
 
-def _logarithmic(ax: "Axes") -> None:
-    """Labels at 1, 2, 5, 10: a panel may span less than a power of ten. A memory of 0 has no place and is left out."""
-    ax.set_yscale("log", nonpositive="mask", subs=(2, 5))
-    ax.margins(y=0.1)
-    for axis_format in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-        axis_format("{x:g}")
-
-
 def _lengths(entries: Sequence[Entry]) -> list[int]:
     return [entry["config"]["seq_len"] for entry in entries]
 
 
 def _finish(ax: "Axes", by_impl: Series) -> None:
     lengths = sorted({length for entries in by_impl.values() for length in _lengths(entries)})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    ax.set_xlabel("keys")
-    ax.grid(color="#dddddd", linewidth=0.6)
-    ax.xaxis.minorticks_off()
+    figures.against_length(ax, lengths, "keys")

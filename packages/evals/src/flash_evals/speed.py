@@ -22,11 +22,6 @@ from flash_evals import machine, models, options, report
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, memory_method, run
 
-REFERENCE_BLAS = (
-    "The linear layers run on MLX's reference BLAS here (Linux CPU): they bound all tokens/s above, whatever\n"
-    "attention does. A faster BLAS, preloaded, moves both columns."
-)
-
 Kind = Literal["prompt", "generation"]
 
 
@@ -60,21 +55,8 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
 @_lengths_option("-p", "--prompt", "512", "Prompt lengths in tokens; 0 for none.")
 @_lengths_option("-g", "--generate", "32", "Numbers of tokens to generate; 0 for none.")
 @_lengths_option("-d", "--depth", "0,2048", "Numbers of tokens that are in the KV cache before.")
-@click.option(
-    "-r",
-    "--repetitions",
-    default=5,
-    show_default=True,
-    callback=options.at_least(1),
-    help="Trials of each test and arm; one more to warm up is not counted.",
-)
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    callback=options.at_least(0),
-    help="Of the random tokens in the prompts.",
-)
+@options.repetitions
+@options.seed("Of the random tokens in the prompts.")
 @options.json_file
 @options.csv_file
 def command(
@@ -268,7 +250,7 @@ def render(result: dict[str, Any]) -> str:
     if not flash.calls:
         lines.append("The patch never ran: both columns are MLX's own attention.")
     if result["machine"]["blas"] == "reference":
-        lines.append(REFERENCE_BLAS)
+        lines.append(machine.REFERENCE_BLAS)
     if result["interrupted"]:
         lines.append("Interrupted; the figures are of the trials that were finished.")
     return "\n".join(lines)
