@@ -55,6 +55,14 @@ class LoadedModel:
         """Number of token ids the model has an embedding for."""
         return int(self._setting("vocab_size"))
 
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer. Raises EvalError if the config does not say."""
+        for name in ("num_attention_heads", "n_heads", "n_head", "num_heads"):
+            if heads := self._setting(name):
+                return int(heads)
+        raise EvalError(f"the config.json of {self.name} does not say how many heads it has (num_attention_heads)")
+
     def _setting(self, name: str) -> Any:
         """From config.json; models that see or hear keep the language model's in a part of it."""
         return self.config.get(name, self.config.get("text_config", {}).get(name))

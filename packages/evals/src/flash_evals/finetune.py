@@ -1,0 +1,254 @@
+"""`flash-eval finetune`: LoRA training steps of several lengths, patch off and on.
+
+`command` reads the options, `training.measured` does the work step by step, `summary` makes the contents of a result
+file of it, `render` the page that people read.
+"""
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from flash_evals import figures, finetune_plot, machine, models, options, report, training
+from flash_evals.errors import EvalError
+from flash_evals.measure import ARMS, Flash, memory_method
+from flash_evals.training import Pair, Recipe
+
+
+@click.command("finetune")
+@options.model
+@click.option(
+    "-p",
+    "--seq-len",
+    default="512,1024,2048,4096,8192",
+    show_default=True,
+    metavar="N,...",
+    callback=options.listed(options.length, "numbers of tokens"),
+    help="Lengths of the sequences in tokens.",
+)
+@click.option("--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences in one step.")
+@click.option(
+    "--num-layers",
+    type=int,
+    help="Layers that get adapters, counted from the last; -1 is all.  [default: 16, or all if there are fewer]",
+)
+@click.option("--rank", default=8, show_default=True, callback=options.at_least(1), help="Of the adapters.")
+@click.option("--grad-checkpoint", is_flag=True, help="Compute each layer anew for its gradient, to save memory.")
+@click.option(
+    "--max-memory",
+    type=float,
+    metavar="GB",
+    callback=options.at_least(0),
+    help="Skip lengths at which the scores of MLX's own attention alone need more.  [default: what is free]",
+)
+@options.repetitions
+@options.seed("Of the random tokens and the adapters.")
+@options.json_file
+@options.csv_file
+@figures.plot_file("Draw step time and memory against the length into this .png or .svg file.")
+def command(
+    model: str | None,
+    seq_len: list[int],
+    batch_size: int,
+    num_layers: int | None,
+    rank: int,
+    grad_checkpoint: bool,
+    max_memory: float | None,
+    repetitions: int,
+    seed: int,
+    json_file: Path | None,
+    csv_file: Path | None,
+    plot_file: Path | None,
+) -> None:
+    """Step time and memory of LoRA fine-tuning, patch off against patch on.
+
+    \b
+    step           median time of a training step (20th–80th percentile):
+                   forward, gradient and Adam's update, compiled
+    tokens/s       tokens of a step over that median
+    peak memory    what a step needs on top of the model, the adapters and
+                   Adam's state, at most
+    loss           before the last step
+    max |Δ|        largest difference of the two losses at any step
+    on/off         ratio of the two above
+
+    The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters,
+    take turns in going first and learn from the same random tokens: time and memory are those of any text, the
+    loss says nothing of the model. Attention without the patch needs memory for the square of the length: what
+    does not fit is skipped, and named. Ctrl-C ends the run and reports the finished steps.
+    """
+    described_machine = machine.describe()
+    loaded = models.load(model)
+    described_model = loaded.describe()  # before it gets adapters
+    for length in seq_len:
+        loaded.require_positions(length, f"--seq-len {length}")
+    recipe = Recipe(batch_size, _layers(num_layers, loaded), rank, grad_checkpoint)
+    skipped = too_long(loaded, seq_len, recipe, max_memory)
+    lengths = [length for length in seq_len if length not in skipped]
+    if not lengths:
+        raise EvalError("; ".join(skipped.values()))
+
+    pairs: list[Pair] = []
+    stopped: BaseException | None = None
+    try:
+        with report.progress() as progress, training.trainable(loaded.model, recipe, seed):
+            bar = progress.add_task("steps, off and on", total=len(lengths) * repetitions)
+            for pair in training.measured(loaded, lengths, recipe, repetitions, seed):
+                pairs.append(pair)
+                progress.advance(bar)
+    except (KeyboardInterrupt, EvalError) as error:  # what is measured by then is kept
+        if not pairs:
+            raise
+        stopped = error
+
+    result: dict[str, Any] = {
+        "command": "finetune",
+        "model": described_model,
+        "settings": {
+            "seq_len": seq_len,
+            **asdict(recipe),
+            "repetitions": repetitions,
+            "tokens": "random",
+            "learning_rate": training.defaults()["learning_rate"],
+            "max_memory_gb": max_memory,
+            "seed": seed,
+            "memory": memory_method(),
+        },
+        "results": [summary(list(of_length)) for _, of_length in groupby(pairs, key=lambda pair: pair.seq_len)],
+        "skipped": [{"seq_len": length, "reason": reason} for length, reason in skipped.items()],
+        "flash": sum((pair.flash for pair in pairs), start=Flash()).describe(),
+        "interrupted": stopped is not None,
+        "machine": described_machine,
+    }
+    try:  # neither a full disk nor a closed pipe costs the other its copy
+        report.write(json_file, result, csv_file, csv_rows(result["results"]))
+        if plot_file:
+            finetune_plot.draw(plot_file, result["results"], header(result))
+    finally:
+        click.echo(render(result))
+    if isinstance(stopped, EvalError):
+        raise stopped
+    if stopped:
+        sys.exit(130)
+
+
+def _layers(asked: int | None, loaded: models.LoadedModel) -> int:
+    """How many layers get adapters. Raises EvalError where mlx-lm would have another answer than the user."""
+    there = len(loaded.model.layers)
+    if asked is None:
+        return min(int(training.defaults()["num_layers"]), there)
+    if asked == -1:
+        return there
+    if not 1 <= asked <= there:
+        raise EvalError(f"--num-layers must be -1 or between 1 and the {there} of {loaded.name}, not {asked}")
+    return asked
+
+
+def too_long(
+    loaded: models.LoadedModel, lengths: Sequence[int], recipe: Recipe, max_memory: float | None
+) -> dict[int, str]:
+    """The lengths that unpatched attention has no memory for, each with the reason in words."""
+    limit = machine.free_memory() if max_memory is None else max_memory * 1e9
+    there = f"{limit / 1e9:,.1f} GB are free" if max_memory is None else f"--max-memory is {max_memory:g} GB"
+    needed = {length: training.least_memory(loaded, length, recipe) for length in lengths}
+    return {
+        length: f"{length:,} tokens: MLX's own attention needs {least / 1e9:,.1f} GB for its scores alone, {there}"
+        for length, least in needed.items()
+        if least > limit
+    }
+
+
+def summary(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """One length in the result file."""
+    tokens = pairs[0].tokens
+    trials: list[dict[str, Any]] = [
+        {"order": list(pair.order)}
+        | {name: {**trial.describe(tokens), "loss": pair.losses[name]} for name, trial in pair.trials.items()}
+        for pair in pairs
+    ]
+    arms: dict[str, dict[str, float]] = {}
+    for name in ARMS:
+        seconds = [trial[name]["seconds"] for trial in trials]
+        arms[name] = {
+            "seconds": statistics.median(seconds),
+            "seconds_p20": report.percentile(seconds, 0.2),
+            "seconds_p80": report.percentile(seconds, 0.8),
+            "tokens_per_s": tokens / statistics.median(seconds),
+            "peak_memory_mb": max(trial[name]["peak_memory_mb"] for trial in trials),
+            "loss": trials[-1][name]["loss"],
+        }
+    off, on = arms["off"], arms["on"]
+    return {
+        "seq_len": pairs[0].seq_len,
+        **arms,
+        "time_ratio": on["seconds"] / off["seconds"],
+        "memory_ratio": on["peak_memory_mb"] / off["peak_memory_mb"] if off["peak_memory_mb"] else None,
+        "max_abs_dloss": float(np.max([abs(pair.losses["on"] - pair.losses["off"]) for pair in pairs])),
+        "flash": sum((pair.flash for pair in pairs), start=Flash()).describe(),
+        "trials": trials,
+    }
+
+
+def csv_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each step of each arm, in the order they ran."""
+    return [
+        {"seq_len": result["seq_len"], "repetition": number, "arm": name, **trial[name]}
+        for result in results
+        for number, trial in enumerate(result["trials"])
+        for name in trial["order"]
+    ]
+
+
+def header(result: dict[str, Any]) -> str:
+    model, settings = result["model"], result["settings"]
+    checkpoints = ", gradient checkpoints" if settings["grad_checkpoint"] else ""
+    return " · ".join(
+        [
+            f"{model['name']}, {report.count(model['parameters'])} parameters, {model['dtype']}",
+            f"LoRA of rank {settings['rank']} in {settings['num_layers']} layers{checkpoints}",
+            f"batch size {settings['batch_size']}, random tokens",
+            f"{settings['repetitions']} repetitions, off and on taking turns",
+            result["machine"]["device"],
+        ]
+    )
+
+
+def render(result: dict[str, Any]) -> str:
+    """The result as a page of text."""
+    rows: list[tuple[str, ...]] = [("tokens", "patch", "step", "tokens/s", "peak memory", "loss")]
+    for of_length in result["results"]:
+        rows += _rows(of_length)
+    flash = Flash.of(result["flash"])
+    lines = [header(result), "", report.columns(rows), "", str(flash)]
+    if not flash.calls:
+        lines.append("Flash did not run in training: both arms are MLX's own attention.")
+    if result["machine"]["blas"] == "reference":
+        lines.append(machine.REFERENCE_BLAS)
+    lines += [f"Skipped {length['reason']}." for length in result["skipped"]]
+    if result["interrupted"]:
+        lines.append("Interrupted; the figures are of the steps that were finished.")
+    return "\n".join(lines)
+
+
+def _rows(of_length: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One for each arm, and one that compares them."""
+    arms = [
+        (
+            "" if number else f"{of_length['seq_len']:,}",
+            name,
+            report.duration([trial[name]["seconds"] for trial in of_length["trials"]]),
+            f"{of_length[name]['tokens_per_s']:,.0f}",
+            f"{of_length[name]['peak_memory_mb']:,.1f} MB",
+            report.plain(of_length[name]["loss"], 6),
+        )
+        for number, name in enumerate(ARMS)
+    ]
+    off, on = of_length["off"], of_length["on"]
+    ratios = (report.ratio(on[key], off[key]) for key in ("seconds", "tokens_per_s", "peak_memory_mb"))
+    return [*arms, ("", "on/off", *ratios, f"max |Δ| {of_length['max_abs_dloss']:.1e}")]

@@ -1,0 +1,165 @@
+"""The work of `finetune`: LoRA training steps as mlx-lm's own trainer takes them, with the patch off and on.
+
+Each arm has its own adapters and its own optimizer, from the same start, and goes its own way from there: after the
+first step a difference of the losses is one of the gradients too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.utils import value_and_grad
+from mlx.optimizers import Adam
+
+from flash_evals.errors import EvalError, first_line
+from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
+from flash_evals.models import LoadedModel
+from flash_evals.workload import ITEM_SIZE
+
+Batch = tuple[mx.array, mx.array]  # tokens (sequences, seq_len + 1), and of each sequence the range that is learned
+Step = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]  # a batch -> its loss, and the tokens that took part
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, and how; the names are mlx-lm's."""
+
+    batch_size: int
+    num_layers: int  # that get adapters, counted from the last
+    rank: int
+    grad_checkpoint: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same step by both arms."""
+
+    seq_len: int
+    tokens: int  # that the model reads
+    order: tuple[Arm, Arm]
+    trials: dict[Arm, Trial]
+    losses: dict[Arm, float]
+    flash: Flash  # of the length's first pair: with the warm-up
+
+
+class Trainee:
+    """What one arm has learned, and its step."""
+
+    def __init__(self, model: Any, adapters: dict[str, Any]) -> None:
+        self.model = model
+        self.adapters = adapters
+        self.optimizer = Adam(learning_rate=defaults()["learning_rate"])
+        self.optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
+        self.state = [model.state, self.optimizer.state, mx.random.state]
+        self.compiled = _compiled(model, self.optimizer, self.state)
+        mx.eval(self.optimizer.state)
+
+    @contextmanager
+    def in_the_model(self) -> Iterator[None]:
+        """For one step: before and after it the other arm's adapters may be there."""
+        self.model.update(self.adapters)
+        self.adapters = {}  # so that the step can give up the old ones' memory, as it can in mlx-lm
+        yield
+        self.adapters = self.model.trainable_parameters()
+
+    def step(self, batch: Batch) -> float:
+        """The loss before the step."""
+        loss, tokens = self.compiled(*batch)
+        mx.eval(self.state, loss, tokens)
+        return float(np.array(loss))
+
+
+def _compiled(model: Any, optimizer: Adam, state: list[Any]) -> Step:
+    """mlx-lm's step, for one arm alone: a compiled step holds the attention that was there when it was traced."""
+    from mlx_lm.tuner.trainer import default_loss
+
+    loss_and_gradient = value_and_grad(model, default_loss)
+
+    @partial(mx.compile, inputs=state, outputs=state)
+    def step(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
+        (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
+        optimizer.update(model, gradient)
+        return loss, count
+
+    return step
+
+
+def defaults() -> dict[str, Any]:
+    """mlx-lm's own: `learning_rate`, `num_layers`, `lora_parameters`."""
+    from mlx_lm.lora import CONFIG_DEFAULTS
+
+    return dict(CONFIG_DEFAULTS)
+
+
+@contextmanager
+def trainable(model: Any, recipe: Recipe, seed: int) -> Iterator[None]:
+    """The model with adapters, and nothing else of it learns; with gradient checkpoints until the block ends."""
+    from mlx_lm.tuner.trainer import grad_checkpoint
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+    from mlx_lm.utils import maybe_set_recommended_wired_limit
+
+    maybe_set_recommended_wired_limit()
+    mx.random.seed(seed)
+    model.freeze()
+    linear_to_lora_layers(model, recipe.num_layers, {**defaults()["lora_parameters"], "rank": recipe.rank})
+    mx.eval(model.parameters())
+    model.train()
+    layer = type(model.layers[0])
+    call = layer.__call__
+    if recipe.grad_checkpoint:
+        grad_checkpoint(model.layers[0])  # type: ignore[no-untyped-call]  # changes the class
+    try:
+        yield
+    finally:
+        layer.__call__ = call
+
+
+def measured(
+    loaded: LoadedModel, lengths: Sequence[int], recipe: Recipe, repetitions: int, seed: int
+) -> Iterator[Pair]:
+    """Takes that many steps of each length with both arms, after a pair that warms up and is not counted.
+
+    Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
+    """
+    random = np.random.default_rng(seed)
+    start = loaded.model.trainable_parameters()
+    for seq_len in lengths:
+        trainees = {name: Trainee(loaded.model, start) for name in ARMS}
+        # The warm-up counts here: the step is traced then and never again, and calls that fall back do it there.
+        flash = Flash()
+        for repetition in range(-1, repetitions):
+            batch = _batch(random.integers(loaded.vocabulary, size=(recipe.batch_size, seq_len + 1)))
+            trials: dict[Arm, Trial] = {}
+            losses: dict[Arm, float] = {}
+            for name in arms(repetition):
+                try:
+                    with trainees[name].in_the_model():
+                        loss, trials[name] = run(name, partial(trainees[name].step, batch), flash)
+                except (ValueError, RuntimeError) as error:
+                    what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
+                    raise EvalError(f"{what}: {first_line(error)}") from error
+                losses[name] = loss
+            if repetition >= 0:
+                yield Pair(seq_len, seq_len * recipe.batch_size, arms(repetition), trials, losses, flash)
+                flash = Flash()
+
+
+def _batch(tokens: np.ndarray) -> Batch:
+    """As mlx-lm makes one of sequences that need no padding, ready before the clock starts."""
+    batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
+    mx.eval(batch)
+    return batch
+
+
+def least_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe) -> int:
+    """Bytes that the scores of MLX's own attention take in one step, without anything else.
+
+    Each layer that learns keeps its softmax for the gradient, with checkpoints only the one at work does; that one
+    has two more such arrays.
+    """
+    kept = 1 if recipe.grad_checkpoint else recipe.num_layers
+    return (kept + 2) * recipe.batch_size * loaded.heads * seq_len**2 * ITEM_SIZE[loaded.dtype.split(", ")[-1]]
