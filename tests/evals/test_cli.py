@@ -92,7 +92,7 @@ def test_an_unwritable_result_file_is_found_before_the_work(refused: Callable[..
     assert time.monotonic() - start < 1
 
 
-@pytest.mark.parametrize("command", ["perplexity", "speed", "kernels"])
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 def test_nonsense_in_a_variable_is_named(
     refused: Callable[..., str], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click.testing
 import pytest
-from flash_evals import measure, paired, speed
+from flash_evals import measure, paired, speed, training
 
 Invoke = Callable[..., click.testing.Result]
 
@@ -28,6 +28,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         monkeypatch.setattr(paired, "run", run)
         monkeypatch.setattr(speed, "run", run)
+        monkeypatch.setattr(training, "run", run)
 
     return arrange
 
@@ -84,5 +85,26 @@ def test_speed_before_anything_is_measured(
 ) -> None:
     interrupt_at(3)
     page = invoke("speed", "--model", model_folder, "-p", 8, "-g", 0, "-d", 0)
+    assert (page.exit_code, page.stdout) == (130, "")
+    assert page.stderr == "Interrupted: nothing was measured.\n"
+
+
+def test_finetune(invoke: Invoke, interrupt_at: Callable[[int], None], model_folder: Path, tmp_path: Path) -> None:
+    """In the second repetition of the second length: the first length is whole, of the second one step is there."""
+    out = tmp_path / "out.json"
+    interrupt_at(2 * (1 + 2) + 2 * (1 + 1) + 2)
+    page = invoke("finetune", "--model", model_folder, "-p", "8,16,32", "-r", 2, "--json", out)
+    assert page.exit_code == 130
+    kept = json.loads(out.read_text())
+    assert kept["interrupted"] is True
+    assert [(length["seq_len"], len(length["trials"])) for length in kept["results"]] == [(8, 2), (16, 1)]
+    assert page.stdout.endswith("Interrupted; the figures are of the steps that were finished.\n")
+
+
+def test_finetune_before_anything_is_measured(
+    invoke: Invoke, interrupt_at: Callable[[int], None], model_folder: Path
+) -> None:
+    interrupt_at(2)
+    page = invoke("finetune", "--model", model_folder, "-p", 8, "--grad-checkpoint")
     assert (page.exit_code, page.stdout) == (130, "")
     assert page.stderr == "Interrupted: nothing was measured.\n"

@@ -86,9 +86,9 @@ def command(
     described_machine = machine.describe()
     loaded = models.load(model)
     described_model = loaded.describe()  # before it gets adapters
+    recipe = Recipe(batch_size, _layers(num_layers, loaded), rank, grad_checkpoint)
     for length in seq_len:
         loaded.require_positions(length, f"--seq-len {length}")
-    recipe = Recipe(batch_size, _layers(num_layers, loaded), rank, grad_checkpoint)
     skipped = too_long(loaded, seq_len, recipe, max_memory)
     lengths = [length for length in seq_len if length not in skipped]
     if not lengths:
@@ -129,7 +129,7 @@ def command(
     try:  # neither a full disk nor a closed pipe costs the other its copy
         report.write(json_file, result, csv_file, csv_rows(result["results"]))
         if plot_file:
-            finetune_plot.draw(plot_file, result["results"], header(result))
+            finetune_plot.draw(plot_file, result["results"], f"{subject(result)}\n{described_machine['device']}")
     finally:
         click.echo(render(result))
     if isinstance(stopped, EvalError):
@@ -155,10 +155,10 @@ def too_long(
 ) -> dict[int, str]:
     """The lengths that unpatched attention has no memory for, each with the reason in words."""
     limit = machine.free_memory() if max_memory is None else max_memory * 1e9
-    there = f"{limit / 1e9:,.1f} GB are free" if max_memory is None else f"--max-memory is {max_memory:g} GB"
+    there = f"{limit / 1e9:,.2f} GB are free" if max_memory is None else f"--max-memory is {max_memory:g} GB"
     needed = {length: training.least_memory(loaded, length, recipe) for length in lengths}
     return {
-        length: f"{length:,} tokens: MLX's own attention needs {least / 1e9:,.1f} GB for its scores alone, {there}"
+        length: f"{length:,} tokens: MLX's own attention needs {least / 1e9:,.2f} GB for its scores alone, {there}"
         for length, least in needed.items()
         if least > limit
     }
@@ -205,7 +205,8 @@ def csv_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def header(result: dict[str, Any]) -> str:
+def subject(result: dict[str, Any]) -> str:
+    """What is trained, and how."""
     model, settings = result["model"], result["settings"]
     checkpoints = ", gradient checkpoints" if settings["grad_checkpoint"] else ""
     return " · ".join(
@@ -213,8 +214,6 @@ def header(result: dict[str, Any]) -> str:
             f"{model['name']}, {report.count(model['parameters'])} parameters, {model['dtype']}",
             f"LoRA of rank {settings['rank']} in {settings['num_layers']} layers{checkpoints}",
             f"batch size {settings['batch_size']}, random tokens",
-            f"{settings['repetitions']} repetitions, off and on taking turns",
-            result["machine"]["device"],
         ]
     )
 
@@ -224,8 +223,9 @@ def render(result: dict[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [("tokens", "patch", "step", "tokens/s", "peak memory", "loss")]
     for of_length in result["results"]:
         rows += _rows(of_length)
-    flash = Flash.of(result["flash"])
-    lines = [header(result), "", report.columns(rows), "", str(flash)]
+    flash, device = Flash.of(result["flash"]), result["machine"]["device"]
+    how = f"{result['settings']['repetitions']} repetitions, off and on taking turns"
+    lines = [f"{subject(result)} · {how} · {device}", "", report.columns(rows), "", str(flash)]
     if not flash.calls:
         lines.append("Flash did not run in training: both arms are MLX's own attention.")
     if result["machine"]["blas"] == "reference":

@@ -21,7 +21,7 @@ def draw(path: Path, results: Results, title: str) -> None:
     results = sorted(results, key=lambda result: int(result["seq_len"]))
     lengths = [result["seq_len"] for result in results]
     figure = Figure(figsize=(11, 5), layout="constrained")
-    figure.suptitle(title, fontsize="medium", wrap=True)
+    figure.suptitle(title)
     time, memory = figure.subplots(1, 2)
     _lines(time, results, "seconds")
     for name in ARMS:

@@ -1,0 +1,366 @@
+"""`flash-eval finetune`: mlx-lm's own training step, both arms from the same start, and what it writes."""
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import click.testing
+import flashattn_core
+import mlx.core as mx
+import mlxlm_flash_patch
+import numpy as np
+import pytest
+from flash_evals import finetune_plot, machine, measure, training
+from flash_evals.errors import EvalError
+from flash_evals.models import LoadedModel, load
+from flash_evals.training import Recipe
+from matplotlib.figure import Figure
+from mlx.optimizers import Adam
+from mlx.utils import tree_flatten
+from mlx_lm.models import base, qwen2
+from mlx_lm.tuner import trainer
+from mlx_lm.tuner.callbacks import TrainingCallback
+from mlxlm_flash_patch import route
+
+Invoke = Callable[..., click.testing.Result]
+Evaluate = Callable[..., dict[str, Any]]
+
+LAYERS = 2  # of the model in conftest.py
+RECIPE = Recipe(batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False)
+NEVER_RAN = "Flash did not run in training: both arms are MLX's own attention."
+
+
+@pytest.fixture
+def evaluate(invoke: Invoke, model_folder: Path, tmp_path: Path) -> Evaluate:
+    def run(*arguments: object) -> dict[str, Any]:
+        out = tmp_path / "out.json"
+        result = invoke("finetune", "--model", model_folder, "--json", out, *arguments)
+        assert (result.exit_code, result.stderr) == (0, ""), result.output
+        return {**json.loads(out.read_text()), "page": result.stdout}
+
+    return run
+
+
+@pytest.fixture
+def fresh(model_folder: Path) -> LoadedModel:
+    """A model of the test's own: training changes it."""
+    return load(str(model_folder))
+
+
+@pytest.fixture
+def falling_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call can be flash attention."""
+    monkeypatch.setattr(route, "reason_not_to", lambda *_: "a reason")
+
+
+@pytest.fixture
+def differentiable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flash attention has a gradient: the formula's, whatever the package has by itself."""
+
+    def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, *, sinks: Any) -> mx.array:
+        flash = mx.custom_function(lambda q, k, v: flashattn_core.flash_attention(q, k, v, scale, mask))
+
+        def formula(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+            k, v = (mx.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+            seen = mx.tri(q.shape[2], k.shape[2], dtype=mx.bool_)
+            return mx.softmax(mx.where(seen, scale * q @ k.swapaxes(-1, -2), -math.inf), axis=-1) @ v
+
+        @flash.vjp
+        def _(inputs: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> Any:
+            return tuple(mx.vjp(formula, inputs, [cotangent])[1])
+
+        return flash(q, k, v)
+
+    monkeypatch.setattr(route, "flash_attention", attention)
+    monkeypatch.setattr(route, "reason_not_to", lambda *_: None)
+
+
+def test_every_length(evaluate: Evaluate) -> None:
+    result = evaluate("-p", "32,8", "-r", 3, "--batch-size", 2)
+    assert [length["seq_len"] for length in result["results"]] == [32, 8]
+    for length in result["results"]:
+        trials = length["trials"]
+        assert [trial["order"] for trial in trials] == [["off", "on"], ["on", "off"], ["off", "on"]]
+        for arm in ("off", "on"):
+            seconds = [trial[arm]["seconds"] for trial in trials]
+            assert length[arm]["seconds"] == statistics.median(seconds)
+            assert min(seconds) < length[arm]["seconds_p20"] < length[arm]["seconds_p80"] < max(seconds)
+            assert length[arm]["tokens_per_s"] == pytest.approx(2 * length["seq_len"] / length[arm]["seconds"])
+            assert length[arm]["peak_memory_mb"] == max(trial[arm]["peak_memory_mb"] for trial in trials)
+            assert length[arm]["loss"] == trials[-1][arm]["loss"]
+        assert length["time_ratio"] == length["on"]["seconds"] / length["off"]["seconds"]
+    lines = result["page"].splitlines()
+    about = ["LoRA of rank 8 in 2 layers", "batch size 2, random tokens", "3 repetitions, off and on taking turns"]
+    assert lines[0].split(" · ")[1:4] == about
+    firsts = [line.split()[0] for line in lines[2:9]]
+    assert firsts == ["tokens", "32", "on", "on/off", "8", "on", "on/off"]
+    assert result["interrupted"] is False
+    assert result["skipped"] == []
+
+
+def test_both_arms_learn_the_same(evaluate: Evaluate) -> None:
+    """Whatever attention the on arm has by now; from the second step on through its gradient too."""
+    [length] = evaluate("-p", 48, "-r", 4)["results"]
+    off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ("off", "on"))
+    np.testing.assert_allclose(on, off, rtol=1e-5)
+    assert length["max_abs_dloss"] == max(abs(a - b) for a, b in zip(off, on, strict=True))
+    assert len(set(off)) == 4  # new tokens, and weights that have changed
+
+
+@pytest.mark.parametrize("checkpoint", [(), ("--grad-checkpoint",)])
+def test_flash_with_a_gradient(evaluate: Evaluate, differentiable: None, checkpoint: tuple[str, ...]) -> None:
+    result = evaluate("-p", "16,32", "-r", 2, *checkpoint)
+    times = 2 if checkpoint else 1  # the layer is computed anew
+    calls = {"cpu_prefill": times * LAYERS * (1 + 2)}  # the warm-up counts
+    assert [length["flash"] for length in result["results"]] == [{"calls": calls, "fallbacks": {}}] * 2
+    assert result["flash"]["calls"]["cpu_prefill"] == 2 * calls["cpu_prefill"]
+    assert f"flash: cpu_prefill {2 * calls['cpu_prefill']} calls, 0 fallbacks" in result["page"]
+    assert NEVER_RAN not in result["page"]
+    for length in result["results"]:
+        assert length["max_abs_dloss"] < 1e-4
+
+
+def test_flash_without_one(evaluate: Evaluate, falling_back: None) -> None:
+    """The step is traced once for each length, and one line says what that means."""
+    result = evaluate("-p", "16,32", "-r", 2)
+    assert result["flash"] == {"calls": {}, "fallbacks": {"a reason": 2 * LAYERS}}
+    assert NEVER_RAN in result["page"].splitlines()
+    assert [length["max_abs_dloss"] for length in result["results"]] == [0, 0]
+
+
+def test_it_is_the_step_of_mlx_lm(
+    fresh: LoadedModel, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The losses that its own train() reports on the same tokens and from the same adapters."""
+    batches: list[training.Batch] = []
+    make = training._batch
+    monkeypatch.setattr(training, "_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
+    with training.trainable(fresh.model, RECIPE, seed=3):
+        losses = [pair.losses["off"] for pair in training.measured(fresh, [16], RECIPE, 3, seed=0)]
+
+    reported: list[float] = []
+
+    class Report(TrainingCallback):
+        def on_train_loss_report(self, train_info: dict[str, Any]) -> None:
+            reported.append(train_info["train_loss"])
+
+    other = load(str(model_folder))
+    with training.trainable(other.model, RECIPE, seed=3):
+        trainer.train(
+            other.model,
+            Adam(learning_rate=1e-5),
+            train_dataset=None,
+            args=trainer.TrainingArgs(iters=4, steps_per_report=1, adapter_file=str(tmp_path / "adapters.safetensors")),
+            iterate_batches=lambda **_: iter(batches),
+            training_callback=Report(),
+        )
+    np.testing.assert_allclose(losses, reported[1:], rtol=1e-6)  # the first warmed up
+
+
+def test_only_the_adapters_learn(fresh: LoadedModel) -> None:
+    before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
+    with training.trainable(fresh.model, RECIPE, seed=0):
+        assert list(training.measured(fresh, [8], RECIPE, 2, seed=0))
+    after = dict(tree_flatten(fresh.model.parameters()))
+    adapters = {name for name in after if "lora" in name}
+    assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
+    assert {after[name].shape[-1] for name in adapters if name.endswith("lora_a")} == {RECIPE.rank}
+    assert all(np.any(np.array(after[name])) for name in adapters if name.endswith("lora_b"))  # they begin at 0
+    for name, weight in before.items():
+        kept = after.get(name, after.get(name.replace(".weight", ".linear.weight").replace(".bias", ".linear.bias")))
+        np.testing.assert_array_equal(np.array(kept), weight)
+
+
+@pytest.mark.parametrize(("num_layers", "adapted"), [(1, {"1"}), (-1, {"0", "1"})])
+def test_the_last_layers_get_adapters(
+    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch, num_layers: int, adapted: set[str]
+) -> None:
+    models = []
+    measured = training.measured
+
+    def spy(loaded: LoadedModel, *arguments: Any) -> Any:
+        models.append(loaded.model)
+        return measured(loaded, *arguments)
+
+    monkeypatch.setattr(training, "measured", spy)
+    result = evaluate("-p", 8, "-r", 1, "--num-layers", num_layers)
+    assert result["settings"]["num_layers"] == len(adapted)
+    names = dict(tree_flatten(models[0].trainable_parameters()))
+    assert {name.split(".")[2] for name in names} == adapted
+
+
+def test_every_length_begins_with_the_same_adapters(fresh: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.zeros((1, 9), np.int32)
+    make = training._batch
+    monkeypatch.setattr(training, "_batch", lambda _: make(tokens))
+    with training.trainable(fresh.model, RECIPE, seed=0):
+        one, two = (
+            [pair.losses for pair in training.measured(fresh, lengths, RECIPE, 2, seed=0)] for lengths in ([4, 8], [8])
+        )
+    assert one[:2] == one[2:]
+    assert two[0]["off"] < one[0]["off"]  # but a second call goes on: it is the model that was trained
+
+
+def test_the_seed_decides(evaluate: Evaluate) -> None:
+    def losses(*arguments: object) -> list[float]:
+        [length] = evaluate("-p", 8, "-r", 2, *arguments)["results"]
+        return [trial["off"]["loss"] for trial in length["trials"]]
+
+    assert losses() == losses("--seed", 0) != losses("--seed", 1)
+
+
+def test_checkpoints_need_less_memory_and_end_with_the_run(
+    invoke: Invoke, make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # MLX's allocator counts to the byte; so little is lost in the noise of a process.
+    monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
+    call = qwen2.TransformerBlock.__call__
+    folder, out = make_model(num_hidden_layers=6, max_position_embeddings=512), tmp_path / "out.json"
+    peaks, losses = [], []
+    for more in ((), ("--grad-checkpoint",)):
+        page = invoke("finetune", "--model", folder, "-p", 256, "-r", 1, "--json", out, *more)
+        assert (page.exit_code, page.stderr) == (0, ""), page.output
+        assert ("gradient checkpoints" in page.stdout) is bool(more)
+        [length] = json.loads(out.read_text())["results"]
+        peaks.append(length["off"]["peak_memory_mb"])
+        losses.append(length["off"]["loss"])
+        assert qwen2.TransformerBlock.__call__ is call
+    assert peaks[1] < 0.7 * peaks[0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_guard_asks_for_no_more_than_a_step_needs(
+    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, falling_back: None, checkpoint: bool
+) -> None:
+    """And for most of it, where the length is long for the model."""
+    monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
+    loaded = load(str(make_model(max_position_embeddings=1024)))
+    recipe = Recipe(2, LAYERS, 4, checkpoint)
+    least = training.least_memory(loaded, 768, recipe)
+    assert least == (LAYERS if not checkpoint else 1) * 2 * 4 * 768**2 * 4 + 2 * 2 * 4 * 768**2 * 4
+    with training.trainable(loaded.model, recipe, seed=0):
+        [pair] = training.measured(loaded, [768], recipe, 1, seed=0)
+    assert 0.6 * pair.trials["off"].peak_memory < least < pair.trials["off"].peak_memory
+
+
+def test_a_length_that_does_not_fit_is_skipped(
+    evaluate: Evaluate, refused: Callable[..., str], model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = "128 tokens: MLX's own attention needs 0.02 GB for its scores alone"  # 4 x 16 heads x 128^2 x 4 bytes
+    result = evaluate("-p", "16,128", "-r", 1, "--batch-size", 16, "--max-memory", 0.01)
+    assert [length["seq_len"] for length in result["results"]] == [16]
+    assert result["skipped"] == [{"seq_len": 128, "reason": f"{needs}, --max-memory is 0.01 GB"}]
+    assert f"Skipped {needs}, --max-memory is 0.01 GB." in result["page"].splitlines()
+
+    monkeypatch.setattr(machine, "free_memory", lambda: 10_000_000)
+    line = refused("finetune", "--model", model_folder, "-p", 128, "--batch-size", 16)
+    assert line == f"Error: {needs}, 0.01 GB are free"
+
+
+def test_free_memory_is_what_a_process_can_take() -> None:
+    assert 10_000_000 < machine.free_memory() < 1e14
+
+
+def test_csv_has_a_row_for_each_step_of_each_arm(evaluate: Evaluate, tmp_path: Path) -> None:
+    result = evaluate("-p", "8,16", "-r", 2, "--csv", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["seq_len"], row["repetition"], row["arm"]) for row in rows] == [
+        (length, repetition, arm)
+        for length in ("8", "16")
+        for repetition, arms in (("0", ("off", "on")), ("1", ("on", "off")))
+        for arm in arms
+    ]
+    assert float(rows[1]["loss"]) == result["results"][0]["trials"][0]["on"]["loss"]
+
+
+def test_plot(evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    result = evaluate("-p", "32,8", "-r", 1, "--plot", tmp_path / "out.svg")
+    assert ElementTree.parse(tmp_path / "out.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    [figure] = figures
+    longer, shorter = result["results"]
+    for ax, key in zip(figure.axes, ("seconds", "peak_memory_mb"), strict=True):
+        lines = {line.get_label(): line for line in ax.lines}
+        assert list(lines) == ["patch off", "patch on"]
+        for arm in finetune_plot.STYLE:
+            x, y = lines[f"patch {arm}"].get_data()
+            assert (list(x), list(y)) == ([8, 32], [shorter[arm][key], longer[arm][key]])
+        assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert figure.get_suptitle().endswith(f"\n{result['machine']['device']}")
+
+
+def test_the_footnote_names_the_reference_blas_where_it_runs(
+    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for blas, named in (("reference", True), ("openblas", False)):
+        monkeypatch.setattr(machine, "blas", lambda blas=blas: blas)
+        assert (machine.REFERENCE_BLAS in evaluate("-p", 4, "-r", 1)["page"]) is named
+
+
+def test_a_step_that_fails_keeps_the_lengths_before(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that a GPU has no memory for."""
+    step = training.Trainee.step
+
+    def fails(self: training.Trainee, batch: training.Batch) -> float:
+        if batch[0].shape[1] > 20:
+            raise RuntimeError("[metal] Insufficient Memory\nand more")
+        return step(self, batch)
+
+    monkeypatch.setattr(training.Trainee, "step", fails)
+    out = tmp_path / "out.json"
+    page = invoke("finetune", "--model", model_folder, "-p", "16,32", "-r", 1, "--json", out)
+    assert page.exit_code == 2
+    line = "Error: a training step of 32 tokens fails with the patch on: [metal] Insufficient Memory\n"
+    assert page.stderr == line
+    assert [length["seq_len"] for length in json.loads(out.read_text())["results"]] == [16]
+
+    alone = invoke("finetune", "--model", model_folder, "-p", "32", "-r", 1)
+    assert (alone.exit_code, alone.stdout, alone.stderr) == (2, "", line)
+
+
+def test_a_process_that_is_patched_already_has_no_off_arm(fresh: LoadedModel, differentiable: None) -> None:
+    original = base.scaled_dot_product_attention
+    with (
+        mlxlm_flash_patch.enabled(),
+        training.trainable(fresh.model, RECIPE, seed=0),
+        pytest.raises(EvalError, match="there is no arm without it"),
+    ):
+        list(training.measured(fresh, [16], RECIPE, 1, seed=0))
+    assert base.scaled_dot_product_attention is original
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-p", "0"], "-p takes numbers of tokens separated by commas, not '0'"),
+        (["-p", "many"], "-p takes numbers of tokens separated by commas, not 'many'"),
+        (["-p", "8,129"], "--seq-len 129 needs 129 positions"),
+        (["-r", "0"], "-r must be at least 1, not 0"),
+        (["--rank", "0"], "--rank must be at least 1, not 0"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
+        (["--num-layers", "0"], "--num-layers must be -1 or between 1 and the 2 of"),
+        (["--num-layers", "3"], "--num-layers must be -1 or between 1 and the 2 of"),
+        (["--max-memory", "-1"], "--max-memory must be at least 0, not -1"),
+        (["--seed", "-1"], "--seed must be at least 0, not -1"),
+        (["--plot", "out.gif"], "expected a name that ends in .png or .svg"),
+    ],
+)
+def test_refused(refused: Callable[..., str], model_folder: Path, arguments: list[str], says: str) -> None:
+    assert says in refused("finetune", "--model", model_folder, *arguments)
+
+
+def test_a_config_without_heads_is_refused(loaded: LoadedModel) -> None:
+    headless = LoadedModel(loaded.model, loaded.tokenizer, {"model_type": "mamba"}, "Snake", "", None)
+    with pytest.raises(EvalError, match=r"config.json of Snake does not say how many heads it has"):
+        training.least_memory(headless, 8, RECIPE)
