@@ -62,6 +62,12 @@ def run(
         return Run(mx.zeros((*query.shape[:-1], value.shape[-1]), query.dtype), mx.zeros(query.shape[:-1]), (), 0)
     out = Undefined((*query.shape[:-1], value.shape[-1]), NUMPY_DTYPES[query.dtype])
     written: dict[int, Buffer] = {OUT: out, LSE: Undefined(query.shape[:-1], np.float32)}
+    counts = execute(launches, written, schedule, edit)
+    return Run(to_mlx(written[OUT], query.dtype), mx.array(written[LSE]), counts, launches[0]["split"][2])
+
+
+def execute(launches, written: dict[int, Buffer], schedule: str, edit) -> tuple[Counts, ...]:
+    """Runs what the extension describes. `written`: the outputs, which the results replace; scratch is added."""
     counts = []
     for launch in launches:
         buffers: dict[int, Buffer] = {}
@@ -86,7 +92,7 @@ def run(
         assert not any(result.unwritten.values()), f"elements never written: {result.unwritten}"
         written |= result.buffers
         counts.append(result.counts)
-    return Run(to_mlx(written[OUT], query.dtype), mx.array(written[LSE]), tuple(counts), launches[0]["split"][2])
+    return tuple(counts)
 
 
 def to_mlx(array: np.ndarray, dtype: mx.Dtype) -> mx.array:

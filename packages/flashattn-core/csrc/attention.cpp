@@ -401,6 +401,65 @@ metal::Work metal_work(const mx::array& query, const mx::array& key, const mx::a
   return make_work(kernel, inputs.arrays, outputs, optional_inputs_of(inputs.arrays, inputs.present), options);
 }
 
+metal::Work metal_backward_work(const mx::array& query, const mx::array& key, const mx::array& value,
+                                const OptionalInputs& given, const Options& options, const mx::array& out,
+                                const mx::array& lse, const mx::array& dout, const std::optional<mx::array>& dlse) {
+  plan(query, key, value, given, options, Backend::metal);
+  if (int dim = std::max(query.shape(kColumn), value.shape(kColumn)); dim > metal::kMaxBackwardDim) {
+    throw NoKernelError("[flash_attention] metal_backward_dq and metal_backward_dkv take a head_dim up to " +
+                        std::to_string(metal::kMaxBackwardDim) + ", found " + std::to_string(dim));
+  }
+  PrimitiveInputs inputs = primitive_inputs(query, key, value, given, mx::to_stream({}));
+  InputPointers optional = optional_inputs_of(inputs.arrays, inputs.present);
+  std::vector<mx::array> evaluated = inputs.arrays;
+  evaluated.insert(evaluated.end(), {out, lse, dout});
+  if (dlse) {
+    evaluated.push_back(*dlse);
+  }
+  mx::eval(evaluated);
+
+  metal::Call call = {.params = make_params(inputs.arrays, {out, lse}, optional, options),
+                      .dtype = backend_dtype<metal::Dtype>(query.dtype()),
+                      .bias_dtype = metal::Dtype::float32};
+  if (optional[kBias]) {
+    call.bias_dtype = backend_dtype<metal::Dtype>(optional[kBias]->dtype());
+  }
+  metal::Work work;
+  work.arrays[metal::kQuery] = inputs.arrays[0];
+  work.arrays[metal::kKey] = inputs.arrays[1];
+  work.arrays[metal::kValue] = inputs.arrays[2];
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    if (optional[i]) {
+      call.present[metal::kKeyStart + i] = true;
+      work.arrays[metal::kKeyStart + i] = *optional[i];
+    }
+  }
+  const auto bind = [&](metal::Binding binding, const mx::array& array, Strides& strides) {
+    constexpr auto head = &Strides::head, row = &Strides::row, column = &Strides::column;
+    int batch_dims = call.params.batch_dims;
+    bool has_columns = static_cast<int>(array.ndim()) == batch_dims + 3;
+    strides =
+        has_columns ? strides_of(array, batch_dims, {head, row, column}) : strides_of(array, batch_dims, {head, row});
+    work.arrays[binding] = array;
+  };
+  const auto like = [](const mx::array& array) {  // not allocated
+    return mx::array(array.shape(), array.dtype(), nullptr, std::vector<mx::array>{});
+  };
+  work.arrays[metal::kSavedOut] = out;
+  work.arrays[metal::kSavedLse] = lse;
+  bind(metal::kDout, dout, work.backward.dout);
+  if (dlse) {
+    call.present[metal::kDlse] = true;
+    bind(metal::kDlse, *dlse, work.backward.dlse);
+  }
+  bind(metal::kDq, like(query), work.backward.dq);
+  bind(metal::kDk, like(key), work.backward.dk);
+  bind(metal::kDv, like(value), work.backward.dv);
+  work.params = call.params;
+  work.launches = metal::backward_launches(call, work.backward);
+  return work;
+}
+
 std::array<uint64_t, kNumKernels> calls() {
   std::array<uint64_t, kNumKernels> result;
   for (int i = 0; i < kNumKernels; ++i) {

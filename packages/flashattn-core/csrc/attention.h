@@ -53,6 +53,12 @@ Choice plan(const mx::array& query, const mx::array& key, const mx::array& value
 metal::Work metal_work(const mx::array& query, const mx::array& key, const mx::array& value,
                        const OptionalInputs& optional_inputs, const Options& options);
 
+// The same for the gradients of query, key and value: `out` and `lse` are what attention() gave, `dout` and `dlse` the
+// gradients of those, no `dlse` meaning zeros. Throws NoKernelError where the backward kernels do not cover the call.
+metal::Work metal_backward_work(const mx::array& query, const mx::array& key, const mx::array& value,
+                                const OptionalInputs& optional_inputs, const Options& options, const mx::array& out,
+                                const mx::array& lse, const mx::array& dout, const std::optional<mx::array>& dlse);
+
 // Calls of each kernel that have been evaluated since the start, or since reset_calls().
 std::array<uint64_t, kNumKernels> calls();
 void reset_calls();

@@ -125,4 +125,19 @@ NB_MODULE(_ext, m) {
       "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
       "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
       "alibi_slopes"_a.none(), "kernel"_a, "What a call would run on Metal, on any machine; for tests.");
+  m.def(
+      "metal_backward_launches",
+      [collect](const mx::array& query, const mx::array& key, const mx::array& value, std::optional<float> scale,
+                float softcap, bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
+                const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
+                const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel, const mx::array& out,
+                const mx::array& lse, const mx::array& dout, const OptionalArray& dlse) {
+        return metal::inspect(metal_backward_work(
+            query, key, value, collect(key_start, key_stop, tree, visible, bias, sinks, alibi_slopes),
+            {scale, softcap, causal, window, std::move(kernel)}, out, lse, dout, dlse));
+      },
+      "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
+      "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
+      "alibi_slopes"_a.none(), "kernel"_a, "out"_a, "lse"_a, "dout"_a, "dlse"_a.none(),
+      "What a call's gradients would run on Metal; for tests.");
 }

@@ -52,4 +52,11 @@ struct SplitParams {
   int32_t num_chunks;
 };
 
+// Strides of what only the gradient has.
+struct BackwardParams {
+  Strides dout;
+  Strides dlse;  // (*B, H_q, L); unused where there is none
+  Strides dq, dk, dv;
+};
+
 }  // namespace flashattn

@@ -12,10 +12,10 @@ namespace flashattn::metal {
 namespace {
 
 bool is_output(Binding binding) {
-  return binding == kOut || binding == kLse;
+  return binding == kOut || binding == kLse || binding == kDq || binding == kDk || binding == kDv;
 }
 bool is_scratch(Binding binding) {
-  return binding == kPartialOut || binding == kPartialMax || binding == kPartialSum;
+  return binding == kPartialOut || binding == kPartialMax || binding == kPartialSum || binding == kDelta;
 }
 
 MTL::Size mtl_size(const Size& size) {
@@ -74,6 +74,9 @@ void encode(const Work& work, mx::Stream stream) {
     arrays[kPartialMax] = scratch(encoder, rows, 1);
     arrays[kPartialSum] = scratch(encoder, rows, 1);
   }
+  if (int64_t rows = work.launches.delta_rows; rows > 0) {
+    arrays[kDelta] = scratch(encoder, rows, 1);
+  }
 
   bool first = true;
   for (const Launch& launch : work.launches.launches) {
@@ -88,6 +91,8 @@ void encode(const Work& work, mx::Stream stream) {
         encoder.set_bytes(work.params, kParams);
       } else if (binding == kSplitParams) {
         encoder.set_bytes(work.launches.split, kSplitParams);
+      } else if (binding == kBackwardParams) {
+        encoder.set_bytes(work.backward, kBackwardParams);
       } else if (!arrays[binding]) {
         throw std::logic_error(launch.function + " takes an array that the call does not have, binding " +
                                std::to_string(binding));

@@ -33,12 +33,17 @@ nb::tuple memory(const mx::array& array) {
 nb::object buffer(const Work& work, Binding binding) {
   switch (binding) {
     case kOut:
-    case kLse: return nb::int_(work.arrays[binding]->nbytes());
+    case kLse:
+    case kDq:
+    case kDk:
+    case kDv: return nb::int_(work.arrays[binding]->nbytes());
     case kPartialOut: return nb::int_(sizeof(float) * work.launches.partial_rows * work.params.value_dim);
     case kPartialMax:
     case kPartialSum: return nb::int_(sizeof(float) * work.launches.partial_rows);
+    case kDelta: return nb::int_(sizeof(float) * work.launches.delta_rows);
     case kParams: return bytes_of(work.params);
     case kSplitParams: return bytes_of(work.launches.split);
+    case kBackwardParams: return bytes_of(work.backward);
     default: return memory(work.arrays[binding].value());
   }
 }

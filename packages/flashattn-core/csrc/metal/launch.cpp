@@ -197,7 +197,79 @@ Launches decode_split(const Call& call) {
   return result;
 }
 
+// --- The gradient ------------------------------------------------------------------------------------------
+
+// As constants(), for a call that also reads rows of dout.
+void add_backward_constants(Launch& launch, const Call& call, const BackwardParams& backward) {
+  bool packed_dout = backward.dout.column == 1 || call.params.value_dim == 1;
+  for (Constant& constant : launch.constants) {
+    if (constant.index == 13) {
+      constant.value = std::get<bool>(constant.value) && packed_dout;
+    }
+  }
+  launch.constants.push_back({16, call.present[kDlse]});
+}
+
+Launch backward_delta(const Call& call) {
+  constexpr int kRowsPerThreadgroup = 8;  // a SIMD group each
+  const AttentionParams& p = call.params;
+  std::vector<Binding> bindings = {kSavedOut, kDout, kDelta, kParams, kBackwardParams};
+  if (call.present[kDlse]) {
+    bindings.push_back(kDlse);
+  }
+  return launch("backward_delta", "backward_delta", call, {kRowsPerThreadgroup}, std::move(bindings),
+                {size(divide_up(p.query_len, kRowsPerThreadgroup)), size(p.num_heads), batches(call)},
+                kRowsPerThreadgroup);
+}
+
+std::vector<Binding> backward_bindings(const Call& call, std::initializer_list<Binding> outputs) {
+  std::vector<Binding> result =
+      bindings(call, {kQuery, kKey, kValue, kSavedLse, kDout, kDelta, kBackwardParams}, false);
+  result.insert(result.end(), outputs);
+  return result;
+}
+
+Launch backward_dq(const Call& call) {
+  const AttentionParams& p = call.params;
+  int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
+  int simdgroups = p.query_len > 64 && dim <= 128 ? 8 : 4;
+  // 32 keys, unless their tile takes more than half of the 32 KB.
+  int keys = 32 * (dim * size_of(call.dtype) + 16) <= 17 * 1024 ? 32 : 16;
+  return launch("backward_dq", "backward_dq", call, {depth, columns, simdgroups, keys}, backward_bindings(call, {kDq}),
+                {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)}, simdgroups,
+                p.query_len % (8 * simdgroups) == 0, p.key_len % keys == 0);
+}
+
+Launch backward_dkv(const Call& call) {
+  const AttentionParams& p = call.params;
+  int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
+  int simdgroups = p.key_len > 64 && dim <= 128 ? 8 : 4;
+  // Rows of query and dout lie in threadgroup memory side by side: as many as take little more than half of the 32 KB.
+  int row_bytes = (depth + columns) * size_of(call.dtype) + 32;
+  int rows = 32 * row_bytes <= 18 * 1024 ? 32 : 16 * row_bytes <= 18 * 1024 ? 16 : 8;
+  // The sums of dk and of dv for eight keys are (depth + columns) / 4 registers. Where that is too much, each has
+  // threadgroups of its own.
+  int parts = depth + columns <= 256 ? 1 : 2;
+  return launch("backward_dkv", "backward_dkv", call, {depth, columns, simdgroups, rows, parts},
+                backward_bindings(call, {kDk, kDv}),
+                {size(divide_up(p.key_len, 8 * simdgroups) * parts), size(p.num_kv_heads), batches(call)}, simdgroups,
+                p.query_len % rows == 0, p.key_len % (8 * simdgroups) == 0);
+}
+
 }  // namespace
+
+Launches backward_launches(const Call& call, const BackwardParams& backward) {
+  const AttentionParams& p = call.params;
+  Launches result;
+  result.delta_rows = std::max<int64_t>(1, p.batch_size * p.num_heads * p.query_len);  // something to bind
+  for (Launch launch : {backward_delta(call), backward_dq(call), backward_dkv(call)}) {
+    if (std::find(launch.grid.begin(), launch.grid.end(), 0) == launch.grid.end()) {
+      add_backward_constants(launch, call, backward);
+      result.launches.push_back(std::move(launch));
+    }
+  }
+  return result;
+}
 
 Launches launches(Kernel kernel, const Call& call) {
   const auto one = [](Launch launch) {

@@ -34,6 +34,16 @@ enum Binding : int {
   kPartialMax,   // scratch, float32: one number for each chunk and row, in units of log2
   kPartialSum,   // scratch, float32
   kSplitParams,  // SplitParams, by value
+  // The gradient's. kernels/gradient.h has the same numbers.
+  kSavedOut,  // the forward's outputs, which are inputs here
+  kSavedLse,
+  kDout,
+  kDlse,   // optional
+  kDelta,  // scratch, float32: one number for each row
+  kDq,
+  kDk,
+  kDv,
+  kBackwardParams,  // BackwardParams, by value
   kNumBindings
 };
 
@@ -62,17 +72,25 @@ struct Call {
   AttentionParams params;
   Dtype dtype;                                  // of query, key, value and out
   Dtype bias_dtype;                             // of bias
-  std::array<bool, kNumBindings> present = {};  // of the optional inputs: kKeyStart to kAlibiSlopes
+  std::array<bool, kNumBindings> present = {};  // of the optional inputs: kKeyStart to kAlibiSlopes, kDlse
 };
 
-// One or two launches, in order; the second reads what the first has written.
+// The launches of one call, in order; later ones read what the first has written.
 struct Launches {
   std::vector<Launch> launches;
   SplitParams split = {};    // where partial results are needed
   int64_t partial_rows = 0;  // rows of the scratch arrays; 0: none needed
+  int64_t delta_rows = 0;    // elements of kDelta; 0: none needed
 };
 
 Launches launches(Kernel kernel, const Call& call);
+
+// head_dim and value_dim that the backward kernels take.
+constexpr int kMaxBackwardDim = 256;
+
+// The gradients of one call: delta, dq, and dk and dv, each written completely. Params has the saved outputs as out and
+// lse. Without queries, or without keys, what would write nothing is left out.
+Launches backward_launches(const Call& call, const BackwardParams& backward);
 
 // The text that Metal compiles for a launch: the kernel's file with everything that it includes, and the one
 // instantiation. ASCII.

@@ -42,6 +42,13 @@ METAL_FUNC const device T* head_of(const device T* tensor, const constant Attent
   return tensor + batch_offset(params, strides, batch) + head * strides.head;
 }
 
+// Where a row of an output begins.
+template <typename T>
+METAL_FUNC device T* row_of(device T* tensor, const constant AttentionParams& params, const constant Strides& strides,
+                            int batch, int head, int row) {
+  return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
+}
+
 // Steps between the elements of a tensor's rows, in elements.
 struct RowLayout {
   int64_t row;

@@ -5,6 +5,7 @@
 #include "fragment_loader.h"
 #include "mma.h"
 #include "tile_loader.h"
+#include "tile_product.h"
 #include "visibility.h"
 
 namespace flashattn {
@@ -38,26 +39,6 @@ METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax&
   }
   softmax.row_sum += sum;
   return rescale;
-}
-
-// The terms of probabilities @ values that finite.h speaks of. Rare, so it is not unrolled over the keys.
-template <int KEYS, int COLUMNS, typename T>
-METAL_FUNC void add_not_finite(thread Fragment* output, thread const Fragment* probabilities, const threadgroup T* tile,
-                               int stride, uint lane) {
-  FLASHATTN_UNROLL
-  for (int k = 0; k < KEYS / 8; ++k) {
-    for (int j = 0; j < 8; ++j) {
-      float weight = row_element(probabilities[k], j, lane);
-      const threadgroup T* values = tile + (k * 8 + j) * stride + fragment_column(lane);
-      FLASHATTN_UNROLL
-      for (int c = 0; c < COLUMNS; ++c) {
-        FLASHATTN_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          output[c][e] += not_finite_term(weight, float(values[c * 8 + e]));
-        }
-      }
-    }
-  }
 }
 
 }  // namespace flashattn
@@ -98,15 +79,8 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
 
   // Queries stay in registers, in their own dtype, as long as the output leaves room for them.
   constexpr bool kKeepQueries = 4 * DV + int(sizeof(T)) * D <= 1024;
-  const device T* queries = head_of(query, params, params.query, batch, head);
-  RowLayout query_layout = row_layout(params.query);
-  metal::vec<T, 2> kept_queries[kKeepQueries ? kDepth : 1];
-  if constexpr (kKeepQueries) {
-    FLASHATTN_UNROLL
-    for (int d = 0; d < kDepth; ++d) {
-      kept_queries[d] = load_pair<D>(queries, query_layout, row.query, d * 8 + fragment_c, params.query_len, head_dim);
-    }
-  }
+  LaneRow<T, D, kKeepQueries> own_queries(head_of(query, params, params.query, batch, head), row_layout(params.query),
+                                          row.query, params.query_len, fragment_c, head_dim);
 
   const device T* keys = head_of(key, params, params.key, batch, kv_head);
   const device T* values = head_of(value, params, params.value, batch, kv_head);
@@ -125,28 +99,8 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     Fragment scores[kKeyFragments];
-    FLASHATTN_UNROLL
-    for (int k = 0; k < kKeyFragments; ++k) {
-      scores[k] = Fragment{0.0f, 0.0f};
-    }
     if (needed) {
-      FLASHATTN_UNROLL
-      for (int d = 0; d < kDepth; ++d) {
-        Fragment q;
-        if constexpr (kKeepQueries) {
-          q = to_fragment(kept_queries[d]);
-        } else {
-          q = to_fragment(
-              load_pair<D>(queries, query_layout, row.query, d * 8 + fragment_c, params.query_len, head_dim));
-        }
-        simdgroup_barrier(metal::mem_flags::mem_none);  // keeps the compiler from loading all fragments at once
-        FLASHATTN_UNROLL
-        for (int k = 0; k < kKeyFragments; ++k) {
-          const threadgroup T* corner = tile + (k * 8 + fragment_c) * KeyLoader::kStride + d * 8 + fragment_r;
-          Fragment transposed = Fragment{float(corner[0]), float(corner[KeyLoader::kStride])};
-          scores[k] = multiply(q, transposed, scores[k]);
-        }
-      }
+      multiply_transposed<kKeyFragments, KeyLoader::kStride>(scores, own_queries, tile, lane);
     }
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the keys have been read
@@ -185,11 +139,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeyFragments; ++k) {
       if (own.meets(first + k * 8, 8)) {  // otherwise all its probabilities are 0
-        FLASHATTN_UNROLL
-        for (int c = 0; c < kColumns; ++c) {
-          const threadgroup T* corner = tile + (k * 8 + fragment_r) * ValueLoader::kStride + c * 8 + fragment_c;
-          output[c] = multiply(scores[k], Fragment{float(corner[0]), float(corner[1])}, output[c]);
-        }
+        add_product<kColumns, ValueLoader::kStride>(output, scores[k], tile + k * 8 * ValueLoader::kStride, lane);
       }
     }
   }
@@ -200,16 +150,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
   }
   RowResult result = finish_row(softmax, sinks, params, batch, head);
   device T* target = out_row(out, params, batch, head, row.query);
-  FLASHATTN_UNROLL
-  for (int c = 0; c < kColumns; ++c) {
-    FLASHATTN_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      int column = c * 8 + fragment_c + e;
-      if (DV == value_dim || column < value_dim) {
-        target[column] = T(output[c][e] * result.normalise);
-      }
-    }
-  }
+  store_row<DV>(target, output, result.normalise, fragment_c, value_dim);
   if (fragment_c == 0) {
     *lse_of(lse, params, batch, head, row.query) = result.lse;
   }

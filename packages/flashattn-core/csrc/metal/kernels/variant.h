@@ -20,9 +20,11 @@ constant bool has_softcap [[function_constant(10)]];
 constant bool has_sinks [[function_constant(11)]];
 constant bool has_alibi [[function_constant(12)]];
 
-constant bool packed_rows [[function_constant(13)]];  // the last axis of query, key and value has stride 1
+constant bool packed_rows [[function_constant(13)]];  // the last axis of query, key, value, dout has stride 1
 constant bool whole_rows [[function_constant(14)]];   // the last tile of query rows is full
 constant bool whole_keys [[function_constant(15)]];   // the last tile of keys is full
+
+constant bool has_dlse [[function_constant(16)]];  // in the gradient: lse has one, too
 
 #define FLASHATTN_UNROLL _Pragma("clang loop unroll(full)")
 

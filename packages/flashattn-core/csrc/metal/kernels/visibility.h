@@ -70,6 +70,24 @@ struct Visibility {
     return span;
   }
 
+  // The queries that see at least one of the keys first..last: one span, too.
+  METAL_FUNC KeySpan seen_from(int first, int last) const thread {
+    KeySpan queries = KeySpan{0, params->query_len};
+    int offset = params->key_len - params->query_len;
+    first = metal::max(first, keys.begin);
+    last = metal::min(last, keys.end - 1);
+    if (first > last) {
+      return KeySpan{0, 0};
+    }
+    if (is_causal) {
+      queries.begin = metal::max(0, first - offset);
+    }
+    if (has_window) {
+      queries.end = int(metal::min(int64_t(queries.end), int64_t(last) - offset + params->window));
+    }
+    return queries;
+  }
+
   // A query beyond the last one is a row that sees nothing.
   METAL_FUNC Row row(int query, int head) const thread {
     bool exists = query < params->query_len;
@@ -85,10 +103,16 @@ struct Visibility {
   }
 
   METAL_FUNC float score(float product, Row row, int key) const thread {
-    float score = product * factor;
-    if (has_softcap) {
-      score = cap * metal::precise::tanh(score);  // fast::tanh overflows to NaN from about 44 on
-    }
+    return score_of_scaled(scaled(product), row, key);
+  }
+
+  // The two steps of score(): with soft-cap, the gradient needs what tanh gave.
+  METAL_FUNC float scaled(float product) const thread {
+    float scaled = product * factor;
+    return has_softcap ? metal::precise::tanh(scaled) : scaled;  // fast::tanh overflows to NaN from about 44 on
+  }
+  METAL_FUNC float score_of_scaled(float scaled, Row row, int key) const thread {
+    float score = has_softcap ? cap * scaled : scaled;
     if (has_alibi) {
       score -= row.slope * float(metal::abs(row.query + params->key_len - params->query_len - key));
     }

@@ -1,0 +1,155 @@
+// metal_backward_dkv: the gradients of keys and values. Each SIMD group has 8 keys of one key/value head; the queries
+// of all heads that share it go by, so that their gradients are summed here, always in the same order, and no two
+// threadgroups write the same element. Scores are computed transposed, keys down and queries across: probabilities and
+// gradients are then the left operands of the sums, in the registers that they are in.
+#include "gradient.h"
+#include "tile_loader.h"
+#include "tile_product.h"
+
+using namespace flashattn;
+
+// D and DV: head_dim and value_dim rounded up to whole fragments. ROWS: queries of a tile. PARTS: 1, or 2 where the
+// sums of both need too many registers: keys and values then have threadgroups of their own, taking turns in the grid.
+// Grid: (keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
+[[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void backward_dkv(
+    FLASHATTN_TENSORS(T), FLASHATTN_BACKWARD_INPUTS(T), device T* dk [[buffer(23)]], device T* dv [[buffer(24)]],
+    FLASHATTN_OPTIONAL_INPUTS, uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr int kKeys = SIMDGROUPS * 8, kRowFragments = ROWS / 8, kDepth = D / 8, kColumns = DV / 8;
+  using QueryLoader = TileLoader<T, ROWS, D, SIMDGROUPS * FLASHATTN_LANES>;
+  using DoutLoader = TileLoader<T, ROWS, DV, SIMDGROUPS * FLASHATTN_LANES>;
+  threadgroup T query_tile[QueryLoader::kSize];
+  threadgroup T dout_tile[DoutLoader::kSize];
+  threadgroup SavedRow saved_rows[ROWS];
+  threadgroup int finite_rows[SIMDGROUPS];  // whether what each SIMD group has loaded is
+
+  // The first keys first: under a causal mask the most queries see them.
+  int first_key = int(group.x) / PARTS * kKeys;
+  int last_key = metal::min(first_key + kKeys, params.key_len) - 1;
+  bool with_dk = PARTS == 1 || group.x % 2 == 0, with_dv = PARTS == 1 || group.x % 2 == 1;
+  int batch = int(group.z), kv_head = int(group.y);
+  int heads = params.num_heads / params.num_kv_heads;
+  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+
+  int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
+  int own_first = first_key + int(simdgroup) * 8;  // the SIMD group's first
+  int own_key = own_first + fragment_r;
+  constexpr int kBoth = kDepth + kColumns, kWider = kDepth > kColumns ? kDepth : kColumns;
+  constexpr int kSums = PARTS == 1 ? kBoth : kWider;
+  Fragment sums[kSums];
+  thread Fragment* dk_sums = sums;
+  thread Fragment* dv_sums = sums + (PARTS == 1 ? kDepth : 0);
+  FLASHATTN_UNROLL
+  for (int c = 0; c < kSums; ++c) {
+    sums[c] = Fragment{0.0f, 0.0f};
+  }
+
+  // 32-bit registers: sums, scores and their gradients take up to 96, with a row of key, and with one of value.
+  constexpr int kBusy = 2 * kSums + ROWS / 2;
+  constexpr int kKeyRegisters = D * int(sizeof(T)) / 16, kValueRegisters = DV * int(sizeof(T)) / 16;
+  constexpr bool kKeepKeys = kBusy + kKeyRegisters <= 96;
+  constexpr bool kKeepValues = kBusy + kKeyRegisters + kValueRegisters <= 96;
+  LaneRow<T, D, kKeepKeys> own_keys(head_of(key, params, params.key, batch, kv_head), row_layout(params.key), own_key,
+                                    params.key_len, fragment_c, head_dim);
+  LaneRow<T, DV, kKeepValues> own_values(head_of(value, params, params.value, batch, kv_head), row_layout(params.value),
+                                         own_key, params.key_len, fragment_c, value_dim);
+
+  KeySpan queries_of_any = visibility.seen_from(first_key, last_key);
+  RowLayout query_layout = row_layout(params.query), dout_layout = row_layout(backward.dout);
+  for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
+    const device T* queries = head_of(query, params, params.query, batch, head);
+    const device T* douts = head_of(dout, params, backward.dout, batch, head);
+    const device float* lses = head_of(saved_lse, params, params.lse, batch, head);
+    const device float* deltas = delta + delta_offset(params, batch, head);
+    float slope = visibility.row(0, head).slope;
+
+    for (int first = queries_of_any.begin / ROWS * ROWS; first < queries_of_any.end; first += ROWS) {
+      int last = metal::min(first + ROWS, params.query_len) - 1;
+      int row_count = whole_rows ? ROWS : last - first + 1;
+      bool shown = row_count == ROWS && visibility.seen_by_all(first, last).contains(first_key, kKeys);
+      bool needed = visibility.seen_by_any(first, last).meets(own_first, 8);  // by this SIMD group
+
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous rows have been read
+      bool finite_queries = QueryLoader::load(query_tile, queries + query_layout.offset(first, 0), query_layout,
+                                              row_count, head_dim, thread_index);
+      bool finite_dout = DoutLoader::load(dout_tile, douts + dout_layout.offset(first, 0), dout_layout, row_count,
+                                          value_dim, thread_index);
+      if (thread_index < ROWS) {
+        saved_rows[thread_index] = saved_row(lses, deltas, params, first + int(thread_index));
+      }
+      if (!shown) {
+        bool finite = metal::simd_all(finite_queries && finite_dout);
+        if (lane == 0) {
+          finite_rows[simdgroup] = finite;
+        }
+      }
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the rows are there
+
+      Fragment probabilities[kRowFragments];  // scores first
+      Fragment gradients[kRowFragments];      // of the probabilities, then of the scores
+      if (needed) {
+        multiply_transposed<kRowFragments, QueryLoader::kStride>(probabilities, own_keys, query_tile, lane);
+        if (with_dk) {
+          multiply_transposed<kRowFragments, DoutLoader::kStride>(gradients, own_values, dout_tile, lane);
+        }
+        FLASHATTN_UNROLL
+        for (int k = 0; k < kRowFragments; ++k) {
+          FLASHATTN_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            int r = k * 8 + fragment_c + e;
+            ScoreGradient result =
+                score_gradient(probabilities[k][e], with_dk ? gradients[k][e] : 0.0f, visibility,
+                               visibility.row_with_slope(first + r, head, slope), saved_rows[r], own_key, shown);
+            probabilities[k][e] = result.probability;
+            gradients[k][e] = result.gradient;
+          }
+        }
+      }
+
+      if (!shown) {
+        bool finite_tile = true;
+        FLASHATTN_UNROLL
+        for (int s = 0; s < SIMDGROUPS; ++s) {
+          finite_tile = finite_tile && finite_rows[s] != 0;
+        }
+        if (!finite_tile) {
+          if (needed && with_dk) {
+            add_not_finite<ROWS, kDepth>(dk_sums, gradients, query_tile, QueryLoader::kStride, lane);
+          }
+          if (needed && with_dv) {
+            add_not_finite<ROWS, kColumns>(dv_sums, probabilities, dout_tile, DoutLoader::kStride, lane);
+          }
+          threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the rows have been read
+          QueryLoader::clean(query_tile, thread_index);
+          DoutLoader::clean(dout_tile, thread_index);
+          threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the rows are clean
+        }
+      }
+      FLASHATTN_UNROLL
+      for (int k = 0; k < kRowFragments; ++k) {
+        int eighth = first + k * 8;  // its eight queries; where none sees an own key, all is 0
+        if (visibility.seen_by_any(eighth, metal::min(eighth + 7, last)).meets(own_first, 8)) {
+          if (with_dv) {
+            add_product<kColumns, DoutLoader::kStride>(dv_sums, probabilities[k],
+                                                       dout_tile + k * 8 * DoutLoader::kStride, lane);
+          }
+          if (with_dk) {
+            add_product<kDepth, QueryLoader::kStride>(dk_sums, gradients[k], query_tile + k * 8 * QueryLoader::kStride,
+                                                      lane);
+          }
+        }
+      }
+    }
+  }
+
+  if (!whole_keys && own_key >= params.key_len) {
+    return;
+  }
+  if (with_dk) {
+    store_row<D>(row_of(dk, params, backward.dk, batch, kv_head, own_key), dk_sums, params.scale, fragment_c, head_dim);
+  }
+  if (with_dv) {
+    store_row<DV>(row_of(dv, params, backward.dv, batch, kv_head, own_key), dv_sums, 1.0f, fragment_c, value_dim);
+  }
+}

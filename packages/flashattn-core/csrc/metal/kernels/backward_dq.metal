@@ -1,0 +1,123 @@
+// metal_backward_dq: the gradient of the queries. As in metal_prefill_reg each SIMD group has 8 rows of one head, and
+// the keys go by; values come first, so that the keys are still in the tile's place when the scores' gradients are
+// there.
+#include "gradient.h"
+#include "tile_loader.h"
+#include "tile_product.h"
+
+using namespace flashattn;
+
+// D and DV: head_dim and value_dim rounded up to whole fragments. KEYS: of a tile.
+// Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
+[[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void backward_dq(
+    FLASHATTN_TENSORS(T), FLASHATTN_BACKWARD_INPUTS(T), device T* dq [[buffer(22)]], FLASHATTN_OPTIONAL_INPUTS,
+    uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr int kRows = SIMDGROUPS * 8, kKeyFragments = KEYS / 8, kDepth = D / 8;
+  using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
+  using ValueLoader = TileLoader<T, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
+  threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
+  threadgroup int finite_keys[SIMDGROUPS];  // whether what each SIMD group has loaded is
+
+  // The last queries first: under a causal mask they see the most keys, and a long one should not start last.
+  int first_query = int(grid.x - 1 - group.x) * kRows;
+  int last_query = metal::min(first_query + kRows, params.query_len) - 1;
+  int batch = int(group.z), head = int(group.y);
+  int kv_head = head / (params.num_heads / params.num_kv_heads);
+  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+
+  int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
+  int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first
+  Row row = visibility.row(own_query + fragment_r, head);
+  SavedRow saved = saved_row(head_of(saved_lse, params, params.lse, batch, head),
+                             delta + delta_offset(params, batch, head), params, row.query);
+  Fragment sums[kDepth];
+  FLASHATTN_UNROLL
+  for (int c = 0; c < kDepth; ++c) {
+    sums[c] = Fragment{0.0f, 0.0f};
+  }
+
+  // 32-bit registers: the sums and a row of query take up to 64, with one of dout.
+  constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;
+  constexpr bool kKeepQueries = D / 4 + kQueryRegisters <= 64;
+  constexpr bool kKeepDout = D / 4 + kQueryRegisters + kDoutRegisters <= 64;
+  LaneRow<T, D, kKeepQueries> own_queries(head_of(query, params, params.query, batch, head), row_layout(params.query),
+                                          row.query, params.query_len, fragment_c, head_dim);
+  LaneRow<T, DV, kKeepDout> own_dout(head_of(dout, params, backward.dout, batch, head), row_layout(backward.dout),
+                                     row.query, params.query_len, fragment_c, value_dim);
+
+  const device T* keys = head_of(key, params, params.key, batch, kv_head);
+  const device T* values = head_of(value, params, params.value, batch, kv_head);
+  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
+  KeySpan any = visibility.seen_by_any(first_query, last_query);
+  KeySpan all = visibility.seen_by_all(first_query, last_query);
+  KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + 7, last_query));
+
+  for (int first = any.begin / KEYS * KEYS; first < any.end; first += KEYS) {
+    int key_count = whole_keys ? KEYS : metal::min(KEYS, params.key_len - first);
+    bool shown = all.contains(first, KEYS);
+    bool needed = own.meets(first, KEYS);  // by this SIMD group
+
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read
+    ValueLoader::load(tile, values + value_layout.offset(first, 0), value_layout, key_count, value_dim, thread_index);
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
+    Fragment gradients[kKeyFragments];                       // of the probabilities, then of the scores
+    if (needed) {
+      multiply_transposed<kKeyFragments, ValueLoader::kStride>(gradients, own_dout, tile, lane);
+    }
+
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values have been read
+    bool finite =
+        KeyLoader::load(tile, keys + key_layout.offset(first, 0), key_layout, key_count, head_dim, thread_index);
+    if (!shown) {
+      finite = metal::simd_all(finite);
+      if (lane == 0) {
+        finite_keys[simdgroup] = finite;
+      }
+    }
+    threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the keys are there
+    if (needed) {
+      Fragment scores[kKeyFragments];
+      multiply_transposed<kKeyFragments, KeyLoader::kStride>(scores, own_queries, tile, lane);
+      FLASHATTN_UNROLL
+      for (int k = 0; k < kKeyFragments; ++k) {
+        FLASHATTN_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          gradients[k][e] = score_gradient(scores[k][e], gradients[k][e], visibility, row, saved,
+                                           first + k * 8 + fragment_c + e, shown)
+                                .gradient;
+        }
+      }
+    }
+
+    if (!shown) {
+      bool finite_tile = true;
+      FLASHATTN_UNROLL
+      for (int s = 0; s < SIMDGROUPS; ++s) {
+        finite_tile = finite_tile && finite_keys[s] != 0;
+      }
+      if (!finite_tile) {
+        if (needed) {
+          add_not_finite<KEYS, kDepth>(sums, gradients, tile, KeyLoader::kStride, lane);
+        }
+        threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the keys have been read
+        KeyLoader::clean(tile, thread_index);
+        threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the keys are clean
+      }
+    }
+    FLASHATTN_UNROLL
+    for (int k = 0; k < kKeyFragments; ++k) {
+      if (own.meets(first + k * 8, 8)) {  // otherwise all its gradients are 0
+        add_product<kDepth, KeyLoader::kStride>(sums, gradients[k], tile + k * 8 * KeyLoader::kStride, lane);
+      }
+    }
+  }
+
+  if (!whole_rows && row.query >= params.query_len) {
+    return;
+  }
+  device T* target = row_of(dq, params, backward.dq, batch, head, row.query);
+  store_row<D>(target, sums, params.scale, fragment_c, head_dim);
+}
