@@ -11,9 +11,10 @@ from flashattn_core.attention import lowered_arguments
 from flashattn_core.reference import distance, per_head, reference_attention, visible_and_bias
 from metal_attention import NUMPY_DTYPES, execute, to_mlx
 from metal_on_cpu import Counts, Undefined
-from oracle import DTYPES, draw, to_numpy
+from metal_on_cpu.program import Buffer
+from oracle import draw, to_numpy
 
-DQ, DK, DV = 22, 23, 24  # bindings, see csrc/metal/launch.h
+DELTA, DQ, DK, DV = 21, 22, 23, 24  # bindings, see csrc/metal/launch.h
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ def run(call: Call, saved=None, schedule: str = "forward", edit=lambda source: s
     dtype = call.query.dtype
     described = launches(call, saved)
     tensors = {DQ: call.query, DK: call.key, DV: call.value}
-    written = {index: Undefined(like.shape, NUMPY_DTYPES[dtype]) for index, like in tensors.items()}
+    written: dict[int, Buffer] = {index: Undefined(like.shape, NUMPY_DTYPES[dtype]) for index, like in tensors.items()}
+    if call.query.size == 0:
+        written[DELTA] = np.zeros(1, np.float32)  # no launch writes it
     counts = execute(described, written, schedule, edit)
     names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix("metal_") for launch in described]
     results = [to_mlx(written[index], dtype) if like.size else like for index, like in tensors.items()]

@@ -65,7 +65,7 @@ FAULTS = {
     "loader: one row too many": Fault(REG, "if (row < rows && (", "if (row <= rows && (", mask=None),
     "loader: one column too many": Fault(REG, "column + i < columns", "column + i <= columns", dim=39),
     "reg: rows beyond the last": Fault(REG, "if (!whole_rows && row.query >= params.query_len)", "if (false)"),
-    "reg: columns beyond the last": Fault(REG, "if (DV == value_dim || column < value_dim)", "if (true)", dim=37),
+    "reg: columns beyond the last": Fault(REG, "if (COLUMNS == columns || column < columns)", "if (true)", dim=37),
     "decode: a key too many": Fault(FAST, "WHOLE || k < count, lane", "WHOLE || k <= count, lane", lengths=(1, 71)),
     "split: a chunk too many": Fault(
         SPLIT, "if (chunk >= split.num_chunks)", "if (chunk > split.num_chunks)", lengths=ONE
@@ -116,8 +116,8 @@ FAULTS = {
     ),
     "keys not transposed": Fault(
         REG,
-        "(k * 8 + fragment_c) * KeyLoader::kStride + d * 8 + fragment_r",
-        "(k * 8 + fragment_r) * KeyLoader::kStride + d * 8 + fragment_c",
+        "(k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r",
+        "(k * 8 + fragment_r) * STRIDE + d * 8 + fragment_c",
     ),
     "merge: a lane for a column": Fault(
         PARALLEL, "(i * FLASHATTN_LANES + int(lane)) * kStride", "(i + int(lane)) * kStride", lengths=ONE, dim=64

@@ -157,8 +157,7 @@ struct Visibility {
     }
     // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean. No
     // max() here: it would turn NaN into a number.
-    float scaled = added * M_LOG2E_F;
-    float sum = score + (scaled < -FLT_MAX ? -FLT_MAX : scaled);
+    float sum = metal::fma(added, M_LOG2E_F, score);
     return sum < -FLT_MAX ? -FLT_MAX : sum;
   }
 };

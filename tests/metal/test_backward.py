@@ -1,0 +1,377 @@
+"""The backward kernels: each dtype, groups of 1, 2 and 7 heads, each mask and option, lengths around every tile edge.
+
+Each call runs all launches: delta, dq, and dk with dv. Masks, options, lengths and schedules take turns, as in
+test_kernels.py; what the forward has saved comes from the reference, so that nothing here depends on its kernels.
+"""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import NoKernelError
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from flashattn_core.reference import reference_attention
+from metal_backward import Call, assert_obeys_the_rule, draw_call, launches, plain_gradients, run
+from metal_on_cpu import AddressSpaceError, check_address_spaces
+from oracle import DTYPES, to_numpy
+from test_grid import cast_arrays, mask_kinds, option_kinds
+from test_kernels import SCHEDULES
+from test_strides import cache_slice, column_major, reversed_rows, strided_columns, transposed
+
+LENGTHS = [
+    *((1, 1), (1, 33), (7, 33), (31, 31), (32, 32), (33, 64), (63, 65), (64, 63), (65, 97), (64, 1), (66, 32)),
+    *((97, 31), (8, 96), (65, 65), (66, 127), (127, 64), (128, 128), (129, 33), (80, 16), (96, 15), (9, 129)),
+]
+GRADIENTS = ("dq", "dk", "dv")
+
+
+def with_options(call: Call, mask, options) -> Call:
+    dtype = call.query.dtype
+    options = {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
+    return replace(call, mask=cast_arrays(mask, dtype), **options)
+
+
+# --- The formula that everything is compared with ------------------------------------------------------
+
+
+@pytest.mark.parametrize("turn", range(12))
+def test_the_plain_gradients_are_those_of_the_forward(rng, turn):
+    """Against central differences of sum(out * dout) + sum(lse * dlse) in float64, an element at a time."""
+    call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
+    call = with_options(call, mask_kinds(rng, 5, 7)[turn](), option_kinds(rng, 2)[turn % 8])
+    inputs = [to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value)]
+    dout, dlse = to_numpy(call.dout).astype(np.float64), to_numpy(call.dlse).astype(np.float64)
+
+    def loss(query, key, value):
+        out, lse = _forward64(call, query, key, value)
+        return (out * dout).sum() + np.where(lse == -np.inf, 0, lse * dlse).sum()
+
+    step = 1e-5
+    for position, gradient in enumerate(plain_gradients(call, *call.forward())):
+        for index in np.ndindex(gradient.shape):
+            moved = [[a.copy() for a in inputs] for _ in range(2)]
+            moved[0][position][index] += step
+            moved[1][position][index] -= step
+            assert gradient[index] == pytest.approx((loss(*moved[0]) - loss(*moved[1])) / (2 * step), abs=1e-7)
+
+
+def _forward64(call, query, key, value):
+    options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": call.alibi_slopes}
+    return reference_attention(query, key, value, call.scale, call.mask, **options)
+
+
+# --- Correctness ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [1, 2, 7])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_grid(rng, dtype, group):
+    turn = 5 * group + len(dtype)
+    for i, (length, key_len) in enumerate(LENGTHS):
+        call = draw_call(
+            rng, batch=(2,), heads=group, kv_heads=1, length=length, key_len=key_len, dim=(64, 40)[i % 2], dtype=dtype,
+            dlse=i % 3 != 0,
+        )  # fmt: skip
+        mask = mask_kinds(rng, length, key_len)[(turn + i) % 12]()
+        call = with_options(call, mask, option_kinds(rng, group)[(turn + 3 * i) % 8])
+        assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(turn + i) % len(SCHEDULES)]))
+
+
+@pytest.mark.parametrize("mask_turn", range(12))
+def test_each_mask_with_each_option(rng, mask_turn):
+    for option_turn in range(8):
+        for length, key_len in [(5, 97), (33, 97), (97, 33)]:
+            call = draw_call(rng, batch=(2,), heads=4, length=length, key_len=key_len, dim=40, value_dim=24)
+            mask = mask_kinds(rng, length, key_len)[mask_turn]()
+            call = with_options(call, mask, option_kinds(rng, 4)[option_turn])
+            assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(mask_turn + option_turn) % len(SCHEDULES)]))
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [(1, 1), (5, 7), (80, 96), (96, 64), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8), (8, 256)],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_head_dims(rng, dtype, dims):
+    for length, key_len in [(33, 40), (70, 66)]:
+        call = draw_call(
+            rng, heads=4, length=length, key_len=key_len, dim=dims[0], value_dim=dims[1], dtype=dtype
+        )  # fmt: skip
+        call = replace(call, mask="causal")
+        assert_obeys_the_rule(call, run(call))
+        if max(dims) > 128:
+            break
+
+
+@pytest.mark.parametrize("dims", [(257, 8), (8, 512)], ids=str)
+def test_head_dims_above_256_are_refused(rng, dims):
+    call = draw_call(rng, length=3, key_len=4, dim=dims[0], value_dim=dims[1])
+    with pytest.raises(NoKernelError, match=f"backward_dkv take a head_dim up to 256, found {max(dims)}"):
+        launches(call)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scale", [250.0, -250.0])
+def test_scores_of_a_thousand(rng, scale, dtype):
+    call = draw_call(rng, length=64, key_len=97, dim=16, dtype=dtype)
+    for mask in (None, "causal"):
+        spread = replace(call, scale=scale, mask=mask)
+        assert np.abs(spread.forward()[1]).max() > 1000
+        assert_obeys_the_rule(spread, run(spread))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_dominating_key(rng, dtype):
+    call = draw_call(rng, length=64, key_len=97, dim=16, dtype=dtype)
+    key = call.key * mx.where((mx.arange(97) == 50)[:, None], 100, 1)
+    for mask in (None, "causal"):
+        dominated = replace(call, key=key.astype(call.key.dtype), mask=mask)
+        assert_obeys_the_rule(dominated, run(dominated))
+
+
+@pytest.mark.parametrize("offset", [-1000.0, -200.0, 200.0, 1000.0])
+def test_very_small_and_very_large_lse(rng, offset):
+    """exp(-lse) would be infinite, or 0."""
+    call = draw_call(rng, length=40, key_len=70)
+    call = replace(call, mask=Causal() & (mx.zeros((40, 70)) + offset))
+    lse = call.forward()[1]
+    assert (lse < -88.8).all() or (lse > 88.8).all()
+    assert_obeys_the_rule(call, run(call))
+
+
+@pytest.mark.parametrize("group", [1, 7])
+@pytest.mark.parametrize("mask", [None, "causal"], ids=str)
+def test_half_a_tile_of_128(rng, mask, group):
+    call = draw_call(rng, heads=group, kv_heads=1, length=192, key_len=192, dim=64, dtype="float16")
+    call = replace(call, mask=mask)
+    assert_obeys_the_rule(call, run(call))
+
+
+def test_the_lowest_float_in_an_additive_mask_gives_no_nan(rng):
+    # As some models hide keys. Rows that see only such keys have an lse in which their number is lost.
+    call = draw_call(rng, length=40, key_len=40)
+    lowest = mx.where(mx.arange(40)[None] >= 20, 0, float(np.finfo(np.float32).min))
+    mask = mx.where(mx.arange(40)[:, None] < 8, float(np.finfo(np.float32).min), lowest)
+    got = run(replace(call, mask=mask))
+    assert all(np.isfinite(to_numpy(getattr(got, name))).all() for name in GRADIENTS)
+    # Rows beyond have gradients as if those keys were hidden.
+    only_later = replace(
+        call, mask=mask, dout=call.dout * (mx.arange(40)[:, None] >= 8), dlse=call.dlse * (mx.arange(40) >= 8)
+    )
+    hidden = replace(only_later, mask=mx.where(mask == 0, 0, -mx.inf))
+    for name in ("dq", "dv"):
+        at = slice(8, None) if name == "dq" else slice(20, None)
+        given, wanted = (to_numpy(getattr(run(each), name))[:, :, at] for each in (only_later, hidden))
+        np.testing.assert_allclose(given, wanted, atol=1e-6)
+
+
+# --- Rows and keys that nothing reaches ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_rows_that_see_nothing_have_zero_gradients(rng, sinks):
+    call = draw_call(rng, heads=2, length=97, key_len=33, dim=40)  # causal: the first 64 rows
+    call = replace(call, mask="causal", sinks=mx.array([0.5, 1.0]) if sinks else None)
+    got = run(call)
+    assert_obeys_the_rule(call, got)
+    assert not to_numpy(got.dq)[:, :, :64].any()
+    assert to_numpy(got.dq)[:, :, 65:].any()
+
+
+def test_keys_that_no_row_sees_have_zero_gradients(rng):
+    call = replace(draw_call(rng, length=33, key_len=150), mask=SlidingWindow(20) & KeyRange(5, 140))
+    got = run(call)
+    assert_obeys_the_rule(call, got)
+    seen = np.arange(150)
+    unseen = (seen < 150 - 33 - 19) | (seen >= 140)
+    assert not to_numpy(got.dk)[:, :, unseen].any()
+    assert not to_numpy(got.dv)[:, :, unseen].any()
+
+
+def test_lse_of_minus_infinity_alone_makes_a_row_see_nothing(rng):
+    call = draw_call(rng, length=33, key_len=40)
+    out, lse = call.saved()
+    got = run(call, saved=(out, mx.where(mx.arange(33) == 7, -mx.inf, lse)))
+    assert not to_numpy(got.dq)[:, :, 7].any()
+    assert all(np.isfinite(to_numpy(getattr(got, name))).all() for name in GRADIENTS)
+
+
+@pytest.mark.parametrize(("length", "key_len"), [(0, 5), (5, 0), (0, 0)])
+def test_without_queries_or_keys(rng, length, key_len):
+    call = draw_call(rng, length=length, key_len=key_len)
+    got = run(call)
+    for name in GRADIENTS:
+        assert not to_numpy(getattr(got, name)).any()
+    assert set(got.counts) == ({"backward_delta", "backward_dq"} if length else set()) | (
+        {"backward_dkv"} if key_len else set()
+    )
+
+
+HIDING = {
+    "key range": KeyRange(10, 60),
+    "window": SlidingWindow(5) & KeyRange(0, 95),
+    "tree": KeyRange(4) & Tree(mx.array(np.eye(16, dtype=bool))),
+    "bool array": mx.arange(97) % 3 == 0,
+    "additive array": mx.where(mx.arange(97) % 3 == 0, 0.5, -mx.inf),
+    "causal and array": Causal() & (mx.arange(97) % 2 == 1),
+}
+
+
+def assert_same(got, clean, where=slice(None)):
+    for name in GRADIENTS:  # the path for what is not finite sums in another order
+        a, b = (to_numpy(getattr(each, name))[..., where, :] for each in (got, clean))
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"alibi_slopes": mx.array([1.0, 0.5])}], ids=str)
+@pytest.mark.parametrize("poison", [mx.nan, mx.inf])
+@pytest.mark.parametrize("mask", HIDING)
+def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
+    for length in (8, 97):
+        call = replace(draw_call(rng, length=length, key_len=97, value_dim=24), mask=HIDING[mask], **options)
+        clean = run(call)
+        seen = mx.array(to_numpy(clean.dv).any(axis=(0, 1, 3)))
+        assert not seen.all()
+        key, value = (mx.where(seen[:, None], x, poison) for x in (call.key, call.value))
+        assert_same(run(replace(call, key=key, value=value)), clean)
+
+
+@pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
+@pytest.mark.parametrize("poison", [mx.nan, mx.inf])
+def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
+    # Causal: the key is seen from the query at its own place on.
+    call = draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1])
+    call = replace(call, mask="causal")
+    clean = run(call)
+    at = (mx.arange(97) == 70)[:, None]
+    for name in ("key", "value"):
+        got = run(replace(call, **{name: mx.where(at, poison, getattr(call, name))}))
+        np.testing.assert_allclose(to_numpy(got.dq)[:, :, :70], to_numpy(clean.dq)[:, :, :70], rtol=1e-5, atol=1e-5)
+        assert not np.isfinite(to_numpy(got.dq)[:, :, 70:]).all(axis=(2, 3)).any()
+
+
+@pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
+@pytest.mark.parametrize("poison", [mx.nan, mx.inf])
+@pytest.mark.parametrize("name", ["query", "dout"])
+def test_nan_in_a_row_reaches_only_the_keys_that_it_sees(rng, name, poison, dims):
+    # Causal: row 40 sees the keys up to its own.
+    call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
+    clean = run(call)
+    got = run(replace(call, **{name: mx.where((mx.arange(97) == 40)[:, None], poison, getattr(call, name))}))
+    dq, dk, dv = (to_numpy(getattr(got, name)) for name in GRADIENTS)
+    assert not np.isfinite(dq[:, :, 40]).all(axis=-1).any()
+    dq[:, :, 40] = to_numpy(clean.dq)[:, :, 40]
+    np.testing.assert_allclose(dq, to_numpy(clean.dq), rtol=1e-5, atol=1e-5)
+    for ours, theirs in ((dk, clean.dk), (dv, clean.dv)):
+        np.testing.assert_allclose(ours[:, :, 41:], to_numpy(theirs)[:, :, 41:], rtol=1e-5, atol=1e-5)
+        assert not np.isfinite(ours[:, :, :41]).all()
+
+
+@pytest.mark.parametrize("poison", [mx.nan, mx.inf])
+def test_nan_in_rows_that_see_nothing_reaches_nothing(rng, poison):
+    call = replace(draw_call(rng, heads=4, length=97, key_len=33), mask="causal")
+    blind = (mx.arange(97) < 64)[:, None]
+    poisoned = {name: mx.where(blind, poison, getattr(call, name)) for name in ("query", "dout")}
+    poisoned["dlse"] = mx.where(blind[:, 0], poison, call.dlse)
+    assert_same(run(replace(call, **poisoned)), run(call))
+
+
+# --- Memory, order, address spaces, counts -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [transposed, cache_slice, strided_columns, reversed_rows, column_major])
+def test_strided_inputs(rng, layout):
+    for length, key_len in [(33, 97), (97, 33)]:
+        call = draw_call(rng, batch=(2,), heads=4, kv_heads=2, length=length, key_len=key_len, dim=24, value_dim=40)
+        call = replace(call, mask="causal")
+        names = ("query", "key", "value", "dout")
+        views = {name: layout(getattr(call, name)) for name in names}
+        dlse = layout(call.dlse[..., None])[..., 0]
+        out, lse = call.saved()
+        mx.eval(dlse, *views.values())
+        got = run(replace(call, dlse=dlse, **views), saved=(layout(out), layout(lse[..., None])[..., 0]))
+        expected = run(call)
+        for name in GRADIENTS:
+            assert mx.array_equal(getattr(got, name), getattr(expected, name))
+
+
+def test_a_broadcast_gradient(rng):
+    """As sum(out) makes it: every stride is 0."""
+    call = draw_call(rng, batch=(2,), heads=2, length=33, key_len=40, dim=24)
+    ones = replace(call, dout=mx.ones(call.dout.shape), dlse=mx.ones(call.dlse.shape))
+    broadcast = [mx.broadcast_to(mx.array(1.0), a.shape) for a in (call.dout, call.dlse)]
+    got, expected = run(replace(call, dout=broadcast[0], dlse=broadcast[1])), run(ones)
+    for name in GRADIENTS:
+        assert mx.array_equal(getattr(got, name), getattr(expected, name))
+
+
+def test_batches(rng):
+    call = draw_call(rng, batch=(2, 1, 3), heads=4, kv_heads=2, length=9, key_len=17, dim=8)
+    call = replace(call, mask=Causal() & KeyRange(mx.arange(6).reshape(2, 1, 3)))
+    assert_obeys_the_rule(call, run(call))
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_the_schedule_changes_no_bit(rng, dim):
+    call = draw_call(rng, heads=7, kv_heads=1, length=70, key_len=97, dim=dim, dtype="float16")
+    call = replace(call, mask="causal")
+    first = run(call)
+    for schedule in SCHEDULES[1:]:
+        other = run(call, schedule=schedule)
+        assert first.counts == other.counts
+        assert all(mx.array_equal(getattr(first, name), getattr(other, name)) for name in GRADIENTS)
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_address_spaces(rng, dtype, dim):
+    for launch in launches(draw_call(rng, length=70, key_len=70, dim=dim, dtype=dtype)):
+        check_address_spaces(launch["source"])
+
+
+def test_a_mistake_in_an_address_space_is_noticed(rng):
+    source = launches(draw_call(rng, length=70, key_len=70))[2]["source"]
+    wrong = source.replace("thread Fragment* dk_sums", "threadgroup Fragment* dk_sums")
+    assert wrong != source
+    with pytest.raises(AddressSpaceError):
+        check_address_spaces(wrong)
+
+
+def products(counts) -> int:
+    assert counts.mma.keys() <= {"float"}  # float32 arithmetic
+    return sum(counts.mma.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_seven_products(rng, dim, dtype):
+    call = draw_call(rng, heads=1, kv_heads=1, length=128, key_len=128, dim=dim, dtype=dtype)
+    one = 16 * 16 * dim // 8
+    counts = run(call).counts
+    assert products(counts["backward_delta"]) == 0
+    assert products(counts["backward_dq"]) == 3 * one
+    assert products(counts["backward_dkv"]) == 4 * one
+    causal = run(replace(call, mask="causal")).counts
+    assert products(causal["backward_dq"]) < 0.65 * 3 * one
+    assert products(causal["backward_dkv"]) < 0.65 * 4 * one
+
+
+@pytest.mark.parametrize("kernel", ["backward_dq", "backward_dkv"])
+def test_hidden_tiles_are_left_out(rng, kernel):
+    call = draw_call(rng, heads=1, kv_heads=1, length=512, key_len=512, dim=64, dtype="float16")
+    everything = run(call).counts[kernel]
+    for mask in (SlidingWindow(20), KeyRange(200, 260)):
+        counts = run(replace(call, mask=mask)).counts[kernel]
+        assert products(counts) < 0.25 * products(everything)
+        assert counts.device_read < 0.5 * everything.device_read
+
+
+@pytest.mark.parametrize("kernel", ["backward_dq", "backward_dkv"])
+def test_shown_tiles_read_no_mask(rng, kernel):
+    # Causal: only tiles on the diagonal compare positions. An array is read for every score.
+    call = draw_call(rng, heads=1, kv_heads=1, length=256, key_len=256, dim=64)
+    plain = run(replace(call, mask="causal")).counts[kernel]
+    array = run(replace(call, mask=mx.array(np.tri(256, dtype=bool)))).counts[kernel]
+    assert array.device_read >= plain.device_read + 256 * 256

@@ -1,0 +1,128 @@
+"""Faults planted in the backward kernels, one at a time, as in test_mutations.py: each is noticed."""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core.masks import SlidingWindow
+from metal_backward import assert_obeys_the_rule, draw_call, run
+from metal_on_cpu import MetalError
+from test_mutations import BARRIER, Fault
+
+DQ, DKV, DELTA = "backward_dq", "backward_dkv", "backward_delta"
+LONG = (70, 33)  # causal: rows that see nothing
+
+FAULTS = {
+    # Barriers.
+    "dq: values over keys that are still read": Fault(DQ, BARRIER + "  // the previous keys have been read"),
+    "dq: values before they are there": Fault(DQ, BARRIER + "  // the values are there"),
+    "dq: keys over values that are still read": Fault(DQ, BARRIER + "  // the values have been read"),
+    "dq: keys before they are there": Fault(DQ, BARRIER + "  // the keys are there"),
+    "dq: keys cleaned before they are read": Fault(DQ, BARRIER + "  // the keys have been read", mask="NaN"),
+    "dq: keys read before they are clean": Fault(DQ, BARRIER + "  // the keys are clean", mask="NaN"),
+    "dkv: rows over rows that are still read": Fault(DKV, BARRIER + "  // the previous rows have been read"),
+    "dkv: rows before they are there": Fault(DKV, BARRIER + "  // the rows are there"),
+    "dkv: rows cleaned before they are read": Fault(DKV, BARRIER + "  // the rows have been read", mask="NaN"),
+    "dkv: rows read before they are clean": Fault(DKV, BARRIER + "  // the rows are clean", mask="NaN"),
+    # Bounds.
+    "dq: rows beyond the last": Fault(DQ, "if (!whole_rows && row.query >= params.query_len)", "if (false)"),
+    "dkv: keys beyond the last": Fault(DKV, "if (!whole_keys && own_key >= params.key_len)", "if (false)"),
+    "dkv: lse of rows beyond the last": Fault(DKV, "if (query >= params.query_len)", "if (false)"),
+    "delta: rows beyond the last": Fault(DELTA, "if (query >= params.query_len)", "if (false)", occurrence=1),
+    # The mathematics.
+    "a score above lse": Fault(DQ, "exponent > 0 ? 0.0f : exponent", "exponent", mask="lowest float"),
+    "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
+    "delta left out": Fault(DQ, "dprobability - saved.delta", "dprobability"),
+    "softcap: no derivative": Fault(DKV, "gradient *= (1 - scaled) * (1 + scaled)", "", options={"softcap": 1.5}),
+    "softcap: derivative of another function": Fault(
+        DQ, "(1 - scaled) * (1 + scaled)", "(1 - scaled)", options={"softcap": 1.5}
+    ),
+    "dq not scaled": Fault(DQ, "store_row<D>(target, sums, params.scale", "store_row<D>(target, sums, 1.0f"),
+    "dk not scaled": Fault(DKV, "dk_sums, params.scale", "dk_sums, 1.0f"),
+    "dv scaled": Fault(DKV, "dv_sums, 1.0f", "dv_sums, params.scale"),
+    "lse in the wrong unit": Fault(DKV, "fma(natural, M_LOG2E_F, -scaled)", "fma(natural, 1.0f, -scaled)"),
+    "dkv: a head of the group left out": Fault(DKV, "head < (kv_head + 1) * heads", "head + 1 < (kv_head + 1) * heads"),
+    "dkv: another group's heads": Fault(DKV, "int head = kv_head * heads;", "int head = kv_head;"),
+    # Masks.
+    "no infinity: a row that sees nothing": Fault(DKV, "natural == -INFINITY", "false", mask="lse"),
+    "dkv: one query too few under causal": Fault(
+        DKV, "max(0, first - offset)", "max(0, first - offset + 1)", lengths=(128, 129)
+    ),
+    "dkv: a window too short": Fault(
+        DKV, "last) - offset + params->window", "last) - offset + params->window - 1", mask=SlidingWindow(34),
+        lengths=(128, 128),
+    ),
+    "dkv: masks ignored": Fault(DKV, "seen_by_all(first, last).contains(first_key, kKeys)", "keys.contains(0, 1)"),
+    "dq: masks ignored": Fault(DQ, "all.contains(first, KEYS)", "all.contains(first, 1)"),
+    "dkv: eights left out": Fault(DKV, "min(eighth + 7, last)", "min(eighth, last)"),
+    "dkv: padding rows in whole tiles": Fault(DKV, "row_count == ROWS && ", "", mask="infinite key"),
+    "dq, hidden NaN: weighs 0 instead of nothing": Fault(DQ, "if (!finite_tile) {", "if (false) {", mask="NaN"),
+    "dkv, hidden NaN: weighs 0 instead of nothing": Fault(DKV, "if (!finite_tile) {", "if (false) {", mask="NaN"),
+    "dkv: only one of two tiles is looked at": Fault(
+        DKV, "finite_queries && finite_dout", "finite_queries", mask="NaN"
+    ),
+    "hidden NaN in the products": Fault(DQ, "shown || probability != 0 ? gradient", "true ? gradient", mask="NaN"),
+    # Layout.
+    "dkv: dv in dk's sums": Fault(DKV, "sums + (PARTS == 1 ? kDepth : 0)", "sums"),
+    "dkv, in two parts: the wrong one": Fault(
+        DKV, "group.x % 2 == 0", "group.x % 2 == 1", dim=160, lengths=(33, 40)
+    ),
+    "dkv: the transposed product's rows": Fault(
+        DKV, "(k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r", "(k * 8 + fragment_r) * STRIDE + d * 8 + fragment_c"
+    ),
+}  # fmt: skip
+
+
+def check(fault: Fault, rng: np.random.Generator, edit) -> None:
+    """The call that the fault is for; raises what notices it."""
+    length, key_len = fault.lengths
+    call = draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=key_len, dim=fault.dim)
+    call = replace(call, **fault.options)
+    if fault.mask == "NaN":  # hidden from all: a key, with its value, and a row
+        visible = (mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None]
+        call = replace(call, mask=visible)
+        key, row = (mx.arange(key_len) == 20)[:, None], (mx.arange(length) == 10)[:, None]
+        poisoned = replace(
+            call, key=mx.where(key, mx.nan, call.key), value=mx.where(key, mx.nan, call.value),
+            dout=mx.where(row, mx.nan, call.dout),
+        )  # fmt: skip
+        assert_obeys_the_rule(call, run(poisoned, saved=call.saved(), edit=edit))
+    elif fault.mask == "lse":
+        out, lse = call.saved()
+        blind = mx.arange(length) == 10
+        got = run(call, saved=(out, mx.where(blind, -mx.inf, lse)), edit=edit)
+        assert not got.dq[:, :, 10].any()
+        call = replace(call, mask=mx.broadcast_to(~blind[:, None], (length, key_len)))
+        assert_obeys_the_rule(call, got)
+    elif fault.mask == "infinite key":  # whose scores are all -inf: it has no weight
+        query = mx.abs(call.query) + 0.1
+        key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
+        got = run(replace(call, query=query, key=key), edit=edit)
+        assert not mx.isnan(got.dv).any()
+    elif fault.mask == "lowest float":
+        call = replace(call, mask=mx.full((length, key_len), float(np.finfo(np.float32).min)))
+        assert np.isfinite(np.asarray(run(call, edit=edit).dq)).all()
+    else:
+        call = replace(call, mask=fault.mask)
+        assert_obeys_the_rule(call, run(call, edit=edit))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_is_noticed(rng, name):
+    planted = []
+
+    def edit(source):
+        fault = FAULTS[name]
+        edited = fault.plant(source) if f"metal/kernels/{fault.kernel}.metal" in source else source
+        planted.append(edited != source)
+        return edited
+
+    with pytest.raises((MetalError, AssertionError)):
+        check(FAULTS[name], rng, edit)
+    assert any(planted), "the kernels no longer have this text: plant the fault elsewhere"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_same_call_without_the_fault_passes(rng, name):
+    check(FAULTS[name], rng, lambda source: source)
