@@ -82,13 +82,15 @@ FAULTS = {
     "bool array: its head stride ignored": Fault(
         PARALLEL, "row.head * params->visible.head + ", "", lengths=ONE, mask="bool"
     ),
-    "additive array: in the wrong unit": Fault(REG, "added * M_LOG2E_F", "added", mask="additive"),
+    "additive array: in the wrong unit": Fault(
+        REG, "fma(added, M_LOG2E_F, score)", "fma(added, 1.0f, score)", mask="additive"
+    ),
     "partly visible tiles taken for whole ones": Fault(REG, "all.contains(first, KEYS)", "all.contains(first, 1)"),
     "hidden eights: one too many left out": Fault(
         REG, "first < end && begin < first + count", "first < end - 1 && begin < first + count", lengths=(33, 66)
     ),
     # Options.
-    "softcap ignored": Fault(TG, "if (has_softcap) {", "if (false) {", options={"softcap": 1.5}),
+    "softcap ignored": Fault(TG, "has_softcap ? cap * scaled : scaled", "scaled", options={"softcap": 1.5}),
     "ALiBi's sign": Fault(
         FAST, "score -= row.slope", "score += row.slope", lengths=ONE, options={"alibi_slopes": True}
     ),

@@ -54,7 +54,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr int kRows = SIMDGROUPS * 8;
-  constexpr int kDepth = D / 8, kColumns = DV / 8, kKeyFragments = KEYS / 8;
+  constexpr int kColumns = DV / 8, kKeyFragments = KEYS / 8;
   using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
   using ValueLoader = TileLoader<T, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
   threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
