@@ -218,6 +218,15 @@ Kernel kernel_of(const Choice& choice) {
   return *choice.kernel;
 }
 
+// Whether the gradient has a kernel there.
+void check_backward(Backend backend, const mx::array& query, const mx::array& value) {
+  int dim = std::max(query.shape(kColumn), value.shape(kColumn));
+  if (backend == Backend::metal && dim > metal::kMaxBackwardDim) {
+    throw NoKernelError("[flash_attention] metal_backward_dq and metal_backward_dkv take a head_dim up to " +
+                        std::to_string(metal::kMaxBackwardDim) + ", found " + std::to_string(dim));
+  }
+}
+
 // --- From arguments to what the primitive takes ----------------------------------------------------------
 
 struct PrimitiveInputs {
@@ -325,20 +334,15 @@ const T* data_or_null(const mx::array* a) {
   return a ? a->data<T>() : nullptr;
 }
 
-metal::Work make_work(Kernel kernel, const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
-                      const InputPointers& optional_inputs, const Options& options) {
-  metal::Call call = {.params = make_params(inputs, outputs, optional_inputs, options),
-                      .dtype = backend_dtype<metal::Dtype>(inputs[0].dtype()),
-                      .bias_dtype = metal::Dtype::float32};
+// What the forward and the backward pass read.
+void bind_inputs(metal::Work& work, metal::Call& call, const std::vector<mx::array>& inputs,
+                 const InputPointers& optional_inputs) {
   if (optional_inputs[kBias]) {
     call.bias_dtype = backend_dtype<metal::Dtype>(optional_inputs[kBias]->dtype());
   }
-  metal::Work work;
   work.arrays[metal::kQuery] = inputs[0];
   work.arrays[metal::kKey] = inputs[1];
   work.arrays[metal::kValue] = inputs[2];
-  work.arrays[metal::kOut] = outputs[0];
-  work.arrays[metal::kLse] = outputs[1];
   static_assert(metal::kAlibiSlopes - metal::kKeyStart == int{kAlibiSlopes}, "the same order in both");
   for (int i = 0; i < kNumOptionalInputs; ++i) {
     if (optional_inputs[i]) {
@@ -346,8 +350,55 @@ metal::Work make_work(Kernel kernel, const std::vector<mx::array>& inputs, const
       work.arrays[metal::kKeyStart + i] = *optional_inputs[i];
     }
   }
+}
+
+metal::Work make_work(Kernel kernel, const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
+                      const InputPointers& optional_inputs, const Options& options) {
+  metal::Call call = {.params = make_params(inputs, outputs, optional_inputs, options),
+                      .dtype = backend_dtype<metal::Dtype>(inputs[0].dtype()),
+                      .bias_dtype = metal::Dtype::float32};
+  metal::Work work;
+  bind_inputs(work, call, inputs, optional_inputs);
+  work.arrays[metal::kOut] = outputs[0];
+  work.arrays[metal::kLse] = outputs[1];
   work.params = call.params;
   work.launches = metal::launches(kernel, call);
+  return work;
+}
+
+// `gradients`: of query, key, value, and delta if it is wanted.
+metal::Work make_backward_work(const std::vector<mx::array>& inputs, const InputPointers& optional_inputs,
+                               const Options& options, const mx::array& out, const mx::array& lse,
+                               const mx::array& dout, const std::optional<mx::array>& dlse,
+                               const std::vector<mx::array>& gradients) {
+  metal::Call call = {.params = make_params(inputs, {out, lse}, optional_inputs, options),
+                      .dtype = backend_dtype<metal::Dtype>(inputs[0].dtype()),
+                      .bias_dtype = metal::Dtype::float32};
+  metal::Work work;
+  bind_inputs(work, call, inputs, optional_inputs);
+  const auto bind = [&](metal::Binding binding, const mx::array& array, Strides& strides) {
+    constexpr auto head = &Strides::head, row = &Strides::row, column = &Strides::column;
+    int batch_dims = call.params.batch_dims;
+    bool has_columns = static_cast<int>(array.ndim()) == batch_dims + 3;
+    strides =
+        has_columns ? strides_of(array, batch_dims, {head, row, column}) : strides_of(array, batch_dims, {head, row});
+    work.arrays[binding] = array;
+  };
+  work.arrays[metal::kSavedOut] = out;
+  work.arrays[metal::kSavedLse] = lse;
+  bind(metal::kDout, dout, work.backward.dout);
+  if (dlse) {
+    call.present[metal::kDlse] = true;
+    bind(metal::kDlse, *dlse, work.backward.dlse);
+  }
+  bind(metal::kDq, gradients[0], work.backward.dq);
+  bind(metal::kDk, gradients[1], work.backward.dk);
+  bind(metal::kDv, gradients[2], work.backward.dv);
+  if (gradients.size() > 3) {
+    work.arrays[metal::kDelta] = gradients[3];
+  }
+  work.params = call.params;
+  work.launches = metal::backward_launches(call, work.backward);
   return work;
 }
 
@@ -405,59 +456,19 @@ metal::Work metal_backward_work(const mx::array& query, const mx::array& key, co
                                 const OptionalInputs& given, const Options& options, const mx::array& out,
                                 const mx::array& lse, const mx::array& dout, const std::optional<mx::array>& dlse) {
   plan(query, key, value, given, options, Backend::metal);
-  if (int dim = std::max(query.shape(kColumn), value.shape(kColumn)); dim > metal::kMaxBackwardDim) {
-    throw NoKernelError("[flash_attention] metal_backward_dq and metal_backward_dkv take a head_dim up to " +
-                        std::to_string(metal::kMaxBackwardDim) + ", found " + std::to_string(dim));
-  }
+  check_backward(Backend::metal, query, value);
   PrimitiveInputs inputs = primitive_inputs(query, key, value, given, mx::to_stream({}));
-  InputPointers optional = optional_inputs_of(inputs.arrays, inputs.present);
   std::vector<mx::array> evaluated = inputs.arrays;
   evaluated.insert(evaluated.end(), {out, lse, dout});
   if (dlse) {
     evaluated.push_back(*dlse);
   }
   mx::eval(evaluated);
-
-  metal::Call call = {.params = make_params(inputs.arrays, {out, lse}, optional, options),
-                      .dtype = backend_dtype<metal::Dtype>(query.dtype()),
-                      .bias_dtype = metal::Dtype::float32};
-  if (optional[kBias]) {
-    call.bias_dtype = backend_dtype<metal::Dtype>(optional[kBias]->dtype());
-  }
-  metal::Work work;
-  work.arrays[metal::kQuery] = inputs.arrays[0];
-  work.arrays[metal::kKey] = inputs.arrays[1];
-  work.arrays[metal::kValue] = inputs.arrays[2];
-  for (int i = 0; i < kNumOptionalInputs; ++i) {
-    if (optional[i]) {
-      call.present[metal::kKeyStart + i] = true;
-      work.arrays[metal::kKeyStart + i] = *optional[i];
-    }
-  }
-  const auto bind = [&](metal::Binding binding, const mx::array& array, Strides& strides) {
-    constexpr auto head = &Strides::head, row = &Strides::row, column = &Strides::column;
-    int batch_dims = call.params.batch_dims;
-    bool has_columns = static_cast<int>(array.ndim()) == batch_dims + 3;
-    strides =
-        has_columns ? strides_of(array, batch_dims, {head, row, column}) : strides_of(array, batch_dims, {head, row});
-    work.arrays[binding] = array;
-  };
   const auto like = [](const mx::array& array) {  // not allocated
     return mx::array(array.shape(), array.dtype(), nullptr, std::vector<mx::array>{});
   };
-  work.arrays[metal::kSavedOut] = out;
-  work.arrays[metal::kSavedLse] = lse;
-  bind(metal::kDout, dout, work.backward.dout);
-  if (dlse) {
-    call.present[metal::kDlse] = true;
-    bind(metal::kDlse, *dlse, work.backward.dlse);
-  }
-  bind(metal::kDq, like(query), work.backward.dq);
-  bind(metal::kDk, like(key), work.backward.dk);
-  bind(metal::kDv, like(value), work.backward.dv);
-  work.params = call.params;
-  work.launches = metal::backward_launches(call, work.backward);
-  return work;
+  return make_backward_work(inputs.arrays, optional_inputs_of(inputs.arrays, inputs.present), options, out, lse, dout,
+                            dlse, {like(query), like(key), like(value)});
 }
 
 std::array<uint64_t, kNumKernels> calls() {
@@ -584,9 +595,7 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const 
 std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals,
                                            const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
                                            const std::vector<mx::array>& outputs) {
-  if (backend_of(stream()) != Backend::cpu) {
-    throw NoKernelError("[flash_attention] there is no Metal kernel for the gradient yet");
-  }
+  check_backward(backend_of(stream()), primals[0], primals[2]);
   const mx::array* sinks = optional_inputs(primals)[kSinks];
   for (int argument : argnums) {
     if (argument >= 3 && &primals[argument] != sinks) {
@@ -710,8 +719,15 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std:
   encoder_for(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
 }
 
-void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("FlashAttentionGradient has no GPU implementation.");
+void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  allocate(outputs);
+  std::vector<mx::array> forward_inputs(inputs.begin(), inputs.end() - kGradientInputs);
+  const mx::array* behind = &inputs[forward_inputs.size()];
+  count(Kernel::metal_backward_dq);
+  count(Kernel::metal_backward_dkv);
+  metal::encode(make_backward_work(forward_inputs, optional_inputs_of(forward_inputs, present_), options_, behind[0],
+                                   behind[1], behind[2], behind[3], outputs),
+                stream());
 }
 
 std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>&, const std::vector<mx::array>&,

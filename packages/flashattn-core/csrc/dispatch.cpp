@@ -26,7 +26,7 @@ struct Row {
 };
 
 // auto takes the first row that covers the call and prefers it.
-constexpr std::array<Row, kNumKernels - 1> kTable = {{
+constexpr std::array<Row, 8> kTable = {{
     {Kernel::cpu_decode, "cpu_decode", Backend::cpu, cpu::kMaxDecodeLen, kAny, kAny, kAny,
      "few queries: work is split over the keys"},
     {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, kAny, kAny, kAny, kAny,
@@ -73,8 +73,11 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
 }  // namespace
 
 std::string_view name(Kernel kernel) {
-  if (kernel == Kernel::cpu_backward) {  // nobody has a choice: it is not in the table
-    return "cpu_backward";
+  switch (kernel) {  // the gradient's are not in the table: there is no choice
+    case Kernel::cpu_backward: return "cpu_backward";
+    case Kernel::metal_backward_dq: return "metal_backward_dq";
+    case Kernel::metal_backward_dkv: return "metal_backward_dkv";
+    default: break;
   }
   for (const Row& row : kTable) {
     if (row.kernel == kernel) {

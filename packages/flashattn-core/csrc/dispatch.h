@@ -17,8 +17,10 @@ enum class Kernel {
   metal_decode_split,
   metal_prefill_tg,
   metal_prefill_reg,
+  metal_backward_dq,
+  metal_backward_dkv,
 };
-constexpr int kNumKernels = 9;
+constexpr int kNumKernels = 11;
 
 enum class Backend { cpu, metal };
 

@@ -74,7 +74,7 @@ void encode(const Work& work, mx::Stream stream) {
     arrays[kPartialMax] = scratch(encoder, rows, 1);
     arrays[kPartialSum] = scratch(encoder, rows, 1);
   }
-  if (int64_t rows = work.launches.delta_rows; rows > 0) {
+  if (int64_t rows = work.launches.delta_rows; rows > 0 && !arrays[kDelta]) {  // nobody wants it afterwards
     arrays[kDelta] = scratch(encoder, rows, 1);
   }
 

@@ -286,7 +286,9 @@ Launches launches(Kernel kernel, const Call& call) {
     case Kernel::metal_prefill_reg: return one(prefill_reg(call));
     case Kernel::cpu_prefill:
     case Kernel::cpu_decode:
-    case Kernel::cpu_backward: break;
+    case Kernel::cpu_backward:
+    case Kernel::metal_backward_dq:
+    case Kernel::metal_backward_dkv: break;  // backward_launches() has these
   }
   throw std::logic_error(std::string(name(kernel)) + " is not a Metal kernel");
 }

@@ -13,8 +13,9 @@ from flashattn_core import NoKernelError, flash_attention, is_tracing
 Attention = Callable[..., mx.array]
 
 # While a function is traced, mx.grad, mx.vmap and mx.compile cannot be told apart.
-TRACED_ON_GPU = "traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient on a GPU yet"
+TRACED_ON_GPU = "traced by mx.grad, mx.vmap or mx.compile: no gradient on a GPU for a head_dim over 256"
 TRACED_MASK = "an additive mask that mx.grad, mx.vmap or mx.compile traces: flash attention has no gradient of masks"
+MAX_GPU_GRADIENT_DIM = 256
 MAX_HEAD_DIM = 512  # flash_attention() takes more for bad input, mlx-lm's own attention does not
 
 
@@ -83,7 +84,11 @@ def reason_not_to(
     if hasattr(cache, "bits"):  # mlx-lm's own test: keys and values are then tuples
         return "quantised KV cache"
     arrays = [x for x in (queries, keys, values, mask, sinks) if isinstance(x, mx.array)]
-    if mx.default_device() == mx.gpu and is_tracing(*arrays):
+    if (
+        mx.default_device() == mx.gpu
+        and max(queries.shape[-1], values.shape[-1]) > MAX_GPU_GRADIENT_DIM
+        and is_tracing(*arrays)
+    ):
         return TRACED_ON_GPU
     if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.floating) and is_tracing(mask):
         return TRACED_MASK
