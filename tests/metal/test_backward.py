@@ -6,6 +6,7 @@ test_kernels.py; what the forward has saved comes from the reference, so that no
 
 from dataclasses import replace
 
+import metal_attention
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -129,6 +130,18 @@ def test_one_dominating_key(rng, dtype):
     for mask in (None, "causal"):
         dominated = replace(call, key=key.astype(call.key.dtype), mask=mask)
         assert_obeys_the_rule(dominated, run(dominated))
+
+
+@pytest.mark.parametrize("kernel", ["metal_prefill_reg", "metal_prefill_tg"])
+def test_behind_a_forward_kernel(rng, kernel):
+    """What the forward kernels save is what the backward ones take."""
+    call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
+    sinks = mx.array(rng.standard_normal(4), mx.float16)
+    call = replace(call, mask="causal", softcap=4.0, sinks=sinks)
+    forward = metal_attention.run(
+        call.query, call.key, call.value, mask="causal", softcap=4.0, sinks=sinks, kernel=kernel
+    )
+    assert_obeys_the_rule(call, run(call, saved=(forward.out, forward.lse)))
 
 
 @pytest.mark.parametrize("offset", [-1000.0, -200.0, 200.0, 1000.0])
