@@ -2,8 +2,9 @@
 #include "backward.h"
 
 #include <algorithm>
-#include <atomic>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <vector>
 
@@ -16,31 +17,35 @@ namespace {
 // How many tiles are in, for each band of one head.
 class HeadTurns final : public Turns {
  public:
-  explicit HeadTurns(size_t bands, const std::atomic<bool>& failed) : in_(bands), failed_(failed) {}
+  explicit HeadTurns(size_t bands) : in_(bands) {}
 
   void wait(int band, int turn) override {
-    for (int in = in_[band].load(std::memory_order_acquire); in != turn;
-         in = in_[band].load(std::memory_order_acquire)) {
-      if (failed_.load(std::memory_order_relaxed)) {  // the one that is waited for will not come
-        throw std::runtime_error("[flash_attention] another part of the backward pass has failed");
-      }
-      in_[band].wait(in, std::memory_order_acquire);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return in_[band] == turn || failed_; });
+    if (failed_) {  // the one that is waited for will not come
+      throw std::runtime_error("[flash_attention] another part of the backward pass has failed");
     }
   }
   void done(int band) override {
-    in_[band].fetch_add(1, std::memory_order_release);
-    in_[band].notify_all();
+    {
+      std::lock_guard lock(mutex_);
+      ++in_[band];
+    }
+    changed_.notify_all();
   }
   void give_up() {
-    for (auto& in : in_) {
-      in.fetch_sub(1 << 20, std::memory_order_release);  // wakes those who wait; no turn has such a number
-      in.notify_all();
+    {
+      std::lock_guard lock(mutex_);
+      failed_ = true;
     }
+    changed_.notify_all();
   }
 
  private:
-  std::vector<std::atomic<int>> in_;
-  const std::atomic<bool>& failed_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int> in_;
+  bool failed_ = false;
 };
 
 // The keys that a query sees, as far as causal, window and key range tell.
@@ -133,13 +138,12 @@ void backward(const BackwardArgs& args) {
   int64_t heads = p.batch_size * p.num_kv_heads;
   int64_t rows_of_head = rows / std::max<int64_t>(1, heads);
   auto query_gradient = std::make_unique_for_overwrite<float[]>(rows * padded_dim(p.head_dim));
-  std::atomic<bool> failed = false;
   std::vector<std::vector<RowBand>> bands;
   std::vector<std::unique_ptr<HeadTurns>> turns;
   for (int64_t head = 0; head < heads; ++head) {
     bands.push_back(bands_of(args.forward, head / p.num_kv_heads, static_cast<int>(head % p.num_kv_heads), isa.max_rows,
                              query_gradient.get() + head * rows_of_head * padded_dim(p.head_dim)));
-    turns.push_back(std::make_unique<HeadTurns>(bands.back().size(), failed));
+    turns.push_back(std::make_unique<HeadTurns>(bands.back().size()));
     for (const RowBand& band : bands.back()) {
       if (band.tile_count == 0) clear_query_gradient(args, band.block);
     }
@@ -159,7 +163,6 @@ void backward(const BackwardArgs& args) {
     try {
       isa.tile(args, tile, *turns[head]);
     } catch (...) {
-      failed.store(true, std::memory_order_relaxed);
       for (auto& head_turns : turns) head_turns->give_up();
       throw;
     }
