@@ -91,8 +91,8 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .key_end = p.key_len};
       band.query_gradient = query_gradient;
       query_gradient += int64_t{band.block.rows()} * padded_dim(p.head_dim);
-      // Rows in between see something in between: both ends of a span grow with the query. A row without any key would
-      // widen the band's span, not narrow it.
+      // Both ends of a span grow with the query, so there is no gap between the rows' spans. Rows without a key have
+      // none.
       int64_t begin = p.key_len, end = 0;
       for (int i = query; i < query + band.block.query_count; ++i) {
         Span span = seen(args, batch, i);
