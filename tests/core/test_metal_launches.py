@@ -10,9 +10,7 @@ SINKS, PARTIAL_OUT, PARTIAL_MAX, PARTIAL_SUM = 11, 13, 14, 15
 
 
 def launches(query, key, value, *, sinks=None, kernel="auto"):
-    masks = dict.fromkeys(("key_start", "key_stop", "tree", "visible", "bias", "alibi_slopes"))
-    options = {"scale": None, "softcap": 0.0, "causal": False, "window": 0}
-    return _ext.metal_launches(query, key, value, **options, **masks, sinks=sinks, kernel=kernel)
+    return _ext.metal_launches(_ext.Arguments(query, key, value, sinks=sinks, kernel=kernel))
 
 
 VIEWS = {

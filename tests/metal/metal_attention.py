@@ -57,7 +57,7 @@ def run(
         )  # fmt: skip
         return Run(out, lse, (), 0)
     arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
-    launches = _ext.metal_launches(**arguments)
+    launches = _ext.metal_launches(arguments)
     if min(query.shape) == 0:  # as eval_gpu: nothing to launch
         return Run(mx.zeros((*query.shape[:-1], value.shape[-1]), query.dtype), mx.zeros(query.shape[:-1]), (), 0)
     out = Undefined((*query.shape[:-1], value.shape[-1]), NUMPY_DTYPES[query.dtype])

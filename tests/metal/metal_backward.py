@@ -65,7 +65,7 @@ def launches(call: Call, saved: tuple[mx.array, mx.array] | None = None):
     arguments = lowered_arguments(
         call.query, call.key, call.value, call.scale, call.mask, call.softcap, call.sinks, call.alibi_slopes, "auto"
     )
-    return _ext.metal_backward_launches(**arguments, out=out, lse=lse, dout=call.dout, dlse=call.dlse)
+    return _ext.metal_backward_launches(arguments, out, lse, call.dout, call.dlse)
 
 
 def run(call: Call, saved=None, schedule: str = "forward", edit=lambda source: source) -> Gradients:

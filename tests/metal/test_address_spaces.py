@@ -12,7 +12,7 @@ from test_kernels import CASES
 def sources(kernel, length, group, dtype, dim=64):
     query, key = mx.zeros((1, group, length, dim), DTYPES[dtype]), mx.zeros((1, 1, 300, dim), DTYPES[dtype])
     arguments = lowered_arguments(query, key, key, None, None, None, None, None, kernel)
-    return [launch["source"] for launch in _ext.metal_launches(**arguments)]
+    return [launch["source"] for launch in _ext.metal_launches(arguments)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "attention.h"
+#include "counts.h"
 #include "cpu/attention.h"
 #include "cpu/roofline.h"
 #include "metal/inspect.h"
@@ -46,46 +47,44 @@ NB_MODULE(_ext, m) {
 
   nb::exception<NoKernelError>(m, "NoKernelError", PyExc_ValueError);
 
-  const auto collect = [](const OptionalArray& key_start, const OptionalArray& key_stop, const OptionalArray& tree,
-                          const OptionalArray& visible, const OptionalArray& bias, const OptionalArray& sinks,
-                          const OptionalArray& alibi_slopes) {
-    return OptionalInputs{key_start, key_stop, tree, visible, bias, sinks, alibi_slopes};
-  };
+  nb::class_<Arguments>(m, "Arguments", "One call's arguments: flash_attention() says what they mean.")
+      .def(
+          "__init__",
+          [](Arguments* self, const mx::array& query, const mx::array& key, const mx::array& value,
+             std::optional<float> scale, float softcap, bool causal, int window, const OptionalArray& key_start,
+             const OptionalArray& key_stop, const OptionalArray& tree, const OptionalArray& visible,
+             const OptionalArray& bias, const OptionalArray& sinks, const OptionalArray& alibi_slopes,
+             std::string kernel) {
+            new (self) Arguments{query,
+                                 key,
+                                 value,
+                                 {key_start, key_stop, tree, visible, bias, sinks, alibi_slopes},
+                                 {scale, softcap, causal, window, std::move(kernel)}};
+          },
+          "query"_a, "key"_a, "value"_a, nb::kw_only(), "scale"_a = nb::none(), "softcap"_a = 0.0f, "causal"_a = false,
+          "window"_a = 0, "key_start"_a = nb::none(), "key_stop"_a = nb::none(), "tree"_a = nb::none(),
+          "visible"_a = nb::none(), "bias"_a = nb::none(), "sinks"_a = nb::none(), "alibi_slopes"_a = nb::none(),
+          "kernel"_a = "auto");
 
   m.def(
       "attention",
-      [collect](const mx::array& query, const mx::array& key, const mx::array& value, std::optional<float> scale,
-                float softcap, bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
-                const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
-                const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel,
-                mx::StreamOrDevice stream) {
-        auto outputs =
-            attention(query, key, value, collect(key_start, key_stop, tree, visible, bias, sinks, alibi_slopes),
-                      {scale, softcap, causal, window, std::move(kernel)}, stream);
+      [](const Arguments& arguments, mx::StreamOrDevice stream) {
+        auto outputs = attention(arguments, stream);
         return std::pair(outputs[0], outputs[1]);
       },
-      "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
-      "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
-      "alibi_slopes"_a.none(), "kernel"_a, "stream"_a.none(), "The op: returns (out, lse), both lazy.");
+      "arguments"_a, "stream"_a.none(), "The op: returns (out, lse), both lazy.");
 
   m.def(
       "plan",
-      [collect](const mx::array& query, const mx::array& key, const mx::array& value, std::optional<float> scale,
-                float softcap, bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
-                const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
-                const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel, bool metal) {
-        Choice choice =
-            plan(query, key, value, collect(key_start, key_stop, tree, visible, bias, sinks, alibi_slopes),
-                 {scale, softcap, causal, window, std::move(kernel)}, metal ? Backend::metal : Backend::cpu);
+      [](const Arguments& arguments, bool metal) {
+        Choice choice = plan(arguments, metal ? Backend::metal : Backend::cpu);
         std::optional<std::string> chosen;
         if (choice.kernel) {
           chosen = name(*choice.kernel);
         }
         return std::pair(chosen, choice.reason);
       },
-      "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
-      "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
-      "alibi_slopes"_a.none(), "kernel"_a, "metal"_a, "(kernel or None, reason); nothing is computed.");
+      "arguments"_a, "metal"_a, "(kernel or None, reason); nothing is computed.");
 
   m.def(
       "stats",
@@ -112,32 +111,8 @@ NB_MODULE(_ext, m) {
 
   // For tests.
   m.def("metal_sources", &metal::sources, "The Metal kernels' texts by the name of their file; for tests.");
-  m.def(
-      "metal_launches",
-      [collect](const mx::array& query, const mx::array& key, const mx::array& value, std::optional<float> scale,
-                float softcap, bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
-                const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
-                const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel) {
-        return metal::inspect(metal_work(query, key, value,
-                                         collect(key_start, key_stop, tree, visible, bias, sinks, alibi_slopes),
-                                         {scale, softcap, causal, window, std::move(kernel)}));
-      },
-      "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
-      "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
-      "alibi_slopes"_a.none(), "kernel"_a, "What a call would run on Metal, on any machine; for tests.");
-  m.def(
-      "metal_backward_launches",
-      [collect](const mx::array& query, const mx::array& key, const mx::array& value, std::optional<float> scale,
-                float softcap, bool causal, int window, const OptionalArray& key_start, const OptionalArray& key_stop,
-                const OptionalArray& tree, const OptionalArray& visible, const OptionalArray& bias,
-                const OptionalArray& sinks, const OptionalArray& alibi_slopes, std::string kernel, const mx::array& out,
-                const mx::array& lse, const mx::array& dout, const OptionalArray& dlse) {
-        return metal::inspect(metal_backward_work(
-            query, key, value, collect(key_start, key_stop, tree, visible, bias, sinks, alibi_slopes),
-            {scale, softcap, causal, window, std::move(kernel)}, out, lse, dout, dlse));
-      },
-      "query"_a, "key"_a, "value"_a, "scale"_a.none(), "softcap"_a, "causal"_a, "window"_a, "key_start"_a.none(),
-      "key_stop"_a.none(), "tree"_a.none(), "visible"_a.none(), "bias"_a.none(), "sinks"_a.none(),
-      "alibi_slopes"_a.none(), "kernel"_a, "out"_a, "lse"_a, "dout"_a, "dlse"_a.none(),
-      "What a call's gradients would run on Metal; for tests.");
+  m.def("metal_launches", &metal::inspect_forward, "arguments"_a,
+        "What a call would run on Metal, on any machine; for tests.");
+  m.def("metal_backward_launches", &metal::inspect_backward, "arguments"_a, "out"_a, "lse"_a, "out_gradient"_a,
+        "lse_gradient"_a.none(), "What a call's gradients would run on Metal; for tests.");
 }

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <stdexcept>
 
 #include "cpu/attention.h"
+#include "metal/launch.h"
 
 namespace flashattn {
 namespace {
@@ -73,7 +73,7 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
 }  // namespace
 
 std::string_view name(Kernel kernel) {
-  switch (kernel) {  // the gradient's are not in the table: there is no choice
+  switch (kernel) {  // those that are not in the table
     case Kernel::cpu_backward: return "cpu_backward";
     case Kernel::metal_backward_dq: return "metal_backward_dq";
     case Kernel::metal_backward_dkv: return "metal_backward_dkv";
@@ -85,6 +85,21 @@ std::string_view name(Kernel kernel) {
     }
   }
   throw std::logic_error("a kernel is missing from the table");
+}
+
+Kernel kernel_of(const Choice& choice) {
+  if (!choice.kernel) {
+    throw NoKernelError("[flash_attention] " + choice.reason);
+  }
+  return *choice.kernel;
+}
+
+void check_backward(Backend backend, CallShape shape) {
+  int dim = std::max(shape.head_dim, shape.value_dim);
+  if (backend == Backend::metal && dim > metal::kMaxBackwardDim) {
+    throw NoKernelError("[flash_attention] metal_backward_dq and metal_backward_dkv take a head_dim up to " +
+                        std::to_string(metal::kMaxBackwardDim) + ", found " + std::to_string(dim));
+  }
 }
 
 Choice choose(Backend backend, CallShape shape, const std::string& wanted) {

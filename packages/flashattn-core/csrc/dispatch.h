@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -31,6 +32,14 @@ struct Choice {
   std::string reason;            // in words, also for why nothing does
 };
 
+// No kernel covers the call; what() is the reason that plan() gives.
+struct NoKernelError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+// Throws NoKernelError where there is none.
+Kernel kernel_of(const Choice& choice);
+
 // What the choice depends on.
 struct CallShape {
   int query_len;
@@ -42,5 +51,9 @@ struct CallShape {
 // `wanted` is "auto" or the name of the only kernel to consider. Throws std::invalid_argument for a name
 // that no kernel has.
 Choice choose(Backend backend, CallShape shape, const std::string& wanted);
+
+// The gradient's kernels are not in the table: there is no choice. Throws NoKernelError for shapes that they do not
+// cover.
+void check_backward(Backend backend, CallShape shape);
 
 }  // namespace flashattn

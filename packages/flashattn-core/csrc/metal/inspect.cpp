@@ -4,6 +4,10 @@
 
 #include <string>
 
+#include "../attention.h"
+#include "../backend_call.h"
+#include "mlx/transforms.h"
+
 namespace nb = nanobind;
 
 namespace flashattn::metal {
@@ -52,9 +56,8 @@ nb::tuple size(const Size& size) {
   return nb::make_tuple(size[0], size[1], size[2]);
 }
 
-}  // namespace
-
-nb::list inspect(const Work& work) {
+// Inputs must be evaluated; nothing reads the outputs' memory.
+nb::list described(const Work& work) {
   nb::list result;
   for (const Launch& launch : work.launches.launches) {
     nb::dict constants, buffers, description;
@@ -76,6 +79,42 @@ nb::list inspect(const Work& work) {
     result.append(description);
   }
   return result;
+}
+
+mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
+  return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
+}
+
+}  // namespace
+
+nb::list inspect_forward(const Arguments& arguments) {
+  Kernel kernel = kernel_of(plan(arguments, Backend::metal));
+  std::vector<mx::array> inputs = primitive_inputs(arguments, mx::to_stream({}));
+  mx::eval(inputs);
+  std::vector<mx::Shape> shapes = shapes_of_outputs(arguments.query, arguments.value);
+  return described(metal_forward(kernel, Inputs(inputs, present_in(arguments)), arguments.options,
+                                 not_allocated(shapes[0], arguments.query.dtype()),
+                                 not_allocated(shapes[1], mx::float32)));
+}
+
+nb::list inspect_backward(const Arguments& arguments, const mx::array& out, const mx::array& lse,
+                          const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient) {
+  plan(arguments, Backend::metal);
+  std::vector<mx::array> inputs = primitive_inputs(arguments, mx::to_stream({}));
+  std::vector<mx::array> evaluated = inputs;
+  evaluated.insert(evaluated.end(), {out, lse, out_gradient});
+  if (lse_gradient) {
+    evaluated.push_back(*lse_gradient);
+  }
+  mx::eval(evaluated);
+  Inputs named(inputs, present_in(arguments));
+  check_backward(Backend::metal, call_shape(named));
+  std::vector<mx::array> gradients;
+  for (const mx::array& input : {named.query, named.key, named.value}) {
+    gradients.push_back(not_allocated(input.shape(), input.dtype()));
+  }
+  Saved saved = {out, lse, out_gradient, lse_gradient ? &*lse_gradient : nullptr};
+  return described(metal_backward(named, arguments.options, saved, gradients));
 }
 
 }  // namespace flashattn::metal

@@ -5,42 +5,29 @@ import mlx.core as mx
 
 class NoKernelError(ValueError): ...
 
-def attention(
-    query: mx.array,
-    key: mx.array,
-    value: mx.array,
-    scale: float | None,
-    softcap: float,
-    causal: bool,
-    window: int,
-    key_start: mx.array | None,
-    key_stop: mx.array | None,
-    tree: mx.array | None,
-    visible: mx.array | None,
-    bias: mx.array | None,
-    sinks: mx.array | None,
-    alibi_slopes: mx.array | None,
-    kernel: str,
-    stream: mx.Stream | mx.Device | None,
-) -> tuple[mx.array, mx.array]: ...
-def plan(
-    query: mx.array,
-    key: mx.array,
-    value: mx.array,
-    scale: float | None,
-    softcap: float,
-    causal: bool,
-    window: int,
-    key_start: mx.array | None,
-    key_stop: mx.array | None,
-    tree: mx.array | None,
-    visible: mx.array | None,
-    bias: mx.array | None,
-    sinks: mx.array | None,
-    alibi_slopes: mx.array | None,
-    kernel: str,
-    metal: bool,
-) -> tuple[str | None, str]: ...
+class Arguments:
+    def __init__(
+        self,
+        query: mx.array,
+        key: mx.array,
+        value: mx.array,
+        *,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        causal: bool = False,
+        window: int = 0,
+        key_start: mx.array | None = None,
+        key_stop: mx.array | None = None,
+        tree: mx.array | None = None,
+        visible: mx.array | None = None,
+        bias: mx.array | None = None,
+        sinks: mx.array | None = None,
+        alibi_slopes: mx.array | None = None,
+        kernel: str = "auto",
+    ) -> None: ...
+
+def attention(arguments: Arguments, stream: mx.Stream | mx.Device | None) -> tuple[mx.array, mx.array]: ...
+def plan(arguments: Arguments, metal: bool) -> tuple[str | None, str]: ...
 def stats() -> dict[str, int]: ...
 def reset_stats() -> None: ...
 def describe_cpu() -> str: ...
@@ -63,41 +50,11 @@ class MetalLaunch(TypedDict):
     partial_rows: int  # of scratch
 
 def metal_sources() -> dict[str, str]: ...
-def metal_launches(
-    query: mx.array,
-    key: mx.array,
-    value: mx.array,
-    scale: float | None,
-    softcap: float,
-    causal: bool,
-    window: int,
-    key_start: mx.array | None,
-    key_stop: mx.array | None,
-    tree: mx.array | None,
-    visible: mx.array | None,
-    bias: mx.array | None,
-    sinks: mx.array | None,
-    alibi_slopes: mx.array | None,
-    kernel: str,
-) -> list[MetalLaunch]: ...
+def metal_launches(arguments: Arguments) -> list[MetalLaunch]: ...
 def metal_backward_launches(
-    query: mx.array,
-    key: mx.array,
-    value: mx.array,
-    scale: float | None,
-    softcap: float,
-    causal: bool,
-    window: int,
-    key_start: mx.array | None,
-    key_stop: mx.array | None,
-    tree: mx.array | None,
-    visible: mx.array | None,
-    bias: mx.array | None,
-    sinks: mx.array | None,
-    alibi_slopes: mx.array | None,
-    kernel: str,
+    arguments: Arguments,
     out: mx.array,
     lse: mx.array,
-    dout: mx.array,
-    dlse: mx.array | None,
+    out_gradient: mx.array,
+    lse_gradient: mx.array | None,
 ) -> list[MetalLaunch]: ...

@@ -98,7 +98,7 @@ def flash_attention(
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
     arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
-    out, lse = _ext.attention(**arguments, stream=stream)
+    out, lse = _ext.attention(arguments, stream)
     return (out, lse) if return_lse else out
 
 
@@ -112,8 +112,8 @@ def lowered_arguments(
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
     kernel: str,
-) -> dict[str, Any]:
-    """The arguments that ``_ext.attention`` and ``_ext.plan`` share. Shapes and dtypes are checked there."""
+) -> _ext.Arguments:
+    """The arguments as ``_ext.attention`` and ``_ext.plan`` take them. Shapes and dtypes are checked there."""
     for name, given, required in (
         ("query", query, True),
         ("key", key, True),
@@ -132,23 +132,23 @@ def lowered_arguments(
         if softcap < _SMALLEST_SOFTCAP:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
     m = lower(mask)
-    return {
-        "query": query,
-        "key": key,
-        "value": value,
-        "scale": scale,
-        "softcap": 0.0 if softcap is None else softcap,
-        "causal": m.causal,
-        "window": m.window,
-        "key_start": m.key_start,
-        "key_stop": m.key_stop,
-        "tree": m.tree,
-        "visible": m.visible,
-        "bias": m.bias,
-        "sinks": sinks,
-        "alibi_slopes": alibi_slopes,
-        "kernel": kernel,
-    }
+    return _ext.Arguments(
+        query,
+        key,
+        value,
+        scale=scale,
+        softcap=0.0 if softcap is None else softcap,
+        causal=m.causal,
+        window=m.window,
+        key_start=m.key_start,
+        key_stop=m.key_stop,
+        tree=m.tree,
+        visible=m.visible,
+        bias=m.bias,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        kernel=kernel,
+    )
 
 
 def _finite(name: str, given: Any) -> float:

@@ -56,7 +56,7 @@ def plan(
     if device not in ("cpu", "metal"):
         raise ValueError(f"[plan] device is {device!r}, expected 'cpu' or 'metal'")
     arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
-    chosen, reason = _ext.plan(**arguments, metal=device == "metal")
+    chosen, reason = _ext.plan(arguments, device == "metal")
     heads, length, head_dim = query.shape[-3:]
     kv_heads, key_length = key.shape[-3:-1]
     dtype = str(query.dtype).removeprefix("mlx.core.")

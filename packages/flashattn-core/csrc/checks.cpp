@@ -1,0 +1,169 @@
+#include "checks.h"
+
+#include <cmath>
+
+#include "mlx/utils.h"
+#include "params.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int kMaxHeadDim = 512;
+constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops run up to one tile further
+
+void check_tensors(const Inputs& inputs) {
+  const mx::array &query = inputs.query, &key = inputs.key, &value = inputs.value;
+  const std::pair<const char*, const mx::array*> tensors[] = {{"query", &query}, {"key", &key}, {"value", &value}};
+  for (auto [name, tensor] : tensors) {
+    if (tensor->ndim() < 3 || tensor->ndim() > 3 + kMaxBatchDims) {
+      fail(name, " has shape ", tensor->shape(), ", expected (*B, heads, length, dim): 3 to ", 3 + kMaxBatchDims,
+           " dimensions");
+    }
+    if (tensor->dtype() != mx::float32 && tensor->dtype() != mx::float16 && tensor->dtype() != mx::bfloat16) {
+      fail(name, " is ", tensor->dtype(), ", expected float32, float16 or bfloat16");
+    }
+    if (tensor->dtype() != query.dtype()) {
+      fail(name, " is ", tensor->dtype(), ", expected query's ", query.dtype());
+    }
+    if (tensor->ndim() != query.ndim() || batch_shape(*tensor) != batch_shape(query)) {
+      fail(name, " has shape ", tensor->shape(), ", expected the leading dimensions of query, ", query.shape());
+    }
+  }
+  if (query.shape(kColumn) < 1 || query.shape(kColumn) > kMaxHeadDim) {
+    fail("query has head_dim ", query.shape(kColumn), ", expected 1 to ", kMaxHeadDim);
+  }
+  if (key.shape(kColumn) != query.shape(kColumn)) {
+    fail("key has head_dim ", key.shape(kColumn), ", expected query's ", query.shape(kColumn));
+  }
+  if (value.shape(kColumn) < 1 || value.shape(kColumn) > kMaxHeadDim) {
+    fail("value has head_dim ", value.shape(kColumn), ", expected 1 to ", kMaxHeadDim);
+  }
+  if (value.shape(kHead) != key.shape(kHead)) {
+    fail("value has ", value.shape(kHead), " heads, expected key's ", key.shape(kHead));
+  }
+  if (value.shape(kRow) != key.shape(kRow)) {
+    fail("value has length ", value.shape(kRow), ", expected key's ", key.shape(kRow));
+  }
+  if (int64_t{query.shape(kRow)} + key.shape(kRow) > kMaxPositions) {
+    fail("query and key have lengths ", query.shape(kRow), " and ", key.shape(kRow), ", expected at most ",
+         kMaxPositions, " together");
+  }
+  if (key.shape(kHead) < 1 || query.shape(kHead) % key.shape(kHead) != 0) {
+    fail("key has ", key.shape(kHead), " heads, which does not divide query's ", query.shape(kHead));
+  }
+}
+
+// Whether `input` broadcasts to `target` when both are aligned at the last dimension.
+bool broadcasts(const mx::Shape& input, const mx::Shape& target) {
+  if (input.size() > target.size()) {
+    return false;
+  }
+  for (size_t i = 1; i <= input.size(); ++i) {
+    int n = input[input.size() - i];
+    if (n != 1 && n != target[target.size() - i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The shape that an optional input broadcasts to.
+mx::Shape input_target(Input input, const Inputs& inputs) {
+  const mx::array &query = inputs.query, &key = inputs.key, &given = *inputs.optional[input];
+  mx::Shape target = batch_shape(query);
+  switch (input) {
+    case kKeyStart:
+    case kKeyStop: break;
+    case kTree:
+      target.push_back(given.shape(-2));
+      target.push_back((given.shape(-2) + 31) / 32);
+      break;
+    case kVisible:
+    case kBias: target.insert(target.end(), {query.shape(kHead), query.shape(kRow), key.shape(kRow)}); break;
+    case kSinks:
+    case kAlibiSlopes: target.push_back(query.shape(kHead)); break;
+    case kNumOptionalInputs: break;
+  }
+  return target;
+}
+
+void check_optional_shapes(const Inputs& inputs) {
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    const mx::array* given = inputs.optional[i];
+    if (!given) {
+      continue;
+    }
+    if (i == kTree && (given->ndim() < 2 || given->shape(-2) > inputs.key.shape(kRow))) {
+      fail("mask (tree) has shape ", given->shape(), ", expected (*B, T, T) with T at most key's length, ",
+           inputs.key.shape(kRow));
+    }
+    mx::Shape target = input_target(static_cast<Input>(i), inputs);
+    if (!broadcasts(given->shape(), target)) {
+      fail(kInputNames[i], " has shape ", given->shape(), ", expected one that broadcasts to ", target);
+    }
+  }
+}
+
+void check_options(const Options& options) {
+  if (options.scale && !std::isfinite(*options.scale)) {
+    fail("scale is ", *options.scale, ", expected a finite number");
+  }
+  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+    fail("softcap is ", options.softcap, ", expected a finite number above 0");
+  }
+  if (options.window < 0) {
+    fail("window is ", options.window, ", expected at least 1");
+  }
+}
+
+// As in mx.fast.scaled_dot_product_attention: precision may rise to the query's dtype, not fall.
+void check_promotes(const char* name, const mx::array& given, mx::Dtype dtype) {
+  if (mx::promote_types(given.dtype(), dtype) != dtype) {
+    fail(name, " is ", given.dtype(), ", expected a dtype that promotes to query's ", dtype);
+  }
+}
+
+void check_dtypes(const Inputs& inputs) {
+  const mx::array& query = inputs.query;
+  const auto& given = inputs.optional;
+  const auto expect = [&](Input input, mx::Dtype dtype) {
+    if (given[input] && given[input]->dtype() != dtype) {
+      fail(kInputNames[input], " is ", given[input]->dtype(), ", expected ", dtype);
+    }
+  };
+  expect(kKeyStart, mx::int32);
+  expect(kKeyStop, mx::int32);
+  expect(kTree, mx::uint32);
+  expect(kVisible, mx::bool_);
+  for (Input input : {kBias, kSinks}) {
+    if (given[input]) {
+      check_promotes(kInputNames[input], *given[input], query.dtype());
+    }
+  }
+  if (given[kAlibiSlopes] && !mx::issubdtype(given[kAlibiSlopes]->dtype(), mx::floating)) {
+    fail("alibi_slopes is ", given[kAlibiSlopes]->dtype(), ", expected a floating dtype");
+  }
+  for (Input input : {kSinks, kAlibiSlopes}) {
+    if (given[input] && given[input]->shape() != mx::Shape{query.shape(kHead)}) {
+      fail(kInputNames[input], " has shape ", given[input]->shape(), ", expected (", query.shape(kHead),
+           "): one number a query head");
+    }
+  }
+}
+
+}  // namespace
+
+void check(const Arguments& arguments) {
+  Inputs inputs(arguments);
+  check_tensors(inputs);
+  check_options(arguments.options);
+  check_dtypes(inputs);
+  check_optional_shapes(inputs);
+}
+
+void check_shapes(const Inputs& inputs) {
+  check_tensors(inputs);
+  check_optional_shapes(inputs);
+}
+
+}  // namespace flashattn

@@ -1,0 +1,104 @@
+#include "gradient.h"
+
+#include "backend_call.h"
+#include "checks.h"
+#include "counts.h"
+#include "mlx/ops.h"
+
+namespace flashattn {
+namespace {
+
+// A sink's weight in a row is exp(sink - lse), and it brings no value: its gradient is -weight * delta, over all rows.
+mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx::array& delta,
+                         const mx::Stream& stream) {
+  mx::array sees_nothing = mx::isneginf(lse, stream);
+  mx::array logits = mx::subtract(mx::expand_dims(sinks, -1, stream), lse, stream);
+  mx::array weights = mx::where(sees_nothing, mx::array(0.0f), mx::exp(logits, stream), stream);
+  mx::array gradient = mx::negative(mx::sum(mx::multiply(weights, delta, stream), -1, false, stream), stream);
+  std::vector<int> broadcast;  // the leading dimensions that sinks do not have, or have once
+  int missing = static_cast<int>(gradient.ndim() - sinks.ndim());
+  for (int axis = 0; axis < static_cast<int>(gradient.ndim()); ++axis) {
+    if (axis < missing || (sinks.shape(axis - missing) == 1 && gradient.shape(axis) != 1)) {
+      broadcast.push_back(axis);
+    }
+  }
+  return mx::reshape(mx::sum(gradient, broadcast, false, stream), sinks.shape(), stream);
+}
+
+// The gradient's inputs behind those of the forward pass.
+enum Further { kOut, kLse, kOutGradient, kLseGradient, kNumFurther };
+
+Saved saved_in(const std::vector<mx::array>& inputs) {
+  const mx::array* further = &inputs[inputs.size() - kNumFurther];
+  return {further[kOut], further[kLse], further[kOutGradient], &further[kLseGradient]};
+}
+
+}  // namespace
+
+std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Present& present,
+                                 const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
+                                 const std::vector<mx::array>& cotangents, const std::vector<int>& argnums) {
+  Inputs named(inputs, present);
+  check_backward(backend_of(stream), call_shape(named));
+  const mx::array* sinks = named.optional[kSinks];
+  for (int argument : argnums) {
+    if (argument >= 3 && &inputs[argument] != sinks) {
+      fail("there is no gradient of masks and alibi_slopes, only of query, key, value and sinks");
+    }
+  }
+  std::vector<mx::array> all = inputs;
+  all.insert(all.end(), outputs.begin(), outputs.end());
+  all.insert(all.end(), cotangents.begin(), cotangents.end());
+  auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, present);
+  std::vector<mx::Shape> shapes = primitive->output_shapes(all);
+  mx::Dtype dtype = named.query.dtype();
+  auto computed = mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32}, primitive, all);
+  std::vector<mx::array> result;
+  for (int argument : argnums) {
+    result.push_back(argument < 3 ? computed[argument] : sinks_gradient(*sinks, outputs[1], computed[3], stream));
+  }
+  return result;
+}
+
+void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  allocate(outputs);
+  count(Kernel::cpu_backward);
+  cpu::BackwardArgs args = cpu_backward(Inputs(inputs, present_), options_, saved_in(inputs), outputs);
+  cpu_encoder(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
+}
+
+void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  allocate(outputs);
+  count(Kernel::metal_backward_dq);
+  count(Kernel::metal_backward_dkv);
+  metal::encode(metal_backward(Inputs(inputs, present_), options_, saved_in(inputs), outputs), stream());
+}
+
+std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>&, const std::vector<mx::array>&,
+                                                   const std::vector<int>&, const std::vector<mx::array>&) {
+  throw std::invalid_argument("[flash_attention] second derivatives are not supported");
+}
+
+std::vector<mx::array> FlashAttentionGradient::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,
+                                                   const std::vector<int>&) {
+  throw std::invalid_argument("[flash_attention] second derivatives are not supported");
+}
+
+std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<mx::array>& inputs) {
+  return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), saved_in(inputs).lse.shape()};
+}
+
+std::shared_ptr<AttentionPrimitive> FlashAttentionGradient::copy() {
+  return std::make_shared<FlashAttentionGradient>(stream(), options_, present_);
+}
+
+std::vector<mx::Dtype> FlashAttentionGradient::output_dtypes(const std::vector<mx::array>& inputs) const {
+  mx::Dtype dtype = inputs[0].dtype();
+  return {dtype, dtype, dtype, mx::float32};
+}
+
+std::vector<int> FlashAttentionGradient::dims_of_further_inputs() const {
+  return {3, 2, 3, 2};
+}
+
+}  // namespace flashattn

@@ -1,0 +1,38 @@
+// The gradient of attention: a primitive of its own, and what it leaves to MLX's operations.
+#pragma once
+
+#include <vector>
+
+#include "primitive.h"
+
+namespace flashattn {
+
+// FlashAttention's vjp. Throws std::invalid_argument for what has no gradient, NoKernelError where no kernel has it.
+std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Present& present,
+                                 const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
+                                 const std::vector<mx::array>& cotangents, const std::vector<int>& argnums);
+
+// Inputs: those of FlashAttention, its outputs, and what comes back for them.
+// Outputs: the gradients of query, key and value, and delta, see cpu/backward.h.
+class FlashAttentionGradient : public AttentionPrimitive {
+ public:
+  using AttentionPrimitive::AttentionPrimitive;
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
+                             const std::vector<int>& argnums) override;
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
+
+  const char* name() const override { return "FlashAttentionGradient"; }
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+ protected:
+  std::shared_ptr<AttentionPrimitive> copy() override;
+  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
+  std::vector<int> dims_of_further_inputs() const override;
+};
+
+}  // namespace flashattn
