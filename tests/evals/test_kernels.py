@@ -4,7 +4,7 @@ import csv
 import json
 import signal
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,9 @@ import pytest
 from flash_evals import contest, implementations, kernel_results
 from flash_evals.contest import BOUNDS, Contest, order
 from flash_evals.errors import EvalError
-from flash_evals.implementations import IMPLEMENTATIONS, Contestant
+from flash_evals.implementations import IMPLEMENTATIONS, RESULTS, Call, Contestant
 from flash_evals.measure import memory_method
-from flash_evals.workload import Heads, Workload
+from flash_evals.workload import PASSES, Heads, Pass, Workload
 from flashattn_core.masks import Causal, Mask, SlidingWindow
 from flashattn_core.reference import reference_attention, visible_and_bias
 
@@ -87,7 +87,9 @@ def test_counts_what_is_visible(work: Workload) -> None:
     assert (given is None) == visible.all()
     if given is not None:
         np.testing.assert_array_equal(given, visible)
-    assert work.flops == 4 * work.heads.dim * visible.sum() * work.heads.query * work.batch_size
+    for pass_, products in (("forward", 2), ("backward", 5), ("forward_backward", 7)):
+        flops = 2 * products * work.heads.dim * visible.sum() * work.heads.query * work.batch_size
+        assert replace(work, pass_=pass_).flops == flops
     seen = visible.any(axis=0).sum()
     assert work.bytes_read == 2 * work.batch_size * work.heads.kv * seen * work.heads.dim * 4
 
@@ -100,6 +102,14 @@ def test_16_bit_numbers_are_half_as_long() -> None:
     assert half.bytes_read == single.bytes_read // 2
 
 
+@pytest.mark.parametrize("pass_", ["backward", "forward_backward"])
+def test_gradients_are_held_beside_what_they_are_of(pass_: Pass) -> None:
+    """And the output's cotangent beside the output, but none beside lse."""
+    forward, work = workload(query_len=16), workload(query_len=16, pass_=pass_)
+    lse = 4 * 4 * 16
+    assert work.bytes_held - lse == 2 * (forward.bytes_held - lse)
+
+
 def test_the_seed_decides_the_numbers() -> None:
     def query(seed: int) -> list[float]:
         return workload().inputs(seed)[0].ravel().tolist()
@@ -107,15 +117,63 @@ def test_the_seed_decides_the_numbers() -> None:
     assert query(0) == query(0) != query(1)
 
 
+def gradients_of(work: Workload, seed: int) -> list[np.ndarray]:
+    """Of query, key and value, by the formula in float64."""
+    query, key, value, cotangent = (array.astype(np.float64) for array in work.inputs(seed))
+    grouped = (work.batch_size, work.heads.kv, -1, work.query_len, work.heads.dim)
+    query, cotangent = query.reshape(grouped), cotangent.reshape(grouped)
+    key, value = key[:, :, None], value[:, :, None]
+    scale = work.heads.dim**-0.5
+    scores = np.where(visible_in(work), query @ key.swapaxes(-1, -2) * scale, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    of_weights = cotangent @ value.swapaxes(-1, -2)
+    of_scores = weights * (of_weights - (weights * of_weights).sum(axis=-1, keepdims=True)) * scale
+    return [
+        (of_scores @ key).reshape(work.batch_size, work.heads.query, work.query_len, work.heads.dim),
+        (of_scores.swapaxes(-1, -2) @ query).sum(axis=2),
+        (weights.swapaxes(-1, -2) @ cotangent).sum(axis=2),
+    ]
+
+
+@pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
-def test_every_implementation_computes_the_workload(name: str, work: Workload) -> None:
+def test_every_implementation_computes_the_workload(name: str, work: Workload, pass_: Pass) -> None:
     inputs = work.inputs(seed=1)
-    contestant = IMPLEMENTATIONS[name](work, inputs)
-    contestant.repeat(2)
-    output = contestant.as_numpy(contestant.once())
-    expected, _ = reference_attention(*inputs, mask=mask_of(work))
-    np.testing.assert_allclose(output, expected, atol=1e-5)
+    contestant = IMPLEMENTATIONS[name](replace(work, pass_=pass_), inputs)
+    results = contestant.as_numpy(contestant.run([contestant.prepare() for _ in range(2)]))
+    output, _ = reference_attention(*inputs[:3], mask=mask_of(work))
+    expected = {"output": output, **dict(zip(GRADIENTS, gradients_of(work, seed=1), strict=True))}
+    for what, result in zip(RESULTS[pass_], results, strict=True):
+        np.testing.assert_allclose(result, expected[what], atol=1e-5, err_msg=what)
+
+
+@pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
+def test_a_backward_pass_begins_after_the_forward_pass(name: str) -> None:
+    """Whose kept arrays are there when it is prepared: flash's output and lse, the others' weights."""
+    work = workload(query_len=256, seq_len=256, pass_="backward")
+    contestant = IMPLEMENTATIONS[name](work, work.inputs(seed=0))
+    mx.synchronize()
+    before = mx.get_active_memory()
+    flashattn_core.reset_stats()
+    call = contestant.prepare()
+    kept = 4 * 256 * (8 + 1) * 4 if name == "flash" else 4 * 256 * 256 * 4
+    assert mx.get_active_memory() - before >= kept
+    prepared = flashattn_core.stats()
+    contestant.run([call])
+    ran = {kernel: calls - prepared[kernel] for kernel, calls in flashattn_core.stats().items()}
+    assert sum(ran.values()) == (name == "flash")
+    assert ran["cpu_backward"] == (name == "flash")
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_calls_are_gone_when_they_have_run(pass_: Pass) -> None:
+    work = workload(pass_=pass_)
+    contestant = IMPLEMENTATIONS["flash"](work, work.inputs(seed=0))
+    calls = [contestant.prepare() for _ in range(3)]
+    contestant.run(calls)
+    assert calls == []
 
 
 class FakeTensor:

@@ -1,12 +1,12 @@
 """Implementations against each other on one workload, in turns, beside the bounds of the machine.
 
 Before the first turn each implementation makes a few calls that are not counted. One of them tells how much memory a
-call needs, and its output is compared: how long a wrong result takes is of no interest.
+call needs, and its results are compared: how long a wrong result takes is of no interest.
 """
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -15,26 +15,30 @@ import mlx.core as mx
 import numpy as np
 
 from flash_evals.errors import EvalError, first_line
-from flash_evals.implementations import IMPLEMENTATIONS, Contestant, Inputs
+from flash_evals.implementations import GRADIENTS, IMPLEMENTATIONS, RESULTS, Contestant
 from flash_evals.measure import peak_memory
-from flash_evals.workload import Workload
+from flash_evals.workload import Inputs, Workload
 
 TRIAL_SECONDS = 0.02  # short calls are repeated until a trial lasts so long
 BOUNDS = "bounds"  # the turn in which the machine itself is measured
 TINY = 64  # queries and keys of the call that initialises a library
 # Threads of other libraries go on spinning for a while when their work is done (OpenMP's do, for milliseconds).
 SETTLE_SECONDS = 0.02
-# Largest difference between two outputs, relative to the largest output.
+# Largest difference between two arrays, relative to the largest element; twice that for gradients, which PyTorch sums
+# over the query heads that share a key in the dtype itself.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+# No array counts as smaller than this part of the largest of its call: where queries see a single key, the gradients of
+# query and key are zero, and what is computed is rounding.
+NEGLIGIBLE = 1e-2
 
 
 @dataclass
 class Entry:
     """What one implementation did."""
 
-    peak_memory: int  # bytes that one call needs beyond its inputs
+    peak_memory: int  # bytes that one call needs beyond its inputs, a backward pass with the forward pass before it
     calls: int  # in one trial
-    spent: float  # seconds, with the calls that are not counted
+    spent: float  # seconds, with all that is not counted
     trials: list[float] = field(default_factory=list)  # seconds for each call
 
 
@@ -53,12 +57,12 @@ class Contest:
         """
         inputs = self.workload.inputs(seed)
         contestants: dict[str, Contestant] = {}
-        outputs: dict[str, np.ndarray] = {}
+        results: dict[str, list[np.ndarray]] = {}
         for name in names:
-            contestants[name], outputs[name], self.entries[name] = enter(name, self.workload, inputs)
-            require_agreement(self.workload, names[0], name, outputs)
+            contestants[name], results[name], self.entries[name] = enter(name, self.workload, inputs)
+            require_agreement(self.workload, names[0], name, results)
             yield
-        del outputs, inputs
+        del results, inputs
         for number in range(trials):
             for turn in order([BOUNDS, *names], number):
                 if turn == BOUNDS:
@@ -66,9 +70,9 @@ class Contest:
                     continue
                 entry = self.entries[turn]
                 if not entry.trials or not max_seconds or entry.spent < max_seconds:
-                    seconds = timed(contestants[turn], entry.calls)
-                    entry.trials.append(seconds / entry.calls)
-                    entry.spent += seconds
+                    began = time.perf_counter()
+                    entry.trials.append(timed(contestants[turn], entry.calls) / entry.calls)
+                    entry.spent += time.perf_counter() - began
                 yield
 
     def _measure_bounds(self) -> None:
@@ -84,50 +88,59 @@ def order(names: Sequence[str], number: int) -> list[str]:
     return turned[::-1] if number % 2 else turned
 
 
-def enter(name: str, workload: Workload, inputs: Inputs) -> tuple[Contestant, np.ndarray, Entry]:
-    """The implementation made ready, its output, and how many of its calls make a trial.
+def enter(name: str, workload: Workload, inputs: Inputs) -> tuple[Contestant, list[np.ndarray], Entry]:
+    """The implementation made ready, its results, and how many of its calls make a trial.
 
     Raises EvalError if it does not cover the workload.
     """
-    prepare = IMPLEMENTATIONS[name]
+    make = IMPLEMENTATIONS[name]
     tiny = replace(workload, query_len=min(TINY, workload.query_len), seq_len=min(TINY, workload.seq_len))
     try:
-        prepare(tiny, tiny.inputs(seed=0)).once()
-        contestant = prepare(workload, inputs)
+        contestant = make(tiny, tiny.inputs(seed=0))
+        contestant.run([contestant.prepare()])
+        contestant = make(workload, inputs)
         mx.synchronize()
         with peak_memory() as peak:
+            began = time.perf_counter()
+            prepared = [contestant.prepare()]
             start = time.perf_counter()
-            output = contestant.once()
+            results = contestant.run(prepared)
             seconds = time.perf_counter() - start
             memory = peak()
     except (ValueError, RuntimeError) as error:
         raise EvalError(f"{name} cannot compute {workload}: {first_line(error)}") from error
-    spent, calls = seconds, 1
+    calls = 1
     if seconds < 10 * TRIAL_SECONDS:  # the first call was cold, and up to so many times slower than the others
-        spent += (seconds := timed(contestant, calls))
+        seconds = timed(contestant, calls)
     while seconds < TRIAL_SECONDS:
         calls *= 2
-        spent += (seconds := timed(contestant, calls))
-    return contestant, contestant.as_numpy(output), Entry(memory, calls, spent)
+        seconds = timed(contestant, calls)
+    return contestant, contestant.as_numpy(results), Entry(memory, calls, time.perf_counter() - began)
 
 
-def require_agreement(workload: Workload, reference: str, name: str, outputs: dict[str, np.ndarray]) -> None:
-    expected, given = outputs[reference], outputs[name]
-    difference = float(np.abs(given - expected).max() / np.abs(expected).max())
-    if not difference <= TOLERANCE[workload.dtype]:  # NaN is no agreement either
-        raise EvalError(
-            f"{name} and {reference} give different results for {workload}: the outputs differ by "
-            f"{difference:.1e} of the largest, expected at most {TOLERANCE[workload.dtype]:.0e}"
-        )
+def require_agreement(
+    workload: Workload, reference: str, name: str, results: Mapping[str, Sequence[np.ndarray]]
+) -> None:
+    largest = [float(np.abs(array).max()) for array in results[reference]]
+    differences = [np.abs(one - two).max() for one, two in zip(results[reference], results[name], strict=True)]
+    for what, size, difference in zip(RESULTS[workload.pass_], largest, differences, strict=True):
+        relative = float(difference) / max(size, NEGLIGIBLE * max(largest))
+        limit = TOLERANCE[workload.dtype] * (2 if what in GRADIENTS else 1)
+        if not relative <= limit:  # NaN is no agreement either
+            raise EvalError(
+                f"{name} and {reference} give different results for {workload}: the {what} differs by "
+                f"{relative:.1e} of the largest element, expected at most {limit:.0e}"
+            )
 
 
 def timed(contestant: Contestant, calls: int) -> float:
-    """Seconds for so many calls."""
+    """Seconds for so many calls, without what prepares them."""
+    prepared = [contestant.prepare() for _ in range(calls)]
     mx.synchronize()
     time.sleep(SETTLE_SECONDS)
     with no_garbage_collection():
         start = time.perf_counter()
-        contestant.repeat(calls)
+        contestant.run(prepared)
         return time.perf_counter() - start
 
 

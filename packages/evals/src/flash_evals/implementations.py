@@ -4,7 +4,7 @@ What can be made beforehand is: arrays in the workload's dtype, and masks as arr
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,23 +14,30 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 
-from flash_evals.workload import Workload
+from flash_evals.workload import Inputs, Pass, Workload
 
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
 
-Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
+GRADIENTS = ("gradient of query", "gradient of key", "gradient of value")
+RESULTS: dict[Pass, tuple[str, ...]] = {  # what a call of each pass computes, in this order
+    "forward": ("output",),
+    "backward": GRADIENTS,
+    "forward_backward": ("output", *GRADIENTS),
+}
+
+Call = Callable[[], Sequence[Any]]  # one call of the workload's pass: its results as the library has them
 
 
 class Contestant(Protocol):
     """An implementation with its inputs in place."""
 
-    def once(self) -> Any:
-        """One call, computed: its output as the library has it."""
+    def prepare(self) -> Call:
+        """One call, and computed what it begins with: a backward pass begins after a forward pass of its own."""
 
-    def repeat(self, calls: int) -> None:
-        """So many calls, one after the other; each output is dropped."""
+    def run(self, calls: list[Call]) -> Sequence[Any]:
+        """One after the other, until the list is empty: the results of the last, computed; the others are dropped."""
 
-    def as_numpy(self, output: Any) -> np.ndarray:
+    def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
         """In float32."""
 
 
@@ -40,39 +47,66 @@ class MlxCalls:
     Waiting for each would add the hand-over to MLX's thread, some 50 µs, to every call.
     """
 
-    def __init__(self, call: Callable[[], mx.array]) -> None:
-        self.call = call
+    def __init__(self, workload: Workload, inputs: Inputs, attention: Callable[..., mx.array]) -> None:
+        *self.inputs, self.cotangent = (mx.array(array).astype(getattr(mx, workload.dtype)) for array in inputs)
+        mx.eval(self.inputs, self.cotangent)
+        self.attention = attention
+        self.pass_ = workload.pass_
 
-    def once(self) -> mx.array:
-        output = self.call()
-        mx.eval(output)
-        return output
+    def prepare(self) -> Call:
+        if self.pass_ == "forward":
+            return lambda: [self.attention(*self.inputs)]
+        if self.pass_ == "forward_backward":
+            return self._with_gradients
+        output, *gradients = self._with_gradients()
+        mx.eval(output)  # what the gradients need of the forward pass hangs on their graph, and stays
+        return lambda: gradients
 
-    def repeat(self, calls: int) -> None:
-        for _ in range(calls):
-            mx.async_eval(self.call())  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
+    def run(self, calls: list[Call]) -> Sequence[mx.array]:
+        results: Sequence[mx.array] = ()
+        while calls:
+            results = calls.pop()()
+            mx.async_eval(results)  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
         mx.synchronize()
+        return results
 
-    def as_numpy(self, output: mx.array) -> np.ndarray:
-        return np.array(output.astype(mx.float32))
+    def as_numpy(self, results: Sequence[mx.array]) -> list[np.ndarray]:
+        return [np.array(result.astype(mx.float32)) for result in results]
+
+    def _with_gradients(self) -> list[mx.array]:
+        outputs, gradients = mx.vjp(self.attention, self.inputs, [self.cotangent])
+        return [*outputs, *gradients]
 
 
 class TorchCalls:
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.call = call
-        self.no_grad = import_module("torch").no_grad
+    def __init__(self, workload: Workload, inputs: Inputs, attention: Callable[..., Any]) -> None:
+        self.torch = import_module("torch")
+        dtype = getattr(self.torch, workload.dtype)
+        *self.inputs, self.cotangent = (self.torch.tensor(array).to(dtype) for array in inputs)
+        for tensor in self.inputs:
+            tensor.requires_grad_(workload.pass_ != "forward")  # if none does, nothing is recorded
+        self.attention = attention
+        self.pass_ = workload.pass_
 
-    def once(self) -> Any:
-        with self.no_grad():
-            return self.call()
+    def prepare(self) -> Call:
+        if self.pass_ == "forward":
+            return lambda: [self.attention(*self.inputs)]
+        if self.pass_ == "forward_backward":
+            return lambda: [output := self.attention(*self.inputs), *self._gradients(output)]
+        return partial(self._gradients, self.attention(*self.inputs))
 
-    def repeat(self, calls: int) -> None:
-        with self.no_grad():
-            for _ in range(calls):
-                self.call()
+    def run(self, calls: list[Call]) -> Sequence[Any]:
+        results: Sequence[Any] = ()
+        while calls:
+            results = calls.pop()()
+        return results
 
-    def as_numpy(self, output: Any) -> np.ndarray:
-        return np.asarray(output.float().numpy())
+    def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
+        return [np.asarray(result.detach().float().numpy()) for result in results]
+
+    def _gradients(self, output: Any) -> Sequence[Any]:
+        gradients: Sequence[Any] = self.torch.autograd.grad(output, self.inputs, self.cotangent)
+        return gradients
 
 
 def flash(workload: Workload, inputs: Inputs) -> Contestant:
@@ -81,43 +115,40 @@ def flash(workload: Workload, inputs: Inputs) -> Contestant:
         mask = flashattn_core.masks.SlidingWindow(workload.window)
     elif workload.causal:
         mask = flashattn_core.masks.Causal()
-    return MlxCalls(partial(flashattn_core.flash_attention, *_mlx_arrays(workload, inputs), mask=mask))
+    return MlxCalls(workload, inputs, partial(flashattn_core.flash_attention, mask=mask))
 
 
 def mlx(workload: Workload, inputs: Inputs) -> Contestant:
     mask = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     scale = workload.heads.dim**-0.5
-    arrays = _mlx_arrays(workload, inputs)
-    return MlxCalls(partial(mx.fast.scaled_dot_product_attention, *arrays, scale=scale, mask=mask))
+    return MlxCalls(workload, inputs, partial(mx.fast.scaled_dot_product_attention, scale=scale, mask=mask))
 
 
 def naive(workload: Workload, inputs: Inputs) -> Contestant:
-    query, key, value = _mlx_arrays(workload, inputs)
     mask = _mlx_mask(workload)
     scale = workload.heads.dim**-0.5
     # The query heads that share a key/value head have a dimension of their own, along which that is broadcast.
     grouped = (workload.batch_size, workload.heads.kv, -1, workload.query_len, workload.heads.dim)
 
-    def call() -> mx.array:
+    def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
         scores = query.reshape(grouped) @ key[:, :, None].swapaxes(-1, -2) * scale
         if mask is not None:
             scores = mx.where(mask, scores, -mx.inf)
         weights = mx.softmax(scores, axis=-1, precise=True)
         return (weights @ value[:, :, None]).reshape(query.shape)
 
-    return MlxCalls(call)
+    return MlxCalls(workload, inputs, attention)
 
 
 def torch(workload: Workload, inputs: Inputs) -> Contestant:
     torch = import_module("torch")
     torch.set_num_threads(threads())
-    arrays = [torch.tensor(array).to(getattr(torch, workload.dtype)) for array in inputs]
     visible = workload.visible()
     # Its own causal mask is aligned to the upper left: the same thing only where there are as many keys as queries.
     is_causal = visible is not None and not workload.window and workload.query_len == workload.seq_len
     mask = None if visible is None or is_causal else torch.tensor(visible)
     attention = torch.nn.functional.scaled_dot_product_attention
-    return TorchCalls(partial(attention, *arrays, attn_mask=mask, is_causal=is_causal, enable_gqa=True))
+    return TorchCalls(workload, inputs, partial(attention, attn_mask=mask, is_causal=is_causal, enable_gqa=True))
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Workload, Inputs], Contestant]] = {
@@ -136,12 +167,6 @@ def threads() -> int:
     """Of one flash call; the backend ends with them: `AVX2, 2 threads`."""
     [number] = re.findall(r"(\d+) threads?$", flashattn_core.backends()["cpu"])
     return int(number)
-
-
-def _mlx_arrays(workload: Workload, inputs: Inputs) -> list[mx.array]:
-    arrays = [mx.array(array).astype(getattr(mx, workload.dtype)) for array in inputs]
-    mx.eval(arrays)
-    return arrays
 
 
 def _mlx_mask(workload: Workload) -> mx.array | None:

@@ -1,6 +1,6 @@
 """What `flash-eval kernels` found: the entries of its result file, and the page of text that is made of them.
 
-An entry is one implementation on one workload, and can be read without the others.
+An entry is one implementation on one problem, in one or more passes, and can be read without the others.
 """
 
 import statistics
@@ -10,39 +10,55 @@ from typing import Any
 
 from flash_evals import machine, report
 from flash_evals.contest import Contest
+from flash_evals.contest import Entry as Measured
+from flash_evals.workload import PASSES, Pass, Workload
 
 Entry = dict[str, Any]
 
+PEAK_MEMORY, HELD = "peak_memory_usage(MB)", "inputs_and_outputs(MB)"
 
-def describe(contest: Contest) -> list[Entry]:
-    """The implementations that have finished a trial."""
-    workload = contest.workload
+
+def describe(contests: Iterable[Contest]) -> list[Entry]:
+    """The implementations that have finished a trial. The passes of a problem follow each other."""
+    groups = groupby(contests, key=lambda contest: contest.workload.describe())
+    return [entry for _, group in groups for entry in _describe_problem(list(group))]
+
+
+def _describe_problem(contests: Sequence[Contest]) -> list[Entry]:
     roofline = {
-        "peak(TFLOPs/s)": _median(contest.peak_flops, 1e12),
-        "read(GB/s)": _median(contest.read_bandwidth, 1e9),
+        "peak(TFLOPs/s)": _median([peak for contest in contests for peak in contest.peak_flops], 1e12),
+        "read(GB/s)": _median([read for contest in contests for read in contest.read_bandwidth], 1e9),
     }
-    finished = {name: entry for name, entry in contest.entries.items() if entry.trials}
-    medians = {name: statistics.median(entry.trials) for name, entry in finished.items()}
+    by_impl: dict[str, dict[Pass, dict[str, Any]]] = {}
+    for contest in contests:
+        for name, entry in contest.entries.items():
+            if entry.trials:
+                by_impl.setdefault(name, {})[contest.workload.pass_] = _describe_pass(contest.workload, entry)
     return [
         {
-            "config": {**workload.describe(), "impl": name, "device": machine.kind()},
-            "forward": {
-                "time(s)": medians[name],
-                "time_p20(s)": report.percentile(entry.trials, 0.2),
-                "time_p80(s)": report.percentile(entry.trials, 0.8),
-                "FLOPS(TFLOPs/s)": workload.flops / medians[name] / 1e12,
-                "read(GB/s)": workload.bytes_read / medians[name] / 1e9,
-                "trials(s)": entry.trials,
-                "calls_per_trial": entry.calls,
-            },
-            "backward": {},
-            "forward_backward": {},
-            "peak_memory_usage(MB)": entry.peak_memory / 1e6,
-            "inputs_and_outputs(MB)": workload.bytes_held / 1e6,
+            "config": {**contests[0].workload.describe(), "impl": name, "device": machine.kind()},
+            **{pass_: passes.get(pass_, {}) for pass_ in PASSES},
+            **{key: max(figures[key] for figures in passes.values()) for key in (PEAK_MEMORY, HELD)},
             "roofline": roofline,
         }
-        for name, entry in finished.items()
+        for name, passes in by_impl.items()
     ]
+
+
+def _describe_pass(workload: Workload, entry: Measured) -> dict[str, Any]:
+    seconds = statistics.median(entry.trials)
+    reading = {"read(GB/s)": workload.bytes_read / seconds / 1e9} if workload.pass_ == "forward" else {}
+    return {
+        "time(s)": seconds,
+        "time_p20(s)": report.percentile(entry.trials, 0.2),
+        "time_p80(s)": report.percentile(entry.trials, 0.8),
+        "FLOPS(TFLOPs/s)": workload.flops / seconds / 1e12,
+        **reading,
+        PEAK_MEMORY: entry.peak_memory / 1e6,
+        HELD: workload.bytes_held / 1e6,
+        "trials(s)": entry.trials,
+        "calls_per_trial": entry.calls,
+    }
 
 
 def _median(values: Sequence[float], unit: float) -> float | None:
@@ -50,12 +66,19 @@ def _median(values: Sequence[float], unit: float) -> float | None:
 
 
 def csv_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """One row for each trial of each implementation."""
+    """One row for each trial of each implementation and pass."""
     return [
-        {**entry["config"], "trial": number, "time(s)": seconds}
+        {**entry["config"], "pass": pass_, "trial": number, "time(s)": seconds}
         for entry in entries
-        for number, seconds in enumerate(entry["forward"]["trials(s)"])
+        for pass_ in measured([entry])
+        for number, seconds in enumerate(entry[pass_]["trials(s)"])
     ]
+
+
+def measured(entries: Iterable[Entry]) -> list[Pass]:
+    """The passes that some entry has."""
+    entries = list(entries)
+    return [pass_ for pass_ in PASSES if any(entry[pass_] for entry in entries)]
 
 
 def by_workload(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
@@ -67,10 +90,11 @@ def by_workload(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
 def render(entries: Sequence[Entry]) -> str:
     """The result as a page of text."""
     contests = by_workload(entries)
-    rows = [_titles(entries[0])]
-    rows += [row for contest in contests for row in _rows(contest)]
+    passes = measured(entries)
+    rows = [_titles(entries[0], passes)]
+    rows += [row for contest in contests for row in _rows(contest, passes)]
     lines = [_header(entries), "", report.columns(rows, gap=3)]
-    if closing := _closing(contests):
+    if closing := _closing(contests, passes):
         lines += ["", *closing]
     if entries[0]["settings"]["interrupted"]:
         lines.append("Interrupted; the figures are of the trials that were finished.")
@@ -83,14 +107,16 @@ def _header(entries: Sequence[Entry]) -> str:
         _range("peak", [1000 * bound["peak(TFLOPs/s)"] for bound in rooflines if bound["peak(TFLOPs/s)"]], "GFLOP/s"),
         _range("reads", [bound["read(GB/s)"] for bound in rooflines if bound["read(GB/s)"]], "GB/s"),
     ]
-    parts = (kind(entries[0]["config"]), entries[0]["machine"]["device"], ", ".join(filter(None, bounds)))
+    parts = (kind(entries), entries[0]["machine"]["device"], ", ".join(filter(None, bounds)))
     return " · ".join(filter(None, parts))
 
 
-def kind(config: dict[str, Any]) -> str:
+def kind(entries: Sequence[Entry]) -> str:
     """What all workloads of a run share."""
+    config, passes = entries[0]["config"], measured(entries)
+    what = "attention" if len(passes) > 1 else f"attention {passes[0]}"
     visible = f"window {config['window']}" if config["window"] else "causal" if config["causal"] else "not causal"
-    return f"attention forward, {visible}, batch size {config['batch_size']}"
+    return f"{what}, {visible}, batch size {config['batch_size']}"
 
 
 def _range(name: str, values: Sequence[float], unit: str) -> str:
@@ -101,31 +127,41 @@ def _range(name: str, values: Sequence[float], unit: str) -> str:
     return f"{name} {low if low == high else f'{low}–{high}'} {unit}"
 
 
-def _titles(entry: Entry) -> tuple[str, ...]:
+def _titles(entry: Entry, passes: Sequence[Pass]) -> list[str]:
+    shared = ["shape", "dtype", "queries", "keys", *(["pass"] if len(passes) > 1 else [])]
     unit = ("K/V GB/s", "of reads") if is_decode(entry) else ("GFLOP/s", "of peak")
-    return ("shape", "dtype", "queries", "keys", "impl", "time", *unit, "flash is", "memory", "trials")
+    return [*shared, "impl", "time", *unit, "flash is", "memory", "trials"]
 
 
 def is_decode(entry: Entry) -> bool:
     return bool(entry["config"]["query_len"] == 1)
 
 
-def _rows(contest: dict[str, Entry]) -> list[tuple[str, ...]]:
-    """One for each implementation; what they share stands in the first."""
+def _rows(contest: dict[str, Entry], passes: Sequence[Pass]) -> list[list[str]]:
+    """One for each pass and implementation; what they share stands in the first."""
     config = next(iter(contest.values()))["config"]
-    shared = (shape(config), config["dtype"], f"{config['query_len']:,}", f"{config['seq_len']:,}")
+    problem = [shape(config), config["dtype"], f"{config['query_len']:,}", f"{config['seq_len']:,}"]
+    rows: list[list[str]] = []
+    for pass_ in passes:
+        shared = [*problem, *([pass_] if len(passes) > 1 else [])]
+        if rows:
+            shared[: len(problem)] = [""] * len(problem)
+        for name, entry in contest.items():
+            if entry[pass_]:
+                rows.append([*shared, name, *_figures(entry, pass_, ratio(contest, name, pass_))])
+                shared = [""] * len(shared)
+    return rows
+
+
+def _figures(entry: Entry, pass_: Pass, times: float | None) -> list[str]:
+    trials = entry[pass_]["trials(s)"]
     return [
-        (
-            *(("",) * len(shared) if number else shared),
-            name,
-            report.duration(entry["forward"]["trials(s)"]),
-            f"{speed(entry):,.1f}",
-            _share(entry),
-            _faster(ratio(contest, name)),
-            f"{entry['peak_memory_usage(MB)']:,.1f} MB",
-            str(len(entry["forward"]["trials(s)"])),
-        )
-        for number, (name, entry) in enumerate(contest.items())
+        report.duration(trials),
+        f"{speed(entry, pass_):,.1f}",
+        _share(entry, pass_),
+        _faster(times),
+        f"{entry[pass_][PEAK_MEMORY]:,.1f} MB",
+        str(len(trials)),
     ]
 
 
@@ -133,10 +169,10 @@ def shape(config: dict[str, Any]) -> str:
     return f"{config['num_heads']}/{config['num_kv_heads']}x{config['head_dim']}"
 
 
-def speed(entry: Entry) -> float:
+def speed(entry: Entry, pass_: Pass) -> float:
     """GFLOP/s; GB/s of keys and values for a decode step, which reading bounds."""
-    forward = entry["forward"]
-    return float(forward["read(GB/s)"] if is_decode(entry) else 1000 * forward["FLOPS(TFLOPs/s)"])
+    figures = entry[pass_]
+    return float(figures["read(GB/s)"] if is_decode(entry) else 1000 * figures["FLOPS(TFLOPs/s)"])
 
 
 def speed_bound(entry: Entry) -> float | None:
@@ -146,19 +182,19 @@ def speed_bound(entry: Entry) -> float | None:
     return bound and float(bound if is_decode(entry) else 1000 * bound)
 
 
-def _share(entry: Entry) -> str:
+def _share(entry: Entry, pass_: Pass) -> str:
     bound = speed_bound(entry)
     if not bound:
         return ""
-    share = speed(entry) / bound
+    share = speed(entry, pass_) / bound
     return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
 
 
-def ratio(contest: dict[str, Entry], name: str) -> float | None:
-    """The time of that implementation over flash's; None of flash itself, and if flash did not take part."""
-    if name == "flash" or "flash" not in contest:
+def ratio(contest: dict[str, Entry], name: str, pass_: Pass) -> float | None:
+    """The time of that implementation over flash's; None of flash itself, and if one of them did not take part."""
+    if name == "flash" or not all(each in contest and contest[each][pass_] for each in (name, "flash")):
         return None
-    seconds, flash = (contest[each]["forward"]["time(s)"] for each in (name, "flash"))
+    seconds, flash = (contest[each][pass_]["time(s)"] for each in (name, "flash"))
     return float(seconds / flash)
 
 
@@ -168,12 +204,14 @@ def _faster(times: float | None) -> str:
     return f"{times:,.2f}x faster" if times >= 1 else f"{1 / times:,.2f}x slower"
 
 
-def _closing(contests: Sequence[dict[str, Entry]]) -> list[str]:
-    """For each implementation that has several ratios to flash: their geometric mean and range."""
+def _closing(contests: Sequence[dict[str, Entry]], passes: Sequence[Pass]) -> list[str]:
+    """For each implementation and pass that has several ratios to flash: their geometric mean and range."""
     lines = []
-    for name in dict.fromkeys(name for contest in contests for name in contest):
-        ratios = [times for contest in contests if name in contest and (times := ratio(contest, name)) is not None]
-        if len(ratios) > 1:
-            spread = f"{min(ratios):,.2f}x–{max(ratios):,.2f}x over {len(ratios)} shapes"
-            lines.append(f"flash against {name}: {statistics.geometric_mean(ratios):,.2f}x ({spread})")
+    for pass_ in passes:
+        for name in dict.fromkeys(name for contest in contests for name in contest):
+            ratios = [times for contest in contests if (times := ratio(contest, name, pass_)) is not None]
+            if len(ratios) > 1:
+                who = f"{name}, {pass_}" if len(passes) > 1 else name
+                spread = f"{min(ratios):,.2f}x–{max(ratios):,.2f}x over {len(ratios)} shapes"
+                lines.append(f"flash against {who}: {statistics.geometric_mean(ratios):,.2f}x ({spread})")
     return lines

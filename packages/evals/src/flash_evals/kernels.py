@@ -12,7 +12,7 @@ from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
 from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.measure import memory_method
-from flash_evals.workload import ITEM_SIZE, Heads, Workload
+from flash_evals.workload import ITEM_SIZE, PASSES, Heads, Pass, Workload
 
 QUICK = {"seq_len": "128,512", "trials": 3, "max_seconds": 2.0}
 
@@ -78,6 +78,15 @@ def _list_option(
     f"Of queries, keys and values: {', '.join(ITEM_SIZE)}.",
 )
 @click.option(
+    "--pass",
+    "passes",
+    default=PASSES[0],
+    show_default=True,
+    metavar="PASS,...",
+    callback=options.listed(_one_of(PASSES), ", ".join(PASSES)),
+    help=f"Of {', '.join(PASSES)}: what is timed.",
+)
+@click.option(
     "--impl",
     metavar="NAME,...",
     callback=_implementations,
@@ -105,7 +114,7 @@ def _list_option(
     callback=_quick,
     help="Other defaults, for a first look: " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in QUICK.items()),
 )
-@options.seed("Of the random queries, keys and values.")
+@options.seed("Of the random queries, keys, values and cotangents.")
 @options.json_file
 @options.csv_file
 @figures.plot_file("Draw time, memory and FLOP/s against the length into this .png or .svg file.")
@@ -117,6 +126,7 @@ def command(
     causal: bool,
     window: int | None,
     dtype: list[str],
+    passes: list[Pass],
     impl: list[str],
     trials: int,
     max_seconds: float,
@@ -133,17 +143,24 @@ def command(
     naive      softmax(query @ key.T) @ value in MLX operations
     torch      torch.nn.functional.scaled_dot_product_attention, with
                as many threads as flash; when torch is installed
+    forward    the output
+    backward   the gradients of query, key and value for a random cotangent,
+               from what the forward pass, which is not timed, has left
+    forward_backward
+               the output and the gradients
     time       median of the trials (20th–80th percentile), of one call
-    FLOP/s     4 * head_dim for each key that a query sees; the share is of
-               what flash's threads reach with multiply-adds in registers
+    FLOP/s     for each key that a query sees 4 * head_dim forward and 10 *
+               head_dim backward, whatever is computed again; the share is
+               of what flash's threads reach with multiply-adds in registers
     K/V GB/s   for one query: each visible key and value read once; the
                share is of what they read from memory, and above 100 %
                where keys and values stay in the caches
-    memory     what one call needs beyond its inputs
+    memory     what one call needs beyond its inputs; of backward the
+               forward pass before it counts, too
     flash is   the other's median time over flash's
 
     All see the same random numbers and take turns, in changing order, with the two bounds of the machine; their
-    outputs are compared first. mlx and naive write the whole score matrix: of long sequences leave them out.
+    results are compared first. mlx and naive write the whole score matrix: of long sequences leave them out.
     Ctrl-C ends the run and reports the finished trials.
     """
     if window and not causal:
@@ -154,11 +171,14 @@ def command(
             "no key, for which implementations have different answers"
         )
     workloads = [
-        Workload(heads, batch_size, query_len or keys, keys, causal, window, name)
+        Workload(heads, batch_size, query_len or keys, keys, causal, window, name, pass_)
         for heads in shape
         for name in dtype
         for keys in seq_len
+        for pass_ in passes
     ]
+    if decode := [work.pass_ for work in workloads if work.is_decode and work.pass_ != "forward"]:
+        raise EvalError(f"--pass {decode[0]} takes at least 2 queries: a single one is a decode step, and forward only")
     described_machine = machine.describe(("torch",) if "torch" in impl else ())
     contests = [Contest(workload) for workload in workloads]
     interrupted = False
@@ -181,7 +201,7 @@ def command(
         "interrupted": interrupted,
     }
     shared = {"settings": settings, "machine": described_machine}
-    entries = [entry | shared for contest in contests for entry in kernel_results.describe(contest)]
+    entries = [entry | shared for entry in kernel_results.describe(contests)]
     try:  # neither a full disk nor a closed pipe costs the other its copy
         report.write(json_file, entries, csv_file, kernel_results.csv_rows(entries))
         if plot_file:

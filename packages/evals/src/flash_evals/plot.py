@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flash_evals import figures
-from flash_evals.kernel_results import Entry, is_decode, kind, shape, speed, speed_bound
+from flash_evals.kernel_results import HELD, PEAK_MEMORY, Entry, is_decode, kind, measured, shape, speed, speed_bound
+from flash_evals.workload import Pass
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,57 +28,64 @@ def draw(path: Path, entries: Sequence[Entry]) -> None:
     """Raises EvalError if the disk does not take the picture."""
     from matplotlib.figure import Figure
 
-    panels = [list(group) for _, group in groupby(entries, key=_panel)]
+    panels = _panels(entries)
     figure = Figure(figsize=(13, 1 + 3.9 * len(panels)), layout="constrained")
-    figure.suptitle(_title(entries[0]))
+    figure.suptitle(_title(entries))
     axes = figure.subplots(len(panels), 3, squeeze=False)
-    for row, of_panel in zip(axes, panels, strict=True):
-        row[0].set_title(_panel(of_panel[0]), loc="left", fontweight="bold")
-        by_impl = _series(of_panel)
+    for row, (title, pass_, by_impl) in zip(axes, panels, strict=True):
+        row[0].set_title(title, loc="left", fontweight="bold")
         for ax, draw_one in zip(row, (_draw_time, _draw_memory, _draw_speed), strict=True):
-            draw_one(ax, by_impl)
+            draw_one(ax, by_impl, pass_)
             _finish(ax, by_impl)
     figures.save(figure, path)
 
 
-def _panel(entry: Entry) -> str:
-    return f"{shape(entry['config'])}, {entry['config']['dtype']}"
+def _panels(entries: Sequence[Entry]) -> list[tuple[str, Pass, Series]]:
+    """A row of panels for each shape, dtype and pass, with its title."""
+    several = len(measured(entries)) > 1
+    groups = groupby(entries, key=lambda entry: f"{shape(entry['config'])}, {entry['config']['dtype']}")
+    return [
+        (f"{title}, {pass_}" if several else title, pass_, _series(of_panel, pass_))
+        for title, of_panel in ((title, list(group)) for title, group in groups)
+        for pass_ in measured(of_panel)
+    ]
 
 
-def _series(entries: Sequence[Entry]) -> Series:
+def _series(entries: Sequence[Entry], pass_: Pass) -> Series:
     """For each implementation its entries by growing length."""
     by_impl: Series = {}
     for entry in sorted(entries, key=lambda entry: entry["config"]["seq_len"]):
-        by_impl.setdefault(entry["config"]["impl"], []).append(entry)
+        if entry[pass_]:
+            by_impl.setdefault(entry["config"]["impl"], []).append(entry)
     return by_impl
 
 
-def _title(entry: Entry) -> str:
-    machine = entry["machine"]
-    return f"{kind(entry['config'])} · {machine['processor']}, {machine['device']}"
+def _title(entries: Sequence[Entry]) -> str:
+    machine = entries[0]["machine"]
+    return f"{kind(entries)} · {machine['processor']}, {machine['device']}"
 
 
-def _draw_time(ax: "Axes", by_impl: Series) -> None:
+def _draw_time(ax: "Axes", by_impl: Series, pass_: Pass) -> None:
     for name, entries in by_impl.items():
-        _line(ax, name, entries, [entry["forward"]["time(s)"] * 1e3 for entry in entries])
-        low, high = ([entry["forward"][key] * 1e3 for entry in entries] for key in ("time_p20(s)", "time_p80(s)"))
+        _line(ax, name, entries, [entry[pass_]["time(s)"] * 1e3 for entry in entries])
+        low, high = ([entry[pass_][key] * 1e3 for entry in entries] for key in ("time_p20(s)", "time_p80(s)"))
         figures.band(ax, _lengths(entries), low, high, STYLE[name])
     figures.logarithmic(ax)
     ax.set_ylabel("time of a call, median and p20–p80 (ms)")
 
 
-def _draw_memory(ax: "Axes", by_impl: Series) -> None:
+def _draw_memory(ax: "Axes", by_impl: Series, pass_: Pass) -> None:
     for name, entries in by_impl.items():
-        _line(ax, name, entries, [entry["peak_memory_usage(MB)"] for entry in entries])
-    _bound(ax, by_impl, "inputs and outputs", lambda entry: entry["inputs_and_outputs(MB)"])
+        _line(ax, name, entries, [entry[pass_][PEAK_MEMORY] for entry in entries])
+    _bound(ax, by_impl, "inputs and outputs", lambda entry: entry[pass_][HELD])
     figures.logarithmic(ax)
     ax.set_ylabel("memory of a call beyond its inputs (MB)")
 
 
-def _draw_speed(ax: "Axes", by_impl: Series) -> None:
+def _draw_speed(ax: "Axes", by_impl: Series, pass_: Pass) -> None:
     decode = any(is_decode(entry) for entries in by_impl.values() for entry in entries)
     for name, entries in by_impl.items():
-        _line(ax, name, entries, [speed(entry) for entry in entries])
+        _line(ax, name, entries, [speed(entry, pass_) for entry in entries])
     _bound(ax, by_impl, "reading from memory" if decode else "multiply-adds in registers", speed_bound)
     ax.margins(y=0.1)
     ax.set_ylim(bottom=0)

@@ -1,12 +1,20 @@
-"""One attention problem: its shape, what its queries see, and the arithmetic and reading that this takes."""
+"""One attention problem: its shape, what its queries see, the pass, and the arithmetic and reading that this takes."""
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # the dtypes and their bytes
+
+Pass = Literal["forward", "backward", "forward_backward"]
+PASSES: tuple[Pass, ...] = get_args(Pass)
+# As FlashAttention-2 counts (Dao 2023, arXiv:2307.08691, section 4.1): scores and output; scores again and gradients of
+# probabilities, query, key and value. Softmax counts nothing.
+PRODUCTS: dict[Pass, int] = {"forward": 2, "backward": 5, "forward_backward": 7}
+
+Inputs = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # query, key, value, and the cotangent of the output
 
 
 @dataclass(frozen=True)
@@ -37,10 +45,12 @@ class Workload:
     causal: bool
     window: int | None  # causal, and only so many keys: itself and those before it
     dtype: str
+    pass_: Pass = "forward"
 
     def __str__(self) -> str:
         kind = f"window {self.window}" if self.window else "causal" if self.causal else "not causal"
-        return f"{self.heads}, {self.query_len} queries, {self.seq_len} keys, {kind}, {self.dtype}"
+        problem = f"{self.heads}, {self.query_len} queries, {self.seq_len} keys, {kind}, {self.dtype}"
+        return problem if self.pass_ == "forward" else f"{problem}, {self.pass_}"
 
     @property
     def is_decode(self) -> bool:
@@ -57,23 +67,27 @@ class Workload:
 
     @property
     def flops(self) -> int:
-        """Two products, each a multiplication and an addition for each visible pair and each of head_dim.
+        """Of each product a multiplication and an addition for each visible pair and each of head_dim.
 
         What a causal or windowed mask hides is not counted, whether an implementation computes it or not.
         """
-        return 4 * self.heads.dim * self.visible_pairs * self.heads.query * self.batch_size
+        return 2 * PRODUCTS[self.pass_] * self.heads.dim * self.visible_pairs * self.heads.query * self.batch_size
 
     @property
     def bytes_read(self) -> int:
-        """The key and the value of each position that some query sees, once."""
+        """Forward: the key and the value of each position that some query sees, once."""
         seen = min(self.seq_len, self.window + self.query_len - 1) if self.window else self.seq_len
         return 2 * self.batch_size * self.heads.kv * seen * self.heads.dim * ITEM_SIZE[self.dtype]
 
     @property
     def bytes_held(self) -> int:
-        """query, key, value and output, and a float32 logsumexp a row: what memory linear in the length means."""
+        """query, key, value and output, and a float32 logsumexp a row: what memory linear in the length means.
+
+        With gradients each of the four arrays has one, of the same shape: the output's is the cotangent.
+        """
         rows, keys = self.heads.query * self.query_len, self.heads.kv * self.seq_len
-        return self.batch_size * (2 * (rows + keys) * self.heads.dim * ITEM_SIZE[self.dtype] + 4 * rows)
+        arrays = 2 * (rows + keys) * self.heads.dim * ITEM_SIZE[self.dtype]
+        return self.batch_size * ((arrays if self.pass_ == "forward" else 2 * arrays) + 4 * rows)
 
     def visible(self) -> np.ndarray | None:
         """Which keys (columns) each query (row) sees, as bools; None if every query sees every key."""
@@ -83,16 +97,16 @@ class Workload:
         distance = positions[-self.query_len :, None] - positions
         return np.asarray((distance >= 0) & (distance < (self.window or self.seq_len)))
 
-    def inputs(self, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """query, key and value, normally distributed, in float32."""
+    def inputs(self, seed: int) -> Inputs:
+        """Normally distributed, in float32."""
         random = np.random.default_rng(seed)
         query = (self.batch_size, self.heads.query, self.query_len, self.heads.dim)
         key = (self.batch_size, self.heads.kv, self.seq_len, self.heads.dim)
-        one, two, three = (random.standard_normal(shape, dtype=np.float32) for shape in (query, key, key))
-        return one, two, three
+        one, two, three, four = (random.standard_normal(shape, dtype=np.float32) for shape in (query, key, key, query))
+        return one, two, three, four
 
     def describe(self) -> dict[str, Any]:
-        """For the result files."""
+        """For the result files: the problem, which all passes share."""
         return {
             "batch_size": self.batch_size,
             "seq_len": self.seq_len,
