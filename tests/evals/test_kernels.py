@@ -5,6 +5,7 @@ import json
 import signal
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,14 @@ import pytest
 from flash_evals import contest, implementations, kernel_results
 from flash_evals.contest import BOUNDS, Contest, order
 from flash_evals.errors import EvalError
-from flash_evals.implementations import IMPLEMENTATIONS, RESULTS, Call, Contestant
+from flash_evals.implementations import GRADIENTS, IMPLEMENTATIONS, RESULTS, Call, Contestant
 from flash_evals.measure import memory_method
-from flash_evals.workload import PASSES, Heads, Pass, Workload
+from flash_evals.workload import PASSES, Heads, Inputs, Pass, Workload
 from flashattn_core.masks import Causal, Mask, SlidingWindow
 from flashattn_core.reference import reference_attention, visible_and_bias
 
 Invoke = Callable[..., click.testing.Result]
-Change = Callable[[np.ndarray], np.ndarray]  # of an output
+Change = Callable[[np.ndarray], np.ndarray]  # of a result
 GFLOPS, GBS = 100.0, 10.0  # the bounds of the machine of these tests
 
 
@@ -179,6 +180,14 @@ def test_calls_are_gone_when_they_have_run(pass_: Pass) -> None:
 class FakeTensor:
     def __init__(self, array: np.ndarray, dtype: str = "as given") -> None:
         self.array, self.dtype = array, dtype
+        self.requires_grad = False
+        self.graph: tuple[list[FakeTensor], mx.array] | None = None  # what attention was computed from, and its mask
+
+    def requires_grad_(self, requires_grad: bool) -> None:
+        self.requires_grad = requires_grad
+
+    def detach(self) -> "FakeTensor":
+        return FakeTensor(self.array, self.dtype)
 
     def to(self, dtype: str) -> "FakeTensor":
         return FakeTensor(self.array, dtype)
@@ -187,6 +196,7 @@ class FakeTensor:
         return self
 
     def numpy(self) -> np.ndarray:
+        assert self.graph is None  # torch refuses it
         return self.array
 
 
@@ -196,20 +206,12 @@ class FakeTorch:
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
         self.threads: list[int] = []
-        self.recording = True  # of gradients
+        self.gradients = 0
         self.float32, self.bfloat16 = "float32", "bfloat16"
         self.tensor = FakeTensor
         self.set_num_threads = self.threads.append
         self.nn = SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=self.attention))
-
-    def no_grad(self) -> "FakeTorch":
-        return self
-
-    def __enter__(self) -> None:
-        self.recording = False
-
-    def __exit__(self, *_: object) -> None:
-        self.recording = True
+        self.autograd = SimpleNamespace(grad=self.grad)
 
     def attention(
         self,
@@ -221,15 +223,35 @@ class FakeTorch:
         is_causal: bool,
         enable_gqa: bool,
     ) -> FakeTensor:
-        assert not self.recording
         assert not (is_causal and attn_mask is not None)
         assert enable_gqa
         dtypes = {tensor.dtype for tensor in (query, key, value)}
-        self.calls.append({"is_causal": is_causal, "masked": attn_mask is not None, "dtypes": dtypes})
+        recorded = query.requires_grad
+        self.calls.append(
+            {"is_causal": is_causal, "masked": attn_mask is not None, "dtypes": dtypes, "recorded": recorded}
+        )
         visible = np.ones((query.array.shape[-2], key.array.shape[-2]), bool) if attn_mask is None else attn_mask.array
         mask = mx.array(np.tril(visible) if is_causal else visible)
         out, _ = reference_attention(query.array, key.array, value.array, mask=mask)
-        return FakeTensor(out.astype(np.float32))
+        output = FakeTensor(out.astype(np.float32))
+        if recorded:
+            output.graph = [query, key, value], mask
+        return output
+
+    def grad(self, output: FakeTensor, inputs: list[FakeTensor], cotangent: FakeTensor) -> list[FakeTensor]:
+        """Frees the graph, as torch does."""
+        assert output.graph is not None
+        (operands, mask), output.graph = output.graph, None
+        assert inputs == operands
+        assert all(tensor.requires_grad for tensor in inputs)
+        assert not cotangent.requires_grad
+
+        def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
+            return mx.fast.scaled_dot_product_attention(query, key, value, scale=query.shape[-1] ** -0.5, mask=mask)
+
+        arrays, [of_output] = ([mx.array(tensor.array) for tensor in tensors] for tensors in (inputs, [cotangent]))
+        self.gradients += 1
+        return [FakeTensor(np.array(gradient)) for gradient in mx.vjp(attention, arrays, [of_output])[1]]
 
 
 @pytest.fixture
@@ -241,26 +263,37 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     return fake
 
 
+@pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize(
     ("options", "is_causal", "masked"),
     [
         ([], True, False),
         (["--no-causal"], False, False),
-        (["--query-len", 1], False, False),
         (["--query-len", 5], False, True),  # its own causal mask would be aligned to the other corner
         (["--window", 7], False, True),
-        (["--window", 7, "--query-len", 1], False, True),
+        (["--window", 7, "--query-len", 5], False, True),
     ],
 )
 def test_torch_is_asked_for_the_same(
-    evaluate: Callable[..., Any], torch: FakeTorch, options: list[object], is_causal: bool, masked: bool
+    evaluate: Callable[..., Any], torch: FakeTorch, options: list[object], is_causal: bool, masked: bool, pass_: Pass
 ) -> None:
     """And agrees, or the run would end."""
-    entries, _ = evaluate("--impl", "flash,torch", *options)
+    entries, _ = evaluate("--impl", "flash,torch", "--pass", pass_, *options)
     assert [entry["config"]["impl"] for entry in entries] == ["flash", "torch"]
-    assert torch.calls[-1] == {"is_causal": is_causal, "masked": masked, "dtypes": {"float32"}}
+    recorded = pass_ != "forward"
+    asked = {"is_causal": is_causal, "masked": masked, "dtypes": {"float32"}, "recorded": recorded}
+    assert torch.calls[-1] == asked
+    assert torch.gradients == (len(torch.calls) if recorded else 0)
     assert set(torch.threads) == {implementations.threads()}
     assert entries[0]["machine"]["versions"]["torch"] == "that of torch"
+
+
+@pytest.mark.parametrize(("options", "masked"), [([], False), (["--window", 7], True)])
+def test_torch_is_asked_for_a_decode_step(
+    evaluate: Callable[..., Any], torch: FakeTorch, options: list[object], masked: bool
+) -> None:
+    evaluate("--impl", "flash,torch", "--query-len", 1, *options)
+    assert torch.calls[-1] == {"is_causal": False, "masked": masked, "dtypes": {"float32"}, "recorded": False}
 
 
 def test_torch_gets_the_dtype(evaluate: Callable[..., Any], torch: FakeTorch) -> None:
@@ -279,23 +312,32 @@ def test_threads_are_those_of_flash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fake(Contestant):
-    """Flash, with a say in what a call does before and what comes out."""
+    """Flash, with a say in what a call does before, also when it is prepared, and what comes out."""
 
     def __init__(
-        self, flash: Contestant, before: Callable[[], None], change: Callable[[np.ndarray], np.ndarray]
+        self,
+        work: Workload,
+        inputs: Inputs,
+        before: Callable[[], None],
+        preparing: Callable[[], None],
+        **change: Change,
     ) -> None:
-        self.flash, self.before, self.change = flash, before, change
+        self.flash = implementations.flash(work, inputs)
+        self.before, self.preparing = before, preparing
+        self.changes = [change.get(name, lambda result: result) for name in RESULTS[work.pass_]]
 
-    def once(self) -> Any:
-        self.before()
-        return self.flash.once()
+    def prepare(self) -> Call:
+        self.preparing()
+        return self.flash.prepare()
 
-    def repeat(self, calls: int) -> None:
-        for _ in range(calls):
+    def run(self, calls: list[Call]) -> Sequence[Any]:
+        for _ in calls:
             self.before()
+        return self.flash.run(calls)
 
-    def as_numpy(self, output: Any) -> np.ndarray:
-        return self.change(self.flash.as_numpy(output))
+    def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
+        arrays = self.flash.as_numpy(results)
+        return [change(array) for change, array in zip(self.changes, arrays, strict=True)]
 
 
 @pytest.fixture
@@ -305,34 +347,56 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def arrange(
         name: str,
         before: Callable[[], None] = lambda: None,
-        change: Change = lambda output: output,
+        preparing: Callable[[], None] = lambda: None,
+        **change: Change,
     ) -> None:
-        flash = implementations.flash
-        monkeypatch.setitem(IMPLEMENTATIONS, name, lambda *arguments: Fake(flash(*arguments), before, change))
+        """The changes are of the results of that name."""
+        monkeypatch.setitem(IMPLEMENTATIONS, name, lambda *arguments: Fake(*arguments, before, preparing, **change))
 
     return arrange
 
 
-@pytest.mark.parametrize("wrong", [1.01, float("nan")])
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", "1e-04"), ("float16", "1e-02")])
-def test_a_wrong_result_is_not_timed(
-    refused: Callable[..., str], fake: Callable[..., None], wrong: float, dtype: str, limit: str
-) -> None:
-    def last_element(output: np.ndarray) -> np.ndarray:
-        changed = output.copy()
-        largest = np.unravel_index(np.abs(changed).argmax(), changed.shape)
-        changed[largest] *= wrong * (1.01 if dtype == "float16" else 1)
+def one_element(factor: float) -> Change:
+    """The largest one becomes so much larger."""
+
+    def change(array: np.ndarray) -> np.ndarray:
+        changed = array.copy()
+        changed[np.unravel_index(np.abs(changed).argmax(), changed.shape)] *= factor
         return changed
 
-    fake("naive", change=last_element)
-    line = refused("kernels", "--shape", "4/2x8", "--seq-len", 32, "--dtype", dtype, "--impl", "flash,naive")
-    assert f"naive and flash give different results for 4/2x8, 32 queries, 32 keys, causal, {dtype}" in line
-    assert f"expected at most {limit}" in line
+    return change
 
 
-def test_rounding_is_no_wrong_result(evaluate: Callable[..., Any], fake: Callable[..., None]) -> None:
-    fake("naive", change=lambda output: output * np.float32(1 + 1e-5))
-    assert evaluate("--impl", "flash,naive")
+@pytest.mark.parametrize("wrong", ["by more than the limit", "not a number"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float16", 1e-2)])
+@pytest.mark.parametrize(("pass_", "what"), [(pass_, what) for pass_ in PASSES for what in RESULTS[pass_]])
+def test_a_wrong_result_is_not_timed(
+    refused: Callable[..., str],
+    fake: Callable[..., None],
+    wrong: str,
+    dtype: str,
+    tolerance: float,
+    pass_: Pass,
+    what: str,
+) -> None:
+    limit = 2 * tolerance if what in GRADIENTS else tolerance
+    fake("naive", **{what: one_element(float("nan") if wrong == "not a number" else 1 + 1.2 * limit)})
+    options = ("--shape", "4/2x8", "--seq-len", 32, "--dtype", dtype, "--impl", "flash,naive", "--pass", pass_)
+    line = refused("kernels", *options)
+    problem = f"4/2x8, 32 queries, 32 keys, causal, {dtype}" + ("" if pass_ == "forward" else f", {pass_}")
+    assert f"naive and flash give different results for {problem}: the {what} differs by" in line
+    assert f"expected at most {limit:.0e}" in line
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_rounding_is_no_wrong_result(evaluate: Callable[..., Any], fake: Callable[..., None], pass_: Pass) -> None:
+    fake("naive", **dict.fromkeys(RESULTS[pass_], lambda result: result * np.float32(1 + 1e-5)))
+    assert evaluate("--impl", "flash,naive", "--pass", pass_)
+
+
+def test_gradients_that_are_nothing_but_rounding(evaluate: Callable[..., Any]) -> None:
+    """Of query and key, where each query sees one key."""
+    assert evaluate("--impl", "flash,mlx,naive", "--pass", "backward", "--window", 1)
 
 
 def test_what_an_implementation_does_not_cover(refused: Callable[..., str]) -> None:
@@ -423,6 +487,14 @@ def test_a_trial_lasts_twenty_milliseconds(
     assert held.entries["flash"].trials == pytest.approx([0.003] * 2)
 
 
+def test_what_prepares_a_call_is_not_timed(fake: Callable[..., None], clock: Clock) -> None:
+    """But it counts for --max-seconds: that is what somebody waits for."""
+    fake("flash", before=lambda: clock.go(0.25), preparing=lambda: clock.go(4))
+    held = Contest(workload(pass_="backward"))
+    list(held.hold(["flash"], 9, 13, 0))
+    assert held.entries["flash"].trials == [0.25] * 3
+
+
 def test_memory_is_that_of_one_call(fake: Callable[..., None]) -> None:
     """What a library allocates for good when it is first used is not the call's."""
     kept: list[np.ndarray] = []
@@ -464,8 +536,8 @@ def test_json(evaluate: Callable[..., Any]) -> None:
         assert forward["FLOPS(TFLOPs/s)"] == pytest.approx(work.flops / seconds / 1e12)
         assert forward["read(GB/s)"] == pytest.approx(work.bytes_read / seconds / 1e9)
         assert (entry["backward"], entry["forward_backward"]) == ({}, {})
-        assert entry["peak_memory_usage(MB)"] >= 0
-        assert entry["inputs_and_outputs(MB)"] == work.bytes_held / 1e6
+        assert entry["peak_memory_usage(MB)"] == forward["peak_memory_usage(MB)"] >= 0
+        assert entry["inputs_and_outputs(MB)"] == forward["inputs_and_outputs(MB)"] == work.bytes_held / 1e6
         assert entry["roofline"] == pytest.approx({"peak(TFLOPs/s)": GFLOPS / 1e3, "read(GB/s)": GBS})
         settings = entry["settings"]
         assert (settings["trials"], settings["max_seconds"], settings["seed"]) == (3, 30, 3)
@@ -495,12 +567,21 @@ def test_every_shape_dtype_and_length(evaluate: Callable[..., Any]) -> None:
 
 
 def timed_entry(name: str, milliseconds: float, **changes: Any) -> dict[str, Any]:
-    """Three trials of the same length."""
+    """Three trials of the same length, of a forward pass."""
+    held = timed_contest({name: milliseconds}, **changes)
+    [entry] = kernel_results.describe([held])
+    return entry | SHARED
+
+
+SHARED = {"settings": {"interrupted": False}, "machine": {"device": "cpu, AVX2, 2 threads"}}
+
+
+def timed_contest(milliseconds: dict[str, float], memory: int = 2_500_000, **changes: Any) -> Contest:
     held = Contest(workload(heads=Heads(14, 2, 64), **changes))
     held.peak_flops, held.read_bandwidth = [GFLOPS * 1e9], [GBS * 1e9]
-    held.entries[name] = contest.Entry(2_500_000, 1, 0, [milliseconds / 1e3] * 3)
-    [entry] = kernel_results.describe(held)
-    return entry | {"settings": {"interrupted": False}, "machine": {"device": "cpu, AVX2, 2 threads"}}
+    for name, time in milliseconds.items():
+        held.entries[name] = contest.Entry(memory, 1, 0, [time / 1e3] * 3)
+    return held
 
 
 def cells(line: str) -> list[str]:
@@ -524,6 +605,73 @@ def test_page() -> None:
         ["mlx", "1.00 ms (1.00–1.00)", f"{gflops / 10:.1f}", "1.9%", "10.00x faster", "2.5 MB", "3"],
         ["torch", "80.0 µs (80.0–80.0)", f"{gflops / 0.8:.1f}", "24%", "1.25x slower", "2.5 MB", "3"],
     ]
+
+
+def of_three_passes(**changes: Any) -> list[Contest]:
+    """Flash and mlx; mlx has not finished a trial of forward_backward."""
+    times = {"forward": (0.1, 1), "backward": (0.25, 2), "forward_backward": (0.3, None)}
+    return [
+        timed_contest(
+            {"flash": flash, **({"mlx": mlx} if mlx else {})}, 1_000_000 * number, **{**changes, "pass_": pass_}
+        )
+        for number, (pass_, (flash, mlx)) in enumerate(times.items(), 1)
+    ]
+
+
+def test_passes_share_an_entry() -> None:
+    flash, mlx = kernel_results.describe(of_three_passes())
+    assert (flash["config"]["impl"], mlx["config"]["impl"]) == ("flash", "mlx")
+    assert mlx["forward_backward"] == {}
+    for number, pass_ in enumerate(PASSES, 1):
+        work = workload(heads=Heads(14, 2, 64), pass_=pass_)
+        assert flash[pass_]["FLOPS(TFLOPs/s)"] == pytest.approx(work.flops / flash[pass_]["time(s)"] / 1e12)
+        assert flash[pass_]["peak_memory_usage(MB)"] == number
+        assert flash[pass_]["inputs_and_outputs(MB)"] == work.bytes_held / 1e6
+        assert ("read(GB/s)" in flash[pass_]) is (pass_ == "forward")
+    assert (flash["peak_memory_usage(MB)"], mlx["peak_memory_usage(MB)"]) == (3, 2)
+    assert flash["inputs_and_outputs(MB)"] == mlx["inputs_and_outputs(MB)"] == work.bytes_held / 1e6
+    assert flash["roofline"] == pytest.approx({"peak(TFLOPs/s)": GFLOPS / 1e3, "read(GB/s)": GBS})
+
+
+def test_page_of_several_passes() -> None:
+    """What the rows of a problem share stands in the first, and the pass in the first of its own."""
+    contests = [*of_three_passes(), *of_three_passes(seq_len=64)]
+    page = kernel_results.render([entry | SHARED for entry in kernel_results.describe(contests)])
+    header, _, titles, *rows = page.splitlines()
+    assert header.startswith("attention, causal, batch size 1 · cpu")
+    assert cells(titles)[3:7] == ["keys", "pass", "impl", "time"]
+    gflops = 2 * 64 * 14 * (32 * 33 // 2) / 1e-3 / 1e9  # of one product in a millisecond
+    problem = ["14/2x64", "float32", "32", "32"]
+    assert list(map(cells, rows[:5])) == [
+        [*problem, "forward", "flash", "100 µs (100–100)", f"{gflops * 20:.1f}", "19%", "1.0 MB", "3"],
+        ["mlx", "1.00 ms (1.00–1.00)", f"{gflops * 2:.1f}", "1.9%", "10.00x faster", "1.0 MB", "3"],
+        ["backward", "flash", "250 µs (250–250)", f"{gflops * 20:.1f}", "19%", "2.0 MB", "3"],
+        ["mlx", "2.00 ms (2.00–2.00)", f"{gflops * 2.5:.1f}", "2.4%", "8.00x faster", "2.0 MB", "3"],
+        ["forward_backward", "flash", "300 µs (300–300)", f"{gflops * 70 / 3:.1f}", "22%", "3.0 MB", "3"],
+    ]
+    assert cells(rows[5])[:6] == ["14/2x64", "float32", "32", "64", "forward", "flash"]
+    assert rows[10:] == [
+        "",
+        "flash against mlx, forward: 10.00x (10.00x–10.00x over 2 shapes)",
+        "flash against mlx, backward: 8.00x (8.00x–8.00x over 2 shapes)",
+    ]
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_page_of_one_pass_says_which(evaluate: Callable[..., Any], pass_: Pass) -> None:
+    entries, page = evaluate("--pass", pass_, "--impl", "flash,naive")
+    assert page.startswith(f"attention {pass_}, causal, batch size 1 · ")
+    assert "pass" not in cells(page.splitlines()[2])
+    assert [[name for name in PASSES if entry[name]] for entry in entries] == [[pass_]] * 2
+
+
+def test_passes_are_measured_on_the_same_numbers(evaluate: Callable[..., Any]) -> None:
+    entries, _ = evaluate("--pass", "backward,forward", "--impl", "flash,naive", "--seq-len", "16,32")
+    assert [(entry["config"]["seq_len"], entry["config"]["impl"]) for entry in entries] == [
+        (keys, name) for keys in (16, 32) for name in ("flash", "naive")
+    ]
+    for entry in entries:
+        assert [len(entry[pass_].get("trials(s)", ())) for pass_ in PASSES] == [3, 3, 0]
 
 
 def test_page_of_a_decode_step() -> None:
@@ -552,14 +700,16 @@ def test_without_flash_there_is_nothing_to_be_faster_than(evaluate: Callable[...
 
 
 def test_csv_has_a_row_for_each_trial(evaluate: Callable[..., Any], tmp_path: Path) -> None:
-    entries, _ = evaluate("--impl", "flash,naive", "--csv", tmp_path / "out.csv")
+    entries, _ = evaluate("--impl", "flash,naive", "--pass", "forward,backward", "--csv", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["impl"], row["trial"], float(row["time(s)"])) for row in rows] == [
-        (entry["config"]["impl"], str(number), seconds)
+    assert [(row["impl"], row["pass"], row["trial"], float(row["time(s)"])) for row in rows] == [
+        (entry["config"]["impl"], pass_, str(number), seconds)
         for entry in entries
-        for number, seconds in enumerate(entry["forward"]["trials(s)"])
+        for pass_ in ("forward", "backward")
+        for number, seconds in enumerate(entry[pass_]["trials(s)"])
     ]
+    assert len(rows) == 2 * 2 * 3
     assert {row["seq_len"] for row in rows} == {"32"}
 
 
@@ -620,6 +770,18 @@ def test_ctrl_c_keeps_what_is_finished(
     assert page.stdout.endswith("Interrupted; the figures are of the trials that were finished.\n")
 
 
+def test_ctrl_c_between_two_passes(invoke: Invoke, interrupt_at: Callable[[int], None], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    interrupt_at(WARM_UP + 2 + WARM_UP)
+    options = ("--shape", "2/1x8", "--seq-len", 16, "--impl", "flash,naive", "--trials", 2, "--json", out)
+    page = invoke("kernels", "--pass", "forward_backward,backward", *options)
+    assert (page.exit_code, page.stderr) == (130, "")
+    entries = json.loads(out.read_text())
+    assert [entry["backward"] for entry in entries] == [{}, {}]
+    assert [len(entry["forward_backward"]["trials(s)"]) for entry in entries] == [2, 2]
+    assert page.stdout.startswith("attention forward_backward, ")
+
+
 def test_ctrl_c_before_anything_is_measured(invoke: Invoke, interrupt_at: Callable[[int], None]) -> None:
     interrupt_at(WARM_UP)
     page = invoke("kernels", "--shape", "2/1x8", "--seq-len", 16, "--impl", "flash,naive")
@@ -638,6 +800,12 @@ def test_ctrl_c_before_anything_is_measured(invoke: Invoke, interrupt_at: Callab
         (["--seq-len", "0"], "--seq-len takes numbers of keys separated by commas, not '0'"),
         (["--seq-len", "00"], "--seq-len takes numbers of keys separated by commas, not '00'"),
         (["--dtype", "float64"], "--dtype takes float32, float16, bfloat16 separated by commas, not 'float64'"),
+        (["--pass", "both"], "--pass takes forward, backward, forward_backward separated by commas, not 'both'"),
+        (
+            ["--pass", "forward,backward", "--query-len", "1"],
+            "--pass backward takes at least 2 queries: a single one is",
+        ),
+        (["--pass", "forward_backward", "--seq-len", "1,32"], "--pass forward_backward takes at least 2 queries"),
         (["--impl", "flash,xla"], "--impl takes flash, mlx, naive, torch separated by commas, not 'flash,xla'"),
         (["--impl", "flash,torch"], "--impl torch: it is not installed: pip install torch==2.13.0"),
         (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
@@ -660,6 +828,6 @@ def test_more_queries_than_keys_where_all_see_all(evaluate: Callable[..., Any]) 
 
 
 def test_disagreement_is_an_error_of_the_evaluation() -> None:
-    outputs = {"flash": np.ones(3), "mlx": np.array([1, 1, 2.0])}
+    results = {"flash": [np.ones(3)], "mlx": [np.array([1, 1, 2.0])]}
     with pytest.raises(EvalError, match="mlx and flash"):
-        contest.require_agreement(workload(), "flash", "mlx", outputs)
+        contest.require_agreement(workload(), "flash", "mlx", results)

@@ -8,22 +8,27 @@ from xml.etree import ElementTree
 import pytest
 from flash_evals import figures, kernel_results, plot
 from flash_evals.contest import Contest, Entry
-from flash_evals.workload import Heads, Workload
+from flash_evals.workload import PASSES, Heads, Pass, Workload
 from matplotlib.figure import Figure
 
 
-def entries(dtypes: tuple[str, ...] = ("float32",), query_len: int | None = None) -> list[dict[str, Any]]:
-    """Two lengths, the longer first; flash takes 1 ms for 1,000 keys, mlx ten times as long."""
-    made = []
+def entries(
+    dtypes: tuple[str, ...] = ("float32",), query_len: int | None = None, passes: tuple[Pass, ...] = ("forward",)
+) -> list[dict[str, Any]]:
+    """Two lengths, the longer first; flash takes 1 ms for 1,000 keys, mlx ten times as long; each pass as the first
+    and once more.
+    """
+    contests = []
     for dtype in dtypes:
         for keys in (2000, 1000):
-            held = Contest(Workload(Heads(14, 2, 64), 1, query_len or keys, keys, True, None, dtype))
-            held.peak_flops, held.read_bandwidth = [5e12], [2e10]
-            for name, seconds in (("flash", keys / 1e6), ("mlx", keys / 1e5)):
-                held.entries[name] = Entry(keys * 1000, 1, 0, [seconds * 0.9, seconds, seconds * 1.1])
-            made += kernel_results.describe(held)
+            for factor, pass_ in enumerate(passes, 1):
+                held = Contest(Workload(Heads(14, 2, 64), 1, query_len or keys, keys, True, None, dtype, pass_))
+                held.peak_flops, held.read_bandwidth = [5e12], [2e10]
+                for name, seconds in (("flash", factor * keys / 1e6), ("mlx", factor * keys / 1e5)):
+                    held.entries[name] = Entry(factor * keys * 1000, 1, 0, [seconds * 0.9, seconds, seconds * 1.1])
+                contests.append(held)
     machine = {"processor": "A Processor", "device": "cpu, AVX2, 2 threads"}
-    return [entry | {"machine": machine} for entry in made]
+    return [entry | {"machine": machine} for entry in kernel_results.describe(contests)]
 
 
 @pytest.fixture
@@ -83,6 +88,30 @@ def test_a_row_of_panels_for_each_dtype(drawn: list[Figure], tmp_path: Path) -> 
     plot.draw(tmp_path / "out.png", entries(("float32", "bfloat16")))
     titles = [ax.get_title(loc="left") for ax in drawn[0].axes]
     assert titles == ["14/2x64, float32", "", "", "14/2x64, bfloat16", "", ""]
+
+
+def test_a_row_of_panels_for_each_pass(drawn: list[Figure], tmp_path: Path) -> None:
+    made = entries(("float32", "bfloat16"), passes=PASSES)
+    plot.draw(tmp_path / "out.png", made)
+    [figure] = drawn
+    titles = [ax.get_title(loc="left") for ax in figure.axes[::3]]
+    assert titles == [f"14/2x64, {dtype}, {pass_}" for dtype in ("float32", "bfloat16") for pass_ in PASSES]
+    assert figure.get_suptitle().startswith("attention, causal, ")
+    for number, pass_ in enumerate(PASSES):
+        time, memory, speed = map(lines, figure.axes[3 * number : 3 * number + 3])
+        assert time["mlx"] == [(keys, pytest.approx((number + 1) * keys / 100)) for keys in (1000, 2000)]
+        assert memory["flash"] == [(keys, (number + 1) * keys / 1000) for keys in (1000, 2000)]
+        assert memory["bound or reference"][0] == (1000, made[2][pass_]["inputs_and_outputs(MB)"])
+        assert speed["flash"][0] == (1000, pytest.approx(made[2][pass_]["FLOPS(TFLOPs/s)"] * 1000))
+
+
+def test_a_pass_is_drawn_of_those_who_finished_it(drawn: list[Figure], tmp_path: Path) -> None:
+    flash, mlx, *shorter = entries(passes=("forward", "backward"))
+    plot.draw(tmp_path / "out.png", [flash, mlx | {"backward": {}}, *(entry | {"backward": {}} for entry in shorter)])
+    [figure] = drawn
+    assert set(lines(figure.axes[0])) == {"flash", "mlx"}
+    assert {name: len(line) for name, line in lines(figure.axes[3]).items()} == {"flash": 1}
+    assert len(figure.axes) == 6
 
 
 def test_no_bound_on_a_gpu(drawn: list[Figure], tmp_path: Path) -> None:
