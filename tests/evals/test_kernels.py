@@ -196,7 +196,7 @@ class FakeTensor:
         return self
 
     def numpy(self) -> np.ndarray:
-        assert self.graph is None  # torch refuses it
+        assert not self.requires_grad  # torch refuses it
         return self.array
 
 
@@ -235,7 +235,7 @@ class FakeTorch:
         out, _ = reference_attention(query.array, key.array, value.array, mask=mask)
         output = FakeTensor(out.astype(np.float32))
         if recorded:
-            output.graph = [query, key, value], mask
+            output.requires_grad, output.graph = True, ([query, key, value], mask)
         return output
 
     def grad(self, output: FakeTensor, inputs: list[FakeTensor], cotangent: FakeTensor) -> list[FakeTensor]:
