@@ -72,8 +72,7 @@ Span seen(const AttentionArgs& args, int64_t batch, int query) {
 }
 
 // The bands of one head of one batch element, in order.
-std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows,
-                              float* query_gradient) {
+std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows) {
   const AttentionParams& p = args.params;
   int group = p.num_heads / p.num_kv_heads;
   int heads = std::min(group, max_rows);
@@ -89,8 +88,6 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .query_count = std::min(queries, p.query_len - query),
                     .key_begin = 0,
                     .key_end = p.key_len};
-      band.query_gradient = query_gradient;
-      query_gradient += int64_t{band.block.rows()} * padded_dim(p.head_dim);
       // Both ends of a span grow with the query, so there is no gap between the rows' spans. Rows without a key have
       // none.
       int64_t begin = p.key_len, end = 0;
@@ -136,13 +133,15 @@ void backward(const BackwardArgs& args) {
                [&](int64_t i) { isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
 
   int64_t heads = p.batch_size * p.num_kv_heads;
-  int64_t rows_of_head = rows / std::max<int64_t>(1, heads);
-  auto query_gradient = std::make_unique_for_overwrite<float[]>(rows * padded_dim(p.head_dim));
+  std::unique_ptr<uint16_t[]> lower;
+  if (args.forward.dtype != Dtype::float32) {
+    lower = std::make_unique_for_overwrite<uint16_t[]>(rows * p.head_dim);
+  }
   std::vector<std::vector<RowBand>> bands;
   std::vector<std::unique_ptr<HeadTurns>> turns;
   for (int64_t head = 0; head < heads; ++head) {
-    bands.push_back(bands_of(args.forward, head / p.num_kv_heads, static_cast<int>(head % p.num_kv_heads), isa.max_rows,
-                             query_gradient.get() + head * rows_of_head * padded_dim(p.head_dim)));
+    bands.push_back(
+        bands_of(args.forward, head / p.num_kv_heads, static_cast<int>(head % p.num_kv_heads), isa.max_rows));
     turns.push_back(std::make_unique<HeadTurns>(bands.back().size()));
     for (const RowBand& band : bands.back()) {
       if (band.tile_count == 0) clear_query_gradient(args, band.block);
@@ -158,7 +157,8 @@ void backward(const BackwardArgs& args) {
                     .begin = static_cast<int>(i / heads) * kBackwardKeys,
                     .end = 0,
                     .bands = bands[head].data(),
-                    .band_count = static_cast<int>(bands[head].size())};
+                    .band_count = static_cast<int>(bands[head].size()),
+                    .query_gradient_lower = lower.get()};
     tile.end = std::min(tile.begin + kBackwardKeys, p.key_len);
     try {
       isa.tile(args, tile, *turns[head]);

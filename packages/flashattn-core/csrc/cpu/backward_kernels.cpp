@@ -17,7 +17,7 @@ struct TileScratch {
   float* memory = nullptr;
   int64_t capacity = 0;
 
-  int depth, value_depth;  // head_dim and value_dim, padded
+  int depth, value_depth;  // head_dim and value_dim, padded to whole vectors
   // Of the tile.
   float* key;             // (keys, depth)
   float* key_packed;      // the same as a packed right operand, 0 in the place of what is not finite
@@ -29,14 +29,15 @@ struct TileScratch {
   float* out_gradient;    // packed (rows, value_depth), likewise
   float* out_gradient_t;  // packed (value_dim, rows)
   float* score_gradient;  // (keys, rows)
+  float* query_gradient;  // (rows, depth), without the scale
   float* cap_slope;       // (keys, rows): the derivative of softcap
   float lse[kBandRows];   // +inf where a row saw nothing: its probabilities become 0
   float delta[kBandRows];
   float ones[kBackwardKeys];
 
   void prepare(const AttentionParams& p) {
-    depth = padded_dim(p.head_dim);
-    value_depth = padded_dim(p.value_dim);
+    depth = round_up(p.head_dim, kWidth);
+    value_depth = round_up(p.value_dim, kWidth);
     struct Part {
       float** start;
       int64_t size;
@@ -51,6 +52,7 @@ struct TileScratch {
                           {&out_gradient, rows * value_depth},
                           {&out_gradient_t, rows * value_depth},
                           {&score_gradient, keys * rows},
+                          {&query_gradient, rows * depth},
                           {&cap_slope, p.softcap > 0 ? keys * rows : 0}};
     int64_t total = 0;
     for (const Part& part : parts) total += part.size;
@@ -78,6 +80,12 @@ thread_local TileScratch kept_tile;
 
 FLASHATTN_INLINE vfloat finite_or_zero(vfloat x) {
   return x - x == broadcast(0) ? x : broadcast(0);
+}
+
+// Where row r of a block lies among all rows, (*B, H_q, L).
+int64_t row_index(const AttentionParams& p, const RowBlock& block, int r) {
+  Row row = row_of(block, r);
+  return (block.batch * p.num_heads + row.head) * p.query_len + row.query;
 }
 
 // `count` rows of T as rows of floats, 0 beyond `columns`.
@@ -153,7 +161,7 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
       Row row = row_of(block, r);
       float row_lse = lse[row.head * p.lse.head + row.query * p.lse.row];
       tile.lse[r] = row_lse == -kInfinity ? kInfinity : row_lse;
-      tile.delta[r] = args.delta[(block.batch * p.num_heads + row.head) * p.query_len + row.query];
+      tile.delta[r] = args.delta[row_index(p, block, r)];
     }
   }
   return finite;
@@ -213,15 +221,51 @@ void store_rows(const float* source, int depth, float factor, T* target, int cou
   }
 }
 
+// From one tile to the next the sum of a band's gradients, float32, lies in the gradient itself. Where that has but 16
+// bits for a number, they are the upper half of the sum's, and the lower half lies beside it.
 template <typename T>
-void store_query_gradient(const BackwardArgs& args, const RowBand& band) {
+void load_sum(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
-  int depth = padded_dim(p.head_dim);
-  for (int r = 0; r < band.block.rows(); ++r) {
-    Row row = row_of(band.block, r);
-    int64_t at = (band.block.batch * p.num_heads + row.head) * p.query_len + row.query;
-    T* target = static_cast<T*>(args.query_gradient) + at * p.head_dim;
-    store_rows(band.query_gradient + int64_t{r} * depth, depth, p.scale, target, 1, p.head_dim);
+  for (int r = 0; r < block.rows(); ++r) {
+    int64_t at = row_index(p, block, r) * p.head_dim;
+    const T* gradient = static_cast<const T*>(args.query_gradient) + at;
+    float* sum = tile.query_gradient + int64_t{r} * tile.depth;
+    for (int c = p.head_dim; c < tile.depth; ++c) sum[c] = 0;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      __builtin_memcpy(sum, gradient, sizeof(float) * p.head_dim);
+    } else {
+      const uint16_t* lower = keys.query_gradient_lower + at;
+      for (int c = 0; c < p.head_dim; ++c) sum[c] = bit_cast<float>(uint32_t{gradient[c].bits} << 16 | lower[c]);
+    }
+  }
+}
+
+template <typename T>
+void store_sum(const TileScratch& tile, const BackwardArgs& args, const KeyTile& keys, const RowBlock& block) {
+  const AttentionParams& p = args.forward.params;
+  for (int r = 0; r < block.rows(); ++r) {
+    int64_t at = row_index(p, block, r) * p.head_dim;
+    T* gradient = static_cast<T*>(args.query_gradient) + at;
+    const float* sum = tile.query_gradient + int64_t{r} * tile.depth;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      __builtin_memcpy(gradient, sum, sizeof(float) * p.head_dim);
+    } else {
+      uint16_t* lower = keys.query_gradient_lower + at;
+      for (int c = 0; c < p.head_dim; ++c) {
+        uint32_t bits = bit_cast<uint32_t>(sum[c]);
+        gradient[c].bits = static_cast<uint16_t>(bits >> 16);
+        lower[c] = static_cast<uint16_t>(bits);
+      }
+    }
+  }
+}
+
+template <typename T>
+void store_query_gradient(const TileScratch& tile, const BackwardArgs& args, const RowBlock& block) {
+  const AttentionParams& p = args.forward.params;
+  for (int r = 0; r < block.rows(); ++r) {
+    T* target = static_cast<T*>(args.query_gradient) + row_index(p, block, r) * p.head_dim;
+    store_rows(tile.query_gradient + int64_t{r} * tile.depth, tile.depth, p.scale, target, 1, p.head_dim);
   }
 }
 
@@ -269,11 +313,16 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
                     {tile.key_gradient + int64_t{first} * tile.depth, tile.depth, tile.ones});
 
     turns.wait(b, turn);
+    if (turn > 0) {
+      load_sum<T>(tile, args, keys, band.block);
+    }
     Left by_row = {tile.score_gradient, 1, rows.columns};
     multiply_packed(by_row, Packed{tile.key_packed, keys.end - keys.begin, tile.depth, first}, band.block.rows(), count,
-                    {band.query_gradient, tile.depth, turn == 0 ? nullptr : tile.ones});
+                    {tile.query_gradient, tile.depth, turn == 0 ? nullptr : tile.ones});
     if (turn == band.tile_count - 1) {
-      store_query_gradient<T>(args, band);
+      store_query_gradient<T>(tile, args, band.block);
+    } else {
+      store_sum<T>(tile, args, keys, band.block);
     }
     turns.done(b);
   }

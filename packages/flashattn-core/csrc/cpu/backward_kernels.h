@@ -21,18 +21,12 @@ class Turns {
   ~Turns() = default;
 };
 
-// Rows of one head that go by together, and the sum of their gradients so far.
+// Rows of one head that go by together.
 struct RowBand {
   RowBlock block;
-  float* query_gradient;  // (rows, padded_dim(head_dim)), without the scale
-  int first_tile;         // of the tiles that some row sees ...
-  int tile_count;         // ... so many; 0: no row sees anything
+  int first_tile;  // of the tiles that some row sees ...
+  int tile_count;  // ... so many; 0: no row sees anything
 };
-
-// Rows of float buffers are padded to whole vectors of the widest set.
-constexpr int padded_dim(int dim) {
-  return (dim + 15) / 16 * 16;
-}
 
 // One tile of keys of a key/value head, and all the bands of rows of that head.
 struct KeyTile {
@@ -42,6 +36,8 @@ struct KeyTile {
   int begin, end;
   const RowBand* bands;
   int band_count;
+  // Lower halves of the sums of gradients so far, in query's shape. Of 16-bit gradients, else null.
+  uint16_t* query_gradient_lower;
 };
 
 }  // namespace flashattn::cpu
