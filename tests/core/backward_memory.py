@@ -1,0 +1,110 @@
+"""Peak memory of attention forward and backward, measured for a process that does nothing else.
+
+    python tests/core/backward_memory.py [--heads 14/2] [--dtype float32]
+
+prints it for lengths from 1k to 32k, causal, beside what the call holds: inputs, out, lse and gradients.
+"""
+
+import argparse
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+
+import mlx.core as mx
+from flash_evals import measure
+from flashattn_core import flash_attention
+from flashattn_core.masks import SlidingWindow
+
+MASKS = {
+    "causal": lambda length: "causal",
+    "window": lambda length: SlidingWindow(300),
+    "keys": lambda length: mx.arange(length) % 5 > 0,  # an array that all heads and rows share
+}
+LENGTHS = [1024 << i for i in range(6)]
+
+
+@dataclass(frozen=True)
+class Call:
+    length: int
+    heads: int
+    kv_heads: int
+    dtype: str
+    mask: str = "causal"
+    head_dim: int = 64
+
+    @property
+    def _queries(self) -> int:
+        """Bytes of query, of out and of query's gradient."""
+        return self.heads * self.length * self.head_dim * getattr(mx, self.dtype).size
+
+    @property
+    def _keys(self) -> int:
+        """Bytes of key, of value and of each one's gradient."""
+        return self._queries * self.kv_heads // self.heads
+
+    @property
+    def _rows(self) -> int:
+        """Bytes of one float32 a row, as lse is."""
+        return self.heads * self.length * 4
+
+    @property
+    def made(self) -> int:
+        """Bytes of out, lse and the gradients."""
+        return 2 * self._queries + 2 * self._keys + self._rows
+
+    @property
+    def held(self) -> int:
+        """Bytes of inputs, out, lse and gradients."""
+        return self._queries + 2 * self._keys + self.made
+
+    @property
+    def needed(self) -> int:
+        """Bytes beyond the inputs by the account of docs/training.md: also delta, and half of the sum of dQ where the
+        gradient itself has room for the other half alone."""
+        return self.made + self._rows + (self._queries if self.dtype != "float32" else 0)
+
+
+def peak_extra(call: Call) -> int:
+    """Bytes of the process at the highest point of forward and backward, above those before: of inputs, the gradient
+    that comes in, and threads with their scratch memory. In a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as fresh_process:
+        return fresh_process.submit(_peak_extra, **asdict(call)).result()
+
+
+def _peak_extra(length: int, heads: int, kv_heads: int, dtype: str, mask: str, head_dim: int) -> int:
+    mx.set_default_device(mx.cpu)
+    query, key, value, out_gradient = (
+        mx.random.normal((1, n, length, head_dim)).astype(getattr(mx, dtype))
+        for n in (heads, kv_heads, kv_heads, heads)
+    )
+
+    def forward_and_backward(rows: int) -> None:
+        def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
+            return flash_attention(query, key, value, mask=MASKS[mask](rows))
+
+        primals = [x[:, :, :rows] for x in (query, key, value)]
+        mx.eval(mx.vjp(attention, primals, [out_gradient[:, :, :rows]]))
+
+    mx.eval(query, key, value, out_gradient)
+    forward_and_backward(600)  # threads and their scratch are there now
+    with measure.peak_memory() as peak:
+        forward_and_backward(length)
+        return peak()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Peak memory of attention forward and backward, causal, head_dim 64.")
+    parser.add_argument("--heads", default="14/2", help="query heads/key heads (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    options = parser.parse_args()
+    heads, kv_heads = map(int, options.heads.split("/"))
+    print(f"{'L':>6}  {'held MB':>8}  {'peak extra MB':>13}  ratio")
+    for length in LENGTHS:
+        call = Call(length, heads, kv_heads, options.dtype)
+        extra = peak_extra(call)
+        print(f"{length:>6}  {call.held / 1e6:>8.1f}  {extra / 1e6:>13.1f}  {extra / call.held:>5.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
