@@ -96,7 +96,7 @@ def test_every_length(evaluate: Evaluate) -> None:
             assert length[arm]["loss"] == trials[-1][arm]["loss"]
         assert length["time_ratio"] == length["on"]["seconds"] / length["off"]["seconds"]
     lines = result["page"].splitlines()
-    about = ["LoRA of rank 8 in 2 layers", "batch size 2, random tokens", "3 repetitions, off and on taking turns"]
+    about = ["LoRA of rank 8 in 2 layers", "batch size 2, random tokens", "off and on taking turns"]
     assert lines[0].split(" · ")[1:4] == about
     firsts = [line.split()[0] for line in lines[2:9]]
     assert firsts == ["tokens", "32", "on", "on/off", "8", "on", "on/off"]
@@ -142,7 +142,7 @@ def test_it_is_the_step_of_mlx_lm(
     make = training._batch
     monkeypatch.setattr(training, "_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
     with training.trainable(fresh.model, RECIPE, seed=3):
-        losses = [pair.losses["off"] for pair in training.measured(fresh, [16], RECIPE, 3, seed=0)]
+        losses = [pair.losses["off"] for pair in training.measured(fresh, [16], RECIPE, 3, max_seconds=0, seed=0)]
 
     reported: list[float] = []
 
@@ -166,7 +166,7 @@ def test_it_is_the_step_of_mlx_lm(
 def test_only_the_adapters_learn(fresh: LoadedModel) -> None:
     before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
     with training.trainable(fresh.model, RECIPE, seed=0):
-        assert list(training.measured(fresh, [8], RECIPE, 2, seed=0))
+        assert list(training.measured(fresh, [8], RECIPE, 2, max_seconds=0, seed=0))
     after = dict(tree_flatten(fresh.model.parameters()))
     adapters = {name for name in after if "lora" in name}
     assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
@@ -182,7 +182,9 @@ def test_taking_turns_costs_no_memory(monkeypatch: pytest.MonkeyPatch, falling_b
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     loaded, recipe = load(None), Recipe(batch_size=1, num_layers=4, rank=256, grad_checkpoint=False)
     with training.trainable(loaded.model, recipe, seed=0):
-        taking_turns = [pair.trials["off"].peak_memory for pair in training.measured(loaded, [8], recipe, 3, seed=0)]
+        taking_turns = [
+            pair.trials["off"].peak_memory for pair in training.measured(loaded, [8], recipe, 3, max_seconds=0, seed=0)
+        ]
         alone = training.Trainee(loaded.model, loaded.model.trainable_parameters())
         alone.adapters = {}
         step = partial(alone.step, training._batch(np.zeros((1, 9), np.int32)))
@@ -215,7 +217,8 @@ def test_every_length_begins_with_the_same_adapters(fresh: LoadedModel, monkeypa
     monkeypatch.setattr(training, "_batch", lambda _: make(tokens))
     with training.trainable(fresh.model, RECIPE, seed=0):
         one, two = (
-            [pair.losses for pair in training.measured(fresh, lengths, RECIPE, 2, seed=0)] for lengths in ([4, 8], [8])
+            [pair.losses for pair in training.measured(fresh, lengths, RECIPE, 2, max_seconds=0, seed=0)]
+            for lengths in ([4, 8], [8])
         )
     assert one[:2] == one[2:]
     assert two[0]["off"] < one[0]["off"]  # but a second call goes on: it is the model that was trained
@@ -260,15 +263,15 @@ def test_the_guard_asks_for_no_more_than_a_step_needs(
     least = training.least_memory(loaded, 768, recipe)
     assert least == (LAYERS if not checkpoint else 1) * 2 * 4 * 768**2 * 4 + 2 * 2 * 4 * 768**2 * 4
     with training.trainable(loaded.model, recipe, seed=0):
-        [pair] = training.measured(loaded, [768], recipe, 1, seed=0)
+        [pair] = training.measured(loaded, [768], recipe, 1, max_seconds=0, seed=0)
     assert 0.6 * pair.trials["off"].peak_memory < least < pair.trials["off"].peak_memory
 
 
 def test_a_length_that_does_not_fit_is_skipped(
     evaluate: Evaluate, refused: Callable[..., str], model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs = "128 tokens: MLX's own attention needs 0.02 GB for its scores alone"  # 4 x 16 heads x 128^2 x 4 bytes
-    result = evaluate("-p", "16,128", "-r", 1, "--batch-size", 16, "--max-memory", 0.01)
+    needs = "128 tokens: a step without the patch needs at least 0.02 GB"  # 4 x 16 heads x 4 x 128^2 x 4 bytes
+    result = evaluate("-p", "128,16", "-r", 1, "--batch-size", 16, "--max-memory", 0.01)
     assert [length["seq_len"] for length in result["results"]] == [16]
     assert result["skipped"] == [{"seq_len": 128, "reason": f"{needs}, --max-memory is 0.01 GB"}]
     assert f"Skipped {needs}, --max-memory is 0.01 GB." in result["page"].splitlines()
@@ -276,6 +279,49 @@ def test_a_length_that_does_not_fit_is_skipped(
     monkeypatch.setattr(machine, "free_memory", lambda: 10_000_000)
     line = refused("finetune", "--model", model_folder, "-p", 128, "--batch-size", 16)
     assert line == f"Error: {needs}, 0.01 GB are free"
+
+
+def test_a_shorter_length_shows_what_a_longer_one_needs(
+    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, falling_back: None
+) -> None:
+    """Where the layers need as much as the scores; which are known beforehand."""
+    monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
+    loaded = load(str(make_model(max_position_embeddings=1024)))
+    with training.trainable(loaded.model, RECIPE, seed=0):
+        short, long = training.measured(loaded, [64, 256], RECIPE, 1, max_seconds=0, seed=0)
+    needed = long.trials["off"].peak_memory
+    assert training.least_memory(loaded, 256, RECIPE) < 0.8 * needed
+    assert training.expected_memory(loaded, 256, RECIPE, [short]) == pytest.approx(needed, rel=0.1)
+    assert training.expected_memory(loaded, 256, RECIPE, []) == training.least_memory(loaded, 256, RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("max_seconds", "steps"),
+    [
+        (0, 5),  # no limit
+        (3, 1),  # the first pair has taken 4: it counts, and is all
+        (4, 1),
+        (4.5, 1),  # the second counts alone: the first warmed up
+        (9, 2),
+        (1000, 5),
+    ],
+)
+def test_a_length_that_takes_long_takes_fewer_steps(
+    fresh: LoadedModel, monkeypatch: pytest.MonkeyPatch, max_seconds: float, steps: int
+) -> None:
+    calls: list[str] = []
+
+    def run(name: str, work: Callable[[], float], _: measure.Flash) -> tuple[float, measure.Trial]:
+        calls.append(name)
+        return work(), measure.Trial(seconds=2, peak_memory=0)
+
+    monkeypatch.setattr(training, "run", run)
+    with training.trainable(fresh.model, RECIPE, seed=0):
+        pairs = list(training.measured(fresh, [4, 8], RECIPE, 5, max_seconds, seed=0))
+    assert [pair.seq_len for pair in pairs] == [4] * steps + [8] * steps  # each length has the time to itself
+    assert all(pair.trials.keys() == {"off", "on"} for pair in pairs)
+    warm_ups = 0 if 0 < max_seconds <= 4 else 2
+    assert len(calls) == 2 * (len(pairs) + warm_ups)
 
 
 def test_free_memory_is_what_a_process_can_take() -> None:
@@ -351,7 +397,7 @@ def test_a_process_that_is_patched_already_has_no_off_arm(fresh: LoadedModel, di
         training.trainable(fresh.model, RECIPE, seed=0),
         pytest.raises(EvalError, match="there is no arm without it"),
     ):
-        list(training.measured(fresh, [16], RECIPE, 1, seed=0))
+        list(training.measured(fresh, [16], RECIPE, 1, max_seconds=0, seed=0))
     assert base.scaled_dot_product_attention is original
 
 
@@ -366,6 +412,7 @@ def test_a_process_that_is_patched_already_has_no_off_arm(fresh: LoadedModel, di
         (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
         (["--num-layers", "0"], "--num-layers must be -1 or between 1 and the 2 of"),
         (["--num-layers", "3"], "--num-layers must be -1 or between 1 and the 2 of"),
+        (["--max-seconds", "-1"], "--max-seconds must be at least 0, not -1"),
         (["--max-memory", "-1"], "--max-memory must be at least 0, not -1"),
         (["--seed", "-1"], "--seed must be at least 0, not -1"),
         (["--plot", "out.gif"], "expected a name that ends in .png or .svg"),

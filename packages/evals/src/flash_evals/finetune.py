@@ -6,7 +6,7 @@ file of it, `render` the page that people read.
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -45,7 +45,14 @@ from flash_evals.training import Pair, Recipe
     type=float,
     metavar="GB",
     callback=options.at_least(0),
-    help="Skip lengths at which the scores of MLX's own attention alone need more.  [default: what is free]",
+    help="Skip lengths at which a step without the patch needs more.  [default: what is free]",
+)
+@click.option(
+    "--max-seconds",
+    default=120.0,
+    show_default=True,
+    callback=options.at_least(0),
+    help="A length that has taken so long takes no further steps; 0: no limit.",
 )
 @options.repetitions
 @options.seed("Of the random tokens and the adapters.")
@@ -60,6 +67,7 @@ def command(
     rank: int,
     grad_checkpoint: bool,
     max_memory: float | None,
+    max_seconds: float,
     repetitions: int,
     seed: int,
     json_file: Path | None,
@@ -75,13 +83,16 @@ def command(
     peak memory    what a step needs on top of the model, the adapters and
                    Adam's state, at most
     loss           before the last step
+    steps          that count, of each arm: fewer than --repetitions at a
+                   length that reaches --max-seconds. If its first steps do,
+                   they count, and are all there are.
     max |Δ|        largest difference of the two losses at any step
     on/off         ratio of the two above
 
     The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters,
     take turns in going first and learn from the same random tokens: time and memory are those of any text, the
     loss says nothing of the model. Attention without the patch needs memory for the square of the length: what
-    does not fit is skipped, and named. Ctrl-C ends the run and reports the finished steps.
+    does not fit is skipped, and named. Ctrl-C ends the run after the step at work and reports the finished ones.
     """
     described_machine = machine.describe()
     loaded = models.load(model)
@@ -89,19 +100,27 @@ def command(
     recipe = Recipe(batch_size, _layers(num_layers, loaded), rank, grad_checkpoint)
     for length in seq_len:
         loaded.require_positions(length, f"--seq-len {length}")
-    skipped = too_long(loaded, seq_len, recipe, max_memory)
-    lengths = [length for length in seq_len if length not in skipped]
-    if not lengths:
-        raise EvalError("; ".join(skipped.values()))
 
     pairs: list[Pair] = []
+    skipped: dict[int, str] = {}  # length -> why
     stopped: BaseException | None = None
     try:
         with report.progress() as progress, training.trainable(loaded.model, recipe, seed):
-            bar = progress.add_task("steps, off and on", total=len(lengths) * repetitions)
-            for pair in training.measured(loaded, lengths, recipe, repetitions, seed):
+            bar = progress.add_task("steps, off and on", total=len(seq_len))
+
+            def lengths_that_fit() -> Iterator[int]:
+                for length in seq_len:
+                    progress.update(bar, description=f"steps of {length:,} tokens, off and on")
+                    if reason := why_too_long(loaded, length, recipe, max_memory, pairs):
+                        skipped[length] = reason
+                    else:
+                        yield length
+                    progress.advance(bar)
+
+            for pair in training.measured(loaded, lengths_that_fit(), recipe, repetitions, max_seconds, seed):
                 pairs.append(pair)
-                progress.advance(bar)
+        if not pairs:
+            raise EvalError("; ".join(skipped.values()))
     except (KeyboardInterrupt, EvalError) as error:  # what is measured by then is kept
         if not pairs:
             raise
@@ -117,6 +136,7 @@ def command(
             "tokens": "random",
             "learning_rate": training.defaults()["learning_rate"],
             "max_memory_gb": max_memory,
+            "max_seconds": max_seconds,
             "seed": seed,
             "memory": memory_method(),
         },
@@ -150,18 +170,17 @@ def _layers(asked: int | None, loaded: models.LoadedModel) -> int:
     return asked
 
 
-def too_long(
-    loaded: models.LoadedModel, lengths: Sequence[int], recipe: Recipe, max_memory: float | None
-) -> dict[int, str]:
-    """The lengths that unpatched attention has no memory for, each with the reason in words."""
+def why_too_long(
+    loaded: models.LoadedModel, length: int, recipe: Recipe, max_memory: float | None, pairs: Sequence[Pair]
+) -> str | None:
+    """In words, if a step without the patch has no memory for that length."""
     limit = machine.free_memory() if max_memory is None else max_memory * 1e9
+    needed = training.expected_memory(loaded, length, recipe, pairs)
+    if needed <= limit:
+        return None
     there = f"{limit / 1e9:,.2f} GB are free" if max_memory is None else f"--max-memory is {max_memory:g} GB"
-    needed = {length: training.least_memory(loaded, length, recipe) for length in lengths}
-    return {
-        length: f"{length:,} tokens: MLX's own attention needs {least / 1e9:,.2f} GB for its scores alone, {there}"
-        for length, least in needed.items()
-        if least > limit
-    }
+    about = "about" if pairs else "at least"
+    return f"{length:,} tokens: a step without the patch needs {about} {needed / 1e9:,.2f} GB, {there}"
 
 
 def summary(pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -220,11 +239,11 @@ def subject(result: dict[str, Any]) -> str:
 
 def render(result: dict[str, Any]) -> str:
     """The result as a page of text."""
-    rows: list[tuple[str, ...]] = [("tokens", "patch", "step", "tokens/s", "peak memory", "loss")]
+    rows: list[tuple[str, ...]] = [("tokens", "patch", "step", "tokens/s", "peak memory", "loss", "steps")]
     for of_length in result["results"]:
         rows += _rows(of_length)
     flash, device = Flash.of(result["flash"]), result["machine"]["device"]
-    how = f"{result['settings']['repetitions']} repetitions, off and on taking turns"
+    how = "off and on taking turns"
     lines = [f"{subject(result)} · {how} · {device}", "", report.columns(rows), "", str(flash)]
     if not flash.calls:
         lines.append("Flash did not run in training: both arms are MLX's own attention.")
@@ -246,9 +265,10 @@ def _rows(of_length: dict[str, Any]) -> list[tuple[str, ...]]:
             f"{of_length[name]['tokens_per_s']:,.0f}",
             f"{of_length[name]['peak_memory_mb']:,.1f} MB",
             report.plain(of_length[name]["loss"], 6),
+            f"{len(of_length['trials'])}",
         )
         for number, name in enumerate(ARMS)
     ]
     off, on = of_length["off"], of_length["on"]
     ratios = (report.ratio(on[key], off[key]) for key in ("seconds", "tokens_per_s", "peak_memory_mb"))
-    return [*arms, ("", "on/off", *ratios, f"max |Δ| {of_length['max_abs_dloss']:.1e}")]
+    return [*arms, ("", "on/off", *ratios, f"max |Δ| {of_length['max_abs_dloss']:.1e}", "")]

@@ -4,7 +4,7 @@ Each arm has its own adapters and its own optimizer, from the same start, and go
 first step a difference of the losses is one of the gradients too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -119,10 +119,12 @@ def trainable(model: Any, recipe: Recipe, seed: int) -> Iterator[None]:
 
 
 def measured(
-    loaded: LoadedModel, lengths: Sequence[int], recipe: Recipe, repetitions: int, seed: int
+    loaded: LoadedModel, lengths: Iterable[int], recipe: Recipe, repetitions: int, max_seconds: float, seed: int
 ) -> Iterator[Pair]:
     """Takes that many steps of each length with both arms, after a pair that warms up and is not counted.
 
+    A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up has, it counts:
+    what it does once is nothing beside a step so long. A length is asked for when those before it are done.
     Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
     """
     random = np.random.default_rng(seed)
@@ -131,6 +133,7 @@ def measured(
         trainees = {name: Trainee(loaded.model, start) for name in ARMS}
         # The warm-up counts here: the step is traced then and never again, and calls that fall back do it there.
         flash = Flash()
+        spent = 0.0
         for repetition in range(-1, repetitions):
             batch = _batch(random.integers(loaded.vocabulary, size=(recipe.batch_size, seq_len + 1)))
             trials: dict[Arm, Trial] = {}
@@ -143,9 +146,13 @@ def measured(
                     what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
                     raise EvalError(f"{what}: {first_line(error)}") from error
                 losses[name] = loss
-            if repetition >= 0:
+            spent += sum(trial.seconds for trial in trials.values())
+            enough = 0 < max_seconds <= spent
+            if repetition >= 0 or enough:
                 yield Pair(seq_len, seq_len * recipe.batch_size, arms(repetition), trials, losses, flash)
                 flash = Flash()
+            if enough:
+                break
 
 
 def _batch(tokens: np.ndarray) -> Batch:
@@ -163,3 +170,14 @@ def least_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe) -> int:
     """
     kept = 1 if recipe.grad_checkpoint else recipe.num_layers
     return (kept + 2) * recipe.batch_size * loaded.heads * seq_len**2 * ITEM_SIZE[loaded.dtype.split(", ")[-1]]
+
+
+def expected_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe, pairs: Sequence[Pair]) -> float:
+    """Bytes of a step without the patch: the scores, and for each token as much as the longest sequence so far has
+    needed for all else. Before there is one, the scores alone."""
+    longest = max(pairs, key=lambda pair: pair.seq_len, default=None)
+    needed: float = least_memory(loaded, seq_len, recipe)
+    if longest:
+        all_else = longest.trials["off"].peak_memory - least_memory(loaded, longest.seq_len, recipe)
+        needed += max(0, all_else) / longest.seq_len * seq_len
+    return needed
