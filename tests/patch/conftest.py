@@ -79,6 +79,12 @@ def random_model(model_type, config, dtype=mx.float32, seed=0):
 
 
 @pytest.fixture
+def make_model():
+    """make_model(model_type, config, dtype, seed): a model with random weights."""
+    return random_model
+
+
+@pytest.fixture
 def tiny():
     """tiny(model_type, dtype, seed): a model of two layers with grouped-query attention and random weights."""
 
@@ -102,11 +108,11 @@ def tokens():
 def command():
     """command(name, *arguments, flash="1"): runs a command of this environment in a process of its own."""
 
-    def run(name, *arguments, flash=None, **options):
+    def run(name, *arguments, flash=None, timeout=60, **options):
         env = {key: value for key, value in os.environ.items() if key != "MLXLM_FLASH"}
         env.update({"HF_HUB_OFFLINE": "1"} if flash is None else {"HF_HUB_OFFLINE": "1", "MLXLM_FLASH": flash})
         path = Path(sys.executable).parent / name
-        return subprocess.run([path, *arguments], env=env, capture_output=True, text=True, timeout=60, **options)
+        return subprocess.run([path, *arguments], env=env, capture_output=True, text=True, timeout=timeout, **options)
 
     return run
 
