@@ -13,7 +13,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 from flashattn_core import flash_attention
-from flashattn_core.reference import distance, per_head, reference_attention, visible_and_bias
+from flashattn_core.reference import reference_attention, visible_and_bias
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -87,64 +87,6 @@ def assert_matches_reference(
     by_unfused = functools.cache(lambda: unfused(query, key, value, scale, mask, **options))
     assert_within_rule(to_numpy(out), expected_out, lambda: to_numpy(by_unfused()[0]), "out")
     assert_within_rule(np.asarray(lse), expected_lse, lambda: np.asarray(by_unfused()[1]), "lse")
-
-
-def reference_gradients(
-    query,
-    key,
-    value,
-    out_gradient,
-    lse_gradient,
-    scale=None,
-    mask=None,
-    *,
-    softcap=None,
-    sinks=None,
-    alibi_slopes=None,
-    rounded=lambda a: a,
-) -> tuple[np.ndarray, ...]:
-    """The gradients of query, key, value (and sinks) in float64, by the formulas and with all scores in memory.
-
-    `rounded` is what happens to each result on the way: the unfused gradient of a dtype rounds to that dtype.
-    """
-    query, key, value, out_gradient, lse_gradient = (
-        to_numpy(a).astype(np.float64) for a in (query, key, value, out_gradient, lse_gradient)
-    )
-    options = {"softcap": softcap, "sinks": None if sinks is None else to_numpy(sinks)}
-    options["alibi_slopes"] = None if alibi_slopes is None else to_numpy(alibi_slopes)
-    out, lse = reference_attention(query, key, value, scale, mask, **options)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    group = query.shape[-3] // key.shape[-3]
-    keys, values = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
-    visible, bias = visible_and_bias(query.shape, key.shape[-2], mask)
-
-    scores = rounded(query @ keys.swapaxes(-1, -2) * scale)
-    slope = 1.0
-    if softcap is not None:
-        slope = rounded(1 - np.tanh(scores / softcap) ** 2)
-        scores = rounded(softcap * np.tanh(scores / softcap))
-    if alibi_slopes is not None:
-        scores = scores - per_head(options["alibi_slopes"]) * np.abs(distance(query.shape[-2], key.shape[-2]))
-    sees_any = np.isfinite(lse)[..., None]
-    finite_lse = np.where(sees_any, lse[..., None], 0)
-    logits = np.where(visible, rounded(scores + bias), -np.inf)
-    weights = rounded(np.where(visible & sees_any, np.exp(logits - finite_lse), 0))
-    delta = rounded((rounded(out) * out_gradient).sum(axis=-1, keepdims=True)) - lse_gradient[..., None]
-    score_gradient = rounded(weights * (rounded(out_gradient @ values.swapaxes(-1, -2)) - delta) * slope)
-
-    def over_group(gradient: np.ndarray) -> np.ndarray:
-        return gradient.reshape(*key.shape[:-2], group, *gradient.shape[-2:]).sum(axis=-3)
-
-    result = (
-        scale * score_gradient @ keys,
-        over_group(scale * score_gradient.swapaxes(-1, -2) @ query),
-        over_group(weights.swapaxes(-1, -2) @ out_gradient),
-    )
-    if sinks is not None:
-        sink_weights = np.where(sees_any, np.exp(per_head(options["sinks"]) - finite_lse), 0)
-        of_sinks = -(sink_weights * delta).sum(axis=(-1, -2))
-        result = (*result, of_sinks.sum(axis=tuple(range(of_sinks.ndim - 1))))
-    return tuple(rounded(gradient) for gradient in result)
 
 
 def assert_within_rule(got: np.ndarray, expected: np.ndarray, by_unfused: Callable[[], np.ndarray], what: str) -> None:

@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from gradient_oracle import Call, assert_obeys_the_rule
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import DTYPES, assert_matches_reference, to_numpy
@@ -82,6 +83,17 @@ def cases(draw):
 def test_agrees_with_the_reference(case):
     query, key, value, options = case
     assert_matches_reference(query, key, value, **options)
+
+
+@given(cases(), st.data())
+def test_gradients_agree_with_the_reference(case, data):
+    query, key, value, options = case
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    *batch, heads, length, _ = query.shape
+    dtype = {dtype: name for name, dtype in DTYPES.items()}[query.dtype]
+    dout = data.draw(tensors(rng, dtype, tuple(batch), heads, length, value.shape[-1]))
+    dlse = mx.array(rng.standard_normal((*batch, heads, length), dtype=np.float32))
+    assert_obeys_the_rule(Call(query, key, value, dout, data.draw(st.sampled_from([None, dlse])), **options))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 70), st.integers(1, 140), st.floats(1, 1000))

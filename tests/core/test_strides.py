@@ -15,7 +15,7 @@ def transposed(a):
 
 def cache_slice(a):
     """The used part of a larger buffer, as mlx-lm's KV cache returns it."""
-    buffer = mx.full((*a.shape[:2], a.shape[2] + 31, a.shape[3]), mx.nan)
+    buffer = mx.full((*a.shape[:2], a.shape[2] + 31, a.shape[3]), mx.nan, a.dtype)
     buffer[:, :, : a.shape[2]] = a
     return buffer[:, :, : a.shape[2]]
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from flashattn_core import NoKernelError
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from flashattn_core.reference import reference_attention
-from metal_backward import Call, assert_obeys_the_rule, draw_call, launches, plain_gradients, run
+from gradient_oracle import assert_obeys_the_rule, draw_call
+from metal_backward import launches, run
 from metal_on_cpu import AddressSpaceError, check_address_spaces
 from oracle import DTYPES, to_numpy
-from test_grid import cast_arrays, mask_kinds, option_kinds
+from test_gradients import with_options
+from test_grid import mask_kinds, option_kinds
 from test_kernels import SCHEDULES
 from test_strides import cache_slice, column_major, reversed_rows, strided_columns, transposed
 
@@ -25,41 +26,6 @@ LENGTHS = [
     *((97, 31), (8, 96), (65, 65), (66, 127), (127, 64), (128, 128), (129, 33), (80, 16), (96, 15), (9, 129)),
 ]
 GRADIENTS = ("dq", "dk", "dv")
-
-
-def with_options(call: Call, mask, options) -> Call:
-    dtype = call.query.dtype
-    options = {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
-    return replace(call, mask=cast_arrays(mask, dtype), **options)
-
-
-# --- The formula that everything is compared with ------------------------------------------------------
-
-
-@pytest.mark.parametrize("turn", range(12))
-def test_the_plain_gradients_are_those_of_the_forward(rng, turn):
-    """Against central differences of sum(out * dout) + sum(lse * dlse) in float64, an element at a time."""
-    call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
-    call = with_options(call, mask_kinds(rng, 5, 7)[turn](), option_kinds(rng, 2)[turn % 8])
-    inputs = [to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value)]
-    dout, dlse = to_numpy(call.dout).astype(np.float64), to_numpy(call.dlse).astype(np.float64)
-
-    def loss(query, key, value):
-        out, lse = _forward64(call, query, key, value)
-        return (out * dout).sum() + np.where(lse == -np.inf, 0, lse * dlse).sum()
-
-    step = 1e-5
-    for position, gradient in enumerate(plain_gradients(call, *call.forward())):
-        for index in np.ndindex(gradient.shape):
-            moved = [[a.copy() for a in inputs] for _ in range(2)]
-            moved[0][position][index] += step
-            moved[1][position][index] -= step
-            assert gradient[index] == pytest.approx((loss(*moved[0]) - loss(*moved[1])) / (2 * step), abs=1e-7)
-
-
-def _forward64(call, query, key, value):
-    options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": call.alibi_slopes}
-    return reference_attention(query, key, value, call.scale, call.mask, **options)
 
 
 # --- Correctness ---------------------------------------------------------------------------------------

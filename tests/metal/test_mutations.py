@@ -4,37 +4,14 @@ What this shows is that the checks see; a fault that passed here would pass in a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow, Tree
 from metal_attention import run
-from metal_on_cpu import MetalError
 from oracle import assert_matches_reference, draw
-
-BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
-
-
-@dataclass(frozen=True)
-class Fault:
-    kernel: str
-    old: str
-    new: str = ""
-    occurrence: int = 0
-    lengths: tuple[int, int] = (33, 70)
-    mask: object = "causal"
-    options: dict[str, object] = field(default_factory=dict)
-    dim: int = 40
-
-    def plant(self, source: str) -> str:
-        parts = source.split(self.old)
-        if len(parts) < self.occurrence + 2:
-            return source  # another launch of the same call
-        head, tail = parts[: self.occurrence + 1], parts[self.occurrence + 1 :]
-        return self.old.join(head) + self.new + self.old.join(tail)
-
+from planted_faults import BARRIER, Fault, assert_is_noticed
 
 ONE, FEW, LONG = (1, 70), (5, 70), (33, 70)
 REG, TG, SPLIT = "metal_prefill_reg", "metal_prefill_tg", "metal_decode_split"
@@ -161,16 +138,7 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str]) -> 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):
-    planted = []
-
-    def edit(source):
-        edited = FAULTS[name].plant(source)
-        planted.append(edited != source)
-        return edited
-
-    with pytest.raises((MetalError, AssertionError)):
-        call(FAULTS[name], rng, edit)
-    assert any(planted), "the kernels no longer have this text: plant the fault elsewhere"
+    assert_is_noticed(FAULTS[name], lambda edit: call(FAULTS[name], rng, edit))
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -172,9 +172,7 @@ metal::Work metal_backward(const Inputs& inputs, const Options& options, const S
     work.arrays[outputs[i].first] = gradients[i];
     *outputs[i].second = strides_of(gradients[i], batch_dims, {head, row, column});
   }
-  if (gradients.size() > 3) {
-    work.arrays[metal::kDelta] = gradients[3];
-  }
+  work.arrays[metal::kDelta] = gradients[3];
   work.launches = metal::backward_launches(call, strides);
   return work;
 }

@@ -20,7 +20,7 @@ cpu::AttentionArgs cpu_forward(const Inputs& inputs, const Options& options, con
 metal::Work metal_forward(Kernel kernel, const Inputs& inputs, const Options& options, const mx::array& out,
                           const mx::array& lse);
 
-// `gradients`: of query, key and value, and delta, see cpu/backward.h. Metal can do without the last.
+// `gradients`: of query, key and value, and delta, see cpu/backward.h.
 cpu::BackwardArgs cpu_backward(const Inputs& inputs, const Options& options, const Saved& saved,
                                std::vector<mx::array>& gradients);
 metal::Work metal_backward(const Inputs& inputs, const Options& options, const Saved& saved,

@@ -14,7 +14,12 @@ mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx:
   mx::array sees_nothing = mx::isneginf(lse, stream);
   mx::array logits = mx::subtract(mx::expand_dims(sinks, -1, stream), lse, stream);
   mx::array weights = mx::where(sees_nothing, mx::array(0.0f), mx::exp(logits, stream), stream);
-  mx::array gradient = mx::negative(mx::sum(mx::multiply(weights, delta, stream), -1, false, stream), stream);
+  mx::array terms = mx::negative(mx::multiply(weights, delta, stream), stream);
+  if (stream.device == mx::Device::cpu) {
+    // MLX adds one after the other there, with an error in float32 that grows with L. On the GPU it sums in a tree.
+    terms = mx::astype(terms, mx::float64, stream);
+  }
+  mx::array gradient = mx::sum(terms, -1, false, stream);
   std::vector<int> broadcast;  // the leading dimensions that sinks do not have, or have once
   int missing = static_cast<int>(gradient.ndim() - sinks.ndim());
   for (int axis = 0; axis < static_cast<int>(gradient.ndim()); ++axis) {
@@ -22,7 +27,8 @@ mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx:
       broadcast.push_back(axis);
     }
   }
-  return mx::reshape(mx::sum(gradient, broadcast, false, stream), sinks.shape(), stream);
+  gradient = mx::astype(mx::sum(gradient, broadcast, false, stream), mx::float32, stream);
+  return mx::reshape(gradient, sinks.shape(), stream);
 }
 
 // The gradient's inputs behind those of the forward pass.

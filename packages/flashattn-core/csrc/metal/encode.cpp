@@ -14,7 +14,8 @@ namespace {
 bool is_output(Binding binding) {
   return binding == kOut || binding == kLse || binding == kDq || binding == kDk || binding == kDv;
 }
-bool is_scratch(Binding binding) {
+// What the first launch writes and later ones read.
+bool is_between(Binding binding) {
   return binding == kPartialOut || binding == kPartialMax || binding == kPartialSum || binding == kDelta;
 }
 
@@ -74,9 +75,6 @@ void encode(const Work& work, mx::Stream stream) {
     arrays[kPartialMax] = scratch(encoder, rows, 1);
     arrays[kPartialSum] = scratch(encoder, rows, 1);
   }
-  if (int64_t rows = work.launches.delta_rows; rows > 0 && !arrays[kDelta]) {  // nobody wants it afterwards
-    arrays[kDelta] = scratch(encoder, rows, 1);
-  }
 
   bool first = true;
   for (const Launch& launch : work.launches.launches) {
@@ -86,7 +84,7 @@ void encode(const Work& work, mx::Stream stream) {
     encoder.set_compute_pipeline_state(kernel);
     for (Binding binding : launch.bindings) {
       // The encoder waits for a launch before another one that has its outputs as inputs: a barrier comes
-      // between writing partial results and reading them.
+      // between writing partial results, or delta, and reading them.
       if (binding == kParams) {
         encoder.set_bytes(work.params, kParams);
       } else if (binding == kSplitParams) {
@@ -96,7 +94,7 @@ void encode(const Work& work, mx::Stream stream) {
       } else if (!arrays[binding]) {
         throw std::logic_error(launch.function + " takes an array that the call does not have, binding " +
                                std::to_string(binding));
-      } else if (is_output(binding) || (is_scratch(binding) && first)) {
+      } else if (is_output(binding) || (is_between(binding) && first)) {
         encoder.set_output_array(*arrays[binding], binding);
       } else {
         encoder.set_input_array(*arrays[binding], binding);

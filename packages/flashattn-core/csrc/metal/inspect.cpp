@@ -38,13 +38,13 @@ nb::object buffer(const Work& work, Binding binding) {
   switch (binding) {
     case kOut:
     case kLse:
+    case kDelta:
     case kDq:
     case kDk:
     case kDv: return nb::int_(work.arrays[binding]->nbytes());
     case kPartialOut: return nb::int_(sizeof(float) * work.launches.partial_rows * work.params.value_dim);
     case kPartialMax:
     case kPartialSum: return nb::int_(sizeof(float) * work.launches.partial_rows);
-    case kDelta: return nb::int_(sizeof(float) * work.launches.delta_rows);
     case kParams: return bytes_of(work.params);
     case kSplitParams: return bytes_of(work.launches.split);
     case kBackwardParams: return bytes_of(work.backward);
@@ -113,6 +113,7 @@ nb::list inspect_backward(const Arguments& arguments, const mx::array& out, cons
   for (const mx::array& input : {named.query, named.key, named.value}) {
     gradients.push_back(not_allocated(input.shape(), input.dtype()));
   }
+  gradients.push_back(not_allocated(lse.shape(), mx::float32));
   Saved saved = {out, lse, out_gradient, lse_gradient ? &*lse_gradient : nullptr};
   return described(metal_backward(named, arguments.options, saved, gradients));
 }

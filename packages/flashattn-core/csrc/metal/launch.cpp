@@ -259,9 +259,7 @@ Launch backward_dkv(const Call& call) {
 }  // namespace
 
 Launches backward_launches(const Call& call, const BackwardParams& backward) {
-  const AttentionParams& p = call.params;
   Launches result;
-  result.delta_rows = std::max<int64_t>(1, p.batch_size * p.num_heads * p.query_len);  // something to bind
   for (Launch launch : {backward_delta(call), backward_dq(call), backward_dkv(call)}) {
     if (std::find(launch.grid.begin(), launch.grid.end(), 0) == launch.grid.end()) {
       add_backward_constants(launch, call, backward);

@@ -39,7 +39,7 @@ enum Binding : int {
   kSavedLse,
   kDout,
   kDlse,   // optional
-  kDelta,  // scratch, float32: one number for each row
+  kDelta,  // float32, (*B, H_q, L): an output of the first launch, an input of the others
   kDq,
   kDk,
   kDv,
@@ -80,7 +80,6 @@ struct Launches {
   std::vector<Launch> launches;
   SplitParams split = {};    // where partial results are needed
   int64_t partial_rows = 0;  // rows of the scratch arrays; 0: none needed
-  int64_t delta_rows = 0;    // elements of kDelta; 0: none needed
 };
 
 Launches launches(Kernel kernel, const Call& call);

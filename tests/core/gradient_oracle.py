@@ -1,0 +1,148 @@
+"""What every test of a gradient compares with, on the CPU and on Metal, and how closely.
+
+The rule of oracle.py: the error against float64 is at most twice that of the unfused gradient, plus 1e-5. The unfused
+gradient has all scores in memory and each step in float32, from out and lse as a forward leaves them (out rounded to
+the call's dtype); its results are rounded to that dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, fields
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from flashattn_core import flash_attention
+from flashattn_core.reference import distance, per_head, reference_attention, visible_and_bias
+from oracle import assert_within_rule, draw, to_numpy
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, and what the gradients of its results are."""
+
+    query: mx.array
+    key: mx.array
+    value: mx.array
+    dout: mx.array
+    dlse: mx.array | None = None
+    scale: float | None = None
+    mask: object = None
+    softcap: float | None = None
+    sinks: mx.array | None = None
+    alibi_slopes: mx.array | None = None
+
+    def forward(self) -> tuple[np.ndarray, np.ndarray]:
+        """out and lse in float64."""
+        return self.forward_of(*map(to_numpy, (self.query, self.key, self.value)))
+
+    def forward_of(self, query, key, value, sinks=None) -> tuple[np.ndarray, np.ndarray]:
+        """As forward(), of other arrays."""
+        numbers = lambda a: None if a is None else to_numpy(a)  # noqa: E731
+        sinks = numbers(self.sinks) if sinks is None else sinks
+        slopes = numbers(self.alibi_slopes)
+        return reference_attention(
+            query, key, value, self.scale, self.mask, softcap=self.softcap, sinks=sinks, alibi_slopes=slopes
+        )
+
+    def saved(self) -> tuple[mx.array, mx.array]:
+        """out and lse as a forward leaves them."""
+        return self.rounded(*self.forward())
+
+    def rounded(self, out: np.ndarray, lse: np.ndarray) -> tuple[mx.array, mx.array]:
+        return mx.array(out.astype(np.float32)).astype(self.query.dtype), mx.array(lse.astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Arrays of MLX or of numpy."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dsinks: Any = None  # None: of a call without sinks, or by a kernel that leaves them to others
+
+
+def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
+    query, key, value = draw(rng, **shapes)
+    dout = rng.standard_normal((*query.shape[:-1], value.shape[-1]), dtype=np.float32)
+    of_lse = rng.standard_normal(query.shape[:-1], dtype=np.float32)
+    return Call(query, key, value, mx.array(dout).astype(query.dtype), mx.array(of_lse) if dlse else None)
+
+
+def flash_gradients(call: Call) -> Gradients:
+    """Of flash_attention, by mx.vjp."""
+    options = {"scale": call.scale, "mask": call.mask, "softcap": call.softcap, "alibi_slopes": call.alibi_slopes}
+
+    def results(query, key, value, sinks=None):
+        out, lse = flash_attention(query, key, value, **options, sinks=sinks, return_lse=True)
+        return [out] if call.dlse is None else [out, lse]
+
+    primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])
+    return Gradients(*mx.vjp(results, primals, [call.dout] if call.dlse is None else [call.dout, call.dlse])[1])
+
+
+def unfused_gradients(call: Call, out: np.ndarray, lse: np.ndarray, dtype=np.float64) -> Gradients:
+    """Each step in `dtype`, from out and lse of the forward; O(L*S) in memory."""
+    cast = lambda a: np.asarray(a, dtype)  # noqa: E731
+    query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
+    out, lse = cast(out), cast(lse)[..., None]
+    batch, kv_heads, group = key.shape[:-3], key.shape[-3], query.shape[-3] // key.shape[-3]
+    length, key_len = query.shape[-2], key.shape[-2]
+    key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
+    scale = cast(query.shape[-1] ** -0.5 if call.scale is None else call.scale)
+    visible, bias = visible_and_bias(query.shape, key_len, call.mask)
+    sees_any = lse != -np.inf
+    finite_lse = np.where(sees_any, lse, 0)
+
+    with np.errstate(invalid="ignore", over="ignore"):  # of what is hidden
+        scores = query @ key.swapaxes(-1, -2) * scale
+        slope_of_cap = 1
+        if call.softcap is not None:
+            bounded = np.tanh(scores / cast(call.softcap))
+            scores, slope_of_cap = cast(call.softcap) * bounded, 1 - bounded * bounded
+        if call.alibi_slopes is not None:
+            scores = scores - cast(per_head(to_numpy(call.alibi_slopes))) * cast(np.abs(distance(length, key_len)))
+        scores = np.where(visible & sees_any, scores + cast(bias), -np.inf)
+        probabilities = np.exp(scores - finite_lse)
+        delta = (dout * out).sum(axis=-1, keepdims=True)
+        if call.dlse is not None:
+            delta = delta - cast(to_numpy(call.dlse))[..., None]
+        dscores = probabilities * (dout @ value.swapaxes(-1, -2) - delta) * slope_of_cap
+        dscores = np.where(probabilities == 0, 0, dscores)
+
+    of_group = lambda a: a.reshape(*batch, kv_heads, group, *a.shape[-2:]).sum(axis=-3)  # noqa: E731
+    dsinks = None
+    if call.sinks is not None:
+        sinks = cast(per_head(to_numpy(call.sinks)))
+        of_rows = np.where(sees_any, -np.exp(sinks - finite_lse) * delta, 0)[..., 0]
+        dsinks = of_rows.sum(axis=-1).reshape(-1, query.shape[-3]).sum(axis=0)
+    return Gradients(
+        dq=dscores @ key * scale,
+        dk=of_group(dscores.swapaxes(-1, -2) @ query * scale),
+        dv=of_group(probabilities.swapaxes(-1, -2) @ dout),
+        dsinks=dsinks,
+    )
+
+
+def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
+    """`got`: None: flash_attention's."""
+    got = got or flash_gradients(call)
+    out, lse = call.forward()
+    expected = unfused_gradients(call, out, lse)
+
+    @functools.cache
+    def by_steps() -> Gradients:
+        return unfused_gradients(call, *map(to_numpy, call.rounded(out, lse)), dtype=np.float32)
+
+    inputs = (call.query, call.key, call.value, call.sinks)
+    for field, given in zip(fields(Gradients), inputs, strict=True):
+        result = getattr(got, field.name)
+        if result is None:
+            continue
+        assert result.shape == given.shape
+        assert result.dtype == given.dtype
+        steps = lambda: getattr(by_steps(), field.name).astype(np.float32)  # noqa: B023, E731
+        unfused = lambda: to_numpy(mx.array(steps()).astype(given.dtype))  # noqa: B023, E731
+        assert_within_rule(to_numpy(result), getattr(expected, field.name), unfused, field.name)
