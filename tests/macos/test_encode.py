@@ -15,10 +15,19 @@ CSRC = ROOT / "packages/flashattn-core/csrc"
 MLX = Path(mx.__file__).parent
 BINDINGS = re.search(r"enum Binding : int \{(.*?)\}", (CSRC / "metal/launch.h").read_text(), re.S)[1]
 NAMES = re.findall(r"^\s*(k\w+),", BINDINGS, re.M)
-QUERY, KEY, VALUE, OUT, LSE, PARAMS, SINKS, SPLIT = (
-    NAMES.index(f"k{name}") for name in ("Query", "Key", "Value", "Out", "Lse", "Params", "Sinks", "SplitParams")
+
+
+def bindings(*names):
+    return [NAMES.index(f"k{name}") for name in names]
+
+
+QUERY, KEY, VALUE, OUT, LSE, PARAMS, SINKS, SPLIT = bindings(
+    "Query", "Key", "Value", "Out", "Lse", "Params", "Sinks", "SplitParams"
 )
-PARTIALS = {NAMES.index(f"kPartial{name}") for name in ("Out", "Max", "Sum")}
+PARTIALS = set(bindings("PartialOut", "PartialMax", "PartialSum"))
+SAVED_OUT, SAVED_LSE, DOUT, DLSE, DELTA, DQ, DK, DV, BACKWARD = bindings(
+    "SavedOut", "SavedLse", "Dout", "Dlse", "Delta", "Dq", "Dk", "Dv", "BackwardParams"
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the real classes there")
 
@@ -111,6 +120,82 @@ def test_names_tell_every_constant(recorder):
     constants = [line.split()[1:] for line in lines(done, "constant")]
     assert constants
     assert name == function + "".join(f"_{index}_{numbers.get(value, value)}" for index, value in constants)
+
+
+# --- The gradient ----------------------------------------------------------------------------------------
+
+
+def launches(done):
+    """What is printed for each launch, its dispatch included."""
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"use .*?dispatch [^\n]*", done.stdout, re.S)
+
+
+def buffers(launch, kind):
+    return {int(binding): int(buffer) for binding, buffer in re.findall(rf"^{kind} (\d+) buffer (\d+)", launch, re.M)}
+
+
+def test_what_each_launch_of_the_gradient_takes(recorder):
+    delta, dq, dkv = launches(recorder("backward", 100, 70))
+    assert "use metal_backward_delta_half_8_" in delta
+    assert buffers(delta, "input").keys() == {SAVED_OUT, DOUT, DLSE}
+    assert buffers(delta, "output").keys() == {DELTA}
+    for launch, name, outputs in ((dq, "dq", {DQ}), (dkv, "dkv", {DK, DV})):
+        assert f"use metal_backward_{name}_half_64_64_" in launch
+        # No sinks: lse has them. No out: delta has it.
+        assert buffers(launch, "input").keys() == {QUERY, KEY, VALUE, SAVED_LSE, DOUT, DELTA}
+        assert buffers(launch, "output").keys() == outputs
+    for launch in (delta, dq, dkv):
+        assert {int(binding) for binding in re.findall(r"^bytes (\d+)", launch, re.M)} == {PARAMS, BACKWARD}
+
+
+def test_the_grids_of_the_gradient(recorder):
+    grids = [re.search(r"dispatch (.*)", launch)[1] for launch in launches(recorder("backward", 100, 70))]
+    # 8 rows a threadgroup; 64 rows; 64 keys of a key/value head.
+    assert grids == ["13 4 1 of 256 1 1", "2 4 1 of 256 1 1", "2 2 1 of 256 1 1"]
+
+
+def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
+    """dq and dkv run side by side: no second barrier. Delta is an output of the primitive, which MLX keeps alive."""
+    done = recorder("backward", 100, 70)
+    delta, dq, dkv = launches(done)
+    assert buffers(delta, "output")[DELTA] == buffers(dq, "input")[DELTA] == buffers(dkv, "input")[DELTA]
+    assert ["barrier" in launch for launch in (delta, dq, dkv)] == [False, True, False]
+    assert f"output {DELTA} buffer {buffers(delta, 'output')[DELTA]} bytes {4 * 100 * 4}" in done.stdout
+    assert lines(done, "keep") == []
+
+
+def test_inputs_of_the_gradient_are_read_where_they_are(recorder):
+    _, dq, dkv = launches(recorder("backward", 100, 70))
+    for launch in (dq, dkv):
+        keys, dout = buffers(launch, "input")[KEY], buffers(launch, "input")[DOUT]
+        assert f"input {KEY} buffer {keys} offset {70 * 64 * 2}" in launch
+        assert f"input {VALUE} buffer {keys} offset {70 * 64 * 2}" in launch
+        assert f"input {DOUT} buffer {dout} offset {100 * 64 * 2}" in launch
+    written = [buffers(launch, "output") for launch in (dq, dkv)]
+    assert len({*written[0].values(), *written[1].values()} - set(buffers(dq, "input").values())) == 3
+
+
+def test_constants_of_the_gradient(recorder):
+    """Whole tiles of rows and of keys are another pipeline; dlse is known in the last constant."""
+    whole_rows, whole_keys, has_dlse = 14, 15, 16
+    for lengths, expected in (((100, 70), ("false", "false")), ((128, 96), ("true", "true"))):
+        (delta, dq, dkv) = re.findall(
+            r"^specialise .*\n((?:constant .*\n)*)", recorder("backward", *lengths).stdout, re.M
+        )
+        constants = [dict(re.findall(r"^constant (\d+) (\S+)", each, re.M)) for each in (delta, dq, dkv)]
+        assert {each[str(has_dlse)] for each in constants} == {"true"}
+        assert (constants[1][str(whole_rows)], constants[1][str(whole_keys)]) == expected
+    assert (constants[2][str(whole_rows)], constants[2][str(whole_keys)]) == ("true", "false")  # 96 keys in 64s
+
+
+@pytest.mark.parametrize(("lengths", "names"), [((0, 5), ["dkv"]), ((5, 0), ["delta", "dq"]), ((0, 0), [])], ids=str)
+def test_a_launch_that_writes_nothing_is_left_out(recorder, lengths, names):
+    used = re.findall(r"^use metal_backward_([a-z]+)", recorder("backward", *lengths).stdout, re.M)
+    assert used == names
+
+
+# --- What the GPU refuses --------------------------------------------------------------------------------
 
 
 def test_a_threadgroup_too_large_for_the_gpu(recorder):

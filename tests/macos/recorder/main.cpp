@@ -1,6 +1,6 @@
-// Encodes one call of half precision: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT. 4 heads, 2 key/value heads,
-// head_dim 64; keys are the second half of a longer array, and there are sinks. LIMIT is how many threads a threadgroup
-// may have.
+// Encodes one call of half precision: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT. KERNEL "backward": its gradient.
+// 4 heads, 2 key/value heads, head_dim 64; keys are the second half of a longer array, and dout the last rows of one;
+// there are sinks. LIMIT is how many threads a threadgroup may have.
 #include "metal/encode.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
@@ -27,17 +27,17 @@ mx::array allocated(mx::Shape shape, mx::Dtype dtype) {
   return a;
 }
 
-}  // namespace
+// Begins in the middle of its buffer.
+mx::array second_half(const mx::Shape& shape) {
+  mx::Shape longer = shape, start(4, 0);
+  start[2] = shape[2];
+  longer[2] = 2 * shape[2];
+  mx::array half = mx::slice(mx::zeros(longer, mx::float16), start, longer);
+  mx::eval(half);
+  return half;
+}
 
-int main(int, char** argv) {
-  int query_len = std::stoi(argv[2]), key_len = std::stoi(argv[3]), repeats = std::stoi(argv[4]);
-  MTL::ComputePipelineState::limit = std::stoi(argv[5]);
-
-  mx::array query = mx::zeros({1, 4, query_len, 64}, mx::float16), sinks = mx::zeros({4});
-  mx::array longer = mx::zeros({1, 2, 2 * key_len, 64}, mx::float16);
-  mx::array key = mx::slice(longer, {0, 0, key_len, 0}, {1, 2, 2 * key_len, 64});
-  mx::eval(query, key, sinks);
-
+metal::Call call_of(int query_len, int key_len) {
   metal::Call call = {.params = {}, .dtype = metal::Dtype::float16, .bias_dtype = metal::Dtype::float32};
   call.params.batch_dims = call.params.batch_shape[0] = 1;
   call.params.batch_size = 1;
@@ -47,15 +47,42 @@ int main(int, char** argv) {
   call.params.key_len = key_len;
   call.params.head_dim = call.params.value_dim = 64;
   call.present[metal::kSinks] = true;
+  return call;
+}
 
+metal::Work work_of(const std::string& kernel, int query_len, int key_len) {
+  mx::Shape rows = {1, 4, query_len, 64}, keys = {1, 2, key_len, 64}, numbers = {1, 4, query_len};
+  metal::Call call = call_of(query_len, key_len);
   metal::Work work;
   work.params = call.params;
-  work.launches = metal::launches(kernel_called(argv[1]), call);
-  work.arrays[metal::kQuery] = query;
-  work.arrays[metal::kKey] = work.arrays[metal::kValue] = key;
-  work.arrays[metal::kSinks] = sinks;
-  work.arrays[metal::kOut] = allocated({1, 4, query_len, 64}, mx::float16);
-  work.arrays[metal::kLse] = allocated({1, 4, query_len}, mx::float32);
+  work.arrays[metal::kQuery] = allocated(rows, mx::float16);
+  work.arrays[metal::kKey] = work.arrays[metal::kValue] = second_half(keys);
+  work.arrays[metal::kSinks] = allocated({4}, mx::float32);
+  if (kernel != "backward") {
+    work.launches = metal::launches(kernel_called(kernel), call);
+    work.arrays[metal::kOut] = allocated(rows, mx::float16);
+    work.arrays[metal::kLse] = allocated(numbers, mx::float32);
+    return work;
+  }
+  call.present[metal::kDlse] = true;
+  work.launches = metal::backward_launches(call, work.backward);
+  work.arrays[metal::kSavedOut] = allocated(rows, mx::float16);
+  work.arrays[metal::kSavedLse] = allocated(numbers, mx::float32);
+  work.arrays[metal::kDout] = second_half(rows);
+  work.arrays[metal::kDlse] = allocated(numbers, mx::float32);
+  work.arrays[metal::kDelta] = allocated(numbers, mx::float32);
+  work.arrays[metal::kDq] = allocated(rows, mx::float16);
+  work.arrays[metal::kDk] = allocated(keys, mx::float16);
+  work.arrays[metal::kDv] = allocated(keys, mx::float16);
+  return work;
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  int repeats = std::stoi(argv[4]);
+  MTL::ComputePipelineState::limit = std::stoi(argv[5]);
+  metal::Work work = work_of(argv[1], std::stoi(argv[2]), std::stoi(argv[3]));
   try {
     for (int i = 0; i < repeats; ++i) {
       metal::encode(work, mx::Stream(0, mx::Device::gpu));

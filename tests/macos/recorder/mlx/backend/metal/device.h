@@ -81,11 +81,12 @@ class CommandEncoder {
 
   void set_input_array(const array& a, int index) {
     std::cout << "input " << index << " buffer " << id(a) << " offset " << a.offset() << "\n";
-    barrier_ |= written_.count(id(a)) > 0;
+    wait_for(a);
   }
 
   void set_output_array(array& a, int index) {
     std::cout << "output " << index << " buffer " << id(a) << " bytes " << a.nbytes() << "\n";
+    wait_for(a);
     writes_.insert(id(a));
   }
 
@@ -99,15 +100,20 @@ class CommandEncoder {
     kept_.push_back(std::move(a));
   }
 
-  // As in MLX: a barrier where an input is an output of an earlier launch.
+  // As in MLX: a barrier where an array is an output of an earlier launch, and there has been none since.
   void dispatch_threadgroups(MTL::Size grid, MTL::Size group) {
     std::cout << (barrier_ ? "barrier\n" : "") << "dispatch " << grid.width << " " << grid.height << " " << grid.depth
               << " of " << group.width << " " << group.height << " " << group.depth << "\n";
+    if (barrier_) {
+      written_.clear();
+    }
     written_.merge(writes_);
+    writes_.clear();
     barrier_ = false;
   }
 
  private:
+  void wait_for(const array& a) { barrier_ |= written_.count(id(a)) > 0; }
   int id(const array& a) { return ids_.try_emplace(a.buffer().ptr(), static_cast<int>(ids_.size())).first->second; }
 
   std::map<const void*, int> ids_;
