@@ -1,10 +1,13 @@
 """What our kernels and MLX's own do on the same shapes, counted. As a program: the tables of docs/metal.md.
 
+The gradient stands beside the least that seven products can do: MLX has no kernel for it.
+
     uv run python tests/metal/beside_mlx.py [float32|float16|bfloat16]
 
 One key/value head of Qwen2 and what shares it, one call: every other head costs the same.
 """
 
+import dataclasses
 import functools
 import operator
 import sys
@@ -15,7 +18,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "cor
 import mlx.core as mx  # noqa: E402
 import mlx_kernels  # noqa: E402
 import numpy as np  # noqa: E402
+from gradient_oracle import draw_call  # noqa: E402
 from metal_attention import run  # noqa: E402
+from metal_backward import run as run_backward  # noqa: E402
 from metal_on_cpu import Counts, to_bfloat16  # noqa: E402
 from oracle import draw  # noqa: E402
 
@@ -51,6 +56,26 @@ def decode(rng: np.random.Generator, dim: int, dtype: str, key_len: int) -> dict
     return result
 
 
+def visible_eighths(length: int, tile: int = 8) -> int:
+    """Pairs of eight queries and eight keys, under a causal mask; or those of them in tiles of more keys."""
+    return sum((row + 8 + tile - 1) // tile * tile // 8 for row in range(0, length, 8))
+
+
+def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dict[str, Counts]:
+    """Of a group of query heads, causal. "least": the products of what is visible, and each array once."""
+    call = draw_call(
+        rng, heads=GROUP, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype, dlse=False
+    )  # fmt: skip
+    call = dataclasses.replace(call, mask="causal")
+    rows, pairs = GROUP * length, GROUP * visible_eighths(length)
+    least = Counts(
+        {"float": 7 * pairs * dim // 8},
+        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # with dout, out, lse and delta
+        device_written=call.query.nbytes + 2 * call.key.nbytes + 4 * rows,
+    )
+    return {**run_backward(call).counts, "least": least}
+
+
 def line(case: str, kernel: str, counts: Counts) -> str:
     device = (counts.device_read + counts.device_written) / 1024
     threadgroup = (counts.threadgroup_read + counts.threadgroup_written) / 1024
@@ -59,10 +84,14 @@ def line(case: str, kernel: str, counts: Counts) -> str:
     return " | ".join([f"| {case}", kernel, *(f"{number:,.0f}" for number in numbers)]) + " |"
 
 
-def main(dtype: str = "float16") -> None:
-    print(f"{dtype}\n")
-    print("| case | kernel | 8x8 MMAs | device KB | threadgroup KB | barriers | SIMD operations | transcendentals |")
+def print_head() -> None:
+    print("\n| case | kernel | 8x8 MMAs | device KB | threadgroup KB | barriers | SIMD operations | transcendentals |")
     print("|---|---|---|---|---|---|---|---|")
+
+
+def main(dtype: str = "float16") -> None:
+    print(dtype)
+    print_head()
     rng = np.random.default_rng(0)
     for model, dim in HEAD_DIMS.items():
         for length in (256, 512):
@@ -73,6 +102,10 @@ def main(dtype: str = "float16") -> None:
         for key_len in (512, 2048):
             for kernel, counts in decode(rng, dim, dtype, key_len).items():
                 print(line(f"{model}, decode {key_len:,}", kernel, counts), flush=True)
+    print_head()
+    for model, dim in HEAD_DIMS.items():
+        for kernel, counts in gradient(rng, dim, dtype, 512).items():
+            print(line(f"{model}, gradient 512, causal", kernel, counts), flush=True)
 
 
 if __name__ == "__main__":

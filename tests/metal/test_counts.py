@@ -6,9 +6,11 @@ One key/value head and the query heads that share it: every other head costs the
 import mlx.core as mx
 import numpy as np
 import pytest
-from beside_mlx import GROUP, HEAD_DIMS, decode, prefill, total
+from beside_mlx import GROUP, HEAD_DIMS, decode, gradient, prefill, total, visible_eighths
 from flashattn_core.masks import KeyRange, SlidingWindow
+from gradient_oracle import draw_call
 from metal_attention import run
+from metal_backward import run as run_backward
 from metal_on_cpu import Counts
 from oracle import draw
 
@@ -100,3 +102,55 @@ def test_fully_visible_tiles_read_no_mask(rng):
     plain = run(query, key, value, mask="causal").counts[0]
     array = run(query, key, value, mask=mx.array(np.tri(256, dtype=bool))).counts[0]
     assert array.device_read > plain.device_read + 256 * 256
+
+
+# --- The gradient ----------------------------------------------------------------------------------------
+
+
+def products_of(counts: Counts) -> int:
+    return sum(counts.mma.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("model", HEAD_DIMS)
+def test_gradient_beside_seven_products(rng, model, dtype):
+    """dk, dv and dq are summed over visible eights alone; scores and dP over visible tiles."""
+    dim = HEAD_DIMS[model]
+    counts = gradient(rng, dim, dtype, 512)
+    products = {kernel: products_of(each) * 8 // dim // GROUP for kernel, each in counts.items()}
+    rows = 16 if dtype == "float32" and dim == 128 else 32  # of a tile of queries, by its bytes
+    one, of_keys, of_rows = visible_eighths(512), visible_eighths(512, 32), visible_eighths(512, rows)
+    assert products["least"] == 7 * one
+    assert products["backward_delta"] == 0
+    assert products["backward_dq"] == 2 * of_keys + one
+    assert products["backward_dkv"] == 2 * of_rows + 2 * one
+    assert products["backward_dq"] + products["backward_dkv"] <= 1.03 * products["least"]
+    # No atomics: every element of every result is written once.
+    assert sum(counts[f"backward_{name}"].device_written for name in ("delta", "dq", "dkv")) == (
+        counts["least"].device_written
+    )
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
+    # No mask. dq: keys and values go by; dkv: the rows of all heads of the group, with lse (two parts) and delta.
+    length, key_len = 128, 192
+    call = draw_call(rng, heads=GROUP, kv_heads=1, length=length, key_len=key_len, dim=dim, dtype=dtype)
+    counts = run_backward(call).counts
+    dq, dkv = counts["backward_dq"], counts["backward_dkv"]
+    row_tiles, key_tiles, rows = GROUP * length // 64, key_len // 64, 16 if dtype == "float32" and dim == 128 else 32
+    assert dq.threadgroup_written == row_tiles * (call.key.nbytes + call.value.nbytes)
+    assert dkv.threadgroup_written == key_tiles * (call.query.nbytes + call.dout.nbytes + 3 * 4 * GROUP * length)
+    assert dq.barriers == row_tiles * 4 * key_len // 32
+    assert dkv.barriers == key_tiles * 2 * GROUP * length // rows
+    assert counts["backward_delta"].threadgroup_written == counts["backward_delta"].barriers == 0
+
+
+@pytest.mark.parametrize(("dims", "products"), [((128, 128), 7), ((136, 128), 8), ((256, 256), 8)])
+def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products):
+    call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype="float16")
+    counts = run_backward(call).counts
+    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # S, dQ, dK and S again; dP in both, dV
+    assert products_of(counts["backward_dq"]) == 2 * query_like + value_like
+    assert products_of(counts["backward_dkv"]) == (2 + products - 7) * query_like + 2 * value_like
