@@ -173,9 +173,10 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.columns; lane += kWidth) {
       int64_t at = int64_t{j} * rows.columns + lane;
-      vfloat lse = load(tile.lse + lane);
-      vfloat probability = exp2((load(rows.scores + at) - lse) * kLog2e);
-      probability = lse == broadcast(kInfinity) ? broadcast(0) : probability;
+      vfloat score = load(rows.scores + at), lse = load(tile.lse + lane);
+      vfloat probability = exp2((score - lse) * kLog2e);
+      vint none = (score == broadcast(-kInfinity)) | (lse == broadcast(kInfinity));  // lse may be NaN
+      probability = none ? broadcast(0) : probability;
       vfloat gradient = probability * (load(tile.score_gradient + at) - load(tile.delta + lane));
       if (capped) gradient *= load(tile.cap_slope + at);
       store(rows.scores + at, probability);

@@ -1,0 +1,149 @@
+// A case's inputs and outputs in memory, and the arguments that name them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "formula.h"
+
+namespace flashattn::driver {
+
+// An output: its memory is all 0xff before the call, and stays so between the elements and behind them.
+class Result {
+ public:
+  Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, cpu::Dtype dtype)
+      : layout_(layout),
+        batch_size_(c.batch_size()),
+        heads_(heads),
+        rows_(rows),
+        columns_(columns),
+        dtype_(dtype),
+        memory_(layout.numbers.size() * format(dtype).bytes + kMargin, 0xff) {}
+
+  void* memory() { return memory_.data(); }
+  const Strides& strides() const { return layout_.strides; }
+
+  std::vector<double> numbers() const {
+    std::vector<double> numbers;
+    for_each_element([&](size_t at) { numbers.push_back(read_element(dtype_, memory_.data() + at)); });
+    return numbers;
+  }
+  bool gaps_untouched() const {
+    std::vector<uint8_t> gaps = memory_;
+    for_each_element([&](size_t at) { std::memset(gaps.data() + at, 0xff, format(dtype_).bytes); });
+    return std::count(gaps.begin(), gaps.end(), 0xff) == std::ptrdiff_t(gaps.size());
+  }
+
+ private:
+  static constexpr size_t kMargin = 64;  // bytes: the widest vector
+
+  template <typename Visit>
+  void for_each_element(Visit visit) const {
+    for (int64_t row = 0; row < batch_size_ * heads_ * rows_; ++row) {
+      for (int d = 0; d < columns_; ++d) {
+        visit(format(dtype_).bytes *
+              layout_.offset(row / rows_ / heads_, int(row / rows_ % heads_), int(row % rows_), d));
+      }
+    }
+  }
+
+  Tensor layout_;
+  int64_t batch_size_;
+  int heads_, rows_, columns_;
+  cpu::Dtype dtype_;
+  std::vector<uint8_t> memory_;
+};
+
+// The forward pass of a case. `args` points into the other members.
+struct Call {
+  std::vector<uint8_t> query, key, value, bias, sinks, alibi_slopes, visible;
+  std::vector<uint32_t> tree;
+  std::vector<int32_t> key_start, key_stop;
+  Result out, lse;
+  cpu::AttentionArgs args = {};
+
+  Call(const Case& c, const Inputs& in, Draw& draw)
+      : query(in.query.in_memory(c.dtype)),
+        key(in.key.in_memory(c.dtype)),
+        value(in.value.in_memory(c.dtype)),
+        bias(in.bias.in_memory(c.bias_dtype)),
+        sinks(in.sinks.in_memory(cpu::Dtype::float32)),
+        alibi_slopes(in.alibi_slopes.in_memory(cpu::Dtype::float32)),
+        key_start(in.key_start),
+        key_stop(in.key_stop),
+        out(c, Tensor(c.batch, c.heads(), c.query_len, c.value_dim, any_order(draw), c.strided ? 3 : 0), c.heads(),
+            c.query_len, c.value_dim, c.dtype),
+        lse(c, Tensor(c.batch, c.heads(), c.query_len, 1, any_order(draw), c.strided ? 3 : 0), c.heads(), c.query_len,
+            1, cpu::Dtype::float32) {
+    for (double x : in.visible.numbers) visible.push_back(x == 1);
+    int words = pack_tree(c, in);
+    set_params(c, in, words);
+    args.dtype = c.dtype;
+    args.bias_dtype = c.bias_dtype;
+    args.query = query.data();
+    args.key = key.data();
+    args.value = value.data();
+    args.out = out.memory();
+    args.lse = static_cast<float*>(lse.memory());
+    if (c.visible) args.visible = reinterpret_cast<const bool*>(visible.data());
+    if (c.bias) args.bias = bias.data();
+    if (c.key_range) args.key_start = key_start.data(), args.key_stop = key_stop.data();
+    if (c.tree_size > 0) args.tree = tree.data();
+    if (c.sinks) args.sinks = reinterpret_cast<const float*>(sinks.data());
+    if (c.alibi) args.alibi_slopes = reinterpret_cast<const float*>(alibi_slopes.data());
+    c.decode ? cpu::decode(args) : cpu::prefill(args);
+  }
+  Call(const Call&) = delete;
+
+ private:
+  // Returns the words of a row.
+  int pack_tree(const Case& c, const Inputs& in) {
+    int words = (c.tree_size + 31) / 32;
+    tree.resize(static_cast<size_t>(c.batch_size() * c.tree_size * words));
+    for (size_t word = 0; word < tree.size(); ++word) {
+      int64_t row = int64_t(word) / words;
+      for (int j = int(word) % words * 32; j < std::min(c.tree_size, int(word) % words * 32 + 32); ++j) {
+        tree[word] |= uint32_t(in.tree.at(row / c.tree_size, 0, int(row % c.tree_size), j)) << (j % 32);
+      }
+    }
+    return words;
+  }
+
+  void set_params(const Case& c, const Inputs& in, int tree_words) {
+    AttentionParams& p = args.params;
+    p.batch_dims = static_cast<int32_t>(c.batch.size());
+    std::copy(c.batch.begin(), c.batch.end(), p.batch_shape);
+    p.batch_size = c.batch_size();
+    p.num_heads = c.heads();
+    p.num_kv_heads = c.kv_heads;
+    p.query_len = c.query_len;
+    p.key_len = c.key_len;
+    p.head_dim = c.head_dim;
+    p.value_dim = c.value_dim;
+    p.scale = scale_of(c);
+    p.softcap = c.softcap;
+    p.causal = c.causal;
+    p.window = c.window;
+    p.tree_size = c.tree_size;
+    p.query = in.query.strides;
+    p.key = in.key.strides;
+    p.value = in.value.strides;
+    p.out = out.strides();
+    p.lse = lse.strides();
+    p.visible = in.visible.strides;
+    p.bias = in.bias.strides;
+    p.sinks = in.sinks.strides;
+    p.alibi_slopes = in.alibi_slopes.strides;
+    p.tree.row = tree_words;
+    p.tree.column = 1;
+    int64_t elements = 1;
+    for (size_t d = c.batch.size(); d-- > 0; elements *= c.batch[d]) {
+      p.key_start.batch[d] = p.key_stop.batch[d] = elements;
+      p.tree.batch[d] = elements * c.tree_size * tree_words;
+    }
+  }
+};
+
+}  // namespace flashattn::driver

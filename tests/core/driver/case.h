@@ -1,0 +1,96 @@
+// The variables of one case: sizes, dtypes, options.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tensor.h"
+
+namespace flashattn::driver {
+
+// Multiply-adds of a case: some hundred cases take less than a minute under an emulator.
+constexpr int64_t kMostWork = 1 << 21;
+
+struct Case {
+  int number;
+  bool decode;
+  cpu::Dtype dtype, bias_dtype;
+  std::vector<int> batch;
+  int kv_heads, group, query_len, key_len, head_dim, value_dim;
+  double query_size;  // 8: a few keys take all of the weight
+  bool causal, strided;
+  int window, tree_size;
+  float softcap;
+  bool key_range, visible, bias, sinks, alibi, poison;
+
+  int heads() const { return kv_heads * group; }
+  int64_t batch_size() const {
+    int64_t size = 1;
+    for (int extent : batch) size *= extent;
+    return size;
+  }
+  int64_t work() const { return batch_size() * heads() * query_len * key_len * (head_dim + value_dim); }
+
+  std::string describe() const {
+    std::string text = "case " + std::to_string(number) + ": " + (decode ? "decode " : "prefill ") + format(dtype).name;
+    for (int extent : batch) text += " B " + std::to_string(extent);
+    const auto add = [&](bool present, const std::string& what) { text += present ? ", " + what : ""; };
+    add(true, "heads " + std::to_string(heads()) + "/" + std::to_string(kv_heads));
+    add(true, "L " + std::to_string(query_len) + ", S " + std::to_string(key_len));
+    add(true, "D " + std::to_string(head_dim) + ", D_v " + std::to_string(value_dim));
+    add(query_size != 1, "large scores");
+    add(strided, "strided");
+    add(causal, "causal");
+    add(window > 0, "window " + std::to_string(window));
+    add(key_range, "key range");
+    add(visible, "bool array");
+    add(bias, std::string("bias ") + format(bias_dtype).name);
+    add(tree_size > 0, "tree " + std::to_string(tree_size));
+    add(softcap > 0, "softcap");
+    add(sinks, "sinks");
+    add(alibi, "alibi");
+    add(poison, "NaN and infinity in keys");
+    return text;
+  }
+};
+
+inline cpu::Dtype any_dtype(Draw& draw) {
+  return static_cast<cpu::Dtype>(draw.below(3));
+}
+
+inline Case draw_case(Draw& draw, int number) {
+  static const std::vector<int> batches[] = {{}, {2}, {2, 3}};
+  static const std::vector<int> dims = {1, 7, 64, 72, 80, 128, 200, 512};
+  Case c = {};
+  c.number = number;
+  // The lengths first, and then what still fits: small cases alone would never meet a second tile.
+  c.query_len = draw.pick({1, 2, 5, 8, 9, 33, 64, 97, 131});
+  c.key_len = draw.chance(4) ? 0 : draw.pick({1, 7, 33, 96, 97, 193, 511, 700, 1100});
+  do {
+    c.batch = batches[draw.below(3)];
+    c.kv_heads = draw.pick({1, 2});
+    c.group = draw.pick({1, 2, 7});
+    c.head_dim = draw.pick(dims);
+    c.value_dim = draw.chance(50) ? c.head_dim : draw.pick(dims);
+  } while (c.work() > kMostWork);
+  c.decode = c.query_len <= cpu::kMaxDecodeLen && draw.chance(75);
+  c.dtype = any_dtype(draw);
+  c.bias_dtype = any_dtype(draw);
+  c.query_size = draw.chance(20) ? 8 : 1;
+  c.strided = draw.chance(50);
+  c.causal = draw.chance(40);
+  c.window = c.causal && draw.chance(40) ? draw.pick({1, 20, 100}) : 0;
+  c.tree_size = draw.chance(20) ? std::min(c.key_len, draw.pick({1, c.query_len, 31, 32, 33, 70})) : 0;
+  c.softcap = draw.chance(25) ? 3.0f : 0.0f;
+  c.key_range = draw.chance(25);
+  c.visible = draw.chance(25);
+  c.bias = draw.chance(25);
+  c.sinks = draw.chance(25);
+  c.alibi = draw.chance(25);
+  c.poison = draw.chance(30);
+  return c;
+}
+
+}  // namespace flashattn::driver

@@ -1,0 +1,116 @@
+// The inputs of one case, and which keys its queries see.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "case.h"
+
+namespace flashattn::driver {
+
+struct Inputs {
+  Tensor query, key, value, visible, bias, tree;
+  Tensor sinks, alibi_slopes;                // one a head
+  std::vector<int32_t> key_start, key_stop;  // one a batch element
+};
+
+inline bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, int j) {
+  int position = i + c.key_len - c.query_len;
+  if (c.causal && j > position) return false;
+  if (c.window > 0 && position - j >= c.window) return false;
+  if (c.key_range && (j < in.key_start[size_t(b)] || j >= in.key_stop[size_t(b)])) return false;
+  if (c.visible && in.visible.at(b, head, i, j) == 0) return false;
+  if (c.bias && in.bias.at(b, head, i, j) == -kInf) return false;
+  int node = i + c.tree_size - c.query_len, other = j + c.tree_size - c.key_len;
+  return other < 0 || (node >= 0 && in.tree.at(b, 0, node, other) != 0);
+}
+
+// What must not reach a row: keys that no row of the group sees hold NaN or infinity, one key among those that
+// some rows see holds one NaN.
+inline void poison(const Case& c, Draw& draw, Inputs& in) {
+  for (int64_t b = 0; b < c.batch_size(); ++b) {
+    for (int g = 0; g < c.kv_heads; ++g) {
+      for (int j = 0; j < c.key_len; ++j) {
+        bool seen = false;
+        for (int row = 0; row < c.group * c.query_len && !seen; ++row) {
+          seen = sees(c, in, b, g * c.group + row / c.query_len, row % c.query_len, j);
+        }
+        if (seen) continue;
+        double with = draw.chance(50) ? kNaN : draw.chance(50) ? kInf : -kInf;
+        for (int d = 0; d < c.head_dim; ++d) in.key.at(b, g, j, d) = with;
+        for (int d = 0; d < c.value_dim; ++d) in.value.at(b, g, j, d) = with;
+      }
+      if (c.key_len > 0 && draw.chance(50)) {
+        int j = draw.below(c.key_len);
+        if (draw.chance(50)) {
+          in.key.at(b, g, j, draw.below(c.head_dim)) = kNaN;
+        } else {
+          in.value.at(b, g, j, draw.below(c.value_dim)) = kNaN;
+        }
+      }
+    }
+  }
+}
+
+inline Tensor any_tensor(const Case& c, Draw& draw, int heads, int rows, int columns) {
+  return c.strided ? Tensor(c.batch, heads, rows, columns, any_order(draw), draw.pick({0, 3}))
+                   : Tensor(c.batch, heads, rows, columns, {kHead, kRow, kColumn}, 0);
+}
+
+template <typename Number>
+void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Number number) {
+  for (int64_t b = 0; b < batch_size; ++b) {
+    for (int h = 0; h < heads; ++h) {
+      for (int r = 0; r < rows; ++r) {
+        for (int k = 0; k < columns; ++k) t.at(b, h, r, k) = number();
+      }
+    }
+  }
+}
+
+inline Inputs draw_inputs(const Case& c, Draw& draw) {
+  const auto tensor = [&](int heads, int rows, int columns) { return any_tensor(c, draw, heads, rows, columns); };
+  const auto mask = [&](bool present) {  // full, or the same for all heads, all queries, or all of the batch
+    std::vector<int> batch = draw.chance(50) ? c.batch : std::vector<int>(c.batch.size(), 1);
+    if (!present) return Tensor(batch, 1, 1, 1, {kHead, kRow, kColumn}, 0);
+    return Tensor(batch, draw.chance(50) ? c.heads() : 1, draw.chance(75) ? c.query_len : 1, c.key_len, any_order(draw),
+                  c.strided ? 3 : 0);
+  };
+  const auto one_a_head = [&] {
+    std::vector<int> batch = draw.chance(50) ? c.batch : std::vector<int>(c.batch.size(), 1);
+    return Tensor(batch, c.heads(), 1, 1, any_order(draw), c.strided ? 3 : 0);
+  };
+  const auto fill = [&](Tensor& t, int heads, int rows, int columns, auto number) {
+    driver::fill(t, c.batch_size(), heads, rows, columns, number);
+  };
+  Inputs in = {tensor(c.heads(), c.query_len, c.head_dim),
+               tensor(c.kv_heads, c.key_len, c.head_dim),
+               tensor(c.kv_heads, c.key_len, c.value_dim),
+               mask(c.visible),
+               mask(c.bias),
+               Tensor(c.batch, 1, c.tree_size, c.tree_size, {kRow, kColumn}, 0),
+               one_a_head(),
+               one_a_head(),
+               {},
+               {}};
+  fill(in.query, c.heads(), c.query_len, c.head_dim, [&] { return rounded(c.query_size * draw.normal(), c.dtype); });
+  fill(in.key, c.kv_heads, c.key_len, c.head_dim, [&] { return rounded(draw.normal(), c.dtype); });
+  fill(in.value, c.kv_heads, c.key_len, c.value_dim, [&] { return rounded(draw.normal(), c.dtype); });
+  int percent = draw.pick({5, 60, 95});  // 5: many rows see nothing
+  if (c.visible) fill(in.visible, c.heads(), c.query_len, c.key_len, [&] { return draw.chance(percent); });
+  if (c.bias) {
+    fill(in.bias, c.heads(), c.query_len, c.key_len,
+         [&] { return draw.chance(80) ? rounded(draw.normal(), c.bias_dtype) : -kInf; });
+  }
+  fill(in.tree, 1, c.tree_size, c.tree_size, [&] { return draw.chance(40); });
+  for (int64_t b = 0; b < c.batch_size(); ++b) {
+    in.key_start.push_back(draw.below(c.key_len / 2 + 1) - 1);
+    in.key_stop.push_back(draw.chance(20) ? in.key_start.back() - 1 : c.key_len + 1 - draw.below(c.key_len / 2 + 1));
+  }
+  fill(in.sinks, c.heads(), 1, 1, [&] { return rounded(3 * draw.normal(), cpu::Dtype::float32); });
+  fill(in.alibi_slopes, c.heads(), 1, 1, [&] { return rounded(draw.uniform(), cpu::Dtype::float32); });
+  if (c.poison) poison(c, draw, in);
+  return in;
+}
+
+}  // namespace flashattn::driver
