@@ -43,25 +43,31 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def build_drivers(build: Path, *options: str) -> Path:
-    source = Path(__file__).parent / "driver"
-    # cmake and ninja are installed beside this Python.
-    environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-    for command in (
-        ["-S", source, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options],
-        ["--build", build],
-    ):
-        done = subprocess.run(
-            ["cmake", *map(str, command)], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="session")
+def build_drivers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Builds the programs in driver/ from the CPU backend alone, and returns their folder."""
+
+    def build(*options: str, build_type: str = "Release", target: str = "all") -> Path:
+        source, folder = Path(__file__).parent / "driver", tmp_path_factory.mktemp("driver")
+        # cmake and ninja are installed beside this Python.
+        environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
+        for command in (
+            ["-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_BUILD_TYPE={build_type}", *options],
+            ["--build", folder, "--target", target],
+        ):
+            done = subprocess.run(
+                ["cmake", *map(str, command)], env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        return folder
+
     return build
 
 
 @pytest.fixture(scope="session")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs in driver/, built from the CPU backend alone."""
-    return build_drivers(tmp_path_factory.mktemp("driver"))
+def drivers(build_drivers: Callable[..., Path]) -> Path:
+    """The programs, for this machine."""
+    return build_drivers()
 
 
 @pytest.fixture(scope="session")
@@ -76,11 +82,10 @@ def require() -> Callable[[str, str], None]:
 
 
 @pytest.fixture(scope="session")
-def neon_drivers(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str, str], None]) -> Path:
+def neon_drivers(build_drivers: Callable[..., Path], require: Callable[[str, str], None]) -> Path:
     """The same programs for 64-bit ARM, for qemu-aarch64 to run. Static: they need no ARM libraries at run time."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     return build_drivers(
-        tmp_path_factory.mktemp("neon_driver"),
         "-DCMAKE_SYSTEM_NAME=Linux",
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",

@@ -39,22 +39,27 @@ def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
     return len(re.findall(pattern, read(tool, "--disassemble", "--no-show-raw-insn", object_file)))
 
 
-def assert_multiplies_whole_registers(build: Path, isa: str, tool: str = "objdump") -> None:
+each_source = pytest.mark.parametrize("source", ["kernels", "backward_kernels"])
+
+
+def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: str = "objdump") -> None:
     whole, less = MULTIPLY_ADD[isa]
-    (kernels,) = (path for path in objects(build, f"flashattn_cpu_{isa}") if path.name.startswith("kernels"))
+    (kernels,) = (path for path in objects(build, f"flashattn_cpu_{isa}") if path.name.startswith(f"{source}."))
     assert count(whole, kernels, tool) > 100  # a register tile alone has 6 rows of 2 or 4, and comes in several sizes
     assert count(whole, kernels, tool) > 2 * count(less, kernels, tool)
 
 
 @ON_X86
+@each_source
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "baseline"])
-def test_the_kernels_multiply_whole_registers(drivers, require, isa):
+def test_the_kernels_multiply_whole_registers(drivers, require, isa, source):
     require("objdump", "binutils")
-    assert_multiplies_whole_registers(drivers, isa)
+    assert_multiplies_whole_registers(drivers, isa, source)
 
 
-def test_the_kernels_multiply_whole_registers_of_neon(neon_drivers):
-    assert_multiplies_whole_registers(neon_drivers, "neon", "aarch64-linux-gnu-objdump")
+@each_source
+def test_the_kernels_multiply_whole_registers_of_neon(neon_drivers, source):
+    assert_multiplies_whole_registers(neon_drivers, "neon", source, "aarch64-linux-gnu-objdump")
 
 
 @ON_X86

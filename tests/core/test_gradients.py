@@ -219,6 +219,21 @@ def test_nan_in_one_row_reaches_what_that_row_sees(rng):
     np.testing.assert_array_equal(np.isnan(to_numpy(got.dv)), np.broadcast_to(expected, got.dv.shape))
 
 
+@pytest.mark.parametrize("where", ["query", "key"])
+def test_nan_in_lse_stays_with_the_keys_that_the_row_sees(rng, where):
+    query, key, value = draw(rng, length=33, key_len=33)
+    incoming = cotangents(rng, query, value)
+    poisoned = query if where == "query" else key
+    poisoned[:, :, 10, 3] = mx.nan
+    of_query, of_key, of_value = gradients(flash, query, key, value, *incoming, mask=SlidingWindow(4))
+    # Of rows that have a NaN in lse, and of the keys that these see.
+    rows, keys = ([10], range(7, 11)) if where == "query" else (range(10, 14), range(7, 14))
+    for gradient, reached in ((of_query, rows), (of_key, keys), (of_value, keys)):
+        nan = np.isnan(to_numpy(gradient)).all(axis=(0, 1, 3))
+        assert np.flatnonzero(nan).tolist() == list(reached)
+        assert np.isfinite(to_numpy(gradient)[:, :, ~nan]).all()
+
+
 class TestTransforms:
     def loss(self, *arrays):
         return (flash_attention(*arrays, mask="causal", softcap=5.0) ** 2).sum()

@@ -87,10 +87,10 @@ def test_one_that_is_not_to_be_had_is_an_error(run_python, name):
     )
 
 
-def assert_each_case_matches(name: str, cases: int, *forward: object) -> None:
+def assert_each_case_matches(name: str, cases: int, *program: object) -> None:
     """The driver takes the set that is asked for, its cases obey the rule, and threads change no bit of them."""
     by_threads = {
-        threads: run(*forward, cases, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads) for threads in ("1", "3")
+        threads: run(*program, cases, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads) for threads in ("1", "3")
     }
     results = {threads: output.split(": ", 1) for threads, output in by_threads.items()}
     assert results["1"][0] == f"{NAMES[name]}, 1 thread"
@@ -100,14 +100,18 @@ def assert_each_case_matches(name: str, cases: int, *forward: object) -> None:
 
 
 @each_set
-def test_each_one_over_the_options(drivers, name):
-    assert_each_case_matches(name, 600, drivers / "forward")
+@pytest.mark.parametrize(("program", "cases"), [("forward", 600), ("backward", 300)])
+def test_each_one_over_the_options(drivers, name, program, cases):
+    assert_each_case_matches(name, cases, drivers / program)
 
 
-@pytest.mark.parametrize(("name", "cases"), [("neon", 250), ("baseline", 50)])
-def test_arm_over_the_options(neon_drivers, require, name, cases):
+@pytest.mark.parametrize(
+    ("name", "program", "cases"),
+    [("neon", "forward", 250), ("baseline", "forward", 50), ("neon", "backward", 80), ("baseline", "backward", 20)],
+)
+def test_arm_over_the_options(neon_drivers, require, name, program, cases):
     require("qemu-aarch64", "qemu-user")
-    assert_each_case_matches(name, cases, "qemu-aarch64", neon_drivers / "forward")
+    assert_each_case_matches(name, cases, "qemu-aarch64", neon_drivers / program)
 
 
 @each_set
@@ -121,11 +125,12 @@ def test_exp2_and_tanh_of_neon(neon_drivers, require):
 
 
 @pytest.mark.skipif(ARM, reason="every 64-bit ARM has NEON")
+@pytest.mark.parametrize("program", ["forward", "backward"])
 @pytest.mark.parametrize(("processor", "best"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
-def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, processor, best):
+def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, processor, best, program):
     # Neither emulated processor knows AVX-512, Nehalem no AVX at all: one such instruction would end the program.
     require("qemu-x86_64", "qemu-user")
-    assert run("qemu-x86_64", "-cpu", processor, drivers / "forward", 50).startswith(f"{NAMES[best]}, ")
+    assert run("qemu-x86_64", "-cpu", processor, drivers / program, 30).startswith(f"{NAMES[best]}, ")
 
 
 def test_arm_takes_neon(neon_drivers, require):

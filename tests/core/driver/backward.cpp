@@ -11,6 +11,10 @@ using namespace flashattn::driver;
 
 namespace {
 
+// Of a gradient's own size, beside what the rule allows: eight units of float32's last place. Where one key or row has
+// all of the weight, a few large sums are all there is, and how far unfused is off at its worst is a matter of luck.
+constexpr double kRelative = 1e-6;
+
 // Now and then the same number for a whole row, or for all: what comes back from a sum is broadcast.
 Tensor any_cotangent(const Case& c, Draw& draw, int columns) {
   if (draw.chance(10)) return Tensor(std::vector<int>(c.batch.size(), 1), 1, 1, 1, any_order(draw), 0);
@@ -24,8 +28,7 @@ Cotangents draw_cotangents(const Case& c, Draw& draw) {
   fill(cotangents.out, c.batch_size(), c.heads(), c.query_len, c.value_dim, normal(c.dtype));
   fill(cotangents.lse, c.batch_size(), c.heads(), c.query_len, 1, normal(cpu::Dtype::float32));
   if (c.poison && draw.chance(30)) {
-    cotangents.out.at(0, draw.below(c.heads()), draw.below(c.query_len), draw.below(c.value_dim)) =
-        draw.chance(50) ? kNaN : kInf;
+    cotangents.out.at(0, draw.below(c.heads()), draw.below(c.query_len), draw.below(c.value_dim)) = kNaN;
   }
   return cotangents;
 }
@@ -55,12 +58,12 @@ void check_case(const Case& c, const Inputs& in, Draw& draw, Check& check) {
   args.delta = static_cast<float*>(delta.memory());
   cpu::backward(args);
 
-  Outputs kept = {call.out.numbers(), call.lse.numbers()};
-  Gradients truth = plain_gradients<double>(c, in, cotangents, kept),
-            unfused = plain_gradients<float>(c, in, cotangents, kept);
-  check.compare("query's gradient", query, truth.query, unfused.query, c.dtype);
-  check.compare("key's gradient", key, truth.key, unfused.key, c.dtype);
-  check.compare("value's gradient", value, truth.value, unfused.value, c.dtype);
+  std::vector<double> out = call.out.numbers();
+  Gradients truth = plain_gradients<double>(c, in, cotangents, out),
+            unfused = plain_gradients<float>(c, in, cotangents, out);
+  check.compare("query's gradient", query, truth.query, unfused.query, c.dtype, kRelative);
+  check.compare("key's gradient", key, truth.key, unfused.key, c.dtype, kRelative);
+  check.compare("value's gradient", value, truth.value, unfused.value, c.dtype, kRelative);
   check.compare("delta", delta, truth.delta, unfused.delta, cpu::Dtype::float32);
 }
 

@@ -21,7 +21,7 @@ struct Check {
   uint64_t checksum = 0xcbf29ce484222325u;  // of all results: FNV-1a
 
   void compare(const char* what, const Result& result, const std::vector<double>& truth,
-               const std::vector<double>& unfused, cpu::Dtype dtype) {
+               const std::vector<double>& unfused, cpu::Dtype dtype, double relative = 0) {
     if (!result.gaps_untouched() && failure.empty()) {
       failure = std::string("wrote between the elements of ") + what;
     }
@@ -35,7 +35,7 @@ struct Check {
       double share;
       if (std::isfinite(truth[i])) {
         double beyond_rounding = std::abs(got[i] - truth[i]) - last_place(truth[i], dtype) / 2;
-        share = std::max(beyond_rounding, 0.0) / (2 * unfused_error + 1e-5);
+        share = std::max(beyond_rounding, 0.0) / (2 * unfused_error + 1e-5 + relative * std::abs(truth[i]));
         if (std::isnan(got[i])) share = kInf;
       } else {
         share = got[i] == truth[i] || (std::isnan(got[i]) && std::isnan(truth[i])) ? 0 : kInf;

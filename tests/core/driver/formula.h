@@ -14,39 +14,80 @@ inline float scale_of(const Case& c) {
   return 1 / std::sqrt(static_cast<float>(c.head_dim));
 }
 
+// In which order a sum over columns is taken. The gradient computes again, in another order, what is subtracted from
+// something else: errors that are the same on both sides would cancel, as no kernel's do.
+enum class Order { up, down };
+
+template <typename Real, typename Term>
+Real sum_over(int columns, Order order, Term term) {
+  Real sum = 0;
+  for (int d = 0; d < columns; ++d) sum += term(order == Order::up ? d : columns - 1 - d);
+  return sum;
+}
+
+struct RowIndex {
+  int64_t batch;
+  int head, kv_head, query;
+};
+
+template <typename Real>
+struct Score {
+  Real logit;    // what the softmax takes
+  Real passing;  // the derivative of softcap
+};
+
+template <typename Real>
+Score<Real> plain_score(const Case& c, const Inputs& in, RowIndex row, int key, Order order) {
+  Score<Real> score = {sum_over<Real>(c.head_dim, order,
+                                      [&](int d) {
+                                        return Real(in.query.at(row.batch, row.head, row.query, d)) *
+                                               Real(in.key.at(row.batch, row.kv_head, key, d));
+                                      }) *
+                           Real(scale_of(c)),
+                       1};
+  if (c.softcap > 0) {
+    Real capped = std::tanh(score.logit / Real(c.softcap));
+    score = {Real(c.softcap) * capped, 1 - capped * capped};
+  }
+  if (c.alibi) {
+    score.logit -=
+        Real(in.alibi_slopes.at(row.batch, row.head, 0, 0)) * Real(std::abs(row.query + c.key_len - c.query_len - key));
+  }
+  if (c.bias) score.logit += Real(in.bias.at(row.batch, row.head, row.query, key));
+  return score;
+}
+
 template <typename Real>
 struct PlainRow {
-  int64_t index, batch;
-  int head, kv_head, query;
-  std::vector<int> seen;      // keys, and of each of them ...
-  std::vector<Real> score;    // ... what its weight is the exponential of, ...
-  std::vector<Real> passing;  // ... and the derivative of softcap
+  RowIndex at;
+  std::vector<int> seen;  // keys
+  std::vector<Real> logits;
+  Real max, sum;  // of the logits and the sink; of their exponentials, less max
+
+  Real lse() const { return seen.empty() ? -std::numeric_limits<Real>::infinity() : max + std::log(sum); }
 };
 
 // Calls visit(row) for each row, in the order of (batch, head, query).
 template <typename Real, typename Visit>
 void for_each_row(const Case& c, const Inputs& in, Visit visit) {
   for (int64_t index = 0; index < c.batch_size() * c.heads() * c.query_len; ++index) {
-    int64_t b = index / c.query_len / c.heads();
-    int h = static_cast<int>(index / c.query_len % c.heads()), i = static_cast<int>(index % c.query_len);
-    PlainRow<Real> row = {index, b, h, h / c.group, i, {}, {}, {}};
+    int head = static_cast<int>(index / c.query_len % c.heads());
+    PlainRow<Real> row = {
+        {index / c.query_len / c.heads(), head, head / c.group, static_cast<int>(index % c.query_len)},
+        {},
+        {},
+        -std::numeric_limits<Real>::infinity(),
+        0};
     for (int j = 0; j < c.key_len; ++j) {
-      if (!sees(c, in, b, h, i, j)) continue;
-      Real score = 0, passing = 1;
-      for (int d = 0; d < c.head_dim; ++d)
-        score += Real(in.query.at(b, h, i, d)) * Real(in.key.at(b, row.kv_head, j, d));
-      score *= Real(scale_of(c));
-      if (c.softcap > 0) {
-        Real capped = std::tanh(score / Real(c.softcap));
-        score = Real(c.softcap) * capped;
-        passing = 1 - capped * capped;
-      }
-      if (c.alibi) score -= Real(in.alibi_slopes.at(b, h, 0, 0)) * Real(std::abs(i + c.key_len - c.query_len - j));
-      if (c.bias) score += Real(in.bias.at(b, h, i, j));
+      if (!sees(c, in, row.at.batch, head, row.at.query, j)) continue;
       row.seen.push_back(j);
-      row.score.push_back(score);
-      row.passing.push_back(passing);
+      row.logits.push_back(plain_score<Real>(c, in, row.at, j, Order::up).logit);
+      row.max = std::max(row.max, row.logits.back());
     }
+    Real sink = c.sinks ? Real(in.sinks.at(row.at.batch, head, 0, 0)) : -std::numeric_limits<Real>::infinity();
+    row.max = std::max(row.max, sink);
+    for (Real logit : row.logits) row.sum += std::exp(logit - row.max);
+    if (c.sinks) row.sum += std::exp(sink - row.max);
     visit(row);
   }
 }
@@ -60,20 +101,15 @@ Outputs plain_attention(const Case& c, const Inputs& in) {
   Outputs result;
   std::vector<Real> out(static_cast<size_t>(c.value_dim));
   for_each_row<Real>(c, in, [&](const PlainRow<Real>& row) {
-    Real row_max = -std::numeric_limits<Real>::infinity(), row_sum = 0;
-    for (Real score : row.score) row_max = std::max(row_max, score);
-    if (c.sinks) row_max = std::max(row_max, Real(in.sinks.at(row.batch, row.head, 0, 0)));
-    for (Real score : row.score) row_sum += std::exp(score - row_max);
-    if (c.sinks) row_sum += std::exp(Real(in.sinks.at(row.batch, row.head, 0, 0)) - row_max);
     std::fill(out.begin(), out.end(), Real(0));
     for (size_t k = 0; k < row.seen.size(); ++k) {
-      Real weight = std::exp(row.score[k] - row_max) / row_sum;
+      Real weight = std::exp(row.logits[k] - row.max) / row.sum;
       for (int d = 0; d < c.value_dim; ++d) {
-        out[size_t(d)] += weight * Real(in.value.at(row.batch, row.kv_head, row.seen[k], d));
+        out[size_t(d)] += weight * Real(in.value.at(row.at.batch, row.at.kv_head, row.seen[k], d));
       }
     }
     result.out.insert(result.out.end(), out.begin(), out.end());
-    result.lse.push_back(row.seen.empty() ? -kInf : double(row_max + std::log(row_sum)));
+    result.lse.push_back(double(row.lse()));
   });
   return result;
 }
@@ -89,10 +125,10 @@ struct Gradients {
   std::vector<double> delta;              // (batch, head, row)
 };
 
-// `kept` is what the forward pass has left, rounded to the dtypes of out and lse: the gradient is a function of that.
-// A weight too small for float32 is 0, and a weight of 0 lets nothing through, NaN neither.
+// `out` is the one that the forward pass has left, rounded to its dtype. lse is rounded to Real.
 template <typename Real>
-Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cotangents, const Outputs& kept) {
+Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cotangents,
+                          const std::vector<double>& out) {
   const auto zeros = [&](int heads, int rows, int columns) {
     return std::vector<Real>(static_cast<size_t>(c.batch_size() * heads * rows * columns));
   };
@@ -100,32 +136,26 @@ Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cot
                     of_key = zeros(c.kv_heads, c.key_len, c.head_dim),
                     of_value = zeros(c.kv_heads, c.key_len, c.value_dim), deltas;
   for_each_row<Real>(c, in, [&](const PlainRow<Real>& row) {
-    size_t index = size_t(row.index), first_key = size_t(row.batch * c.kv_heads + row.kv_head) * size_t(c.key_len);
-    std::vector<Real> from_out(static_cast<size_t>(c.value_dim));
-    // From the last column to the first, as the sums of of_weight are not: where one key has all of the weight, the two
-    // would err alike, and their difference not at all.
-    Real delta = 0;
-    for (int d = c.value_dim; d-- > 0;) {
-      from_out[size_t(d)] = Real(cotangents.out.at(row.batch, row.head, row.query, d));
-      delta += Real(kept.out[index * size_t(c.value_dim) + size_t(d)]) * from_out[size_t(d)];
-    }
-    if (cotangents.of_lse) delta -= Real(cotangents.lse.at(row.batch, row.head, row.query, 0));
+    RowIndex at = row.at;
+    size_t index = deltas.size(), first_key = size_t(at.batch * c.kv_heads + at.kv_head) * size_t(c.key_len);
+    const auto of_out = [&](int d) { return Real(cotangents.out.at(at.batch, at.head, at.query, d)); };
+    Real lse = row.lse();
+    Real delta = sum_over<Real>(c.value_dim, Order::down,
+                                [&](int d) { return Real(out[index * size_t(c.value_dim) + size_t(d)]) * of_out(d); });
+    if (cotangents.of_lse) delta -= Real(cotangents.lse.at(at.batch, at.head, at.query, 0));
     deltas.push_back(delta);
 
-    for (size_t k = 0; k < row.seen.size(); ++k) {
-      Real weight = std::exp(row.score[k] - Real(kept.lse[index]));
-      if (weight < Real(std::numeric_limits<float>::min())) continue;
-      size_t key = first_key + size_t(row.seen[k]);
-      Real of_weight = 0;
-      for (int d = 0; d < c.value_dim; ++d) {
-        of_weight += from_out[size_t(d)] * Real(in.value.at(row.batch, row.kv_head, row.seen[k], d));
-        of_value[key * size_t(c.value_dim) + size_t(d)] += weight * from_out[size_t(d)];
-      }
-      Real of_score = weight * (of_weight - delta) * row.passing[k] * Real(scale_of(c));
+    for (int j : row.seen) {
+      size_t key = first_key + size_t(j);
+      Score<Real> score = plain_score<Real>(c, in, at, j, Order::down);
+      Real weight = std::exp(score.logit - lse);
+      Real of_weight = sum_over<Real>(c.value_dim, Order::up,
+                                      [&](int d) { return of_out(d) * Real(in.value.at(at.batch, at.kv_head, j, d)); });
+      Real of_product = weight * (of_weight - delta) * score.passing * Real(scale_of(c));
+      for (int d = 0; d < c.value_dim; ++d) of_value[key * size_t(c.value_dim) + size_t(d)] += weight * of_out(d);
       for (int d = 0; d < c.head_dim; ++d) {
-        of_query[index * size_t(c.head_dim) + size_t(d)] +=
-            of_score * Real(in.key.at(row.batch, row.kv_head, row.seen[k], d));
-        of_key[key * size_t(c.head_dim) + size_t(d)] += of_score * Real(in.query.at(row.batch, row.head, row.query, d));
+        of_query[index * size_t(c.head_dim) + size_t(d)] += of_product * Real(in.key.at(at.batch, at.kv_head, j, d));
+        of_key[key * size_t(c.head_dim) + size_t(d)] += of_product * Real(in.query.at(at.batch, at.head, at.query, d));
       }
     }
   });

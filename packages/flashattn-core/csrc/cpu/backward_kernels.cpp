@@ -167,20 +167,20 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
-// Logits become probabilities, and their gradients the scores'. A probability of 0 lets nothing through, whatever the
-// gradient: the value of a hidden key may be NaN. Rows that saw nothing, and those that are padding, have none.
+// Logits become probabilities, and their gradients the scores'. Where a row does not see a key both are 0, whatever the
+// gradient and lse: the value of a hidden key may be NaN, and so may lse, by another key. Rows that saw nothing, and
+// those that are padding, see no key.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.columns; lane += kWidth) {
       int64_t at = int64_t{j} * rows.columns + lane;
       vfloat score = load(rows.scores + at), lse = load(tile.lse + lane);
       vfloat probability = exp2((score - lse) * kLog2e);
-      vint none = (score == broadcast(-kInfinity)) | (lse == broadcast(kInfinity));  // lse may be NaN
-      probability = none ? broadcast(0) : probability;
+      vint hidden = (score == broadcast(-kInfinity)) | (lse == broadcast(kInfinity));
       vfloat gradient = probability * (load(tile.score_gradient + at) - load(tile.delta + lane));
       if (capped) gradient *= load(tile.cap_slope + at);
-      store(rows.scores + at, probability);
-      store(tile.score_gradient + at, probability == broadcast(0) ? broadcast(0) : gradient);
+      store(rows.scores + at, hidden ? broadcast(0) : probability);
+      store(tile.score_gradient + at, hidden ? broadcast(0) : gradient);
     }
   }
 }
@@ -193,7 +193,8 @@ void differentiate_cap(TileScratch& tile, const Scratch& rows, int count) {
   }
 }
 
-// What the product with a cleaned gradient has left out: NaN and infinity, for the keys that the row sees.
+// What the product with a cleaned gradient has left out: NaN and infinity, for the keys that the row sees. Of those,
+// and of no others, the score's gradient is not finite either.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {
@@ -206,8 +207,9 @@ void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& 
       float x = to_float(gradient[row.head * strides.head + row.query * strides.row + c * strides.column]);
       if (x - x == 0) continue;
       for (int j = 0; j < count; ++j) {
-        float probability = rows.scores[int64_t{j} * rows.columns + r];
-        if (probability != 0) tile.value_gradient[int64_t{first + j} * tile.value_depth + c] += probability * x;
+        int64_t at = int64_t{j} * rows.columns + r;
+        bool seen = tile.score_gradient[at] - tile.score_gradient[at] != 0;
+        if (seen) tile.value_gradient[int64_t{first + j} * tile.value_depth + c] += rows.scores[at] * x;
       }
     }
   }
