@@ -6,6 +6,7 @@ Each report ends the program with an error, and so do wrong results. Instruction
 import pytest
 from test_instruction_sets import run
 
+CASES = 50
 SANITIZERS = {"memory and undefined behaviour": "address,undefined", "races": "thread"}
 
 
@@ -17,7 +18,7 @@ def sanitized_drivers(build_drivers, request):
 
 @pytest.mark.parametrize("program", ["forward", "backward"])
 def test_no_report(sanitized_drivers, program):
-    by_threads = {n: run(sanitized_drivers / program, 100, FLASHATTN_NUM_THREADS=n) for n in ("1", "4")}
+    by_threads = {n: run(sanitized_drivers / program, CASES, FLASHATTN_NUM_THREADS=n) for n in ("1", "4")}
     results = {n: output.split(": ", 1)[1] for n, output in by_threads.items()}
-    assert results["1"].startswith("100 cases, ")
+    assert results["1"].startswith(f"{CASES} cases, ")
     assert results["1"] == results["4"]
