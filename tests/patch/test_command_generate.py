@@ -26,21 +26,43 @@ def test_the_same_text(command, model_folder, without):
     assert re.fullmatch(r"\[mlxlm-flash\] flash attention ran: cpu_prefill \d+, cpu_decode \d+ · fallbacks: none", last)
 
 
-def test_fallbacks_are_said(command, model_folder):
+def test_a_quantised_cache(command, model_folder):
+    """Its tokens are not those of `without`, but those of the same options without the patch."""
     quantised = ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0")
-    done = command("mlxlm-flash", "run", "mlx_lm.generate", "--model", model_folder, *ARGUMENTS, *quantised)
+    arguments = ("mlx_lm.generate", "--model", model_folder, *ARGUMENTS, *quantised)
+    off = command(*arguments)
+    on = command("mlxlm-flash", "run", *arguments, flash="strict")
+    assert on.returncode == 0, on.stderr
+    assert on.stdout == off.stdout
+    assert on.stderr.endswith("fallbacks: none\n")
+
+
+@pytest.fixture
+def falls_back(tmp_path):
+    """A script that calls attention with two dtypes."""
+    script = tmp_path / "falls_back.py"
+    script.write_text(
+        "import mlx.core as mx\n"
+        "from mlx_lm.models.base import scaled_dot_product_attention\n"
+        "x = mx.ones((1, 2, 5, 8))\n"
+        "for _ in range(2):\n"
+        "    out = scaled_dot_product_attention(x, x.astype(mx.float16), x, None, 1.0, None)\n"
+    )
+    return script
+
+
+def test_fallbacks_are_said(command, falls_back):
+    done = command("mlxlm-flash", "run", falls_back)
     assert done.returncode == 0
-    assert "fallbacks: quantised KV cache " in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].endswith("fallbacks: queries, keys and values of different dtypes 2")
     assert done.stderr.count("FlashFallbackWarning: ") == 1
 
 
-def test_strict_refuses_them(command, model_folder):
-    quantised = ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0")
-    arguments = ("mlx_lm.generate", "--model", model_folder, *ARGUMENTS, *quantised)
-    done = command("mlxlm-flash", "run", *arguments, flash="strict")
+def test_strict_refuses_them(command, falls_back):
+    done = command("mlxlm-flash", "run", falls_back, flash="strict")
     assert done.returncode == 1
     assert "FlashFallbackError: " in done.stderr
-    assert "quantised KV cache" in done.stderr
+    assert "queries, keys and values of different dtypes" in done.stderr
 
 
 def test_off_with_the_prompt_from_stdin(command, model_folder, without):

@@ -7,9 +7,8 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from flashattn_core import NoKernelError
-from mlx_lm.generate import generate_step
 from mlx_lm.models import base
-from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from mlxlm_flash_patch import route
 
 
@@ -21,41 +20,6 @@ def attention(**given):
 
 def zeros(dtype):
     return mx.zeros((1, 2, 5, 8), dtype)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_cache(tiny, tokens, bits):
-    """Prefill and decode are what they are without the patch, bit for bit."""
-    model, x = tiny(), tokens(2, 20)
-
-    def logits():
-        caches = [QuantizedKVCache(group_size=32, bits=bits) for _ in model.layers]
-        return mx.concatenate([model(x, cache=caches), model(x[:, :1], cache=caches)], axis=1)
-
-    off = logits()
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="quantised KV cache"):
-        on = logits()
-    assert mx.array_equal(on, off)
-    assert flash.status().fallbacks == {"quantised KV cache": 4}
-    assert flash.status().calls == {}
-
-
-def test_a_cache_that_is_quantised_on_the_way(tiny, tokens):
-    """Flash attention until then, mlx-lm's own from then on; the same tokens as without the patch."""
-    model, prompt = tiny(), tokens(1, 20)[0]
-
-    def generate():
-        steps = generate_step(prompt, model, max_tokens=30, kv_bits=8, kv_group_size=32, quantized_kv_start=32)
-        return [token for token, _ in steps]
-
-    off = generate()
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning) as warned:
-        on = generate()
-    assert on == off
-    assert len(warned) == 1
-    now = flash.status()
-    assert now.calls["cpu_decode"] > 0
-    assert now.fallbacks["quantised KV cache"] > 0
 
 
 @pytest.mark.parametrize(

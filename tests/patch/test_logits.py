@@ -1,9 +1,9 @@
-"""A patched model predicts what the unpatched one does: every architecture, prefill and decode, every plain cache."""
+"""A patched model predicts what the unpatched one does: every architecture, prefill and decode."""
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
 
 def assert_same(on, off):
@@ -40,26 +40,6 @@ def test_the_architecture_s_own_cache(architecture, tiny, tokens, batch):
     assert_same(on, off)
     assert flash.status().calls == {"cpu_prefill": 2, "cpu_decode": 2 * 13}
     assert not flash.status().fallbacks
-
-
-@pytest.mark.parametrize(
-    "cache",
-    [
-        KVCache,
-        ConcatenateKVCache,
-        lambda: RotatingKVCache(max_size=64, keep=4),
-        lambda: RotatingKVCache(max_size=12, keep=4),  # array masks, and it wraps around
-    ],
-    ids=["KVCache", "ConcatenateKVCache", "RotatingKVCache", "RotatingKVCache, wrapped"],
-)
-@pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
-def test_qwen2_with_each_cache(tiny, tokens, cache, batch):
-    model, x = tiny(), tokens(batch, 40)
-    off = prefill_and_decode(model, x, [cache() for _ in model.layers], 20)
-    with flash.enabled(strict=True):
-        on = prefill_and_decode(model, x, [cache() for _ in model.layers], 20)
-    assert_same(on, off)
-    assert flash.status().calls == {"cpu_prefill": 2, "cpu_decode": 2 * 20}
 
 
 def test_qwen2_in_chunks_with_an_offset(tiny, tokens):

@@ -111,6 +111,11 @@ NB_MODULE(_ext, m) {
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
+  m.def(
+      "array_id", [](const mx::array& a) { return a.id(); },
+      "array_id(array) -> int\n\n"
+      "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
+      "another when an operator writes to it in place.");
 
   // For tests.
   m.def("metal_sources", &metal::sources, "The Metal kernels' texts by the name of their file; for tests.");

@@ -4,7 +4,7 @@ import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
 
 from . import _ext as _ext  # the modules beside this one take it from here
 from . import masks
-from ._ext import NoKernelError, peak_flops, read_bandwidth, reset_stats, stats
+from ._ext import NoKernelError, array_id, peak_flops, read_bandwidth, reset_stats, stats
 from .attention import flash_attention, quantized_flash_attention
 from .plan import Plan, plan
 
@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NoKernelError",
     "Plan",
+    "array_id",
     "backends",
     "flash_attention",
     "is_tracing",

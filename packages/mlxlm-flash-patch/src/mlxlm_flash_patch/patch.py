@@ -33,8 +33,8 @@ class Request:
     from_enable: bool
     kernels_before: dict[str, int] = field(default_factory=flashattn_core.stats)
 
-    def wants(self, name: str) -> bool:
-        return self.modules is None or name in self.modules
+    def wants(self, place: Place) -> bool:
+        return self.modules is None or place.for_all or place.module in self.modules
 
 
 _lock = threading.RLock()
@@ -118,8 +118,8 @@ def is_on() -> bool:
 
 
 def patched_places() -> tuple[str, ...]:
-    """The places that hold what the patch puts in now."""
-    return tuple(place.name for place in places() if place.held is place.ours)
+    """The places whose attention is flash attention now."""
+    return tuple(place.name for place in places() if place.held is place.ours and not place.for_all)
 
 
 def foreign_places() -> dict[str, str]:
@@ -147,10 +147,12 @@ def _request(models: Models, strict: bool, from_enable: bool) -> Request:
     importlib.import_module(BASE)
     request = Request(registry.modules_of(models), strict, from_enable)
     for place in places():
-        if not request.wants(place.module):
+        if not request.wants(place):
             continue
-        if place.attribute == SEAM and place.is_original(place.held):
-            learn_original(place.held)
+        if place.is_original(place.held):
+            registry.check_signature(place.held, place.tested)
+            if place.attribute == SEAM:
+                route.original = place.held
         if _is_foreign(place):
             _warn(f"[enable] {place.name} holds {_described(place.held)}, not mlx-lm's own: left alone")
     return request
@@ -198,7 +200,7 @@ def _settle() -> dict[str, str]:
 
 
 def _is_wanted(place: Place) -> bool:
-    return any(request.wants(place.module) for request in _requests)
+    return any(request.wants(place) for request in _requests)
 
 
 def _calls_since(before: dict[str, int]) -> dict[str, int]:

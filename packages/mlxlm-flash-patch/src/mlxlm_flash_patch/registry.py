@@ -18,33 +18,34 @@ from typing import Any, TypeGuard
 SEAM = "scaled_dot_product_attention"
 PACKAGE = "mlx_lm.models"
 BASE = PACKAGE + ".base"
+CACHE = PACKAGE + ".cache"
 
 Models = str | Iterable[str] | None
 
 
-def is_original(held: object) -> TypeGuard[FunctionType]:
-    """Whether this is mlx-lm's own function.
+def is_original(held: object, module: str = BASE, path: str = SEAM) -> TypeGuard[FunctionType]:
+    """Whether this is the function that mlx-lm's `module` defines under the name `path`.
 
     It is known by the globals it runs in: name, module and docstring are what `functools.wraps` gives a wrapper.
     """
-    base = sys.modules.get(BASE)
+    home = sys.modules.get(module)
     return (
         isinstance(held, FunctionType)
-        and base is not None
-        and held.__globals__ is vars(base)
-        and held.__code__.co_name == SEAM
+        and home is not None
+        and held.__globals__ is vars(home)
+        and held.__code__.co_qualname == path
     )
 
 
-def holders() -> Iterator[tuple[str, ModuleType]]:
-    """Every imported module, of mlx-lm or not, with a global of the seam's name; base first.
+def holders(attribute: str = SEAM) -> Iterator[tuple[str, ModuleType]]:
+    """Every imported module, of mlx-lm or not, with a global of this name; base first.
 
     Base comes first for the sake of imports in other threads: a module that is half imported while this runs
     is either seen here, or has yet to take the name from a base that is patched already.
     """
     for name in [BASE, *(name for name in list(sys.modules) if name != BASE)]:
         module = sys.modules.get(name)
-        if isinstance(module, ModuleType) and SEAM in vars(module):
+        if isinstance(module, ModuleType) and attribute in vars(module):
             yield name, module
 
 
@@ -57,8 +58,9 @@ def check_signature(original: Callable[..., Any], tested: Callable[..., Any]) ->
     """Raises RuntimeError, naming both signatures, when mlx-lm's function does not take what `tested` takes."""
     here, there = _parameters(tested), _parameters(original)
     if here != there:
+        name = f"{original.__module__}.{original.__qualname__}"
         raise RuntimeError(
-            f"[enable] {BASE}.{SEAM} takes {there}; this mlxlm-flash-patch was tested with {here}. "
+            f"[enable] {name} takes {there}; this mlxlm-flash-patch was tested with {here}. "
             "Nothing is patched; install the mlx-lm version that mlxlm-flash-patch pins"
         )
 

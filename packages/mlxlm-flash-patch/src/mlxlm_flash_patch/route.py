@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import NoKernelError, flash_attention, is_tracing
+from flashattn_core import NoKernelError, flash_attention, is_tracing, quantized_flash_attention
+
+from .described_masks import description_of
 
 Attention = Callable[..., mx.array]
 
 # While a function is traced, mx.grad, mx.vmap and mx.compile cannot be told apart.
 TRACED_ON_GPU = "traced by mx.grad, mx.vmap or mx.compile: no gradient on a GPU for a head_dim over 256"
+TRACED_QUANTISED = "a quantised KV cache under mx.grad, mx.vmap or mx.compile: flash attention has no gradient there"
 TRACED_MASK = "an additive mask that mx.grad, mx.vmap or mx.compile traces: flash attention has no gradient of masks"
 MAX_GPU_GRADIENT_DIM = 256
 MAX_HEAD_DIM = 512  # flash_attention() takes more for bad input, mlx-lm's own attention does not
@@ -81,24 +84,34 @@ def reason_not_to(
     queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any, sinks: mx.array | None
 ) -> str | None:
     """Why this call cannot be flash attention, as far as it can be told beforehand; None when it can."""
-    if hasattr(cache, "bits"):  # mlx-lm's own test: keys and values are then tuples
-        return "quantised KV cache"
-    arrays = [x for x in (queries, keys, values, mask, sinks) if isinstance(x, mx.array)]
+    if _is_quantised(cache):
+        # Weights, scales, biases. The scales have the dtype that the keys had.
+        traced = is_tracing(queries) or (isinstance(mask, mx.array) and is_tracing(mask))
+        return TRACED_QUANTISED if traced else _dtype_reason(queries, keys[1], values[1])
+    head_dim, value_dim = queries.shape[-1], values.shape[-1]
     if (
-        mx.default_device() == mx.gpu
-        and max(queries.shape[-1], values.shape[-1]) > MAX_GPU_GRADIENT_DIM
-        and is_tracing(*arrays)
+        max(head_dim, value_dim) > MAX_GPU_GRADIENT_DIM
+        and mx.default_device() == mx.gpu
+        and is_tracing(*(x for x in (queries, keys, values, mask, sinks) if isinstance(x, mx.array)))
     ):
         return TRACED_ON_GPU
     if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.floating) and is_tracing(mask):
         return TRACED_MASK
+    if head_dim > MAX_HEAD_DIM or value_dim > MAX_HEAD_DIM:
+        return f"head_dim over {MAX_HEAD_DIM}"
+    return _dtype_reason(queries, keys, values)
+
+
+def _is_quantised(cache: Any) -> bool:
+    return hasattr(cache, "bits")  # mlx-lm's own test: keys and values are then tuples
+
+
+def _dtype_reason(queries: mx.array, keys: mx.array, values: mx.array) -> str | None:
     dtype = queries.dtype
     if keys.dtype != dtype or values.dtype != dtype:
         return "queries, keys and values of different dtypes"
     if dtype != mx.bfloat16 and dtype != mx.float16 and dtype != mx.float32:
         return f"dtype {str(dtype).removeprefix('mlx.core.')}"
-    if queries.shape[-1] > MAX_HEAD_DIM or values.shape[-1] > MAX_HEAD_DIM:
-        return f"head_dim over {MAX_HEAD_DIM}"
     return None
 
 
@@ -108,11 +121,24 @@ def _attend(
     reason = reason_not_to(queries, keys, values, cache, mask, sinks)
     if reason is None:
         try:
-            return flash_attention(queries, keys, values, scale, mask, sinks=sinks)
+            return _flash(queries, keys, values, cache, scale, mask, sinks)
         except NoKernelError as error:
             reason = str(error)
     _note_fallback(reason)
     return route.original(queries, keys, values, cache, scale, mask, sinks)
+
+
+def _flash(
+    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None
+) -> mx.array:
+    quantised = _is_quantised(cache)
+    if isinstance(mask, mx.array):
+        mask = description_of(mask, queries, (keys[0] if quantised else keys).shape[-2])
+    if not quantised:
+        return flash_attention(queries, keys, values, scale, mask, sinks=sinks)
+    return quantized_flash_attention(
+        queries, keys, values, scale, mask, group_size=cache.group_size, bits=cache.bits, sinks=sinks
+    )
 
 
 def _note_fallback(reason: str) -> None:

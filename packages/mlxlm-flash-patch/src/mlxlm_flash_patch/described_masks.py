@@ -1,0 +1,106 @@
+"""Masks that mlx-lm builds as arrays of L*S, in the words of flashattn_core.masks, which cost nothing.
+
+mlx-lm's own functions still run, and their arrays are handed on: arrays are lazy, and one that nobody evaluates
+takes no memory. What an array says is remembered beside it, and found again when attention gets that very array.
+A model that computes with the mask makes another array, of which nothing is known: attention reads that one.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from flashattn_core import array_id
+from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
+
+Describe = Callable[..., Mask | None]
+
+
+class _Remembered(NamedTuple):
+    description: Mask
+    lengths: tuple[int, int]  # the L and S that it speaks of
+    batch: tuple[int, ...] | None  # the batch that its key ranges are of; None: any
+    array: mx.array  # keeps the id from being given to another array
+    forget: weakref.ref[mx.array]
+
+
+_remembered: dict[int, _Remembered] = {}  # by array_id(), which an operator that writes in place changes
+_originals: dict[FunctionType, FunctionType] = {}  # by what `describing` made of them
+
+
+def description_of(mask: mx.array, query: mx.array, key_len: int) -> Mask | mx.array:
+    """What `mask` says, if that is known and said of a call of this size; else `mask` itself."""
+    known = _remembered.get(array_id(mask))
+    if known is None or known.lengths != (query.shape[-2], key_len):
+        return mask
+    return known.description if known.batch is None or known.batch == query.shape[:-3] else mask
+
+
+@functools.cache
+def describing(original: FunctionType, describe: Describe) -> FunctionType:
+    """`original`, mlx-lm's maker of masks; what `describe` says of a mask, given the same arguments, is remembered."""
+
+    @functools.wraps(original)
+    def make_and_describe(*args: Any, **kwargs: Any) -> Any:
+        mask = original(*args, **kwargs)
+        if isinstance(mask, mx.array) and (description := describe(*args, **kwargs)) is not None:
+            _remember(mask, description)
+        return mask
+
+    assert isinstance(make_and_describe, FunctionType)
+    _originals[make_and_describe] = original
+    return make_and_describe
+
+
+def described(held: object) -> object:
+    """What a function made by `describing` stands for; anything else as it is."""
+    return _originals.get(held, held) if isinstance(held, FunctionType) else held
+
+
+def causal(
+    N: int,
+    offset: int = 0,
+    window_size: int | None = None,
+    right_padding: mx.array | None = None,
+    left_padding: mx.array | None = None,
+) -> Mask | None:
+    """Of mlx-lm's create_causal_mask()."""
+    if window_size is not None and window_size < 1:
+        return None
+    mask: Mask = Causal() if window_size is None else SlidingWindow(window_size)
+    if left_padding is None and right_padding is None:
+        return mask
+    stop = None if right_padding is None else offset + N - right_padding
+    return mask & KeyRange(0 if left_padding is None else _as_it_is_now(left_padding), stop)
+
+
+def rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
+    """Of RotatingKVCache.make_mask(); longer masks than of one query it has create_causal_mask() make."""
+    if N > 1 or window_size is None:
+        return None
+    # Up to here lie the newest keys, older ones before them; a window that goes on at the end is two ranges.
+    stop = 1 + (self._idx if self._idx < self.max_size else 0)
+    return KeyRange(stop - window_size, stop) if window_size <= stop <= self.offset + 1 else None
+
+
+def batch_rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
+    """Of BatchRotatingKVCache.make_mask()."""
+    if N == 1 and (self.rotated or self._idx >= self.max_size):
+        return None  # keys wrap around, at another place in each row: no range; and the array is (B, 1, 1, S)
+    trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # keys that update_and_fetch() will drop
+    return SlidingWindow(window_size or self.max_size) & KeyRange(self.left_padding - trimmed)
+
+
+def _remember(mask: mx.array, description: Mask) -> None:
+    key, shape = array_id(mask), mask.shape
+    forget = weakref.ref(mask, lambda _: _remembered.pop(key, None))
+    lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
+    batch = shape[:1] if mask.ndim == 4 else None
+    _remembered[key] = _Remembered(description, lengths, batch, _as_it_is_now(mask), forget)
+
+
+def _as_it_is_now(array: mx.array) -> mx.array:
+    """The same array in a Python object of its own: mlx-lm's caches count their padding down in place."""
+    return array.astype(array.dtype)

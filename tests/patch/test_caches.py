@@ -1,0 +1,236 @@
+"""With every cache of mlx-lm the patched model predicts what the unpatched one does, and no mask is an array of L*S."""
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    BatchRotatingKVCache,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    load_prompt_cache,
+    make_prompt_cache,
+    save_prompt_cache,
+)
+from mlxlm_flash_patch import route
+
+STEPS = [9, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1, 1, 1, 1]  # how many tokens at a time
+
+
+@pytest.fixture
+def masks(monkeypatch):
+    """What the kernels get as masks."""
+    seen = []
+
+    def record(attention):
+        def recorded(queries, keys, values, scale, mask, **options):
+            seen.append(mask)
+            return attention(queries, keys, values, scale, mask, **options)
+
+        return recorded
+
+    for name in ("flash_attention", "quantized_flash_attention"):
+        monkeypatch.setattr(route, name, record(getattr(route, name)))
+    return seen
+
+
+def arrays_of_more_than_one_row(masks):
+    return [m for m in masks if isinstance(m, mx.array) and m.ndim > 1 and m.shape[-2] > 1]
+
+
+def logits(model, tokens, caches, steps=STEPS):
+    out, start = [], 0
+    for length in steps:
+        out.append(model(tokens[:, start : start + length], cache=caches))
+        start += length
+        for cache in caches:
+            if isinstance(cache, ChunkedKVCache):
+                cache.maybe_trim_front()  # as llama4 does
+    result = mx.concatenate(out, axis=1)
+    mx.eval(result)
+    return result
+
+
+def assert_same(on, off):
+    assert (mx.abs(on - off).max() / mx.abs(off).max()).item() < 1e-4
+
+
+def assert_all_was_flash(layers=2):
+    counts = flash.status()
+    long = sum(length > 8 for length in STEPS)
+    assert counts.calls == {"cpu_prefill": layers * long, "cpu_decode": layers * (len(STEPS) - long)}
+    assert counts.fallbacks == {}
+
+
+CACHES = {
+    "KVCache": KVCache,
+    "ConcatenateKVCache": ConcatenateKVCache,
+    "ChunkedKVCache": lambda: ChunkedKVCache(13),
+    "RotatingKVCache": lambda: RotatingKVCache(64),
+    "RotatingKVCache, wrapped": lambda: RotatingKVCache(12),
+    "RotatingKVCache, wrapped, keep": lambda: RotatingKVCache(12, keep=4),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
+def test_plain(tiny, tokens, masks, cache, batch):
+    model, x = tiny(), tokens(batch, sum(STEPS))
+    off = logits(model, x, [cache() for _ in model.layers])
+    with flash.enabled(strict=True):
+        on = logits(model, x, [cache() for _ in model.layers])
+    assert_same(on, off)
+    assert_all_was_flash()
+    assert not arrays_of_more_than_one_row(masks)
+
+
+@pytest.mark.parametrize("max_kv_size", [10, 14], ids=lambda n: f"max_kv_size {n}")
+def test_windows_smaller_than_the_rotating_cache(tiny, tokens, masks, max_kv_size):
+    """One query then has a mask, too: where the window lies in the buffer, whole or in two parts."""
+    model, x = tiny("llama"), tokens(1, sum(STEPS))  # a window of 8
+
+    def caches():
+        return [RotatingKVCache(max_kv_size) for _ in model.layers]
+
+    off = logits(model, x, caches())
+    with flash.enabled(strict=True):
+        on = logits(model, x, caches())
+    assert_same(on, off)
+    assert_all_was_flash()
+    assert not arrays_of_more_than_one_row(masks)
+
+
+PADDING = [0, 3, 7]
+
+
+def batch_caches(model, max_size):
+    """The model's own kinds of cache, for a batch; the rotating ones of the model's size, or of the one given."""
+    own = make_prompt_cache(model, max_size)
+    return [
+        BatchRotatingKVCache(cache.max_size, PADDING) if isinstance(cache, RotatingKVCache) else BatchKVCache(PADDING)
+        for cache in own
+    ]
+
+
+def without_padding(logits):
+    return mx.concatenate([row[padding:] for row, padding in zip(logits, PADDING, strict=True)])
+
+
+@pytest.mark.parametrize("max_size", [None, 64, 12], ids=lambda n: f"max_kv_size {n}")
+def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
+    """Padding itself sees no key, and what is predicted there means nothing."""
+    model, x = tiny(architecture), tokens(3, sum(STEPS))
+    off = logits(model, x, batch_caches(model, max_size))
+    with flash.enabled(strict=True):
+        on = logits(model, x, batch_caches(model, max_size))
+    assert_same(without_padding(on), without_padding(off))
+    assert_all_was_flash()
+    assert not arrays_of_more_than_one_row(masks)
+    assert any(not isinstance(mask, mx.array | str | None) for mask in masks)
+
+
+@pytest.mark.parametrize("cache", [BatchKVCache, lambda none: BatchRotatingKVCache(12, none)], ids=["", "rotating"])
+def test_batches_with_right_padding(tiny, tokens, masks, cache):
+    """As mlx-lm reads prompts of different lengths: padded at the right, rolled to the left before tokens follow."""
+    model, x = tiny(), tokens(3, 20)
+    lengths = [20 - padding for padding in PADDING]
+
+    def run():
+        caches = [cache([0, 0, 0]) for _ in model.layers]
+        for c in caches:
+            c.prepare(lengths=lengths, right_padding=PADDING)
+        prompt = model(x, cache=caches)
+        for c in caches:
+            c.finalize()
+        real = [row[:length] for row, length in zip(prompt, lengths, strict=True)]
+        return mx.concatenate([*real, *(model(x[:, :1], cache=caches)[:, 0] for _ in range(6))])
+
+    off = run()
+    with flash.enabled(strict=True):
+        on = run()
+        mx.eval(on)
+    assert_same(on, off)
+    assert not arrays_of_more_than_one_row(masks)
+
+
+def test_batches_that_shrink_and_grow(tiny, tokens, masks):
+    """Requests end and others join: rows are dropped, padding is cut off or added."""
+    model, x = tiny(), tokens(3, 30)
+
+    def run():
+        caches, others = batch_caches(model, None), [BatchKVCache([0, 1]) for _ in model.layers]
+        out = [model(x[:, :9], cache=caches)[:, 7:]]
+        for c in caches:
+            c.filter(mx.array([1, 2]))
+        out.append(model(x[1:, 9:10], cache=caches))
+        model(x[:2, :25], cache=others)
+        for c, other in zip(caches, others, strict=True):
+            c.extend(other)
+        out += [model(mx.concatenate([x[:2, i : i + 1]] * 2), cache=caches) for i in range(10, 14)]
+        return mx.concatenate([o.reshape(-1, o.shape[-1]) for o in out])
+
+    off = run()
+    with flash.enabled(strict=True):
+        on = run()
+        mx.eval(on)
+    assert_same(on, off)
+    assert not arrays_of_more_than_one_row(masks)
+
+
+def test_lists_of_caches(make_model, tokens, masks):
+    """baichuan_m1: each layer has a convolution's state and a KV cache, every other one with a window."""
+    config = {
+        "model_type": "baichuan_m1", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0,
+        "sliding_window": 8, "sliding_window_layers": [1], "conv_window": 2, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    model, x = make_model("baichuan_m1", config), tokens(2, sum(STEPS))
+    off = logits(model, x, make_prompt_cache(model))
+    with flash.enabled(strict=True):
+        on = logits(model, x, make_prompt_cache(model))
+    assert_same(on, off)
+    assert_all_was_flash()
+    assert not arrays_of_more_than_one_row(masks)
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
+def test_quantised(tiny, tokens, masks, bits, batch):
+    """One layer, whose keys are quantised to the same bits with and without the patch: none depends on attention."""
+    model, x = tiny(num_hidden_layers=1), tokens(batch, sum(STEPS))
+    off = logits(model, x, [QuantizedKVCache(32, bits)])
+    with flash.enabled(strict=True):
+        on = logits(model, x, [QuantizedKVCache(32, bits)])
+    assert_same(on, off)
+    assert_all_was_flash(layers=1)
+    assert not arrays_of_more_than_one_row(masks)
+
+
+FILES = {**CACHES, "QuantizedKVCache": lambda: QuantizedKVCache(32, 8)}
+del FILES["ChunkedKVCache"]  # the same as KVCache, once it is read
+
+
+@pytest.mark.parametrize("cache", FILES.values(), ids=FILES)
+def test_prompt_cache_files(tiny, tokens, tmp_path, cache):
+    """Written with the patch and read without it, or the other way round: files are the same."""
+    model, x = tiny(num_hidden_layers=1), tokens(1, sum(STEPS))
+
+    def write(name):
+        caches = [cache()]
+        logits(model, x[:, :16], caches, [*STEPS[:3], 5])
+        save_prompt_cache(str(tmp_path / name), caches)
+
+    def read(name):
+        return logits(model, x[:, 16:], load_prompt_cache(str(tmp_path / name)), [12, 1, 1, 1, 1, 1])
+
+    write("off.safetensors")
+    expected = read("off.safetensors")
+    with flash.enabled(strict=True):
+        write("on.safetensors")
+        read_on = [read("off.safetensors"), read("on.safetensors")]
+    for on in (*read_on, read("on.safetensors")):
+        assert_same(on, expected)
+    assert flash.status().fallbacks == {}

@@ -1,0 +1,271 @@
+"""A mask that mlx-lm builds as an array is known by its description, which says the same, query by query."""
+
+import gc
+import threading
+import types
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import numpy as np
+import pytest
+from flashattn_core.masks import Mask
+from flashattn_core.reference import visible_and_bias
+from mlx_lm.models import base, cache
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    BatchRotatingKVCache,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+from mlxlm_flash_patch import described_masks
+from mlxlm_flash_patch.described_masks import description_of
+
+HEADS, HEAD_DIM = 2, 32
+
+
+def query(length, batch=1):
+    return mx.zeros((batch, HEADS, length, HEAD_DIM))
+
+
+def assert_says_the_same(description, array, batch, length, key_len):
+    visible, _ = visible_and_bias((batch, HEADS, length, HEAD_DIM), key_len, description)
+    assert np.array_equal(visible, np.broadcast_to(np.asarray(array), visible.shape))
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 8, 100])
+@pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
+@pytest.mark.parametrize(("length", "offset"), [(1, 0), (1, 9), (7, 0), (7, 5), (20, 33)])
+def test_create_causal_mask(length, offset, window, padding):
+    """Padding may be negative, as it becomes in caches that are trimmed, or be longer than the keys."""
+    left = mx.array([0, 3, -2, 60]) if padding in ("left", "both") else None
+    right = mx.array([2, 0, 1, -1]) if padding in ("right", "both") else None
+    with flash.enabled():
+        mask = base.create_causal_mask(length, offset, window_size=window, left_padding=left, right_padding=right)
+        description = description_of(mask, query(length, 4), offset + length)
+    assert isinstance(description, Mask)
+    assert_says_the_same(description, mask, 4, length, offset + length)
+
+
+def test_a_window_that_shows_nothing_stays_an_array():
+    with flash.enabled():
+        mask = base.create_causal_mask(4, window_size=0)
+    assert description_of(mask, query(4), 4) is mask
+
+
+STEPS = [7, 1, 1, 5, 1, 1, 1, 1, 4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 11, 1, 1]
+PADDING = [0, 2, 5]
+
+
+def prepared(cache, **how):
+    cache.prepare(**how)
+    return cache
+
+
+CACHES = {
+    "KVCache": KVCache,
+    "QuantizedKVCache": lambda: QuantizedKVCache(group_size=32),
+    "ConcatenateKVCache": ConcatenateKVCache,
+    "RotatingKVCache(12)": lambda: RotatingKVCache(12),
+    "RotatingKVCache(12, keep=4)": lambda: RotatingKVCache(12, keep=4),
+    "RotatingKVCache(100)": lambda: RotatingKVCache(100),
+    "BatchKVCache": lambda: BatchKVCache(PADDING),
+    "BatchRotatingKVCache(12)": lambda: BatchRotatingKVCache(12, PADDING),
+    "BatchRotatingKVCache(100)": lambda: BatchRotatingKVCache(100, PADDING),
+    "BatchRotatingKVCache(12), right": lambda: prepared(
+        BatchRotatingKVCache(12, [0] * 3), lengths=[7, 5, 2], right_padding=PADDING
+    ),
+}
+# A wrapped buffer shows two ranges of keys, if it does not show all; then the array of one query is cheap.
+WRAPS = {name for name in CACHES if "(12" in name}
+
+
+@pytest.mark.parametrize("window", [None, 3, 12], ids=lambda w: f"window {w}")
+@pytest.mark.parametrize("name", CACHES)
+def test_make_mask(name, window):
+    """Step by step: prompts in pieces, tokens one at a time, through every wrap-around."""
+    cache = CACHES[name]()
+    arrays = described = 0
+    with flash.enabled():
+        for step, length in enumerate(STEPS):
+            mask = cache.make_mask(length, window_size=window, return_array=True)
+            keys = mx.zeros((3, HEADS, length, HEAD_DIM))
+            keys, _ = cache.update_and_fetch(keys, keys)  # counts the padding down, in place
+            key_len = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
+            if isinstance(mask, mx.array) and mask.shape[-1] == key_len:
+                arrays += 1
+                description = description_of(mask, query(length, 3), key_len)
+                assert isinstance(description, Mask) or (length == 1 and name in WRAPS)
+                if isinstance(description, Mask):
+                    described += 1
+                    assert_says_the_same(description, mask, 3, length, key_len)
+            if name.endswith("right") and step == 0:
+                cache.finalize()
+    assert described >= 4
+    assert described == arrays or name in WRAPS
+
+
+def described_mask(length=6, key_len=6):
+    return base.create_causal_mask(length, key_len - length)
+
+
+def knows(mask, length=6, key_len=6, batch=1):
+    return isinstance(description_of(mask, query(length, batch), key_len), Mask)
+
+
+@pytest.fixture
+def patched():
+    with flash.enabled():
+        yield
+
+
+@pytest.mark.usefixtures("patched")
+class TestWhatIsRemembered:
+    def test_for_the_lengths_that_the_mask_was_made_for(self):
+        mask = described_mask(6, 9)
+        assert knows(mask, 6, 9)
+        assert not knows(mask, 6, 10)
+        assert not knows(mask, 5, 9)
+        assert not knows(mask, 1, 9)
+
+    def test_for_the_batch_of_its_padding(self):
+        mask = base.create_causal_mask(6, left_padding=mx.array([1, 2]))
+        assert knows(mask, batch=2)
+        assert not knows(mask, batch=1)
+        assert not knows(mask, batch=3)
+        assert knows(described_mask(), batch=3)
+
+    @pytest.mark.parametrize(
+        "compute",
+        [lambda m: m & m, lambda m: m[::-1], lambda m: mx.where(m, 0.0, -1.0), lambda m: m[None, None], mx.array],
+        ids=["and", "slice", "where", "expand", "copy"],
+    )
+    def test_nothing_of_what_a_model_computes_from_it(self, compute):
+        mask = described_mask()
+        computed = compute(mask)
+        assert knows(mask)
+        assert not knows(computed)
+
+    @pytest.mark.parametrize("times", [1, 2, 3])
+    def test_nothing_once_it_is_written_to(self, times):
+        """In-place operators keep the Python object, and give it another value."""
+        mask = described_mask()
+        for _ in range(times):
+            before = mask
+            mask &= mx.array([True, False, True, True, True, True])
+            assert mask is before
+            assert not knows(mask)
+
+    def test_nothing_once_an_element_is_set(self):
+        mask = described_mask()
+        mask[0, 0] = False
+        assert not knows(mask)
+
+    def test_also_once_it_is_evaluated(self):
+        mask = described_mask()
+        mx.eval(mask)
+        assert knows(mask)
+
+    def test_no_longer_than_the_array_lives(self):
+        gc.collect()
+        before = len(described_masks._remembered)
+        masks = [base.create_causal_mask(6, offset, left_padding=mx.array([1])) for offset in range(10)]
+        assert len(described_masks._remembered) == before + 10
+        del masks
+        gc.collect()
+        assert len(described_masks._remembered) == before
+
+    def test_in_other_threads(self):
+        found = []
+
+        def work(offset):
+            for _ in range(200):
+                mask = base.create_causal_mask(3, offset, left_padding=mx.array([offset]))
+                description = description_of(mask, query(3), offset + 3)
+                visible, _ = visible_and_bias((1, HEADS, 3, HEAD_DIM), offset + 3, description)
+                found.append(visible.any(axis=(0, 1, 2)).sum() == 3)
+
+        threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 800
+        assert all(found)
+
+
+HOLDERS = [
+    (base, "create_causal_mask"),
+    (cache, "create_causal_mask"),
+    (RotatingKVCache, "make_mask"),
+    (BatchRotatingKVCache, "make_mask"),
+]
+
+
+def held():
+    return [vars(owner)[name] for owner, name in HOLDERS]
+
+
+@pytest.mark.parametrize("models", [None, "qwen2"])
+def test_mlx_lm_s_functions_are_back_after_disable(models):
+    """Whichever models the patch is for: masks are made in functions that all of them share."""
+    before = held()
+    flash.enable(models)
+    assert not any(now is then for now, then in zip(held(), before, strict=True))
+    assert knows(described_mask())
+    flash.disable()
+    assert held() == before
+    assert not knows(described_mask())
+
+
+def test_the_cache_s_own_name_for_the_function_too():
+    """A cache makes its masks through the name that its own module has imported."""
+    with flash.enabled():
+        assert knows(KVCache().make_mask(6, return_array=True, window_size=None))
+        assert knows(base.create_attention_mask(mx.zeros((1, 6, 8)), window_size=2))
+    assert not hasattr(ChunkedKVCache, "make_mask")  # which needs no place of its own, then
+
+
+def test_a_module_that_took_the_function_meanwhile_gets_mlx_lm_s_back(monkeypatch):
+    theirs = types.ModuleType("their_model")
+    monkeypatch.setitem(__import__("sys").modules, "their_model", theirs)
+    original = base.create_causal_mask
+    with flash.enabled():
+        theirs.create_causal_mask = taken = base.create_causal_mask
+        assert taken is not original
+    assert theirs.create_causal_mask is original
+    assert mx.array_equal(taken(4, 2), original(4, 2))
+
+
+def test_another_library_s_function_is_left_alone_and_named(monkeypatch):
+    def theirs(*arguments, **options):
+        return original(*arguments, **options)
+
+    original = base.create_causal_mask
+    monkeypatch.setattr(base, "create_causal_mask", theirs)
+    with pytest.warns(flash.FlashFallbackWarning, match=r"base\.create_causal_mask holds .*theirs"):
+        flash.enable()
+    assert "mlx_lm.models.base.create_causal_mask" in flash.status().foreign
+    assert not knows(described_mask())
+    flash.disable()
+    assert base.create_causal_mask is theirs
+
+
+@pytest.mark.parametrize("owner", [base, RotatingKVCache, BatchRotatingKVCache], ids=lambda o: o.__name__)
+def test_another_signature_is_refused(owner, monkeypatch):
+    """Which arguments mean what is known of the tested version only."""
+    name = "create_causal_mask" if owner is base else "make_mask"
+    original = vars(owner)[name]
+    # Of the same module and name, with one argument more.
+    space = {}
+    lines = f"class {owner.__name__}:\n    def {name}(self, N, window_size=None, extra=0): ...\n"
+    exec("def create_causal_mask(N, offset=0, extra=0): ...\n" if owner is base else lines, original.__globals__, space)
+    drifted = space[name] if owner is base else vars(space[owner.__name__])[name]
+    monkeypatch.setattr(owner, name, drifted)
+    with pytest.raises(RuntimeError, match=r"extra=0\).*tested with") as caught:
+        flash.enable()
+    assert name in str(caught.value)
+    assert not flash.status().enabled
+    assert vars(owner)[name] is drifted
