@@ -3,7 +3,9 @@
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.generate import generate_step, speculative_generate_step
+from mlx_lm.generate import batch_generate, generate_step, speculative_generate_step, stream_generate
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load
 
 
 def greedy(model, prompt, **options):
@@ -33,3 +35,65 @@ def test_speculative_decoding(tiny, tokens):
     with flash.enabled(strict=True):
         on = generate()
     assert on == off == greedy(model, mx.array(prompt))[:16]
+
+
+@pytest.fixture
+def tokenizer(model_folder):
+    return load(str(model_folder))[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}, {"kv_bits": 4, "kv_group_size": 32}],
+    ids=["plain", "kv_bits 8", "kv_bits 4"],
+)
+@pytest.mark.parametrize("drafted", [False, True], ids=["alone", "with a draft model"])
+def test_stream_generate(tiny, tokenizer, drafted, options):
+    vocabulary = {"vocab_size": 257}
+    model, draft = tiny(**vocabulary), tiny(**vocabulary, num_hidden_layers=1) if drafted else None
+    options = {"quantized_kv_start": 24, **options}
+
+    def texts():
+        responses = stream_generate(model, tokenizer, "Attention is", 32, draft, **options)
+        return [(r.token, r.text, r.from_draft) for r in responses]
+
+    off = texts()
+    with flash.enabled(strict=True):
+        on = texts()
+    assert on == off
+    assert flash.status().fallbacks == {}
+
+
+@pytest.mark.parametrize("max_kv_size", [None, 16], ids=lambda n: f"max_kv_size {n}")
+def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
+    """Prompts of different lengths, more than fit into a batch, and answers of different lengths."""
+    model = tiny(architecture, vocab_size=257)
+    prompts = [tokenizer.encode("Attention is all you need, and more than that"[:n]) for n in (45, 3, 17, 9, 30)]
+
+    def texts():
+        options = {"max_tokens": [12, 20, 4, 9, 15], "completion_batch_size": 3, "prefill_batch_size": 2}
+        return batch_generate(model, tokenizer, prompts, max_kv_size=max_kv_size, return_token_ids=True, **options)
+
+    off = texts()
+    with flash.enabled(strict=True):
+        on = texts()
+    assert on.token_ids == off.token_ids
+    assert flash.status().fallbacks == {}
+    assert flash.status().calls["cpu_decode"] >= 2 * 20
+
+
+def test_batch_generate_with_prompt_caches(tiny, tokenizer):
+    """Caches of different lengths are merged into one with left padding."""
+    model, prompts = tiny(vocab_size=257), [tokenizer.encode(text) for text in ("Attention is", "all", "you need")]
+
+    def texts():
+        caches = [make_prompt_cache(model) for _ in prompts]
+        for cache, prompt in zip(caches, prompts, strict=True):
+            model(mx.array([prompt * 3]), cache=cache)
+        return batch_generate(model, tokenizer, prompts, caches, 16, return_token_ids=True).token_ids
+
+    off = texts()
+    with flash.enabled(strict=True):
+        on = texts()
+    assert on == off
+    assert flash.status().fallbacks == {}

@@ -17,7 +17,7 @@ from typing import Any
 
 from mlx.nn.layers.base import Module
 
-from . import patch, registry
+from . import patch, places, registry
 from .registry import BASE, SEAM
 from .route import instance_attention, routed_attention
 
@@ -110,7 +110,7 @@ def _functions_with_the_seam(cls: type[Module]) -> dict[str, FunctionType]:
         if isinstance(function, FunctionType) and _loads_the_seam(function.__code__):
             held = function.__globals__.get(SEAM)
             if registry.is_original(held):
-                patch.learn_original(held)
+                places.learn_original(held)
                 found[name] = function
             elif held is routed_attention:
                 found[name] = function

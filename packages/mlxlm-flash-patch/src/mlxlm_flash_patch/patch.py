@@ -16,8 +16,8 @@ import flashattn_core
 
 from . import registry
 from .places import Place, places
-from .registry import BASE, SEAM, Models
-from .route import Attention, FlashFallbackWarning, route, routed_attention
+from .registry import BASE, Models
+from .route import FlashFallbackWarning, route
 
 
 class FlashNeverRanError(RuntimeError):
@@ -136,12 +136,6 @@ def _described(held: object) -> str:
     return f"{getattr(held, '__module__', '?')}.{getattr(held, '__qualname__', type(held).__qualname__)}"
 
 
-def learn_original(original: Attention) -> None:
-    """Makes `original` what fallbacks go to. Raises RuntimeError if its signature is not the tested one."""
-    registry.check_signature(original, tested=routed_attention)
-    route.original = original
-
-
 def _request(models: Models, strict: bool, from_enable: bool) -> Request:
     """All that can fail, before anything is changed."""
     importlib.import_module(BASE)
@@ -150,9 +144,7 @@ def _request(models: Models, strict: bool, from_enable: bool) -> Request:
         if not request.wants(place):
             continue
         if place.is_original(place.held):
-            registry.check_signature(place.held, place.tested)
-            if place.attribute == SEAM:
-                route.original = place.held
+            place.check(place.held)
         if _is_foreign(place):
             _warn(f"[enable] {place.name} holds {_described(place.held)}, not mlx-lm's own: left alone")
     return request

@@ -4,12 +4,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from . import described_masks, registry
 from .described_masks import Describe
 from .registry import BASE, CACHE, SEAM
-from .route import route, routed_attention
+from .route import Attention, route, routed_attention
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Place:
     ours: object  # what the patch puts there
     is_original: Callable[[Any], bool]  # whether something is mlx-lm's own
     original: Callable[[], object]  # mlx-lm's own, for a place that never held it
-    tested: Callable[..., Any]  # takes what mlx-lm's own did when this was tested
+    check: Callable[[Any], object]  # raises RuntimeError if mlx-lm's own is not what this was tested with
     for_all: bool = False  # belongs to every request, whichever models that names
 
     @property
@@ -30,8 +31,9 @@ class Place:
         """How it is spoken of: the module alone where it is the seam."""
         if self.attribute == SEAM:
             return self.module
-        owner = f"{self.module}.{self.owner.__name__}" if isinstance(self.owner, type) else self.module
-        return f"{owner}.{self.attribute}"
+        if isinstance(self.owner, ModuleType):
+            return f"{self.module}.{self.attribute}"
+        return f"{self.module}.{self.owner.__qualname__}.{self.attribute}"
 
     @property
     def held(self) -> Any:
@@ -44,10 +46,26 @@ class Place:
 def places() -> Iterator[Place]:
     """Those that exist now: of the modules that are imported."""
     for name, module in registry.holders():
-        yield Place(
-            name, module, SEAM, routed_attention, registry.is_original, lambda: route.original, tested=routed_attention
-        )
+        yield _seam(name, module)
     yield from _mask_places()
+
+
+def _seam(name: str, module: ModuleType) -> Place:
+    return Place(
+        name,
+        module,
+        SEAM,
+        ours=routed_attention,
+        is_original=registry.is_original,
+        original=lambda: route.original,
+        check=learn_original,
+    )
+
+
+def learn_original(original: Attention) -> None:
+    """Makes `original` what fallbacks go to."""
+    registry.check_signature(original, tested=routed_attention)
+    route.original = original
 
 
 def _mask_places() -> Iterator[Place]:
@@ -68,5 +86,13 @@ def _mask_place(module: str, owner: Any, attribute: str, home: str, describe: De
     path = f"{owner.__name__}.{attribute}" if isinstance(owner, type) else attribute
     is_original = partial(registry.is_original, module=home, path=path)
     original = described_masks.described(held)
-    ours = described_masks.describing(original, describe) if is_original(original) else None
-    return Place(module, owner, attribute, ours, is_original, lambda: original, tested=describe, for_all=True)
+    return Place(
+        module,
+        owner,
+        attribute,
+        ours=described_masks.describing(original, describe) if is_original(original) else None,
+        is_original=is_original,
+        original=lambda: original,
+        check=partial(registry.check_signature, tested=describe),
+        for_all=True,
+    )
