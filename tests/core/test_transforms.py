@@ -5,7 +5,7 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import flash_attention, is_tracing, reset_stats, stats
+from flashattn_core import array_id, flash_attention, is_tracing, reset_stats, stats
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from oracle import draw, to_numpy
 
@@ -163,6 +163,18 @@ def test_is_tracing(rng):
     mx.grad(record)(query)
     mx.compile(record)(query)
     assert seen == [(False, False, False), (True, False, True), (True, False, True)]
+
+
+def test_array_id():
+    """It goes with what the array is, not with the Python object that stands for it."""
+    array = mx.arange(5) + 1
+    before, same, equal = array_id(array), array.astype(mx.int32), mx.array(array)
+    assert array_id(same) == before
+    assert array_id(equal) != before
+    mx.eval(array)
+    assert array_id(array) == before
+    array += 1
+    assert array_id(array) != before == array_id(same)
 
 
 def test_graphs_show_its_name(rng, tmp_path):

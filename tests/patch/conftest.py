@@ -12,9 +12,16 @@ import mlxlm_flash_patch as flash
 import pytest
 import tokenizers
 from mlx.utils import tree_map_with_path
-from mlx_lm.models import base
+from mlx_lm.models import base, cache
 
 ORIGINAL = base.scaled_dot_product_attention
+MASK_MAKERS = [
+    (base, "create_causal_mask"),
+    (cache, "create_causal_mask"),
+    (cache.RotatingKVCache, "make_mask"),
+    (cache.BatchRotatingKVCache, "make_mask"),
+]
+ORIGINAL_MASK_MAKERS = [vars(owner)[name] for owner, name in MASK_MAKERS]
 
 SIZES = {
     "vocab_size": 97,
@@ -48,6 +55,7 @@ def unpatched():
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models."):
             assert vars(module).get("scaled_dot_product_attention", ORIGINAL) is ORIGINAL, name
+    assert [vars(owner)[name] for owner, name in MASK_MAKERS] == ORIGINAL_MASK_MAKERS
 
 
 @pytest.fixture

@@ -54,7 +54,16 @@ def logits(model, tokens, caches, steps=STEPS):
     return result
 
 
-def assert_same(on, off):
+def off_and_on(run):
+    """What `run` gives without the patch and with it."""
+    off = run()
+    with flash.enabled(strict=True):
+        on = run()
+        mx.eval(on)
+    return off, on
+
+
+def assert_same(off, on):
     assert (mx.abs(on - off).max() / mx.abs(off).max()).item() < 1e-4
 
 
@@ -79,10 +88,7 @@ CACHES = {
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
 def test_plain(tiny, tokens, masks, cache, batch):
     model, x = tiny(), tokens(batch, sum(STEPS))
-    off = logits(model, x, [cache() for _ in model.layers])
-    with flash.enabled(strict=True):
-        on = logits(model, x, [cache() for _ in model.layers])
-    assert_same(on, off)
+    assert_same(*off_and_on(lambda: logits(model, x, [cache() for _ in model.layers])))
     assert_all_was_flash()
     assert not arrays_of_more_than_one_row(masks)
 
@@ -95,10 +101,7 @@ def test_windows_smaller_than_the_rotating_cache(tiny, tokens, masks, max_kv_siz
     def caches():
         return [RotatingKVCache(max_kv_size) for _ in model.layers]
 
-    off = logits(model, x, caches())
-    with flash.enabled(strict=True):
-        on = logits(model, x, caches())
-    assert_same(on, off)
+    assert_same(*off_and_on(lambda: logits(model, x, caches())))
     assert_all_was_flash()
     assert not arrays_of_more_than_one_row(masks)
 
@@ -123,10 +126,8 @@ def without_padding(logits):
 def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
     """Padding itself sees no key, and what is predicted there means nothing."""
     model, x = tiny(architecture), tokens(3, sum(STEPS))
-    off = logits(model, x, batch_caches(model, max_size))
-    with flash.enabled(strict=True):
-        on = logits(model, x, batch_caches(model, max_size))
-    assert_same(without_padding(on), without_padding(off))
+    off, on = off_and_on(lambda: logits(model, x, batch_caches(model, max_size)))
+    assert_same(without_padding(off), without_padding(on))
     assert_all_was_flash()
     assert not arrays_of_more_than_one_row(masks)
     assert any(not isinstance(mask, mx.array | str | None) for mask in masks)
@@ -148,11 +149,7 @@ def test_batches_with_right_padding(tiny, tokens, masks, cache):
         real = [row[:length] for row, length in zip(prompt, lengths, strict=True)]
         return mx.concatenate([*real, *(model(x[:, :1], cache=caches)[:, 0] for _ in range(6))])
 
-    off = run()
-    with flash.enabled(strict=True):
-        on = run()
-        mx.eval(on)
-    assert_same(on, off)
+    assert_same(*off_and_on(run))
     assert not arrays_of_more_than_one_row(masks)
 
 
@@ -172,11 +169,7 @@ def test_batches_that_shrink_and_grow(tiny, tokens, masks):
         out += [model(mx.concatenate([x[:2, i : i + 1]] * 2), cache=caches) for i in range(10, 14)]
         return mx.concatenate([o.reshape(-1, o.shape[-1]) for o in out])
 
-    off = run()
-    with flash.enabled(strict=True):
-        on = run()
-        mx.eval(on)
-    assert_same(on, off)
+    assert_same(*off_and_on(run))
     assert not arrays_of_more_than_one_row(masks)
 
 
@@ -188,10 +181,7 @@ def test_lists_of_caches(make_model, tokens, masks):
         "sliding_window": 8, "sliding_window_layers": [1], "conv_window": 2, "rms_norm_eps": 1e-6,
     }  # fmt: skip
     model, x = make_model("baichuan_m1", config), tokens(2, sum(STEPS))
-    off = logits(model, x, make_prompt_cache(model))
-    with flash.enabled(strict=True):
-        on = logits(model, x, make_prompt_cache(model))
-    assert_same(on, off)
+    assert_same(*off_and_on(lambda: logits(model, x, make_prompt_cache(model))))
     assert_all_was_flash()
     assert not arrays_of_more_than_one_row(masks)
 
@@ -201,10 +191,7 @@ def test_lists_of_caches(make_model, tokens, masks):
 def test_quantised(tiny, tokens, masks, bits, batch):
     """One layer, whose keys are quantised to the same bits with and without the patch: none depends on attention."""
     model, x = tiny(num_hidden_layers=1), tokens(batch, sum(STEPS))
-    off = logits(model, x, [QuantizedKVCache(32, bits)])
-    with flash.enabled(strict=True):
-        on = logits(model, x, [QuantizedKVCache(32, bits)])
-    assert_same(on, off)
+    assert_same(*off_and_on(lambda: logits(model, x, [QuantizedKVCache(32, bits)])))
     assert_all_was_flash(layers=1)
     assert not arrays_of_more_than_one_row(masks)
 
@@ -232,5 +219,5 @@ def test_prompt_cache_files(tiny, tokens, tmp_path, cache):
         write("on.safetensors")
         read_on = [read("off.safetensors"), read("on.safetensors")]
     for on in (*read_on, read("on.safetensors")):
-        assert_same(on, expected)
+        assert_same(expected, on)
     assert flash.status().fallbacks == {}

@@ -10,16 +10,8 @@ import numpy as np
 import pytest
 from flashattn_core.masks import Mask
 from flashattn_core.reference import visible_and_bias
-from mlx_lm.models import base, cache
-from mlx_lm.models.cache import (
-    BatchKVCache,
-    BatchRotatingKVCache,
-    ChunkedKVCache,
-    ConcatenateKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-)
+from mlx_lm.models import base
+from mlx_lm.models import cache as caches
 from mlxlm_flash_patch import described_masks
 from mlxlm_flash_patch.described_masks import description_of
 
@@ -65,17 +57,17 @@ def prepared(cache, **how):
 
 
 CACHES = {
-    "KVCache": KVCache,
-    "QuantizedKVCache": lambda: QuantizedKVCache(group_size=32),
-    "ConcatenateKVCache": ConcatenateKVCache,
-    "RotatingKVCache(12)": lambda: RotatingKVCache(12),
-    "RotatingKVCache(12, keep=4)": lambda: RotatingKVCache(12, keep=4),
-    "RotatingKVCache(100)": lambda: RotatingKVCache(100),
-    "BatchKVCache": lambda: BatchKVCache(PADDING),
-    "BatchRotatingKVCache(12)": lambda: BatchRotatingKVCache(12, PADDING),
-    "BatchRotatingKVCache(100)": lambda: BatchRotatingKVCache(100, PADDING),
+    "KVCache": caches.KVCache,
+    "QuantizedKVCache": lambda: caches.QuantizedKVCache(group_size=32),
+    "ConcatenateKVCache": caches.ConcatenateKVCache,
+    "RotatingKVCache(12)": lambda: caches.RotatingKVCache(12),
+    "RotatingKVCache(12, keep=4)": lambda: caches.RotatingKVCache(12, keep=4),
+    "RotatingKVCache(100)": lambda: caches.RotatingKVCache(100),
+    "BatchKVCache": lambda: caches.BatchKVCache(PADDING),
+    "BatchRotatingKVCache(12)": lambda: caches.BatchRotatingKVCache(12, PADDING),
+    "BatchRotatingKVCache(100)": lambda: caches.BatchRotatingKVCache(100, PADDING),
     "BatchRotatingKVCache(12), right": lambda: prepared(
-        BatchRotatingKVCache(12, [0] * 3), lengths=[7, 5, 2], right_padding=PADDING
+        caches.BatchRotatingKVCache(12, [0] * 3), lengths=[7, 5, 2], right_padding=PADDING
     ),
 }
 # A wrapped buffer shows two ranges of keys, if it does not show all; then the array of one query is cheap.
@@ -210,9 +202,9 @@ class TestWhatIsRemembered:
 
 HOLDERS = [
     (base, "create_causal_mask"),
-    (cache, "create_causal_mask"),
-    (RotatingKVCache, "make_mask"),
-    (BatchRotatingKVCache, "make_mask"),
+    (caches, "create_causal_mask"),
+    (caches.RotatingKVCache, "make_mask"),
+    (caches.BatchRotatingKVCache, "make_mask"),
 ]
 
 
@@ -235,9 +227,9 @@ def test_mlx_lm_s_functions_are_back_after_disable(models):
 def test_the_cache_s_own_name_for_the_function_too():
     """A cache makes its masks through the name that its own module has imported."""
     with flash.enabled():
-        assert knows(KVCache().make_mask(6, return_array=True, window_size=None))
+        assert knows(caches.KVCache().make_mask(6, return_array=True, window_size=None))
         assert knows(base.create_attention_mask(mx.zeros((1, 6, 8)), window_size=2))
-    assert not hasattr(ChunkedKVCache, "make_mask")  # which needs no place of its own, then
+    assert not hasattr(caches.ChunkedKVCache, "make_mask")  # which needs no place of its own, then
 
 
 def test_a_module_that_took_the_function_meanwhile_gets_mlx_lm_s_back(monkeypatch):
@@ -265,7 +257,7 @@ def test_another_library_s_function_is_left_alone_and_named(monkeypatch):
     assert base.create_causal_mask is theirs
 
 
-@pytest.mark.parametrize("owner", [base, RotatingKVCache, BatchRotatingKVCache], ids=lambda o: o.__name__)
+@pytest.mark.parametrize("owner", [base, caches.RotatingKVCache, caches.BatchRotatingKVCache], ids=lambda o: o.__name__)
 def test_another_signature_is_refused(owner, monkeypatch):
     """Which arguments mean what is known of the tested version only."""
     name = "create_causal_mask" if owner is base else "make_mask"

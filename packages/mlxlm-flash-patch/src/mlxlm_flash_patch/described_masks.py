@@ -94,8 +94,8 @@ def batch_rotating(self: Any, N: int, window_size: int | None = None, return_arr
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape = array_id(mask), mask.shape
-    forget = weakref.ref(mask, lambda _: _remembered.pop(key, None))
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit the global may be gone before the mask
+    forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:1] if mask.ndim == 4 else None
     _remembered[key] = _Remembered(description, lengths, batch, _as_it_is_now(mask), forget)
