@@ -41,9 +41,13 @@ def test_create_causal_mask(length, offset, window, padding):
     assert_says_the_same(description, mask, 4, length, offset + length)
 
 
-def test_a_window_that_shows_nothing_stays_an_array():
+@pytest.mark.parametrize(
+    "given", [{"window_size": 0}, {"window_size": 2.5}, {"left_padding": mx.array([1.0])}], ids=str
+)
+def test_what_descriptions_cannot_say_stays_an_array(given):
     with flash.enabled():
-        mask = base.create_causal_mask(4, window_size=0)
+        mask = base.create_causal_mask(4, **given)
+    assert mx.array_equal(mask, base.create_causal_mask(4, **given))
     assert description_of(mask, query(4), 4) is mask
 
 

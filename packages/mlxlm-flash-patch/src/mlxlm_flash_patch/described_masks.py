@@ -5,6 +5,7 @@ takes no memory. What an array says is remembered beside it, and found again whe
 A model that computes with the mask makes another array, of which nothing is known: attention reads that one.
 """
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -45,8 +46,12 @@ def describing(original: FunctionType, describe: Describe) -> FunctionType:
     @functools.wraps(original)
     def make_and_describe(*args: Any, **kwargs: Any) -> Any:
         mask = original(*args, **kwargs)
-        if isinstance(mask, mx.array) and (description := describe(*args, **kwargs)) is not None:
-            _remember(mask, description)
+        if isinstance(mask, mx.array):
+            # A window of 0 keys, or of 8.5: what mlx-lm takes and the vocabulary refuses stays an array.
+            with contextlib.suppress(ValueError):
+                description = describe(*args, **kwargs)
+                if description is not None:
+                    _remember(mask, description)
         return mask
 
     assert isinstance(make_and_describe, FunctionType)
@@ -65,10 +70,8 @@ def causal(
     window_size: int | None = None,
     right_padding: mx.array | None = None,
     left_padding: mx.array | None = None,
-) -> Mask | None:
+) -> Mask:
     """Of mlx-lm's create_causal_mask()."""
-    if window_size is not None and window_size < 1:
-        return None
     mask: Mask = Causal() if window_size is None else SlidingWindow(window_size)
     if left_padding is None and right_padding is None:
         return mask
@@ -97,7 +100,7 @@ def _remember(mask: mx.array, description: Mask) -> None:
     key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit the global may be gone before the mask
     forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
-    batch = shape[:1] if mask.ndim == 4 else None
+    batch = shape[:-3] if mask.ndim > 3 else None
     _remembered[key] = _Remembered(description, lengths, batch, _as_it_is_now(mask), forget)
 
 
