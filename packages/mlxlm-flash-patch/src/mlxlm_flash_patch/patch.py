@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import flashattn_core
 
-from . import registry
+from . import arrivals, registry
+from .hand_written import HAND_WRITTEN
 from .places import Place, places
-from .registry import BASE, Models
+from .registry import BASE, PACKAGE, Models
 from .route import FlashFallbackWarning, route
 
 
@@ -39,7 +40,7 @@ class Request:
 
 _lock = threading.RLock()
 _requests: list[Request] = []
-_taken: dict[str, tuple[Place, object]] = {}  # by name: the place, and the object that was taken out of it
+_taken: dict[tuple[int, str], tuple[Place, object]] = {}  # by key: the place, and what was taken out of it
 _kernels_before: dict[str, int] = {}  # flashattn_core.stats() when counting began
 
 
@@ -140,6 +141,9 @@ def _request(models: Models, strict: bool, from_enable: bool) -> Request:
     """All that can fail, before anything is changed."""
     importlib.import_module(BASE)
     request = Request(registry.modules_of(models), strict, from_enable)
+    for what in HAND_WRITTEN:  # also of modules that are yet to come
+        if request.modules is None or f"{PACKAGE}.{what.module}" in request.modules:
+            what.check()
     for place in places():
         if not request.wants(place):
             continue
@@ -176,19 +180,27 @@ def _settle() -> dict[str, str]:
     """
     route.open = bool(_requests)
     route.strict = any(r.strict for r in _requests)
-    for place in places():
+    arrivals.watch(_arrived if _requests else None)
+    # Not all places that hold something of ours need be found again: a module may have been loaded anew meanwhile.
+    for place in {place.key: place for place in [*(place for place, _ in _taken.values()), *places()]}.values():
         held, wanted = place.held, _is_wanted(place)
         if wanted and registry.is_mlx_lm(place.module) and place.is_original(held):
-            _taken[place.name] = place, held
+            _taken[place.key] = place, held
             place.put(place.ours)
         elif not wanted and held is place.ours:
             # Imported while patched, if nothing was taken: there never was another object in this place.
-            _, original = _taken.pop(place.name, (place, place.original()))
+            _, original = _taken.pop(place.key, (place, place.original()))
             place.put(original)
-    left = [name for name, (place, _) in _taken.items() if not _is_wanted(place)]
-    for name in left:
-        del _taken[name]
-    return {name: holder for name, holder in foreign_places().items() if name in left}
+    left = [place for place, _ in _taken.values() if not _is_wanted(place)]
+    for place in left:
+        del _taken[place.key]
+    return {place.name: _described(place.held) for place in left if _is_foreign(place)}
+
+
+def _arrived() -> None:
+    """A module of mlx-lm has been loaded while the patch is on."""
+    with _lock:
+        _settle()
 
 
 def _is_wanted(place: Place) -> bool:

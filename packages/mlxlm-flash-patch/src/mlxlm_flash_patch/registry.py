@@ -1,16 +1,20 @@
-"""What can be patched: the seam, where it is, and whether it is still the one this package was tested with.
+"""What can be patched: which model types, through what, and whether mlx-lm is still the one this was tested with.
 
-The seam is the name `scaled_dot_product_attention`. Each model module of mlx-lm imports it from
-`mlx_lm.models.base` into its own globals and calls it there: a model is patched by exchanging one global.
+models.toml says it for every model type. Most have the seam: the name `scaled_dot_product_attention`, which the
+module imports from `mlx_lm.models.base` into its own globals and calls there; it is patched by exchanging one global.
 """
 
 import ast
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
@@ -21,6 +25,43 @@ BASE = PACKAGE + ".base"
 CACHE = PACKAGE + ".cache"
 
 Models = str | Iterable[str] | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What models.toml says of one model type; its comments say what the fields mean."""
+
+    by: tuple[str, ...] = ()
+    through: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    untested: str = ""
+    without: str = ""
+
+    @property
+    def is_patched(self) -> bool:
+        return bool(self.by or self.through)
+
+
+@cache
+def model_types() -> dict[str, Entry]:
+    """Model type -> what is known of it."""
+    table = tomllib.loads((files(__package__) / "models.toml").read_text(encoding="utf-8"))
+    return {
+        name: Entry(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+        for name, entry in table["model_types"].items()
+    }
+
+
+@cache
+def supported() -> tuple[str, ...]:
+    """The model types that can be patched."""
+    return tuple(sorted(name for name, entry in model_types().items() if entry.is_patched))
+
+
+@cache
+def patched_by(means: str) -> tuple[str, ...]:
+    """The model types whose own module is patched by "seam", "mx.fast" or "hand-written"."""
+    return tuple(name for name, entry in model_types().items() if means in entry.by)
 
 
 def is_original(held: object, module: str = BASE, path: str = SEAM) -> TypeGuard[FunctionType]:
@@ -59,10 +100,20 @@ def check_signature(original: Callable[..., Any], tested: Callable[..., Any]) ->
     here, there = _parameters(tested), _parameters(original)
     if here != there:
         name = f"{original.__module__}.{original.__qualname__}"
+        raise RuntimeError(f"[enable] {name} takes {there}; this mlxlm-flash-patch was tested with {here}. {_CURE}")
+
+
+def check_source(module: str, function: str, tested: str) -> None:
+    """Raises RuntimeError, naming both fingerprints, when a function of mlx_lm.models is not the one tested."""
+    here = fingerprint(module, function)
+    if here != tested:
         raise RuntimeError(
-            f"[enable] {name} takes {there}; this mlxlm-flash-patch was tested with {here}. "
-            "Nothing is patched; install the mlx-lm version that mlxlm-flash-patch pins"
+            f"[enable] {PACKAGE}.{module}.{function} has the fingerprint {here}; "
+            f"this mlxlm-flash-patch was tested with {tested}. {_CURE}"
         )
+
+
+_CURE = "Nothing is patched; install the mlx-lm version that mlxlm-flash-patch pins"
 
 
 def _parameters(function: Callable[..., Any]) -> str:
@@ -73,16 +124,38 @@ def _parameters(function: Callable[..., Any]) -> str:
 
 
 @cache
-def supported() -> tuple[str, ...]:
-    """The model types with the seam. Read from mlx-lm's sources: not all modules can be imported everywhere."""
-    return tuple(sorted(name for name, source in _sources().items() if _imports_the_seam(source)))
+def fingerprint(module: str, function: str) -> str:
+    """Of a function's text in mlx-lm's source, found without importing it; "none" if there is none.
+
+    The text, because bytecode differs between versions of Python.
+    """
+    path = models_folder() / f"{module}.py"
+    source = path.read_text(encoding="utf-8") if path.is_file() else ""
+    node: ast.AST = ast.parse(source)
+    for name in function.split("."):
+        inside = {n.name: n for n in getattr(node, "body", []) if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+        if name not in inside:
+            return "none"
+        node = inside[name]
+    text = ast.get_source_segment(source, node) or ""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def models_folder() -> Path:
+    """The folder of mlx_lm.models, found without importing mlx-lm."""
+    spec = importlib.util.find_spec("mlx_lm")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        raise ImportError("mlx-lm is not installed: pip install mlx-lm")
+    return Path(folders[0], "models")
 
 
 def modules_of(models: Models) -> frozenset[str] | None:
     """The module names that `models` stands for, imported; None, which stands for every module, stays None.
 
     Raises TypeError when `models` is neither None, a string nor a collection of strings, and ValueError when
-    it is empty, or names something that is no model type or has no seam.
+    it is empty, or names something that is no model type or cannot be patched.
     """
     if models is None:
         return None
@@ -95,55 +168,19 @@ def modules_of(models: Models) -> frozenset[str] | None:
         )
     if not wanted:
         raise ValueError("[enable] models is empty, expected None for all, a model type or a list of them")
-    names = frozenset(_module_of(model_type) for model_type in wanted)
+    names = frozenset(name for model_type in wanted for name in _modules_of(model_type))
     for name in names:
         importlib.import_module(name)
     return names
 
 
-def _module_of(model_type: str) -> str:
+def _modules_of(model_type: str) -> list[str]:
     # mlx-lm loads some model types with another one's module: "mistral" is "llama".
     remapping = importlib.import_module("mlx_lm.utils").MODEL_REMAPPING
     stem = remapping.get(model_type, model_type)
-    if stem in supported():
-        return f"{PACKAGE}.{stem}"
+    entry = model_types().get(stem)
+    if entry and entry.is_patched:
+        return [f"{PACKAGE}.{name}" for name in ([stem] if entry.by else []) + list(entry.through)]
+    what = f"of which nothing can be patched: {entry.without}" if entry else "which is no model type of this mlx-lm"
     cure = "'mlxlm-flash status' lists the model types that can be patched"
-    if stem not in _sources():
-        raise ValueError(f"[enable] models names {model_type!r}, which is no model type of this mlx-lm; {cure}")
-    lenders = sorted(_siblings(_sources()[stem]) & set(supported()))
-    if lenders:
-        cure = f"it builds on {', '.join(map(repr, lenders))}, which can be patched"
-    raise ValueError(f"[enable] models names {model_type!r}, which never calls mlx-lm's {SEAM} itself; {cure}")
-
-
-@cache
-def _sources() -> dict[str, str]:
-    """Module name in mlx_lm.models → source text. Finds the folder without importing mlx-lm."""
-    spec = importlib.util.find_spec("mlx_lm")
-    folders = spec.submodule_search_locations if spec else None
-    if not folders:
-        raise ImportError("mlx-lm is not installed: pip install mlx-lm")
-    files = Path(folders[0], "models").glob("*.py")
-    return {file.stem: file.read_text(encoding="utf-8") for file in files if file.stem != "__init__"}
-
-
-def _imports_the_seam(source: str) -> bool:
-    return SEAM in source and any(
-        node.module == "base" and any(alias.name == SEAM and not alias.asname for alias in node.names)
-        for node in _sibling_imports(source)
-    )
-
-
-def _siblings(source: str) -> set[str]:
-    """The modules of mlx_lm.models that this one imports: `from .llama import ...`, `from . import llama`."""
-    return {name for node in _sibling_imports(source) for name in ([node.module] if node.module else _names(node))}
-
-
-def _names(node: ast.ImportFrom) -> list[str]:
-    return [alias.name for alias in node.names]
-
-
-def _sibling_imports(source: str) -> Iterator[ast.ImportFrom]:
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            yield node
+    raise ValueError(f"[enable] models names {model_type!r}, {what}; {cure}")

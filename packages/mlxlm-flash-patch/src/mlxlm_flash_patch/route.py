@@ -62,9 +62,7 @@ def routed_attention(
     After disable() it passes every call on: a wrapper that another library put around it, or a module that
     sys.modules does not list, may still hold it.
     """
-    if not route.open:
-        return route.original(queries, keys, values, cache, scale, mask, sinks)
-    return _attend(queries, keys, values, cache, scale, mask, sinks)
+    return attend(queries, keys, values, cache, scale, mask, sinks)
 
 
 def instance_attention(
@@ -77,7 +75,7 @@ def instance_attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """What patch_model() makes one model call, whether or not enable() is in force."""
-    return _attend(queries, keys, values, cache, scale, mask, sinks)
+    return attend(queries, keys, values, cache, scale, mask, sinks, always=True)
 
 
 def reason_not_to(
@@ -115,29 +113,59 @@ def _dtype_reason(queries: mx.array, keys: mx.array, values: mx.array) -> str | 
     return None
 
 
-def _attend(
-    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None
+def attend(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+    *,
+    softcap: float | None = None,
+    own: Callable[[], mx.array] | None = None,
+    always: bool = False,
 ) -> mx.array:
-    reason = reason_not_to(queries, keys, values, cache, mask, sinks)
-    if reason is None:
-        try:
-            return _flash(queries, keys, values, cache, scale, mask, sinks)
-        except NoKernelError as error:
-            reason = str(error)
-    _note_fallback(reason)
-    return route.original(queries, keys, values, cache, scale, mask, sinks)
+    """Flash attention, or what the model would have done without it: `own()`, or mlx-lm's function where it is None.
+
+    `always`: also while the route is not open, as patch_model() wants it.
+    """
+    if always or route.open:
+        reason = reason_not_to(queries, keys, values, cache, mask, sinks)
+        if reason is None:
+            try:
+                return _flash(queries, keys, values, cache, scale, mask, sinks, softcap)
+            except NoKernelError as error:
+                reason = str(error)
+        _note_fallback(reason)
+    return own() if own else route.original(queries, keys, values, cache, scale, mask, sinks)
 
 
 def _flash(
-    queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+    softcap: float | None,
 ) -> mx.array:
     quantised = _is_quantised(cache)
     if isinstance(mask, mx.array):
         mask = description_of(mask, queries, (keys[0] if quantised else keys).shape[-2])
     if not quantised:
-        return flash_attention(queries, keys, values, scale, mask, sinks=sinks)
+        return flash_attention(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks)
     return quantized_flash_attention(
-        queries, keys, values, scale, mask, group_size=cache.group_size, bits=cache.bits, sinks=sinks
+        queries,
+        keys,
+        values,
+        scale,
+        mask,
+        group_size=cache.group_size,
+        bits=cache.bits,
+        softcap=softcap,
+        sinks=sinks,
     )
 
 
@@ -149,5 +177,5 @@ def _note_fallback(reason: str) -> None:
         raise FlashFallbackError(f"strict: this call would have gone to mlx-lm's own attention: {reason}")
     if first:
         message = f"not flash attention but mlx-lm's own: {reason} (said once, every call is counted)"
-        # Points at the model's line: _note_fallback, _attend and the routed function lie between.
+        # Points at the model's line: _note_fallback, attend and the function that is put in place lie between.
         warnings.warn(message, FlashFallbackWarning, stacklevel=4)
