@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,14 @@ def command():
         return subprocess.run([path, *arguments], env=env, capture_output=True, text=True, timeout=timeout, **options)
 
     return run
+
+
+@pytest.fixture
+def heeds_control_c():
+    """Processes started in the background ignore SIGINT, and their children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

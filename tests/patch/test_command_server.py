@@ -30,7 +30,7 @@ def server(model, log, flash, *options):
         process = subprocess.Popen([*command, "--port", str(port), *options], env=env, stderr=stderr)
     try:
         address = f"http://127.0.0.1:{port}"
-        for _ in range(300):
+        for _ in range(1200):  # two minutes: the machine may be busy
             try:
                 urllib.request.urlopen(f"{address}/health", timeout=5).close()
                 break
@@ -39,7 +39,7 @@ def server(model, log, flash, *options):
                 time.sleep(0.1)
         yield address
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(60)
     finally:
         process.kill()
         process.wait()
@@ -64,6 +64,7 @@ def answers(address):
     [(), ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0")],
     ids=["batched", "kv_bits"],
 )
+@pytest.mark.usefixtures("heeds_control_c")
 def test_concurrent_requests(model_folder, tmp_path, options):
     texts = {}
     for flash in ("0", "strict"):
