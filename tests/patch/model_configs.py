@@ -201,7 +201,12 @@ OWN = {
         "mamba_n_groups": 1,
         "mamba_conv_bias": False,
     },
-    "hunyuan": {"use_mixed_mlp_moe": True, "use_cla": True, "cla_share_factor": 2, "rope_scaling": {"alpha": 1.0, "factor": 1.0, "type": "dynamic"}},
+    "hunyuan": {
+        "use_mixed_mlp_moe": True,
+        "use_cla": True,
+        "cla_share_factor": 2,
+        "rope_scaling": {"alpha": 1.0, "factor": 1.0, "type": "dynamic"},
+    },
     "hunyuan_v1_dense": {"rope_scaling": {"alpha": 1.0, "factor": 1.0, "type": "dynamic"}},
     "iquestloopcoder": {"loop_window_size": 8},
     "jamba": {

@@ -87,5 +87,3 @@ def test_untested_types_say_why(model_type, make_model, tokens):
     with pytest.raises(RuntimeError) as caught:
         logits(make_model(model_type, config(model_type)), tokens(1, PROMPT + STEPS), None)
     assert model_types()[model_type].untested in str(caught.value)
-
-

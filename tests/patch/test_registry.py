@@ -43,7 +43,9 @@ def through(module):
 
 def test_every_module_is_in_it():
     assert sorted([*model_types(), *HELPERS]) == sorted(SOURCES)
-    assert all(any(isinstance(n, ast.ClassDef) and n.name == "ModelArgs" for n in SOURCES[m].body) for m in model_types())
+    assert all(
+        any(isinstance(n, ast.ClassDef) and n.name == "ModelArgs" for n in SOURCES[m].body) for m in model_types()
+    )
 
 
 @pytest.mark.parametrize("model_type", model_types())

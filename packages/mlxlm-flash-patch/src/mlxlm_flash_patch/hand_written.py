@@ -37,7 +37,6 @@ class HandWritten:
         """What patch_model() makes one model call."""
         return _made(self, original, True)
 
-
     def check(self) -> None:
         """Raises RuntimeError, naming both fingerprints, when mlx-lm's function is not the one tested."""
         registry.check_source(self.module, self.function, self.source)
@@ -87,7 +86,8 @@ class _Gemma2:
             softcap=module.attn_logit_softcapping,
             own=lambda: written_out.reshape(B, L, H, -1).transpose(0, 2, 1, 3),
         )
-        return module.o_proj(heads.transpose(0, 2, 1, 3).reshape(B, L, -1))
+        out: mx.array = module.o_proj(heads.transpose(0, 2, 1, 3).reshape(B, L, -1))
+        return out
 
 
 def _gemma2(original: Function, attend: Function) -> Function:
