@@ -49,7 +49,8 @@ def model_types() -> dict[str, Entry]:
 
 
 def _entry(fields: dict[str, Any]) -> Entry:
-    return Entry(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Entry(**values)
 
 
 @cache
