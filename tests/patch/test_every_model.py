@@ -1,13 +1,15 @@
-"""Every module of mlx-lm with the seam gets the routed function, and its own back; none is forgotten."""
+"""Every place in every module of mlx-lm gets what the patch puts there, and its own back; none is forgotten."""
 
 import importlib
 import pkgutil
-import sys
 
+import mlx.core as mx
 import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
-from mlxlm_flash_patch.registry import supported
+from mlxlm_flash_patch.hand_written import HAND_WRITTEN
+from mlxlm_flash_patch.places import places
+from mlxlm_flash_patch.registry import is_mlx_lm, model_types, patched_by, supported
 
 SEAM = "scaled_dot_product_attention"
 
@@ -24,47 +26,58 @@ def modules():
     return found
 
 
-def test_supported_is_what_has_the_seam(modules):
-    """supported() reads sources, and must not differ from what importing shows."""
+def names(model_type):
+    """The places of a model type's own module, as status() names them."""
+    name, by = f"mlx_lm.models.{model_type}", model_types()[model_type].by
+    found = {name} if "seam" in by else set()
+    found |= {f"{name}.mx"} if "mx.fast" in by else set()
+    return found | {f"{name}.{what.function}" for what in HAND_WRITTEN if what.module == model_type}
+
+
+def test_the_seam_is_where_models_toml_says(modules):
+    """It says what sources say, and that must not differ from what importing shows."""
     seen = {name for name, module in modules.items() if SEAM in vars(module) and name != "base"}
-    assert set(supported()) == seen
-    assert {"qwen2", "llama", "qwen3", "gemma3_text", "gpt_oss", "nemotron_h", "lille-130m"} <= seen
+    assert set(patched_by("seam")) == seen
+    assert all(vars(modules[name])["mx"] is mx for name in patched_by("mx.fast"))
 
 
 def test_all_are_patched_and_restored(modules, original):
-    def holders():
-        return {name for name, module in modules.items() if vars(module).get(SEAM) is original}
+    def own():
+        return {place.name for place in places() if is_mlx_lm(place.module) and place.is_original(place.held)}
 
-    everything = {*supported(), "base"}
-    assert holders() == everything
+    everything = {"mlx_lm.models.base"}.union(*map(names, supported()))
+    assert own() == everything
     flash.enable()
-    assert holders() == set()
-    assert {name.rpartition(".")[2] for name in flash.status().patched} == everything
+    assert own() == set()
+    assert set(flash.status().patched) == everything
     flash.disable()
-    assert holders() == everything
+    assert own() == everything
+    assert all(vars(modules[name])[SEAM] is original for name in patched_by("seam"))
 
 
 @pytest.mark.parametrize("name", supported())
 def test_each_by_name(name, modules):
     flash.enable(name)
-    assert flash.status().patched == (f"mlx_lm.models.{name}",)
+    entry = model_types()[name]
+    assert set(flash.status().patched) == set().union(*map(names, [name] if entry.by else entry.through))
 
 
 def test_nothing_else_of_the_modules_changes(modules):
-    exchanged = {SEAM, "create_causal_mask"}
+    """Nor of their classes, but for what is written out."""
+    shared = {SEAM, "create_causal_mask"}
+    allowed = {f"mlx_lm.models.{what.module}.{what.function}" for what in HAND_WRITTEN}
 
     def contents():
-        return {name: {k: id(v) for k, v in vars(m).items() if k not in exchanged} for name, m in modules.items()}
+        held = {}
+        for name, module in modules.items():
+            owners = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+            for owner in [module, *owners]:
+                prefix = f"mlx_lm.models.{name}" + (f".{owner.__qualname__}" if owner is not module else "")
+                held |= {f"{prefix}.{key}": id(value) for key, value in vars(owner).items() if key not in shared}
+        direct = {f"mlx_lm.models.{name}.mx" for name in patched_by("mx.fast")}
+        return {name: value for name, value in held.items() if name not in allowed | direct}
 
     before = contents()
     with flash.enabled():
         assert contents() == before
     assert contents() == before
-
-
-def test_all_are_patched_when_imported_later(modules, monkeypatch):
-    flash.enable()
-    for name in ("qwen3_moe", "jamba", "iquestloopcoder"):
-        monkeypatch.delitem(sys.modules, f"mlx_lm.models.{name}")
-        importlib.import_module(f"mlx_lm.models.{name}")
-        assert f"mlx_lm.models.{name}" in flash.status().patched

@@ -62,7 +62,7 @@ def status() -> None:
     click.echo(" · ".join(f"{name} {number}" for name, number in versions().items()))
     for backend, description in flashattn_core.backends().items():
         click.echo(f"{backend}: {description}")
-    click.echo(f"{count(len(supported()), 'model type')} with the seam: {', '.join(supported())}")
+    click.echo(f"{count(len(supported()), 'model type')}: {', '.join(supported())}")
 
 
 def main() -> None:

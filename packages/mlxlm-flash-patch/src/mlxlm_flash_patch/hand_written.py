@@ -86,7 +86,8 @@ class _Gemma2:
             softcap=module.attn_logit_softcapping,
             own=lambda: written_out.reshape(B, L, H, -1).transpose(0, 2, 1, 3),
         )
-        return module.o_proj(heads.transpose(0, 2, 1, 3).reshape(B, L, -1))
+        out: mx.array = module.o_proj(heads.transpose(0, 2, 1, 3).reshape(B, L, -1))
+        return out
 
 
 def _gemma2(original: Function, attend: Function) -> Function:

@@ -121,9 +121,9 @@ class _Found:
             view = _Globals(module_globals, {place.attribute: place.instead for place in here})
             self._views[id(module_globals)] = view
             for name, helper in list(module_globals.items()) if here else []:
-                if isinstance(helper, FunctionType) and helper.__globals__ is module_globals:
-                    if any(_loads(helper.__code__, place.attribute) for place in here):
-                        view.exchange(name, _exchanged(helper, view))
+                is_own = isinstance(helper, FunctionType) and helper.__globals__ is module_globals
+                if is_own and any(_loads(helper.__code__, place.attribute) for place in here):
+                    view.exchange(name, _exchanged(helper, view))
         return self._views[id(module_globals)]
 
 

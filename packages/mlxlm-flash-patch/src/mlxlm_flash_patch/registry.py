@@ -46,10 +46,12 @@ class Entry:
 def model_types() -> dict[str, Entry]:
     """Model type -> what is known of it."""
     table = tomllib.loads((files(__package__) / "models.toml").read_text(encoding="utf-8"))
-    return {
-        name: Entry(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
-        for name, entry in table["model_types"].items()
-    }
+    return {name: _entry(fields) for name, fields in table["model_types"].items()}
+
+
+def _entry(fields: dict[str, Any]) -> Entry:
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Entry(**values)
 
 
 @cache
