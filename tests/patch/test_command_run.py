@@ -119,14 +119,6 @@ def test_how_it_ends(run, python, tmp_path, end):
         assert other_lines(done.stderr) == other_lines(expected.stderr)
 
 
-@pytest.fixture
-def heeds_control_c():
-    """Processes started in the background ignore SIGINT, and their children inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("heeds_control_c")
 def test_control_c(tmp_path):
     """The shell sees a process that died of SIGINT, so that it stops its own loop too."""
