@@ -92,10 +92,10 @@ def make_model():
 
 @pytest.fixture
 def tiny():
-    """tiny(model_type, dtype, seed): a model of two layers with grouped-query attention and random weights."""
+    """tiny(model_type, dtype, seed, **config): a model of two layers with grouped-query attention, random weights."""
 
-    def make(model_type="qwen2", dtype=mx.float32, seed=0):
-        return random_model(model_type, {"model_type": model_type, **SIZES, **OWN[model_type]}, dtype, seed)
+    def make(model_type="qwen2", dtype=mx.float32, seed=0, **config):
+        return random_model(model_type, {"model_type": model_type, **SIZES, **OWN[model_type], **config}, dtype, seed)
 
     return make
 
