@@ -6,18 +6,18 @@ in the rest. Nothing is imported before the check that is about it: doctor speak
 
 import ctypes
 import ctypes.util
-import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from types import ModuleType
 
 from mlxlm_flash_startup import MODES
 
@@ -145,13 +145,18 @@ def _nanobind_domains() -> list[str]:
 
     nanobind keeps what its modules share in the interpreter's own dict, under its ABI's name.
     """
+    names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
+    return sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_mlx__$", name)))
+
+
+def _interpreter_dict() -> dict[object, object]:
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
     api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
-    api.PyInterpreterState_GetDict.restype = ctypes.py_object
-    shared = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
-    found = [re.search(r"_(v\d+)_mlx__$", name) for name in shared if isinstance(name, str) and "nb_internals" in name]
-    return sorted(match[1] for match in found if match)
+    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # py_object would release it, and it is only lent
+    address = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
+    shared: dict[object, object] = ctypes.cast(address, ctypes.py_object).value
+    return shared
 
 
 def cpu() -> Iterator[Finding]:
@@ -260,15 +265,15 @@ def coverage(model: str) -> Iterator[Finding]:
         yield problem("model", f"{model}: config.json names no model_type", "a model in mlx-lm's layout")
         return
     try:
-        patched = _patched_by_importing(lambda: _module(config))
+        patched = _patched(_module(config))
     except ValueError as error:
         yield problem("model", f"{name}: {error}", "another model; mlx-lm itself does not run this one")
         return
     if patched:
         yield ok("model", f"{name} is covered: {', '.join(patched)}")
     else:
-        what = f"{name} is not covered: mlx-lm's own attention runs"
-        yield warning("model", what, "none here; `mlxlm-flash status` lists the model types that are covered")
+        what = f"{name} is not covered: flash attention finds no attention of its kind there"
+        yield warning("model", what, "none; `mlxlm-flash status` lists the model types that are covered")
 
 
 def _config(model: str) -> Path:
@@ -284,22 +289,30 @@ def _config(model: str) -> Path:
 
 
 def _module(config: dict[str, object]) -> str:
+    """Raises ValueError where mlx-lm knows no such model."""
     from mlx_lm.utils import _get_classes  # what mlx-lm loads for a configuration is its own affair
 
-    classes = _get_classes(config)
-    return str(classes[0].__module__)
+    return str(_get_classes(config)[0].__module__)
 
 
-def _patched_by_importing(load: Callable[[], str]) -> list[str]:
-    """The places that load()'s module brings with it: its own, and those of the modules that it builds on."""
+def _patched(module: str) -> list[str]:
+    """The places of this module of mlx-lm, and of those that it builds on, that enable() patches."""
     from .patch import enabled
     from .status import status
 
-    importlib.import_module(registry.BASE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # seam() has said it
         with enabled():
-            before = set(status().patched)
-            module = load()
-            after = status().patched
-            return [place for place in after if place not in before or f"{place}.".startswith(f"{module}.")]
+            places = status().patched
+    parts = _family(module, set())
+    return [place for place in places if any(f"{place}.".startswith(f"{part}.") for part in parts)]
+
+
+def _family(module: str, known: set[str]) -> set[str]:
+    """The modules of mlx_lm.models whose classes and functions this one uses, and so on."""
+    known.add(module)
+    for held in list(vars(sys.modules[module]).values()):
+        name = held.__name__ if isinstance(held, ModuleType) else getattr(held, "__module__", None)
+        if isinstance(name, str) and registry.is_mlx_lm(name) and name not in {*known, registry.BASE}:
+            _family(name, known)
+    return known
