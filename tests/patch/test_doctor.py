@@ -121,7 +121,7 @@ def test_an_extension_made_for_another_mlx(command, monkeypatch, tmp_path):
     subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
     monkeypatch.setenv("LD_PRELOAD", str(library))
 
-    done = command("mlxlm-flash", "doctor")
+    done = command("mlxlm-flash", "doctor", timeout=180)
     assert (done.returncode, done.stderr) == (1, "")
     why = "flashattn_core was built for mlx 0.32.4 and found mlx 0.99.1."
     [line] = [line for line in done.stdout.splitlines() if line.startswith("✗ ")]
@@ -153,7 +153,7 @@ def test_two_versions_of_nanobind_s_abi(monkeypatch):
 @pytest.mark.parametrize("name", doctor.CPU_VARIABLES)
 def test_nonsense_in_the_environment(command, monkeypatch, name):
     monkeypatch.setenv(name, "nonsense")
-    done = command("mlxlm-flash", "doctor")
+    done = command("mlxlm-flash", "doctor", timeout=180)
     assert (done.returncode, done.stderr) == (1, "")
     [line] = [line for line in done.stdout.splitlines() if line.startswith("✗ ")]
     assert line.startswith(f"✗ cpu: {name} is 'nonsense', expected ")
@@ -164,7 +164,7 @@ def test_a_forced_instruction_set_and_number_of_threads(command, monkeypatch):
     free = flashattn_core.backends()["cpu"]
     monkeypatch.setenv("FLASHATTN_CPU_ISA", "baseline")
     monkeypatch.setenv("FLASHATTN_NUM_THREADS", "3")
-    done = command("mlxlm-flash", "doctor")
+    done = command("mlxlm-flash", "doctor", timeout=180)
     assert done.returncode == 0, done.stdout
     expected = f"! cpu: FLASHATTN_CPU_ISA=baseline, FLASHATTN_NUM_THREADS=3; without, {free}"
     assert f"{expected} · cure: unset FLASHATTN_CPU_ISA FLASHATTN_NUM_THREADS" in done.stdout.splitlines()
@@ -174,7 +174,7 @@ def test_a_forced_instruction_set_and_number_of_threads(command, monkeypatch):
 def test_a_forced_number_of_threads_that_is_the_machine_s_own(command, monkeypatch):
     threads = flashattn_core.backends()["cpu"].split(", ")[1].split()[0]
     monkeypatch.setenv("FLASHATTN_NUM_THREADS", threads)
-    assert "! cpu" not in command("mlxlm-flash", "doctor").stdout
+    assert "! cpu" not in command("mlxlm-flash", "doctor", timeout=180).stdout
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_where_mlx_brings_another_blas(monkeypatch):
 def test_a_preloaded_blas(command, monkeypatch, tmp_path):
     library = tmp_path / "libopenblas.so.0"
     subprocess.run(["c++", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", library], check=True)
-    assert "! BLAS: the reference one" in command("mlxlm-flash", "doctor").stdout
+    assert "! BLAS: the reference one" in command("mlxlm-flash", "doctor", timeout=180).stdout
     monkeypatch.setenv("LD_PRELOAD", str(library))
-    assert "✓ BLAS: openblas" in command("mlxlm-flash", "doctor").stdout
+    assert "✓ BLAS: openblas" in command("mlxlm-flash", "doctor", timeout=180).stdout
 
 
 def test_wrong_numbers(monkeypatch):
