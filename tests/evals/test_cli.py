@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import click.testing
 import flashattn_core
+import mlxlm_flash_startup
 import pytest
 from flash_evals import report
 from flash_evals.cli import COMMANDS, main
@@ -125,3 +126,14 @@ def test_as_a_person_runs_it(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"Error: {tmp_path} is not a model folder in mlx-lm's layout: it has no config.json\n"
+
+
+def test_a_start_up_file_that_would_patch_both_arms(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mlxlm-flash hook` with MLXLM_FLASH=1: what is off is off here."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(mlxlm_flash_startup, "_armed", False)
+    monkeypatch.setenv("MLXLM_FLASH", "1")
+    mlxlm_flash_startup.arm()
+    assert any(isinstance(finder, mlxlm_flash_startup.Watch) for finder in sys.meta_path)
+    invoke("demo-model")
+    assert not any(isinstance(finder, mlxlm_flash_startup.Watch) for finder in sys.meta_path)

@@ -1,11 +1,16 @@
 """What the tests of the patch share: it is off before and after each test, and small random models to try it on."""
 
+import contextlib
 import importlib
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import mlx.core as mx
@@ -91,10 +96,10 @@ def make_model():
 
 @pytest.fixture
 def tiny():
-    """tiny(model_type, dtype, seed, **sizes): a model with grouped-query attention and random weights, two layers."""
+    """tiny(model_type, dtype, seed, **config): a model of two layers with grouped-query attention, random weights."""
 
-    def make(model_type="qwen2", dtype=mx.float32, seed=0, **sizes):
-        return random_model(model_type, {"model_type": model_type, **SIZES, **OWN[model_type], **sizes}, dtype, seed)
+    def make(model_type="qwen2", dtype=mx.float32, seed=0, **config):
+        return random_model(model_type, {"model_type": model_type, **SIZES, **OWN[model_type], **config}, dtype, seed)
 
     return make
 
@@ -149,3 +154,53 @@ def model_folder(tmp_path_factory):
     model = random_model("qwen2", config)
     model.save_weights(str(folder / "model.safetensors"))
     return folder
+
+
+@pytest.fixture(scope="session")
+def chat_folder(model_folder, tmp_path_factory):
+    """The same with a chat template: what is said, one after the other."""
+    folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("tiny-chat") / "model")
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture
+def heeds_control_c():
+    """Processes started in the background ignore SIGINT, and their children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def served(chat_folder, heeds_control_c):
+    """served(command, env): a context in which that mlx_lm.server runs; ask(prompt) for 8 tokens, and the process."""
+
+    @contextlib.contextmanager
+    def serve(command, env):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        address = f"http://127.0.0.1:{port}"
+
+        def ask(prompt):
+            body = {"prompt": prompt, "max_tokens": 8, "temperature": 0}
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+
+        arguments = [*command, "--model", chat_folder, "--port", port]
+        with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                for _ in range(600):
+                    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=60):
+                        break
+                    assert process.poll() is None, process.stderr.read()
+                    time.sleep(0.1)
+                yield ask, process
+            finally:
+                process.kill()
+
+    return serve

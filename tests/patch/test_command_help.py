@@ -15,7 +15,7 @@ def invoke(*arguments):
 
 
 @pytest.mark.parametrize("help_option", ["-h", "--help"])
-@pytest.mark.parametrize("command", [(), ("run",), ("status",)])
+@pytest.mark.parametrize("command", [(), ("run",), ("status",), ("doctor",), ("hook",), ("hook", "install")])
 def test_help(command, help_option):
     assert invoke(*command, help_option).startswith("Usage: ")
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import distribution
 from pathlib import Path
 
 import mlxlm_flash_patch as flash
@@ -280,7 +281,7 @@ def test_a_refusal_to_patch_is_one_line(monkeypatch, capsys, tmp_path):
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["mlx_lm", "mlx_lm.generate", "mlx_lm.lora", "mlx_lm.server", "mlx_lm.awq"])
+@pytest.mark.parametrize("name", distribution("mlx-lm").entry_points.select(group="console_scripts").names)
 def test_commands_of_mlx_lm(name):
     """They see the path that the shell would have found."""
     folder = str(Path(sys.executable).parent)

@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 
 import click
+import mlxlm_flash_startup
 
 # name -> (module, what it does in one line)
 COMMANDS = {
@@ -32,6 +33,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
+        mlxlm_flash_startup.disarm()  # MLXLM_FLASH and `mlxlm-flash hook` would patch both arms
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -4,13 +4,13 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import flashattn_core
 import mlx.core as mx
+from mlxlm_flash_patch.blas import blas
 
 from flash_evals.errors import EvalError, first_line
 
@@ -34,21 +34,6 @@ def device() -> str:
 def kind() -> str:
     """MLX's default device: `cpu` or `gpu`."""
     return "gpu" if mx.default_device() == mx.gpu else "cpu"
-
-
-@cache
-def blas() -> str | None:
-    """The matrix library behind MLX's linear layers on a Linux CPU; None elsewhere.
-
-    MLX's Linux wheel brings the reference BLAS, one thread and no vector code; a faster one can be preloaded.
-    """
-    maps = Path("/proc/self/maps")
-    return blas_in(maps.read_text()) if mx.default_device() != mx.gpu and maps.exists() else None
-
-
-def blas_in(maps: str) -> str:
-    """Of the libraries that a process has loaded. NumPy's own (libscipy_openblas) serves nobody else."""
-    return next((name for name in ("openblas", "mkl", "blis") if f"/lib{name}" in maps.lower()), "reference")
 
 
 def free_memory() -> int:

@@ -1,9 +1,18 @@
 """Flash attention for mlx-lm, without touching your scripts. Importing changes nothing: enable() does."""
 
-from .instance import patch_model, unpatch_model
-from .patch import FlashNeverRanError, disable, enable, enabled
-from .route import FlashFallbackError, FlashFallbackWarning
-from .status import Status, status
+try:
+    from .instance import patch_model, unpatch_model
+    from .patch import FlashNeverRanError, disable, enable, enabled
+    from .route import FlashFallbackError, FlashFallbackWarning
+    from .status import Status, status
+except ImportError as error:  # flashattn_core does not load: what it says is said again by whatever is used,
+    _why = error  # and not by the import, or `mlxlm-flash doctor` could not be reached
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            raise _why
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "FlashFallbackError",

@@ -1,14 +1,15 @@
-"""The command mlxlm-flash: `run` puts flash attention under an unmodified program, `status` says what for."""
+"""The command mlxlm-flash. A subcommand imports what it needs: `doctor` and `hook` work where MLX does not."""
 
 import os
+import platform
 import sys
+from typing import TYPE_CHECKING
 
 import click
-import flashattn_core
+import mlxlm_flash_startup
 
-from . import launch
-from .registry import supported
-from .status import count, versions
+if TYPE_CHECKING:
+    from . import launch
 
 
 class Refusal(click.ClickException):
@@ -34,7 +35,7 @@ def cli() -> None:
 @cli.command(cls=Verbatim, options_metavar="[-h]")
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def run(command: str, arguments: tuple[str, ...]) -> launch.Program:
+def run(command: str, arguments: tuple[str, ...]) -> "launch.Program":
     """Run a program with flash attention on.
 
     COMMAND is a command of mlx-lm, such as mlx_lm.generate; SCRIPT is a Python file, MODULE what
@@ -50,35 +51,118 @@ def run(command: str, arguments: tuple[str, ...]) -> launch.Program:
     strict makes an error of every call that would go to mlx-lm's own attention, and of a program in which
     flash never ran.
     """
+    from . import launch
+
     try:
         return launch.find(command, arguments)
     except LookupError as error:
         raise Refusal(str(error)) from error
 
 
+@cli.group()
+def hook() -> None:
+    """Make programs of this environment heed MLXLM_FLASH, without `mlxlm-flash run`.
+
+    One start-up file in site-packages, and nothing else. Without MLXLM_FLASH it does nothing, with 1 or strict
+    every program that imports mlx-lm runs with flash attention, as under `run`:
+
+    \b
+      mlxlm-flash hook install
+      MLXLM_FLASH=1 mlx_lm.generate --model DIR --prompt "Hello"
+    """
+
+
+@hook.command()
+def install() -> None:
+    """Write the start-up file."""
+    from . import hook
+
+    try:
+        click.echo(f"wrote {hook.install()}")
+    except (LookupError, OSError) as error:
+        raise click.ClickException(f"nothing is installed: {error}") from error
+    click.echo(f"MLXLM_FLASH=1 or strict now has effect in every program of {sys.prefix} that runs mlx-lm.")
+
+
+@hook.command()
+def remove() -> None:
+    """Delete the start-up file."""
+    from . import hook
+
+    try:
+        click.echo(f"deleted {hook.path()}" if hook.remove() else "there was none")
+    except (LookupError, OSError) as error:
+        raise click.ClickException(f"nothing is removed: {error}") from error
+
+
+@hook.command("status")
+def hook_status() -> None:
+    """Show whether the start-up file is there, for which environment, and MLXLM_FLASH."""
+    from . import hook
+
+    try:
+        click.echo(f"{hook.path()}: {hook.state().value}")
+    except (LookupError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(_environment())
+    click.echo(f"MLXLM_FLASH: {os.environ.get('MLXLM_FLASH', 'not set')}")
+
+
 @cli.command()
 def status() -> None:
     """Show versions, backends and the model types that would be patched."""
+    import flashattn_core
+
+    from .registry import supported
+    from .status import count, versions
+
     click.echo(" · ".join(f"{name} {number}" for name, number in versions().items()))
     for backend, description in flashattn_core.backends().items():
         click.echo(f"{backend}: {description}")
     click.echo(f"{count(len(supported()), 'model type')}: {', '.join(supported())}")
 
 
+@cli.command()
+@click.option("--model", metavar="DIR|ID", help="Also whether this model is covered; of the hub, what is cached.")
+@click.pass_context
+def doctor(ctx: click.Context, model: str | None) -> None:
+    """Look for what is broken or slow, and name the cure.
+
+    One line a finding: ✓ fine, ! could be better, ✗ broken. Exit code 1 if anything is broken.
+    """
+    from .doctor import Mark, examine
+
+    click.echo(f"{_environment()}\n")
+    marks = []
+    for finding in examine(model):
+        click.echo(str(finding))
+        marks.append(finding.mark)
+    broken, better = marks.count(Mark.PROBLEM), marks.count(Mark.WARNING)
+    click.echo(f"\nbroken: {broken} · could be better: {better}")
+    ctx.exit(1 if broken else 0)
+
+
+def _environment() -> str:
+    return f"environment: {sys.prefix}, Python {platform.python_version()}"
+
+
 def main() -> None:
     """Entry point. The program runs outside click, which has its own ways with Ctrl-C and broken pipes."""
-    mode = os.environ.get("MLXLM_FLASH", "1")
+    mlxlm_flash_startup.disarm()  # what is patched here, `run` patches
+    mode, modes = os.environ.get("MLXLM_FLASH", "1"), mlxlm_flash_startup.MODES
     try:
         program = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
-        if not isinstance(program, launch.Program):
+        if program is None or isinstance(program, int):
             sys.exit(program)
-        if mode not in launch.MODES:
-            raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(launch.MODES)}")
-        try:
-            launch.switch_on(mode)
-        except (ImportError, RuntimeError) as error:
-            raise click.ClickException(str(error)) from error
+        if mode not in modes:
+            raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(modes)}")
+        from . import launch
+
+        launch.switch_on(mode)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except (ImportError, RuntimeError, ValueError) as error:
+        click.ClickException(str(error)).show()
+        sys.exit(1)
     launch.start(program, mode)

@@ -1,11 +1,11 @@
 """`mlxlm-flash run`: finds a program, switches flash attention on, and starts the program as Python would.
+The start-up file of `mlxlm-flash hook` shares the switching on, and what is said.
 
 What ends the program (its exit code, an exception, Ctrl-C) passes through here untouched, to the interpreter,
 which knows best what a shell should see.
 """
 
 import atexit
-import contextlib
 import importlib.util
 import os
 import runpy
@@ -20,11 +20,10 @@ from types import ModuleType
 from typing import TextIO
 
 import flashattn_core
+from mlxlm_flash_startup import say
 
 from .patch import enable, kernel_calls
 from .status import status, tally, versions
-
-MODES = ("0", "1", "strict")  # values of MLXLM_FLASH
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,18 @@ def find(command: str, arguments: Sequence[str]) -> Program:
 
 
 def switch_on(mode: str) -> None:
-    """Enables the patch as MLXLM_FLASH has it, and sees to the lines on stderr. Raises what enable() raises."""
+    """Enables the patch as MLXLM_FLASH has it, and sees to the lines on stderr.
+
+    Raises what enable() and flashattn_core.backends() do: then nothing is patched.
+    """
     if mode == "0":
-        _say("flash attention off: MLXLM_FLASH=0", sys.stderr)
+        say("flash attention off: MLXLM_FLASH=0", sys.stderr)
         return
-    enable(strict=mode == "strict")
     numbers = [f"{name} {number}" for name, number in versions().items()]
     backends = [f"{name} {description}" for name, description in flashattn_core.backends().items()]
     how = "on, strict" if mode == "strict" else "on"
-    _say(f"flash attention {how}: {' · '.join(numbers + backends)}", sys.stderr)
+    enable(strict=mode == "strict")
+    say(f"flash attention {how}: {' · '.join(numbers + backends)}", sys.stderr)
     # At the interpreter's end, not the program's: traceback and other threads come first.
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
 
@@ -81,9 +83,16 @@ def start(program: Program, mode: str) -> None:
             raise
     if mode == "strict" and os.getpid() == process:  # not in a child that the program forked
         _wait_for_threads()
-        if not kernel_calls():
-            _say("strict: flash attention never ran", sys.stderr)
+        if flash_never_ran():
             sys.exit(1)
+
+
+def flash_never_ran() -> bool:
+    """What strict makes an error of at a program's end; said if it is so."""
+    if kernel_calls():
+        return False
+    say("strict: flash attention never ran", sys.stderr)
+    return True
 
 
 def _module(name: str, arguments: Sequence[str]) -> Program:
@@ -123,9 +132,4 @@ def _wait_for_threads() -> None:
 def _say_what_ran(stream: TextIO, process: int) -> None:
     if os.getpid() == process:  # not in a child that the program forked
         now = status()
-        _say(f"flash attention ran: {tally(now.calls)} · fallbacks: {tally(now.fallbacks)}", stream)
-
-
-def _say(line: str, stream: TextIO) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a stream that is closed by now
-        print(f"[mlxlm-flash] {line}", file=stream, flush=True)
+        say(f"flash attention ran: {tally(now.calls)} · fallbacks: {tally(now.fallbacks)}", stream)

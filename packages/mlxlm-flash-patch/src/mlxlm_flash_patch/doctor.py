@@ -1,0 +1,318 @@
+"""`mlxlm-flash doctor`: what is here, what slows it down, what is broken; a line for each, with its cure.
+
+The checks run in the order in which one thing needs another, and end with the first whose failure leaves no sense
+in the rest. Nothing is imported before the check that is about it: doctor speaks where the package itself cannot.
+"""
+
+import ctypes
+import ctypes.util
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from types import ModuleType
+
+from mlxlm_flash_startup import MODES
+
+from . import hook, registry
+
+PINNED = ("flashattn-core", "mlxlm-flash-patch")  # their requirements name the versions that were tested together
+CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
+
+
+class Mark(Enum):
+    OK = "✓"
+    WARNING = "!"  # works, and could be better
+    PROBLEM = "✗"  # flash attention does not run, or runs wrongly
+
+
+@dataclass(frozen=True)
+class Finding:
+    mark: Mark
+    subject: str
+    what: str
+    cure: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.mark.value} {self.subject}: {self.what}" + (f" · cure: {self.cure}" if self.cure else "")
+
+
+def ok(subject: str, what: str) -> Finding:
+    return Finding(Mark.OK, subject, what)
+
+
+def warning(subject: str, what: str, cure: str) -> Finding:
+    return Finding(Mark.WARNING, subject, what, cure)
+
+
+def problem(subject: str, what: str, cure: str) -> Finding:
+    return Finding(Mark.PROBLEM, subject, what, cure)
+
+
+def examine(model: str | None = None) -> Iterator[Finding]:
+    """All findings; `model` is a folder in mlx-lm's layout, or a hub id whose configuration is in the hub's cache."""
+    for check in (versions, variable, start_up_file, extension, cpu, matrix_products, numbers, seam):
+        broken = False
+        for finding in check():
+            broken |= finding.mark is Mark.PROBLEM
+            yield finding
+        if broken and check in (extension, cpu, seam):
+            return
+    if model is not None:
+        yield from coverage(model)
+
+
+def versions() -> Iterator[Finding]:
+    """What is installed against what the packages pin exactly."""
+    for package in PINNED:
+        try:
+            required = requires(package) or []
+        except PackageNotFoundError:
+            yield problem("versions", f"{package} is not installed", f"pip install {package}")
+            continue
+        yield ok("versions", f"{package} {version(package)}")
+        pairs = [re.match(r"([\w-]+)(?:\[\w+\])?==([\w.]+)", line) for line in required]
+        pins = {pair[1]: pair[2] for pair in pairs if pair}  # the same one may stand there once for each system
+        for name, pin in pins.items():
+            if name not in PINNED:
+                yield _pinned(name, pin)
+
+
+def _pinned(name: str, pin: str) -> Finding:
+    cure = f"pip install '{name}=={pin}'"
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return problem("versions", f"{name} is not installed", cure)
+    if found != pin:
+        return problem("versions", f"{name} {found}, made for {pin}", cure)
+    return ok("versions", f"{name} {found}")
+
+
+def variable() -> Iterator[Finding]:
+    """MLXLM_FLASH in the environment."""
+    mode = os.environ.get("MLXLM_FLASH")
+    if mode is None:
+        yield ok("MLXLM_FLASH", "not set")
+    elif mode not in MODES:
+        yield problem("MLXLM_FLASH", f"{mode!r} means nothing", f"unset it, or one of {', '.join(MODES)}")
+    else:
+        yield ok("MLXLM_FLASH", mode)
+
+
+def start_up_file() -> Iterator[Finding]:
+    """What `mlxlm-flash hook` has put in, and whether MLXLM_FLASH is left without effect."""
+    try:
+        state, path = hook.state(), hook.path()
+    except (LookupError, OSError) as error:
+        yield warning("hook", str(error), "pip install mlxlm-flash-patch into an environment of its own")
+        return
+    install = "mlxlm-flash hook install"
+    if state is hook.State.OTHER:
+        yield warning("hook", f"{path} is {state.value}", install)
+    elif state is hook.State.ABSENT and os.environ.get("MLXLM_FLASH") in MODES[1:]:
+        yield warning("hook", f"{state.value}, so that only `mlxlm-flash run` looks at MLXLM_FLASH", install)
+    else:
+        yield ok("hook", f"{state.value}, {path}" if state is hook.State.INSTALLED else state.value)
+
+
+def extension() -> Iterator[Finding]:
+    """Whether the compiled module loads, and knows MLX's arrays as MLX does."""
+    again = "pip install --force-reinstall --no-deps flashattn-core"
+    try:
+        import flashattn_core  # noqa: F401
+    except ImportError as error:
+        what = str(error)
+        cure = re.search(r"pip install .*", what)  # flashattn_core's own, where it was built for another mlx
+        yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
+        return
+    domains = _nanobind_domains()
+    if len(domains) > 1:
+        yield problem("extension", f"two versions of nanobind's ABI: {', '.join(domains)}", again)
+    else:
+        yield ok("extension", f"loads, and shares nanobind's ABI with MLX: {', '.join(domains)}")
+
+
+def _nanobind_domains() -> list[str]:
+    """One for each version of nanobind's ABI among the modules that call themselves MLX's.
+
+    nanobind keeps what its modules share in the interpreter's own dict, under its ABI's name.
+    """
+    names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
+    return sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_mlx__$", name)))
+
+
+def _interpreter_dict() -> dict[object, object]:
+    api = ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = ctypes.c_void_p
+    api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
+    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # py_object would release it, and it is only lent
+    address = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
+    shared: dict[object, object] = ctypes.cast(address, ctypes.py_object).value
+    return shared
+
+
+def cpu() -> Iterator[Finding]:
+    """The backends, and what the environment forces on the CPU's."""
+    import flashattn_core
+
+    try:
+        backends = flashattn_core.backends()
+    except ValueError as error:
+        name = next(name for name in CPU_VARIABLES if name in str(error))
+        yield problem("cpu", str(error).removeprefix("[flash_attention] "), f"unset {name}")
+        return
+    for name, description in backends.items():
+        yield ok(name, description)
+    if forced := [name for name in CPU_VARIABLES if name in os.environ]:
+        free = {name: value for name, value in os.environ.items() if name not in CPU_VARIABLES}
+        code = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
+        left_alone = subprocess.run(
+            [sys.executable, "-c", code], env=free, capture_output=True, text=True
+        ).stdout.strip()
+        if left_alone != backends["cpu"]:
+            settings = ", ".join(f"{name}={os.environ[name]}" for name in forced)
+            yield warning("cpu", f"{settings}; without, {left_alone}", f"unset {' '.join(forced)}")
+
+
+def matrix_products() -> Iterator[Finding]:
+    """The BLAS behind the linear layers, the larger part of a short context's time."""
+    from .blas import blas
+
+    library = blas()
+    if library == "reference":
+        openblas = ctypes.util.find_library("openblas")
+        cure = (
+            f"LD_PRELOAD={openblas} before the command"
+            if openblas
+            else "apt install libopenblas0-pthread, then LD_PRELOAD=libopenblas.so.0"
+        )
+        yield warning("BLAS", "the reference one, slow: MLX's linear layers bound tokens per second", cure)
+    elif library:
+        yield ok("BLAS", library)
+
+
+def numbers() -> Iterator[Finding]:
+    """A prefill and a decode step against the reference, on MLX's default device."""
+    try:
+        worst = max(_error(length) for length in (12, 1))
+    except Exception as error:  # whatever it is, it is what the programs would meet
+        first = str(error).splitlines()[0] if str(error) else ""
+        cure = "pip install --force-reinstall flashattn-core"
+        yield problem("self-test", f"{type(error).__name__}: {first}", cure)
+        return
+    if worst > 1e-5:
+        cure = "please report it with this output"
+        yield problem("self-test", f"off by {worst:.1e} from the reference", cure)
+    else:
+        yield ok("self-test", f"a prefill and a decode step within {worst:.1e} of the reference")
+
+
+def _error(length: int) -> float:
+    import flashattn_core
+    import mlx.core as mx
+    import numpy as np
+    from flashattn_core.reference import reference_attention
+
+    query = mx.random.normal((1, 4, length, 32), key=mx.random.key(0))
+    key, value = (mx.random.normal((1, 2, 20, 32), key=mx.random.key(seed)) for seed in (1, 2))
+    out = flashattn_core.flash_attention(query, key, value, mask="causal")
+    expected, _ = reference_attention(query, key, value, mask="causal")
+    return float(np.abs(np.asarray(out) - expected).max())
+
+
+def seam() -> Iterator[Finding]:
+    """Whether enable() would work: mlx-lm's function is the one that was tested, and nobody else sits in its place."""
+    from .patch import enabled
+
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with enabled():
+                pass
+    except (ImportError, RuntimeError) as error:
+        yield problem("mlx-lm", str(error).removeprefix("[enable] "), _reinstall_mlx_lm())
+        return
+    for said in caught:
+        what = str(said.message).removeprefix("[enable] ")
+        yield warning("mlx-lm", what, "switch that library off, as it does not run together with flash attention")
+    if not caught:
+        yield ok("mlx-lm", f"its attention can be exchanged, in {len(registry.supported())} model types")
+
+
+def _reinstall_mlx_lm() -> str:
+    pins = [line for line in requires("mlxlm-flash-patch") or [] if line.startswith("mlx-lm==")]
+    return f"pip install --force-reinstall --no-deps '{pins[0]}'"
+
+
+def coverage(model: str) -> Iterator[Finding]:
+    """Whether flash attention reaches the attention of this model."""
+    try:
+        config = json.loads(_config(model).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        cure = f"--model a folder with a config.json, or `hf download {model}` first"
+        yield problem("model", str(error), cure)
+        return
+    name = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(name, str):
+        yield problem("model", f"{model}: config.json names no model_type", "a model in mlx-lm's layout")
+        return
+    try:
+        patched = _patched(_module(config))
+    except ValueError as error:
+        yield problem("model", f"{name}: {error}", "another model; mlx-lm itself does not run this one")
+        return
+    if patched:
+        yield ok("model", f"{name} is covered: {', '.join(patched)}")
+    else:
+        what = f"{name} is not covered: flash attention finds no attention of its kind there"
+        yield warning("model", what, "none; `mlxlm-flash status` lists the model types that are covered")
+
+
+def _config(model: str) -> Path:
+    """Of the hub only what its cache holds: doctor needs no network. Raises ValueError or OSError if there is none."""
+    if Path(model).is_dir():
+        return Path(model, "config.json")
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json")  # what is no hub id is a ValueError
+    if not isinstance(found, str):
+        raise ValueError(f"{model} is no folder, and not in the hub's cache")
+    return Path(found)
+
+
+def _module(config: dict[str, object]) -> str:
+    """Raises ValueError where mlx-lm knows no such model."""
+    from mlx_lm.utils import _get_classes  # what mlx-lm loads for a configuration is its own affair
+
+    return str(_get_classes(config)[0].__module__)
+
+
+def _patched(module: str) -> list[str]:
+    """The places of this module of mlx-lm, and of those that it builds on, that enable() patches."""
+    from .patch import enabled
+    from .status import status
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # seam() has said it
+        with enabled():
+            places = status().patched
+    parts = _family(module, set())
+    return [place for place in places if any(f"{place}.".startswith(f"{part}.") for part in parts)]
+
+
+def _family(module: str, known: set[str]) -> set[str]:
+    """The modules of mlx_lm.models whose classes and functions this one uses, and so on."""
+    known.add(module)
+    for held in list(vars(sys.modules[module]).values()):
+        name = held.__name__ if isinstance(held, ModuleType) else getattr(held, "__module__", None)
+        if isinstance(name, str) and registry.is_mlx_lm(name) and name not in {*known, registry.BASE}:
+            _family(name, known)
+    return known

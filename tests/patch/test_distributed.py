@@ -1,0 +1,102 @@
+"""Models spread over two processes by mlx.launch: each rank's share of the attention is flash attention's, and the
+tokens are the same."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlx.utils import tree_flatten
+
+SCRIPT = """
+import json, sys
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+from mlx_lm.generate import stream_generate
+from mlx_lm.utils import sharded_load
+
+how, folder = sys.argv[1:]
+group = mx.distributed.init()
+model, tokenizer = sharded_load(folder, **{how + "_group": group})
+
+def tokens():
+    return [step.token for step in stream_generate(model, tokenizer, "Attention is all", max_tokens=12)]
+
+on, status = tokens(), flash.status()
+flash.disable()
+off, after = tokens(), flash.status()
+print(json.dumps({
+    "rank": group.rank(), "size": group.size(), "on": on, "off": off,
+    "calls": dict(status.calls), "calls_when_off": {k: n - status.calls.get(k, 0) for k, n in after.calls.items()},
+    "fallbacks": dict(status.fallbacks),
+}))
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """launch(*arguments): what the script printed on each of two ranks, in order, under `mlxlm-flash run`."""
+
+    def run(*arguments):
+        (tmp_path / "script.py").write_text(SCRIPT)
+        programs = Path(sys.executable).parent
+        command = [
+            programs / "mlx.launch", "-n", "2", "--backend", "ring", "--starting-port", str(two_free_ports()),
+            programs / "mlxlm-flash", "run", tmp_path / "script.py", *arguments,
+        ]  # fmt: skip
+        env = {**os.environ, "MLXLM_FLASH": "strict", "HF_HUB_OFFLINE": "1"}
+        # A session of its own, so that no rank that waits for the other outlives this test.
+        with subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=120)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        ranks = sorted((json.loads(line) for line in stdout.splitlines()), key=lambda rank: rank["rank"])
+        assert [(rank["rank"], rank["size"]) for rank in ranks] == [(0, 2), (1, 2)], stderr
+        return ranks
+
+    return run
+
+
+def two_free_ports():
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+    raise OSError("no two free ports in a row")
+
+
+@pytest.mark.parametrize(
+    ("how", "model_type"),
+    [("tensor", "qwen2"), ("pipeline", "qwen2"), ("tensor", "llama"), ("tensor", "gpt_oss")],
+)
+def test_the_same_tokens(launch, tiny, model_folder, tmp_path, how, model_type):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    model = tiny(model_type, vocab_size=config["vocab_size"])
+    model.save_weights(str(folder / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(vars(model.args)))
+    index = {"weight_map": {name: "model.safetensors" for name, _ in tree_flatten(model.parameters())}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))  # by which a pipeline finds its files
+
+    ranks = launch(how, folder)
+    layers = 2 if how == "tensor" else 1
+    for rank in ranks:
+        assert rank["on"] == rank["off"] == ranks[0]["off"]
+        assert rank["calls"]["cpu_decode"] >= len(rank["on"]) * layers
+        assert rank["fallbacks"] == {}
+        assert not any(rank["calls_when_off"].values())
+    assert any("cpu_prefill" in rank["calls"] for rank in ranks)
