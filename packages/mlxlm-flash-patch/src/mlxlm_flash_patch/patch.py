@@ -2,7 +2,7 @@
 
 Who wants the patch is a list of requests, one from enable() and one from each open enabled() block. After each
 change of the list `_settle()` makes the modules match it, so that blocks may nest, end out of order and run in
-several threads.
+several threads. It does so too when a module arrives meanwhile.
 """
 
 import importlib
@@ -11,10 +11,13 @@ import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
 import flashattn_core
 
 from . import registry
+from .arrivals import Arrivals
 from .places import Place, places
 from .registry import BASE, SEAM, Models
 from .route import Attention, FlashFallbackWarning, route, routed_attention
@@ -39,7 +42,9 @@ class Request:
 
 _lock = threading.RLock()
 _requests: list[Request] = []
-_taken: dict[str, tuple[Place, object]] = {}  # by name: the place, and the object that was taken out of it
+# By owner, for a reloaded module has other classes, and a module that is imported anew is another one: the place,
+# and the object that was taken out of it.
+_taken: dict[tuple[Any, str], tuple[Place, object]] = {}
 _kernels_before: dict[str, int] = {}  # flashattn_core.stats() when counting began
 
 
@@ -89,9 +94,9 @@ def enabled(models: Models = None, strict: bool = False) -> Iterator[None]:
     the end of a block takes out only what no other wants.
     """
     request = _request(models, strict, from_enable=False)
-    with _lock:
-        _admit(request)
-    try:
+    try:  # from here on: an interrupt may come while places are exchanged
+        with _lock:
+            _admit(request)
         yield
     except BaseException:
         request.strict = False  # the exception says more than that flash never ran
@@ -146,11 +151,9 @@ def _request(models: Models, strict: bool, from_enable: bool) -> Request:
     """All that can fail, before anything is changed."""
     importlib.import_module(BASE)
     request = Request(registry.modules_of(models), strict, from_enable)
-    for place in places():
-        if not request.wants(place.module):
-            continue
-        if place.attribute == SEAM and place.is_original(place.held):
-            learn_original(place.held)
+    wanted = [place for place in places() if request.wants(place.module)]
+    _learn_originals(wanted)
+    for place in wanted:
         if _is_foreign(place):
             _warn(f"[enable] {place.name} holds {_described(place.held)}, not mlx-lm's own: left alone")
     return request
@@ -182,19 +185,47 @@ def _settle() -> dict[str, str]:
     """
     route.open = bool(_requests)
     route.strict = any(r.strict for r in _requests)
-    for place in places():
+    _arrivals.listen(route.open)
+    overwritten = {}
+    here = {_key(place): place for place in places()}
+    # A class from before a reload, or a module that sys.modules has lost, may still be in use.
+    gone = {key: place for key, (place, _) in _taken.items() if place.attribute in vars(place.owner)}
+    for key, place in (here | gone | here).items():
         held, wanted = place.held, _is_wanted(place)
         if wanted and registry.is_mlx_lm(place.module) and place.is_original(held):
-            _taken[place.name] = place, held
+            _taken[key] = place, held
             place.put(place.ours)
-        elif not wanted and held is place.ours:
+        elif not wanted:
             # Imported while patched, if nothing was taken: there never was another object in this place.
-            _, original = _taken.pop(place.name, (place, place.original()))
-            place.put(original)
-    left = [name for name, (place, _) in _taken.items() if not _is_wanted(place)]
-    for name in left:
-        del _taken[name]
-    return {name: holder for name, holder in foreign_places().items() if name in left}
+            was_taken = key in _taken
+            _, original = _taken.pop(key, (place, place.original()))
+            if held is place.ours:
+                place.put(original)
+            elif was_taken and _is_foreign(place):
+                overwritten[place.name] = _described(held)
+    return overwritten
+
+
+def _arrived(module: ModuleType) -> None:
+    """The module has been executed: what was taken out of it before is history."""
+    with _lock:
+        for key in [key for key in _taken if key[0] is module]:
+            del _taken[key]
+        _learn_originals([place for place in places() if _is_wanted(place)])
+        _settle()
+
+
+_arrivals = Arrivals(_arrived)
+
+
+def _key(place: Place) -> tuple[Any, str]:
+    return place.owner, place.attribute
+
+
+def _learn_originals(wanted: list[Place]) -> None:
+    for place in reversed(wanted):  # base last: what it holds is what later imports would get
+        if place.attribute == SEAM and place.is_original(place.held):
+            learn_original(place.held)
 
 
 def _is_wanted(place: Place) -> bool:
