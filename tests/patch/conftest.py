@@ -127,14 +127,6 @@ def command():
     return run
 
 
-@pytest.fixture
-def heeds_control_c():
-    """Processes started in the background ignore SIGINT, and their children inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     """A random Qwen2 in mlx-lm's layout: configuration, weights, and a tokenizer whose tokens are the bytes."""

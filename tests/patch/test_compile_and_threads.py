@@ -4,7 +4,9 @@ import threading
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
+import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
 
@@ -16,6 +18,58 @@ def test_a_compiled_function(tiny, tokens):
         for _ in range(2):
             assert mx.allclose(compiled(x), off, rtol=1e-4, atol=1e-4)
     assert flash.status().calls == {"cpu_prefill": 4}
+
+
+def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
+    """The patch cannot reach into a graph; what runs in it is counted all the same.
+
+    MLX keeps graphs by function: compiling the same one again gives the same graph.
+    """
+    model, x = tiny(), tokens()
+    before, meanwhile = mx.compile(lambda x: model(x)), mx.compile(lambda x: model(x))
+    mx.eval(before(x))
+    with flash.enabled():
+        mx.eval(meanwhile(x))
+        mx.eval(before(x))
+        assert flash.status().calls == {"cpu_prefill": 2}
+    mx.eval(meanwhile(x))
+    assert flash.status().calls == {"cpu_prefill": 4}
+
+
+def test_a_fallback_in_a_compiled_function():
+    """It is counted and warned about when it is traced, and raises there under strict."""
+
+    def attend(q):
+        return base.scaled_dot_product_attention(q, q.astype(mx.float16), q, None, 1.0, None)
+
+    q = mx.ones((1, 2, 5, 8))
+    with flash.enabled():
+        compiled = mx.compile(lambda q: attend(q))
+        with pytest.warns(flash.FlashFallbackWarning, match="different dtypes"):
+            compiled(q)
+        mx.eval(compiled(q), compiled(q))
+    assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 1}
+    with pytest.raises(flash.FlashFallbackError), flash.enabled(strict=True):
+        mx.compile(attend)(q)
+
+
+def test_fallbacks_and_strict_reach_other_threads():
+    q, raised = mx.ones((1, 2, 5, 8)), []
+
+    def work():
+        try:
+            base.scaled_dot_product_attention(q, q.astype(mx.float16), q, None, 1.0, None)
+        except flash.FlashFallbackError as error:
+            raised.append(error)
+
+    flash.enable(strict=True)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with pytest.raises(flash.FlashNeverRanError):
+        flash.disable()
+    assert len(raised) == 1
+    assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 1}
 
 
 def test_vmapped(tiny):

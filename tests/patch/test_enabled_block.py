@@ -1,11 +1,15 @@
 """with enabled(): nests, ends well after exceptions, and keeps its books in several threads."""
 
+import importlib
 import sys
 import threading
 
+import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
+from mlx_lm.generate import generate_step
 from mlx_lm.models import base, llama, qwen2
+from mlxlm_flash_patch.places import Place
 
 
 def patched():
@@ -96,6 +100,24 @@ def test_a_block_that_cannot_begin(original):
     assert not patched()
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_interrupt_while_places_are_exchanged(strict, monkeypatch, original):
+    """Ctrl-C may come at any moment: a block that did not begin leaves nothing."""
+
+    def interrupted(place, what):
+        put(place, what)
+        if place.name == "mlx_lm.models.qwen2":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    put = Place.put
+    monkeypatch.setattr(Place, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt), flash.enabled(strict=strict):
+        pytest.fail("the block ran")
+    assert not flash.status().enabled
+    assert base.scaled_dot_product_attention is qwen2.scaled_dot_product_attention is original
+
+
 def test_as_decorator():
     @flash.enabled("qwen2")
     def inside():
@@ -135,3 +157,62 @@ def test_many_threads(original):
         thread.join()
     assert not failures
     assert not patched()
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_that_generate_meanwhile(tiny, tokens, original):
+    """Each gets the tokens that it gets alone, however often the patch goes in and out under it."""
+    models = [tiny(seed=seed) for seed in range(2)]
+    prompt = tokens(1, 16)[0].tolist()
+    results, done = {}, threading.Event()
+
+    def generate(model):
+        return [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=24)]
+
+    def work(i):
+        results[i] = generate(models[i % 2])
+
+    def switch():
+        while not done.is_set():
+            flash.enable()
+            with flash.enabled("qwen2"):
+                flash.status()
+            flash.disable()
+
+    expected = [generate(model) for model in models]
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    switchers = [threading.Thread(target=switch) for _ in range(2)]
+    for thread in workers + switchers:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    done.set()
+    for thread in switchers:
+        thread.join()
+    assert results == {i: expected[i % 2] for i in range(4)}
+    assert flash.status().fallbacks == {}
+    assert not patched()
+    assert base.scaled_dot_product_attention is qwen2.scaled_dot_product_attention is original
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_that_import_meanwhile(original):
+    """A module that arrives while the patch goes in and out ends up with mlx-lm's own function."""
+    names = [f"mlx_lm.models.{name}" for name in ("olmo2", "phi", "starcoder2", "qwen3", "cohere")]
+    done = threading.Event()
+
+    def switch():
+        while not done.is_set():
+            with flash.enabled():
+                pass
+
+    switchers = [threading.Thread(target=switch) for _ in range(2)]
+    for thread in switchers:
+        thread.start()
+    for name in names * 4:
+        sys.modules.pop(name, None)
+        importlib.import_module(name)
+    done.set()
+    for thread in switchers:
+        thread.join()
+    assert [sys.modules[name].scaled_dot_product_attention is original for name in names] == [True] * len(names)

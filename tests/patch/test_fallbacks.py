@@ -107,6 +107,21 @@ def test_warned_once_for_each_reason_and_counted_each_time():
     assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 3, "dtype float64": 2}
 
 
+def test_warnings_as_errors(original):
+    """The first call of a reason ends in the error, counted; the patch goes on, and out, as if nothing were."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with flash.enabled():
+            with pytest.raises(flash.FlashFallbackWarning):
+                attention(keys=zeros(mx.float16))
+            attention(keys=zeros(mx.float16))
+            attention().tolist()
+            assert flash.status().enabled
+            assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 2}
+            assert flash.status().calls == {"cpu_decode": 1}
+    assert base.scaled_dot_product_attention is original
+
+
 def test_the_warning_points_at_the_caller():
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning) as warned:
         attention(keys=zeros(mx.float16))

@@ -77,6 +77,34 @@ def test_put_over_ours_meanwhile(monkeypatch, original, tiny, tokens):
     flash.disable()  # has been said; a second warning would be an error
 
 
+def test_put_over_ours_and_taken_off_again(monkeypatch, original, tiny, tokens):
+    """Our function may come back after disable(): it passes calls on to mlx-lm's, and goes with the next disable()."""
+    flash.enable()
+    ours = qwen2.scaled_dot_product_attention
+    monkeypatch.setattr(qwen2, SEAM, theirs)
+    with pytest.warns(flash.FlashFallbackWarning, match="overwritten meanwhile"):
+        flash.disable()
+    monkeypatch.setattr(qwen2, SEAM, ours)
+    before = flash.status().calls
+    tiny()(tokens()).tolist()
+    assert flash.status().calls == before
+    with flash.enabled(strict=True):
+        tiny()(tokens()).tolist()
+    assert qwen2.scaled_dot_product_attention is original
+
+
+def test_errors_instead_of_warnings_do_not_stop_disable(monkeypatch, original):
+    """Everything is restored before the first word is said."""
+    flash.enable()
+    monkeypatch.setattr(qwen2, SEAM, theirs)
+    monkeypatch.setattr(llama, SEAM, theirs)
+    with pytest.raises(flash.FlashFallbackWarning, match=r"\[disable\]"):
+        flash.disable()
+    assert not flash.status().enabled
+    assert base.scaled_dot_product_attention is original
+    assert set(flash.status().foreign) == {"mlx_lm.models.qwen2", "mlx_lm.models.llama"}
+
+
 def test_nothing_foreign():
     assert flash.status().foreign == {}
     with flash.enabled():

@@ -1,55 +1,56 @@
-"""Modules of mlx_lm.models that are imported, or loaded again, while the patch is on.
+"""When a module of mlx_lm.models has been executed: imported for the first time, or anew by importlib.reload().
 
-The patch has to be put into them as soon as they are there. Python asks the finders in sys.meta_path for a module;
-ours asks the others, and has the loader that they name say when it is done.
+A module that is executed while the patch is on brings objects of its own: its classes, the functions that it
+defines, and names that it takes from modules that are not patched.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from .registry import is_mlx_lm
+from . import registry
 
 
-class _Finder(MetaPathFinder):
-    def __init__(self, arrived: Callable[[], object]) -> None:
-        self.arrived = arrived
+class Arrivals(MetaPathFinder):
+    """Calls `then(module)` after each of them, while it is listening."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if not is_mlx_lm(fullname):
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self._then = then
+
+    def listen(self, on: bool) -> None:
+        if on and self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        elif not on and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """What the other finders find, with a loader that says when it is done."""
+        if not registry.is_mlx_lm(name):
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._watch(spec.loader)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None:
+            spec.loader = _Loader(spec.loader, self._then)  # type: ignore[assignment]
         return spec
 
-    def _watch(self, loader: Any) -> None:
-        load = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            self.arrived()
+class _Loader:
+    """The loader of one module until it executes that: then the module has its own again."""
 
-        loader.exec_module = exec_module  # this loader's alone: finders make one for each module
+    def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
+        self._loader, self._then = loader, then
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
-_finder: _Finder | None = None
-
-
-def watch(arrived: Callable[[], object] | None) -> None:
-    """Calls `arrived()` after each module of mlx_lm.models that is loaded from now on; None: no more."""
-    global _finder
-    if arrived and _finder is None:
-        _finder = _Finder(arrived)
-        sys.meta_path.insert(0, _finder)
-    elif not arrived and _finder is not None:
-        if _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
-        _finder = None
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        try:
+            self._loader.exec_module(module)
+        finally:
+            self._then(module)

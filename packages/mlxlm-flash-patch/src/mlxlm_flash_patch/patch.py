@@ -2,7 +2,7 @@
 
 Who wants the patch is a list of requests, one from enable() and one from each open enabled() block. After each
 change of the list `_settle()` makes the modules match it, so that blocks may nest, end out of order and run in
-several threads.
+several threads. It does so too when a module arrives meanwhile.
 """
 
 import importlib
@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import flashattn_core
 
-from . import arrivals, registry
+from . import registry
+from .arrivals import Arrivals
 from .hand_written import HAND_WRITTEN
 from .places import Place, places
 from .registry import BASE, PACKAGE, Models
@@ -90,9 +92,9 @@ def enabled(models: Models = None, strict: bool = False) -> Iterator[None]:
     the end of a block takes out only what no other wants.
     """
     request = _request(models, strict, from_enable=False)
-    with _lock:
-        _admit(request)
-    try:
+    try:  # from here on: an interrupt may come while places are exchanged
+        with _lock:
+            _admit(request)
         yield
     except BaseException:
         request.strict = False  # the exception says more than that flash never ran
@@ -144,11 +146,9 @@ def _request(models: Models, strict: bool, from_enable: bool) -> Request:
     for what in HAND_WRITTEN:  # also of modules that are yet to come
         if request.modules is None or f"{PACKAGE}.{what.module}" in request.modules:
             what.check()
-    for place in places():
-        if not request.wants(place):
-            continue
-        if place.is_original(place.held):
-            place.check(place.held)
+    wanted = [place for place in places() if request.wants(place)]
+    _check_originals(wanted)
+    for place in wanted:
         if _is_foreign(place):
             _warn(f"[enable] {place.name} holds {_described(place.held)}, not mlx-lm's own: left alone")
     return request
@@ -180,7 +180,7 @@ def _settle() -> dict[str, str]:
     """
     route.open = bool(_requests)
     route.strict = any(r.strict for r in _requests)
-    arrivals.watch(_arrived if _requests else None)
+    _arrivals.listen(route.open)
     # Not all places that hold something of ours need be found again: a module may have been loaded anew meanwhile.
     for place in {place.key: place for place in [*(place for place, _ in _taken.values()), *places()]}.values():
         held, wanted = place.held, _is_wanted(place)
@@ -197,10 +197,22 @@ def _settle() -> dict[str, str]:
     return {place.name: _described(place.held) for place in left if _is_foreign(place)}
 
 
-def _arrived() -> None:
-    """A module of mlx-lm has been loaded while the patch is on."""
+def _arrived(module: ModuleType) -> None:
+    """The module has been executed while the patch is on: what was taken out of it before is history."""
     with _lock:
+        for key in [key for key, (place, _) in _taken.items() if place.owner is module]:
+            del _taken[key]
+        _check_originals([place for place in places() if _is_wanted(place)])
         _settle()
+
+
+_arrivals = Arrivals(_arrived)
+
+
+def _check_originals(wanted: list[Place]) -> None:
+    for place in reversed(wanted):  # base last: what it holds is what later imports would get
+        if place.is_original(place.held):
+            place.check(place.held)
 
 
 def _is_wanted(place: Place) -> bool:

@@ -1,0 +1,96 @@
+"""Models outlive the patch, and the patch outlives models: each call goes the way that is open when it is made."""
+
+import copy
+import os
+import pickle
+import sys
+import warnings
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}
+
+
+def calls():
+    return sum(flash.status().calls.values())
+
+
+def test_a_model_that_was_made_while_patched(monkeypatch, tiny, tokens):
+    """Its module may have been imported while patched, too."""
+    monkeypatch.delitem(sys.modules, "mlx_lm.models.qwen2")
+    with flash.enabled(strict=True):
+        model = tiny()
+        on = model(tokens())
+        mx.eval(on)
+        assert calls() == 2
+    off = model(tokens())
+    mx.eval(off)
+    assert calls() == 2
+    assert mx.allclose(on, off, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize(("made_on", "used_on"), [(True, False), (False, True)])
+def test_copies(copied, made_on, used_on, tiny, tokens):
+    """A copy carries nothing of the patch, and nothing against it."""
+    model = tiny()
+    flash.enable()
+    if not made_on:
+        flash.disable()
+    twin = copied(model)
+    (flash.enable if used_on else flash.disable)()
+    before = calls()
+    mx.eval(twin(tokens()))
+    assert calls() - before == (2 if used_on else 0)
+
+
+@pytest.mark.parametrize("change", [flash.disable, flash.enable])
+def test_a_change_inside_a_generation(change, tiny, tokens):
+    """The tokens are the same, and the calls before and after go different ways."""
+    model, prompt = tiny(), tokens()[0]
+    expected = [token for token, _ in generate_step(prompt, model, max_tokens=20)]
+    if change is flash.disable:
+        flash.enable()
+    seen, at_change = [], None
+    for i, (token, _) in enumerate(generate_step(prompt, model, max_tokens=20)):
+        seen.append(token)
+        if i == 10:
+            change()
+            at_change = calls()
+    mx.synchronize()
+    assert seen == expected
+    # generate_step is one token ahead: the step that is under way was built before the change.
+    after = calls() - at_change
+    assert after <= 2 * 2 if change is flash.disable else after >= 2 * 8
+
+
+def test_a_cache_from_before(tiny, tokens):
+    model, x = tiny(), tokens()
+    expected = model(x, cache=make_prompt_cache(model))[:, -1]
+    cache = make_prompt_cache(model)
+    model(x[:, :10], cache=cache)
+    with flash.enabled(strict=True):
+        on = model(x[:, 10:], cache=cache)[:, -1]
+        mx.eval(on)
+    assert mx.allclose(on, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_forked_child(original):
+    """It starts with its parent's patch, and takes it out for itself alone."""
+    from mlx_lm.models import base
+
+    flash.enable()
+    with warnings.catch_warnings():  # from Python 3.12 on, of threads: MLX's
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        patched = flash.status().enabled and base.scaled_dot_product_attention is not original
+        flash.disable()
+        os._exit(0 if patched and base.scaled_dot_product_attention is original else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert base.scaled_dot_product_attention is not original
+    assert flash.status().enabled

@@ -1,0 +1,122 @@
+"""mlx-lm's own tests with the patch off, on and strict: `python tests/patch/upstream.py FOLDER [PYTEST ARGUMENTS]`.
+
+FOLDER holds the tests of the mlx-lm that is installed: they come with its source distribution, not with its wheel
+(`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`). Prints what differs between the runs, and exits with 1
+if a test fails with the patch that passes without it, or, strict, although none of its calls fell back.
+
+No network: for the one model that most of these tests download, the shipped demo model stands in. What needs another
+model, Metal or a package that is not here fails in each of the runs alike.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from flash_evals.models import DEMO_MODEL
+
+ARMS = ("off", "on", "strict")
+MODEL = "mlx-community/Qwen1.5-0.5B-Chat-4bit"
+CHAT = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass
+class Outcome:
+    """What became of one test, which kernels ran in it, and what fell back."""
+
+    word: str = "passed"
+    calls: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+
+
+class Watch:
+    """A pytest plugin: notes the outcome of each test. Subtests are their test's."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+
+    def pytest_runtest_logstart(self, nodeid):
+        mx.random.seed(0)  # most of these models are random: the same ones in each run
+        self.before = counts()
+
+    def pytest_runtest_logreport(self, report):
+        outcome = self.outcomes.setdefault(report.nodeid, Outcome())
+        if report.outcome != "passed" and outcome.word != "failed":
+            outcome.word = report.outcome
+
+    def pytest_runtest_logfinish(self, nodeid):
+        outcome = self.outcomes[nodeid]
+        outcome.calls, outcome.fallbacks = (now - then for now, then in zip(counts(), self.before, strict=True))
+
+
+def counts() -> tuple[Counter[str], Counter[str]]:
+    now = flash.status()
+    return Counter(now.calls), Counter(now.fallbacks)
+
+
+def run(arm: str, arguments: list[str]) -> dict[str, Outcome]:
+    if arm != "off":
+        flash.enable(strict=arm == "strict")
+    watch = Watch()
+    pytest.main(["-q", "--tb=short", "--continue-on-collection-errors", *arguments], plugins=[watch])
+    return watch.outcomes
+
+
+def stand_in(hub: Path) -> None:
+    """Puts the demo model where huggingface_hub looks for MODEL, as if it had been downloaded."""
+    repository = hub / f"models--{MODEL.replace('/', '--')}"
+    snapshot = repository / "snapshots" / "demo"
+    shutil.copytree(DEMO_MODEL, snapshot)
+    settings = json.loads((snapshot / "tokenizer_config.json").read_text())
+    (snapshot / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": CHAT}))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("demo")
+
+
+def main(folder: str, *arguments: str) -> int:
+    with tempfile.TemporaryDirectory() as hub:
+        stand_in(Path(hub))
+        os.environ.update(HF_HUB_CACHE=hub, HF_HUB_OFFLINE="1")  # read by the processes below
+        runs = {}
+        for arm in ARMS:
+            print(f"\n=== {arm}", flush=True)
+            # A process each: what one leaves behind must not reach the next.
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                runs[arm] = process.submit(run, arm, ["--rootdir", folder, folder, *arguments]).result()
+    return report(runs)
+
+
+def report(runs: dict[str, dict[str, Outcome]]) -> int:
+    """Prints the tests that differ or fall back, and the sums. Returns the exit code."""
+    nothing = Outcome("missing")
+    wrong = 0
+    print("\noff     on      strict  test")
+    for test, off in runs["off"].items():
+        on, strict = runs["on"].get(test, nothing), runs["strict"].get(test, nothing)
+        expected = [on.word] if on.fallbacks else [on.word, strict.word]
+        is_wrong = off.word == "passed" and set(expected) != {"passed"}
+        wrong += is_wrong
+        if is_wrong or on.fallbacks or not off.word == on.word == strict.word:
+            notes = [f"{reason} {n}" for reason, n in on.fallbacks.items()] + ["WRONG"] * is_wrong
+            print(f"{off.word:8}{on.word:8}{strict.word:8}{' · '.join([test, *notes])}")
+    for arm, outcomes in runs.items():
+        words = Counter(outcome.word for outcome in outcomes.values())
+        through = sum(bool(outcome.calls) for outcome in outcomes.values())
+        print(f"{arm}: {', '.join(f'{n} {word}' for word, n in words.items())}; flash attention ran in {through}")
+    return 1 if wrong or not any(outcome.calls for outcome in runs["strict"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
