@@ -44,18 +44,28 @@ Inputs::Inputs(const Arguments& arguments)
   }
 }
 
-CallShape call_shape(const Inputs& inputs) {
-  return {inputs.query.shape(kRow), inputs.key.shape(kRow), inputs.query.shape(kColumn), inputs.value.shape(kColumn)};
+int columns_of(const mx::array& tensor, const Options& options) {
+  return options.bits == 0 ? tensor.shape(kColumn)
+                           : static_cast<int>(int64_t{tensor.shape(kColumn)} * 32 / options.bits);
+}
+
+CallShape call_shape(const Inputs& inputs, const Options& options) {
+  return {.query_len = inputs.query.shape(kRow),
+          .key_len = inputs.key.shape(kRow),
+          .head_dim = inputs.query.shape(kColumn),
+          .value_dim = columns_of(inputs.value, options),
+          .quantised = options.bits != 0};
 }
 
 mx::Shape batch_shape(const mx::array& query) {
   return mx::Shape(query.shape().begin(), query.shape().end() - 3);
 }
 
-std::vector<mx::Shape> shapes_of_outputs(const mx::array& query, const mx::array& value) {
+std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options) {
+  const mx::array& query = inputs.query;
   mx::Shape lse(query.shape().begin(), query.shape().end() - 1);
   mx::Shape out = lse;
-  out.push_back(value.shape(kColumn));
+  out.push_back(columns_of(inputs.value, options));
   return {out, lse};
 }
 

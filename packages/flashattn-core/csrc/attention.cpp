@@ -34,7 +34,7 @@ void prefer_huge_pages(void* data, size_t size) {
 
 Choice plan(const Arguments& arguments, Backend backend) {
   check(arguments);
-  return choose(backend, call_shape(Inputs(arguments)), arguments.options.kernel);
+  return choose(backend, call_shape(Inputs(arguments), arguments.options), arguments.options.kernel);
 }
 
 std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice stream_or_device) {
@@ -45,8 +45,8 @@ std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice 
   } else if (!mx::metal::is_available()) {
     throw NoKernelError("[flash_attention] this MLX has no Metal");
   }
-  const mx::array& query = arguments.query;
-  return mx::array::make_arrays(shapes_of_outputs(query, arguments.value), {query.dtype(), mx::float32},
+  return mx::array::make_arrays(shapes_of_outputs(Inputs(arguments), arguments.options),
+                                {arguments.query.dtype(), mx::float32},
                                 std::make_shared<FlashAttention>(stream, arguments.options, present_in(arguments)),
                                 primitive_inputs(arguments, stream));
 }
@@ -58,7 +58,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   }
   Inputs named(inputs, present_);
   cpu::AttentionArgs args = cpu_forward(named, options_, outputs[0], outputs[1]);
-  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named), options_.kernel));
+  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_), options_.kernel));
   count(kernel);
 
   auto& encoder = cpu_encoder(stream(), inputs, outputs);
@@ -73,7 +73,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
 void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   allocate(outputs);
   Inputs named(inputs, present_);
-  Kernel kernel = kernel_of(choose(Backend::metal, call_shape(named), options_.kernel));
+  Kernel kernel = kernel_of(choose(Backend::metal, call_shape(named, options_), options_.kernel));
   count(kernel);
   if (outputs[0].size() == 0) {
     return;
@@ -95,9 +95,9 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
   // Also called with new shapes by shapeless compilation, which has passed no check yet.
   Inputs named(inputs, present_);
-  check_shapes(named);
-  kernel_of(choose(backend_of(stream()), call_shape(named), options_.kernel));
-  return shapes_of_outputs(named.query, named.value);
+  check_shapes(named, options_);
+  kernel_of(choose(backend_of(stream()), call_shape(named, options_), options_.kernel));
+  return shapes_of_outputs(named, options_);
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {

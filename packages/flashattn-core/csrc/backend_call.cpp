@@ -40,7 +40,7 @@ AttentionParams make_params(const Inputs& inputs, const Options& options, const 
   params.query_len = query.shape(kRow);
   params.key_len = key.shape(kRow);
   params.head_dim = query.shape(kColumn);
-  params.value_dim = value.shape(kColumn);
+  params.value_dim = columns_of(value, options);
   // Not before now: under shapeless compilation D is not known earlier.
   params.scale = options.scale.value_or(1 / std::sqrt(static_cast<float>(params.head_dim)));
   params.softcap = options.softcap;
@@ -64,6 +64,19 @@ AttentionParams make_params(const Inputs& inputs, const Options& options, const 
   params.sinks = strides(optional[kSinks], {head});
   params.alibi_slopes = strides(optional[kAlibiSlopes], {head});
   return params;
+}
+
+QuantParams make_quant_params(const Inputs& inputs, const Options& options) {
+  QuantParams quant = {};
+  if (options.bits != 0) {
+    int batch_dims = static_cast<int>(inputs.query.ndim()) - 3;
+    const auto strides = [&](Input input) {
+      return strides_of(*inputs.optional[input], batch_dims, {head, row, column});
+    };
+    quant = {options.bits,        options.group_size,    strides(kKeyScales),
+             strides(kKeyBiases), strides(kValueScales), strides(kValueBiases)};
+  }
+  return quant;
 }
 
 // `Dtype` is cpu::Dtype or metal::Dtype.
@@ -92,7 +105,7 @@ std::pair<metal::Work, metal::Call> metal_inputs(const Inputs& inputs, const Opt
   work.arrays[metal::kKey] = inputs.key;
   work.arrays[metal::kValue] = inputs.value;
   static_assert(metal::kAlibiSlopes - metal::kKeyStart == int{kAlibiSlopes}, "the same order in both");
-  for (int i = 0; i < kNumOptionalInputs; ++i) {
+  for (int i = 0; i <= kAlibiSlopes; ++i) {
     if (inputs.optional[i]) {
       call.present[metal::kKeyStart + i] = true;
       work.arrays[metal::kKeyStart + i] = *inputs.optional[i];
@@ -122,6 +135,12 @@ cpu::AttentionArgs cpu_forward(const Inputs& inputs, const Options& options, con
       .tree = data_or_null<uint32_t>(optional[kTree]),
       .sinks = data_or_null<float>(optional[kSinks]),
       .alibi_slopes = data_or_null<float>(optional[kAlibiSlopes]),
+      .quant = make_quant_params(inputs, options),
+      .group_dtype = options.bits == 0 ? cpu::Dtype::float32 : backend_dtype<cpu::Dtype>(optional[kKeyScales]->dtype()),
+      .key_scales = data_or_null<void>(optional[kKeyScales]),
+      .key_biases = data_or_null<void>(optional[kKeyBiases]),
+      .value_scales = data_or_null<void>(optional[kValueScales]),
+      .value_biases = data_or_null<void>(optional[kValueBiases]),
   };
 }
 

@@ -54,17 +54,20 @@ NB_MODULE(_ext, m) {
              std::optional<float> scale, float softcap, bool causal, int window, const OptionalArray& key_start,
              const OptionalArray& key_stop, const OptionalArray& tree, const OptionalArray& visible,
              const OptionalArray& bias, const OptionalArray& sinks, const OptionalArray& alibi_slopes,
-             std::string kernel) {
+             const OptionalArray& key_scales, const OptionalArray& key_biases, const OptionalArray& value_scales,
+             const OptionalArray& value_biases, int bits, int group_size, std::string kernel) {
             new (self) Arguments{query,
                                  key,
                                  value,
-                                 {key_start, key_stop, tree, visible, bias, sinks, alibi_slopes},
-                                 {scale, softcap, causal, window, std::move(kernel)}};
+                                 {key_start, key_stop, tree, visible, bias, sinks, alibi_slopes, key_scales, key_biases,
+                                  value_scales, value_biases},
+                                 {scale, softcap, causal, window, std::move(kernel), bits, group_size}};
           },
           "query"_a, "key"_a, "value"_a, nb::kw_only(), "scale"_a = nb::none(), "softcap"_a = 0.0f, "causal"_a = false,
           "window"_a = 0, "key_start"_a = nb::none(), "key_stop"_a = nb::none(), "tree"_a = nb::none(),
           "visible"_a = nb::none(), "bias"_a = nb::none(), "sinks"_a = nb::none(), "alibi_slopes"_a = nb::none(),
-          "kernel"_a = "auto");
+          "key_scales"_a = nb::none(), "key_biases"_a = nb::none(), "value_scales"_a = nb::none(),
+          "value_biases"_a = nb::none(), "bits"_a = 0, "group_size"_a = 0, "kernel"_a = "auto");
 
   m.def(
       "attention",

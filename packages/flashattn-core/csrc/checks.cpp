@@ -1,5 +1,6 @@
 #include "checks.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "mlx/utils.h"
@@ -11,7 +12,60 @@ namespace {
 constexpr int kMaxHeadDim = 512;
 constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops run up to one tile further
 
-void check_tensors(const Inputs& inputs) {
+bool is_attention_dtype(mx::Dtype dtype) {
+  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+}
+
+// uint32 words, with as many scales and biases as they have groups.
+void check_quantised(const char* name, const mx::array& words, const mx::array* scales, const mx::array* biases,
+                     const Options& options, mx::Dtype group_dtype) {
+  if (words.dtype() != mx::uint32) {
+    fail(name, " is ", words.dtype(), ", expected uint32, as mx.quantize() makes it");
+  }
+  if (int64_t{words.shape(kColumn)} * 32 % (int64_t{options.bits} * options.group_size) != 0) {
+    fail(name, " has ", words.shape(kColumn), " words in a row, expected whole groups of ", options.group_size,
+         " elements of ", options.bits, " bits");
+  }
+  mx::Shape expected = words.shape();
+  expected.back() = columns_of(words, options) / options.group_size;
+  for (auto [part, array] : {std::pair("scales", scales), std::pair("biases", biases)}) {
+    if (!array) {
+      fail(name, " has no ", part, ", expected (weights, scales, biases)");
+    }
+    if (array->shape() != expected) {
+      fail(name, " has ", part, " of shape ", array->shape(), ", expected ", expected, " beside weights of shape ",
+           words.shape());
+    }
+    if (array->dtype() != group_dtype || !is_attention_dtype(group_dtype)) {
+      fail(name, " has ", part, " of ", array->dtype(),
+           ", expected float32, float16 or bfloat16, the same for all scales and biases");
+    }
+  }
+}
+
+void check_storage(const Inputs& inputs, const Options& options) {
+  const auto& given = inputs.optional;
+  if (options.bits == 0) {
+    for (auto [name, tensor] : {std::pair("key", &inputs.key), std::pair("value", &inputs.value)}) {
+      if (tensor->dtype() != inputs.query.dtype()) {
+        fail(name, " is ", tensor->dtype(), ", expected query's ", inputs.query.dtype());
+      }
+    }
+    return;
+  }
+  constexpr std::array<int, 7> kBits = {1, 2, 3, 4, 5, 6, 8};
+  if (std::find(kBits.begin(), kBits.end(), options.bits) == kBits.end()) {
+    fail("bits is ", options.bits, ", expected 1, 2, 3, 4, 5, 6 or 8");
+  }
+  if (options.group_size != 32 && options.group_size != 64 && options.group_size != 128) {
+    fail("group_size is ", options.group_size, ", expected 32, 64 or 128");
+  }
+  mx::Dtype dtype = given[kKeyScales] ? given[kKeyScales]->dtype() : mx::float32;
+  check_quantised("key", inputs.key, given[kKeyScales], given[kKeyBiases], options, dtype);
+  check_quantised("value", inputs.value, given[kValueScales], given[kValueBiases], options, dtype);
+}
+
+void check_tensors(const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query, &key = inputs.key, &value = inputs.value;
   const std::pair<const char*, const mx::array*> tensors[] = {{"query", &query}, {"key", &key}, {"value", &value}};
   for (auto [name, tensor] : tensors) {
@@ -19,24 +73,23 @@ void check_tensors(const Inputs& inputs) {
       fail(name, " has shape ", tensor->shape(), ", expected (*B, heads, length, dim): 3 to ", 3 + kMaxBatchDims,
            " dimensions");
     }
-    if (tensor->dtype() != mx::float32 && tensor->dtype() != mx::float16 && tensor->dtype() != mx::bfloat16) {
-      fail(name, " is ", tensor->dtype(), ", expected float32, float16 or bfloat16");
-    }
-    if (tensor->dtype() != query.dtype()) {
-      fail(name, " is ", tensor->dtype(), ", expected query's ", query.dtype());
-    }
     if (tensor->ndim() != query.ndim() || batch_shape(*tensor) != batch_shape(query)) {
       fail(name, " has shape ", tensor->shape(), ", expected the leading dimensions of query, ", query.shape());
     }
   }
+  if (!is_attention_dtype(query.dtype())) {
+    fail("query is ", query.dtype(), ", expected float32, float16 or bfloat16");
+  }
+  check_storage(inputs, options);
+  int key_dim = columns_of(key, options), value_dim = columns_of(value, options);
   if (query.shape(kColumn) < 1 || query.shape(kColumn) > kMaxHeadDim) {
     fail("query has head_dim ", query.shape(kColumn), ", expected 1 to ", kMaxHeadDim);
   }
-  if (key.shape(kColumn) != query.shape(kColumn)) {
-    fail("key has head_dim ", key.shape(kColumn), ", expected query's ", query.shape(kColumn));
+  if (key_dim != query.shape(kColumn)) {
+    fail("key has head_dim ", key_dim, ", expected query's ", query.shape(kColumn));
   }
-  if (value.shape(kColumn) < 1 || value.shape(kColumn) > kMaxHeadDim) {
-    fail("value has head_dim ", value.shape(kColumn), ", expected 1 to ", kMaxHeadDim);
+  if (value_dim < 1 || value_dim > kMaxHeadDim) {
+    fail("value has head_dim ", value_dim, ", expected 1 to ", kMaxHeadDim);
   }
   if (value.shape(kHead) != key.shape(kHead)) {
     fail("value has ", value.shape(kHead), " heads, expected key's ", key.shape(kHead));
@@ -82,13 +135,13 @@ mx::Shape input_target(Input input, const Inputs& inputs) {
     case kBias: target.insert(target.end(), {query.shape(kHead), query.shape(kRow), key.shape(kRow)}); break;
     case kSinks:
     case kAlibiSlopes: target.push_back(query.shape(kHead)); break;
-    case kNumOptionalInputs: break;
+    default: break;
   }
   return target;
 }
 
 void check_optional_shapes(const Inputs& inputs) {
-  for (int i = 0; i < kNumOptionalInputs; ++i) {
+  for (int i = 0; i <= kAlibiSlopes; ++i) {
     const mx::array* given = inputs.optional[i];
     if (!given) {
       continue;
@@ -155,14 +208,14 @@ void check_dtypes(const Inputs& inputs) {
 
 void check(const Arguments& arguments) {
   Inputs inputs(arguments);
-  check_tensors(inputs);
+  check_tensors(inputs, arguments.options);
   check_options(arguments.options);
   check_dtypes(inputs);
   check_optional_shapes(inputs);
 }
 
-void check_shapes(const Inputs& inputs) {
-  check_tensors(inputs);
+void check_shapes(const Inputs& inputs, const Options& options) {
+  check_tensors(inputs, options);
   check_optional_shapes(inputs);
 }
 

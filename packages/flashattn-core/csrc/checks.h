@@ -19,6 +19,6 @@ template <typename... Parts>
 void check(const Arguments& arguments);
 
 // The part that new shapes alone can break, as in shapeless compilation.
-void check_shapes(const Inputs& inputs);
+void check_shapes(const Inputs& inputs, const Options& options);
 
 }  // namespace flashattn

@@ -18,7 +18,8 @@ struct Row {
   Backend backend;
   // What the kernel can do.
   int max_query_len;
-  int max_dim;  // of head_dim and value_dim
+  int max_dim;     // of head_dim and value_dim
+  bool quantised;  // also takes quantised keys and values
   // Where auto prefers the next row. On Metal these lengths are estimates: they have not been measured on a GPU.
   int auto_query_len;
   int auto_key_len;
@@ -27,21 +28,21 @@ struct Row {
 
 // auto takes the first row that covers the call and prefers it.
 constexpr std::array<Row, 8> kTable = {{
-    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, cpu::kMaxDecodeLen, kAny, kAny, kAny,
+    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, cpu::kMaxDecodeLen, kAny, true, kAny, kAny,
      "few queries: work is split over the keys"},
-    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, kAny, kAny, kAny, kAny,
+    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, kAny, kAny, true, kAny, kAny,
      "many queries: work is split over the queries"},
-    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, 1, kAny, kAny, 128,
+    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, 1, kAny, false, kAny, 128,
      "one query, few keys: one SIMD group a head, no barriers"},
-    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, 1, kAny, kAny, 1024,
+    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, 1, kAny, false, kAny, 1024,
      "one query: 32 SIMD groups a head share the keys"},
-    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, 8, kAny, kAny, kAny,
+    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, 8, kAny, false, kAny, kAny,
      "few queries: the keys are cut into chunks, each read once for all heads of a group"},
-    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, kAny, 256, 64, kAny,
+    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, kAny, 256, false, 64, kAny,
      "a short prompt: the heads of a group share their keys"},
-    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, kAny, 256, kAny, kAny,
+    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, kAny, 256, false, kAny, kAny,
      "many queries: output and probabilities stay in registers"},
-    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, kAny, kAny, kAny, kAny,
+    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, kAny, kAny, false, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
 }};
 
@@ -63,6 +64,9 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   if (shape.query_len > row.max_query_len) {
     return name + " takes up to " + std::to_string(row.max_query_len) + " queries, found " +
            std::to_string(shape.query_len);
+  }
+  if (shape.quantised && !row.quantised) {
+    return name + " takes no quantised keys and values";
   }
   if (dim > row.max_dim) {
     return name + " takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(dim);
@@ -95,6 +99,9 @@ Kernel kernel_of(const Choice& choice) {
 }
 
 void check_backward(Backend backend, CallShape shape) {
+  if (shape.quantised) {
+    throw NoKernelError("[flash_attention] no kernel has the gradient with quantised keys and values");
+  }
   int dim = std::max(shape.head_dim, shape.value_dim);
   if (backend == Backend::metal && dim > metal::kMaxBackwardDim) {
     throw NoKernelError("[flash_attention] metal_backward_dq and metal_backward_dkv take a head_dim up to " +
@@ -114,7 +121,7 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
     }
   }
   if (wanted == "auto") {
-    throw std::logic_error("the table's last row of a backend covers every call");
+    return {std::nullopt, "no kernel of this device takes quantised keys and values"};
   }
   throw std::invalid_argument("[flash_attention] kernel is '" + wanted + "', expected one of " + known_names());
 }

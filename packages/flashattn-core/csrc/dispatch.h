@@ -46,6 +46,7 @@ struct CallShape {
   int key_len;
   int head_dim;
   int value_dim;
+  bool quantised;  // keys and values
 };
 
 // `wanted` is "auto" or the name of the only kernel to consider. Throws std::invalid_argument for a name

@@ -45,7 +45,7 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
                                  const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
                                  const std::vector<mx::array>& cotangents, const std::vector<int>& argnums) {
   Inputs named(inputs, present);
-  check_backward(backend_of(stream), call_shape(named));
+  check_backward(backend_of(stream), call_shape(named, options));
   const mx::array* sinks = named.optional[kSinks];
   for (int argument : argnums) {
     if (argument >= 3 && &inputs[argument] != sinks) {

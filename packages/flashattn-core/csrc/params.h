@@ -45,6 +45,14 @@ struct AttentionParams {
   Strides sinks, alibi_slopes;  // (*B, H_q): batch and head strides
 };
 
+// Keys and values in MLX's affine quantisation: uint32 words along the columns, a scale and a bias for each group of
+// columns. Strides of the words are AttentionParams' key and value.
+struct QuantParams {
+  int32_t bits;                                                // of an element; 0: keys and values are not quantised
+  int32_t group_size;                                          // elements
+  Strides key_scales, key_biases, value_scales, value_biases;  // (*B, H_kv, S, groups)
+};
+
 // How metal_decode_split cuts the keys: num_chunks times chunk_len keys, from first_key on.
 struct SplitParams {
   int32_t first_key;  // no query sees a key before it

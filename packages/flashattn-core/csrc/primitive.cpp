@@ -10,18 +10,45 @@
 namespace flashattn {
 namespace {
 
-// The inputs with the mapped axis as the first batch dimension. `own_dims[i]` of input i's dimensions are behind the
-// batch's; those that are `whole` must have the axis, the others broadcast, so an unmapped one stays as it is.
+// An input's dimensions behind the batch's, and whether it has all of the batch's, or broadcasts.
+struct InputDims {
+  int own;
+  bool whole;
+};
+
+// Of query, key, value and the optional inputs that there are.
+std::vector<InputDims> input_dims(const Present& present) {
+  constexpr std::array<InputDims, kNumOptionalInputs> kOptional = {{{0, false},
+                                                                    {0, false},
+                                                                    {2, false},
+                                                                    {3, false},
+                                                                    {3, false},
+                                                                    {1, false},
+                                                                    {1, false},
+                                                                    {3, true},
+                                                                    {3, true},
+                                                                    {3, true},
+                                                                    {3, true}}};
+  std::vector<InputDims> dims(3, {3, true});
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
+    if (present[i]) {
+      dims.push_back(kOptional[i]);
+    }
+  }
+  return dims;
+}
+
+// The inputs with the mapped axis as the first batch dimension. Those that are whole must have
+// the axis; the others broadcast, so an unmapped one stays as it is.
 std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
-                                     const std::vector<int>& own_dims, const std::vector<bool>& whole,
-                                     const mx::Stream& stream) {
+                                     const std::vector<InputDims>& dims, const mx::Stream& stream) {
   int size = 1;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (axes[i] >= 0) {
       size = inputs[i].shape(axes[i]);
     }
   }
-  int batch_dims = static_cast<int>(inputs[0].ndim()) - (axes[0] >= 0 ? 1 : 0) - own_dims[0];
+  int batch_dims = static_cast<int>(inputs[0].ndim()) - (axes[0] >= 0 ? 1 : 0) - dims[0].own;
   if (batch_dims + 1 > kMaxBatchDims) {
     fail("vmap makes ", batch_dims + 1, " batch dimensions, expected at most ", kMaxBatchDims);
   }
@@ -32,13 +59,13 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
       input = mx::moveaxis(input, axes[i], 0, stream);
       // Dimensions that the input leaves to broadcasting come between the mapped one and its own.
       std::vector<int> missing;
-      for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + own_dims[i]; ++n) {
+      for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + dims[i].own; ++n) {
         missing.push_back(1 + static_cast<int>(missing.size()));
       }
       if (!missing.empty()) {
         input = mx::expand_dims(input, missing, stream);
       }
-    } else if (whole[i]) {
+    } else if (dims[i].whole) {
       mx::Shape shape = input.shape();
       shape.insert(shape.begin(), size);
       input = mx::broadcast_to(input, shape, stream);
@@ -48,29 +75,15 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
   return mapped;
 }
 
-// Of query, key, value and the optional inputs that there are.
-std::vector<int> own_dims_of(const Present& present) {
-  constexpr std::array<int, kNumOptionalInputs> kOwnDims = {0, 0, 2, 3, 3, 1, 1};
-  std::vector<int> own_dims = {3, 3, 3};
-  for (int i = 0; i < kNumOptionalInputs; ++i) {
-    if (present[i]) {
-      own_dims.push_back(kOwnDims[i]);
-    }
-  }
-  return own_dims;
-}
-
 }  // namespace
 
 std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
                                                                              const std::vector<int>& axes) {
-  std::vector<int> further = dims_of_further_inputs();
-  std::vector<int> own_dims = own_dims_of(present_);
-  own_dims.insert(own_dims.end(), further.begin(), further.end());
-  std::vector<bool> whole(inputs.size(), false);
-  std::fill_n(whole.begin(), 3, true);
-  std::fill_n(whole.end() - static_cast<int>(further.size()), further.size(), true);
-  std::vector<mx::array> mapped = mapped_inputs(inputs, axes, own_dims, whole, stream());
+  std::vector<InputDims> dims = input_dims(present_);
+  for (int own : dims_of_further_inputs()) {
+    dims.push_back({own, true});
+  }
+  std::vector<mx::array> mapped = mapped_inputs(inputs, axes, dims, stream());
   std::vector<mx::Shape> shapes = output_shapes(mapped);
   std::vector<mx::Dtype> dtypes = output_dtypes(mapped);
   std::vector<int> output_axes(shapes.size(), 0);

@@ -13,7 +13,7 @@ enum class Dtype : uint8_t { float32, float16, bfloat16 };
 
 struct AttentionArgs {
   AttentionParams params;
-  Dtype dtype;       // of query, key, value and out
+  Dtype dtype;       // of query, key, value and out; keys and values may be quantised instead
   Dtype bias_dtype;  // of bias
 
   const void* query;
@@ -30,6 +30,11 @@ struct AttentionArgs {
   const uint32_t* tree;       // bit j of row t: tree node t sees tree node j
   const float* sinks;         // one extra logit a head
   const float* alibi_slopes;  // score -= slope * distance
+
+  // Of quantised keys and values, which are uint32 words then.
+  QuantParams quant;
+  Dtype group_dtype;
+  const void *key_scales, *key_biases, *value_scales, *value_biases;
 };
 
 // Queries up to this length take the decode kernel: few rows, the work is split over the keys.

@@ -122,8 +122,8 @@ void load_tile(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys)
   RowBlock head = {};
   head.batch = keys.batch;
   head.head_begin = keys.kv_head * (p.num_heads / p.num_kv_heads);
-  const T* key = keys_of<T>(args.forward, head) + keys.begin * p.key.row;
-  const T* value = values_of<T>(args.forward, head) + keys.begin * p.value.row;
+  const T* key = key_row<T>(args.forward, head, args.forward.key, p.key, keys.begin);
+  const T* value = key_row<T>(args.forward, head, args.forward.value, p.value, keys.begin);
   int count = keys.end - keys.begin;
   copy_rows(tile.key, key, p.key, count, p.head_dim, tile.depth);
   copy_rows(tile.value, value, p.value, count, p.value_dim, tile.value_depth);
@@ -285,7 +285,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     const RowBand& band = keys.bands[b];
     int turn = keys.index - band.first_tile;
     if (turn < 0 || turn >= band.tile_count) continue;
-    rows.prepare(band.block.rows(), p.head_dim, p.value_dim, false);
+    rows.prepare(band.block.rows(), p, args.forward.quant, false);
     load_rows(rows, forward, band.block);
     bool finite = load_band<T>(tile, rows, args, band.block);
     const Band& seen = rows.bands[0];

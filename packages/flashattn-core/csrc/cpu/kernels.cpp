@@ -12,6 +12,7 @@
 #include "rows.h"
 #include "scratch.h"
 #include "simd.h"
+#include "tile_rows.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
@@ -21,14 +22,22 @@ constexpr int kMaxUnpackedRows = kRows + 2;
 
 thread_local Scratch kept_scratch;  // for the thread's next block
 
+template <typename Rows>
+void copy_keys(Scratch& scratch, Rows keys, int count) {
+  for (int j = 0; j < count; ++j) {
+    float* target = scratch.key + int64_t{j} * scratch.depth;
+    for (int d = 0; d < scratch.depth; d += kWidth) store_part(target, 1, d, scratch.depth, keys.part(j, d));
+  }
+}
+
 // Packs the tile's values. If NaN or infinity is among them, it leaves 0 in their place: they must not reach a row
 // that does not see them, through 0 * NaN. Returns whether there were none.
-template <typename T>
-bool pack_values(Scratch& scratch, const AttentionParams& p, const T* value, int count) {
+template <typename Rows>
+bool pack_values(Scratch& scratch, Rows values, int count) {
   vfloat zero = {};  // stays 0 unless something is not finite
   for (int j = 0; j < count; ++j) {
     for (int c = 0; c < scratch.value_columns; c += kWidth) {
-      vfloat x = load_part(value + j * p.value.row, p.value.column, c, p.value_dim);
+      vfloat x = values.part(j, c);
       store(scratch.value + packed_index(j, c, count, scratch.value_columns), x);
       zero += x * 0.0f;
     }
@@ -90,12 +99,11 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
 }
 
 // Adds what pack_values() left out: NaN and infinity, to the rows that see their keys. `seen` lies as the scores do.
-template <typename T>
-void add_not_finite(Scratch& scratch, const AttentionParams& p, const T* value, const Band& band, int count,
-                    const bool* seen) {
+template <typename Rows>
+void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& band, int count, const bool* seen) {
   for (int j = 0; j < count; ++j) {
-    for (int c = 0; c < p.value_dim; ++c) {
-      float x = to_float(value[j * p.value.row + c * p.value.column]);
+    for (int c = 0; c < value_dim; ++c) {
+      float x = values.element(j, c);
       if (x - x == 0) continue;
       for (int r = 0; r < band.rows; ++r) {
         if (seen[j * band.columns + r]) {
@@ -108,20 +116,19 @@ void add_not_finite(Scratch& scratch, const AttentionParams& p, const T* value, 
 }
 
 // Keys and values are read where they lie if they can be; otherwise they are copied once for all bands.
-template <typename T>
-void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Interval tile) {
+template <typename Rows>
+void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Interval tile, Rows tile_keys,
+                 Rows values) {
   const AttentionParams& p = args.params;
-  const T* key = keys_of<T>(args, block) + tile.begin * p.key.row;
-  const T* value = values_of<T>(args, block) + tile.begin * p.value.row;
   int count = tile.end - tile.begin;
-  bool keys_in_place =
-      p.key.column == 1 && (scratch.few_rows ? p.head_dim == scratch.depth : sizeof(T) == sizeof(float));
-  bool values_in_place = block.rows() <= kMaxUnpackedRows && p.value.column == 1 &&
-                         p.value_dim == scratch.value_columns && sees_all(args, scratch.bands[0], tile);
+  const float* key_floats = tile_keys.floats();
+  bool keys_in_place = scratch.few_rows ? tile_keys.in_place(scratch.depth) : key_floats != nullptr;
+  bool values_in_place = block.rows() <= kMaxUnpackedRows && values.in_place(scratch.value_columns) &&
+                         sees_all(args, scratch.bands[0], tile);
   if (!keys_in_place) {
-    copy_keys(scratch, p, key, count);
+    copy_keys(scratch, tile_keys, count);
   }
-  bool finite = values_in_place || pack_values(scratch, p, value, count);
+  bool finite = values_in_place || pack_values(scratch, values, count);
 
   for (int i = 0; i < scratch.band_count; ++i) {
     const Band& band = scratch.bands[i];
@@ -131,15 +138,14 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
     int seen_count = keys.end - keys.begin;
 
     if (!scratch.few_rows) {
-      Left left = keys_in_place ? Left{reinterpret_cast<const float*>(key) + skipped * p.key.row, p.key.row, 1}
+      Left left = keys_in_place ? Left{key_floats + skipped * p.key.row, p.key.row, 1}
                                 : Left{scratch.key + skipped * scratch.depth, scratch.depth, 1};
       Packed queries = {scratch.query + int64_t{band.first} * scratch.depth, scratch.depth, band.columns, 0};
       multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, band.columns, nullptr});
     } else if (keys_in_place) {
-      dot(Right<T>{key, p.key.row}, Right<T>{value, p.value.row}, count, scratch.query, band.rows, scratch.depth,
-          scratch.scores);
+      dot(tile_keys, values, count, scratch.query, band.rows, scratch.depth, scratch.scores);
     } else {
-      Right<float> copied = {scratch.key, scratch.depth};
+      Right copied = {scratch.key, scratch.depth};
       dot(copied, copied, count, scratch.query, band.rows, scratch.depth, scratch.scores);
     }
     bool hides = !sees_all(args, band, keys);
@@ -154,21 +160,44 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
     Result output = {scratch.output + int64_t{band.first} * scratch.value_columns, scratch.value_columns,
                      scratch.rescale + band.first};
     if (values_in_place) {
-      multiply(probabilities, Right<T>{value, p.value.row}, band.rows, count, p.value_dim, output);
+      multiply(probabilities, values, band.rows, count, p.value_dim, output);
     } else {
       multiply_packed(probabilities, Packed{scratch.value, count, scratch.value_columns, skipped}, band.rows,
                       seen_count, output);
     }
     if (!finite) {
-      add_not_finite(scratch, p, value + skipped * p.value.row, band, seen_count, seen);
+      add_not_finite(scratch, values.from(skipped), p.value_dim, band, seen_count, seen);
     }
   }
+}
+
+// The tile's keys and values, whatever they are stored as.
+template <typename Visit>
+FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Interval tile,
+                                Visit visit) {
+  const AttentionParams& p = args.params;
+  const QuantParams& q = args.quant;
+  if (q.bits == 0) {
+    return with_dtype(args.dtype, [&](auto type) {
+      using T = decltype(type);
+      visit(PlainRows<T>{key_row<T>(args, block, args.key, p.key, tile.begin), p.key.row, p.key.column, p.head_dim},
+            PlainRows<T>{key_row<T>(args, block, args.value, p.value, tile.begin), p.value.row, p.value.column,
+                         p.value_dim});
+    });
+  }
+  with_bits(q.bits, [&](auto bits) {
+    visit(quantised_rows<bits.value>(scratch.key_store, args, block, tile, p.head_dim,
+                                     {args.key, args.key_scales, args.key_biases, p.key, q.key_scales, q.key_biases}),
+          quantised_rows<bits.value>(
+              scratch.value_store, args, block, tile, p.value_dim,
+              {args.value, args.value_scales, args.value_biases, p.value, q.value_scales, q.value_biases}));
+  });
 }
 
 // Leaves row_max, row_sum and output of the block's rows in scratch.
 void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
-  scratch.prepare(block.rows(), p.head_dim, p.value_dim);
+  scratch.prepare(block.rows(), p, args.quant);
   load_rows(scratch, args, block);
   // Keys outside of every row's interval are never touched.
   Interval any = {p.key_len, 0};
@@ -178,7 +207,8 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   int end = smaller(any.end, block.key_end);
   for (int first = larger(any.begin, block.key_begin); first < end; first += kKeyTile) {
     Interval tile = {first, smaller(first + kKeyTile, end)};
-    with_dtype(args.dtype, [&](auto type) { attend_tile<decltype(type)>(scratch, args, block, tile); });
+    with_rows(scratch, args, block, tile,
+              [&](auto keys, auto values) { attend_tile(scratch, args, block, tile, keys, values); });
   }
 }
 
@@ -235,7 +265,7 @@ void merge(const AttentionArgs& args, const RowBlock& block, const float* partia
            int64_t partial_stride) {
   Scratch& scratch = kept_scratch;
   int value_dim = args.params.value_dim;
-  scratch.prepare(block.rows(), args.params.head_dim, value_dim);
+  scratch.prepare(block.rows(), args.params, args.quant);
   for (int r = 0; r < block.rows(); ++r) {
     const float* first = partials + r * partial_row_size(value_dim);
     float row_max = -kInfinity, row_sum = 0;

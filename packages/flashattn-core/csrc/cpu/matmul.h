@@ -1,5 +1,5 @@
 // The two matrix products of the forward pass, in register tiles. The left operand is read element by element;
-// the right one in vectors, where it lies (16-bit elements are converted on the way) or packed. `dot`
+// the right one in vectors, where it lies (other storage types are converted on the way) or packed. `dot`
 // serves the scores of few rows, where both operands are read in vectors, along head_dim.
 #pragma once
 
@@ -14,11 +14,16 @@ struct Left {
   int64_t row_stride, depth_stride;
 };
 
-// Element (k, c) is data[k * depth_stride + c].
-template <typename T>
+// Element (k, c) is data[k * depth_stride + c]. So is any right operand: the products ask it for vectors, at().
 struct Right {
-  const T* data;
+  const float* data;
   int64_t depth_stride;
+
+  FLASHATTN_INLINE_MEMBER vfloat at(int64_t k, int64_t column) const { return load(data + k * depth_stride + column); }
+  FLASHATTN_INLINE_MEMBER void prefetch(int64_t k, int64_t column) const {
+    __builtin_prefetch(data + k * depth_stride + column, 0, 2);  // into the second-level cache
+  }
+  FLASHATTN_INLINE_MEMBER void skip(int columns) { data += columns; }
 };
 
 // A row-major result; row r is first multiplied by scale[r] and then added to. scale null: overwritten.
@@ -29,14 +34,14 @@ struct Result {
 };
 
 // All sums stay in registers.
-template <int Rows, int Vectors, typename T>
-FLASHATTN_INLINE void multiply_tile(Left left, Right<T> right, int depth, Result result) {
+template <int Rows, int Vectors, typename Operand>
+FLASHATTN_INLINE void multiply_tile(Left left, Operand right, int depth, Result result) {
   vfloat sum[Rows][Vectors] = {};
   for (int k = 0; k < depth; ++k) {
     vfloat row[Vectors];
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
-      row[c] = load(right.data + k * right.depth_stride + c * kWidth);
+      row[c] = right.at(k, c * kWidth);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
@@ -77,12 +82,12 @@ FLASHATTN_INLINE void with_count(int count, Visit visit) {
 }
 
 // `Rows` rows of the result, `columns` (a multiple of kWidth) wide.
-template <int Rows, typename T>
-FLASHATTN_INLINE void multiply_rows(Left left, Right<T> right, int depth, int columns, Result result) {
+template <int Rows, typename Operand>
+FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int columns, Result result) {
   constexpr int kVectors = Rows <= kRows ? kColumns : kColumns / 2;
   const auto take = [&](auto vectors) {
-    multiply_tile<Rows, vectors.value, T>(left, right, depth, result);
-    right.data += vectors.value * kWidth;
+    multiply_tile<Rows, vectors.value>(left, right, depth, result);
+    right.skip(vectors.value * kWidth);
     result.data += vectors.value * kWidth;
     columns -= vectors.value * kWidth;
   };
@@ -101,8 +106,8 @@ FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) 
 }
 
 // result (rows, columns) from left (rows, depth) and right (depth, columns). `columns` is a multiple of kWidth.
-template <typename T>
-static void multiply(Left left, Right<T> right, int rows, int depth, int columns, Result result) {
+template <typename Operand>
+static void multiply(Left left, Operand right, int rows, int depth, int columns, Result result) {
   const auto take = [&](auto count) {
     if (left.depth_stride == 1 && rows >= 2 * count.value) {
       prefetch_rows(left, count.value, count.value, depth);
@@ -129,7 +134,7 @@ static void multiply_packed(Left left, Packed right, int rows, int depth, Result
   constexpr int kPanel = kColumns * kWidth;
   for (int column = 0; column < right.columns; column += kPanel) {
     int width = smaller(kPanel, right.columns - column);
-    Right<float> panel = {right.data + int64_t{column} * right.depth + int64_t{right.first} * width, width};
+    Right panel = {right.data + int64_t{column} * right.depth + int64_t{right.first} * width, width};
     multiply(left, panel, rows, depth, width, {result.data + column, result.row_stride, result.scale});
   }
 }
@@ -156,24 +161,24 @@ constexpr int kMaxDotRows = kWidth / 2;
 // Row r of queries begins at queries + r * depth; depth is a multiple of kWidth.
 //
 // A decode step is bound by memory, and this loop is where it waits: it also asks for the keys that come
-// kAhead later and for the `values` that the next product reads. Into the second-level cache: the first level's
-// few outstanding misses are left to the loads.
-template <int Rows, typename T>
-static void dot_rows(Right<T> keys, Right<T> values, int key_count, const float* queries, int depth, float* scores) {
+// kAhead later and for the `values` that the next product reads. Into the second-level cache: the first level's few
+// outstanding misses are left to the loads.
+template <int Rows, typename Operand, typename Values>
+static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kColumnsOfScores = power_of_two(Rows);
   constexpr int kKeys = kWidth / kColumnsOfScores;
   constexpr int kAhead = 16;
   for (int first = 0; first < key_count; first += kKeys) {
-    const T* key[kKeys];
-    for (int j = 0; j < kKeys; ++j) key[j] = keys.data + smaller(first + j, key_count - 1) * keys.depth_stride;
+    int key[kKeys];
+    for (int j = 0; j < kKeys; ++j) key[j] = smaller(first + j, key_count - 1);
     vfloat sum[kWidth] = {};
     for (int d = 0; d < depth; d += kWidth) {
       vfloat x[kKeys];
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        x[j] = load(key[j] + d);
-        __builtin_prefetch(keys.data + (first + j + kAhead) * keys.depth_stride + d, 0, 2);
-        __builtin_prefetch(values.data + (first + j) * values.depth_stride + d, 0, 2);
+        x[j] = keys.at(key[j], d);
+        keys.prefetch(first + j + kAhead, d);
+        values.prefetch(first + j, d);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
@@ -186,9 +191,8 @@ static void dot_rows(Right<T> keys, Right<T> values, int key_count, const float*
   }
 }
 
-template <typename T>
-static void dot(Right<T> keys, Right<T> values, int key_count, const float* queries, int rows, int depth,
-                float* scores) {
+template <typename Operand, typename Values>
+static void dot(Operand keys, Values values, int key_count, const float* queries, int rows, int depth, float* scores) {
   with_count(rows, [&](auto n) {
     if constexpr (n.value <= kMaxDotRows) {
       dot_rows<n.value>(keys, values, key_count, queries, depth, scores);

@@ -32,17 +32,12 @@ FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block
   return block.head_begin / (args.params.num_heads / args.params.num_kv_heads);
 }
 
-// Rows of T as the block's batch element and head have them.
+// Where the row of key `first` begins in `data`, which has one row for each key of each key/value head.
 template <typename T>
-static inline const T* keys_of(const AttentionArgs& args, const RowBlock& block) {
-  const AttentionParams& p = args.params;
-  return static_cast<const T*>(args.key) + batch_offset(p, p.key, block.batch) + kv_head_of(args, block) * p.key.head;
-}
-template <typename T>
-static inline const T* values_of(const AttentionArgs& args, const RowBlock& block) {
-  const AttentionParams& p = args.params;
-  return static_cast<const T*>(args.value) + batch_offset(p, p.value, block.batch) +
-         kv_head_of(args, block) * p.value.head;
+static inline const T* key_row(const AttentionArgs& args, const RowBlock& block, const void* data,
+                               const Strides& strides, int first) {
+  return static_cast<const T*>(data) + batch_offset(args.params, strides, block.batch) +
+         kv_head_of(args, block) * strides.head + first * strides.row;
 }
 
 // Rows source(0) ... source(columns - 1), times `factor`, as the packed right operand (depth, columns) of a product.
@@ -134,17 +129,6 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   // Scores leave the product as what softcap's tanh, or the softmax, is applied to.
   float factor = p.softcap > 0 ? p.scale / p.softcap : p.scale;
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, factor); });
-}
-
-// The tile's keys as floats, side by side.
-template <typename T>
-static inline void copy_keys(Scratch& scratch, const AttentionParams& p, const T* key, int count) {
-  for (int j = 0; j < count; ++j) {
-    float* target = scratch.key + int64_t{j} * scratch.depth;
-    for (int d = 0; d < scratch.depth; d += kWidth) {
-      store_part(target, 1, d, scratch.depth, load_part(key + j * p.key.row, p.key.column, d, p.head_dim));
-    }
-  }
 }
 
 // Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.

@@ -43,8 +43,10 @@ struct Scratch {
   float* query;       // times scale; packed (depth, columns), or for few rows (rows, depth)
   float* key;         // (kKeyTile, depth)
   float* value;       // packed (kKeyTile, value_columns)
-  float* scores;      // of a band of rows: (kKeyTile, its columns), then the probabilities
-  float* output;      // (rows, value_columns), unnormalised
+  float* key_store;   // of quantised keys: a tile's scales and biases, and words that have to be copied
+  float* value_store;
+  float* scores;  // of a band of rows: (kKeyTile, its columns), then the probabilities
+  float* output;  // (rows, value_columns), unnormalised
   Band bands[(kMaxRows + kBandRows - 1) / kBandRows];
   int band_count;
   // One number a row. Where rows are few, all lanes of a vector: the rows repeat.
@@ -56,7 +58,8 @@ struct Scratch {
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
   int32_t next_key[kMaxRows];                        // the lane's key, counted from the vector's first
 
-  void prepare(int rows, int head_dim, int value_dim, bool dots = true) {
+  void prepare(int rows, const AttentionParams& params, const QuantParams& quant, bool dots = true) {
+    int head_dim = params.head_dim, value_dim = params.value_dim;
     few_rows = dots && rows <= kMaxDotRows;
     columns = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
     depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
@@ -68,6 +71,8 @@ struct Scratch {
     const Part parts[] = {{&query, int64_t{depth} * columns},
                           {&key, int64_t{kKeyTile} * depth},
                           {&value, int64_t{kKeyTile} * value_columns},
+                          {&key_store, kKeyTile * store_size(quant, head_dim)},
+                          {&value_store, kKeyTile * store_size(quant, value_dim)},
                           {&scores, int64_t{kKeyTile} * smaller(columns, kBandRows)},
                           {&output, int64_t{rows} * value_columns}};
     constexpr int64_t kLine = 16;  // each part begins on a cache line
@@ -86,6 +91,11 @@ struct Scratch {
       *part.start = next;
       next += (part.size + kLine - 1) / kLine * kLine;
     }
+  }
+
+  // Numbers of 4 bytes for one quantised row.
+  static int64_t store_size(const QuantParams& quant, int dim) {
+    return quant.bits == 0 ? 0 : 2 * (dim / quant.group_size) + dim * quant.bits / 32;
   }
 
   ~Scratch() { std::free(memory); }

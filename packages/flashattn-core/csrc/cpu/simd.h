@@ -41,6 +41,7 @@ typedef int32_t vint __attribute__((vector_size(kWidth * sizeof(int32_t))));
 typedef uint32_t vuint __attribute__((vector_size(kWidth * sizeof(uint32_t))));
 
 #define FLASHATTN_INLINE static inline __attribute__((always_inline))
+#define FLASHATTN_INLINE_MEMBER inline __attribute__((always_inline))
 
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2e = 1.44269504088896340736f;

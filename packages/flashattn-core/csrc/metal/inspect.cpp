@@ -91,7 +91,7 @@ nb::list inspect_forward(const Arguments& arguments) {
   Kernel kernel = kernel_of(plan(arguments, Backend::metal));
   std::vector<mx::array> inputs = primitive_inputs(arguments, mx::to_stream({}));
   mx::eval(inputs);
-  std::vector<mx::Shape> shapes = shapes_of_outputs(arguments.query, arguments.value);
+  std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
   return described(metal_forward(kernel, Inputs(inputs, present_in(arguments)), arguments.options,
                                  not_allocated(shapes[0], arguments.query.dtype()),
                                  not_allocated(shapes[1], mx::float32)));
@@ -108,7 +108,7 @@ nb::list inspect_backward(const Arguments& arguments, const mx::array& out, cons
   }
   mx::eval(evaluated);
   Inputs named(inputs, present_in(arguments));
-  check_backward(Backend::metal, call_shape(named));
+  check_backward(Backend::metal, call_shape(named, arguments.options));
   std::vector<mx::array> gradients;
   for (const mx::array& input : {named.query, named.key, named.value}) {
     gradients.push_back(not_allocated(input.shape(), input.dtype()));

@@ -5,7 +5,7 @@ import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
 from . import _ext as _ext  # the modules beside this one take it from here
 from . import masks
 from ._ext import NoKernelError, peak_flops, read_bandwidth, reset_stats, stats
-from .attention import flash_attention
+from .attention import flash_attention, quantized_flash_attention
 from .plan import Plan, plan
 
 __version__ = "0.1.0"
@@ -19,6 +19,7 @@ __all__ = [
     "masks",
     "peak_flops",
     "plan",
+    "quantized_flash_attention",
     "read_bandwidth",
     "reset_stats",
     "stats",

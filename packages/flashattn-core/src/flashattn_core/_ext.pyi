@@ -23,6 +23,12 @@ class Arguments:
         bias: mx.array | None = None,
         sinks: mx.array | None = None,
         alibi_slopes: mx.array | None = None,
+        key_scales: mx.array | None = None,
+        key_biases: mx.array | None = None,
+        value_scales: mx.array | None = None,
+        value_biases: mx.array | None = None,
+        bits: int = 0,
+        group_size: int = 0,
         kernel: str = "auto",
     ) -> None: ...
 

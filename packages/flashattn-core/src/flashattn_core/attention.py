@@ -13,6 +13,9 @@ from .masks import Mask, lower
 _FLOAT32_MAX = 3.4028234663852886e38
 _SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could leave float32
 
+_INT32_MAX = 2**31 - 1
+
+Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
 MaskLike = Mask | mx.array | Literal["causal"] | None
 
 
@@ -102,27 +105,110 @@ def flash_attention(
     return (out, lse) if return_lse else out
 
 
+@overload
+def quantized_flash_attention(
+    query: mx.array,
+    key: Quantized,
+    value: Quantized,
+    scale: float | None = ...,
+    mask: MaskLike = ...,
+    *,
+    group_size: int = ...,
+    bits: int = ...,
+    softcap: float | None = ...,
+    sinks: mx.array | None = ...,
+    alibi_slopes: mx.array | None = ...,
+    return_lse: Literal[False] = ...,
+    kernel: str = ...,
+    stream: Any = ...,
+) -> mx.array: ...
+@overload
+def quantized_flash_attention(
+    query: mx.array,
+    key: Quantized,
+    value: Quantized,
+    scale: float | None = ...,
+    mask: MaskLike = ...,
+    *,
+    group_size: int = ...,
+    bits: int = ...,
+    softcap: float | None = ...,
+    sinks: mx.array | None = ...,
+    alibi_slopes: mx.array | None = ...,
+    return_lse: Literal[True],
+    kernel: str = ...,
+    stream: Any = ...,
+) -> tuple[mx.array, mx.array]: ...
+def quantized_flash_attention(
+    query: mx.array,
+    key: Quantized,
+    value: Quantized,
+    scale: float | None = None,
+    mask: MaskLike = None,
+    *,
+    group_size: int = 64,
+    bits: int = 8,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    return_lse: bool = False,
+    kernel: str = "auto",
+    stream: Any = None,
+) -> mx.array | tuple[mx.array, mx.array]:
+    """:func:`flash_attention` on keys and values that are quantised, as mlx-lm's QuantizedKVCache holds them.
+
+    Each tile is dequantised inside the kernel, in float32; the whole never is. There is no gradient.
+
+    Args:
+      query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D up to 512.
+      key, value: ``(weights, scales, biases)``, as ``mx.quantize(x, group_size, bits)`` makes them of arrays
+        ``(*B, H_kv, S, D)`` and ``(*B, H_kv, S, D_v)``: weights uint32 ``(*B, H_kv, S, D * bits / 32)``; scales and
+        biases ``(*B, H_kv, S, D / group_size)`` in float32, float16 or bfloat16, one dtype for all four.
+      group_size: elements that share a scale and a bias: 32, 64 or 128.
+      bits: of an element: 1, 2, 3, 4, 5, 6 or 8.
+      The others: as in :func:`flash_attention`.
+
+    Returns:
+      As :func:`flash_attention` of the dequantised keys and values: out in query's dtype, and lse.
+
+    Raises:
+      ValueError, NoKernelError: as :func:`flash_attention`.
+    """
+    arguments = lowered_arguments(
+        query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel, group_size=group_size, bits=bits
+    )
+    out, lse = _ext.attention(arguments, stream)
+    return (out, lse) if return_lse else out
+
+
 def lowered_arguments(
     query: mx.array,
-    key: mx.array,
-    value: mx.array,
+    key: mx.array | Quantized,
+    value: mx.array | Quantized,
     scale: float | None,
     mask: MaskLike,
     softcap: float | None,
     sinks: mx.array | None,
     alibi_slopes: mx.array | None,
     kernel: str,
+    *,
+    group_size: int = 0,
+    bits: int | None = None,
 ) -> _ext.Arguments:
-    """The arguments as ``_ext.attention`` and ``_ext.plan`` take them. Shapes and dtypes are checked there."""
-    for name, given, required in (
-        ("query", query, True),
-        ("key", key, True),
-        ("value", value, True),
-        ("sinks", sinks, False),
-        ("alibi_slopes", alibi_slopes, False),
-    ):
-        if not isinstance(given, mx.array) and (required or given is not None):
-            raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected an mx.array")
+    """The arguments as ``_ext.attention`` and ``_ext.plan`` take them. Shapes and dtypes are checked there.
+
+    `bits`: None if key and value are arrays, otherwise those of the tuples that they are.
+    """
+    _check_array("query", query)
+    for name, given in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
+        if given is not None:
+            _check_array(name, given)
+    quantised: dict[str, Any] = {}
+    if bits is not None:
+        key, quantised["key_scales"], quantised["key_biases"] = _quantized("key", key)
+        value, quantised["value_scales"], quantised["value_biases"] = _quantized("value", value)
+        quantised |= {"bits": _integer("bits", bits), "group_size": _integer("group_size", group_size)}
+    key_array, value_array = _check_array("key", key), _check_array("value", value)
     if not isinstance(kernel, str):
         raise ValueError(f"[flash_attention] kernel is {kernel!r}, expected 'auto' or a kernel's name")
     if scale is not None:
@@ -134,8 +220,8 @@ def lowered_arguments(
     m = lower(mask)
     return _ext.Arguments(
         query,
-        key,
-        value,
+        key_array,
+        value_array,
         scale=scale,
         softcap=0.0 if softcap is None else softcap,
         causal=m.causal,
@@ -148,7 +234,31 @@ def lowered_arguments(
         sinks=sinks,
         alibi_slopes=alibi_slopes,
         kernel=kernel,
+        **quantised,
     )
+
+
+def _check_array(name: str, given: object) -> mx.array:
+    if not isinstance(given, mx.array):
+        raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected an mx.array")
+    return given
+
+
+def _quantized(name: str, given: object) -> Quantized:
+    if not isinstance(given, tuple | list) or len(given) != 3:
+        raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected (weights, scales, biases)")
+    weights, scales, biases = given
+    return (
+        _check_array(f"{name} (weights)", weights),
+        _check_array(f"{name} (scales)", scales),
+        _check_array(f"{name} (biases)", biases),
+    )
+
+
+def _integer(name: str, given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 < given <= _INT32_MAX:
+        raise ValueError(f"[flash_attention] {name} is {given!r}, expected a whole number above 0")
+    return given
 
 
 def _finite(name: str, given: Any) -> float:

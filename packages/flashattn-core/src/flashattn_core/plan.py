@@ -8,7 +8,7 @@ from typing import Literal
 import mlx.core as mx
 
 from . import _ext
-from .attention import MaskLike, lowered_arguments
+from .attention import MaskLike, Quantized, lowered_arguments
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Plan:
 
 def plan(
     query: mx.array,
-    key: mx.array,
-    value: mx.array,
+    key: mx.array | Quantized,
+    value: mx.array | Quantized,
     scale: float | None = None,
     mask: MaskLike = None,
     *,
@@ -37,12 +37,15 @@ def plan(
     alibi_slopes: mx.array | None = None,
     return_lse: bool = False,
     kernel: str = "auto",
+    group_size: int = 64,
+    bits: int = 8,
     stream: mx.Stream | mx.Device | None = None,
 ) -> Plan:
-    """What :func:`flash_attention` would run for these arguments.
+    """What :func:`flash_attention` would run for these arguments, or :func:`quantized_flash_attention`.
 
     Args:
       device: ``"cpu"`` or ``"metal"``, on any machine; None: the stream's, or MLX's default device.
+      key, value: arrays, or tuples (weights, scales, biases), which alone have a group_size and bits.
       The others: as in :func:`flash_attention`, checked in the same way. return_lse decides nothing: lse is
         always computed.
 
@@ -55,10 +58,25 @@ def plan(
         device = "cpu" if where == mx.Device(mx.cpu) else "metal"
     if device not in ("cpu", "metal"):
         raise ValueError(f"[plan] device is {device!r}, expected 'cpu' or 'metal'")
-    arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
+    quantised = not isinstance(key, mx.array)
+    arguments = lowered_arguments(
+        query,
+        key,
+        value,
+        scale,
+        mask,
+        softcap,
+        sinks,
+        alibi_slopes,
+        kernel,
+        group_size=group_size,
+        bits=bits if quantised else None,
+    )
     chosen, reason = _ext.plan(arguments, device == "metal")
     heads, length, head_dim = query.shape[-3:]
-    kv_heads, key_length = key.shape[-3:-1]
+    kv_heads, key_length = (key if isinstance(key, mx.array) else key[0]).shape[-3:-1]
     dtype = str(query.dtype).removeprefix("mlx.core.")
+    if quantised:
+        dtype += f", keys and values of {bits} bits"
     shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {dtype}"
     return Plan(device, chosen, reason, shape)

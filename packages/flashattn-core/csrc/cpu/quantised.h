@@ -1,0 +1,80 @@
+// Numbers out of MLX's affine quantisation. Element i of a row is scale * q + bias: q the `bits` bits from bit
+// i * bits on of the row's words, read as one little-endian number; scale and bias those of its group, i / group_size.
+#pragma once
+
+#include "matmul.h"
+#include "simd.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+// Calls visit(Count<bits>{}) for the bits that MLX quantises to.
+template <typename Visit>
+FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
+  switch (bits) {
+    case 1: return visit(Count<1>{});
+    case 2: return visit(Count<2>{});
+    case 3: return visit(Count<3>{});
+    case 4: return visit(Count<4>{});
+    case 5: return visit(Count<5>{});
+    case 6: return visit(Count<6>{});
+    case 8: return visit(Count<8>{});
+  }
+}
+
+#if defined(__AVX2__)
+// For each lane the 32 bits from its number's first byte on, and how far up in them the number is. Bytes are picked out
+// of 16, in every 16 of the result, which is how the shuffle works.
+template <int Bits>
+struct Picks {
+  alignas(64) uint8_t byte[4 * kWidth] = {};
+  alignas(64) int32_t shift[kWidth] = {};
+  constexpr Picks() {
+    for (int i = 0; i < kWidth; ++i) {
+      for (int b = 0; b < 4; ++b) byte[4 * i + b] = static_cast<uint8_t>(smaller(i * Bits / 8 + b, 15));
+      shift[i] = i * Bits % 8;
+    }
+  }
+};
+#endif
+
+// The kWidth whole numbers from `first` on, a multiple of kWidth. Reads no byte that has none of their bits.
+template <int Bits>
+FLASHATTN_INLINE vfloat unpack(const uint8_t* row, int first) {
+  constexpr int kBytes = (kWidth * Bits + 7) / 8;
+  const uint8_t* source = row + first * Bits / 8;
+#if defined(__AVX2__)
+  static constexpr Picks<Bits> kPicks;
+  uint64_t low = 0, high = 0;
+  __builtin_memcpy(&low, source, smaller(kBytes, 8));
+  if constexpr (kBytes > 8) __builtin_memcpy(&high, source + 8, kBytes - 8);
+#endif
+#if defined(__AVX512F__)
+  if constexpr (Bits == 8) {
+    __m128i bytes = _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low));
+    return to_float(reinterpret_cast<vint>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes)));
+  }
+  __m512i bytes = kBytes > 8 ? _mm512_maskz_broadcast_i32x4(
+                                   0xffff, _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low)))
+                             : _mm512_set1_epi64(static_cast<int64_t>(low));
+  __m512i words = _mm512_maskz_shuffle_epi8(~__mmask64{0}, bytes, _mm512_load_si512(kPicks.byte));
+  words = _mm512_maskz_srlv_epi32(0xffff, words, _mm512_load_si512(kPicks.shift));
+  return to_float(reinterpret_cast<vint>(words) & ((1 << Bits) - 1));
+#elif defined(__AVX2__)
+  if constexpr (Bits == 8) {
+    return to_float(reinterpret_cast<vint>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(low)))));
+  }
+  __m256i words = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(low)),
+                                      _mm256_load_si256(reinterpret_cast<const __m256i*>(kPicks.byte)));
+  words = _mm256_srlv_epi32(words, _mm256_load_si256(reinterpret_cast<const __m256i*>(kPicks.shift)));
+  return to_float(reinterpret_cast<vint>(words) & ((1 << Bits) - 1));
+#else
+  static_assert(kWidth == 4, "four numbers, and up to 4 bits before them, fit 32 bits");
+  uint32_t word = 0;
+  __builtin_memcpy(&word, source, kBytes);
+  uint32_t start = static_cast<uint32_t>(first * Bits % 8);
+  vuint words = {word >> start, word >> (start + Bits), word >> (start + 2 * Bits), word >> (start + 3 * Bits)};
+  return to_float(reinterpret_cast<vint>(words & ((1u << Bits) - 1)));
+#endif
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

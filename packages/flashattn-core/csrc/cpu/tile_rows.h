@@ -1,0 +1,113 @@
+// The keys, or values, of a tile: rows of any storage type, any strides, or quantised. Where they are in place the
+// products read them as they lie; otherwise they are copied, as floats, once for all the rows of a block.
+#pragma once
+
+#include "attention.h"
+#include "dtype.h"
+#include "quantised.h"
+#include "rows.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+template <typename T>
+struct PlainRows {
+  const T* data;
+  int64_t row_stride, column_stride;
+  int columns;
+
+  // Whether whole vectors can be read up to `padded` columns.
+  bool in_place(int padded) const { return column_stride == 1 && columns == padded; }
+  // The rows as floats in memory; null if they are not.
+  const float* floats() const {
+    return sizeof(T) == sizeof(float) && column_stride == 1 ? reinterpret_cast<const float*>(data) : nullptr;
+  }
+  PlainRows from(int row) const { return {data + row * row_stride, row_stride, column_stride, columns}; }
+  float element(int row, int column) const { return to_float(data[row * row_stride + column * column_stride]); }
+  // kWidth elements, 0 beyond the last.
+  FLASHATTN_INLINE_MEMBER vfloat part(int row, int column) const {
+    return load_part(data + row * row_stride, column_stride, column, columns);
+  }
+
+  // As a right operand, if in place.
+  FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
+    return load(data + row * row_stride + column);
+  }
+  FLASHATTN_INLINE_MEMBER void prefetch(int64_t row, int64_t column) const {
+    __builtin_prefetch(data + row * row_stride + column, 0, 2);
+  }
+  FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
+};
+
+// Columns come in groups of 32 or more: whole vectors.
+template <int Bits>
+struct QuantisedRows {
+  const uint8_t* data;
+  int64_t row_stride;   // in bytes
+  const float* groups;  // (rows, groups_per_row, 2): scale and bias
+  int groups_per_row, group_shift;
+  int first_column = 0;
+
+  bool in_place(int) const { return true; }
+  const float* floats() const { return nullptr; }
+  QuantisedRows from(int row) const {
+    return {data + row * row_stride, row_stride, groups + 2 * row * groups_per_row, groups_per_row, group_shift};
+  }
+  float element(int row, int column) const { return at(row, column / kWidth * kWidth)[column % kWidth]; }
+  FLASHATTN_INLINE_MEMBER vfloat part(int row, int column) const { return at(row, column); }
+
+  FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
+    int c = first_column + static_cast<int>(column);
+    const float* group = groups + 2 * (row * groups_per_row + (c >> group_shift));
+    return unpack<Bits>(data + row * row_stride, c) * group[0] + group[1];
+  }
+  FLASHATTN_INLINE_MEMBER void prefetch(int64_t row, int64_t column) const {
+    __builtin_prefetch(data + row * row_stride + (first_column + column) * Bits / 8, 0, 2);
+  }
+  FLASHATTN_INLINE_MEMBER void skip(int n) { first_column += n; }
+};
+
+// Keys, or values, as the caller has them.
+struct QuantisedTensor {
+  const void *words, *scales, *biases;
+  const Strides &word_strides, &scale_strides, &bias_strides;
+};
+
+// Makes floats of the tile's scales and biases in `store`. Words are left where they lie if those of a row lie side by
+// side, and copied behind the groups otherwise.
+template <int Bits>
+static QuantisedRows<Bits> quantised_rows(float* store, const AttentionArgs& args, const RowBlock& block, Interval tile,
+                                          int dim, const QuantisedTensor& tensor) {
+  const Strides &words = tensor.word_strides, &scales = tensor.scale_strides, &biases = tensor.bias_strides;
+  int groups = dim / args.quant.group_size, count = tile.end - tile.begin;
+  with_dtype(args.group_dtype, [&](auto type) {
+    using T = decltype(type);
+    const T* scale = key_row<T>(args, block, tensor.scales, scales, tile.begin);
+    const T* bias = key_row<T>(args, block, tensor.biases, biases, tile.begin);
+    float* target = store;
+    for (int j = 0; j < count; ++j) {
+      for (int g = 0; g < groups; ++g) {
+        *target++ = to_float(scale[j * scales.row + g * scales.column]);
+        *target++ = to_float(bias[j * biases.row + g * biases.column]);
+      }
+    }
+  });
+  QuantisedRows<Bits> rows = {nullptr, 0, store, groups, __builtin_ctz(static_cast<unsigned>(args.quant.group_size))};
+  const uint32_t* first = key_row<uint32_t>(args, block, tensor.words, words, tile.begin);
+  int words_per_row = dim * Bits / 32;
+  if (words.column == 1 || words_per_row == 1) {
+    rows.data = reinterpret_cast<const uint8_t*>(first);
+    rows.row_stride = words.row * 4;
+    return rows;
+  }
+  uint8_t* copy = reinterpret_cast<uint8_t*>(store + 2 * int64_t{count} * groups);
+  rows.data = copy;
+  rows.row_stride = int64_t{words_per_row} * 4;
+  for (int j = 0; j < count; ++j) {
+    for (int w = 0; w < words_per_row; ++w, copy += 4) {
+      __builtin_memcpy(copy, first + j * words.row + w * words.column, 4);
+    }
+  }
+  return rows;
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

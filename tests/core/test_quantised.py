@@ -1,0 +1,213 @@
+"""Keys and values in MLX's affine quantisation: dequantise-then-attend, without the dequantised arrays."""
+
+import itertools
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention, plan, quantized_flash_attention
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from oracle import assert_matches_reference, to_numpy
+
+BITS = [1, 2, 3, 4, 5, 6, 8]
+GROUP_SIZES = [32, 64, 128]
+LENGTHS = [(1, 1), (1, 33), (1, 700), (2, 63), (5, 577), (8, 65), (9, 31), (33, 1), (65, 300)]
+
+
+def normal(rng, *shape, dtype=mx.float32):
+    return mx.array(rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
+
+
+def quantised(rng, *shape, group_size=64, bits=8, dtype=mx.float32):
+    return mx.quantize(normal(rng, *shape, dtype=dtype), group_size=group_size, bits=bits)
+
+
+def dequantised(packed, group_size=64, bits=8):
+    """In float32, as the kernel computes."""
+    weights, scales, biases = packed
+    return mx.dequantize(
+        weights, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group_size, bits=bits
+    )
+
+
+def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, bits=8, **options):
+    how = {"group_size": group_size, "bits": bits}
+
+    def attention(query, _key, _value, scale, mask, **others):
+        return quantized_flash_attention(query, key, value, scale, mask, **how, **others)
+
+    floats = dequantised(key, **how), dequantised(value, **how)
+    assert_matches_reference(query, *floats, scale, mask, attention=attention, **options)
+
+
+def masks_and_options(rng, heads, length, key_len):
+    """As many of both, to take turns."""
+    tree_size = min(length, key_len, 20)
+    sinks, slopes = normal(rng, heads), mx.array(rng.random(heads, dtype=np.float32))
+    masks = [
+        None,
+        "causal",
+        SlidingWindow(17),
+        KeyRange(mx.array([0, key_len // 3]), mx.array([key_len - key_len // 4, key_len])),
+        Causal() & Tree(mx.array(rng.random((tree_size, tree_size)) > 0.4)),
+        mx.array(rng.random((length, key_len)) > 0.4),
+        normal(rng, 2, 1, length, key_len),
+    ]
+    options = [{}, {"softcap": 4.0}, {"sinks": sinks}, {"alibi_slopes": slopes}, {"sinks": sinks, "softcap": 2.0}]
+    return masks, options
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("bits", BITS)
+def test_equals_the_dequantised(rng, bits, group_size):
+    how = {"group_size": group_size, "bits": bits}
+    turn = itertools.count(BITS.index(bits) + 3 * GROUP_SIZES.index(group_size))
+    for (length, key_len), group in itertools.product(LENGTHS, (1, 7)):
+        key = quantised(rng, 2, 2, key_len, group_size, **how)
+        value = quantised(rng, 2, 2, key_len, 128 if group_size != 128 else 256, **how)
+        masks, options = masks_and_options(rng, 2 * group, length, key_len)
+        n = next(turn)
+        query = normal(rng, 2, 2 * group, length, group_size)
+        assert_matches(query, key, value, mask=masks[n % len(masks)], **options[n % len(options)], **how)
+
+
+@pytest.mark.parametrize("length", [1, 40])
+@pytest.mark.parametrize("groups", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_16_bits_outside_are_float32_inside(rng, dtype, groups, length):
+    query = normal(rng, 1, 4, length, 64, dtype=dtype)
+    packed = quantised(rng, 1, 2, 333, 64, dtype=groups)
+    out, lse = quantized_flash_attention(query, packed, packed, mask="causal", return_lse=True)
+    wide = tuple(x.astype(mx.float32) if x.dtype != mx.uint32 else x for x in packed)
+    expected = quantized_flash_attention(query.astype(mx.float32), wide, wide, mask="causal", return_lse=True)
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(to_numpy(out), to_numpy(expected[0].astype(dtype)))
+    np.testing.assert_array_equal(np.array(lse), np.array(expected[1]))
+
+
+VIEWS = {
+    "part of a cache": lambda x: mx.concatenate([x, x * 0], axis=2)[:, :, : x.shape[2]],
+    "heads inside": lambda x: mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2),
+    "columns outside": lambda x: mx.contiguous(x.swapaxes(-1, -2)).swapaxes(-1, -2),
+    "one for all heads": lambda x: mx.broadcast_to(x[:, :1], x.shape),
+    "every other key": lambda x: mx.repeat(x, 2, axis=2)[:, :, ::2],
+}
+
+
+@pytest.mark.parametrize("length", [1, 20])
+@pytest.mark.parametrize("bits", [3, 8])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_strides(rng, view, bits, length):
+    key, value = (tuple(view(x) for x in quantised(rng, 2, 2, 70, 96, group_size=32, bits=bits)) for _ in range(2))
+    assert_matches(normal(rng, 2, 4, length, 96), key, value, mask="causal", group_size=32, bits=bits)
+
+
+@pytest.mark.parametrize("length", [1, 40])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_hidden_scales_reach_nothing(rng, bad, length):
+    query, packed = normal(rng, 1, 4, length, 64), quantised(rng, 1, 2, 400, 64)
+    visible = (mx.arange(400) >= 7) & (mx.arange(400) < 390)
+    spoilt = tuple(x if x.dtype == mx.uint32 else mx.where(visible[:, None], x, bad) for x in packed)
+    for mask in (KeyRange(7, 390), visible):
+        expected = quantized_flash_attention(query, packed, packed, mask=mask, return_lse=True)
+        found = quantized_flash_attention(query, spoilt, spoilt, mask=mask, return_lse=True)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.array(a), np.array(b))
+
+
+def test_rows_that_see_nothing(rng):
+    packed = quantised(rng, 1, 1, 3, 64)
+    out, lse = quantized_flash_attention(normal(rng, 1, 1, 5, 64), packed, packed, mask="causal", return_lse=True)
+    assert not np.array(out)[0, 0, :2].any()
+    assert np.isneginf(np.array(lse)[0, 0, :2]).all()
+    assert np.isfinite(np.array(lse)[0, 0, 2:]).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_decode_step_equals_the_row_of_a_prefill(rng, bits):
+    query, packed = normal(rng, 1, 14, 90, 64), quantised(rng, 1, 2, 1200, 64, bits=bits)
+    whole = quantized_flash_attention(query, packed, packed, mask="causal", bits=bits)
+    last = quantized_flash_attention(query[:, :, -1:], packed, packed, mask="causal", bits=bits)
+    np.testing.assert_allclose(np.array(last), np.array(whole[:, :, -1:]), atol=2e-6)
+
+
+def test_transforms(rng):
+    query, packed = normal(rng, 3, 1, 4, 5, 64), quantised(rng, 3, 1, 2, 40, 64)
+    expected = mx.stack([quantized_flash_attention(q, *[tuple(x[i] for x in packed)] * 2) for i, q in enumerate(query)])
+
+    def call(query, *packed):
+        return quantized_flash_attention(query, packed, packed)
+
+    for found in (
+        call(query, *packed),
+        mx.compile(call)(query, *packed),
+        mx.compile(call, shapeless=True)(query, *packed),
+        mx.vmap(call)(query, *packed),
+    ):
+        np.testing.assert_array_equal(np.array(found), np.array(expected))
+    shared = [x[1] for x in packed]
+    for_all = mx.vmap(call, in_axes=(0, None, None, None))(query, *shared)
+    np.testing.assert_array_equal(np.array(for_all[1]), np.array(expected[1]))
+
+
+def test_there_is_no_gradient(rng):
+    packed = quantised(rng, 1, 2, 40, 64)
+    with pytest.raises(ValueError, match="no kernel has the gradient with quantised keys and values"):
+        mx.grad(lambda q: quantized_flash_attention(q, packed, packed).sum())(normal(rng, 1, 4, 5, 64))
+
+
+@pytest.mark.parametrize(("length", "kernel"), [(1, "cpu_decode"), (8, "cpu_decode"), (9, "cpu_prefill")])
+def test_plan(rng, length, kernel):
+    packed = quantised(rng, 1, 2, 40, 64, bits=4)
+    chosen = plan(mx.zeros((1, 4, length, 64)), packed, packed, bits=4, device="cpu")
+    assert chosen.kernel == kernel
+    assert str(chosen).startswith(f"L {length}, S 40, heads 4/2, D 64, float32, keys and values of 4 bits on cpu")
+
+
+def test_empty(rng):
+    empty = quantised(rng, 1, 2, 4, 64)
+    empty = tuple(x[:, :, :0] for x in empty)
+    out, lse = quantized_flash_attention(normal(rng, 1, 4, 3, 64), empty, empty, return_lse=True)
+    assert not np.array(out).any()
+    assert np.isneginf(np.array(lse)).all()
+    assert quantized_flash_attention(mx.zeros((1, 4, 0, 64)), *[quantised(rng, 1, 2, 4, 64)] * 2).shape == (1, 4, 0, 64)
+
+
+def errors():
+    query = mx.zeros((1, 4, 2, 64))
+    packed = mx.quantize(mx.zeros((1, 2, 40, 64)), group_size=64, bits=8)
+    weights, scales, biases = packed
+    call = quantized_flash_attention
+    return {
+        "key is a array, expected (weights, scales, biases)": lambda: call(query, weights, packed),
+        "value is a list, expected (weights, scales, biases)": lambda: call(query, packed, packed[:2]),
+        "key (scales) is a NoneType, expected an mx.array": lambda: call(query, (weights, None, biases), packed),
+        "key has scales of shape (1,2,40,1), expected (1,2,40,2) beside": lambda: call(query, packed, packed, bits=4),
+        "bits is 7, expected 1, 2, 3, 4, 5, 6 or 8": lambda: call(query, packed, packed, bits=7),
+        "bits is 'x', expected a whole number above 0": lambda: call(query, packed, packed, bits="x"),
+        "group_size is 16, expected 32, 64 or 128": lambda: call(query, packed, packed, group_size=16),
+        "key has head_dim 128, expected query's 64": lambda: call(
+            query, *[mx.quantize(mx.zeros((1, 2, 40, 128)), bits=8)] * 2
+        ),
+        "key has scales of shape (1,2,40,1), expected (1,2,40,2)": lambda: call(query, packed, packed, group_size=32),
+        "key has 16 words in a row, expected whole groups of 128": lambda: call(query, packed, packed, group_size=128),
+        "value is int32, expected uint32": lambda: call(query, packed, (weights.astype(mx.int32), scales, biases)),
+        "value has biases of float16": lambda: call(query, packed, (weights, scales, biases.astype(mx.float16))),
+        "value has length 39, expected key's 40": lambda: call(query, packed, tuple(x[:, :, 1:] for x in packed)),
+        "key has 3 heads, which does not divide query's 4": lambda: call(
+            query, *[mx.quantize(mx.zeros((1, 3, 40, 64)), bits=8)] * 2
+        ),
+    }
+
+
+@pytest.mark.parametrize("text", errors())
+def test_errors(text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        errors()[text]()
+
+
+def test_flash_attention_takes_no_tuples():
+    packed = mx.quantize(mx.zeros((1, 2, 40, 64)))
+    with pytest.raises(ValueError, match=r"key is a list, expected an mx\.array"):
+        flash_attention(mx.zeros((1, 4, 2, 64)), packed, packed)
