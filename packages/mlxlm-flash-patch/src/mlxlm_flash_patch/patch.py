@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import flashattn_core
 
 from . import registry
+from .places import Place, places
 from .registry import BASE, SEAM, Models
 from .route import Attention, FlashFallbackWarning, route, routed_attention
 
@@ -38,7 +39,7 @@ class Request:
 
 _lock = threading.RLock()
 _requests: list[Request] = []
-_originals: dict[str, Attention] = {}  # module → the object that was taken out of it
+_taken: dict[str, tuple[Place, object]] = {}  # by name: the place, and the object that was taken out of it
 _kernels_before: dict[str, int] = {}  # flashattn_core.stats() when counting began
 
 
@@ -117,18 +118,22 @@ def is_on() -> bool:
 
 
 def patched_places() -> tuple[str, ...]:
-    """The modules that hold the routed function now."""
-    return tuple(name for name, module in registry.holders() if vars(module)[SEAM] is routed_attention)
+    """The places that hold what the patch puts in now."""
+    return tuple(place.name for place in places() if place.held is place.ours)
 
 
 def foreign_places() -> dict[str, str]:
-    """Module of mlx-lm → the function that another library has put into its seam."""
-    places = {name: vars(module)[SEAM] for name, module in registry.holders() if registry.is_mlx_lm(name)}
-    return {
-        name: f"{getattr(held, '__module__', '?')}.{getattr(held, '__qualname__', type(held).__qualname__)}"
-        for name, held in places.items()
-        if held is not routed_attention and not registry.is_original(held)
-    }
+    """Place → what another library has put there."""
+    return {place.name: _described(place.held) for place in places() if _is_foreign(place)}
+
+
+def _is_foreign(place: Place) -> bool:
+    held = place.held
+    return registry.is_mlx_lm(place.module) and held is not place.ours and not place.is_original(held)
+
+
+def _described(held: object) -> str:
+    return f"{getattr(held, '__module__', '?')}.{getattr(held, '__qualname__', type(held).__qualname__)}"
 
 
 def learn_original(original: Attention) -> None:
@@ -141,12 +146,13 @@ def _request(models: Models, strict: bool, from_enable: bool) -> Request:
     """All that can fail, before anything is changed."""
     importlib.import_module(BASE)
     request = Request(registry.modules_of(models), strict, from_enable)
-    for name, module in registry.holders():
-        if request.wants(name) and registry.is_original(vars(module)[SEAM]):
-            learn_original(vars(module)[SEAM])
-    for name, holder in foreign_places().items():
-        if request.wants(name):
-            _warn(f"[enable] {name} holds {holder}, not mlx-lm's own function: left alone")
+    for place in places():
+        if not request.wants(place.module):
+            continue
+        if place.attribute == SEAM and place.is_original(place.held):
+            learn_original(place.held)
+        if _is_foreign(place):
+            _warn(f"[enable] {place.name} holds {_described(place.held)}, not mlx-lm's own: left alone")
     return request
 
 
@@ -176,18 +182,23 @@ def _settle() -> dict[str, str]:
     """
     route.open = bool(_requests)
     route.strict = any(r.strict for r in _requests)
-    for name, module in registry.holders():
-        held, wanted = vars(module)[SEAM], any(r.wants(name) for r in _requests)
-        if wanted and registry.is_mlx_lm(name) and registry.is_original(held):
-            _originals[name] = held
-            setattr(module, SEAM, routed_attention)
-        elif not wanted and held is routed_attention:
-            # Imported while patched: there never was another object in this place.
-            setattr(module, SEAM, _originals.pop(name, route.original))
-    left = [name for name in _originals if not any(r.wants(name) for r in _requests)]
+    for place in places():
+        held, wanted = place.held, _is_wanted(place)
+        if wanted and registry.is_mlx_lm(place.module) and place.is_original(held):
+            _taken[place.name] = place, held
+            place.put(place.ours)
+        elif not wanted and held is place.ours:
+            # Imported while patched, if nothing was taken: there never was another object in this place.
+            _, original = _taken.pop(place.name, (place, place.original()))
+            place.put(original)
+    left = [name for name, (place, _) in _taken.items() if not _is_wanted(place)]
     for name in left:
-        del _originals[name]
+        del _taken[name]
     return {name: holder for name, holder in foreign_places().items() if name in left}
+
+
+def _is_wanted(place: Place) -> bool:
+    return any(request.wants(place.module) for request in _requests)
 
 
 def _calls_since(before: dict[str, int]) -> dict[str, int]:
