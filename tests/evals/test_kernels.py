@@ -817,6 +817,13 @@ def test_ctrl_c_before_anything_is_measured(invoke: Invoke, interrupt_at: Callab
         (["--max-seconds", "-1"], "--max-seconds must be at least 0, not -1.0"),
         (["--max-seconds", "nan"], "--max-seconds must be at least 0, not nan"),
         (["--seed", "-1"], "--seed must be at least 0, not -1"),
+        (["--kv-bits", "5"], "--kv-bits takes none, 2, 3, 4, 6, 8 separated by commas, not '5'"),
+        (
+            ["--kv-bits", "8", "--shape", "4/2x8"],
+            "--kv-bits takes head_dims that are multiples of 64, its groups, not 8",
+        ),
+        (["--kv-bits", "8", "--pass", "forward,backward"], "--kv-bits goes with --pass forward"),
+        (["--kv-bits", "8", "--impl", "naive"], "--kv-bits goes with --impl flash, mlx, not naive"),
     ],
 )
 def test_refused(refused: Callable[..., str], arguments: list[str], says: str) -> None:
@@ -861,21 +868,3 @@ def test_quantised_beside_plain(evaluate: Callable[..., tuple[list[dict[str, Any
     found = [(entry["config"]["kv_bits"], entry["config"]["impl"]) for entry in entries]
     assert found == [(None, "flash"), (None, "mlx"), (None, "naive"), (8, "flash"), (8, "mlx")]
     assert "float32, 8-bit K/V" in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--kv-bits", "5"), "--kv-bits takes none, 2, 3, 4, 6, 8 separated by commas, not '5'"),
-        (("--kv-bits", "8"), "--kv-bits takes head_dims that are multiples of 64, its groups, not 8"),
-        (("--kv-bits", "8", "--pass", "forward,backward"), "--kv-bits goes with --pass forward"),
-        (
-            ("--kv-bits", "8", "--shape", "2/1x64", "--impl", "naive"),
-            "--kv-bits goes with --impl flash, mlx, not naive",
-        ),
-    ],
-)
-def test_quantised_refusals(invoke: Invoke, arguments: Sequence[str], problem: str) -> None:
-    result = invoke("kernels", "--shape", "4/2x8", "--seq-len", 32, *arguments)
-    assert result.exit_code == 2
-    assert problem in result.stderr
