@@ -817,6 +817,13 @@ def test_ctrl_c_before_anything_is_measured(invoke: Invoke, interrupt_at: Callab
         (["--max-seconds", "-1"], "--max-seconds must be at least 0, not -1.0"),
         (["--max-seconds", "nan"], "--max-seconds must be at least 0, not nan"),
         (["--seed", "-1"], "--seed must be at least 0, not -1"),
+        (["--kv-bits", "5"], "--kv-bits takes none, 2, 3, 4, 6, 8 separated by commas, not '5'"),
+        (
+            ["--kv-bits", "8", "--shape", "4/2x8"],
+            "--kv-bits takes head_dims that are multiples of 64, its groups, not 8",
+        ),
+        (["--kv-bits", "8", "--pass", "forward,backward"], "--kv-bits goes with --pass forward"),
+        (["--kv-bits", "8", "--impl", "naive"], "--kv-bits goes with --impl flash, mlx, not naive"),
     ],
 )
 def test_refused(refused: Callable[..., str], arguments: list[str], says: str) -> None:
@@ -831,3 +838,33 @@ def test_disagreement_is_an_error_of_the_evaluation() -> None:
     results = {"flash": [np.ones(3)], "mlx": [np.array([1, 1, 2.0])]}
     with pytest.raises(EvalError, match="mlx and flash"):
         contest.require_agreement(workload(), "flash", "mlx", results)
+
+
+def test_quantised_keys_and_values_are_packed() -> None:
+    """A scale and a bias in the dtype for each 64 of them."""
+    plain, packed = workload(heads=Heads(4, 2, 128)), workload(heads=Heads(4, 2, 128), kv_bits=4)
+    rows = 2 * 4 * 32 * 128 * 4 + 4 * 4 * 32
+    assert plain.bytes_read == 2 * 2 * 32 * 128 * 4
+    assert packed.bytes_read == 2 * 2 * 32 * (128 // 2 + 2 * 2 * 4)
+    assert packed.bytes_held - rows == packed.bytes_read
+    assert "4-bit keys and values" in str(packed)
+
+
+@pytest.mark.parametrize("name", implementations.QUANTISED)
+@pytest.mark.parametrize("work", [workload(), workload(causal=False), workload(window=7, query_len=9)], ids=str)
+def test_quantised_outputs(name: str, work: Workload) -> None:
+    work = replace(work, heads=Heads(4, 2, 64), kv_bits=8)
+    inputs = work.inputs(0)
+    contestant = IMPLEMENTATIONS[name](work, inputs)
+    (output,) = contestant.as_numpy(contestant.run([contestant.prepare() for _ in range(3)]))
+    query, *others = inputs[:3]
+    floats = (mx.dequantize(*mx.quantize(mx.array(x), 64, 8), group_size=64, bits=8) for x in others)
+    expected, _ = reference_attention(query, *map(np.array, floats), None, mask_of(work))
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+def test_quantised_beside_plain(evaluate: Callable[..., tuple[list[dict[str, Any]], str]]) -> None:
+    entries, page = evaluate("--shape", "4/2x64", "--kv-bits", "none,8", "--impl", "flash,mlx,naive")
+    found = [(entry["config"]["kv_bits"], entry["config"]["impl"]) for entry in entries]
+    assert found == [(None, "flash"), (None, "mlx"), (None, "naive"), (8, "flash"), (8, "mlx")]
+    assert "float32, 8-bit K/V" in page

@@ -70,5 +70,5 @@ void check_case(const Case& c, const Inputs& in, Draw& draw, Check& check) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return check_cases(argc, argv, check_case);
+  return check_cases(argc, argv, false, check_case);
 }

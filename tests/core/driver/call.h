@@ -59,7 +59,8 @@ class Result {
 // The forward pass of a case. `args` points into the other members.
 struct Call {
   std::vector<uint8_t> query, key, value, bias, sinks, alibi_slopes, visible;
-  std::vector<uint32_t> tree;
+  std::vector<uint8_t> key_scales, key_biases, value_scales, value_biases;
+  std::vector<uint32_t> tree, key_words, value_words;
   std::vector<int32_t> key_start, key_stop;
   Result out, lse;
   cpu::AttentionArgs args = {};
@@ -93,6 +94,7 @@ struct Call {
     if (c.tree_size > 0) args.tree = tree.data();
     if (c.sinks) args.sinks = reinterpret_cast<const float*>(sinks.data());
     if (c.alibi) args.alibi_slopes = reinterpret_cast<const float*>(alibi_slopes.data());
+    if (c.bits > 0) set_quantised(c, in);
     c.decode ? cpu::decode(args) : cpu::prefill(args);
   }
   Call(const Call&) = delete;
@@ -109,6 +111,31 @@ struct Call {
       }
     }
     return words;
+  }
+
+  void set_quantised(const Case& c, const Inputs& in) {
+    const Quantised &of_key = in.quantised[0], &of_value = in.quantised[1];
+    for (double word : of_key.words.numbers) key_words.push_back(std::isfinite(word) ? uint32_t(word) : ~0u);
+    for (double word : of_value.words.numbers) value_words.push_back(std::isfinite(word) ? uint32_t(word) : ~0u);
+    key_scales = of_key.scales.in_memory(c.group_dtype);
+    key_biases = of_key.biases.in_memory(c.group_dtype);
+    value_scales = of_value.scales.in_memory(c.group_dtype);
+    value_biases = of_value.biases.in_memory(c.group_dtype);
+    args.key = key_words.data();
+    args.value = value_words.data();
+    args.params.key = of_key.words.strides;
+    args.params.value = of_value.words.strides;
+    args.quant = {c.bits,
+                  c.group_size,
+                  of_key.scales.strides,
+                  of_key.biases.strides,
+                  of_value.scales.strides,
+                  of_value.biases.strides};
+    args.group_dtype = c.group_dtype;
+    args.key_scales = key_scales.data();
+    args.key_biases = key_biases.data();
+    args.value_scales = value_scales.data();
+    args.value_biases = value_biases.data();
   }
 
   void set_params(const Case& c, const Inputs& in, int tree_words) {

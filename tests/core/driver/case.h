@@ -24,6 +24,8 @@ struct Case {
   int window, tree_size;
   float softcap;
   bool key_range, visible, bias, sinks, alibi, poison;
+  int bits, group_size;  // of quantised keys and values; 0: they are not
+  cpu::Dtype group_dtype;
 
   int heads() const { return kv_heads * group; }
   int64_t batch_size() const {
@@ -52,6 +54,8 @@ struct Case {
     add(sinks, "sinks");
     add(alibi, "alibi");
     add(poison, "NaN and infinity in keys");
+    add(bits > 0,
+        std::to_string(bits) + " bits in groups of " + std::to_string(group_size) + " " + format(group_dtype).name);
     return text;
   }
 };
@@ -60,7 +64,8 @@ inline cpu::Dtype any_dtype(Draw& draw) {
   return static_cast<cpu::Dtype>(draw.below(3));
 }
 
-inline Case draw_case(Draw& draw, int number) {
+// `quantised`: whether keys and values are.
+inline Case draw_case(Draw& draw, int number, bool quantised) {
   static const std::vector<int> batches[] = {{}, {2}, {2, 3}};
   static const std::vector<int> dims = {1, 7, 64, 72, 80, 128, 200, 512};
   Case c = {};
@@ -72,8 +77,10 @@ inline Case draw_case(Draw& draw, int number) {
     c.batch = batches[draw.below(3)];
     c.kv_heads = draw.pick({1, 2});
     c.group = draw.pick({1, 2, 7});
-    c.head_dim = draw.pick(dims);
-    c.value_dim = draw.chance(50) ? c.head_dim : draw.pick(dims);
+    c.group_size = quantised ? draw.pick({32, 64, 128}) : 0;
+    const auto dim = [&] { return quantised ? c.group_size * draw.pick({1, 2, 3, 4}) : draw.pick(dims); };
+    c.head_dim = dim();
+    c.value_dim = draw.chance(50) ? c.head_dim : dim();
   } while (c.work() > kMostWork);
   c.decode = c.query_len <= cpu::kMaxDecodeLen && draw.chance(75);
   c.dtype = any_dtype(draw);
@@ -90,6 +97,10 @@ inline Case draw_case(Draw& draw, int number) {
   c.sinks = draw.chance(25);
   c.alibi = draw.chance(25);
   c.poison = draw.chance(30);
+  if (quantised) {
+    c.bits = draw.pick({1, 2, 3, 4, 5, 6, 8});
+    c.group_dtype = any_dtype(draw);
+  }
   return c;
 }
 

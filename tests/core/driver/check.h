@@ -60,11 +60,11 @@ struct Check {
   }
 };
 
-// PROGRAM CASES [FIRST]: check_case(case, inputs, draw, check) for each case. Case number n is the same in every run
-// and on every machine. Prints the instruction set and the number of threads, the worst error, and a checksum of all
-// outputs; or the first case that fails. Returns the program's exit code.
+// PROGRAM CASES [FIRST]: check_case(case, inputs, draw, check) for each case; `quantised`: also with such keys. Case
+// number n is the same in every run and on every machine. Prints the instruction set and the number of threads, the
+// worst error, and a checksum of all outputs; or the first case that fails. Returns the program's exit code.
 template <typename CheckCase>
-int check_cases(int argc, char** argv, CheckCase check_case) try {
+int check_cases(int argc, char** argv, bool quantised, CheckCase check_case) try {
   if (argc < 2 || argc > 3) {
     std::fprintf(stderr, "expected %s CASES [FIRST]\n", argv[0]);
     return 2;
@@ -74,7 +74,7 @@ int check_cases(int argc, char** argv, CheckCase check_case) try {
   Check check;
   for (int number = first; number < first + cases; ++number) {
     Draw draw{std::mt19937(static_cast<unsigned>(number))};
-    Case c = draw_case(draw, number);
+    Case c = draw_case(draw, number, quantised && draw.chance(30));
     Inputs in = draw_inputs(c, draw);
     check_case(c, in, draw, check);
     if (!check.failure.empty()) {

@@ -9,7 +9,7 @@ using namespace flashattn;
 using namespace flashattn::driver;
 
 int main(int argc, char** argv) {
-  return check_cases(argc, argv, [](const Case& c, const Inputs& in, Draw& draw, Check& check) {
+  return check_cases(argc, argv, true, [](const Case& c, const Inputs& in, Draw& draw, Check& check) {
     Call call(c, in, draw);
     Outputs truth = plain_attention<double>(c, in), unfused = plain_attention<float>(c, in);
     check.compare("out", call.out, truth.out, unfused.out, c.dtype);

@@ -8,10 +8,16 @@
 
 namespace flashattn::driver {
 
+// A tensor's words, as whole numbers, and the scale and bias of each group of its columns.
+struct Quantised {
+  Tensor words, scales, biases;
+};
+
 struct Inputs {
-  Tensor query, key, value, visible, bias, tree;
-  Tensor sinks, alibi_slopes;                // one a head
-  std::vector<int32_t> key_start, key_stop;  // one a batch element
+  Tensor query, key, value, visible, bias, tree;  // key and value: what the words stand for, if they are quantised
+  Tensor sinks, alibi_slopes;                     // one a head
+  std::vector<int32_t> key_start, key_stop;       // one a batch element
+  std::vector<Quantised> quantised;               // key and value, or nothing
 };
 
 inline bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, int j) {
@@ -25,17 +31,22 @@ inline bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, in
   return other < 0 || (node >= 0 && in.tree.at(b, 0, node, other) != 0);
 }
 
+// Whether some row sees the key of a head.
+inline bool is_seen(const Case& c, const Inputs& in, int64_t b, int kv_head, int j) {
+  bool seen = false;
+  for (int row = 0; row < c.group * c.query_len && !seen; ++row) {
+    seen = sees(c, in, b, kv_head * c.group + row / c.query_len, row % c.query_len, j);
+  }
+  return seen;
+}
+
 // What must not reach a row: keys that no row of the group sees hold NaN or infinity, one key among those that
 // some rows see holds one NaN.
 inline void poison(const Case& c, Draw& draw, Inputs& in) {
   for (int64_t b = 0; b < c.batch_size(); ++b) {
     for (int g = 0; g < c.kv_heads; ++g) {
       for (int j = 0; j < c.key_len; ++j) {
-        bool seen = false;
-        for (int row = 0; row < c.group * c.query_len && !seen; ++row) {
-          seen = sees(c, in, b, g * c.group + row / c.query_len, row % c.query_len, j);
-        }
-        if (seen) continue;
+        if (is_seen(c, in, b, g, j)) continue;
         double with = draw.chance(50) ? kNaN : draw.chance(50) ? kInf : -kInf;
         for (int d = 0; d < c.head_dim; ++d) in.key.at(b, g, j, d) = with;
         for (int d = 0; d < c.value_dim; ++d) in.value.at(b, g, j, d) = with;
@@ -68,6 +79,53 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
+// The scales and biases of hidden keys are NaN, and those of one group of one key.
+inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
+  const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
+    quantised.scales.at(b, g, j, group) = kNaN;
+    quantised.biases.at(b, g, j, group) = draw.chance(50) ? kNaN : kInf;
+    for (int d = group * c.group_size; d < (group + 1) * c.group_size; ++d) tensor.at(b, g, j, d) = kNaN;
+  };
+  for (int64_t b = 0; b < c.batch_size(); ++b) {
+    for (int g = 0; g < c.kv_heads; ++g) {
+      for (int j = 0; j < c.key_len; ++j) {
+        if (is_seen(c, in, b, g, j)) continue;
+        for (int k = 0; k < c.head_dim / c.group_size; ++k) spoil(in.key, in.quantised[0], b, g, j, k);
+        for (int k = 0; k < c.value_dim / c.group_size; ++k) spoil(in.value, in.quantised[1], b, g, j, k);
+      }
+      if (c.key_len > 0 && draw.chance(50)) spoil(in.value, in.quantised[1], b, g, draw.below(c.key_len), 0);
+    }
+  }
+}
+
+// Words at random, and in `tensor` what they stand for.
+inline Quantised draw_quantised(const Case& c, Draw& draw, Tensor& tensor, int columns) {
+  int words = columns * c.bits / 32, groups = columns / c.group_size;
+  Quantised result = {any_tensor(c, draw, c.kv_heads, c.key_len, words),
+                      any_tensor(c, draw, c.kv_heads, c.key_len, groups),
+                      any_tensor(c, draw, c.kv_heads, c.key_len, groups)};
+  int largest = (1 << c.bits) - 1;
+  fill(result.words, c.batch_size(), c.kv_heads, c.key_len, words, [&] { return double(draw.bits()); });
+  fill(result.scales, c.batch_size(), c.kv_heads, c.key_len, groups,
+       [&] { return rounded(3 * draw.normal() / largest, c.group_dtype); });
+  fill(result.biases, c.batch_size(), c.kv_heads, c.key_len, groups,
+       [&] { return rounded(draw.normal(), c.group_dtype); });
+  for (int64_t row = 0; row < c.batch_size() * c.kv_heads * c.key_len; ++row) {
+    int64_t b = row / c.key_len / c.kv_heads;
+    int g = int(row / c.key_len % c.kv_heads), j = int(row % c.key_len);
+    for (int d = 0; d < columns; ++d) {
+      uint32_t whole = 0;
+      for (int bit = d * c.bits; bit < (d + 1) * c.bits; ++bit) {
+        uint32_t word = uint32_t(result.words.at(b, g, j, bit / 32));
+        whole |= (word >> (bit % 32) & 1) << (bit - d * c.bits);
+      }
+      int group = d / c.group_size;
+      tensor.at(b, g, j, d) = result.scales.at(b, g, j, group) * whole + result.biases.at(b, g, j, group);
+    }
+  }
+  return result;
+}
+
 inline Inputs draw_inputs(const Case& c, Draw& draw) {
   const auto tensor = [&](int heads, int rows, int columns) { return any_tensor(c, draw, heads, rows, columns); };
   const auto mask = [&](bool present) {  // full, or the same for all heads, all queries, or all of the batch
@@ -92,6 +150,7 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
                one_a_head(),
                one_a_head(),
                {},
+               {},
                {}};
   fill(in.query, c.heads(), c.query_len, c.head_dim, [&] { return rounded(c.query_size * draw.normal(), c.dtype); });
   fill(in.key, c.kv_heads, c.key_len, c.head_dim, [&] { return rounded(draw.normal(), c.dtype); });
@@ -109,7 +168,11 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
   }
   fill(in.sinks, c.heads(), 1, 1, [&] { return rounded(3 * draw.normal(), cpu::Dtype::float32); });
   fill(in.alibi_slopes, c.heads(), 1, 1, [&] { return rounded(draw.uniform(), cpu::Dtype::float32); });
-  if (c.poison) poison(c, draw, in);
+  if (c.bits > 0) {
+    in.quantised.push_back(draw_quantised(c, draw, in.key, c.head_dim));
+    in.quantised.push_back(draw_quantised(c, draw, in.value, c.value_dim));
+  }
+  if (c.poison) c.bits > 0 ? poison_groups(c, draw, in) : poison(c, draw, in);
   return in;
 }
 

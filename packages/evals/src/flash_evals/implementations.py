@@ -14,7 +14,7 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 
-from flash_evals.workload import Inputs, Pass, Workload
+from flash_evals.workload import GROUP_SIZE, Inputs, Pass, Workload
 
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
 
@@ -48,7 +48,11 @@ class MlxCalls:
     """
 
     def __init__(self, workload: Workload, inputs: Inputs, attention: Callable[..., mx.array]) -> None:
-        *self.inputs, self.cotangent = (mx.array(array).astype(getattr(mx, workload.dtype)) for array in inputs)
+        *arrays, self.cotangent = (mx.array(array).astype(getattr(mx, workload.dtype)) for array in inputs)
+        self.inputs: list[Any] = arrays
+        if workload.kv_bits:
+            query, *others = arrays
+            self.inputs = [query, *(mx.quantize(x, GROUP_SIZE, workload.kv_bits) for x in others)]
         mx.eval(self.inputs, self.cotangent)
         self.attention = attention
         self.pass_ = workload.pass_
@@ -115,12 +119,17 @@ def flash(workload: Workload, inputs: Inputs) -> Contestant:
         mask = flashattn_core.masks.SlidingWindow(workload.window)
     elif workload.causal:
         mask = flashattn_core.masks.Causal()
+    if workload.kv_bits:
+        quantised = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
+        return MlxCalls(workload, inputs, partial(flashattn_core.quantized_flash_attention, mask=mask, **quantised))
     return MlxCalls(workload, inputs, partial(flashattn_core.flash_attention, mask=mask))
 
 
 def mlx(workload: Workload, inputs: Inputs) -> Contestant:
     mask = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     scale = workload.heads.dim**-0.5
+    if workload.kv_bits:
+        return MlxCalls(workload, inputs, partial(_mlx_lm_quantised, mask, workload.kv_bits))
     return MlxCalls(workload, inputs, partial(mx.fast.scaled_dot_product_attention, scale=scale, mask=mask))
 
 
@@ -159,6 +168,9 @@ IMPLEMENTATIONS: dict[str, Callable[[Workload, Inputs], Contestant]] = {
 }
 
 
+QUANTISED = ("flash", "mlx")  # those that take quantised keys and values
+
+
 def installed() -> list[str]:
     return [name for name in IMPLEMENTATIONS if name != "torch" or find_spec("torch")]
 
@@ -167,6 +179,14 @@ def threads() -> int:
     """Of one flash call; the backend ends with them: `AVX2, 2 threads`."""
     [number] = re.findall(r"(\d+) threads?$", flashattn_core.backends()["cpu"])
     return int(number)
+
+
+def _mlx_lm_quantised(mask: Any, bits: int, query: mx.array, key: Any, value: Any) -> mx.array:
+    """MLX has no attention for these; mlx-lm's own function, which scales the array it is given in place."""
+    attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
+    scale = query.shape[-1] ** -0.5
+    output: mx.array = attention(query[:], key, value, scale, mask, group_size=GROUP_SIZE, bits=bits)
+    return output
 
 
 def _mlx_mask(workload: Workload) -> mx.array | None:

@@ -140,7 +140,7 @@ def is_decode(entry: Entry) -> bool:
 def _rows(contest: dict[str, Entry], passes: Sequence[Pass]) -> list[list[str]]:
     """One for each pass and implementation; what they share stands in the first."""
     config = next(iter(contest.values()))["config"]
-    problem = [shape(config), config["dtype"], f"{config['query_len']:,}", f"{config['seq_len']:,}"]
+    problem = [shape(config), storage(config), f"{config['query_len']:,}", f"{config['seq_len']:,}"]
     rows: list[list[str]] = []
     for pass_ in passes:
         shared = [*problem, *([pass_] if len(passes) > 1 else [])]
@@ -163,6 +163,12 @@ def _figures(entry: Entry, pass_: Pass, times: float | None) -> list[str]:
         f"{entry[pass_][PEAK_MEMORY]:,.1f} MB",
         str(len(trials)),
     ]
+
+
+def storage(config: dict[str, Any]) -> str:
+    """`bfloat16`, `bfloat16, 8-bit K/V`."""
+    bits = config["kv_bits"]
+    return f"{config['dtype']}, {bits}-bit K/V" if bits else str(config["dtype"])
 
 
 def shape(config: dict[str, Any]) -> str:

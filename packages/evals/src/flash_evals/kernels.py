@@ -12,8 +12,9 @@ from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
 from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.measure import memory_method
-from flash_evals.workload import ITEM_SIZE, PASSES, Heads, Pass, Workload
+from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, PASSES, Heads, Pass, Workload
 
+KV_BITS = (2, 3, 4, 6, 8)  # what mlx-lm offers
 QUICK = {"seq_len": "128,512", "trials": 3, "max_seconds": 2.0}
 
 
@@ -43,6 +44,10 @@ def _list_option(
 ) -> Callable[..., Any]:
     check = options.listed(read, what)
     return click.option(name, default=default, show_default=True, metavar=metavar, callback=check, help=text)
+
+
+def _kv_bits(text: str) -> int | None:
+    return None if text == "none" else KV_BITS[[str(bits) for bits in KV_BITS].index(text)]
 
 
 @click.command("kernels")
@@ -76,6 +81,14 @@ def _list_option(
     _one_of(list(ITEM_SIZE)),
     ", ".join(ITEM_SIZE),
     f"Of queries, keys and values: {', '.join(ITEM_SIZE)}.",
+)
+@_list_option(
+    "--kv-bits",
+    "none",
+    "BITS,...",
+    _kv_bits,
+    f"none, {', '.join(map(str, KV_BITS))}",
+    f"Keys and values of so many bits, quantised in groups of {GROUP_SIZE}: flash and mlx alone take them.",
 )
 @click.option(
     "--pass",
@@ -126,6 +139,7 @@ def command(
     causal: bool,
     window: int | None,
     dtype: list[str],
+    kv_bits: list[int | None],
     passes: list[Pass],
     impl: list[str],
     trials: int,
@@ -139,7 +153,8 @@ def command(
 
     \b
     flash      flashattn_core.flash_attention
-    mlx        mx.fast.scaled_dot_product_attention
+    mlx        mx.fast.scaled_dot_product_attention; for quantised keys
+               and values mlx-lm's function: MLX has none
     naive      softmax(query @ key.T) @ value in MLX operations
     torch      torch.nn.functional.scaled_dot_product_attention, with
                as many threads as flash; when torch is installed
@@ -171,22 +186,26 @@ def command(
             "no key, for which implementations have different answers"
         )
     workloads = [
-        Workload(heads, batch_size, query_len or keys, keys, causal, window, name, pass_)
+        Workload(heads, batch_size, query_len or keys, keys, causal, window, name, pass_, bits)
         for heads in shape
         for name in dtype
+        for bits in kv_bits
         for keys in seq_len
         for pass_ in passes
     ]
     if decode := [work.pass_ for work in workloads if work.is_decode and work.pass_ != "forward"]:
         raise EvalError(f"--pass {decode[0]} takes at least 2 queries: a single one is a decode step, and forward only")
+    if any(kv_bits):
+        _check_quantised(shape, passes, impl)
     described_machine = machine.describe(("torch",) if "torch" in impl else ())
     contests = [Contest(workload) for workload in workloads]
     interrupted = False
     try:
         with report.progress() as progress:
-            bar = progress.add_task("trials", total=len(contests) * len(impl) * (1 + trials))
-            for contest in contests:
-                for _ in contest.hold(impl, trials, max_seconds, seed):
+            names = [_taking_part(impl, contest.workload) for contest in contests]
+            bar = progress.add_task("trials", total=sum(map(len, names)) * (1 + trials))
+            for contest, taking_part in zip(contests, names, strict=True):
+                for _ in contest.hold(taking_part, trials, max_seconds, seed):
                     progress.advance(bar)
     except KeyboardInterrupt:
         interrupted = True
@@ -210,3 +229,20 @@ def command(
         click.echo(kernel_results.render(entries))
     if interrupted:
         sys.exit(130)
+
+
+def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) -> None:
+    """Raises EvalError for what does not go with --kv-bits."""
+    if passes != ["forward"]:
+        raise EvalError("--kv-bits goes with --pass forward: there is no gradient through quantised keys and values")
+    for heads in shape:
+        if heads.dim % GROUP_SIZE:
+            raise EvalError(
+                f"--kv-bits takes head_dims that are multiples of {GROUP_SIZE}, its groups, not {heads.dim}"
+            )
+    if not set(impl) & set(implementations.QUANTISED):
+        raise EvalError(f"--kv-bits goes with --impl {', '.join(implementations.QUANTISED)}, not {', '.join(impl)}")
+
+
+def _taking_part(impl: list[str], workload: Workload) -> list[str]:
+    return [name for name in impl if not workload.kv_bits or name in implementations.QUANTISED]

@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flash_evals import figures
-from flash_evals.kernel_results import HELD, PEAK_MEMORY, Entry, is_decode, kind, measured, shape, speed, speed_bound
+from flash_evals.kernel_results import (
+    HELD,
+    PEAK_MEMORY,
+    Entry,
+    is_decode,
+    kind,
+    measured,
+    shape,
+    speed,
+    speed_bound,
+    storage,
+)
 from flash_evals.workload import Pass
 
 if TYPE_CHECKING:
@@ -43,7 +54,7 @@ def draw(path: Path, entries: Sequence[Entry]) -> None:
 def _panels(entries: Sequence[Entry]) -> list[tuple[str, Pass, Series]]:
     """A row of panels for each shape, dtype and pass, with its title."""
     several = len(measured(entries)) > 1
-    groups = groupby(entries, key=lambda entry: f"{shape(entry['config'])}, {entry['config']['dtype']}")
+    groups = groupby(entries, key=lambda entry: f"{shape(entry['config'])}, {storage(entry['config'])}")
     return [
         (f"{title}, {pass_}" if several else title, pass_, _series(of_panel, pass_))
         for title, of_panel in ((title, list(group)) for title, group in groups)

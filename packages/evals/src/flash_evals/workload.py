@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # the dtypes and their bytes
+GROUP_SIZE = 64  # of quantised keys and values, as mlx-lm has it unless told otherwise
 
 Pass = Literal["forward", "backward", "forward_backward"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
@@ -46,9 +47,13 @@ class Workload:
     window: int | None  # causal, and only so many keys: itself and those before it
     dtype: str
     pass_: Pass = "forward"
+    kv_bits: int | None = (
+        None  # of an element of keys and values, quantised in groups of GROUP_SIZE; None: they are not
+    )
 
     def __str__(self) -> str:
         kind = f"window {self.window}" if self.window else "causal" if self.causal else "not causal"
+        kind += f", {self.kv_bits}-bit keys and values" if self.kv_bits else ""
         problem = f"{self.heads}, {self.query_len} queries, {self.seq_len} keys, {kind}, {self.dtype}"
         return problem if self.pass_ == "forward" else f"{problem}, {self.pass_}"
 
@@ -74,10 +79,18 @@ class Workload:
         return 2 * PRODUCTS[self.pass_] * self.heads.dim * self.visible_pairs * self.heads.query * self.batch_size
 
     @property
+    def bytes_of_key(self) -> int:
+        """Of one key of one head: quantised, each group has a scale and a bias beside its elements."""
+        if self.kv_bits is None:
+            return self.heads.dim * ITEM_SIZE[self.dtype]
+        groups = self.heads.dim // GROUP_SIZE
+        return self.heads.dim * self.kv_bits // 8 + 2 * groups * ITEM_SIZE[self.dtype]
+
+    @property
     def bytes_read(self) -> int:
         """Forward: the key and the value of each position that some query sees, once."""
         seen = min(self.seq_len, self.window + self.query_len - 1) if self.window else self.seq_len
-        return 2 * self.batch_size * self.heads.kv * seen * self.heads.dim * ITEM_SIZE[self.dtype]
+        return 2 * self.batch_size * self.heads.kv * seen * self.bytes_of_key
 
     @property
     def bytes_held(self) -> int:
@@ -86,7 +99,7 @@ class Workload:
         With gradients each of the four arrays has one, of the same shape: the output's is the cotangent.
         """
         rows, keys = self.heads.query * self.query_len, self.heads.kv * self.seq_len
-        arrays = 2 * (rows + keys) * self.heads.dim * ITEM_SIZE[self.dtype]
+        arrays = 2 * (rows * self.heads.dim * ITEM_SIZE[self.dtype] + keys * self.bytes_of_key)
         return self.batch_size * ((arrays if self.pass_ == "forward" else 2 * arrays) + 4 * rows)
 
     def visible(self) -> np.ndarray | None:
@@ -117,4 +130,5 @@ class Workload:
             "causal": self.causal,
             "window": self.window,
             "dtype": self.dtype,
+            "kv_bits": self.kv_bits,
         }

@@ -79,27 +79,42 @@ void prefill(const AttentionArgs& args) {
 void decode(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
-  HeadCut cut(params, kMaxRows / params.query_len);
-  // FlashDecoding: each run of keys is a piece of work of its own. The cut depends on the shape alone, and
+  HeadCut cut(params, kMaxRows);
+  // FlashDecoding: each run of keys is a piece of work of its own. Where runs begin depends on the keys alone, and
   // the merge goes in order: the result is the same for any number of threads.
   constexpr int kKeysPerRun = 512;
   int first_key = params.window > 0 ? std::max(0, params.key_len - params.query_len - params.window + 1) : 0;
-  int64_t runs = std::max(1, (params.key_len - first_key + kKeysPerRun - 1) / kKeysPerRun);
+  int first_run = first_key / kKeysPerRun;
+  int64_t runs = std::max(1, (params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run);
+  // One query after the other, so that its result has the same bits whichever come with it: several tokens at once,
+  // as in speculative decoding, give what they give one by one. The run's keys stay in the second-level cache.
+  const auto for_each_query = [&](RowBlock block, auto visit) {
+    block.query_count = 1;
+    for (block.query_begin = 0; block.query_begin < params.query_len; ++block.query_begin) visit(block);
+  };
   if (runs == 1) {
-    parallel_for(cut.blocks, [&](int64_t i) { isa.attend(args, cut.block(params, i)); });
+    parallel_for(cut.blocks, [&](int64_t i) {
+      for_each_query(cut.block(params, i), [&](const RowBlock& block) { isa.attend(args, block); });
+    });
     return;
   }
-  int64_t size = int64_t{cut.heads_per_block} * params.query_len * partial_row_size(params.value_dim);
+  int64_t row_size = partial_row_size(params.value_dim);
+  int64_t size = int64_t{cut.heads_per_block} * params.query_len * row_size;
   auto partials = std::make_unique_for_overwrite<float[]>(cut.blocks * runs * size);
   std::vector<std::atomic<int64_t>> finished(cut.blocks);
   parallel_for(cut.blocks * runs, [&](int64_t i) {
     int64_t head = i / runs;
-    RowBlock block = cut.block(params, head);
-    block.key_begin = first_key + static_cast<int>(i % runs) * kKeysPerRun;
-    block.key_end = std::min(block.key_begin + kKeysPerRun, params.key_len);
-    isa.attend_partial(args, block, partials.get() + i * size);
+    RowBlock run = cut.block(params, head);
+    run.key_begin = (first_run + static_cast<int>(i % runs)) * kKeysPerRun;
+    run.key_end = std::min(run.key_begin + kKeysPerRun, params.key_len);
+    for_each_query(run, [&](const RowBlock& block) {
+      isa.attend_partial(args, block, partials.get() + i * size + block.query_begin * block.head_count * row_size);
+    });
     if (finished[head].fetch_add(1, std::memory_order_acq_rel) == runs - 1) {  // the last run to finish merges them all
-      isa.merge(args, cut.block(params, head), partials.get() + head * runs * size, runs, size);
+      for_each_query(cut.block(params, head), [&](const RowBlock& block) {
+        isa.merge(args, block, partials.get() + (head * runs * size) + block.query_begin * block.head_count * row_size,
+                  runs, size);
+      });
     }
   });
 }
