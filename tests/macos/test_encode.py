@@ -24,6 +24,9 @@ def bindings(*names):
 QUERY, KEY, VALUE, OUT, LSE, PARAMS, SINKS, SPLIT = bindings(
     "Query", "Key", "Value", "Out", "Lse", "Params", "Sinks", "SplitParams"
 )
+KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES, QUANT = bindings(
+    "KeyScales", "KeyBiases", "ValueScales", "ValueBiases", "QuantParams"
+)
 PARTIALS = set(bindings("PartialOut", "PartialMax", "PartialSum"))
 SAVED_OUT, SAVED_LSE, DOUT, DLSE, DELTA, DQ, DK, DV, BACKWARD = bindings(
     "SavedOut", "SavedLse", "Dout", "Dlse", "Delta", "Dq", "Dk", "Dv", "BackwardParams"
@@ -49,8 +52,8 @@ def recorder(tmp_path_factory):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
-    def run(kernel, query_len, key_len, repeats=1, limit=1024):
-        arguments = [folder / "recorder", kernel, query_len, key_len, repeats, limit]
+    def run(kernel, query_len, key_len, repeats=1, limit=1024, bits=0):
+        arguments = [folder / "recorder", kernel, query_len, key_len, repeats, limit, bits]
         return subprocess.run(list(map(str, arguments)), capture_output=True, text=True, check=False)
 
     return run
@@ -120,6 +123,47 @@ def test_names_tell_every_constant(recorder):
     constants = [line.split()[1:] for line in lines(done, "constant")]
     assert constants
     assert name == function + "".join(f"_{index}_{numbers.get(value, value)}" for index, value in constants)
+
+
+# --- Quantised keys and values ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernel", "lengths"),
+    [
+        ("metal_decode_fast", (1, 50)),
+        ("metal_decode_parallel", (1, 500)),
+        ("metal_decode_split", (2, 4000)),
+        ("metal_prefill_reg", (40, 50)),
+        ("metal_rowwise", (40, 50)),
+    ],
+)
+def test_scales_and_biases_are_bound_where_keys_are_read(recorder, kernel, lengths):
+    done = recorder(kernel, *lengths, bits=4)
+    first, *merge = launches(done)
+    of_groups = {KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES}
+    assert buffers(first, "input").keys() - {SINKS} == {QUERY, KEY, VALUE, *of_groups}
+    assert QUANT in {int(binding) for binding in re.findall(r"^bytes (\d+)", first, re.M)}
+    assert f"use {kernel}_half_64_64" in first
+    assert re.search(r"^use \S*_quantised_", first, re.M)
+    specialise = re.findall(r"^specialise \S+_quantised of .*\n((?:constant .*\n)*)", done.stdout, re.M)
+    (constants,) = (dict(re.findall(r"^constant (\d+) (\S+)", each, re.M)) for each in specialise)
+    assert [constants[str(index)] for index in (17, 18, 19, 20)] == ["true", "4", "64", "2"]
+    for launch in merge:
+        assert not buffers(launch, "input").keys() & {KEY, VALUE, *of_groups}
+        assert f"bytes {QUANT} " not in launch
+        assert "quantised" not in launch
+
+
+def test_quantised_inputs_are_read_where_they_are(recorder):
+    done = recorder("metal_prefill_reg", 40, 50, bits=4)
+    assert f"input {KEY} buffer 1 offset {50 * 8 * 4}" in done.stdout
+    for binding in (KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES):
+        assert re.search(rf"^input {binding} buffer \d+ offset {50 * 2}$", done.stdout, re.M)
+
+
+def test_bindings_end_where_metal_ends():
+    assert len(NAMES) <= 31
 
 
 # --- The gradient ----------------------------------------------------------------------------------------

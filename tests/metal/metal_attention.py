@@ -1,4 +1,4 @@
-"""flash_attention() through the Metal kernels, run on the CPU; on a Mac, on its GPU.
+"""flash_attention(), and quantized_flash_attention(), through the Metal kernels, run on the CPU; on a Mac, on its GPU.
 
 On the CPU the launches are those that the extension would give to a GPU: source text, function constants, grid, buffers
 with their strides and offsets. Nothing about them is written a second time here.
@@ -45,22 +45,30 @@ def run(
     softcap: float | None = None,
     sinks: mx.array | None = None,
     alibi_slopes: mx.array | None = None,
+    group_size: int = 64,
+    bits: int | None = None,
     kernel: str = "auto",
     schedule: str = "forward",
     edit=lambda source: source,
 ) -> Run:
-    """One call. `edit` changes the source before it is compiled: to plant a fault. A GPU has a schedule of its own."""
+    """One call. `bits`: None, or those of key and value, which are (weights, scales, biases) then.
+
+    `edit` changes the source before it is compiled: to plant a fault. A GPU has a schedule of its own.
+    """
+    quantised = {} if bits is None else {"group_size": group_size, "bits": bits}
     if mx.metal.is_available():
-        out, lse = flashattn_core.flash_attention(
+        call = flashattn_core.quantized_flash_attention if quantised else flashattn_core.flash_attention
+        out, lse = call(
             query, key, value, scale, mask, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
-            return_lse=True, kernel=kernel, stream=mx.gpu,
+            return_lse=True, kernel=kernel, stream=mx.gpu, **quantised,
         )  # fmt: skip
         return Run(out, lse, (), 0)
-    arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
+    arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel, **quantised)
     launches = _ext.metal_launches(arguments)
+    value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
     if min(query.shape) == 0:  # as eval_gpu: nothing to launch
-        return Run(mx.zeros((*query.shape[:-1], value.shape[-1]), query.dtype), mx.zeros(query.shape[:-1]), (), 0)
-    out = Undefined((*query.shape[:-1], value.shape[-1]), NUMPY_DTYPES[query.dtype])
+        return Run(mx.zeros((*query.shape[:-1], value_dim), query.dtype), mx.zeros(query.shape[:-1]), (), 0)
+    out = Undefined((*query.shape[:-1], value_dim), NUMPY_DTYPES[query.dtype])
     written: dict[int, Buffer] = {OUT: out, LSE: Undefined(query.shape[:-1], np.float32)}
     counts = execute(launches, written, schedule, edit)
     return Run(to_mlx(written[OUT], query.dtype), mx.array(written[LSE]), counts, launches[0]["split"][2])
@@ -100,6 +108,6 @@ def to_mlx(array: np.ndarray, dtype: mx.Dtype) -> mx.array:
 
 
 def flash_attention(query, key, value, scale=None, mask=None, *, return_lse=False, **options):
-    """As flashattn_core.flash_attention."""
+    """As flashattn_core.flash_attention; with `bits` as quantized_flash_attention."""
     result = run(query, key, value, scale, mask, **options)
     return (result.out, result.lse) if return_lse else result.out

@@ -19,6 +19,7 @@ class Fault:
     mask: object = "causal"
     options: dict[str, object] = field(default_factory=dict)
     dim: int = 40
+    bits: int | None = None  # of keys and values, if they are quantised
 
     # The source with the fault in it, or as it was.
     def plant(self, source: str) -> str:

@@ -7,20 +7,22 @@ from flashattn_core.attention import lowered_arguments
 from metal_on_cpu import AddressSpaceError, check_address_spaces
 from oracle import DTYPES
 from test_kernels import CASES
+from test_quantised_kernels import CASES as QUANTISED
 
 
-def sources(kernel, length, group, dtype, dim=64):
+def sources(kernel, length, group, dtype, dim=64, bits=None):
     query, key = mx.zeros((1, group, length, dim), DTYPES[dtype]), mx.zeros((1, 1, 300, dim), DTYPES[dtype])
-    arguments = lowered_arguments(query, key, key, None, None, None, None, None, kernel)
+    key = key if bits is None else mx.quantize(key, bits=bits)
+    arguments = lowered_arguments(query, key, key, None, None, None, None, None, kernel, group_size=64, bits=bits)
     return [launch["source"] for launch in _ext.metal_launches(arguments)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", CASES)
-def test_kernels(kernel, dtype):
+@pytest.mark.parametrize(("kernel", "bits"), [*((kernel, None) for kernel in CASES), *((k, 4) for k in QUANTISED)])
+def test_kernels(kernel, bits, dtype):
     lengths = {"metal_decode_split": (1, 8), "metal_prefill_reg": (60, 70), "metal_prefill_tg": (1, 16)}
     for length in lengths.get(kernel, (1,)):
-        for source in sources(kernel, length, 7, dtype):
+        for source in sources(kernel, length, 7, dtype, bits=bits):
             check_address_spaces(source)
 
 

@@ -13,6 +13,7 @@ from metal_attention import run
 from metal_backward import run as run_backward
 from metal_on_cpu import Counts
 from oracle import draw
+from test_quantised import normal, quantised
 
 DTYPES = ["float32", "float16", "bfloat16"]
 
@@ -53,6 +54,29 @@ def test_decode_split_reads_each_key_and_value_once(rng, dtype, group, length):
     result = run(query, key, value, kernel="metal_decode_split")
     assert result.chunks > 1
     assert result.counts[0].device_read == key.nbytes + value.nbytes + result.chunks * query.nbytes
+
+
+@pytest.mark.parametrize("length", [1, 8])  # through registers, through threadgroup memory
+@pytest.mark.parametrize("group", [1, 7])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_decode_split_reads_quantised_keys_and_values_once(rng, bits, dim, group, length):
+    key, value = (quantised(rng, 1, 1, 300, dim, bits=bits, dtype=mx.float16) for _ in range(2))
+    query = normal(rng, 1, group, length, dim, dtype=mx.float16)
+    result = run(query, key, value, kernel="metal_decode_split", bits=bits)
+    # In runs of 4 elements, or of the 2 columns that a lane has of 64: each asks for the bytes that it has bits in.
+    through_registers = group * length <= 8
+    run_of = 2 if dim == 64 and through_registers else 4
+    words = 2 * 300 * sum(bytes_of(first * bits, run_of * bits) for first in range(0, dim, run_of))
+    assert words == key[0].nbytes + value[0].nbytes or run_of * bits % 8 != 0
+    # Scales and biases: once, or on the way into threadgroup memory with each run.
+    of_groups = sum(x.nbytes for x in (*key[1:], *value[1:])) if through_registers else 2 * 300 * dim // run_of * 4
+    assert result.counts[0].device_read == words + of_groups + result.chunks * query.nbytes
+
+
+def bytes_of(first, count):
+    """How many bytes hold bits first..first + count - 1."""
+    return (first + count + 7) // 8 - first // 8
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

@@ -12,10 +12,17 @@ from flashattn_core.masks import KeyRange, SlidingWindow, Tree
 from metal_attention import run
 from oracle import assert_matches_reference, draw
 from planted_faults import BARRIER, Fault, assert_is_noticed
+from test_quantised import dequantised
 
 ONE, FEW, LONG = (1, 70), (5, 70), (33, 70)
 REG, TG, SPLIT = "metal_prefill_reg", "metal_prefill_tg", "metal_decode_split"
 PARALLEL, FAST, ROWWISE = "metal_decode_parallel", "metal_decode_fast", "metal_rowwise"
+
+
+def quantised_fault(kernel: str, old: str, new: str = "", *, bits: int = 8, dim: int = 64) -> Fault:
+    lengths = (33, 71) if kernel in (REG, ROWWISE) else (1, 71)
+    return Fault(kernel, old, new, lengths=lengths, mask=None, dim=dim, bits=bits)
+
 
 FAULTS = {
     # Barriers. The text of a barrier's line is its comment, where it has one.
@@ -105,6 +112,32 @@ FAULTS = {
     "decode, hidden NaN: weighs 0 instead of nothing": Fault(
         FAST, "shown || scores[r][k] != 0", "true", lengths=ONE, mask="NaN"
     ),
+    # Quantised keys and values: element = scale * q + bias.
+    "bias ignored": quantised_fault(REG, "float(q), scale_and_bias.y)", "float(q), 0.0f)"),
+    "the next element's bits": quantised_fault(SPLIT, " & ((1u << quant_bits) - 1)", bits=4),
+    "bits within a byte not shifted": quantised_fault(SPLIT, "return bits >> (first % 8)", "return bits", bits=6),
+    "bytes the other way round": quantised_fault(ROWWISE, "<< (b * 8)", "<< (8 - b * 8)", bits=5),
+    "one byte too few": quantised_fault(PARALLEL, "first % 8 + count > b * 8", "count > b * 8", bits=3),
+    "one byte too many": quantised_fault(FAST, "first % 8 + count > b * 8", "first % 8 + count >= b * 8", bits=3),
+    "bytes of a word": quantised_fault(ROWWISE, "int(index / 4))) + index % 4", "int(index / 4)))"),
+    "one group a row": quantised_fault(REG, "int index = column / group_size", "int index = 0"),
+    "a run in two groups": quantised_fault(FAST, "COUNT & -COUNT", "COUNT", dim=96),
+    "a lane's group of the first row": quantised_fault(FAST, "2 * (row * groups + ", "2 * ("),
+    "a lane's group not its column's": quantised_fault(SPLIT, "(first + i) / group_size", "0"),
+    "a bias for a scale": quantised_fault(PARALLEL, "bool has_scale = lane % 2 == 0", "bool has_scale = lane % 2 == 1"),
+    "a group too many": quantised_fault(SPLIT, "row < count ? load_float", "row <= count ? load_float"),
+    "a key too many": quantised_fault(SPLIT, "        if (exists) {", "        if (true) {"),
+    "half taken for bfloat": quantised_fault(REG, "dtype == 2 ?", "dtype == 3 ?"),
+    "offsets of scales in elements": quantised_fault(
+        SPLIT, "scale_layout.offset(row, 0) * size_of_dtype(group_dtype)", "scale_layout.offset(row, 0)"
+    ),
+    "scales of the first head": quantised_fault(PARALLEL, " + head * scale_strides.head"),
+    "biases of the first batch element": quantised_fault(ROWWISE, "batch_offset(params, bias_strides, batch) + "),
+    "values with the keys' scales": quantised_fault(REG, "false, value_scales", "false, key_scales"),
+    "values with the keys' biases' strides": quantised_fault(
+        FAST, "are_keys ? quant->key_biases : quant->value_biases", "quant->key_biases"
+    ),
+    "a tile of 16 bits": quantised_fault(REG, "typedef float Element;", "typedef half Element;"),
 }
 
 
@@ -129,8 +162,15 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str]) -> 
         for name, given in fault.options.items()
     }
 
+    key_on_metal, how = key, {}
+    if fault.bits is not None:
+        how = {"group_size": 32, "bits": fault.bits}
+        key_on_metal, value_on_metal = (mx.quantize(x.astype(mx.float16), **how) for x in (key, value))
+        value_on_metal = tuple(mx.repeat(x, 2, axis=2)[:, :, ::2] for x in value_on_metal)  # strides of its own
+        key, value = dequantised(key_on_metal, **how), dequantised(value_on_metal, **how)
+
     def attention(query, key, value, *args, return_lse, **options):
-        result = run(query, key, value_on_metal, *args, edit=edit, **options)
+        result = run(query, key_on_metal, value_on_metal, *args, edit=edit, **how, **options)
         return result.out, result.lse
 
     assert_matches_reference(query, key, value, mask=mask, kernel=fault.kernel, attention=attention, **options)

@@ -20,11 +20,23 @@ MODULES = {
         "hidden_nan",
         "masks",
         "options",
+        "quantised",
         "rows_that_see_nothing",
         "strides",
     )
 }
-NOT_OF_THE_KERNELS = {"test_nothing_but_the_outputs_is_allocated"}  # measures MLX's allocator
+NOT_OF_THE_KERNELS = {
+    "test_nothing_but_the_outputs_is_allocated",  # measures MLX's allocator
+    # Of quantised keys and values: test_quantised_kernels.py has these two with lengths for the harness, and what
+    # happens before a kernel is chosen is no kernel's.
+    "test_equals_the_dequantised",
+    "test_a_decode_step_equals_the_row_of_a_prefill",
+    "test_transforms",
+    "test_there_is_no_gradient",
+    "test_plan",
+    "test_errors",
+    "test_flash_attention_takes_no_tuples",
+}
 
 
 def fast_and_tg(length: int, dim: int) -> str:
@@ -51,8 +63,14 @@ def through_metal(request, monkeypatch):
             kernel = team(query.shape[-2], max(query.shape[-1], value.shape[-1]))
         return flash_attention(query, key, value, *args, kernel=kernel, schedule=TEAMS[team], **options)
 
+    def quantised_on_metal(query, key, value, *args, bits=8, **options):
+        kernel = team(query.shape[-2], max(query.shape[-1], value[0].shape[-1] * 32 // bits))
+        options["kernel"] = kernel.replace("prefill_tg", "prefill_reg")  # prefill_tg takes none
+        return flash_attention(query, key, value, *args, bits=bits, schedule=TEAMS[team], **options)
+
     for module in (oracle, *MODULES.values()):
         monkeypatch.setattr(module, "flash_attention", on_metal)
+    monkeypatch.setattr(MODULES["quantised"], "quantized_flash_attention", quantised_on_metal)
 
 
 for _name, _module in MODULES.items():

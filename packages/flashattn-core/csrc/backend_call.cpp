@@ -93,22 +93,27 @@ const T* data_or_null(const mx::array* a) {
 // Query, key, value and the optional inputs, which the forward and the backward pass read.
 std::pair<metal::Work, metal::Call> metal_inputs(const Inputs& inputs, const Options& options, const mx::array& out,
                                                  const mx::array& lse) {
+  const auto dtype_of = [](const mx::array* a) {
+    return a ? backend_dtype<metal::Dtype>(a->dtype()) : metal::Dtype::float32;
+  };
   metal::Call call = {.params = make_params(inputs, options, out, lse),
-                      .dtype = backend_dtype<metal::Dtype>(inputs.query.dtype()),
-                      .bias_dtype = metal::Dtype::float32};
-  if (inputs.optional[kBias]) {
-    call.bias_dtype = backend_dtype<metal::Dtype>(inputs.optional[kBias]->dtype());
-  }
+                      .dtype = dtype_of(&inputs.query),
+                      .bias_dtype = dtype_of(inputs.optional[kBias]),
+                      .quant = make_quant_params(inputs, options),
+                      .group_dtype = dtype_of(inputs.optional[kKeyScales])};
   metal::Work work;
   work.params = call.params;
+  work.quant = call.quant;
   work.arrays[metal::kQuery] = inputs.query;
   work.arrays[metal::kKey] = inputs.key;
   work.arrays[metal::kValue] = inputs.value;
   static_assert(metal::kAlibiSlopes - metal::kKeyStart == int{kAlibiSlopes}, "the same order in both");
-  for (int i = 0; i <= kAlibiSlopes; ++i) {
+  static_assert(metal::kValueBiases - metal::kKeyScales == kValueBiases - kKeyScales, "here, too");
+  for (int i = 0; i < kNumOptionalInputs; ++i) {
     if (inputs.optional[i]) {
-      call.present[metal::kKeyStart + i] = true;
-      work.arrays[metal::kKeyStart + i] = *inputs.optional[i];
+      int binding = i < kKeyScales ? metal::kKeyStart + i : metal::kKeyScales + i - kKeyScales;
+      call.present[binding] = true;
+      work.arrays[binding] = *inputs.optional[i];
     }
   }
   return {std::move(work), call};

@@ -32,17 +32,17 @@ constexpr std::array<Row, 8> kTable = {{
      "few queries: work is split over the keys"},
     {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, kAny, kAny, true, kAny, kAny,
      "many queries: work is split over the queries"},
-    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, 1, kAny, false, kAny, 128,
+    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, 1, kAny, true, kAny, 128,
      "one query, few keys: one SIMD group a head, no barriers"},
-    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, 1, kAny, false, kAny, 1024,
+    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, 1, kAny, true, kAny, 1024,
      "one query: 32 SIMD groups a head share the keys"},
-    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, 8, kAny, false, kAny, kAny,
+    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, 8, kAny, true, kAny, kAny,
      "few queries: the keys are cut into chunks, each read once for all heads of a group"},
     {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, kAny, 256, false, 64, kAny,
      "a short prompt: the heads of a group share their keys"},
-    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, kAny, 256, false, kAny, kAny,
+    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, kAny, 256, true, kAny, kAny,
      "many queries: output and probabilities stay in registers"},
-    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, kAny, kAny, false, kAny, kAny,
+    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, kAny, kAny, true, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
 }};
 
@@ -121,7 +121,7 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
     }
   }
   if (wanted == "auto") {
-    return {std::nullopt, "no kernel of this device takes quantised keys and values"};
+    throw std::logic_error("the table's last row of a backend covers every call");
   }
   throw std::invalid_argument("[flash_attention] kernel is '" + wanted + "', expected one of " + known_names());
 }

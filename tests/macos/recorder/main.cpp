@@ -1,6 +1,6 @@
-// Encodes one call of half precision: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT. KERNEL "backward": its gradient.
-// 4 heads, 2 key/value heads, head_dim 64; keys are the second half of a longer array, and dout the last rows of one;
-// there are sinks. LIMIT is how many threads a threadgroup may have.
+// Encodes one call of half precision: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT BITS. KERNEL "backward": its
+// gradient. 4 heads, 2 key/value heads, head_dim 64; keys are the second half of a longer array, and dout the last rows
+// of one; there are sinks. LIMIT is how many threads a threadgroup may have; BITS: of quantised keys, 0 if they are not.
 #include "metal/encode.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
@@ -28,11 +28,11 @@ mx::array allocated(mx::Shape shape, mx::Dtype dtype) {
 }
 
 // Begins in the middle of its buffer.
-mx::array second_half(const mx::Shape& shape) {
+mx::array second_half(const mx::Shape& shape, mx::Dtype dtype = mx::float16) {
   mx::Shape longer = shape, start(4, 0);
   start[2] = shape[2];
   longer[2] = 2 * shape[2];
-  mx::array half = mx::slice(mx::zeros(longer, mx::float16), start, longer);
+  mx::array half = mx::slice(mx::zeros(longer, dtype), start, longer);
   mx::eval(half);
   return half;
 }
@@ -50,7 +50,7 @@ metal::Call call_of(int query_len, int key_len) {
   return call;
 }
 
-metal::Work work_of(const std::string& kernel, int query_len, int key_len) {
+metal::Work work_of(const std::string& kernel, int query_len, int key_len, int bits) {
   mx::Shape rows = {1, 4, query_len, 64}, keys = {1, 2, key_len, 64}, numbers = {1, 4, query_len};
   metal::Call call = call_of(query_len, key_len);
   metal::Work work;
@@ -58,6 +58,18 @@ metal::Work work_of(const std::string& kernel, int query_len, int key_len) {
   work.arrays[metal::kQuery] = allocated(rows, mx::float16);
   work.arrays[metal::kKey] = work.arrays[metal::kValue] = second_half(keys);
   work.arrays[metal::kSinks] = allocated({4}, mx::float32);
+  if (bits > 0) {
+    call.quant.bits = bits;
+    call.quant.group_size = 64;
+    call.group_dtype = metal::Dtype::float16;
+    work.quant = call.quant;
+    keys.back() = 64 * bits / 32;
+    work.arrays[metal::kKey] = work.arrays[metal::kValue] = second_half(keys, mx::uint32);
+    keys.back() = 1;
+    for (int binding = metal::kKeyScales; binding <= metal::kValueBiases; ++binding) {
+      work.arrays[binding] = second_half(keys);
+    }
+  }
   if (kernel != "backward") {
     work.launches = metal::launches(kernel_called(kernel), call);
     work.arrays[metal::kOut] = allocated(rows, mx::float16);
@@ -82,7 +94,7 @@ metal::Work work_of(const std::string& kernel, int query_len, int key_len) {
 int main(int, char** argv) {
   int repeats = std::stoi(argv[4]);
   MTL::ComputePipelineState::limit = std::stoi(argv[5]);
-  metal::Work work = work_of(argv[1], std::stoi(argv[2]), std::stoi(argv[3]));
+  metal::Work work = work_of(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), std::stoi(argv[6]));
   try {
     for (int i = 0; i < repeats; ++i) {
       metal::encode(work, mx::Stream(0, mx::Device::gpu));

@@ -89,6 +89,8 @@ void encode(const Work& work, mx::Stream stream) {
         encoder.set_bytes(work.params, kParams);
       } else if (binding == kSplitParams) {
         encoder.set_bytes(work.launches.split, kSplitParams);
+      } else if (binding == kQuantParams) {
+        encoder.set_bytes(work.quant, kQuantParams);
       } else if (binding == kBackwardParams) {
         encoder.set_bytes(work.backward, kBackwardParams);
       } else if (!arrays[binding]) {

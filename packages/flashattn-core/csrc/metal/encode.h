@@ -14,6 +14,7 @@ namespace mx = mlx::core;
 
 struct Work {
   AttentionParams params;
+  QuantParams quant = {};
   BackwardParams backward = {};  // of a gradient
   Launches launches;
   std::array<std::optional<mx::array>, kNumBindings> arrays;  // inputs and outputs by binding; scratch is encode()'s

@@ -47,6 +47,7 @@ nb::object buffer(const Work& work, Binding binding) {
     case kPartialSum: return nb::int_(sizeof(float) * work.launches.partial_rows);
     case kParams: return bytes_of(work.params);
     case kSplitParams: return bytes_of(work.launches.split);
+    case kQuantParams: return bytes_of(work.quant);
     case kBackwardParams: return bytes_of(work.backward);
     default: return memory(work.arrays[binding].value());
   }

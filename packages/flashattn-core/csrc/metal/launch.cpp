@@ -24,6 +24,15 @@ int size_of(Dtype dtype) {
   return dtype == Dtype::float32 ? 4 : 2;
 }
 
+bool is_quantised(const Call& call) {
+  return call.quant.bits != 0;
+}
+
+// Of an element of keys or values in threadgroup memory.
+int tile_element_size(const Call& call) {
+  return is_quantised(call) ? size_of(Dtype::float32) : size_of(call.dtype);
+}
+
 int group_of(const Call& call) {
   return call.params.num_heads / call.params.num_kv_heads;
 }
@@ -49,12 +58,19 @@ std::vector<Constant> constants(const Call& call, bool whole_rows, bool whole_ke
           {12, call.present[kAlibiSlopes]},
           {13, packed},
           {14, whole_rows},
-          {15, whole_keys}};
+          {15, whole_keys},
+          {17, is_quantised(call)},
+          {18, call.quant.bits},
+          {19, call.quant.group_size},
+          {20, is_quantised(call) ? static_cast<int32_t>(call.group_dtype) : 0}};
 }
 
 std::vector<Binding> bindings(const Call& call, std::initializer_list<Binding> own, bool with_sinks) {
   std::vector<Binding> result = own;
   result.push_back(kParams);
+  if (is_quantised(call)) {
+    result.insert(result.end(), {kKeyScales, kKeyBiases, kValueScales, kValueBiases, kQuantParams});
+  }
   for (Binding input : {kKeyStart, kKeyStop, kTree, kVisible, kBias, kAlibiSlopes}) {
     if (call.present[input]) {
       result.push_back(input);
@@ -73,7 +89,8 @@ uint32_t batches(const Call& call) {
   return size(call.params.batch_size);
 }
 
-// Instantiates `function` of a file for the call's dtype: "decode_fast<half, 64, 64>", "metal_decode_fast_half_64_64".
+// Instantiates `function` of a file for the call's dtype: "decode_fast<half, 64, 64>", "metal_decode_fast_half_64_64";
+// with quantised keys and values, if it takes any, "decode_fast<half, 64, 64, uint>".
 Launch launch(const std::string& source, const std::string& function, const Call& call,
               std::initializer_list<int> sizes, std::vector<Binding> bindings, Size grid, int simdgroups,
               bool whole_rows = false, bool whole_keys = false) {
@@ -81,6 +98,10 @@ Launch launch(const std::string& source, const std::string& function, const Call
   for (int size : sizes) {
     arguments += ", " + std::to_string(size);
     name += "_" + std::to_string(size);
+  }
+  if (std::find(bindings.begin(), bindings.end(), kQuantParams) != bindings.end()) {
+    arguments += ", uint";
+    name += "_quantised";
   }
   return {.source = source,
           .function = name,
@@ -132,7 +153,7 @@ Launch prefill_reg(const Call& call) {
   // 64 rows read keys and values half as often as 32; larger heads have too much in registers for so many threads.
   int simdgroups = p.query_len > 64 && dim <= 128 ? 8 : 4;
   // 32 keys, unless their tile takes more than half of the 32 KB.
-  int tile_row = dim * size_of(call.dtype) + 16;
+  int tile_row = dim * tile_element_size(call) + 16;
   int keys = 32 * tile_row <= 17 * 1024 ? 32 : 16;
   return single("prefill_reg", call, {round_up(p.head_dim, 8), round_up(p.value_dim, 8), simdgroups, keys},
                 {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)}, simdgroups,

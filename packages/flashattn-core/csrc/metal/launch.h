@@ -44,7 +44,13 @@ enum Binding : int {
   kDk,
   kDv,
   kBackwardParams,  // BackwardParams, by value
-  kNumBindings
+  // Of quantised keys and values.
+  kKeyScales,
+  kKeyBiases,
+  kValueScales,
+  kValueBiases,
+  kQuantParams,  // QuantParams, by value
+  kNumBindings  // 31: Metal has no more
 };
 
 // One function constant of kernels/variant.h.
@@ -70,8 +76,10 @@ struct Launch {
 // Everything about a call that the choice of launches depends on.
 struct Call {
   AttentionParams params;
-  Dtype dtype;                                  // of query, key, value and out
-  Dtype bias_dtype;                             // of bias
+  Dtype dtype;       // of query and out, and of key and value if they are not quantised
+  Dtype bias_dtype;  // of bias
+  QuantParams quant = {};
+  Dtype group_dtype = Dtype::float32;           // of scales and biases
   std::array<bool, kNumBindings> present = {};  // of the optional inputs: kKeyStart to kAlibiSlopes, kDlse
 };
 

@@ -6,8 +6,16 @@
 
 #define FLASHATTN_PARAMS const constant AttentionParams& params [[buffer(5)]]
 
-#define FLASHATTN_TENSORS(T) \
-  const device T *query [[buffer(0)]], const device T *key [[buffer(1)]], const device T *value [[buffer(2)]]
+#define FLASHATTN_TENSORS(T, K) \
+  const device T *query [[buffer(0)]], const device K *key [[buffer(1)]], const device K *value [[buffer(2)]]
+
+// Bound only where key and value are quantised: words of those, then.
+#define FLASHATTN_QUANTISED_INPUTS                                                      \
+  const device uchar *key_scales [[buffer(26), function_constant(is_quantised)]],       \
+      const device uchar *key_biases [[buffer(27), function_constant(is_quantised)]],   \
+      const device uchar *value_scales [[buffer(28), function_constant(is_quantised)]], \
+      const device uchar *value_biases [[buffer(29), function_constant(is_quantised)]], \
+      const constant QuantParams *quant [[buffer(30), function_constant(is_quantised)]]
 
 #define FLASHATTN_OUTPUTS(T) device T *out [[buffer(3)]], device float *lse [[buffer(4)]]
 
@@ -47,6 +55,16 @@ template <typename T>
 METAL_FUNC device T* row_of(device T* tensor, const constant AttentionParams& params, const constant Strides& strides,
                             int batch, int head, int row) {
   return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
+}
+
+// An element of an array whose dtype, Dtype of launch.h, is a function constant.
+METAL_FUNC float load_float(const device uchar* array, int dtype, int64_t index) {
+  return dtype == 1   ? reinterpret_cast<const device float*>(array)[index]
+         : dtype == 2 ? float(reinterpret_cast<const device half*>(array)[index])
+                      : float(reinterpret_cast<const device bfloat*>(array)[index]);
+}
+METAL_FUNC int size_of_dtype(int dtype) {
+  return dtype == 1 ? int(sizeof(float)) : int(sizeof(half));
 }
 
 // Steps between the elements of a tensor's rows, in elements.

@@ -13,7 +13,7 @@ using namespace flashattn;
 // Grid: (keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void backward_dkv(
-    FLASHATTN_TENSORS(T), FLASHATTN_BACKWARD_INPUTS(T), device T* dk [[buffer(23)]], device T* dv [[buffer(24)]],
+    FLASHATTN_TENSORS(T, T), FLASHATTN_BACKWARD_INPUTS(T), device T* dk [[buffer(23)]], device T* dv [[buffer(24)]],
     FLASHATTN_OPTIONAL_INPUTS, uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr int kKeys = SIMDGROUPS * 8, kRowFragments = ROWS / 8, kDepth = D / 8, kColumns = DV / 8;
@@ -58,8 +58,8 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
   KeySpan queries_of_any = visibility.seen_from(first_key, last_key);
   RowLayout query_layout = row_layout(params.query), dout_layout = row_layout(backward.dout);
   for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
-    const device T* queries = head_of(query, params, params.query, batch, head);
-    const device T* douts = head_of(dout, params, backward.dout, batch, head);
+    PlainRows<const device T*> queries = {head_of(query, params, params.query, batch, head), query_layout};
+    PlainRows<const device T*> douts = {head_of(dout, params, backward.dout, batch, head), dout_layout};
     const device float* lses = head_of(saved_lse, params, params.lse, batch, head);
     const device float* deltas = delta + delta_offset(params, batch, head);
     float slope = visibility.row(0, head).slope;
@@ -71,10 +71,8 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
       bool needed = visibility.seen_by_any(first, last).meets(own_first, 8);  // by this SIMD group
 
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous rows have been read
-      bool finite_queries = QueryLoader::load(query_tile, queries + query_layout.offset(first, 0), query_layout,
-                                              row_count, head_dim, thread_index);
-      bool finite_dout = DoutLoader::load(dout_tile, douts + dout_layout.offset(first, 0), dout_layout, row_count,
-                                          value_dim, thread_index);
+      bool finite_queries = QueryLoader::load(query_tile, queries.from(first), row_count, head_dim, thread_index);
+      bool finite_dout = DoutLoader::load(dout_tile, douts.from(first), row_count, value_dim, thread_index);
       if (thread_index < ROWS) {
         saved_rows[thread_index] = saved_row(lses, deltas, params, first + int(thread_index));
       }

@@ -11,7 +11,7 @@ using namespace flashattn;
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void backward_dq(
-    FLASHATTN_TENSORS(T), FLASHATTN_BACKWARD_INPUTS(T), device T* dq [[buffer(22)]], FLASHATTN_OPTIONAL_INPUTS,
+    FLASHATTN_TENSORS(T, T), FLASHATTN_BACKWARD_INPUTS(T), device T* dq [[buffer(22)]], FLASHATTN_OPTIONAL_INPUTS,
     uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
@@ -48,9 +48,8 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
   LaneRow<T, DV, kKeepDout> own_dout(head_of(dout, params, backward.dout, batch, head), row_layout(backward.dout),
                                      row.query, params.query_len, fragment_c, value_dim);
 
-  const device T* keys = head_of(key, params, params.key, batch, kv_head);
-  const device T* values = head_of(value, params, params.value, batch, kv_head);
-  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
+  auto keys = rows_of(key, params, params.key, batch, kv_head);
+  auto values = rows_of(value, params, params.value, batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_query, last_query);
   KeySpan all = visibility.seen_by_all(first_query, last_query);
   KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + 7, last_query));
@@ -61,7 +60,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
     bool needed = own.meets(first, KEYS);  // by this SIMD group
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read
-    ValueLoader::load(tile, values + value_layout.offset(first, 0), value_layout, key_count, value_dim, thread_index);
+    ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
     Fragment gradients[kKeyFragments];                       // of the probabilities, then of the scores
     if (needed) {
@@ -69,8 +68,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
     }
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values have been read
-    bool finite =
-        KeyLoader::load(tile, keys + key_layout.offset(first, 0), key_layout, key_count, head_dim, thread_index);
+    bool finite = KeyLoader::load(tile, keys.from(first), key_count, head_dim, thread_index);
     if (!shown) {
       finite = metal::simd_all(finite);
       if (lane == 0) {

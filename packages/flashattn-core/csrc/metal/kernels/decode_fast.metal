@@ -5,10 +5,10 @@
 using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 32 threads.
-template <typename T, int D, int DV>
-[[kernel, max_total_threads_per_threadgroup(32)]] void decode_fast(FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T),
-                                                                   FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS,
-                                                                   FLASHATTN_SINKS,
+template <typename T, int D, int DV, typename K = T>
+[[kernel, max_total_threads_per_threadgroup(32)]] void decode_fast(FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS,
+                                                                   FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
+                                                                   FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
                                                                    uint3 group [[threadgroup_position_in_grid]],
                                                                    uint lane [[thread_index_in_simdgroup]]) {
   using Rows = DecodeRows<T, D, DV, 1>;
@@ -18,11 +18,10 @@ template <typename T, int D, int DV>
   thread Rows rows;
   rows.load(query, RowPosition{0, head, head, 1}, visibility, batch, lane);
 
-  const device T* keys = head_of(key, params, params.key, batch, kv_head);
-  const device T* values = head_of(value, params, params.value, batch, kv_head);
+  auto keys = FLASHATTN_KEYS(batch, kv_head);
+  auto values = FLASHATTN_VALUES(batch, kv_head);
   KeySpan any = visibility.seen(0), all = visibility.seen_by_all(0, 0);
-  rows.attend(keys, row_layout(params.key), values, row_layout(params.value), visibility, all, any.begin, any.end,
-              Rows::kKeys, 0, lane);
+  rows.attend(keys, values, visibility, all, any.begin, any.end, Rows::kKeys, 0, lane);
 
   RowResult result = finish_row(rows.softmax[0], sinks, params, batch, head);
   rows.store(0, out_row(out, params, batch, head, 0), result.normalise, lane);

@@ -6,11 +6,11 @@
 using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 1024 threads.
-template <typename T, int D, int DV>
+template <typename T, int D, int DV, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(1024)]] void decode_parallel(
-    FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
-    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
+    FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS, uint3 group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   using Rows = DecodeRows<T, D, DV, 1>;
   constexpr int kSimdgroups = 32;
   int batch = int(group.z), head = int(group.y);
@@ -19,11 +19,11 @@ template <typename T, int D, int DV>
   thread Rows rows;
   rows.load(query, RowPosition{0, head, head, 1}, visibility, batch, lane);
 
-  const device T* keys = head_of(key, params, params.key, batch, kv_head);
-  const device T* values = head_of(value, params, params.value, batch, kv_head);
+  auto keys = FLASHATTN_KEYS(batch, kv_head);
+  auto values = FLASHATTN_VALUES(batch, kv_head);
   KeySpan any = visibility.seen(0), all = visibility.seen_by_all(0, 0);
-  rows.attend(keys, row_layout(params.key), values, row_layout(params.value), visibility, all,
-              any.begin + int(simdgroup) * Rows::kKeys, any.end, kSimdgroups * Rows::kKeys, 0, lane);
+  rows.attend(keys, values, visibility, all, any.begin + int(simdgroup) * Rows::kKeys, any.end,
+              kSimdgroups * Rows::kKeys, 0, lane);
 
   // The merge. A lane stands for the SIMD group of its number; the columns go by in passes that fit the memory. The
   // odd stride puts a column's 32 partial results into 32 banks.

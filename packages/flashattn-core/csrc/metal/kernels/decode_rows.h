@@ -4,6 +4,7 @@
 #pragma once
 
 #include "online_softmax.h"
+#include "stored_rows.h"
 #include "visibility.h"
 
 namespace flashattn {
@@ -40,6 +41,7 @@ struct DecodeRows {
   static constexpr constant int kOwn = ROWS * (kColumns + kValueColumns + 2);
   static constexpr constant int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
   static constexpr constant int kKeys = kOwn + ROWS * kMost <= 88 ? kMost : kOwn + ROWS * 2 <= 88 && kMost > 1 ? 2 : 1;
+  static_assert(2 * kKeys * kWidest / 32 <= FLASHATTN_LANES, "a lane for each scale and bias, see QuantisedBatch");
 
   float query[ROWS][kColumns];
   float output[ROWS][kValueColumns];
@@ -74,21 +76,18 @@ struct DecodeRows {
     }
   }
 
-  // Takes keys begin..end-1 in, from the SIMD group's first on in steps: kKeys of each step. `key` and `value` point to
-  // key number `origin`, in device or threadgroup memory. `all`: the keys that all rows see.
-  template <typename Pointer>
-  METAL_FUNC void attend(Pointer key, RowLayout key_layout, Pointer value, RowLayout value_layout,
-                         Visibility visibility, KeySpan all, int begin, int end, int step, int origin,
-                         uint lane) thread {
+  // Takes keys begin..end-1 in, from the SIMD group's first on in steps: kKeys of each step. `keys` and `values` begin
+  // at key number `origin`. `all`: the keys that all rows see.
+  template <typename Source>
+  METAL_FUNC void attend(Source keys, Source values, Visibility visibility, KeySpan all, int begin, int end, int step,
+                         int origin, uint lane) thread {
     int k = begin;
     for (; k + kKeys <= end; k += step) {
-      attend_batch<true>(key + key_layout.offset(k - origin, 0), key_layout, value + value_layout.offset(k - origin, 0),
-                         value_layout, visibility, k, kKeys, all.contains(k, kKeys), lane);
+      attend_batch<true>(keys.from(k - origin), values.from(k - origin), visibility, k, kKeys, all.contains(k, kKeys),
+                         lane);
     }
     if (k < end) {
-      attend_batch<false>(key + key_layout.offset(k - origin, 0), key_layout,
-                          value + value_layout.offset(k - origin, 0), value_layout, visibility, k, end - k, false,
-                          lane);
+      attend_batch<false>(keys.from(k - origin), values.from(k - origin), visibility, k, end - k, false, lane);
     }
   }
 
@@ -106,14 +105,15 @@ struct DecodeRows {
 
  private:
   // WHOLE: of kKeys keys, and not fewer. Only then are the loads of a lane free of conditions, and wide.
-  template <bool WHOLE, typename Pointer>
-  METAL_FUNC void attend_batch(Pointer key, RowLayout key_layout, Pointer value, RowLayout value_layout,
-                               Visibility visibility, int first_key, int count, bool shown, uint lane) thread {
+  template <bool WHOLE, typename Source>
+  METAL_FUNC void attend_batch(Source keys, Source values, Visibility visibility, int first_key, int count, bool shown,
+                               uint lane) thread {
     float scores[ROWS][kKeys];
+    auto key_batch = keys.batch(count, head_dim, lane);
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeys; ++k) {
       float columns[kColumns];
-      load_columns<D, kColumns>(columns, key, key_layout, k, head_dim, WHOLE || k < count, lane);
+      key_batch.template load<D, kColumns>(columns, k, int(lane) * kColumns, head_dim, WHOLE || k < count);
       FLASHATTN_UNROLL
       for (int r = 0; r < ROWS; ++r) {
         float product = 0;
@@ -150,10 +150,12 @@ struct DecodeRows {
       }
       position.next();
     }
+    auto value_batch = values.batch(count, value_dim, lane);
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeys; ++k) {
       float columns[kValueColumns];
-      load_columns<DV, kValueColumns>(columns, value, value_layout, k, value_dim, WHOLE || k < count, lane);
+      value_batch.template load<DV, kValueColumns>(columns, k, int(lane) * kValueColumns, value_dim,
+                                                   WHOLE || k < count);
       FLASHATTN_UNROLL
       for (int r = 0; r < ROWS; ++r) {
         if (shown || scores[r][k] != 0) {  // a value that the row does not see may be NaN or infinite
@@ -162,25 +164,6 @@ struct DecodeRows {
             output[r][i] = metal::fma(scores[r][k], columns[i], output[r][i]);
           }
         }
-      }
-    }
-  }
-
-  // A lane's columns of one row; 0 beyond `columns`, and in a row that does not exist.
-  template <int WIDTH, int COUNT, typename Pointer>
-  METAL_FUNC static void load_columns(thread float* target, Pointer source, RowLayout layout, int row, int columns,
-                                      bool exists, uint lane) {
-    int first_column = int(lane) * COUNT;
-    Pointer from = source + layout.offset(row, first_column);
-    if (exists && (WIDTH == columns || first_column + COUNT <= columns)) {
-      FLASHATTN_UNROLL
-      for (int i = 0; i < COUNT; ++i) {
-        target[i] = float(from[packed_rows ? i : i * layout.column]);
-      }
-    } else {
-      FLASHATTN_UNROLL
-      for (int i = 0; i < COUNT; ++i) {
-        target[i] = exists && first_column + i < columns ? float(from[i * layout.column]) : 0.0f;
       }
     }
   }

@@ -43,10 +43,10 @@ using namespace flashattn;
 
 // Phase 1 where the rows of a key/value head fit one SIMD group: each SIMD group takes a chunk of its own.
 // Grid: (chunks / SIMD groups, kv_heads, batch).
-template <typename T, int D, int DV, int ROWS>
+template <typename T, int D, int DV, int ROWS, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(128)]] void decode_split(
-    FLASHATTN_TENSORS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_PARTIALS(device),
-    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS,
+    FLASHATTN_PARTIALS(device), uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
   using Rows = DecodeRows<T, D, DV, ROWS>;
   int batch = int(group.z), kv_head = int(group.y), chunk = int(group.x * simdgroups + simdgroup);
@@ -57,34 +57,35 @@ template <typename T, int D, int DV, int ROWS>
   thread Rows rows;
   rows.load(query, row_position(0, kv_head, params.num_heads / params.num_kv_heads), visibility, batch, lane);
 
-  const device T* keys = head_of(key, params, params.key, batch, kv_head);
-  const device T* values = head_of(value, params, params.value, batch, kv_head);
+  auto keys = FLASHATTN_KEYS(batch, kv_head);
+  auto values = FLASHATTN_VALUES(batch, kv_head);
   int chunk_begin = split.first_key + chunk * split.chunk_len;
   int last = params.query_len - 1;
   KeySpan any = intersection(visibility.seen_by_any(0, last), KeySpan{chunk_begin, chunk_begin + split.chunk_len});
   KeySpan all = visibility.seen_by_all(0, last);
-  rows.attend(keys, row_layout(params.key), values, row_layout(params.value), visibility, all, any.begin, any.end,
-              Rows::kKeys, 0, lane);
+  rows.attend(keys, values, visibility, all, any.begin, any.end, Rows::kKeys, 0, lane);
   store_partials(rows, partial_out, partial_max, partial_sum, params, split, batch, chunk, lane);
 }
 
 // Phase 1 for more rows: a threadgroup takes a chunk, its SIMD groups take ROWS rows each, and keys and values go
 // through threadgroup memory, so that they are still read once. More rows than a threadgroup holds are further
 // threadgroups. Grid: (chunks * blocks of rows, kv_heads, batch).
-template <typename T, int D, int DV, int ROWS, int SIMDGROUPS>
+template <typename T, int D, int DV, int ROWS, int SIMDGROUPS, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void decode_split_shared(
-    FLASHATTN_TENSORS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_PARTIALS(device),
-    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS,
+    FLASHATTN_PARTIALS(device), uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
   using Rows = DecodeRows<T, D, DV, ROWS>;
-  constexpr int kBudget = 15 * 1024 / int(sizeof(T));  // elements of each of the two tiles: 30 of 32 KB
+  using Element = typename Stored<K>::Element;
+  constexpr int kBudget = 15 * 1024 / int(sizeof(Element));  // elements of each of the two tiles: 30 of 32 KB
   constexpr int kFitting = kBudget / (Rows::kWidest + 16) / Rows::kKeys * Rows::kKeys;
   constexpr int kTile = kFitting < 32 ? kFitting : 32;
   static_assert(kTile > 0, "not even one batch of keys fits");
-  using KeyLoader = TileLoader<T, kTile, D, SIMDGROUPS * FLASHATTN_LANES>;
-  using ValueLoader = TileLoader<T, kTile, DV, SIMDGROUPS * FLASHATTN_LANES>;
-  threadgroup T key_tile[KeyLoader::kSize];
-  threadgroup T value_tile[ValueLoader::kSize];
+  using KeyLoader = TileLoader<Element, kTile, D, SIMDGROUPS * FLASHATTN_LANES>;
+  using ValueLoader = TileLoader<Element, kTile, DV, SIMDGROUPS * FLASHATTN_LANES>;
+  using Tile = PlainRows<const threadgroup Element*>;
+  threadgroup Element key_tile[KeyLoader::kSize];
+  threadgroup Element value_tile[ValueLoader::kSize];
 
   int heads = params.num_heads / params.num_kv_heads, all_rows = params.query_len * heads;
   int row_blocks = (all_rows + SIMDGROUPS * ROWS - 1) / (SIMDGROUPS * ROWS);
@@ -94,9 +95,8 @@ template <typename T, int D, int DV, int ROWS, int SIMDGROUPS>
   thread Rows rows;
   rows.load(query, row_position(first_row, kv_head, heads), visibility, batch, lane);
 
-  const device T* keys = head_of(key, params, params.key, batch, kv_head);
-  const device T* values = head_of(value, params, params.value, batch, kv_head);
-  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
+  auto keys = FLASHATTN_KEYS(batch, kv_head);
+  auto values = FLASHATTN_VALUES(batch, kv_head);
   int chunk_begin = split.first_key + chunk * split.chunk_len;
   int last = params.query_len - 1;
   KeySpan any = intersection(visibility.seen_by_any(0, last), KeySpan{chunk_begin, chunk_begin + split.chunk_len});
@@ -104,13 +104,11 @@ template <typename T, int D, int DV, int ROWS, int SIMDGROUPS>
   for (int tile = any.begin; tile < any.end; tile += kTile) {
     int tile_end = metal::min(tile + kTile, any.end);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous tile has been read
-    KeyLoader::load(key_tile, keys + key_layout.offset(tile, 0), key_layout, tile_end - tile, head_dim, thread_index);
-    ValueLoader::load(value_tile, values + value_layout.offset(tile, 0), value_layout, tile_end - tile, value_dim,
-                      thread_index);
+    KeyLoader::load(key_tile, keys.from(tile), tile_end - tile, head_dim, thread_index);
+    ValueLoader::load(value_tile, values.from(tile), tile_end - tile, value_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    rows.attend(static_cast<const threadgroup T*>(key_tile), RowLayout{KeyLoader::kStride, 1},
-                static_cast<const threadgroup T*>(value_tile), RowLayout{ValueLoader::kStride, 1}, visibility, all,
-                tile, tile_end, Rows::kKeys, tile, lane);
+    rows.attend(Tile{key_tile, RowLayout{KeyLoader::kStride, 1}}, Tile{value_tile, RowLayout{ValueLoader::kStride, 1}},
+                visibility, all, tile, tile_end, Rows::kKeys, tile, lane);
   }
   store_partials(rows, partial_out, partial_max, partial_sum, params, split, batch, chunk, lane);
 }

@@ -47,17 +47,18 @@ using namespace flashattn;
 
 // D and DV: head_dim and value_dim rounded up to whole fragments. KEYS: of a tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
-template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
+template <typename T, int D, int DV, int SIMDGROUPS, int KEYS, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void prefill_reg(
-    FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
-    uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
+    FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS, uint3 group [[threadgroup_position_in_grid]],
+    uint3 grid [[threadgroups_per_grid]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr int kRows = SIMDGROUPS * 8;
   constexpr int kColumns = DV / 8, kKeyFragments = KEYS / 8;
-  using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
-  using ValueLoader = TileLoader<T, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
-  threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
+  using Element = typename Stored<K>::Element;
+  using KeyLoader = TileLoader<Element, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
+  using ValueLoader = TileLoader<Element, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
+  threadgroup Element tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
   threadgroup int finite_values[SIMDGROUPS];  // whether what each SIMD group has loaded is
 
   // The last queries first: under a causal mask they see the most keys, and a long one should not start last.
@@ -82,9 +83,8 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
   LaneRow<T, D, kKeepQueries> own_queries(head_of(query, params, params.query, batch, head), row_layout(params.query),
                                           row.query, params.query_len, fragment_c, head_dim);
 
-  const device T* keys = head_of(key, params, params.key, batch, kv_head);
-  const device T* values = head_of(value, params, params.value, batch, kv_head);
-  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
+  auto keys = FLASHATTN_KEYS(batch, kv_head);
+  auto values = FLASHATTN_VALUES(batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_query, last_query);
   KeySpan all = visibility.seen_by_all(first_query, last_query);
   KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + 7, last_query));
@@ -95,7 +95,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
     bool needed = own.meets(first, KEYS);  // by this SIMD group
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous values have been read
-    KeyLoader::load(tile, keys + key_layout.offset(first, 0), key_layout, key_count, head_dim, thread_index);
+    KeyLoader::load(tile, keys.from(first), key_count, head_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
     Fragment scores[kKeyFragments];
@@ -104,8 +104,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
     }
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the keys have been read
-    bool finite = ValueLoader::load(tile, values + value_layout.offset(first, 0), value_layout, key_count, value_dim,
-                                    thread_index);
+    bool finite = ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
     if (!shown) {
       finite = metal::simd_all(finite);
       if (lane == 0) {

@@ -13,7 +13,7 @@ using namespace flashattn;
 // up to whole fragments. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
 template <typename T, int D, int DV, int ROW_FRAGMENTS>
 [[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(
-    FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
+    FLASHATTN_TENSORS(T, T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
     uint3 threadgroup_index [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // a fragment of keys for each SIMD group

@@ -2,18 +2,19 @@
 // key: maximum and sum are over the SIMD group. Keys and values go through threadgroup memory 32 columns at a time, so
 // that any head_dim fits.
 #include "epilogue.h"
-#include "tile_loader.h"
+#include "stored_rows.h"
 #include "visibility.h"
 
 using namespace flashattn;
 
 // Rows of a key/value head: its query heads side by side, query after query. D and DV: head_dim and value_dim rounded
 // up to whole lanes. Grid: (rows / 32, kv_heads, batch) threadgroups of 1024 threads.
-template <typename T, int D, int DV>
+template <typename T, int D, int DV, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(1024)]] void rowwise(
-    FLASHATTN_TENSORS(T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
-    uint3 threadgroup_index [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
+    FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS, uint3 threadgroup_index [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr int kRows = 32, kKeys = 32;
   constexpr int kChunks = D / FLASHATTN_LANES, kValueChunks = DV / FLASHATTN_LANES;
   threadgroup float tile[kKeys * (FLASHATTN_LANES + 1)];  // the odd stride: a column's elements lie in 32 banks
@@ -42,9 +43,8 @@ template <typename T, int D, int DV>
   }
   OnlineSoftmax softmax = empty_row();
 
-  const device T* keys = head_of(key, params, params.key, batch, kv_head);
-  const device T* values = head_of(value, params, params.value, batch, kv_head);
-  RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
+  auto keys = FLASHATTN_KEYS(batch, kv_head);
+  auto values = FLASHATTN_VALUES(batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_row / group, last_row / group);
   KeySpan all = visibility.seen_by_all(first_row / group, last_row / group);
   int own_key = int(thread_index) / FLASHATTN_LANES, own_column = int(thread_index) % FLASHATTN_LANES;
@@ -56,8 +56,7 @@ template <typename T, int D, int DV>
       int column = chunk * FLASHATTN_LANES + own_column;
       bool inside = own_exists && (D == head_dim || column < head_dim);
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous tile has been read
-      tile[own_key * (FLASHATTN_LANES + 1) + own_column] =
-          inside ? float(keys[key_layout.offset(first + own_key, column)]) : 0.0f;
+      tile[own_key * (FLASHATTN_LANES + 1) + own_column] = inside ? keys.element(first + own_key, column) : 0.0f;
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       for (int i = 0; i < FLASHATTN_LANES; ++i) {
         float q = metal::simd_shuffle(query_columns[chunk], ushort(i));
@@ -79,8 +78,7 @@ template <typename T, int D, int DV>
       int column = chunk * FLASHATTN_LANES + own_column;
       bool inside = own_exists && (DV == value_dim || column < value_dim);
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      tile[own_key * (FLASHATTN_LANES + 1) + own_column] =
-          inside ? float(values[value_layout.offset(first + own_key, column)]) : 0.0f;
+      tile[own_key * (FLASHATTN_LANES + 1) + own_column] = inside ? values.element(first + own_key, column) : 0.0f;
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       float sum = output[chunk] * rescale;
       for (int j = 0; j < kKeys; ++j) {

@@ -1,8 +1,8 @@
 // Rows of keys or values from device to threadgroup memory, by all threads of the threadgroup together.
 #pragma once
 
-#include "arguments.h"
 #include "finite.h"
+#include "stored_rows.h"
 
 namespace flashattn {
 
@@ -17,24 +17,13 @@ struct TileLoader {
 
   // Rows from `rows` on, and columns from `columns` on, become 0. Returns whether the elements that this thread has
   // copied are all finite.
-  METAL_FUNC static bool load(threadgroup T* tile, const device T* source, RowLayout layout, int rows, int columns,
-                              uint thread_index) {
+  template <typename Source>
+  METAL_FUNC static bool load(threadgroup T* tile, Source source, int rows, int columns, uint thread_index) {
     float zero = 0;  // stays 0 unless something is not finite
     for (int run = int(thread_index); run < ROWS * kRuns; run += THREADS) {
       int row = run / kRuns, column = run % kRuns * kRun;
       T elements[kRun];
-      if (row < rows && (COLUMNS == columns || column + kRun <= columns)) {  // as one wide load, where rows are packed
-        const device T* from = source + layout.offset(row, column);
-        FLASHATTN_UNROLL
-        for (int i = 0; i < kRun; ++i) {
-          elements[i] = from[packed_rows ? i : i * layout.column];
-        }
-      } else {
-        FLASHATTN_UNROLL
-        for (int i = 0; i < kRun; ++i) {
-          elements[i] = row < rows && column + i < columns ? source[layout.offset(row, column + i)] : T(0);
-        }
-      }
+      source.template load<COLUMNS, kRun>(elements, row, column, columns, row < rows);
       FLASHATTN_UNROLL
       for (int i = 0; i < kRun; ++i) {
         tile[row * kStride + column + i] = elements[i];

@@ -39,9 +39,9 @@ struct LaneRow {
 };
 
 // product = rows @ tile^T, for the tile's first FRAGMENTS * 8 rows.
-template <int FRAGMENTS, int STRIDE, typename T, int COLUMNS, bool KEEP>
+template <int FRAGMENTS, int STRIDE, typename T, int COLUMNS, bool KEEP, typename U>
 METAL_FUNC void multiply_transposed(thread Fragment* product, thread const LaneRow<T, COLUMNS, KEEP>& left,
-                                    const threadgroup T* tile, uint lane) {
+                                    const threadgroup U* tile, uint lane) {
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   FLASHATTN_UNROLL
   for (int k = 0; k < FRAGMENTS; ++k) {
@@ -53,7 +53,7 @@ METAL_FUNC void multiply_transposed(thread Fragment* product, thread const LaneR
     simdgroup_barrier(metal::mem_flags::mem_none);  // keeps the compiler from loading all fragments at once
     FLASHATTN_UNROLL
     for (int k = 0; k < FRAGMENTS; ++k) {
-      const threadgroup T* corner = tile + (k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r;
+      const threadgroup U* corner = tile + (k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r;
       Fragment transposed = Fragment{float(corner[0]), float(corner[STRIDE])};
       product[k] = multiply(own, transposed, product[k]);
     }

@@ -26,6 +26,11 @@ constant bool whole_keys [[function_constant(15)]];   // the last tile of keys i
 
 constant bool has_dlse [[function_constant(16)]];  // in the gradient: lse has one, too
 
+constant bool is_quantised [[function_constant(17)]];  // keys and values
+constant int quant_bits [[function_constant(18)]];     // of an element
+constant int group_size [[function_constant(19)]];     // elements that share a scale and a bias
+constant int group_dtype [[function_constant(20)]];    // of scales and biases: Dtype of launch.h
+
 #define FLASHATTN_UNROLL _Pragma("clang loop unroll(full)")
 
 // Width of a SIMD group on every Apple GPU.

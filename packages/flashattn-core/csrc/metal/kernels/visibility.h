@@ -149,9 +149,7 @@ struct Visibility {
 
   METAL_FUNC float add_bias(float score, Row row, int key) const thread {
     int64_t offset = row.head * params->bias.head + row.query * params->bias.row + key * params->bias.column;
-    float added = bias_dtype == 1   ? reinterpret_cast<const device float*>(bias)[offset]
-                  : bias_dtype == 2 ? float(reinterpret_cast<const device half*>(bias)[offset])
-                                    : float(reinterpret_cast<const device bfloat*>(bias)[offset]);
+    float added = load_float(bias, bias_dtype, offset);
     if (added == -INFINITY) {
       return -INFINITY;
     }
@@ -179,8 +177,7 @@ METAL_FUNC Visibility visibility_of(const constant AttentionParams& params, int 
     result.visible += batch_offset(params, params.visible, batch);
   }
   if (has_bias) {
-    int64_t size = bias_dtype == 1 ? sizeof(float) : sizeof(half);
-    result.bias += batch_offset(params, params.bias, batch) * size;
+    result.bias += batch_offset(params, params.bias, batch) * size_of_dtype(bias_dtype);
   }
   if (has_alibi) {
     result.alibi_slopes += batch_offset(params, params.alibi_slopes, batch);

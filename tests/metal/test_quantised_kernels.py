@@ -1,0 +1,153 @@
+"""Each kernel that takes quantised keys and values, all bits and group sizes, against float64 of the dequantised.
+
+Lengths, groups of heads, dtypes, masks, options and schedules take turns, as in test_kernels.py, and every run is
+checked for races, bounds and uninitialised memory by itself.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import plan
+from flashattn_core.reference import reference_attention
+from metal_attention import run
+from oracle import DTYPES, assert_matches_reference, to_numpy
+from test_grid import cast_arrays, mask_kinds, option_kinds
+from test_kernels import FEW, LONG, LONGER, ONE, SCHEDULES
+from test_quantised import BITS, GROUP_SIZES, dequantised, normal, quantised
+
+CASES = {
+    "metal_decode_fast": ONE,
+    "metal_decode_parallel": ONE,
+    "metal_decode_split": FEW,
+    "metal_prefill_reg": LONG + LONGER,
+    "metal_rowwise": LONG,
+}
+
+
+def assert_matches(query, key, value, **call):
+    """In float32 by the oracle's rule; a query of 16 bits gives the bits of float32, rounded at the end."""
+    how = {name: call.pop(name) for name in ("group_size", "bits")}
+
+    def attention(wide, _key, _value, *args, return_lse, **options):
+        result = run(wide, key, value, *args, **how, **options)
+        if query.dtype != mx.float32:
+            narrow = run(query, key, value, *args, **how, **options)
+            assert mx.array_equal(narrow.out, result.out.astype(query.dtype))
+            assert mx.array_equal(narrow.lse, result.lse)
+        return result.out, result.lse
+
+    floats = dequantised(key, **how), dequantised(value, **how)
+    assert_matches_reference(query.astype(mx.float32), *floats, attention=attention, **call)
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("kernel", CASES)
+def test_grid(rng, kernel, bits, group_size):
+    how = {"group_size": group_size, "bits": bits}
+    lengths = CASES[kernel]
+    turn = BITS.index(bits) + 5 * GROUP_SIZES.index(group_size)
+    for i in range(6):
+        length, key_len = lengths[(turn + 5 * i) % len(lengths)]
+        dtype, groups = (list(DTYPES.values())[(turn + i) // j % 3] for j in (1, 3))
+        heads = (1, 2, 7)[(turn + i) % 3]
+        key, value = (quantised(rng, 2, 1, key_len, max(64, group_size), dtype=groups, **how) for _ in range(2))
+        masks = mask_kinds(rng, length, key_len)
+        options = option_kinds(rng, heads)[(turn + 3 * i) % 8]
+        assert_matches(
+            normal(rng, 2, heads, length, max(64, group_size), dtype=dtype),
+            key,
+            value,
+            mask=cast_arrays(masks[(turn + 7 * i) % len(masks)](), dtype),
+            kernel=kernel,
+            schedule=SCHEDULES[(turn + i) % len(SCHEDULES)],
+            **{name: given.astype(dtype) if name == "sinks" else given for name, given in options.items()},
+            **how,
+        )
+
+
+@pytest.mark.parametrize(
+    "dims", [(32, 32, 32), (96, 160, 32), (128, 128, 64), (192, 64, 64), (256, 256, 128), (224, 256, 32)], ids=str
+)
+@pytest.mark.parametrize("kernel", CASES)
+def test_head_dims(rng, kernel, dims):
+    check_dims(rng, kernel, dims)
+
+
+@pytest.mark.parametrize("dims", [(512, 512, 128), (288, 352, 32)], ids=str)
+@pytest.mark.parametrize("kernel", [name for name in CASES if "prefill" not in name])
+def test_head_dims_above_256(rng, kernel, dims):
+    check_dims(rng, kernel, dims)
+
+
+def check_dims(rng, kernel, dims):
+    length, key_len = CASES[kernel][5]
+    dim, value_dim, group_size = dims
+    for bits, dtype in ((8, mx.float32), (4, mx.bfloat16), (3, mx.float16)):
+        key = quantised(rng, 1, 2, key_len, dim, group_size=group_size, bits=bits)
+        value = quantised(rng, 1, 2, key_len, value_dim, group_size=group_size, bits=bits)
+        query = normal(rng, 1, 4, length, dim, dtype=dtype)
+        assert_matches(query, key, value, mask="causal", kernel=kernel, group_size=group_size, bits=bits)
+
+
+@pytest.mark.parametrize(("length", "group"), [(8, 33), (3, 100), (8, 8)])
+def test_more_rows_than_a_threadgroup_holds(rng, length, group):
+    key, value = (quantised(rng, 1, 1, 70, 64, bits=4) for _ in range(2))
+    query = normal(rng, 1, group, length, 64)
+    assert_matches(query, key, value, mask="causal", kernel="metal_decode_split", group_size=64, bits=4)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kernel", CASES)
+def test_float32_is_within_2e_6_of_float64(rng, kernel, bits):
+    for length, key_len in CASES[kernel][-3:]:
+        packed = quantised(rng, 1, 1, key_len, 64, bits=bits)
+        query, floats = normal(rng, 1, 2, length, 64), to_numpy(dequantised(packed, bits=bits))
+        result = run(query, packed, packed, mask="causal", kernel=kernel, bits=bits)
+        out, lse = reference_attention(to_numpy(query), floats, floats, None, "causal")
+        np.testing.assert_allclose(to_numpy(result.out), out, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(to_numpy(result.lse), lse, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("kernel", ["metal_decode_fast", "metal_decode_parallel", "metal_decode_split"])
+def test_a_decode_step_equals_the_row_of_a_prefill(rng, kernel):
+    query, packed = normal(rng, 1, 7, 33, 64), quantised(rng, 1, 1, 150, 64, bits=4)
+    whole = run(query, packed, packed, mask="causal", kernel="metal_prefill_reg", bits=4)
+    last = run(query[:, :, -1:], packed, packed, mask="causal", kernel=kernel, bits=4)
+    np.testing.assert_allclose(to_numpy(last.out), to_numpy(whole.out[:, :, -1:]), atol=2e-6)
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_the_schedule_changes_no_bit(rng, kernel):
+    length, key_len = CASES[kernel][7]
+    query, packed = normal(rng, 1, 7, length, 64), quantised(rng, 1, 1, key_len, 64, bits=6)
+    first = run(query, packed, packed, mask="causal", kernel=kernel, bits=6)
+    for schedule in SCHEDULES[1:]:
+        other = run(query, packed, packed, mask="causal", kernel=kernel, bits=6, schedule=schedule)
+        assert mx.array_equal(first.out, other.out)
+        assert mx.array_equal(first.lse, other.lse)
+        assert first.counts == other.counts
+
+
+@pytest.mark.parametrize(
+    ("length", "key_len", "dim", "kernel"),
+    [
+        (1, 128, 512, "metal_decode_fast"),
+        (1, 1024, 64, "metal_decode_parallel"),
+        (1, 1025, 64, "metal_decode_split"),
+        (8, 5000, 512, "metal_decode_split"),
+        (9, 9, 64, "metal_prefill_reg"),
+        (65, 65, 256, "metal_prefill_reg"),
+        (65, 65, 288, "metal_rowwise"),
+    ],
+)
+def test_every_call_has_a_kernel(rng, length, key_len, dim, kernel):
+    packed = quantised(rng, 1, 2, key_len, dim, group_size=32)
+    answer = plan(mx.zeros((1, 4, length, dim)), packed, packed, group_size=32, bits=8, device="metal")
+    assert answer.kernel == kernel
+
+
+def test_prefill_tg_takes_none(rng):
+    packed = quantised(rng, 1, 2, 9, 64)
+    answer = plan(mx.zeros((1, 4, 9, 64)), packed, packed, bits=8, device="metal", kernel="metal_prefill_tg")
+    assert (answer.kernel, answer.reason) == (None, "metal_prefill_tg takes no quantised keys and values")
