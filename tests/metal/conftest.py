@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from metal_on_cpu import MISSING
 
-RUN_ON_A_GPU_TOO = {"test_rules.py", "test_kernels.py", "test_quantised_kernels.py"}  # where there is one, see metal_attention.py
+# Where there is one, see metal_attention.py.
+RUN_ON_A_GPU_TOO = {"test_rules.py", "test_kernels.py", "test_quantised_kernels.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

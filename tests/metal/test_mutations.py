@@ -46,11 +46,13 @@ FAULTS = {
         REG, BARRIER + "  // the values are there", "if (own.end > first) " + BARRIER
     ),
     # Bounds.
-    "loader: one row too many": Fault(REG, "if (row < rows && (", "if (row <= rows && (", mask=None),
-    "loader: one column too many": Fault(REG, "column + i < columns", "column + i <= columns", dim=39),
+    "loader: one row too many": Fault(REG, "columns, row < rows", "columns, row <= rows", mask=None),
+    "loader: one column too many": Fault(REG, "first + i < columns", "first + i <= columns", dim=39),
     "reg: rows beyond the last": Fault(REG, "if (!whole_rows && row.query >= params.query_len)", "if (false)"),
     "reg: columns beyond the last": Fault(REG, "if (COLUMNS == columns || column < columns)", "if (true)", dim=37),
-    "decode: a key too many": Fault(FAST, "WHOLE || k < count, lane", "WHOLE || k <= count, lane", lengths=(1, 71)),
+    "decode: a key too many": Fault(
+        FAST, "head_dim, WHOLE || k < count", "head_dim, WHOLE || k <= count", lengths=(1, 71)
+    ),
     "split: a chunk too many": Fault(
         SPLIT, "if (chunk >= split.num_chunks)", "if (chunk > split.num_chunks)", lengths=ONE
     ),

@@ -50,7 +50,7 @@ enum Binding : int {
   kValueScales,
   kValueBiases,
   kQuantParams,  // QuantParams, by value
-  kNumBindings  // 31: Metal has no more
+  kNumBindings   // 31: Metal has no more
 };
 
 // One function constant of kernels/variant.h.
