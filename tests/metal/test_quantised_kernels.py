@@ -7,7 +7,6 @@ checked for races, bounds and uninitialised memory by itself.
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import plan
 from flashattn_core.reference import reference_attention
 from metal_attention import run
 from oracle import DTYPES, assert_matches_reference, to_numpy
@@ -127,27 +126,3 @@ def test_the_schedule_changes_no_bit(rng, kernel):
         assert mx.array_equal(first.out, other.out)
         assert mx.array_equal(first.lse, other.lse)
         assert first.counts == other.counts
-
-
-@pytest.mark.parametrize(
-    ("length", "key_len", "dim", "kernel"),
-    [
-        (1, 128, 512, "metal_decode_fast"),
-        (1, 1024, 64, "metal_decode_parallel"),
-        (1, 1025, 64, "metal_decode_split"),
-        (8, 5000, 512, "metal_decode_split"),
-        (9, 9, 64, "metal_prefill_reg"),
-        (65, 65, 256, "metal_prefill_reg"),
-        (65, 65, 288, "metal_rowwise"),
-    ],
-)
-def test_every_call_has_a_kernel(rng, length, key_len, dim, kernel):
-    packed = quantised(rng, 1, 2, key_len, dim, group_size=32)
-    answer = plan(mx.zeros((1, 4, length, dim)), packed, packed, group_size=32, bits=8, device="metal")
-    assert answer.kernel == kernel
-
-
-def test_prefill_tg_takes_none(rng):
-    packed = quantised(rng, 1, 2, 9, 64)
-    answer = plan(mx.zeros((1, 4, 9, 64)), packed, packed, bits=8, device="metal", kernel="metal_prefill_tg")
-    assert (answer.kernel, answer.reason) == (None, "metal_prefill_tg takes no quantised keys and values")
