@@ -33,7 +33,7 @@ def test_wide_queries_that_are_not_kept_in_registers():
 
 def test_a_mistake_is_noticed():
     (source,) = sources("metal_prefill_reg", 60, 1, "float32")
-    wrong = source.replace("const threadgroup T* corner = tile +", "const device T* corner = tile +")
+    wrong = source.replace("const threadgroup U* corner = tile +", "const device U* corner = tile +")
     assert wrong != source
     with pytest.raises(AddressSpaceError):
         check_address_spaces(wrong)
