@@ -78,7 +78,8 @@ def test_logits(model_type, make_model, tokens, only_flash):
     assert sorted(set(kinds(cache for made in caches for cache in made))) == list(model_types()[model_type].caches)
 
     flash.patch_model(model)
-    assert mx.array_equal(logits(model, x, make_prompt_cache(model)), on[0])
+    # Not to the bit: masks are arrays then, where enable() has descriptions of them, and tiles begin elsewhere.
+    assert close(logits(model, x, make_prompt_cache(model)), on[0])
 
 
 @pytest.mark.parametrize("model_type", UNTESTED)
