@@ -19,6 +19,7 @@ import pytest
 import tokenizers
 from mlx.utils import tree_map
 from mlx_lm.models import base
+from mlxlm_flash_patch import route
 from mlxlm_flash_patch.places import places
 from model_configs import prepared
 
@@ -86,6 +87,13 @@ def random_model(model_type, config, dtype=mx.float32, seed=0):
     model.update(tree_map(weight, model.parameters()))
     mx.eval(model.parameters())
     return model
+
+
+@pytest.fixture
+def too_wide(monkeypatch):
+    """Makes every call fall back; this is the reason."""
+    monkeypatch.setattr(route, "MAX_HEAD_DIM", 0)
+    return "head_dim over 0"
 
 
 @pytest.fixture

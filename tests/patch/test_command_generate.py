@@ -39,14 +39,14 @@ def test_a_quantised_cache(command, model_folder):
 
 @pytest.fixture
 def falls_back(tmp_path):
-    """A script that calls attention with two dtypes."""
+    """A script that calls attention with a wide head_dim."""
     script = tmp_path / "falls_back.py"
     script.write_text(
         "import mlx.core as mx\n"
         "from mlx_lm.models.base import scaled_dot_product_attention\n"
-        "x = mx.ones((1, 2, 5, 8))\n"
+        "x = mx.ones((1, 2, 5, 600))\n"
         "for _ in range(2):\n"
-        "    out = scaled_dot_product_attention(x, x.astype(mx.float16), x, None, 1.0, None)\n"
+        "    out = scaled_dot_product_attention(x, x, x, None, 1.0, None)\n"
     )
     return script
 
@@ -54,7 +54,7 @@ def falls_back(tmp_path):
 def test_fallbacks_are_said(command, falls_back):
     done = command("mlxlm-flash", "run", falls_back)
     assert done.returncode == 0
-    assert done.stderr.splitlines()[-1].endswith("fallbacks: queries, keys and values of different dtypes 2")
+    assert done.stderr.splitlines()[-1].endswith("fallbacks: head_dim over 512 2")
     assert done.stderr.count("FlashFallbackWarning: ") == 1
 
 
@@ -62,7 +62,7 @@ def test_strict_refuses_them(command, falls_back):
     done = command("mlxlm-flash", "run", falls_back, flash="strict")
     assert done.returncode == 1
     assert "FlashFallbackError: " in done.stderr
-    assert "queries, keys and values of different dtypes" in done.stderr
+    assert "head_dim over 512" in done.stderr
 
 
 def test_off_with_the_prompt_from_stdin(command, model_folder, without):

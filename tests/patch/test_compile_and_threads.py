@@ -40,25 +40,25 @@ def test_a_fallback_in_a_compiled_function():
     """It is counted and warned about when it is traced, and raises there under strict."""
 
     def attend(q):
-        return base.scaled_dot_product_attention(q, q.astype(mx.float16), q, None, 1.0, None)
+        return base.scaled_dot_product_attention(q, q, q, None, 1.0, None)
 
-    q = mx.ones((1, 2, 5, 8))
+    q = mx.ones((1, 2, 5, 600))
     with flash.enabled():
         compiled = mx.compile(lambda q: attend(q))
-        with pytest.warns(flash.FlashFallbackWarning, match="different dtypes"):
+        with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
             compiled(q)
         mx.eval(compiled(q), compiled(q))
-    assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 1}
+    assert flash.status().fallbacks == {"head_dim over 512": 1}
     with pytest.raises(flash.FlashFallbackError), flash.enabled(strict=True):
         mx.compile(attend)(q)
 
 
 def test_fallbacks_and_strict_reach_other_threads():
-    q, raised = mx.ones((1, 2, 5, 8)), []
+    q, raised = mx.ones((1, 2, 5, 600)), []
 
     def work():
         try:
-            base.scaled_dot_product_attention(q, q.astype(mx.float16), q, None, 1.0, None)
+            base.scaled_dot_product_attention(q, q, q, None, 1.0, None)
         except flash.FlashFallbackError as error:
             raised.append(error)
 
@@ -69,7 +69,7 @@ def test_fallbacks_and_strict_reach_other_threads():
     with pytest.raises(flash.FlashNeverRanError):
         flash.disable()
     assert len(raised) == 1
-    assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 1}
+    assert flash.status().fallbacks == {"head_dim over 512": 1}
 
 
 def test_vmapped(tiny):

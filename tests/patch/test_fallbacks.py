@@ -11,6 +11,8 @@ from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 from mlxlm_flash_patch import route
 
+WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # falls back
+
 
 def attention(**given):
     q, k = (mx.random.normal((1, 2, 5, 8), key=mx.random.key(i)) for i in range(2))
@@ -22,23 +24,27 @@ def zeros(dtype):
     return mx.zeros((1, 2, 5, 8), dtype)
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"keys": zeros(mx.float16)}, "queries, keys and values of different dtypes"),
-        ({"values": zeros(mx.bfloat16)}, "queries, keys and values of different dtypes"),
-        ({name: zeros(mx.float64) for name in ("queries", "keys", "values")}, "dtype float64"),
-    ],
-    ids=["keys", "values", "float64"],
-)
-def test_dtypes(given, reason):
+def test_float64():
+    given = {name: zeros(mx.float64) for name in ("queries", "keys", "values")}
     with mx.stream(mx.cpu):
         off = attention(**given)
-        with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match=reason):
+        with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="dtype float64"):
             on = attention(**given)
         assert on.dtype == off.dtype
         assert mx.array_equal(on, off)
-    assert flash.status().fallbacks == {reason: 1}
+    assert flash.status().fallbacks == {"dtype float64": 1}
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("names", [("keys",), ("values",), ("queries", "keys")], ids=" and ".join)
+def test_two_dtypes_are_promoted(names, dtype):
+    """As MLX does it; phi2 computes queries and keys in float32, whatever the model's dtype."""
+    given = {name: mx.random.normal((1, 2, 5, 8), key=mx.random.key(7)).astype(dtype) for name in names}
+    off = attention(**given)
+    with flash.enabled(strict=True):
+        on = attention(**given)
+        assert mx.allclose(on, off, atol=1e-5)
+    assert on.dtype == off.dtype == mx.float32
 
 
 @pytest.mark.parametrize(
@@ -93,18 +99,18 @@ def test_warned_once_for_each_reason_and_counted_each_time():
     with flash.enabled(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for _ in range(3):
-            attention(keys=zeros(mx.float16))
+            attention(**WIDE)
             attention(cache=None)
         given = {name: zeros(mx.float64) for name in ("queries", "keys", "values")}
         with mx.stream(mx.cpu):
             attention(**given)
             attention(**given)
     assert [str(w.message).partition(": ")[2].partition(" (")[0] for w in warned] == [
-        "queries, keys and values of different dtypes",
+        "head_dim over 512",
         "dtype float64",
     ]
     assert {w.category for w in warned} == {flash.FlashFallbackWarning}
-    assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 3, "dtype float64": 2}
+    assert flash.status().fallbacks == {"head_dim over 512": 3, "dtype float64": 2}
 
 
 def test_warnings_as_errors(original):
@@ -113,32 +119,32 @@ def test_warnings_as_errors(original):
         warnings.simplefilter("error")
         with flash.enabled():
             with pytest.raises(flash.FlashFallbackWarning):
-                attention(keys=zeros(mx.float16))
-            attention(keys=zeros(mx.float16))
+                attention(**WIDE)
+            attention(**WIDE)
             attention().tolist()
             assert flash.status().enabled
-            assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 2}
+            assert flash.status().fallbacks == {"head_dim over 512": 2}
             assert flash.status().calls == {"cpu_decode": 1}
     assert base.scaled_dot_product_attention is original
 
 
 def test_the_warning_points_at_the_caller():
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning) as warned:
-        attention(keys=zeros(mx.float16))
+        attention(**WIDE)
     assert warned[0].filename == __file__
 
 
 def test_counts_begin_anew_with_the_next_enable():
     for _ in range(2):
         with flash.enabled(), pytest.warns(flash.FlashFallbackWarning):
-            attention(keys=zeros(mx.float16))
-        assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 1}
+            attention(**WIDE)
+        assert flash.status().fallbacks == {"head_dim over 512": 1}
 
 
 def test_counted_in_all_threads():
     def work():
         for _ in range(200):
-            attention(keys=zeros(mx.float16))
+            attention(**WIDE)
 
     with flash.enabled(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -147,7 +153,7 @@ def test_counted_in_all_threads():
             thread.start()
         for thread in threads:
             thread.join()
-    assert flash.status().fallbacks == {"queries, keys and values of different dtypes": 800}
+    assert flash.status().fallbacks == {"head_dim over 512": 800}
     assert len(warned) == 1
 
 

@@ -20,22 +20,22 @@ def test_off():
 
 
 def test_on(tiny, tokens):
-    model, q = tiny(), mx.zeros((1, 1, 1, 4))
+    model, q = tiny(), mx.zeros((1, 1, 1, 600))
     with flash.enabled("qwen2"):
         model(tokens()).tolist()
         model(tokens(1, 1)).tolist()
         with pytest.warns(flash.FlashFallbackWarning):
-            qwen2.scaled_dot_product_attention(q, q, q.astype(mx.float16), None, 1.0, None)
+            qwen2.scaled_dot_product_attention(q, q, q, None, 1.0, None)
         flash.patch_model(model)
         now = flash.status()
     assert now.enabled
     assert now.patched == ("mlx_lm.models.qwen2",)
     assert now.instances == 1
     assert now.calls == {"cpu_prefill": 2, "cpu_decode": 2}
-    assert now.fallbacks == {"queries, keys and values of different dtypes": 1}
+    assert now.fallbacks == {"head_dim over 512": 1}
     assert str(now).splitlines()[:2] == [
         "flash attention on: 1 module, 1 model instance",
-        "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: queries, keys and values of different dtypes 1",
+        "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: head_dim over 512 1",
     ]
 
 

@@ -85,7 +85,7 @@ def reason_not_to(
     if _is_quantised(cache):
         # Weights, scales, biases. The scales have the dtype that the keys had.
         traced = is_tracing(queries) or (isinstance(mask, mx.array) and is_tracing(mask))
-        return TRACED_QUANTISED if traced else _dtype_reason(queries, keys[1], values[1])
+        return TRACED_QUANTISED if traced else _dtype_reason(_common_dtype(queries, keys[1], values[1]))
     head_dim, value_dim = queries.shape[-1], values.shape[-1]
     if (
         max(head_dim, value_dim) > MAX_GPU_GRADIENT_DIM
@@ -97,17 +97,22 @@ def reason_not_to(
         return TRACED_MASK
     if head_dim > MAX_HEAD_DIM or value_dim > MAX_HEAD_DIM:
         return f"head_dim over {MAX_HEAD_DIM}"
-    return _dtype_reason(queries, keys, values)
+    return _dtype_reason(_common_dtype(queries, keys, values))
 
 
 def _is_quantised(cache: Any) -> bool:
     return hasattr(cache, "bits")  # mlx-lm's own test: keys and values are then tuples
 
 
-def _dtype_reason(queries: mx.array, keys: mx.array, values: mx.array) -> str | None:
+def _common_dtype(queries: mx.array, keys: mx.array, values: mx.array) -> mx.Dtype:
+    """What MLX's attention casts the three to: some models compute queries and keys in float32, and values not."""
     dtype = queries.dtype
-    if keys.dtype != dtype or values.dtype != dtype:
-        return "queries, keys and values of different dtypes"
+    if keys.dtype == dtype and values.dtype == dtype:
+        return dtype
+    return mx.result_type(queries, keys, values)
+
+
+def _dtype_reason(dtype: mx.Dtype) -> str | None:
     if dtype != mx.bfloat16 and dtype != mx.float16 and dtype != mx.float32:
         return f"dtype {str(dtype).removeprefix('mlx.core.')}"
     return None
@@ -155,9 +160,11 @@ def _flash(
     if isinstance(mask, mx.array):
         mask = description_of(mask, queries, (keys[0] if quantised else keys).shape[-2])
     if not quantised:
+        dtype = _common_dtype(queries, keys, values)
+        queries, keys, values = (x if x.dtype == dtype else x.astype(dtype) for x in (queries, keys, values))
         return flash_attention(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks)
     return quantized_flash_attention(
-        queries,
+        queries.astype(_common_dtype(queries, keys[1], values[1])),
         keys,
         values,
         scale,
