@@ -71,9 +71,13 @@ inline Case draw_case(Draw& draw, int number, bool quantised) {
   Case c = {};
   c.number = number;
   // The lengths first, and then what still fits: small cases alone would never meet a second tile.
-  c.query_len = draw.pick({1, 2, 5, 8, 9, 33, 64, 97, 131});
-  c.key_len = draw.chance(4) ? 0 : draw.pick({1, 7, 33, 96, 97, 193, 511, 700, 1100});
+  const auto draw_lengths = [&] {
+    c.query_len = draw.pick({1, 2, 5, 8, 9, 33, 64, 97, 131});
+    c.key_len = draw.chance(4) ? 0 : draw.pick({1, 7, 33, 96, 97, 193, 511, 700, 1100});
+  };
+  draw_lengths();
   do {
+    if (quantised) draw_lengths();  // no head_dim is small enough for the longest
     c.batch = batches[draw.below(3)];
     c.kv_heads = draw.pick({1, 2});
     c.group = draw.pick({1, 2, 7});
