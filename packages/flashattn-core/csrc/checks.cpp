@@ -47,6 +47,9 @@ void check_storage(const Inputs& inputs, const Options& options) {
   const auto& given = inputs.optional;
   if (options.bits == 0) {
     for (auto [name, tensor] : {std::pair("key", &inputs.key), std::pair("value", &inputs.value)}) {
+      if (!is_attention_dtype(tensor->dtype())) {
+        fail(name, " is ", tensor->dtype(), ", expected float32, float16 or bfloat16");
+      }
       if (tensor->dtype() != inputs.query.dtype()) {
         fail(name, " is ", tensor->dtype(), ", expected query's ", inputs.query.dtype());
       }

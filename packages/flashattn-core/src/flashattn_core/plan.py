@@ -58,7 +58,7 @@ def plan(
         device = "cpu" if where == mx.Device(mx.cpu) else "metal"
     if device not in ("cpu", "metal"):
         raise ValueError(f"[plan] device is {device!r}, expected 'cpu' or 'metal'")
-    quantised = not isinstance(key, mx.array)
+    quantised = isinstance(key, tuple | list)
     arguments = lowered_arguments(
         query,
         key,
