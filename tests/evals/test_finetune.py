@@ -63,7 +63,9 @@ def falling_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def differentiable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flash attention has a gradient: the formula's, whatever the package has by itself."""
 
-    def attention(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, *, sinks: Any) -> mx.array:
+    def attention(
+        q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, *, sinks: Any, softcap: float | None = None
+    ) -> mx.array:
         flash = mx.custom_function(lambda q, k, v: flashattn_core.flash_attention(q, k, v, scale, mask))
 
         def formula(q: mx.array, k: mx.array, v: mx.array) -> mx.array:

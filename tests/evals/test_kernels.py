@@ -525,6 +525,7 @@ def test_json(evaluate: Callable[..., Any]) -> None:
             "causal": True,
             "window": 9,
             "dtype": "float32",
+            "kv_bits": None,
             "device": "cpu",
         }
         forward, work = entry["forward"], workload(batch_size=2, query_len=16, window=9)

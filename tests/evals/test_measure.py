@@ -14,6 +14,7 @@ from flash_evals.errors import EvalError
 from flash_evals.measure import Flash, arms, run
 from flash_evals.models import LoadedModel
 from mlx_lm.models import base, qwen2
+from mlxlm_flash_patch import route
 
 MB = 1_000_000
 
@@ -53,16 +54,8 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded: LoadedModel) -> Non
 
 
 def test_fallbacks_are_counted_and_not_warned_about(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that hands over keys of another dtype: not for flash."""
-    attend = qwen2.Attention.__call__
-
-    class Float16Keys:
-        offset = 0
-
-        def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-            return keys.astype(mx.float16), values
-
-    monkeypatch.setattr(qwen2.Attention, "__call__", lambda self, x, mask, cache: attend(self, x, mask, Float16Keys()))
+    """Of every head_dim."""
+    monkeypatch.setattr(route, "MAX_HEAD_DIM", 0)
     flash = Flash()
     run("on", partial(forward, loaded), flash)
     assert not flash.calls
