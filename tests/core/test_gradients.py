@@ -160,6 +160,12 @@ class TestAdversarial:
         assert np.abs(call.forward()[1]).max() > 1000
         assert_obeys_the_rule(call)
 
+    @pytest.mark.parametrize("length", [1, 4, 8])
+    def test_few_queries_with_large_scores(self, rng, dtype, mask, length):
+        """The scores must be rounded as they were in the forward pass, whose lse is used."""
+        call = draw_call(rng, batch=(8,), heads=21, kv_heads=3, length=length, key_len=97, dim=128, dtype=dtype)
+        assert_obeys_the_rule(replace(call, scale=2.0, mask=mask))
+
     def test_one_dominating_key(self, rng, dtype, mask):
         call = draw_call(rng, length=65, key_len=300, dim=32, dtype=dtype)
         key = call.key * mx.where((mx.arange(300) == 7)[:, None], 100, 1)

@@ -167,6 +167,26 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
+// q·k, with the bits that it has in the forward pass: where lse was computed from other roundings, the weight of a key
+// that dominates its row would be off by the error of its score.
+void multiply_queries(TileScratch& tile, Scratch& rows, const AttentionParams& p, int first, int count) {
+  const float* keys = tile.key + int64_t{first} * tile.depth;
+  bool by_dot = p.query_len <= kMaxDecodeLen && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // see decode()
+  if (!by_dot) {
+    multiply_packed(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.columns, 0}, count, p.head_dim,
+                    {rows.scores, rows.columns, nullptr});
+    return;
+  }
+  Right right = {keys, tile.depth};
+  float *query = tile.query_gradient, *scores = tile.score_gradient;  // not in use yet
+  for (int d = 0; d < tile.depth; ++d) query[d] = 0;
+  for (int r = 0; r < rows.columns; ++r) {
+    for (int d = 0; d < p.head_dim; ++d) query[d] = rows.query[packed_index(d, r, rows.depth, rows.columns)];
+    dot(right, right, count, query, 1, tile.depth, scores);
+    for (int j = 0; j < count; ++j) rows.scores[int64_t{j} * rows.columns + r] = scores[j];
+  }
+}
+
 // Logits become probabilities, and their gradients the scores'. Where a row does not see a key both are 0, whatever the
 // gradient and lse: the value of a hidden key may be NaN, and so may lse, by another key. Rows that saw nothing, and
 // those that are padding, see no key.
@@ -292,9 +312,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     Interval any = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
     int first = any.begin - keys.begin, count = any.end - any.begin;
 
-    Packed queries = {rows.query, rows.depth, rows.columns, 0};
-    multiply_packed(Left{tile.key + int64_t{first} * tile.depth, tile.depth, 1}, queries, count, p.head_dim,
-                    {rows.scores, rows.columns, nullptr});
+    multiply_queries(tile, rows, p, first, count);
     if (p.softcap > 0) {
       differentiate_cap(tile, rows, count);
     }

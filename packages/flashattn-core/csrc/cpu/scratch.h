@@ -60,7 +60,7 @@ struct Scratch {
 
   void prepare(int rows, const AttentionParams& params, const QuantParams& quant, bool dots = true) {
     int head_dim = params.head_dim, value_dim = params.value_dim;
-    few_rows = dots && rows <= kMaxDotRows;
+    few_rows = dots && rows <= kMaxDotRows && params.query_len <= kMaxDecodeLen;
     columns = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
     depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
     value_columns = round_up(value_dim, kWidth);
