@@ -37,9 +37,21 @@ struct Picks {
 };
 #endif
 
-// The kWidth whole numbers from `first` on, a multiple of kWidth. Reads no byte that has none of their bits.
+#if defined(__AVX512F__)
+// Of up to four bits there are up to 16 numbers, a vector: a shuffle looks them up, faster than a conversion. It
+// ignores what lies above the lowest four bits of a lane; the table repeats, so that it ignores more.
 template <int Bits>
-FLASHATTN_INLINE vfloat unpack(const uint8_t* row, int first) {
+struct Numbers {
+  alignas(64) float q[16] = {};
+  constexpr Numbers() {
+    for (int i = 0; i < 16; ++i) q[i] = static_cast<float>(i % (1 << Bits));
+  }
+};
+#endif
+
+// The kWidth numbers from `first` on, a multiple of kWidth, of one group. Reads no byte that has none of their bits.
+template <int Bits>
+FLASHATTN_INLINE vfloat dequantise(const uint8_t* row, int first, float scale, float bias) {
   constexpr int kBytes = (kWidth * Bits + 7) / 8;
   const uint8_t* source = row + first * Bits / 8;
 #if defined(__AVX2__)
@@ -51,29 +63,35 @@ FLASHATTN_INLINE vfloat unpack(const uint8_t* row, int first) {
 #if defined(__AVX512F__)
   if constexpr (Bits == 8) {
     __m128i bytes = _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low));
-    return to_float(reinterpret_cast<vint>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes)));
+    return to_float(reinterpret_cast<vint>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes))) * scale + bias;
   }
   __m512i bytes = kBytes > 8 ? _mm512_maskz_broadcast_i32x4(
                                    0xffff, _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low)))
                              : _mm512_set1_epi64(static_cast<int64_t>(low));
   __m512i words = _mm512_maskz_shuffle_epi8(~__mmask64{0}, bytes, _mm512_load_si512(kPicks.byte));
   words = _mm512_maskz_srlv_epi32(0xffff, words, _mm512_load_si512(kPicks.shift));
-  return to_float(reinterpret_cast<vint>(words) & ((1 << Bits) - 1));
+  if constexpr (Bits <= 4) {
+    static constexpr Numbers<Bits> kNumbers;
+    return _mm512_maskz_permutexvar_ps(0xffff, words, load(kNumbers.q) * scale + bias);
+  }
+  return to_float(reinterpret_cast<vint>(words) & ((1 << Bits) - 1)) * scale + bias;
 #elif defined(__AVX2__)
   if constexpr (Bits == 8) {
-    return to_float(reinterpret_cast<vint>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(low)))));
+    return to_float(reinterpret_cast<vint>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(low))))) *
+               scale +
+           bias;
   }
   __m256i words = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(low)),
                                       _mm256_load_si256(reinterpret_cast<const __m256i*>(kPicks.byte)));
   words = _mm256_srlv_epi32(words, _mm256_load_si256(reinterpret_cast<const __m256i*>(kPicks.shift)));
-  return to_float(reinterpret_cast<vint>(words) & ((1 << Bits) - 1));
+  return to_float(reinterpret_cast<vint>(words) & ((1 << Bits) - 1)) * scale + bias;
 #else
   static_assert(kWidth == 4, "four numbers, and up to 4 bits before them, fit 32 bits");
   uint32_t word = 0;
   __builtin_memcpy(&word, source, kBytes);
   uint32_t start = static_cast<uint32_t>(first * Bits % 8);
   vuint words = {word >> start, word >> (start + Bits), word >> (start + 2 * Bits), word >> (start + 3 * Bits)};
-  return to_float(reinterpret_cast<vint>(words & ((1u << Bits) - 1)));
+  return to_float(reinterpret_cast<vint>(words & ((1u << Bits) - 1))) * scale + bias;
 #endif
 }
 

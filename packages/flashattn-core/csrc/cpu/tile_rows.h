@@ -58,10 +58,12 @@ struct QuantisedRows {
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
     int c = first_column + static_cast<int>(column);
     const float* group = groups + 2 * (row * groups_per_row + (c >> group_shift));
-    return unpack<Bits>(data + row * row_stride, c) * group[0] + group[1];
+    return dequantise<Bits>(data + row * row_stride, c, group[0], group[1]);
   }
   FLASHATTN_INLINE_MEMBER void prefetch(int64_t row, int64_t column) const {
-    __builtin_prefetch(data + row * row_stride + (first_column + column) * Bits / 8, 0, 2);
+    constexpr int kLine = 64;
+    int64_t byte = (first_column + column) * Bits / 8;
+    if (byte % kLine < kWidth * Bits / 8) __builtin_prefetch(data + row * row_stride + byte, 0, 2);
   }
   FLASHATTN_INLINE_MEMBER void skip(int n) { first_column += n; }
 };
