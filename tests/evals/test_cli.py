@@ -1,6 +1,5 @@
 """The command line: help that comes at once, and one line for whatever is wrong, before any work starts."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import click.testing
 import flashattn_core
 import mlxlm_flash_startup
 import pytest
-from flash_evals import report
 from flash_evals.cli import COMMANDS, main
 from flash_evals.models import DEMO_MODEL
 
@@ -104,18 +102,20 @@ def test_nonsense_in_a_variable_is_named(
     assert "FLASHATTN_NUM_THREADS" in refused(command)
 
 
+@pytest.mark.parametrize("option", ["--json", "--csv"])
 def test_a_full_disk_leaves_the_page_and_says_so(
-    invoke: Invoke, model_folder: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, model_folder: Path, text_file: Path, option: str
 ) -> None:
-    def full(value: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(report, "finite", full)
-    out = tmp_path / "out.json"
-    page = invoke("perplexity", "--model", model_folder, "--dataset", text_file, "--context", 64, "--json", out)
+    page = invoke("perplexity", "--model", model_folder, "--dataset", text_file, "--context", 64, option, "/dev/full")
     assert page.exit_code == 2
     assert "token perplexity" in page.stdout
-    assert page.stderr == f"Error: cannot write {out}: No space left on device\n"
+    assert page.stderr == "Error: cannot write /dev/full: No space left on device\n"
+
+
+def test_one_file_for_two_results_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    file = tmp_path / "out"
+    line = refused("perplexity", "--json", file, "--csv", tmp_path / "." / "out")
+    assert f"--json and --csv are the same file: {file}" in line
 
 
 def test_as_a_person_runs_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import click
 import numpy as np
 
-from flash_evals import figures, finetune_plot, machine, models, options, report, training
+from flash_evals import figures, finetune_plot, machine, models, options, output, training
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Flash, memory_method
+from flash_evals.output import Outputs, Table
 from flash_evals.training import Pair, Recipe
 
 
@@ -56,8 +58,7 @@ from flash_evals.training import Pair, Recipe
 )
 @options.repetitions
 @options.seed("Of the random tokens and the adapters.")
-@options.json_file
-@options.csv_file
+@options.outputs
 @figures.plot_file("Draw step time and memory against the length into this .png or .svg file.")
 def command(
     model: str | None,
@@ -70,8 +71,7 @@ def command(
     max_seconds: float,
     repetitions: int,
     seed: int,
-    json_file: Path | None,
-    csv_file: Path | None,
+    outputs: Outputs,
     plot_file: Path | None,
 ) -> None:
     """Step time and memory of LoRA fine-tuning, patch off against patch on.
@@ -105,7 +105,7 @@ def command(
     skipped: dict[int, str] = {}  # length -> why
     stopped: BaseException | None = None
     try:
-        with report.progress() as progress, training.trainable(loaded.model, recipe, seed):
+        with output.progress() as progress, training.trainable(loaded.model, recipe, seed):
             bar = progress.add_task("steps, off and on", total=len(seq_len))
 
             def lengths_that_fit() -> Iterator[int]:
@@ -146,12 +146,12 @@ def command(
         "interrupted": stopped is not None,
         "machine": described_machine,
     }
-    try:  # neither a full disk nor a closed pipe costs the other its copy
-        report.write(json_file, result, csv_file, csv_rows(result["results"]))
+
+    def draw() -> None:
         if plot_file:
             finetune_plot.draw(plot_file, result["results"], f"{subject(result)}\n{described_machine['device']}")
-    finally:
-        click.echo(render(result))
+
+    outputs.deliver(result, csv_rows(result["results"]), partial(render, result), draw)
     if isinstance(stopped, EvalError):
         raise stopped
     if stopped:
@@ -196,8 +196,8 @@ def summary(pairs: Sequence[Pair]) -> dict[str, Any]:
         seconds = [trial[name]["seconds"] for trial in trials]
         arms[name] = {
             "seconds": statistics.median(seconds),
-            "seconds_p20": report.percentile(seconds, 0.2),
-            "seconds_p80": report.percentile(seconds, 0.8),
+            "seconds_p20": output.percentile(seconds, 0.2),
+            "seconds_p80": output.percentile(seconds, 0.8),
             "tokens_per_s": tokens / statistics.median(seconds),
             "peak_memory_mb": max(trial[name]["peak_memory_mb"] for trial in trials),
             "loss": trials[-1][name]["loss"],
@@ -230,21 +230,21 @@ def subject(result: dict[str, Any]) -> str:
     checkpoints = ", gradient checkpoints" if settings["grad_checkpoint"] else ""
     return " · ".join(
         [
-            f"{model['name']}, {report.count(model['parameters'])} parameters, {model['dtype']}",
+            f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
             f"LoRA of rank {settings['rank']} in {settings['num_layers']} layers{checkpoints}",
             f"batch size {settings['batch_size']}, random tokens",
         ]
     )
 
 
-def render(result: dict[str, Any]) -> str:
+def render(result: dict[str, Any], table: Table = output.columns) -> str:
     """The result as a page of text."""
     rows: list[tuple[str, ...]] = [("tokens", "patch", "step", "tokens/s", "peak memory", "loss", "steps")]
     for of_length in result["results"]:
         rows += _rows(of_length)
     flash, device = Flash.of(result["flash"]), result["machine"]["device"]
     how = "off and on taking turns"
-    lines = [f"{subject(result)} · {how} · {device}", "", report.columns(rows), "", str(flash)]
+    lines = [f"{subject(result)} · {how} · {device}", "", table(rows), "", str(flash)]
     if not flash.calls:
         lines.append("Flash did not run in training: both arms are MLX's own attention.")
     if result["machine"]["blas"] == "reference":
@@ -261,14 +261,14 @@ def _rows(of_length: dict[str, Any]) -> list[tuple[str, ...]]:
         (
             "" if number else f"{of_length['seq_len']:,}",
             name,
-            report.duration([trial[name]["seconds"] for trial in of_length["trials"]]),
+            output.duration([trial[name]["seconds"] for trial in of_length["trials"]]),
             f"{of_length[name]['tokens_per_s']:,.0f}",
             f"{of_length[name]['peak_memory_mb']:,.1f} MB",
-            report.plain(of_length[name]["loss"], 6),
+            output.plain(of_length[name]["loss"], 6),
             f"{len(of_length['trials'])}",
         )
         for number, name in enumerate(ARMS)
     ]
     off, on = of_length["off"], of_length["on"]
-    ratios = (report.ratio(on[key], off[key]) for key in ("seconds", "tokens_per_s", "peak_memory_mb"))
+    ratios = (output.ratio(on[key], off[key]) for key in ("seconds", "tokens_per_s", "peak_memory_mb"))
     return [*arms, ("", "on/off", *ratios, f"max |Δ| {of_length['max_abs_dloss']:.1e}", "")]

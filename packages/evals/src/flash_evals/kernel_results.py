@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from flash_evals import machine, report
+from flash_evals import machine, output
 from flash_evals.contest import Contest
 from flash_evals.contest import Entry as Measured
+from flash_evals.output import Table
 from flash_evals.workload import PASSES, Pass, Workload
 
 Entry = dict[str, Any]
@@ -50,8 +51,8 @@ def _describe_pass(workload: Workload, entry: Measured) -> dict[str, Any]:
     reading = {"read(GB/s)": workload.bytes_read / seconds / 1e9} if workload.pass_ == "forward" else {}
     return {
         "time(s)": seconds,
-        "time_p20(s)": report.percentile(entry.trials, 0.2),
-        "time_p80(s)": report.percentile(entry.trials, 0.8),
+        "time_p20(s)": output.percentile(entry.trials, 0.2),
+        "time_p80(s)": output.percentile(entry.trials, 0.8),
         "FLOPS(TFLOPs/s)": workload.flops / seconds / 1e12,
         **reading,
         PEAK_MEMORY: entry.peak_memory / 1e6,
@@ -87,13 +88,13 @@ def by_workload(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
     return [{entry["config"]["impl"]: entry for entry in group} for _, group in groups]
 
 
-def render(entries: Sequence[Entry]) -> str:
+def render(entries: Sequence[Entry], table: Table = output.columns) -> str:
     """The result as a page of text."""
     contests = by_workload(entries)
     passes = measured(entries)
     rows = [_titles(entries[0], passes)]
     rows += [row for contest in contests for row in _rows(contest, passes)]
-    lines = [_header(entries), "", report.columns(rows, gap=3)]
+    lines = [_header(entries), "", table(rows)]
     if closing := _closing(contests, passes):
         lines += ["", *closing]
     if entries[0]["settings"]["interrupted"]:
@@ -156,7 +157,7 @@ def _rows(contest: dict[str, Entry], passes: Sequence[Pass]) -> list[list[str]]:
 def _figures(entry: Entry, pass_: Pass, times: float | None) -> list[str]:
     trials = entry[pass_]["trials(s)"]
     return [
-        report.duration(trials),
+        output.duration(trials),
         f"{speed(entry, pass_):,.1f}",
         _share(entry, pass_),
         _faster(times),

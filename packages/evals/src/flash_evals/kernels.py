@@ -2,16 +2,18 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flash_evals import figures, implementations, kernel_results, machine, options, plot, report
+from flash_evals import figures, implementations, kernel_results, machine, options, output, plot
 from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
 from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.measure import memory_method
+from flash_evals.output import Outputs
 from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, PASSES, Heads, Pass, Workload
 
 KV_BITS = (2, 3, 4, 6, 8)  # what mlx-lm offers
@@ -128,8 +130,7 @@ def _kv_bits(text: str) -> int | None:
     help="Other defaults, for a first look: " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in QUICK.items()),
 )
 @options.seed("Of the random queries, keys, values and cotangents.")
-@options.json_file
-@options.csv_file
+@options.outputs
 @figures.plot_file("Draw time, memory and FLOP/s against the length into this .png or .svg file.")
 def command(
     shape: list[Heads],
@@ -145,8 +146,7 @@ def command(
     trials: int,
     max_seconds: float,
     seed: int,
-    json_file: Path | None,
-    csv_file: Path | None,
+    outputs: Outputs,
     plot_file: Path | None,
 ) -> None:
     """Time, FLOP/s and memory of the attention kernels, side by side.
@@ -201,7 +201,7 @@ def command(
     contests = [Contest(workload) for workload in workloads]
     interrupted = False
     try:
-        with report.progress() as progress:
+        with output.progress() as progress:
             names = [_taking_part(impl, contest.workload) for contest in contests]
             bar = progress.add_task("trials", total=sum(map(len, names)) * (1 + trials))
             for contest, taking_part in zip(contests, names, strict=True):
@@ -221,12 +221,12 @@ def command(
     }
     shared = {"settings": settings, "machine": described_machine}
     entries = [entry | shared for entry in kernel_results.describe(contests)]
-    try:  # neither a full disk nor a closed pipe costs the other its copy
-        report.write(json_file, entries, csv_file, kernel_results.csv_rows(entries))
+
+    def draw() -> None:
         if plot_file:
             plot.draw(plot_file, entries)
-    finally:
-        click.echo(kernel_results.render(entries))
+
+    outputs.deliver(entries, kernel_results.csv_rows(entries), partial(kernel_results.render, entries), draw)
     if interrupted:
         sys.exit(130)
 

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from flash_evals.errors import EvalError
+from flash_evals.output import FORMATS, Outputs
 
 Item = TypeVar("Item")
 
@@ -77,17 +79,39 @@ def seed(text: str) -> Callable[..., Any]:
     return click.option("--seed", default=0, show_default=True, callback=at_least(0), help=text)
 
 
-json_file = click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path),
-    callback=writable,
-    help="Write all results to this file.",
-)
-csv_file = click.option(
-    "--csv",
-    "csv_file",
-    type=click.Path(path_type=Path),
-    callback=writable,
-    help="Write one row per trial to this file.",
-)
+def outputs(command: Callable[..., None]) -> Callable[..., None]:
+    """-o, --json and --csv, which reach the command as one argument `outputs`."""
+
+    @click.option(
+        "-o",
+        "--output",
+        "output_format",
+        type=click.Choice(FORMATS),
+        default="text",
+        show_default=True,
+        help="What stdout gets: the page, the page in Markdown, what --csv writes (jsonl: a line for each of its "
+        "rows), or what --json writes.",
+    )
+    @click.option(
+        "--json",
+        "json_file",
+        type=click.Path(path_type=Path),
+        callback=writable,
+        help="Write all results to this file.",
+    )
+    @click.option(
+        "--csv",
+        "csv_file",
+        type=click.Path(path_type=Path),
+        callback=writable,
+        help="Write one row per trial to this file.",
+    )
+    @wraps(command)
+    def with_outputs(
+        *args: Any, output_format: str, json_file: Path | None, csv_file: Path | None, **others: Any
+    ) -> None:
+        if json_file and csv_file and json_file.resolve() == csv_file.resolve():
+            raise EvalError(f"--json and --csv are the same file: {json_file}")
+        command(*args, outputs=Outputs(output_format, json_file, csv_file), **others)
+
+    return with_outputs

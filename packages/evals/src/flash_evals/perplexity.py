@@ -7,16 +7,17 @@ result file of it, `render` the page that people read.
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
 import click
 import numpy as np
 
-from flash_evals import data, machine, models, options, paired, report, scoring
+from flash_evals import data, machine, models, options, output, paired, scoring
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Flash, memory_method
+from flash_evals.output import Outputs, Table
 
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
@@ -55,8 +56,7 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
     help="Windows read at once. Speed and memory depend on it, the scores do not.",
 )
 @click.option("--max-windows", type=int, callback=options.at_least(1), help="Stop after this many windows.")
-@options.json_file
-@options.csv_file
+@options.outputs
 def command(
     model: str | None,
     dataset: str,
@@ -67,8 +67,7 @@ def command(
     stride: int | None,
     batch_size: int,
     max_windows: int | None,
-    json_file: Path | None,
-    csv_file: Path | None,
+    outputs: Outputs,
 ) -> None:
     """Perplexity, speed and memory of a model, patch off against patch on.
 
@@ -106,7 +105,7 @@ def command(
 
     batches: list[paired.Batch] = []
     try:
-        with report.progress() as progress:
+        with output.progress() as progress:
             bar = progress.add_task("windows, off and on", total=len(plan))
             for batch in paired.measured(loaded.model, tokens.ids, plan, batch_size):
                 batches.append(batch)
@@ -134,10 +133,7 @@ def command(
         "interrupted": finished < len(plan),
         "machine": described_machine,
     }
-    try:  # neither a full disk nor a closed pipe costs the other its copy
-        report.write(json_file, result, csv_file, csv_rows(result["trials"]))
-    finally:
-        click.echo(render(result))
+    outputs.deliver(result, csv_rows(result["trials"]), partial(render, result))
     if result["interrupted"]:
         sys.exit(130)
 
@@ -194,7 +190,7 @@ def csv_rows(trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def render(result: dict[str, Any]) -> str:
+def render(result: dict[str, Any], table: Table = output.columns) -> str:
     """The result as a page of text."""
     model, dataset, settings, compared = (result[key] for key in ("model", "dataset", "settings", "paired"))
     off, on = result["off"], result["on"]
@@ -203,36 +199,36 @@ def render(result: dict[str, Any]) -> str:
     bos = "BOS" if settings["bos"] else "no BOS"
     header = " · ".join(
         [
-            f"{model['name']}, {report.count(model['parameters'])} parameters, {model['dtype']}",
+            f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
             ", ".join(filter(None, (dataset["name"], dataset["revision"], f"text {fingerprint}"))),
             f"context {settings['context']}, stride {settings['stride']}, {bos}",
             f"{result['tokens']:,} tokens",
             result["machine"]["device"],
         ]
     )
-    table = report.columns(
+    figures = table(
         [
             ("", "patch off", "patch on", "difference"),
             (
                 "token perplexity",
-                *(f"{report.plain(arm['ppl'])} ± {report.plain(arm['ppl_se'], 2)}" for arm in (off, on)),
+                *(f"{output.plain(arm['ppl'])} ± {output.plain(arm['ppl_se'], 2)}" for arm in (off, on)),
                 f"ΔNLL {compared['delta_nll']:+.1e} ± {compared['delta_nll_se']:.1e}",
             ),
             (
                 "word / byte perplexity",
-                *(f"{report.plain(arm['word_ppl'], 3)} / {report.plain(arm['byte_ppl'], 4)}" for arm in (off, on)),
+                *(f"{output.plain(arm['word_ppl'], 3)} / {output.plain(arm['byte_ppl'], 4)}" for arm in (off, on)),
                 "",
             ),
-            ("bits per byte", *(report.plain(arm["bits_per_byte"]) for arm in (off, on)), ""),
+            ("bits per byte", *(output.plain(arm["bits_per_byte"]) for arm in (off, on)), ""),
             (
                 "prefill tokens/s",
-                *(report.spread(speeds[name]) for name in ARMS),
-                report.ratio(on["tokens_per_s"], off["tokens_per_s"]),
+                *(output.spread(speeds[name]) for name in ARMS),
+                output.ratio(on["tokens_per_s"], off["tokens_per_s"]),
             ),
             (
                 "peak memory",
                 *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in (off, on)),
-                report.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
+                output.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
             ),
         ]
     )
@@ -241,7 +237,7 @@ def render(result: dict[str, Any]) -> str:
         f"max |Δlogit| {compared['max_abs_dlogit']:.1e} · mean KL {compared['mean_kl']:.1e} · "
         f"{Flash.of(result['flash'])}"
     )
-    lines = [header, "", table, "", comparison, verdict(result)]
+    lines = [header, "", figures, "", comparison, verdict(result)]
     if result["interrupted"]:
         finished, planned = result["windows"]["finished"], result["windows"]["planned"]
         lines.append(f"Interrupted after {finished:,} of {planned:,} windows; the figures are of those.")
@@ -261,9 +257,9 @@ def verdict(result: dict[str, Any]) -> str:
         differ, tokens = round((1 - compared["top1_agreement"]) * result["tokens"]), result["tokens"]
         top1 = f"top-1 at {differ:,} of {tokens:,} tokens"
         predictions = f"Predictions differ: {top1}, ΔNLL {compared['delta_nll']:+.1e}"
-    ratios = [f"{report.ratio(on['tokens_per_s'], off['tokens_per_s'])} the speed"]
+    ratios = [f"{output.ratio(on['tokens_per_s'], off['tokens_per_s'])} the speed"]
     if off["peak_memory_mb"]:
-        ratios.append(f"{report.ratio(on['peak_memory_mb'], off['peak_memory_mb'])} the memory")
+        ratios.append(f"{output.ratio(on['peak_memory_mb'], off['peak_memory_mb'])} the memory")
     return f"{predictions}; {', '.join(ratios)}."
 
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import click
 import mlx.core as mx
 import numpy as np
 
-from flash_evals import machine, models, options, report
+from flash_evals import machine, models, options, output
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, memory_method, run
+from flash_evals.output import Outputs, Table
 
 Kind = Literal["prompt", "generation"]
 
@@ -57,8 +57,7 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
 @_lengths_option("-d", "--depth", "0,2048", "Numbers of tokens that are in the KV cache before.")
 @options.repetitions
 @options.seed("Of the random tokens in the prompts.")
-@options.json_file
-@options.csv_file
+@options.outputs
 def command(
     model: str | None,
     prompt: list[int],
@@ -66,8 +65,7 @@ def command(
     depth: list[int],
     repetitions: int,
     seed: int,
-    json_file: Path | None,
-    csv_file: Path | None,
+    outputs: Outputs,
 ) -> None:
     """Prompt and generation tokens per second, patch off against patch on.
 
@@ -94,7 +92,7 @@ def command(
     pairs: list[Pair] = []
     total = len(tests) * repetitions
     try:
-        with report.progress() as progress:
+        with output.progress() as progress:
             bar = progress.add_task("trials, off and on", total=total)
             for pair in measured(loaded, tests, repetitions, seed):
                 pairs.append(pair)
@@ -120,10 +118,7 @@ def command(
         "interrupted": len(pairs) < total,
         "machine": described_machine,
     }
-    try:  # neither a full disk nor a closed pipe costs the other its copy
-        report.write(json_file, result, csv_file, csv_rows(result["results"]))
-    finally:
-        click.echo(render(result))
+    outputs.deliver(result, csv_rows(result["results"]), partial(render, result))
     if result["interrupted"]:
         sys.exit(130)
 
@@ -226,11 +221,11 @@ def csv_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def render(result: dict[str, Any]) -> str:
+def render(result: dict[str, Any], table: Table = output.columns) -> str:
     """The result as a page of text."""
     model, settings = result["model"], result["settings"]
     header = (
-        f"{model['name']}, {report.count(model['parameters'])} parameters, {model['dtype']} · "
+        f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']} · "
         f"{settings['repetitions']} repetitions, off and on taking turns · {result['machine']['device']}"
     )
     rows = [("test", "patch off t/s", "patch on t/s", "on/off", "peak memory off", "on", "on/off")]
@@ -242,11 +237,11 @@ def render(result: dict[str, Any]) -> str:
                 *(_rate(arm) for arm in (off, on)),
                 f"{test['ratio']:.2f}x",
                 *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in (off, on)),
-                report.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
+                output.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
             )
         )
     flash = Flash.of(result["flash"])
-    lines = [header, "", report.columns(rows), "", str(flash)]
+    lines = [header, "", table(rows), "", str(flash)]
     if not flash.calls:
         lines.append("The patch never ran: both columns are MLX's own attention.")
     if result["machine"]["blas"] == "reference":

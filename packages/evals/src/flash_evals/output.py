@@ -1,17 +1,23 @@
 """How results are shown and kept: aligned columns, numbers a person can read, JSON and CSV for programs."""
 
 import csv
+import io
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flash_evals.errors import EvalError
+
+FORMATS = ("text", "md", "csv", "json", "jsonl")  # of stdout
+Table = Callable[[Sequence[Sequence[str]]], str]  # rows of cells, the first of them the head, to text
 
 
 def progress() -> Progress:
@@ -21,11 +27,17 @@ def progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def columns(rows: Sequence[Sequence[str]], gap: int = 4) -> str:
+def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> str:
     """Left-aligned columns, as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ("".join(cell.ljust(width + gap) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in padded)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, as llama-bench prints it: the first row is its head."""
+    head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
 
 
 def count(n: float) -> str:
@@ -81,20 +93,62 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write(
-    json_file: Path | None,
-    result: dict[str, Any] | list[dict[str, Any]],
-    csv_file: Path | None,
-    rows: Sequence[dict[str, Any]],
-) -> None:
-    """The files that were asked for. Raises EvalError if the disk does not take them."""
+@dataclass(frozen=True)
+class Outputs:
+    """Where the results of a command go: a format for stdout, and files."""
+
+    format: str = "text"
+    json_file: Path | None = None
+    csv_file: Path | None = None
+
+    def deliver(
+        self,
+        result: dict[str, Any] | list[dict[str, Any]],
+        rows: Sequence[dict[str, Any]],
+        page: Callable[[Table], str],
+        draw: Callable[[], None] | None = None,
+    ) -> None:
+        """`result` to the JSON file, `rows` to the CSV file, `draw` for its picture, and one of these, or `page`, to
+        stdout: neither a full disk nor a closed pipe costs the others their copy. Raises EvalError if the disk does
+        not take a file.
+        """
+        try:
+            if self.json_file:
+                _save(self.json_file, as_json(result))
+            if self.csv_file:
+                _save(self.csv_file, as_csv(rows))
+            if draw:
+                draw()
+        finally:
+            click.echo(self._shown(result, rows, page), nl=False)
+
+    def _shown(self, result: Any, rows: Sequence[dict[str, Any]], page: Callable[[Table], str]) -> str:
+        match self.format:
+            case "json":
+                return as_json(result)
+            case "jsonl":
+                return "".join(json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
+            case "csv":
+                return as_csv(rows)
+            case "md":
+                return page(markdown) + "\n"
+        return page(columns) + "\n"
+
+
+def as_json(result: Any) -> str:
+    return json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n"
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _save(path: Path, text: str) -> None:
     try:
-        if json_file:
-            json_file.write_text(json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n")
-        if csv_file:
-            with csv_file.open("w", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
+        path.write_text(text, newline="")
     except OSError as error:
-        raise EvalError(f"cannot write {error.filename or json_file or csv_file}: {error.strerror}") from error
+        raise EvalError(f"cannot write {error.filename or path}: {error.strerror}") from error

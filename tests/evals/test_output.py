@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flash_evals import report
+from flash_evals import output
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
     [(12, "12"), (1_300, "1.3 k"), (1_017_984, "1.0 M"), (494_032_768, "494 M"), (7_615_616_512, "7.6 B")],
 )
 def test_count(number: int, text: str) -> None:
-    assert report.count(number) == text
+    assert output.count(number) == text
 
 
 @pytest.mark.parametrize(
@@ -20,16 +20,16 @@ def test_count(number: int, text: str) -> None:
     [(35.36123, "35.3612"), (5343.3441, "5,343.3441"), (3.9e35, "3.9000e+35"), (float("inf"), "not finite")],
 )
 def test_plain(number: float, text: str) -> None:
-    assert report.plain(number) == text
+    assert output.plain(number) == text
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
 def test_percentile(values: list[float], share: float) -> None:
-    assert report.percentile(values, share) == pytest.approx(np.quantile(values, share), abs=1e-6)
+    assert output.percentile(values, share) == pytest.approx(np.quantile(values, share), abs=1e-6)
 
 
 def test_spread() -> None:
-    assert report.spread([1000.0, 1100.0, 1200.0, 1300.0, 1400.0, 9000.0]) == "1,250 (1,100–1,400)"
+    assert output.spread([1000.0, 1100.0, 1200.0, 1300.0, 1400.0, 9000.0]) == "1,250 (1,100–1,400)"
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_spread() -> None:
     ],
 )
 def test_duration(seconds: list[float], text: str) -> None:
-    assert report.duration(seconds) == text
+    assert output.duration(seconds) == text
 
 
 def test_columns() -> None:
-    assert report.columns([("", "off"), ("speed", "1")], gap=2) == "       off\nspeed  1"
+    assert output.columns([("", "off"), ("speed", "1")], gap=2) == "       off\nspeed  1"
