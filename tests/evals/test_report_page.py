@@ -50,7 +50,7 @@ def test_it_is_accessible(report: Callable[..., Element], results: Results) -> N
     assert all(next_ <= level + 1 for level, next_ in pairwise(headings))
     for table in page.all("table"):
         assert table.all("caption")[0].text
-        assert all(head.attributes["scope"] in ("row", "col") for head in table.all("th"))
+        assert all(head.attributes["scope"] in ("row", "col", "colgroup") for head in table.all("th"))
     for picture in page.all("svg"):
         assert picture.attributes.get("aria-label") or picture.attributes["aria-hidden"] == "true"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flash_evals.page import units
 from flash_evals.page.html import Content, Html, figure, tag
-from flash_evals.page.run import MLX, Comparison, Run, Training
+from flash_evals.page.run import MLX, Comparison, Ratio, Run, Training
 
 NOT_MEASURED = "Not measured"
 
@@ -43,35 +43,15 @@ def _of_all(verdicts: Sequence[bool | None]) -> str:
 
 
 def faster(runs: Sequence[Run]) -> Answer:
-    """Of two whose trials overlap neither is faster."""
-
-    def sign(comparison: Comparison) -> int | None:
-        if comparison.speed is None:
-            return None
-        return _sign(comparison.speed) if comparison.apart else 0
-
-    return _compared(runs, "Faster?", lambda each: each.speed, sign, "as fast", "slower")
+    return _compared(runs, "Faster?", lambda each: each.speed, better=1, what="as fast", worse="slower")
 
 
 def less_memory(runs: Sequence[Run]) -> Answer:
-    def sign(comparison: Comparison) -> int | None:
-        return None if comparison.memory is None else -_sign(comparison.memory)
-
-    return _compared(runs, "Less memory?", lambda each: each.memory, sign, "the memory", "more")
-
-
-def _sign(ratio: float) -> int:
-    """0 if it is 1.00 as it is shown."""
-    return 0 if units.times(ratio) == units.times(1) else 1 if ratio > 1 else -1
+    return _compared(runs, "Less memory?", lambda each: each.memory, better=-1, what="the memory", worse="more")
 
 
 def _compared(
-    runs: Sequence[Run],
-    question: str,
-    ratio: Callable[[Comparison], float | None],
-    sign: Callable[[Comparison], int | None],
-    what: str,
-    worse: str,
+    runs: Sequence[Run], question: str, ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
 ) -> Answer:
     """The word is of the comparisons with MLX's own attention, where flash ran; the sentences are of all."""
     says: list[tuple[Run, Content]] = []
@@ -80,8 +60,9 @@ def _compared(
         if run.comparisons and not run.ran:
             says.append((run, "the patch never ran: both columns are MLX's own attention"))
         elif run.comparisons:
-            says.append((run, _sentence(run.comparisons, ratio, sign, what)))
-            signs += [found for each in run.comparisons if each.against in MLX and (found := sign(each)) is not None]
+            says.append((run, _sentence(run.comparisons, ratio, what)))
+            of_mlx = [ratio(each).sign for each in run.comparisons if each.against in MLX]
+            signs += [sign * better for sign in of_mlx if sign is not None]
     return Answer(question, _word(signs, worse), says, "speed")
 
 
@@ -96,25 +77,19 @@ def _word(signs: Sequence[int], worse: str) -> str:
     return f"In {better} of {tests} tests" + (f", {worse} in {not_better}" if not_better else "")
 
 
-def _sentence(
-    comparisons: Sequence[Comparison],
-    ratio: Callable[[Comparison], float | None],
-    sign: Callable[[Comparison], int | None],
-    what: str,
-) -> Content:
+def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], Ratio], what: str) -> Content:
     """`prompts 1.10x to 3.40x as fast, generation 0.98x as fast (no clear difference)`."""
-    groups: dict[tuple[str, str], list[Comparison]] = {}
+    groups: dict[tuple[str, str], list[Ratio]] = {}
     for each in comparisons:
-        groups.setdefault((each.work, each.against), []).append(each)
+        groups.setdefault((each.work, each.against), []).append(ratio(each))
     parts: list[Content] = []
-    for (work, against), group in groups.items():
-        ratios = sorted(found for each in group if (found := ratio(each)) is not None)
+    for (work, against), ratios in groups.items():
         whom = "" if against == "off" else f" {'as' if what == 'as fast' else 'of'} {against}"
-        level = sum(sign(each) == 0 for each in group)
-        overlap = (
-            f" (no clear difference{f' in {level} of {len(group)}' if level < len(group) else ''})" if level else ""
-        )
-        parts.append([", " if parts else "", f"{work} ", _range(ratios), f" {what}{whom}{overlap}"])
+        level = sum(each.sign == 0 for each in ratios)
+        where = f" in {level} of {len(ratios)}" if level < len(ratios) else ""
+        overlap = f" (no clear difference{where})" if level else ""
+        values = sorted(each.value for each in ratios if each.value is not None)
+        parts.append([", " if parts else "", f"{work} ", _range(values), f" {what}{whom}{overlap}"])
     return parts
 
 
@@ -146,9 +121,17 @@ def _fits(training: Sequence[Training]) -> str:
 
 
 def card(answer: Answer, anchor: Callable[[Run], str]) -> Html:
-    """A sentence names its run where there is more than one."""
+    """A sentence names the command; and the run, where the command has several."""
+    commands = [run.command for run, _ in answer.says]
     sentences = [
-        tag("li", tag("a", run.title, href=f"#{anchor(run)}"), ": ", says, ".") for run, says in answer.says
+        tag(
+            "li",
+            tag("a", run.command, href=f"#{anchor(run)}"),
+            f", {run.title}: " if commands.count(run.command) > 1 else ": ",
+            says,
+            ".",
+        )
+        for run, says in answer.says
     ] or [tag("li", "No file of ", tag("code", f"flash-eval {answer.missing}"), " is here.")]
     return tag(
         "section",

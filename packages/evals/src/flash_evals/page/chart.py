@@ -8,8 +8,8 @@ from flash_evals.page import units
 from flash_evals.page.html import Html, tag
 from flash_evals.page.units import Shown, whole
 
-WIDTH, HEIGHT = 360, 232
-LEFT, RIGHT, TOP, BOTTOM = 58, 348, 12, 192  # of the plotted area
+WIDTH, HEIGHT = 320, 220
+LEFT, RIGHT, TOP, BOTTOM = 56, 312, 12, 180  # of the plotted area
 ROOM = 46  # for a label of the x axis
 HALF = 4  # of a marker
 SMALLEST, LARGEST = 1e-30, 1e30  # beyond these no axis makes sense

@@ -19,7 +19,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 LEAD = "mlx-lm's own attention beside flash attention: the same model on the same tokens, patch off and patch on."
 HOW = (
     "A ratio is on over off, or flash over another. Faster and slower are said where the trials of the two, from the "
-    "20th to the 80th percentile, do not overlap; less and more memory where the ratio is not 1.00x. Same predictions "
+    "20th to the 80th percentile, do not overlap; the same holds for memory. Same predictions "
     "are said where the same token ranks first everywhere and the mean ΔNLL is within 1e-4. Peak memory is what the "
     "work needs beyond what was there before it, and MB are 10⁶ bytes. – is a figure that is not finite or not known."
 )

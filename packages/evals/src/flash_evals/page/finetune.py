@@ -8,7 +8,7 @@ from flash_evals.page import chart, run, units
 from flash_evals.page.chart import Point, Series
 from flash_evals.page.html import Html, facts, figure, table, tag
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Ran, Run, Training
+from flash_evals.page.run import Comparison, Ran, Ratio, Run, Training
 
 
 @dataclass(frozen=True)
@@ -38,26 +38,23 @@ class Steps:
 class Length:
     tokens: int
     arms: dict[Arm, Steps]
-    time_ratio: float | None
-    memory_ratio: float | None
+    time: float | None  # on/off
+    speed: Ratio
+    memory: Ratio
     max_abs_dloss: float | None
-    apart: bool
 
     @classmethod
     def read(cls, node: Node) -> "Length":
-        seconds = run.trials(node, "seconds")
+        arms = {name: Steps.read(node[name]) for name in ARMS}
+        speed = run.ratio(arms["on"].speed, arms["off"].speed)
         return cls(
             node["seq_len"].count(),
-            {name: Steps.read(node[name]) for name in ARMS},
+            arms,
             node["time_ratio"].amount(),
-            node["memory_ratio"].amount(),
+            Ratio(speed, run.arms_apart(node, "seconds")),
+            Ratio(node["memory_ratio"].amount(), run.arms_apart(node, "peak_memory_mb")),
             amount(node, "max_abs_dloss"),
-            run.apart(seconds["off"], seconds["on"]),
         )
-
-    @property
-    def speed_ratio(self) -> float | None:
-        return run.ratio(self.arms["on"].speed, self.arms["off"].speed)
 
 
 def read(file: str, node: Node) -> list[Run]:
@@ -81,26 +78,26 @@ def read(file: str, node: Node) -> list[Run]:
             run.about((part, node.get(part)) for part in ("model", "settings", "machine")),
             bool(flash.calls),
             run.interrupted(node),
-            [Comparison("steps", "off", each.speed_ratio, each.apart, each.memory_ratio) for each in lengths],
+            [Comparison("steps", "off", each.speed, each.memory) for each in lengths],
             training=_training(lengths, skipped),
         )
     ]
 
 
 def _table(lengths: Sequence[Length]) -> Html:
-    arms = [f"{what} {name}" for what in ("step", "tokens/s", "peak memory") for name in ("off", "on", "on/off")]
+    compared = (*ARMS, "on/off")
     return table(
-        "A training step: median time, tokens per second, peak memory, and the largest difference of the losses",
-        ["tokens", *arms, "max |Δloss|"],
+        "A training step, patch off and on: its median time, and the largest difference of the losses",
+        ["tokens", ("time", compared), ("tokens/s", compared), ("peak memory", compared), "max |Δloss|"],
         [
             [
                 units.whole(each.tokens),
                 *(figure(steps.seconds, units.seconds) for steps in each.arms.values()),
-                figure(each.time_ratio, units.times),
+                figure(each.time, units.times),
                 *(figure(steps.speed, units.rate) for steps in each.arms.values()),
-                figure(each.speed_ratio, units.times),
+                figure(each.speed.value, units.times),
                 *(figure(steps.memory, units.megabytes) for steps in each.arms.values()),
-                figure(each.memory_ratio, units.times),
+                figure(each.memory.value, units.times),
                 figure(each.max_abs_dloss, units.scientific),
             ]
             for each in lengths

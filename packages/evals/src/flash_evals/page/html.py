@@ -41,16 +41,28 @@ def figure(value: float | None, shown: Callable[[float], str]) -> Html:
     return tag("data", shown(value), value=repr(value))
 
 
-def table(caption: str, head: Sequence[Content], rows: Iterable[Sequence[Content]]) -> Html:
+Head = Sequence[str | tuple[str, Sequence[str]]]  # of columns, and of groups of them with a name above
+
+
+def table(caption: str, head: Head, rows: Iterable[Sequence[Content]]) -> Html:
     """Its first column names the rows. It scrolls by itself where the page is narrower."""
     body = [tag("tr", tag("th", first, scope="row"), [tag("td", cell) for cell in others]) for first, *others in rows]
-    made = tag(
-        "table",
-        tag("caption", caption),
-        tag("thead", tag("tr", [tag("th", cell, scope="col") for cell in head])),
-        tag("tbody", body),
-    )
+    made = tag("table", tag("caption", caption), tag("thead", _head(head)), tag("tbody", body))
     return tag("div", made, class_="scroll", role="region", aria_label=caption, tabindex=0)
+
+
+def _head(head: Head) -> list[Html]:
+    """One row, or two where columns stand in groups."""
+    groups = [group for group in head if not isinstance(group, str)]
+    deep = 2 if groups else None
+    first = [
+        tag("th", cell, scope="col", rowspan=deep)
+        if isinstance(cell, str)
+        else tag("th", cell[0], scope="colgroup", colspan=len(cell[1]), class_="group")
+        for cell in head
+    ]
+    second = [tag("th", name, scope="col") for _, names in groups for name in names]
+    return [tag("tr", first), *([tag("tr", second)] if groups else [])]
 
 
 def facts(pairs: Iterable[tuple[str, Content]]) -> Html:

@@ -10,7 +10,7 @@ from flash_evals.page import chart, run, units
 from flash_evals.page.chart import Axis, Point, Series
 from flash_evals.page.html import Html, figure, table
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Run
+from flash_evals.page.run import Comparison, Ratio, Run
 from flash_evals.workload import PASSES
 
 SHARE = Axis(units.share, units.percent_tick, logarithmic=False)
@@ -145,24 +145,15 @@ def _table(title: str, panel: Contests) -> Html:
     speed = ["K/V GB/s", "of reads"] if decode else ["GFLOP/s", "of peak"]
     return table(
         title,
-        [
-            "keys",
-            "implementation",
-            "time",
-            "20th to 80th percentile",
-            *speed,
-            "flash is so many times as fast",
-            "memory",
-        ],
+        ["keys, implementation", "time", "20th to 80th percentile", *speed, "flash is", "memory"],
         [
             [
-                units.whole(problem.keys),
-                call.impl,
+                f"{units.whole(problem.keys)}, {call.impl}",
                 figure(call.seconds, units.seconds),
                 [figure(call.low, units.seconds), " to ", figure(call.high, units.seconds)],
                 figure(call.speed, units.rate),
                 figure(call.share, units.share),
-                figure(_faster(calls, call), units.times) if call.impl != "flash" else "",
+                [figure(_faster(calls, call), units.times), " as fast"] if call.impl != "flash" else "",
                 figure(call.memory, units.megabytes),
             ]
             for problem, calls in panel.items()
@@ -181,9 +172,8 @@ def _comparisons(problem: Problem, calls: dict[str, Call]) -> list[Comparison]:
         Comparison(
             work,
             other.impl,
-            _faster(calls, other),
-            run.apart(other.trials, flash.trials),
-            run.ratio(flash.memory, other.memory),
+            Ratio(_faster(calls, other), run.apart(other.trials, flash.trials)),
+            Ratio(run.ratio(flash.memory, other.memory), apart=True),
         )
         for other in calls.values()
         if flash and other is not flash

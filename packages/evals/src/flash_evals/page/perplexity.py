@@ -6,7 +6,7 @@ from flash_evals.measure import ARMS
 from flash_evals.page import run, units
 from flash_evals.page.html import Content, Html, facts, figure, table, tag
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Predictions, Ran, Run
+from flash_evals.page.run import Comparison, Predictions, Ran, Ratio, Run
 from flash_evals.perplexity import SAME_NLL
 
 Columns = dict[str, Node]  # off, on, or the one that was compared with; at least one
@@ -134,9 +134,8 @@ def _facts(columns: Columns, paired: Paired, flash: Ran) -> Html:
 
 
 def _comparisons(node: Node, columns: Columns) -> list[Comparison]:
-    speeds = run.trials(node, "tokens_per_s")
-    apart = run.apart(speeds["off"], speeds["on"])
-    return [Comparison("prefill", "off", _ratio(columns, "tokens_per_s"), apart, _ratio(columns, "peak_memory_mb"))]
+    speed, memory = (Ratio(_ratio(columns, key), run.arms_apart(node, key)) for key in RATIOS)
+    return [Comparison("prefill", "off", speed, memory)]
 
 
 def _ratio(columns: Columns, key: str) -> float | None:

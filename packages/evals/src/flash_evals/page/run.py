@@ -6,6 +6,7 @@ from typing import Any
 
 from flash_evals import output
 from flash_evals.measure import ARMS, Arm
+from flash_evals.page import units
 from flash_evals.page.html import DASH, Content, Html, facts, tag
 from flash_evals.page.result_file import Node
 
@@ -18,9 +19,22 @@ class Comparison:
 
     work: str
     against: str  # "off", or an implementation
-    speed: float | None  # so many times as fast is flash
+    speed: "Ratio"  # so many times as fast is flash
+    memory: "Ratio"  # flash's part of the other's
+
+
+@dataclass(frozen=True)
+class Ratio:
+    value: float | None
     apart: bool  # whether the trials of the two lie apart, or overlap
-    memory: float | None  # flash's part of the other's
+
+    @property
+    def sign(self) -> int | None:
+        """1 above 1, -1 below. 0 if the trials overlap, and if it is 1.00 as it is shown; None if it is not known."""
+        if self.value is None:
+            return None
+        level = not self.apart or units.times(self.value) == units.times(1)
+        return 0 if level else 1 if self.value > 1 else -1
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,12 @@ def trials(node: Node, key: str) -> dict[Arm, list[float]]:
             if number is not None:
                 values[name].append(number)
     return values
+
+
+def arms_apart(node: Node, key: str) -> bool:
+    """Whether that figure of the two arms lies apart in their trials."""
+    of_arms = trials(node, key)
+    return apart(of_arms["off"], of_arms["on"])
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -9,7 +9,7 @@ from flash_evals.page import chart, run, units
 from flash_evals.page.chart import Axis, Point, Series
 from flash_evals.page.html import Content, Html, facts, figure, table
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Ran, Run
+from flash_evals.page.run import Comparison, Ran, Ratio, Run
 
 WORK = {"prompt": "prompts", "generation": "generation"}
 SPEED = Axis(units.rate, units.number_tick)
@@ -46,28 +46,25 @@ class Test:
     depth: int
     batch: int  # prompts at once
     arms: dict[Arm, Rate]
-    ratio: float | None  # of the medians
-    apart: bool
+    speed: Ratio  # of the medians
+    memory: Ratio
 
     @classmethod
     def read(cls, node: Node) -> "Test":
         if node["kind"].text() not in WORK:
             raise node["kind"].expected(" or ".join(WORK))
-        speeds = run.trials(node, "tokens_per_s")
+        arms = {name: Rate.read(node[name]) for name in ARMS}
+        memory = run.ratio(arms["on"].memory, arms["off"].memory)
         return cls(
             node["test"].text(),
             node["kind"].text(),
             node["tokens"].count(),
             node["depth"].count(),
             batch.count() if (batch := node.get("batch_size")) else 1,
-            {name: Rate.read(node[name]) for name in ARMS},
-            node["ratio"].amount(),
-            run.apart(speeds["off"], speeds["on"]),
+            arms,
+            Ratio(node["ratio"].amount(), run.arms_apart(node, "tokens_per_s")),
+            Ratio(memory, run.arms_apart(node, "peak_memory_mb")),
         )
-
-    @property
-    def memory(self) -> float | None:
-        return run.ratio(self.arms["on"].memory, self.arms["off"].memory)
 
 
 def read(file: str, node: Node) -> list[Run]:
@@ -89,7 +86,7 @@ def read(file: str, node: Node) -> list[Run]:
             run.about((part, node.get(part)) for part in ("model", "draft_model", "settings", "machine")),
             bool(flash.calls),
             run.interrupted(node),
-            [Comparison(WORK[test.kind], "off", test.ratio, test.apart, test.memory) for test in tests],
+            [Comparison(WORK[test.kind], "off", test.speed, test.memory) for test in tests],
         )
     ]
 
@@ -99,19 +96,21 @@ def _table(tests: Sequence[Test]) -> Html:
     attention = any(rate.attention is not None for rate in rates)
     accepted = any(rate.accepted is not None for rate in rates)
     return table(
-        "Tokens per second, mean ± standard deviation, and peak memory",
+        "Mean ± standard deviation of the repetitions; patch off and on",
         [
-            *("test", "patch off t/s", "patch on t/s", "on/off", "peak memory off", "on", "on/off"),
-            *(("attention off", "on") if attention else ()),
-            *(("accepted off", "on") if accepted else ()),
+            "test",
+            ("tokens/s", (*ARMS, "on/off")),
+            ("peak memory", (*ARMS, "on/off")),
+            *([("attention", ARMS)] if attention else []),
+            *([("accepted", ARMS)] if accepted else []),
         ],
         [
             [
                 test.name,
                 *([figure(rate.mean, units.rate), _deviation(rate)] for rate in test.arms.values()),
-                figure(test.ratio, units.times),
+                figure(test.speed.value, units.times),
                 *(figure(rate.memory, units.megabytes) for rate in test.arms.values()),
-                figure(test.memory, units.times),
+                figure(test.memory.value, units.times),
                 *(figure(rate.attention, units.share) for rate in test.arms.values() if attention),
                 *(figure(rate.accepted, units.share) for rate in test.arms.values() if accepted),
             ]
