@@ -47,7 +47,7 @@ Head = Sequence[str | tuple[str, Sequence[str]]]  # of columns, and of groups of
 def table(caption: str, head: Head, rows: Iterable[Sequence[Content]]) -> Html:
     """Its first column names the rows. It scrolls by itself where the page is narrower."""
     body = [tag("tr", tag("th", first, scope="row"), [tag("td", cell) for cell in others]) for first, *others in rows]
-    made = tag("table", tag("caption", caption), tag("thead", _head(head)), tag("tbody", body))
+    made = tag("table", tag("caption", tag("span", caption)), tag("thead", _head(head)), tag("tbody", body))
     return tag("div", made, class_="scroll", role="region", aria_label=caption, tabindex=0)
 
 
