@@ -54,6 +54,22 @@ def test_numbers_that_json_does_not_have(report: Callable[..., Element], results
     assert shown["word perplexity"][1].text == shown["byte perplexity"][1].text == "–"
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"context": 32, "stride": 16}, "context 32, stride 16"),
+        ({"context": 4096, "stride": None, "scoring": "half"}, "context 4,096, half scoring"),
+        (
+            {"context": 32, "stride": 32, "scoring": "rolling", "documents": "separate"},
+            "context 32, stride 32, rolling scoring, separate documents",
+        ),
+    ],
+)
+def test_how_a_text_was_read(report: Callable[..., Element], results: Results, settings: Results, says: str) -> None:
+    page = report({**results["perplexity"], "settings": settings})
+    assert says in page.all("p", class_="facts")[0].text.split(" · ")
+
+
 @pytest.mark.parametrize("arm", ["off", "on"])
 def test_perplexity_of_one_arm(report: Callable[..., Element], results: Results, arm: str) -> None:
     other = {"off": "on", "on": "off"}[arm]

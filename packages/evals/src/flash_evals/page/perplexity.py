@@ -73,7 +73,7 @@ def read(file: str, node: Node) -> list[Run]:
             f"{node['model']['name'].text()} on {node['dataset']['name'].text()}",
             [
                 run.model(node["model"]),
-                ", ".join(f"{key} {size.count():,}" for key in ("context", "stride") if (size := settings.get(key))),
+                _how_read(settings),
                 f"{tokens:,} tokens",
                 node["machine"]["device"].text(),
             ],
@@ -89,6 +89,13 @@ def read(file: str, node: Node) -> list[Run]:
             paired.predictions(tokens, together=not compared) if arms else None,
         )
     ]
+
+
+def _how_read(settings: Node) -> str:
+    """`context 256, stride 256, rolling scoring, joined documents`, as far as it is known."""
+    sizes = [f"{key} {size.count():,}" for key in ("context", "stride") if (size := settings.get(key))]
+    ways = [f"{way.text()} {key}" for key in ("scoring", "documents") if (way := settings.get(key))]
+    return ", ".join(sizes + ways)
 
 
 def _comparison(compared: Node | None) -> list[Html]:
