@@ -198,6 +198,23 @@ def test_plots_of_kernels(report: Callable[..., Element], results: Results) -> N
         assert drawn["Memory of a call"]["inputs and outputs"] == held
 
 
+def test_plots_of_perplexity_against_the_context(report: Callable[..., Element], results: Results) -> None:
+    """Of runs that differ in it alone."""
+    short = results["perplexity"]
+    double = {
+        **short,
+        "settings": {**short["settings"], "context": 64},
+        **{arm: {**short[arm], "tokens_per_s": 10.0 + number} for number, arm in enumerate(("off", "on"))},
+    }
+    other = {**double, "model": {**short["model"], "name": "other"}}
+    drawn = plots(report(double, short, other))
+    assert list(drawn) == ["Prefill: tokens per second", "Peak memory of a batch"]
+    assert drawn["Prefill: tokens per second"] == {
+        "patch off": [(32, short["off"]["tokens_per_s"]), (64, 10.0)],
+        "patch on": [(32, short["on"]["tokens_per_s"]), (64, 11.0)],
+    }
+
+
 def test_one_length_makes_no_plot(report: Callable[..., Element], results: Results) -> None:
     result = results["finetune"]
     page = report({**result, "results": result["results"][:1]})

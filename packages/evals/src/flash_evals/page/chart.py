@@ -38,6 +38,7 @@ class Axis:
 
 
 TIME = Axis(units.seconds, units.on_axis(units.SECONDS))
+SPEED = Axis(units.rate, units.number_tick)
 MEMORY = Axis(units.megabytes, units.on_axis(units.MEGABYTES))
 
 

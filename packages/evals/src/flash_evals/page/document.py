@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.resources import files
 
-from flash_evals.page import answers
+from flash_evals.page import answers, perplexity
 from flash_evals.page.html import Html, join, tag
 from flash_evals.page.run import Run
 
@@ -34,6 +34,7 @@ def document(runs: Sequence[Run], left_out: Sequence[tuple[str, str]]) -> Html:
             "section",
             tag("h2", heading),
             [_article(run, anchors[id(run)]) for run in runs if run.command == command],
+            perplexity.against_context(runs) if command == "perplexity" else [],
         )
         for command, heading in HEADINGS.items()
         if any(run.command == command for run in runs)

@@ -1,12 +1,14 @@
 """Result files of `perplexity` on the page."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from flash_evals.measure import ARMS
-from flash_evals.page import run, units
+from flash_evals.measure import ARMS, Arm
+from flash_evals.page import chart, run, units
+from flash_evals.page.chart import Point, Series
 from flash_evals.page.html import Content, Html, facts, figure, table, tag
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Predictions, Ran, Ratio, Run
+from flash_evals.page.run import Comparison, Predictions, Ran, Ratio, Reading, Run
 from flash_evals.perplexity import SAME_NLL
 
 Columns = dict[str, Node]  # off, on, or the one that was compared with; at least one
@@ -87,6 +89,7 @@ def read(file: str, node: Node) -> list[Run]:
             run.interrupted(node),
             _comparisons(node, columns) if arms and not compared else [],
             paired.predictions(tokens, together=not compared) if arms else None,
+            reading=_reading(node) if arms and not compared else None,
         )
     ]
 
@@ -149,3 +152,46 @@ def _ratio(columns: Columns, key: str) -> float | None:
     """Of the second column to the first."""
     first, second = (column[key].amount() for column in columns.values())
     return run.ratio(second, first)
+
+
+def _reading(node: Node) -> Reading:
+    settings = node["settings"]
+    speeds, memory = ({name: node[name][key].amount() for name in ARMS} for key in RATIOS)
+    batch = f"batch size {size.count():,}" if (size := settings.get("batch_size")) else ""
+    shared = (run.model(node["model"]), node["dataset"]["name"].text(), batch, node["machine"]["device"].text())
+    return Reading(" · ".join(filter(None, shared)), settings["context"].count(), speeds, memory)
+
+
+def against_context(runs: Sequence[Run]) -> list[Html]:
+    """Speed and memory against the context, of runs that share the rest: where they have several."""
+    groups: dict[str, dict[int, Reading]] = {}
+    for each in runs:
+        if each.reading:
+            groups.setdefault(each.reading.shared, {})[each.reading.context] = each.reading
+    return [
+        tag("article", tag("h3", "Against the context"), tag("p", shared, class_="facts"), _charts(by_context.values()))
+        for shared, by_context in groups.items()
+        if len(by_context) > 1
+    ]
+
+
+def _charts(readings: Iterable[Reading]) -> Html:
+    readings = list(readings)
+
+    def series(value: Callable[[Reading, Arm], float | None]) -> list[Series]:
+        return [
+            Series(
+                f"patch {name}",
+                name,
+                [Point(each.context, x) for each in readings if (x := value(each, name)) is not None],
+            )
+            for name in ARMS
+        ]
+
+    speed = chart.lines(
+        "Prefill: tokens per second", chart.SPEED, "context in tokens", series(lambda each, name: each.speeds[name])
+    )
+    memory = chart.lines(
+        "Peak memory of a batch", chart.MEMORY, "context in tokens", series(lambda each, name: each.memory[name])
+    )
+    return chart.row([speed, memory])

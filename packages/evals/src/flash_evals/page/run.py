@@ -50,6 +50,7 @@ class Run:
     comparisons: Sequence[Comparison] = ()
     predictions: "Predictions | None" = None
     training: "Training | None" = None
+    reading: "Reading | None" = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,16 @@ class Training:
     longest: int  # tokens
     skipped: Sequence[str]  # lengths that had no memory, and why, in words
     says: Content
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Of a text in windows: what runs of several contexts have in common, and what becomes of it with the length."""
+
+    shared: str
+    context: int
+    speeds: dict[Arm, float | None]  # tokens/s
+    memory: dict[Arm, float | None]  # MB
 
 
 @dataclass(frozen=True)

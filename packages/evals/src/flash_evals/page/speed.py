@@ -6,13 +6,12 @@ from typing import TypeVar
 
 from flash_evals.measure import ARMS, Arm
 from flash_evals.page import chart, run, units
-from flash_evals.page.chart import Axis, Point, Series
+from flash_evals.page.chart import Point, Series
 from flash_evals.page.html import Content, Html, facts, figure, table
 from flash_evals.page.result_file import Node, Unusable, amount
 from flash_evals.page.run import Comparison, Ran, Ratio, Run
 
 WORK = {"prompt": "prompts", "generation": "generation"}
-SPEED = Axis(units.rate, units.number_tick)
 
 Key = TypeVar("Key")
 
@@ -158,7 +157,7 @@ def _pair(title: str, against: str, tests: Sequence[Test], length: Callable[[Tes
             for name in ARMS
         ]
 
-    speed = chart.lines(f"{title}: tokens per second", SPEED, against, series(_speed))
+    speed = chart.lines(f"{title}: tokens per second", chart.SPEED, against, series(_speed))
     return [speed, chart.lines(f"{title}: peak memory", chart.MEMORY, against, series(_memory))]
 
 
