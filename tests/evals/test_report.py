@@ -207,7 +207,8 @@ def test_plots_of_perplexity_against_the_context(report: Callable[..., Element],
         **{arm: {**short[arm], "tokens_per_s": 10.0 + number} for number, arm in enumerate(("off", "on"))},
     }
     other = {**double, "model": {**short["model"], "name": "other"}}
-    drawn = plots(report(double, short, other))
+    half = {**double, "settings": {**double["settings"], "context": 128, "scoring": "half"}}
+    drawn = plots(report(double, short, other, half))
     assert list(drawn) == ["Prefill: tokens per second", "Peak memory of a batch"]
     assert drawn["Prefill: tokens per second"] == {
         "patch off": [(32, short["off"]["tokens_per_s"]), (64, 10.0)],

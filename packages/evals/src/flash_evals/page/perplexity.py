@@ -66,13 +66,14 @@ def read(file: str, node: Node) -> list[Run]:
         raise Unusable(f"expected the arms off and on, or one of them, not {', '.join(columns) or 'none'}")
     flash, tokens, paired = Ran.read(node["flash"]), node["tokens"].count(), Paired.read(node.get("paired"))
     compared, settings = node.get("compared"), node["settings"]
-    arms = list(columns) == list(ARMS)
+    arms, together = list(columns) == list(ARMS), _together(columns, compared)
     parts = ("model", "dataset", "settings", "windows", "ranks", "machine", "compared")
     return [
         Run(
             file,
             "perplexity",
-            f"{node['model']['name'].text()} on {node['dataset']['name'].text()}",
+            f"{node['model']['name'].text()} on {node['dataset']['name'].text()}, "
+            f"context {settings['context'].count():,}",
             [
                 run.model(node["model"]),
                 _how_read(settings),
@@ -81,15 +82,15 @@ def read(file: str, node: Node) -> list[Run]:
             ],
             [
                 *_comparison(compared),
-                table("Perplexity, prefill speed and peak memory", _head(columns, compared), _rows(columns)),
+                _table(columns, compared),
                 _facts(columns, paired, flash),
             ],
             run.about((part, node.get(part)) for part in parts),
             bool(flash.calls) or "on" not in columns,
             run.interrupted(node),
-            _comparisons(node, columns) if arms and not compared else [],
-            paired.predictions(tokens, together=not compared) if arms else None,
-            reading=_reading(node) if arms and not compared else None,
+            _comparisons(node, columns) if together else [],
+            paired.predictions(tokens, together) if arms else None,
+            reading=_reading(node) if together else None,
         )
     ]
 
@@ -97,8 +98,11 @@ def read(file: str, node: Node) -> list[Run]:
 def _how_read(settings: Node) -> str:
     """`context 256, stride 256, rolling scoring, joined documents`, as far as it is known."""
     sizes = [f"{key} {size.count():,}" for key in ("context", "stride") if (size := settings.get(key))]
-    ways = [f"{way.text()} {key}" for key in ("scoring", "documents") if (way := settings.get(key))]
-    return ", ".join(sizes + ways)
+    return ", ".join(filter(None, (*sizes, _ways(settings))))
+
+
+def _ways(settings: Node) -> str:
+    return ", ".join(f"{way.text()} {key}" for key in ("scoring", "documents") if (way := settings.get(key)))
 
 
 def _comparison(compared: Node | None) -> list[Html]:
@@ -115,17 +119,27 @@ def _head(columns: Columns, compared: Node | None) -> list[str]:
     names = {"off": "patch off", "on": "patch on", "other": "other"}
     if compared:
         names[compared["column"].text()] = f"patch {compared['arm'].text()}, another run"
-    ratio = ["on/off" if list(columns) == list(ARMS) else "second/first"]
-    return ["", *(names[name] for name in columns), *(ratio if len(columns) == 2 else [])]
+    return ["", *(names[name] for name in columns)]
 
 
 def _rows(columns: Columns) -> list[list[Content]]:
     rows: list[list[Content]] = [["token perplexity", *(_with_error(column) for column in columns.values())]]
     rows += [[name, *(figure(amount(arm, key), shown) for arm in columns.values())] for name, key, shown in ROWS]
-    if len(columns) == 2:
+    return rows
+
+
+def _table(columns: Columns, compared: Node | None) -> Html:
+    """With ratios of the arms, if they ran together."""
+    head, rows = _head(columns, compared), _rows(columns)
+    if _together(columns, compared):
+        head.append("on/off")
         for row, key in zip(rows, ("ppl", *(key for _, key, _ in ROWS)), strict=True):
             row.append(figure(_ratio(columns, key), units.times) if key in RATIOS else "")
-    return rows
+    return table("Perplexity, prefill speed and peak memory", head, rows)
+
+
+def _together(columns: Columns, compared: Node | None) -> bool:
+    return list(columns) == list(ARMS) and compared is None
 
 
 def _with_error(column: Node) -> Content:
@@ -149,16 +163,20 @@ def _comparisons(node: Node, columns: Columns) -> list[Comparison]:
 
 
 def _ratio(columns: Columns, key: str) -> float | None:
-    """Of the second column to the first."""
-    first, second = (column[key].amount() for column in columns.values())
-    return run.ratio(second, first)
+    return run.ratio(columns["on"][key].amount(), columns["off"][key].amount())
 
 
 def _reading(node: Node) -> Reading:
     settings = node["settings"]
     speeds, memory = ({name: node[name][key].amount() for name in ARMS} for key in RATIOS)
     batch = f"batch size {size.count():,}" if (size := settings.get("batch_size")) else ""
-    shared = (run.model(node["model"]), node["dataset"]["name"].text(), batch, node["machine"]["device"].text())
+    shared = (
+        run.model(node["model"]),
+        node["dataset"]["name"].text(),
+        _ways(settings),
+        batch,
+        node["machine"]["device"].text(),
+    )
     return Reading(" · ".join(filter(None, shared)), settings["context"].count(), speeds, memory)
 
 
