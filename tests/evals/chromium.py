@@ -72,7 +72,7 @@ class Chromium:
         return [event["params"] for event in self.events if event["method"] == method]
 
     def evaluate(self, script: str) -> Any:
-        result = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 

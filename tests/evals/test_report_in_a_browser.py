@@ -193,3 +193,21 @@ def test_markup_in_a_file_does_nothing(browser: Chromium, results: Results, tmp_
     assert browser.evaluate("document.title") == "Flash attention, off and on"
     assert browser.evaluate("document.querySelectorAll('script, img').length") == 0
     assert browser.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"]
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "refused"), [("script", "text", "script-src-elem"), ("img", "src", "img-src")]
+)
+def test_what_should_get_into_it_all_the_same_is_refused(
+    browser: Chromium, page: Path, name: str, attribute: str, refused: str
+) -> None:
+    """The page's own policy: no scripts, nothing from elsewhere."""
+    browser.open(page)
+    add = f"""new Promise((resolve) => {{
+      document.addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
+      const element = document.createElement("{name}");
+      element.{attribute} = "http://localhost:1/x";
+      document.body.append(element);
+      setTimeout(() => resolve("allowed"), 5000);
+    }})"""
+    assert browser.evaluate(add) == refused
