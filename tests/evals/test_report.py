@@ -162,6 +162,31 @@ def test_plots_of_finetune(report: Callable[..., Element], results: Results) -> 
     assert plots(report(result)) == {title: lines for title, lines in expected.items() if lines}
 
 
+def test_the_spread_is_drawn(report: Callable[..., Element], results: Results) -> None:
+    """Around time and speed: from the 20th to the 80th percentile, or a standard deviation to both sides."""
+
+    def bands(page: Element, plot: str) -> list[tuple[float, float]]:
+        [figure] = [figure for figure in page.all("figure") if str(captions(figure)[0].children[0]) == plot]
+        assert len(figure.all("path", class_="band")) == len(figure.all("g", class_="series"))
+        points = figure.all("g", class_="point")
+        return [(float(str(at.attributes["data-low"])), float(str(at.attributes["data-high"]))) for at in points]
+
+    arms = ("off", "on")
+    lengths, entries = results["finetune"]["results"], results["kernels"]
+    steps = bands(report(results["finetune"]), "Time of a step")
+    assert steps == [(length[arm]["seconds_p20"], length[arm]["seconds_p80"]) for arm in arms for length in lengths]
+    tests = [test for test in results["speed"]["results"] if (test["kind"], test["depth"]) == ("prompt", 32)]
+    tests = [
+        {**test, **{arm: {**test[arm], "tokens_per_s": 90.0, "tokens_per_s_sd": 5.0} for arm in arms}} for test in tests
+    ]
+    speeds = bands(report({**results["speed"], "results": tests}), "Prompts, depth 32: tokens per second")
+    assert speeds == [(85.0, 95.0)] * 4
+    forward = [{**entry, "backward": {}} for entry in entries]
+    by_impl = [entry["forward"] for impl in ("flash", "mlx") for entry in entries if entry["config"]["impl"] == impl]
+    calls = bands(report(forward), "Time of a call")
+    assert calls == [(figures["time_p20(s)"], figures["time_p80(s)"]) for figures in by_impl]
+
+
 def test_plots_of_speed_against_the_length(report: Callable[..., Element], results: Results) -> None:
     result = results["speed"]  # -p 8,16 -g 4 -d 0,32
     drawn = plots(report(result))

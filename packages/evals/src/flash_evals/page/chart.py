@@ -147,6 +147,8 @@ def _line(series: Series, axis: Axis, place: Callable[[float, float], tuple[floa
             class_="point",
             data_length=point.length,
             data_value=repr(point.value),
+            data_low=point.low,
+            data_high=point.high,
         )
         for point, where in zip(series.points, at, strict=True)
     ]
