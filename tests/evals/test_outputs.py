@@ -61,7 +61,7 @@ def test_files_get_theirs_whatever_stdout_gets(capsys: pytest.CaptureFixture[str
 def test_a_command(invoke: Invoke, output_format: str, tmp_path: Path) -> None:
     """`kernels` stands for all: they share the option."""
     out = tmp_path / "out.json"
-    done = invoke("kernels", "--seq-len", 32, "--trials", 1, "--impl", "flash", "-o", output_format, "--json", out)
+    done = invoke("kernels", "--seq-len", 32, "-r", 1, "--impl", "flash", "-o", output_format, "--json", out)
     assert (done.exit_code, done.stderr) == (0, "")
     [entry] = json.loads(out.read_text())
     seconds = entry["forward"]["time(s)"]

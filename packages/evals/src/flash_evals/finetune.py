@@ -34,7 +34,14 @@ from flash_evals.training import Pair, Recipe
     callback=options.listed(options.length, "numbers of tokens"),
     help="Lengths of the sequences in tokens.",
 )
-@click.option("--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences in one step.")
+@click.option(
+    "-b",
+    "--batch-size",
+    default=1,
+    show_default=True,
+    callback=options.at_least(1),
+    help="Sequences in one step.",
+)
 @click.option(
     "--num-layers",
     type=int,
@@ -53,10 +60,11 @@ from flash_evals.training import Pair, Recipe
     "--max-seconds",
     default=120.0,
     show_default=True,
+    metavar="SECONDS",
     callback=options.at_least(0),
     help="A length that has taken so long takes no further steps; 0: no limit.",
 )
-@options.repetitions
+@options.repetitions(5, "Steps of each length and arm; one more to warm up is not counted.")
 @options.seed("Of the random tokens and the adapters.")
 @options.outputs
 @figures.plot_file("Draw step time and memory against the length into this .png or .svg file.")
@@ -106,19 +114,20 @@ def command(
     stopped: BaseException | None = None
     try:
         with output.progress() as progress, training.trainable(loaded.model, recipe, seed):
-            bar = progress.add_task("steps, off and on", total=len(seq_len))
+            bar = progress.add_task("steps, off and on", total=len(seq_len) * repetitions)
 
             def lengths_that_fit() -> Iterator[int]:
-                for length in seq_len:
-                    progress.update(bar, description=f"steps of {length:,} tokens, off and on")
+                for number, length in enumerate(seq_len):
+                    about = f"steps of {length:,} tokens, off and on"
+                    progress.update(bar, description=about, completed=number * repetitions)
                     if reason := why_too_long(loaded, length, recipe, max_memory, pairs):
                         skipped[length] = reason
                     else:
                         yield length
-                    progress.advance(bar)
 
             for pair in training.measured(loaded, lengths_that_fit(), recipe, repetitions, max_seconds, seed):
                 pairs.append(pair)
+                progress.advance(bar)
         if not pairs:
             raise EvalError("; ".join(skipped.values()))
     except (KeyboardInterrupt, EvalError) as error:  # what is measured by then is kept

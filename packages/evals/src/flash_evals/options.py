@@ -65,14 +65,8 @@ def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -
     return value
 
 
-repetitions = click.option(
-    "-r",
-    "--repetitions",
-    default=5,
-    show_default=True,
-    callback=at_least(1),
-    help="Trials of each test and arm; one more to warm up is not counted.",
-)
+def repetitions(default: int, text: str) -> Callable[..., Any]:
+    return click.option("-r", "--repetitions", default=default, show_default=True, callback=at_least(1), help=text)
 
 
 def seed(text: str) -> Callable[..., Any]:

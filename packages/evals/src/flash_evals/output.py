@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, as llama-bench prints it: the first row is its head."""
     head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
+
+
+def _with_line_breaks(page: str) -> str:
+    """Lines of prose that follow each other stay lines in Markdown, which would make one paragraph of them."""
+    return re.sub(r"(?m)^([^|\n].*)\n(?=[^|\n])", r"\1  \n", page)
 
 
 def count(n: float) -> str:
@@ -131,7 +137,7 @@ class Outputs:
             case "csv":
                 return as_csv(rows)
             case "md":
-                return page(markdown) + "\n"
+                return _with_line_breaks(page(markdown)) + "\n"
         return page(columns) + "\n"
 
 

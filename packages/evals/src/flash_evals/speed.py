@@ -55,7 +55,7 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
 @_lengths_option("-p", "--prompt", "512", "Prompt lengths in tokens; 0 for none.")
 @_lengths_option("-g", "--generate", "32", "Numbers of tokens to generate; 0 for none.")
 @_lengths_option("-d", "--depth", "0,2048", "Numbers of tokens that are in the KV cache before.")
-@options.repetitions
+@options.repetitions(5, "Trials of each test and arm; one more to warm up is not counted.")
 @options.seed("Of the random tokens in the prompts.")
 @options.outputs
 def command(
