@@ -8,7 +8,7 @@ from typing import Any
 
 import click.testing
 import pytest
-from flash_evals import measure, paired, speed, training
+from flash_evals import generation, measure, paired, training
 
 Invoke = Callable[..., click.testing.Result]
 
@@ -27,7 +27,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             return measure.run(*arguments)
 
         monkeypatch.setattr(paired, "run", run)
-        monkeypatch.setattr(speed, "run", run)
+        monkeypatch.setattr(generation, "run", run)
         monkeypatch.setattr(training, "run", run)
 
     return arrange
