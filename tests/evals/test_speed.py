@@ -128,9 +128,18 @@ def test_a_cache_that_mlx_lm_cannot_batch_is_refused() -> None:
     speed._check_models(with_cache(ArraysCache), None, [Case("prompt", 8, 0, 2)])
 
 
-def test_a_negative_seed_is_refused(invoke: Invoke, model_folder: Path) -> None:
-    result = invoke("speed", "--model", model_folder, "--seed", -1)
-    assert (result.exit_code, result.stderr) == (2, "Error: --seed must be at least 0, not -1\n")
+def test_the_seed_reaches_the_work(evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[list[int]] = []
+
+    def generate(loaded: LoadedModel, tokens: Any, steps: int, cache: Any) -> Guesses:
+        prompts.append(tokens.tolist())
+        return Guesses()
+
+    monkeypatch.setattr(generation, "_generate", generate)
+    for seed in (0, 0, 1):
+        assert evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed)["settings"]["seed"] == seed
+    first, again, other = prompts[0], prompts[6], prompts[12]  # warm-up, attention's share, one repetition; two arms
+    assert first == again != other
 
 
 def test_csv_has_a_row_for_each_trial_of_each_arm(evaluate: Evaluate, tmp_path: Path) -> None:
@@ -164,7 +173,10 @@ def test_the_footnote_names_the_reference_blas_where_it_runs(
         (["-g", ""], "-g takes numbers of tokens separated by commas, not ''"),
         (["-b", "0"], "-b takes numbers of sequences separated by commas, not '0'"),
         (["-r", "0"], "-r must be at least 1, not 0"),
-        (["--delay", "-1"], "--delay must be at least 0, not -1.0"),
+        (["--delay", "-1"], "--delay must be between 0 and 3600 seconds, not -1"),
+        (["--delay", "nan"], "--delay must be between 0 and 3600 seconds, not nan"),
+        (["--delay", "inf"], "--delay must be between 0 and 3600 seconds, not inf"),
+        (["--seed", "-1"], "--seed must be at least 0, not -1"),
         (["-p", "100", "-d", "0,29"], "pp100 @ d29 needs 129 positions"),
         (["-p", "0", "-g", "129", "-d", "0"], "tg129 needs 129 positions"),
     ],

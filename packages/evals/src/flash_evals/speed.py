@@ -27,6 +27,12 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
     return click.option(short, name, default=default, show_default=True, metavar="N,...", callback=check, help=text)
 
 
+def _pause(_: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 <= value <= 3600:
+        raise EvalError(f"{parameter.opts[0]} must be between 0 and 3600 seconds, not {value:g}")
+    return value
+
+
 @click.command("speed")
 @options.model
 @_lengths_option("-p", "--prompt", "512", "Prompt lengths in tokens; 0 for none.")
@@ -58,7 +64,7 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
     default=0.0,
     show_default=True,
     metavar="SECONDS",
-    callback=options.at_least(0),
+    callback=_pause,
     help="Wait between any two trials, for a machine that throttles.",
 )
 @options.seed("Of the random tokens in the prompts.")
@@ -90,8 +96,9 @@ def command(
     attention      its share of the time. MLX is lazy and computes a whole
                    step in one go, so this takes one more trial of each
                    arm, which counts nowhere else and is slower: in it each
-                   call of attention is waited for before and after. None, –,
-                   where a model computes it in one with its projections.
+                   call of attention is waited for before and after, and
+                   waiting makes short calls longer. None, –, where a model
+                   computes it in one with its projections.
     accepted       which part of the draft model's tokens the model would
                    have chosen, too; prompts do without the draft model
 
