@@ -19,6 +19,7 @@ from flash_evals.models import LoadedModel, load
 from kernel_cases import GBS, GFLOPS, Change, Fake
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import qwen2
+from report_page import Element, parse
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 CONFIG = {
@@ -120,6 +121,67 @@ def refused(invoke: Callable[..., click.testing.Result]) -> Callable[..., str]:
         [line] = result.stderr.splitlines()
         assert line.startswith("Error: ")
         return line
+
+    return run
+
+
+RUNS: dict[str, tuple[object, ...]] = {
+    "perplexity": ("--context", 32),
+    "speed": ("-p", "8,16", "-g", 4, "-d", "0,32", "-r", 2),
+    "finetune": ("-p", "8,16", "-r", 2),
+    "kernels": (
+        "--quick",
+        "--shape",
+        "4/2x8",
+        "--seq-len",
+        "32,64",
+        "--impl",
+        "flash,mlx",
+        "--pass",
+        "forward,backward",
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def results(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a small run of each command that measures writes to its --json file. Not to be changed."""
+    folder = tmp_path_factory.mktemp("results")
+    (folder / "text.txt").write_bytes(TEXT.encode())
+    model: tuple[object, ...] = ("--model", model_folder)
+    found = {}
+    for name, options in RUNS.items():
+        options += () if name == "kernels" else model
+        options += ("--dataset", folder / "text.txt") if name == "perplexity" else ()
+        arguments = [name, *options, "--json", folder / "out.json"]
+        done = click.testing.CliRunner().invoke(main, list(map(str, arguments)))
+        assert done.exit_code == 0, done.output
+        found[name] = _with_memory(json.loads((folder / "out.json").read_text()))
+    return found
+
+
+def _with_memory(value: Any) -> Any:
+    """So small a model needs no memory that could be seen on Linux, at times: at least 0.1 MB."""
+    if isinstance(value, dict):
+        return {
+            key: max(item, 0.1) if key.startswith("peak_memory") else _with_memory(item) for key, item in value.items()
+        }
+    return [_with_memory(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+def report(invoke: Callable[..., click.testing.Result], tmp_path: Path) -> Callable[..., Element]:
+    """The page of these results, each the path of a file or what is to be in one; `says` is what stderr gets."""
+
+    def run(*results: Any, says: str = "") -> Element:
+        files = [result if isinstance(result, Path) else tmp_path / f"{n}.json" for n, result in enumerate(results)]
+        for file, result in zip(files, results, strict=True):
+            if not isinstance(result, Path):
+                file.write_text(json.dumps(result))
+        out = tmp_path / "page.html"
+        done = invoke("report", *files, "--html", out)
+        assert (done.exit_code, done.stdout, done.stderr) == (0, f"{out}\n", says), done.output
+        return parse(out)
 
     return run
 

@@ -32,6 +32,10 @@ def test_help_of_a_command_names_every_option(invoke: Invoke, name: str) -> None
     command = main.get_command(click.Context(main), name)
     assert command is not None
     for parameter in command.params:
+        if isinstance(parameter, click.Argument):  # named in the usage, told of in the text
+            assert parameter.metavar
+            assert parameter.metavar in page.output
+            continue
         assert all(spelling in page.output for spelling in parameter.opts)
         assert isinstance(parameter, click.Option)
         assert parameter.help

@@ -1,0 +1,1 @@
+"""The page that `flash-eval report` makes of result files."""

@@ -1,0 +1,124 @@
+"""Reads the page of `flash-eval report` back: its elements, tables, answers and plots."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Element:
+    """Of a page: name, attributes, and what is in it."""
+
+    def __init__(self, name: str, attributes: dict[str, str | None]) -> None:
+        self.name, self.attributes = name, attributes
+        self.children: list[Element | str] = []
+
+    def all(self, name: str, **attributes: str) -> list["Element"]:
+        """Those of that name below it, in order; a class is one of several."""
+        found = []
+        for child in self.children:
+            if isinstance(child, Element):
+                has = {key.rstrip("_"): (child.attributes.get(key.rstrip("_")) or "").split() for key in attributes}
+                if child.name == name and all(value in has[key.rstrip("_")] for key, value in attributes.items()):
+                    found.append(child)
+                found += child.all(name, **attributes)
+        return found
+
+    @property
+    def text(self) -> str:
+        return "".join(child if isinstance(child, str) else child.text for child in self.children)
+
+    @property
+    def figures(self) -> list[float | None]:
+        """The exact numbers in it; None for a dash."""
+        found: list[float | None] = []
+        for child in self.children:
+            if isinstance(child, str):
+                found += [None] * child.count("–")
+            elif child.name == "data":
+                found.append(float(str(child.attributes["value"])))
+            else:
+                found += child.figures
+        return found
+
+
+class Parser(HTMLParser):
+    """Fails where an element is not closed, or not the one that is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = [Element("", {})]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, dict(attrs))
+        self.open[-1].children.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().name == tag
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+def parse(page: Path) -> Element:
+    parser = Parser()
+    parser.feed(page.read_text("utf-8"))
+    parser.close()
+    assert len(parser.open) == 1
+    return parser.open[0]
+
+
+def rows(table: Element) -> dict[str, list[Element]]:
+    """The cells of each row by its name; a name that comes again gets an apostrophe."""
+    found: dict[str, list[Element]] = {}
+    for row in table.all("tbody")[0].all("tr"):
+        [name], cells = row.all("th"), row.all("td")
+        key = name.text
+        while key in found:
+            key += "'"
+        found[key] = cells
+    return found
+
+
+def answer(page: Element, question: str) -> tuple[str, str]:
+    """The word, and the sentences."""
+    [card] = [card for card in page.all("section", class_="card") if card.all("h2")[0].text == question]
+    return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
+
+
+def captions(page: Element) -> list[Element]:
+    return page.all("figcaption")
+
+
+def plots(page: Element) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Of each plot the points of each line, as exactly as they are drawn."""
+    found = {}
+    for figure in page.all("figure"):
+        title = str(captions(figure)[0].children[0])
+        found[title] = {
+            str(line.attributes["data-series"]): [
+                (int(str(point.attributes["data-length"])), float(str(point.attributes["data-value"])))
+                for point in line.all("g", class_="point")
+            ]
+            for line in figure.all("g", class_="series")
+        }
+    return found
+
+
+HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\ud800\u202e" + "x" * 300
+
+
+def hostile(results: dict[str, Any]) -> list[Any]:
+    """dict[str, Any] that have markup wherever there may be text."""
+
+    def change(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: change(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [change(item, key) for item in value]
+        return HOSTILE if isinstance(value, str) and key not in ("command", "kind") else value
+
+    return [change(result) for result in results.values()]

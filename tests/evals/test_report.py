@@ -1,0 +1,234 @@
+"""`flash-eval report`: the numbers of the page, in tables and plots, are those of the files."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click.testing
+import pytest
+from report_page import Element, captions, plots, rows
+
+Invoke = Callable[..., click.testing.Result]
+Results = dict[str, Any]
+
+
+def test_numbers_of_perplexity(report: Callable[..., Element], results: Results) -> None:
+    result = results["perplexity"]
+    page = report(result)
+    off, on, paired = result["off"], result["on"], result["paired"]
+    [table] = page.all("table")
+    assert [cell.text for cell in table.all("thead")[0].all("th")] == ["", "patch off", "patch on", "on/off"]
+    shown = {name: [cell.figures for cell in cells] for name, cells in rows(table).items()}
+    assert shown == {
+        "token perplexity": [[off["ppl"], off["ppl_se"]], [on["ppl"], on["ppl_se"]], []],
+        "word perplexity": [[off["word_ppl"]], [on["word_ppl"]], []],
+        "byte perplexity": [[off["byte_ppl"]], [on["byte_ppl"]], []],
+        "bits per byte": [[off["bits_per_byte"]], [on["bits_per_byte"]], []],
+        "prefill tokens/s": [
+            [off["tokens_per_s"]],
+            [on["tokens_per_s"]],
+            [on["tokens_per_s"] / off["tokens_per_s"]],
+        ],
+        "peak memory": [[off["peak_memory_mb"]], [on["peak_memory_mb"]], _ratio(on, off, "peak_memory_mb")],
+    }
+    assert page.all("article")[0].all("dl")[0].figures == [
+        paired["top1_agreement"],
+        paired["delta_nll"],
+        paired["delta_nll_se"],
+        paired["max_abs_dlogit"],
+        paired["mean_kl"],
+    ]
+
+
+def _ratio(on: Results, off: Results, key: str) -> list[float | None]:
+    return [on[key] / off[key] if off[key] else None]
+
+
+def test_numbers_of_speed(report: Callable[..., Element], results: Results) -> None:
+    result = results["speed"]
+    [table] = report(result).all("table")
+    shown = rows(table)
+    assert list(shown) == [test["test"] for test in result["results"]]
+    for test, cells in zip(result["results"], shown.values(), strict=True):
+        off, on = test["off"], test["on"]
+        assert [cell.figures for cell in cells[:6]] == [
+            [off["tokens_per_s"], off["tokens_per_s_sd"]],
+            [on["tokens_per_s"], on["tokens_per_s_sd"]],
+            [test["ratio"]],
+            [off["peak_memory_mb"]],
+            [on["peak_memory_mb"]],
+            _ratio(on, off, "peak_memory_mb"),
+        ]
+
+
+def test_shares_of_speed(report: Callable[..., Element], results: Results) -> None:
+    """Attention's of the time, and the accepted ones of what a draft model guessed: columns where there are any."""
+    tests = [
+        {
+            **test,
+            "off": {**test["off"], "attention_share": 0.5, "accepted_share": None},
+            "on": {**test["on"], "attention_share": 0.125, "accepted_share": 0.75},
+        }
+        for test in results["speed"]["results"]
+    ]
+    [table] = report({**results["speed"], "results": tests}).all("table")
+    groups, columns = ([cell.text for cell in row.all("th")] for row in table.all("thead")[0].all("tr"))
+    assert groups == ["test", "tokens/s", "peak memory", "attention", "accepted"]
+    assert columns == ["off", "on", "on/off"] * 2 + ["off", "on"] * 2
+    for cells in rows(table).values():
+        assert [cell.figures for cell in cells[6:]] == [[0.5], [0.125], [None], [0.75]]
+
+
+def test_numbers_of_finetune(report: Callable[..., Element], results: Results) -> None:
+    result = results["finetune"]
+    [table] = report(result).all("table")
+    shown = rows(table)
+    assert list(shown) == [f"{length['seq_len']:,}" for length in result["results"]]
+    for length, cells in zip(result["results"], shown.values(), strict=True):
+        off, on = length["off"], length["on"]
+        assert [figure for cell in cells for figure in cell.figures] == [
+            *(off["seconds"], on["seconds"], length["time_ratio"]),
+            *(off["tokens_per_s"], on["tokens_per_s"], on["tokens_per_s"] / off["tokens_per_s"]),
+            *(off["peak_memory_mb"], on["peak_memory_mb"], length["memory_ratio"]),
+            length["max_abs_dloss"],
+        ]
+
+
+def test_numbers_of_kernels(report: Callable[..., Element], results: Results) -> None:
+    entries = results["kernels"]
+    page = report(entries)
+    passes = ("forward", "backward")
+    tables = page.all("table")
+    assert [table.all("caption")[0].text.split(",")[0] for table in tables] == list(passes)
+    for pass_, table in zip(passes, tables, strict=True):
+        for entry, (name, row) in zip(entries, rows(table).items(), strict=True):
+            figures, config = entry[pass_], entry["config"]
+            [flash] = [other[pass_] for other in entries if other["config"] == {**config, "impl": "flash"}]
+            assert name == f"{config['seq_len']}, {config['impl']}"
+            assert [cell.figures for cell in row] == [
+                [figures["time(s)"]],
+                [figures["time_p20(s)"], figures["time_p80(s)"]],
+                [figures["FLOPS(TFLOPs/s)"] * 1000],
+                [pytest.approx(figures["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"])],
+                [] if config["impl"] == "flash" else [figures["time(s)"] / flash["time(s)"]],
+                [figures["peak_memory_usage(MB)"]],
+            ]
+
+
+def test_a_decode_step_is_measured_by_what_it_reads(report: Callable[..., Element], results: Results) -> None:
+    entries = [
+        {
+            **entry,
+            "config": {**entry["config"], "query_len": 1},
+            "forward": {**entry["forward"], "read(GB/s)": 5.0},
+            "backward": {},
+            "roofline": {"peak(TFLOPs/s)": 1, "read(GB/s)": 20.0},
+        }
+        for entry in results["kernels"]
+    ]
+    page = report(entries)
+    [table] = page.all("table")
+    assert [cell.text for cell in table.all("thead")[0].all("th")][3:5] == ["K/V GB/s", "of reads"]
+    assert all([cell.figures for cell in cells[2:4]] == [[5.0], [0.25]] for cells in rows(table).values())
+    assert "Share of what the machine reads" in plots(page)
+
+
+def test_what_a_person_reads_is_that_number(report: Callable[..., Element], results: Results) -> None:
+    """Rounded to at least two digits, in the unit beside it."""
+    units = {"ms": 1e-3, "µs": 1e-6, "%": 1e-2}
+    page = report(*results.values())
+    checked = 0
+    for data in page.all("data"):
+        exact = float(str(data.attributes["value"]))
+        number, unit = re.fullmatch(r"([-+0-9.,e]+) ?([a-zA-Zµ%]*)", data.text).groups()
+        read = float(number.replace(",", "")) * units.get(unit, 1)
+        assert read == pytest.approx(exact, rel=0.06, abs={"x": 0.0051, "MB": 0.051}.get(unit, 0))
+        checked += 1
+    assert checked > 50
+
+
+def test_plots_of_finetune(report: Callable[..., Element], results: Results) -> None:
+    result = results["finetune"]
+    expected = {
+        title: {
+            f"patch {arm}": [
+                (length["seq_len"], length[arm][key]) for length in result["results"] if length[arm][key] > 0
+            ]
+            for arm in ("off", "on")
+        }
+        for title, key in (("Time of a step", "seconds"), ("Peak memory of a step", "peak_memory_mb"))
+    }
+    expected = {title: {name: line for name, line in lines.items() if line} for title, lines in expected.items()}
+    assert plots(report(result)) == {title: lines for title, lines in expected.items() if lines}
+
+
+def test_plots_of_speed_against_the_length(report: Callable[..., Element], results: Results) -> None:
+    result = results["speed"]  # -p 8,16 -g 4 -d 0,32
+    drawn = plots(report(result))
+    for depth in (0, 32):
+        of_depth = [test for test in result["results"] if (test["kind"], test["depth"]) == ("prompt", depth)]
+        assert drawn[f"Prompts, depth {depth}: tokens per second"] == {
+            f"patch {arm}": [(test["tokens"], test[arm]["tokens_per_s"]) for test in of_depth] for arm in ("off", "on")
+        }
+    steps = [test for test in result["results"] if test["kind"] == "generation"]
+    assert drawn["Generation, 4 tokens: tokens per second"] == {
+        f"patch {arm}": [(test["depth"] + 4, test[arm]["tokens_per_s"]) for test in steps] for arm in ("off", "on")
+    }
+
+
+def test_plots_of_kernels(report: Callable[..., Element], results: Results) -> None:
+    entries = results["kernels"]
+    page = report(entries)
+    figures = page.all("figure")
+    titles = [str(captions(figure)[0].children[0]) for figure in figures]
+    assert titles == ["Time of a call", "Memory of a call", "Share of the machine's peak"] * 2
+    for number, pass_ in enumerate(("forward", "backward")):
+        together = Element("", {})
+        together.children = list(figures[3 * number : 3 * number + 3])
+        drawn = plots(together)
+        for impl in ("flash", "mlx"):
+            mine = [entry for entry in entries if entry["config"]["impl"] == impl]
+            lengths = [entry["config"]["seq_len"] for entry in mine]
+            times = [entry[pass_]["time(s)"] for entry in mine]
+            peak = [entry[pass_]["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"] for entry in mine]
+            assert drawn["Time of a call"][impl] == list(zip(lengths, times, strict=True))
+            shares = [(length, pytest.approx(share)) for length, share in zip(lengths, peak, strict=True)]
+            assert drawn["Share of the machine's peak"][impl] == shares
+        held = [(entry["config"]["seq_len"], entry[pass_]["inputs_and_outputs(MB)"]) for entry in mine]
+        assert drawn["Memory of a call"]["inputs and outputs"] == held
+
+
+def test_plots_of_perplexity_against_the_context(report: Callable[..., Element], results: Results) -> None:
+    """Of runs that differ in it alone."""
+    short = results["perplexity"]
+    double = {
+        **short,
+        "settings": {**short["settings"], "context": 64},
+        **{arm: {**short[arm], "tokens_per_s": 10.0 + number} for number, arm in enumerate(("off", "on"))},
+    }
+    other = {**double, "model": {**short["model"], "name": "other"}}
+    half = {**double, "settings": {**double["settings"], "context": 128, "scoring": "half"}}
+    drawn = plots(report(double, short, other, half))
+    assert list(drawn) == ["Prefill: tokens per second", "Peak memory of a batch"]
+    assert drawn["Prefill: tokens per second"] == {
+        "patch off": [(32, short["off"]["tokens_per_s"]), (64, 10.0)],
+        "patch on": [(32, short["on"]["tokens_per_s"]), (64, 11.0)],
+    }
+
+
+def test_one_length_makes_no_plot(report: Callable[..., Element], results: Results) -> None:
+    result = results["finetune"]
+    page = report({**result, "results": result["results"][:1]})
+    assert page.all("figure") == []
+    assert len(rows(page.all("table")[0])) == 1
+
+
+def test_a_plot_in_words(report: Callable[..., Element], results: Results) -> None:
+    """For who cannot see it: title, axis, and the ends of each line. Its text is text."""
+    page = report(results["finetune"])
+    for figure in page.all("figure"):
+        [picture] = [svg for svg in figure.all("svg") if svg.attributes.get("role") == "img"]
+        words = str(picture.attributes["aria-label"])
+        assert words.startswith(str(captions(figure)[0].children[0]) + " against tokens in a sequence: patch off from ")
+        assert "; patch on from " in words
+        assert "tokens in a sequence" in [text.text for text in picture.all("text")]

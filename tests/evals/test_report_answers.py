@@ -1,0 +1,156 @@
+"""`flash-eval report`: four questions, answered by what the files hold, and by no more than that."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click.testing
+import pytest
+from report_page import Element, answer
+
+Invoke = Callable[..., click.testing.Result]
+Results = dict[str, Any]
+
+
+def faster(speed: Results, *ratios: float | None, overlap: bool = False) -> Results:
+    """A result of `speed` with one test for each ratio; trials that overlap, or do not."""
+    test = speed["results"][0]
+    tests = []
+    for number, ratio in enumerate(ratios):
+        on = 100 * (ratio or 0)
+        trials = [
+            {"order": ["off", "on"], "off": {"tokens_per_s": off}, "on": {"tokens_per_s": x}}
+            for off, x in [(100, on), *([(on, 100)] if overlap else [])]
+        ]
+        tests.append({**test, "depth": number, "ratio": ratio, "trials": trials})
+    return {**speed, "results": tests}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "overlap", "word", "says"),
+    [
+        ([1.5, 2.5], False, "Yes", "prompts 1.50x to 2.50x as fast."),
+        ([0.5], False, "No", "prompts 0.50x as fast."),
+        ([1.001], False, "No difference", "prompts 1.00x as fast (no clear difference)."),
+        ([1.1], True, "No difference", "prompts 1.10x as fast (no clear difference)."),
+        ([1.5, 0.5], False, "In 1 of 2 tests, slower in 1", "prompts 0.50x to 1.50x as fast."),
+        ([1.5, 1.0], False, "In 1 of 2 tests", "prompts 1.00x to 1.50x as fast (no clear difference in 1 of 2)."),
+        ([None], False, "Not measured", "prompts – as fast."),
+    ],
+)
+def test_faster(
+    report: Callable[..., Element],
+    results: Results,
+    ratios: list[float | None],
+    overlap: bool,
+    word: str,
+    says: str,
+) -> None:
+    page = report(faster(results["speed"], *ratios, overlap=overlap))
+    assert answer(page, "Faster?") == (word, f"speed: {says}")
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "overlap", "word"),
+    [
+        (100, 40, False, "Yes"),
+        (100, 40, True, "No difference"),
+        (100, 100.2, False, "No difference"),
+        (100, 150, False, "No"),
+        (0, 10, False, "Not measured"),
+    ],
+)
+def test_less_memory(
+    report: Callable[..., Element], results: Results, off: float, on: float, overlap: bool, word: str
+) -> None:
+    result = results["perplexity"]
+    memory = {arm: {**result[arm], "peak_memory_mb": value} for arm, value in (("off", off), ("on", on))}
+    pairs = [(off, on), *([(on, off)] if overlap else [])]
+    trials = [{"off": {"peak_memory_mb": one}, "on": {"peak_memory_mb": other}} for one, other in pairs]
+    assert answer(report({**result, **memory, "trials": trials}), "Less memory?")[0] == word
+
+
+@pytest.mark.parametrize(
+    ("paired", "word", "says"),
+    [
+        ({"top1_agreement": 1, "delta_nll": 9e-5}, "Yes", "the same token ranks first at all 200, mean ΔNLL +9.0e-05."),
+        ({"top1_agreement": 1, "delta_nll": -2e-4}, "No", "the same token ranks first at all 200, mean ΔNLL -2.0e-04."),
+        (
+            {"top1_agreement": 0.99, "delta_nll": 0.0},
+            "No",
+            "another token ranks first at 2 of 200, mean ΔNLL +0.0e+00.",
+        ),
+        ({"max_abs_dlogit": None}, "Not known", "the arms cannot be compared"),
+        ({"delta_nll": None}, "Not known", "the arms cannot be compared"),
+    ],
+)
+def test_same_predictions(
+    report: Callable[..., Element], results: Results, paired: Results, word: str, says: str
+) -> None:
+    result = results["perplexity"]
+    page = report({**result, "tokens": 200, "paired": {**result["paired"], **paired}})
+    found, sentence = answer(page, "Same predictions?")
+    assert found == word
+    assert says in sentence
+
+
+def test_several_runs_have_a_sentence_each(report: Callable[..., Element], results: Results) -> None:
+    result = results["perplexity"]
+    differ = {**result, "paired": {**result["paired"], "top1_agreement": 0.5}}
+    other = {**differ, "model": {**differ["model"], "name": "other"}}
+    word, says = answer(report(result, other), "Same predictions?")
+    assert word == "In 1 of 2 runs"
+    assert says.index("ranks first at all") < says.index("other on ")
+
+
+def test_training_fits(report: Callable[..., Element], results: Results) -> None:
+    result = {**results["finetune"], "skipped": []}
+    longest = max(result["results"], key=lambda length: length["seq_len"])
+    memory = [f"{longest[arm]['peak_memory_mb']:,.1f} MB" for arm in ("off", "on")]
+    word, says = answer(report(result), "Does training fit?")
+    assert word == f"Yes, up to {longest['seq_len']} tokens"
+    assert f"a step of {longest['seq_len']} tokens took {memory[0]} with the patch off, {memory[1]} with it on" in says
+
+
+def test_training_that_was_skipped(report: Callable[..., Element], results: Results) -> None:
+    reason = "8,192 tokens: a step without the patch needs about 7.30 GB, 6.00 GB are free"
+    page = report({**results["finetune"], "skipped": [{"seq_len": 8192, "reason": reason}]})
+    word, says = answer(page, "Does training fit?")
+    assert word == "Not at every length"
+    assert f"skipped {reason}." in says
+
+
+def test_what_no_file_tells(report: Callable[..., Element], results: Results) -> None:
+    page = report(results["speed"])
+    assert answer(page, "Same predictions?") == ("Not measured", "No file of flash-eval perplexity is here.")
+    assert answer(page, "Does training fit?") == ("Not measured", "No file of flash-eval finetune is here.")
+
+
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
+def test_a_patch_that_never_ran(report: Callable[..., Element], results: Results, command: str) -> None:
+    """Whatever the figures are, they say nothing of flash."""
+    page = report({**results[command], "flash": {"calls": {}, "fallbacks": {"no kernel": 3}}})
+    word, says = answer(page, "Faster?")
+    assert word == "Not measured"
+    assert "the patch never ran" in says
+    assert "The patch never ran" in page.all("article")[0].text
+    assert "no calls, 3 fallbacks (no kernel: 3)" in page.all("article")[0].text
+
+
+def test_kernels_beside_others(report: Callable[..., Element], results: Results) -> None:
+    """Only MLX's attention is what flash replaces: torch has a sentence, and no say in the word."""
+    torch = [
+        {**entry, "config": {**entry["config"], "impl": "torch"}}
+        for entry in results["kernels"]
+        if entry["config"]["impl"] == "mlx"
+    ]
+    flash = [entry for entry in results["kernels"] if entry["config"]["impl"] == "flash"]
+    word, says = answer(report([*flash, *torch]), "Faster?")
+    assert word == "Not measured"
+    assert re.search(r"forward [\d.,]+x to [\d.,]+x as fast as torch", says)
+
+
+def test_interrupted(report: Callable[..., Element], results: Results) -> None:
+    assert "Interrupted" not in report(results["speed"]).text
+    page = report({**results["speed"], "interrupted": True})
+    assert "Interrupted: the figures are of what was finished." in page.all("article")[0].text

@@ -1,0 +1,105 @@
+"""`flash-eval report`: the page as a whole, self-contained and accessible, and where it goes."""
+
+import json
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+from report_page import Element
+
+Invoke = Callable[..., click.testing.Result]
+Results = dict[str, Any]
+
+
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
+def test_settings_and_machine_are_in_a_fold(report: Callable[..., Element], results: Results, command: str) -> None:
+    result = results[command]
+    [fold] = report(result).all("details")
+    assert fold.all("summary")[0].text == "Settings and machine"
+    pairs = {name.text: value.text for name, value in zip(fold.all("dt"), fold.all("dd"), strict=True)}
+    about = result[0] if command == "kernels" else result
+    for key, value in about["machine"]["versions"].items():
+        assert pairs[f"versions {key}"] == value
+    assert pairs["cores"] == str(about["machine"]["cores"])
+    assert pairs["memory"] == about["settings"]["memory"]
+
+
+def test_it_is_self_contained(report: Callable[..., Element], results: Results) -> None:
+    """Nothing is loaded, nothing runs, and links lead to places of the page."""
+    page = report(*results.values())
+    assert page.all("script") == page.all("link") == page.all("img") == []
+    assert "url(" not in page.all("style")[0].text
+    assert "@import" not in page.all("style")[0].text
+    anchors = {str(article.attributes["id"]) for article in page.all("article")}
+    assert len(anchors) == 4
+    assert {str(link.attributes["href"]) for link in page.all("a")} == {f"#{anchor}" for anchor in anchors}
+
+
+def test_it_is_accessible(report: Callable[..., Element], results: Results) -> None:
+    page = report(*results.values())
+    [html] = page.all("html")
+    assert html.attributes["lang"] == "en"
+    assert page.all("title")[0].text == page.all("h1")[0].text
+    headings = [int(element.name[1]) for element in in_order(page) if re.fullmatch("h[1-6]", element.name)]
+    assert headings[0] == 1
+    assert headings.count(1) == 1
+    assert all(next_ <= level + 1 for level, next_ in pairwise(headings))
+    for table in page.all("table"):
+        assert table.all("caption")[0].text
+        assert all(head.attributes["scope"] in ("row", "col", "colgroup") for head in table.all("th"))
+    for picture in page.all("svg"):
+        assert picture.attributes.get("aria-label") or picture.attributes["aria-hidden"] == "true"
+
+
+def in_order(element: Element) -> list[Element]:
+    inner = [child for child in element.children if isinstance(child, Element)]
+    return [each for child in inner for each in (child, *in_order(child))]
+
+
+def test_the_same_files_make_the_same_page(report: Callable[..., Element], results: Results, tmp_path: Path) -> None:
+    pages = []
+    for _ in range(2):
+        report(*results.values())
+        pages.append((tmp_path / "page.html").read_bytes())
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("option", ["-o", "--html"])
+def test_the_page_goes_where_it_is_told(invoke: Invoke, results: Results, tmp_path: Path, option: str) -> None:
+    file, out = tmp_path / "run.json", tmp_path / "out.html"
+    file.write_text(json.dumps(results["speed"]))
+    done = invoke("report", file, option, out)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{out}\n", "")
+    assert out.read_text("utf-8").startswith("<!doctype html>\n<html")
+
+
+def test_it_is_report_html_unless_told(
+    invoke: Invoke, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.json").write_text(json.dumps(results["speed"]))
+    assert invoke("report", "run.json").stdout == "report.html\n"
+    assert Path("report.html").exists()
+
+
+def test_a_result_file_is_not_written_over(refused: Callable[..., str], results: Results, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(results["speed"]))
+    line = refused("report", file, "--html", tmp_path / "." / "run.json")
+    assert line == f"Error: --html {file} is one of the result files, and would be lost"
+    assert json.loads(file.read_text()) == results["speed"]
+
+
+def test_a_folder_that_is_not_there(refused: Callable[..., str]) -> None:
+    line = refused("report", "run.json", "-o", "/no/such/folder/page.html")
+    assert line == "Error: -o /no/such/folder/page.html: /no/such/folder cannot be written to"
+
+
+def test_a_full_disk(refused: Callable[..., str], results: Results, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(results["speed"]))
+    assert refused("report", file, "-o", "/dev/full") == "Error: cannot write /dev/full: No space left on device"
