@@ -16,6 +16,7 @@ COMMANDS = {
     "speed": ("flash_evals.speed", "Prompt and generation tokens per second, patch off against patch on."),
     "finetune": ("flash_evals.finetune", "Step time and memory of LoRA fine-tuning, patch off against patch on."),
     "kernels": ("flash_evals.kernels", "Time, FLOP/s and memory of the attention kernels, side by side."),
+    "doctor": ("flash_evals.doctor", "What is here, what bounds the figures, what is broken, and the cures."),
     "demo-model": ("flash_evals.demo", "Print the folder of the model that comes with this package."),
 }
 
