@@ -76,6 +76,8 @@ def command(
     on/off         ratio of the medians
     peak memory    what a trial needs on top of the model and the filled
                    cache, at most
+    flash:         what ran with the patch on: calls of each kernel, and
+                   fallbacks, which are calls left to MLX, with the reason
 
     Both arms see the same random tokens and the same cache, and take turns in going first. Loading and
     filling the cache are not part of the time. Ctrl-C ends the run and reports the finished trials.
