@@ -12,7 +12,7 @@ from typing import Any
 import click.testing
 import flashattn_core
 import pytest
-from flash_evals import doctor, hub, implementations, machine, measure, models
+from flash_evals import doctor, implementations, machine, measure, models
 from flash_evals.errors import EvalError
 from mlxlm_flash_patch import doctor as patch_doctor
 
@@ -28,7 +28,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(patch_doctor, "examine", lambda: iter([patch_doctor.ok("patch", "all well")]))
     monkeypatch.setattr(machine, "bounds", lambda: STEADY)
     monkeypatch.setattr(doctor, "version", lambda name: "1.2")
-    monkeypatch.setattr(hub, "revision", lambda repo, kind: "c0ffee")
+    monkeypatch.setattr(doctor, "hub_answers", lambda: True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setattr("os.cpu_count", implementations.threads)
@@ -105,7 +105,7 @@ def test_the_patch_s_findings(findings: Callable[[], list[dict[str, str]]], monk
     """Its doctor's own, as they are: the real ones this time."""
     monkeypatch.undo()
     monkeypatch.setattr(machine, "bounds", lambda: STEADY)
-    monkeypatch.setattr(hub, "revision", lambda repo, kind: "c0ffee")
+    monkeypatch.setattr(doctor, "hub_answers", lambda: True)
     theirs = [finding.subject for finding in patch_doctor.examine()]
     assert {"versions", "extension", "cpu", "self-test", "mlx-lm"} <= set(theirs)
     subjects = [finding["subject"] for finding in findings()]
@@ -247,20 +247,21 @@ def test_a_cache_that_cannot_be_written(
     ],
 )
 def test_a_hub_that_is_no_help(
-    found: Found, monkeypatch: pytest.MonkeyPatch, answer: EvalError | None, says: str, cure: str
+    found: Found, monkeypatch: pytest.MonkeyPatch, answer: EvalError | bool, says: str, cure: str
 ) -> None:
-    def revision(repo: str, kind: str) -> None:
-        if answer:
+    def hub_answers() -> bool:
+        if isinstance(answer, EvalError):
             raise answer
+        return answer
 
     found("ok", "hub", " answers")
-    monkeypatch.setattr(hub, "revision", revision)
+    monkeypatch.setattr(doctor, "hub_answers", hub_answers)
     found("warning", "hub", says, cure)
 
 
 def test_a_hub_that_is_not_to_be_asked(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.delattr(hub, "revision")
+    monkeypatch.delattr(doctor, "hub_answers")
     found("ok", "hub", "HF_HUB_OFFLINE is set")
 
 

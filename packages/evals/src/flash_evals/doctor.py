@@ -19,7 +19,7 @@ import click
 from mlxlm_flash_patch import doctor as patch_doctor
 from mlxlm_flash_patch.doctor import Finding, Mark, ok, problem, warning
 
-from flash_evals import hub, options, output
+from flash_evals import data, hub, options, output
 from flash_evals.errors import EvalError, first_line
 from flash_evals.output import Outputs, Table
 
@@ -235,13 +235,11 @@ def the_hub() -> Iterator[Finding]:
     """Whether it answers, and soon. Without it there is still enough to measure."""
     from huggingface_hub import constants
 
-    from flash_evals import data
-
     if constants.HF_HUB_OFFLINE:
         yield ok("hub", "HF_HUB_OFFLINE is set: what is in the caches, and nothing else")
         return
     try:
-        answers = hub.revision(data.WIKITEXT, "dataset")
+        answers = hub_answers()
     except EvalError as error:
         yield warning("hub", f"{constants.ENDPOINT} answers: {error.message}", "another HF_ENDPOINT")
         return
@@ -250,6 +248,11 @@ def the_hub() -> Iterator[Finding]:
     else:
         what = f"{constants.ENDPOINT} does not answer: what is in the caches, and nothing else"
         yield warning("hub", what, "a network, HTTPS_PROXY or HF_ENDPOINT; --model FOLDER and --dataset FILE need none")
+
+
+def hub_answers() -> bool:
+    """Raises EvalError if it answers that it has no WikiText."""
+    return hub.revision(data.WIKITEXT, "dataset") is not None
 
 
 NEED_FLASH = (hardware, bounds, peak_memory, demo_model)
