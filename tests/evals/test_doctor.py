@@ -11,6 +11,7 @@ from typing import Any
 
 import click.testing
 import flashattn_core
+import mlxlm_flash_patch as flash
 import pytest
 from flash_evals import doctor, implementations, machine, measure, models
 from flash_evals.errors import EvalError
@@ -199,12 +200,9 @@ def test_a_patch_that_takes_no_calls(found: Found, monkeypatch: pytest.MonkeyPat
     found("problem", "demo model", "flash: no calls, 0 fallbacks", "mlxlm-flash-patch")
 
 
-def test_a_patch_that_is_on_in_both_arms(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: Any) -> None:
-        raise EvalError("the patch is on for this whole process")
-
-    monkeypatch.setattr(measure, "run", run)
-    found("problem", "demo model", "the patch is on for this whole process", "by itself")
+def test_a_patch_that_is_on_in_both_arms(found: Found) -> None:
+    with flash.enabled():
+        found("problem", "demo model", "the patch is on for this whole process", "by itself")
 
 
 @pytest.mark.parametrize(
