@@ -52,7 +52,8 @@ class LazyGroup(click.Group):
 def main() -> None:
     """What flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
 
-    Without options everything runs on a small model, a text or random numbers that need no network.
+    Without options everything runs on a small model, a text or random numbers that need no network. COMMAND -h explains
+    its options and figures; doctor is where to begin.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
