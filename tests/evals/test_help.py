@@ -117,11 +117,11 @@ PAGES: dict[str, tuple[list[object], list[str]]] = {
     "speed": (["-p", 8, "-g", 2, "-d", "0,8", "-r", 2], ["tg2 @ d8", "±", "flash:", "fallbacks"]),
     "finetune": (["-p", 16, "-r", 1], ["on/off", "max |Δ|", "flash:", "fallbacks"]),
     "kernels": (
-        ["--seq-len", "16,32", "--trials", 1, "--impl", "flash,naive"],
+        ["--seq-len", "16,32", "--quick", "--impl", "flash,naive"],
         ["peak ", "reads ", "faster", "flash against"],
     ),
-    "kernels, passes": (["--seq-len", 16, "--trials", 1, "--impl", "flash", "--pass", "forward,backward"], []),
-    "kernels, decoding": (["--seq-len", 16, "--query-len", 1, "--trials", 1, "--impl", "flash"], []),
+    "kernels, passes": (["--seq-len", 16, "--quick", "--impl", "flash", "--pass", "forward,backward"], []),
+    "kernels, decoding": (["--seq-len", 16, "--query-len", 1, "--quick", "--impl", "flash"], []),
 }
 EXAMPLES = {"tg2 @ d8": "tg32 @ d2048"}  # of which the help speaks by example
 ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
