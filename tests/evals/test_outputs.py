@@ -78,6 +78,27 @@ def test_a_command(invoke: Invoke, output_format: str, tmp_path: Path) -> None:
             assert done.stdout.splitlines()[2].startswith("shape     dtype     queries")
 
 
+SMALL = {
+    "perplexity": ("--context", 32, "--max-windows", 1),
+    "speed": ("-p", 4, "-g", 0, "-d", 0, "-r", 1),
+    "finetune": ("-p", 8, "-r", 1),
+}
+
+
+@pytest.mark.parametrize("command", SMALL)
+@pytest.mark.parametrize("output_format", ["json", "csv"])
+def test_the_others_too(
+    invoke: Invoke, model_folder: Path, text_file: Path, command: str, output_format: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    text = ("--dataset", text_file) if command == "perplexity" else ()
+    done = invoke(
+        command, "--model", model_folder, *text, *SMALL[command], "-o", output_format, f"--{output_format}", out
+    )
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == out.read_text()
+
+
 def test_tables_are_aligned() -> None:
     assert columns([("", "off"), ("speed", "1")]) == "        off\nspeed   1"
     assert markdown([("", "off")]) == "|  | off |\n| --- | --- |"

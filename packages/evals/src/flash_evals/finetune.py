@@ -96,6 +96,8 @@ def command(
                    they count, and are all there are.
     max |Δ|        largest difference of the two losses at any step
     on/off         ratio of the two above
+    flash:         what ran with the patch on: calls of each kernel, and
+                   fallbacks, which are calls left to MLX, with the reason
 
     The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters,
     take turns in going first and learn from the same random tokens: time and memory are those of any text, the

@@ -166,15 +166,18 @@ def command(
     forward_backward
                the output and the gradients
     time       median of the trials (20th–80th percentile), of one call
-    FLOP/s     for each key that a query sees 4 * head_dim forward and 10 *
-               head_dim backward, whatever is computed again; the share is
-               of what flash's threads reach with multiply-adds in registers
-    K/V GB/s   for one query: each visible key and value read once; the
-               share is of what they read from memory, and above 100 %
-               where keys and values stay in the caches
+    GFLOP/s    for each key that a query sees 4 * head_dim forward and 10 *
+               head_dim backward, whatever is computed again
+    of peak    their share of what flash's threads reach with multiply-adds
+               in registers
+    K/V GB/s   for one query: each visible key and value read once
+    of reads   their share of what flash's threads read from memory; above
+               100 % where keys and values stay in the caches
     memory     what one call needs beyond its inputs; of backward the
                forward pass before it counts, too
-    flash is   the other's median time over flash's
+    flash is   so many times faster or slower: the ratio of the medians
+    flash against
+               the geometric mean of these ratios, and their range
     trials     that count: fewer than --repetitions where --max-seconds
                ended them
     peak, reads

@@ -73,8 +73,8 @@ def seed(text: str) -> Callable[..., Any]:
     return click.option("--seed", default=0, show_default=True, callback=at_least(0), help=text)
 
 
-def outputs(command: Callable[..., None]) -> Callable[..., None]:
-    """-o, --json and --csv, which reach the command as one argument `outputs`."""
+def outputs(command: Callable[..., None], row: str = "trial") -> Callable[..., None]:
+    """-o, --json and --csv, which reach the command as one argument `outputs`; `row` is what --csv has one for."""
 
     @click.option(
         "-o",
@@ -98,7 +98,7 @@ def outputs(command: Callable[..., None]) -> Callable[..., None]:
         "csv_file",
         type=click.Path(path_type=Path),
         callback=writable,
-        help="Write one row per trial to this file.",
+        help=f"Write one row per {row} to this file.",
     )
     @wraps(command)
     def with_outputs(

@@ -76,15 +76,19 @@ def command(
     \b
     token perplexity   exp of the mean cost of a token, -ln p. ±: standard error
                        of that mean, tokens taken as independent: a lower bound
-    word / byte        the same cost per word (split at white space) and per byte
+    word / byte perplexity
+                       the same cost per word (split at white space) and per byte
                        (UTF-8) of the original text, for comparing models whose
                        tokenizers differ
+    bits per byte      the cost per byte as a number of bits
     ΔNLL               on minus off, mean over the tokens ± its standard error
     prefill tokens/s   median of the batches (20th to 80th percentile)
     peak memory        what a batch needs on top of the loaded model, at most
     top-1 agreement    tokens where both arms rank the same one first, or tied
     max |Δlogit|       largest difference of any logit at any scored token
     mean KL            KL(off || on) of the predicted distributions, in nats
+    flash:             what ran with the patch on: calls of each kernel, and
+                       fallbacks, which are calls left to MLX, with the reason
 
     "Same predictions" is said if top-1 agrees everywhere and ΔNLL is within 1e-4.
 

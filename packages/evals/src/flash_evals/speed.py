@@ -101,6 +101,8 @@ def command(
                    computes it in one with its projections.
     accepted       which part of the draft model's tokens the model would
                    have chosen, too; prompts do without the draft model
+    flash:         what ran with the patch on: calls of each kernel, and
+                   fallbacks, which are calls left to MLX, with the reason
 
     Both arms see the same random tokens and the same cache, and take turns in going first. Loading and
     filling the cache are not part of the time. Ctrl-C ends the run and reports the finished trials.
