@@ -75,13 +75,6 @@ def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     return mx.where(excess < 1, mx.log1p(excess), mx.logsumexp(log_p + e, axis=-1))
 
 
-def top1_agrees(off: mx.array, on: mx.array) -> mx.array:
-    """Whether the token that `on` ranks first is first for `off` too, or within TIE of the first."""
-    best = mx.max(off, axis=-1)
-    chosen = mx.take_along_axis(off, mx.argmax(on, axis=-1, keepdims=True), axis=-1).squeeze(-1)
-    return best - chosen <= TIE * mx.maximum(mx.abs(best), 1)
-
-
 class Estimate(NamedTuple):
     value: float
     se: float
