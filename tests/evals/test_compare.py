@@ -77,6 +77,18 @@ def test_the_other_arm_later(evaluate: Evaluate, saved: Callable[..., Path], hel
     assert "Same predictions; " in later["page"]
 
 
+def test_speeds_of_arms_that_ran_under_other_conditions_are_not_compared(
+    evaluate: Evaluate, saved: Callable[..., Path]
+) -> None:
+    """Smaller batches are slower: that is not the patch."""
+    result = evaluate("--arm", "on", "--compare", saved("off", "--batch-size", 1))
+    assert "off.jsonl differs in batch size 1, here 4" in result["page"]
+    assert result["page"].endswith("\nSame predictions.\n")
+    assert "x" not in "".join(line for line in result["page"].splitlines() if line.startswith(("prefill", "peak")))
+    alike = evaluate("--arm", "on", "--compare", saved("off"))
+    assert "x the speed, " in alike["page"]
+
+
 def test_the_same_arm_of_another_machine(
     evaluate: Evaluate, saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +110,7 @@ def test_the_same_arm_of_another_machine(
         f"mlx {described['versions']['mlx']}, here 9.9",
     ]
     assert "; ".join(result["compared"]["differs_in"]) in result["page"]
+    assert "x the speed, " in result["page"]
     head = [cell.strip() for cell in result["page"].splitlines()[2].split("   ") if cell.strip()]
     assert head == ["patch on, on.jsonl", "patch on", "difference"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import click.testing
 import pytest
-from flash_evals import paired
+from flash_evals import machine, paired
 
 Invoke = Callable[..., click.testing.Result]
 SCORES = ("tokens", "words", "bytes", "paired", "flash")
@@ -104,7 +104,7 @@ def test_with_another_batch_size(evaluate: Callable[..., dict[str, Any]], tmp_pa
         assert resumed[arm]["ppl"] == pytest.approx(whole[arm]["ppl"], rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_killed_at_a_random_moment(
     evaluate: Callable[..., dict[str, Any]], command: list[object], tmp_path: Path, seed: int
 ) -> None:
@@ -173,6 +173,38 @@ def test_the_file_of_another_run_is_refused(
     before = path.read_bytes()
     assert f"--resume {path} {said}" in refused(*command, "--resume", path, *arguments)
     assert path.read_bytes() == before
+
+
+def test_the_file_of_other_versions_is_refused(
+    evaluate: Callable[..., dict[str, Any]],
+    refused: Callable[..., str],
+    command: list[object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its scores and times would be of two things."""
+    path, described = tmp_path / "run.jsonl", machine.describe()
+    evaluate("--resume", path, "--max-windows", 4)
+    versions = {**described["versions"], "mlx": "9.9"}
+    monkeypatch.setattr(machine, "describe", lambda: {**described, "versions": versions})
+    line = refused(*command, "--resume", path)
+    assert line.endswith(f"--resume {path} is of another run: mlx {described['versions']['mlx']}, here 9.9")
+
+
+def test_a_batch_is_on_the_disk_before_the_next_begins(
+    evaluate: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, measure, synchronise, lines = tmp_path / "run.jsonl", paired._measure, os.fsync, []
+
+    def counting(descriptor: int) -> None:
+        synchronise(descriptor)
+        lines.append(path.read_bytes().count(b"\n"))
+
+    seen = []
+    monkeypatch.setattr(os, "fsync", counting)
+    monkeypatch.setattr(paired, "_measure", lambda *args, **others: seen.append(lines[-1]) or measure(*args, **others))
+    batches = len(evaluate("--resume", path)["trials"])
+    assert seen == list(range(1, 1 + batches))
 
 
 def test_the_file_of_another_model_is_refused(

@@ -29,6 +29,7 @@ def result(
         "on": {"tokens_per_s": speed, "peak_memory_mb": memory},
         "paired": {"of": ["off", "on"], "top1_agreement": top1, "delta_nll": delta, "max_abs_dlogit": dlogit},
         "flash": {"calls": {"cpu_prefill": calls} if calls else {}, "fallbacks": {}},
+        "compared": None,
     }
 
 

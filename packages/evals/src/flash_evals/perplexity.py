@@ -109,7 +109,8 @@ def command(
     """Perplexity, speed and memory of a model, patch off against patch on.
 
     Both arms read the same batches, taking turns in going first; a window to warm up is not counted. Or one --arm
-    runs now, and is compared with what another run has saved; KL and |Δlogit| are not known then.
+    runs now, and is compared with what another run has saved. KL and |Δlogit| are not known then, and speed and memory
+    are set against the other arm's only if both ran under the same conditions.
 
     \b
     token perplexity   exp of the mean cost of a token, -ln p. ±: standard error
@@ -388,12 +389,12 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
         (
             speed,
             *(output.spread([trial["tokens_per_s"] for trial in trials[name]]) for name in shown),
-            _ratio(arms, "tokens_per_s"),
+            _ratio(result, "tokens_per_s"),
         ),
         (
             "peak memory",
             *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in arms),
-            _ratio(arms, "peak_memory_mb"),
+            _ratio(result, "peak_memory_mb"),
         ),
     ]
     if ranks["size"] > 1:
@@ -419,8 +420,13 @@ def _delta_nll(compared: dict[str, Any] | None) -> str:
     return f"ΔNLL {compared['delta_nll']:+.1e} ± {compared['delta_nll_se']:.1e}" if compared else ""
 
 
-def _ratio(arms: Sequence[dict[str, Any]], figure: str) -> str:
-    return output.ratio(arms[1][figure], arms[0][figure]) if len(arms) > 1 else ""
+def _ratio(result: dict[str, Any], figure: str) -> str:
+    """Empty if there is nothing to compare, or if the patch is not all that two arms differ in."""
+    compared = result["compared"]
+    if not result["paired"] or (compared and compared["column"] != "other" and compared["differs_in"]):
+        return ""
+    first, second = (result[name][figure] for name in result["paired"]["of"])
+    return output.ratio(second, first)
 
 
 def _comparison(result: dict[str, Any]) -> str:
@@ -457,11 +463,9 @@ def verdict(result: dict[str, Any]) -> str:
         differ, tokens = round((1 - compared["top1_agreement"]) * result["tokens"]), result["tokens"]
         top1 = f"top-1 at {differ:,} of {tokens:,} tokens"
         predictions = f"Predictions differ: {top1}, ΔNLL {compared['delta_nll']:+.1e}"
-    first, second = (result[name] for name in compared["of"])
-    ratios = [f"{_ratio((first, second), 'tokens_per_s')} the speed"]
-    if first["peak_memory_mb"]:
-        ratios.append(f"{_ratio((first, second), 'peak_memory_mb')} the memory")
-    return f"{predictions}; {', '.join(ratios)}."
+    speed, memory = _ratio(result, "tokens_per_s"), _ratio(result, "peak_memory_mb")
+    ratios = [f"{speed} the speed"] * bool(speed) + [f"{memory} the memory"] * bool(memory)
+    return "; ".join(filter(None, (predictions, ", ".join(ratios)))) + "."
 
 
 def _percent(share: float) -> str:
