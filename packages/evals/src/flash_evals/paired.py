@@ -37,7 +37,7 @@ class Batch:
 def measured(model: Model, ids: np.ndarray, plan: Sequence[Window], batch_size: int) -> Iterator[Batch]:
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off and on.
 
-    All windows of a plan are of one length, so a batch needs no padding, and its size changes no score.
+    Its size changes no score: a shorter window is padded behind its end, where causal attention does not look.
     Each arm reads the first window once before, to warm up, which is not counted.
     """
     batches = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
@@ -55,12 +55,16 @@ def _measure(model: Model, ids: np.ndarray, batch: Sequence[Window], order: tupl
         logits[name], trials[name] = run(name, partial(_forward, model, read), flash)
     rows = [_compare(logits["off"][row], logits["on"][row], ids, window) for row, window in enumerate(batch)]
     off, on, kl, agrees, dlogit = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return Batch(len(batch), read.size, order, trials, {"off": off, "on": on}, kl, agrees, float(np.max(dlogit)), flash)
+    tokens = sum(window.end - window.begin for window in batch)
+    return Batch(len(batch), tokens, order, trials, {"off": off, "on": on}, kl, agrees, float(np.max(dlogit)), flash)
 
 
 def _read(ids: np.ndarray, batch: Sequence[Window]) -> mx.array:
-    """The tokens that the windows read, (windows, length), ready before the clock starts."""
-    read = mx.array(np.stack([ids[window.begin : window.end] for window in batch]))
+    """The tokens that the windows read, (windows, length of the longest), ready before the clock starts."""
+    rows = np.zeros((len(batch), max(window.end - window.begin for window in batch)), ids.dtype)
+    for row, window in zip(rows, batch, strict=True):
+        row[: window.end - window.begin] = ids[window.begin : window.end]
+    read = mx.array(rows)
     mx.eval(read)
     return read
 

@@ -14,10 +14,10 @@ from typing import Any
 import click
 import numpy as np
 
-from flash_evals import data, machine, models, options, output, paired, scoring
-from flash_evals.errors import EvalError
+from flash_evals import data, machine, models, options, output, paired, reading, scoring
 from flash_evals.measure import ARMS, Flash, memory_method
 from flash_evals.output import Outputs, Table
+from flash_evals.reading import Rules, Size
 
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
@@ -35,19 +35,7 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
 @click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
-@click.option(
-    "--context",
-    default=256,
-    show_default=True,
-    callback=options.at_least(2),
-    help="Tokens the model reads in one window.",
-)
-@click.option(
-    "--stride",
-    type=int,
-    help="Tokens from one window to the next. Less than the context: tokens are scored with more text before "
-    "them, and it takes longer.  [default: the context]",
-)
+@reading.options
 @click.option(
     "--batch-size",
     default=4,
@@ -63,8 +51,7 @@ def command(
     config: str | None,
     split: str | None,
     column: str | None,
-    context: int,
-    stride: int | None,
+    rules: Rules,
     batch_size: int,
     max_windows: int | None,
     outputs: Outputs,
@@ -88,26 +75,20 @@ def command(
 
     "Same predictions" is said if top-1 agrees everywhere and ΔNLL is within 1e-4.
 
-    Each token is scored once, except the first if the model's tokenizer sets no BOS before it. Documents are
-    joined by a blank line. Ctrl-C ends the run and reports the batches that are finished.
+    Each token is scored once, except the first if there is no BOS before it. Ctrl-C ends the run and reports the
+    batches that are finished.
     """
-    stride = context if stride is None else stride
-    if not 1 <= stride <= context:
-        raise EvalError(f"--stride must be between 1 and the context of {context}, not {stride}")
     described_machine = machine.describe()
     text = data.load(dataset, config, split, column)
     loaded = models.load(model)
-    loaded.require_positions(context, "--context")
-    tokens = models.encode(loaded, text.text)
-    if len(tokens.ids) < 2:
-        raise EvalError(f"{text.name} has {len(tokens.ids)} tokens for this model; scoring one takes two")
-    plan = scoring.windows(len(tokens.ids), context, stride)[:max_windows]
+    read = reading.read(loaded, text, rules)
+    plan = read.plan[:max_windows]
 
     batches: list[paired.Batch] = []
     try:
         with output.progress() as progress:
             bar = progress.add_task("windows, off and on", total=len(plan))
-            for batch in paired.measured(loaded.model, tokens.ids, plan, batch_size):
+            for batch in paired.measured(loaded.model, read.ids, plan, batch_size):
                 batches.append(batch)
                 progress.advance(bar, batch.windows)
     except KeyboardInterrupt:
@@ -120,15 +101,13 @@ def command(
         "model": loaded.describe(),
         "dataset": text.describe(),
         "settings": {
-            "context": context,
-            "stride": stride,
-            "bos": tokens.bos,
+            **read.settings,
             "batch_size": batch_size,
             "max_windows": max_windows,
             "top1_tie": scoring.TIE,
             "memory": memory_method(),
         },
-        **summary(batches, tokens.text_up_to(plan[finished - 1].end)),
+        **summary(batches, read.size_up_to(plan[finished - 1])),
         "windows": {"planned": len(plan), "finished": finished},
         "interrupted": finished < len(plan),
         "machine": described_machine,
@@ -138,16 +117,15 @@ def command(
         sys.exit(130)
 
 
-def summary(batches: Sequence[paired.Batch], text: str) -> dict[str, Any]:
-    """The measured part of the result: `text` is what the scored tokens of these batches make up."""
-    words, n_bytes = len(text.split()), len(text.encode())
+def summary(batches: Sequence[paired.Batch], size: Size) -> dict[str, Any]:
+    """The measured part of the result; the scored tokens of these batches make up text of that size."""
     nll = {name: np.concatenate([batch.nll[name] for batch in batches]) for name in ARMS}
     delta = scoring.mean(nll["on"] - nll["off"])
     flash = sum((batch.flash for batch in batches), start=Flash())
     trials = [_trial(batch) for batch in batches]
     arms: dict[str, Any] = {
         name: {
-            **asdict(scoring.perplexity(nll[name], words, n_bytes)),
+            **asdict(scoring.perplexity(nll[name], *size)),
             "tokens_per_s": median(trial[name]["tokens_per_s"] for trial in trials),
             "peak_memory_mb": max(trial[name]["peak_memory_mb"] for trial in trials),
         }
@@ -155,8 +133,8 @@ def summary(batches: Sequence[paired.Batch], text: str) -> dict[str, Any]:
     }
     return {
         "tokens": len(nll["off"]),
-        "words": words,
-        "bytes": n_bytes,
+        "words": size.words,
+        "bytes": size.bytes,
         **arms,
         "paired": {
             "delta_nll": delta.value,
@@ -196,12 +174,11 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     off, on = result["off"], result["on"]
     speeds = {name: [trial[name]["tokens_per_s"] for trial in result["trials"]] for name in ARMS}
     fingerprint = dataset["fingerprint"].removeprefix("sha256:")[:8]
-    bos = "BOS" if settings["bos"] else "no BOS"
     header = " · ".join(
         [
             f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
             ", ".join(filter(None, (dataset["name"], dataset["revision"], f"text {fingerprint}"))),
-            f"context {settings['context']}, stride {settings['stride']}, {bos}",
+            reading.described(settings),
             f"{result['tokens']:,} tokens",
             result["machine"]["device"],
         ]
@@ -216,10 +193,10 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
             ),
             (
                 "word / byte perplexity",
-                *(f"{output.plain(arm['word_ppl'], 3)} / {output.plain(arm['byte_ppl'], 4)}" for arm in (off, on)),
+                *(f"{_known(arm['word_ppl'], 3)} / {_known(arm['byte_ppl'])}" for arm in (off, on)),
                 "",
             ),
-            ("bits per byte", *(output.plain(arm["bits_per_byte"]) for arm in (off, on)), ""),
+            ("bits per byte", *(_known(arm["bits_per_byte"]) for arm in (off, on)), ""),
             (
                 "prefill tokens/s",
                 *(output.spread(speeds[name]) for name in ARMS),
@@ -261,6 +238,10 @@ def verdict(result: dict[str, Any]) -> str:
     if off["peak_memory_mb"]:
         ratios.append(f"{output.ratio(on['peak_memory_mb'], off['peak_memory_mb'])} the memory")
     return f"{predictions}; {', '.join(ratios)}."
+
+
+def _known(x: float | None, digits: int = 4) -> str:
+    return "–" if x is None else output.plain(x, digits)
 
 
 def _percent(share: float) -> str:
