@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 HEADING = re.compile("= (?!=).*(?<!=) =")  # of a page: one "=" on each side, a section has more
-BRACKETS = ("()", "[]", "{}", '""', "''")
+OPENING, CLOSING = "([{\"'", ")]}\"'"
 
 
 def detokenised(text: str) -> str:
@@ -26,7 +26,7 @@ def _page(text: str) -> str:
         text = text.replace(f" @{mark}@ ", mark)
     for mark in ":;.!?,":
         text = text.replace(f" {mark} ", f"{mark} ")
-    for opening, closing in BRACKETS:
+    for opening, closing in zip(OPENING, CLOSING, strict=True):
         inside = rf"\s*([^\{closing}]*?)\s*"
         text = re.sub(rf"\{opening}{inside}\{closing}", rf"{opening}\1{closing}", text)
     for depth in (4, 3, 2):
