@@ -163,6 +163,8 @@ def test_a_new_file_takes_the_place_of_an_old_one(saved: Callable[..., Path]) ->
     [
         (("--context", 32, "--stride", 24), "context 24, here 32"),
         (("--stride", 12), "stride 24, here 12"),
+        (("--scoring", "half"), "scoring rolling, here half"),
+        (("--documents", "separate"), "documents joined, here separate"),
         (("--dataset", "{folder}/other.txt"), "text sha256:"),
     ],
 )

@@ -92,6 +92,12 @@ def test_a_text_without_a_word_has_no_finite_word_perplexity() -> None:
     assert result.byte_ppl == pytest.approx(math.exp(1.5))
 
 
+def test_without_a_text_there_is_nothing_per_word_and_byte() -> None:
+    result = scoring.perplexity(np.array([1.0, 2.0]), None, None)
+    assert result.ppl == pytest.approx(math.exp(1.5))
+    assert (result.word_ppl, result.byte_ppl, result.bits_per_byte) == (None, None, None)
+
+
 def test_a_perplexity_beyond_float64_is_infinite_and_one_of_nothing_is_none() -> None:
     assert scoring.perplexity(np.array([800.0, 800.0]), 1, 1).word_ppl == math.inf
     assert math.isnan(scoring.perplexity(np.array([math.nan, 1.0]), 1, 1).ppl)

@@ -73,7 +73,7 @@ def measured(
 ) -> Iterator[Batch]:
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
-    All windows of a plan are of one length, so a batch needs no padding, and its size changes no score.
+    Its size changes no score: a shorter window is padded behind its end, where causal attention does not look.
     Each arm reads the first window once before, to warm up, which is not counted. Ranks take batches in turns, and
     each of them is given all, in the order of the plan.
     """
@@ -102,12 +102,16 @@ def _measure(model: Model, ids: np.ndarray, batch: Sequence[Window], *, order: t
         rows = [_compare(logits["off"][row], logits["on"][row], window) for row, window in enumerate(batch)]
         kl, dlogit = (np.concatenate(column) for column in zip(*rows, strict=True))
         max_abs_dlogit = float(np.max(dlogit))
-    return Batch(len(batch), read.size, rank, order, trials, scores, kl, max_abs_dlogit, flash)
+    tokens = sum(window.end - window.begin for window in batch)
+    return Batch(len(batch), tokens, rank, order, trials, scores, kl, max_abs_dlogit, flash)
 
 
 def _read(ids: np.ndarray, batch: Sequence[Window]) -> mx.array:
-    """The tokens that the windows read, (windows, length), ready before the clock starts."""
-    read = mx.array(np.stack([ids[window.begin : window.end] for window in batch]))
+    """The tokens that the windows read, (windows, length of the longest), ready before the clock starts."""
+    rows = np.zeros((len(batch), max(window.end - window.begin for window in batch)), ids.dtype)
+    for row, window in zip(rows, batch, strict=True):
+        row[: window.end - window.begin] = ids[window.begin : window.end]
+    read = mx.array(rows)
     mx.eval(read)
     return read
 

@@ -17,17 +17,19 @@ import click
 import numpy as np
 from rich.progress import TextColumn
 
-from flash_evals import data, machine, models, options, output, paired, records, scoring
+from flash_evals import data, machine, models, options, output, paired, reading, records, scoring
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Arm, Flash, memory_method
 from flash_evals.output import Outputs, Table
 from flash_evals.paired import Scores
 from flash_evals.ranks import Ranks, shared
+from flash_evals.reading import Rules, Size
 
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
 
 @click.command("perplexity")
+@shared
 @options.model
 @click.option(
     "--dataset",
@@ -40,19 +42,7 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
 @click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
-@click.option(
-    "--context",
-    default=256,
-    show_default=True,
-    callback=options.at_least(2),
-    help="Tokens the model reads in one window.",
-)
-@click.option(
-    "--stride",
-    type=int,
-    help="Tokens from one window to the next. Less than the context: tokens are scored with more text before "
-    "them, and it takes longer.  [default: the context]",
-)
+@reading.options
 @click.option(
     "--batch-size",
     default=4,
@@ -88,7 +78,6 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
     help="As --save-logprobs, and begin behind what the file holds already: for a run that was stopped or killed.",
 )
 @options.outputs
-@shared
 def command(
     ranks: Ranks,
     model: str | None,
@@ -96,8 +85,7 @@ def command(
     config: str | None,
     split: str | None,
     column: str | None,
-    context: int,
-    stride: int | None,
+    rules: Rules,
     batch_size: int,
     max_windows: int | None,
     arm: Arm | Literal["both"],
@@ -127,34 +115,22 @@ def command(
 
     "Same predictions" is said if top-1 agrees everywhere and ΔNLL is within 1e-4.
 
-    Each token is scored once, except the first if the model's tokenizer sets no BOS before it. Documents are
-    joined by a blank line. Ctrl-C ends the run and reports the batches that are finished.
+    Each token is scored once, except the first if there is no BOS before it. Ctrl-C ends the run and reports the
+    batches that are finished.
 
     Under mlx.launch -n N the batches are spread over N processes: the same scores, sooner. Rank 0 prints and writes.
     """
     _require_one_use(arm, compare, save, resume, outputs)
-    stride = context if stride is None else stride
-    if not 1 <= stride <= context:
-        raise EvalError(f"--stride must be between 1 and the context of {context}, not {stride}")
     described_machine = machine.describe()
     text = data.load(dataset, config, split, column)
     loaded = models.load(model)
-    loaded.require_positions(context, "--context")
-    tokens = models.encode(loaded, text.text)
-    if len(tokens.ids) < 2:
-        raise EvalError(f"{text.name} has {len(tokens.ids)} tokens for this model; scoring one takes two")
-    whole = scoring.windows(len(tokens.ids), context, stride)
-    plan = whole[:max_windows]
-    settings = {
-        "context": context,
-        "stride": stride,
-        "bos": tokens.bos,
-        "top1_tie": scoring.TIE,
-    }
+    read = reading.read(loaded, text, rules)
+    plan = read.plan[:max_windows]
+    settings = {**read.settings, "top1_tie": scoring.TIE}
     which = ARMS if arm == "both" else (arm,)
     header = records.Header(
         text=f"sha256:{text.fingerprint}",
-        tokens=records.fingerprint_of_ids(tokens.ids),
+        tokens=records.fingerprint_of_ids(read.ids),
         scoring=settings,
         arms=list(which),
         weights=records.fingerprint_of_weights(loaded),
@@ -165,11 +141,11 @@ def command(
         machine=described_machine,
     )
     ranks.agree((header.of_the_scores(), header.weights), "text, model and settings")
-    other = records.read(compare, header, whole, len(plan)) if compare and ranks.rank == 0 else None
+    other = records.read(compare, header, read.plan, len(plan)) if compare and ranks.rank == 0 else None
 
     failure: Exception | KeyboardInterrupt | None = None
     kept = (save or resume) if ranks.rank == 0 else None
-    with records.appending(kept, header, whole, resume=bool(resume)) as (held, keep):
+    with records.appending(kept, header, read.plan, resume=bool(resume)) as (held, keep):
         batches = list(ranks.all(lambda: held)[0])
         resumed = records.windows(batches)
         if resumed > len(plan):
@@ -178,7 +154,7 @@ def command(
             with output.progress(TextColumn("{task.fields[status]}")) as progress:
                 task = f"windows, {' and '.join(which)}"
                 bar = progress.add_task(task, total=len(plan), completed=resumed, status="")
-                for batch in paired.measured(loaded.model, tokens.ids, plan[resumed:], batch_size, which, ranks):
+                for batch in paired.measured(loaded.model, read.ids, plan[resumed:], batch_size, which, ranks):
                     keep(batch)
                     batches.append(batch)
                     progress.update(bar, advance=batch.windows, status=_status(batch))
@@ -199,7 +175,7 @@ def command(
                 "max_windows": max_windows,
                 "memory": memory_method(),
             },
-            **summary(batches, tokens.text_up_to(plan[finished - 1].end), other, header),
+            **summary(batches, read.size_up_to(plan[finished - 1]), other, header),
             "ranks": _together(batches[len(held) :], ranks.size),
             "windows": {"planned": len(plan), "finished": finished, "resumed": resumed},
             "interrupted": finished < len(plan),
@@ -250,19 +226,18 @@ class Column:
         flash = sum((batch.flash for batch in batches), start=Flash()) if arm == "on" else Flash()
         return cls(scores, [batch.trials[arm].describe(batch.tokens_read) for batch in batches], flash)
 
-    def figures(self, words: int, n_bytes: int) -> dict[str, Any]:
+    def figures(self, size: Size) -> dict[str, Any]:
         return {
-            **asdict(scoring.perplexity(self.scores.nll, words, n_bytes)),
+            **asdict(scoring.perplexity(self.scores.nll, *size)),
             "tokens_per_s": median(trial["tokens_per_s"] for trial in self.trials),
             "peak_memory_mb": max(trial["peak_memory_mb"] for trial in self.trials),
         }
 
 
 def summary(
-    batches: Sequence[paired.Batch], text: str, other: records.Kept | None, header: records.Header
+    batches: Sequence[paired.Batch], size: Size, other: records.Kept | None, header: records.Header
 ) -> dict[str, Any]:
-    """The measured part of the result: `text` is what the scored tokens of these batches make up."""
-    words, n_bytes = len(text.split()), len(text.encode())
+    """The measured part of the result; the scored tokens of these batches make up text of that size."""
     columns: dict[str, Column] = {name: Column.of(batches, name) for name in ARMS if name in batches[0].trials}
     compared = None
     if other:
@@ -287,9 +262,9 @@ def summary(
     order = [name for name in ("other", *ARMS) if name in columns]
     return {
         "tokens": len(columns[order[0]].scores.nll),
-        "words": words,
-        "bytes": n_bytes,
-        **{name: columns[name].figures(words, n_bytes) for name in order},
+        "words": size.words,
+        "bytes": size.bytes,
+        **{name: columns[name].figures(size) for name in order},
         "paired": _paired(order, columns, batches) if len(order) > 1 else None,
         "compared": compared,
         "flash": (columns["on"].flash if "on" in columns else Flash()).describe(),
@@ -361,12 +336,11 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
         trials[compared["column"]] = compared["trials"]
         titles[compared["column"]] = f"patch {compared['arm']}, {Path(compared['file']).name}"
     fingerprint = dataset["fingerprint"].removeprefix("sha256:")[:8]
-    bos = "BOS" if settings["bos"] else "no BOS"
     header = " · ".join(
         [
             f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
             ", ".join(filter(None, (dataset["name"], dataset["revision"], f"text {fingerprint}"))),
-            f"context {settings['context']}, stride {settings['stride']}, {bos}",
+            reading.described(settings),
             f"{result['tokens']:,} tokens",
             result["machine"]["device"],
         ]
@@ -382,10 +356,10 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
         ),
         (
             "word / byte perplexity",
-            *(f"{output.plain(arm['word_ppl'], 3)} / {output.plain(arm['byte_ppl'], 4)}" for arm in arms),
+            *(f"{_known(arm['word_ppl'], 3)} / {_known(arm['byte_ppl'])}" for arm in arms),
             "",
         ),
-        ("bits per byte", *(output.plain(arm["bits_per_byte"]) for arm in arms), ""),
+        ("bits per byte", *(_known(arm["bits_per_byte"]) for arm in arms), ""),
         (
             speed,
             *(output.spread([trial["tokens_per_s"] for trial in trials[name]]) for name in shown),
@@ -435,15 +409,19 @@ def _comparison(result: dict[str, Any]) -> str:
     if compared:
         parts += [
             f"top-1 agreement {_percent(compared['top1_agreement'])} %",
-            f"max |Δlogit| {_known(compared['max_abs_dlogit'])}",
-            f"mean KL {_known(compared['mean_kl'])}",
+            f"max |Δlogit| {_small(compared['max_abs_dlogit'])}",
+            f"mean KL {_small(compared['mean_kl'])}",
         ]
     if "on" in result:
         parts.append(str(Flash.of(result["flash"])))
     return " · ".join(parts)
 
 
-def _known(x: float | None) -> str:
+def _known(x: float | None, digits: int = 4) -> str:
+    return "–" if x is None else output.plain(x, digits)
+
+
+def _small(x: float | None) -> str:
     return "–" if x is None else f"{x:.1e}"
 
 
