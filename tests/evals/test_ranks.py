@@ -30,11 +30,9 @@ def failing(*args, **others):
         raise ZeroDivisionError("of rank 1")
     return measure(*args, **others)
 
-def other_text(*args):
-    return data.Text("Another text, and long enough for it. " * 9, "other", 1, "other")
-
+load = data.load
 if how == "text":
-    data.load = other_text if rank == "1" else data.load
+    data.load = lambda dataset, *others: load("pydoc" if rank == "1" else dataset, *others)
 else:
     paired._measure = failing
 cli.main(arguments)

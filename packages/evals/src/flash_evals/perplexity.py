@@ -28,6 +28,7 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 
 
 @click.command("perplexity")
+@shared
 @options.model
 @click.option(
     "--dataset",
@@ -88,7 +89,6 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
     help="As --save-logprobs, and begin behind what the file holds already: for a run that was stopped or killed.",
 )
 @options.outputs
-@shared
 def command(
     ranks: Ranks,
     model: str | None,
