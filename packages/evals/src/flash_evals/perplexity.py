@@ -68,14 +68,15 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 @click.option(
     "--compare",
     type=click.Path(path_type=Path),
-    help="Compare the one --arm that runs with the one in this file, token by token: the other arm, or the same one "
-    "of another machine, version or model. Text, tokens and windows must be the same.",
+    help="Compare the one --arm that runs with one in this file, token by token: the other arm or, if the file has "
+    "not that one, the same of another machine, version or model. Text, tokens and windows must be the same.",
 )
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
     callback=options.writable,
-    help="As --save-logprobs, and begin behind what the file holds already: for a run that was stopped or killed.",
+    help="As --save-logprobs, and begin behind what the file holds already: for a run that was stopped or killed. "
+    "Only the batch size and the number of ranks may be others than before.",
 )
 @options.outputs
 def command(
@@ -106,8 +107,9 @@ def command(
     word / byte        the same cost per word (split at white space) and per byte
                        (UTF-8) of the original text, for comparing models whose
                        tokenizers differ
-    ΔNLL               on minus off, mean over the tokens ± its standard error
-    prefill tokens/s   median of the batches (20th to 80th percentile)
+    ΔNLL               on minus off (with --compare the second column minus the
+                       first), mean over the tokens ± its standard error
+    prefill tokens/s   median of the batches (20th to 80th percentile), of one rank
     peak memory        what a batch needs on top of the loaded model, at most
     top-1 agreement    tokens where both arms rank the same one first, or tied
     max |Δlogit|       largest difference of any logit at any scored token
