@@ -139,12 +139,21 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(
     assert "Interrupted after 4 of " in stdout
 
 
-def test_a_rank_that_dies_ends_all(launch: Callable[..., tuple[str, str]], command: list[str], tmp_path: Path) -> None:
-    """mlx.launch sees to that; what rank 0 has kept is there, and one rank can go on with it."""
+def test_a_rank_that_dies_ends_all(
+    launch: Callable[..., tuple[str, str]],
+    invoke: Callable[..., click.testing.Result],
+    command: list[str],
+    tmp_path: Path,
+) -> None:
+    """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
     (tmp_path / "driver.py").write_text(DRIVER)
-    path = tmp_path / "run.jsonl"
+    path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, tmp_path / "driver.py", "die", *command, "--resume", path)
     assert len(scores(path)) == 2
+    launch(PROGRAMS / "flash-eval", *command, "--max-windows", 8, "--resume", path)
+    assert len(scores(path)) == 4
+    assert invoke(*command, "--resume", path).exit_code == invoke(*command, "--save-logprobs", whole).exit_code == 0
+    assert scores(path) == scores(whole)
 
 
 def test_ranks_that_read_different_texts_are_refused(

@@ -1,5 +1,6 @@
 """`--resume`: a run goes on behind what its file holds, whatever stopped it: nothing is lost, nothing counted twice."""
 
+import errno
 import fcntl
 import json
 import os
@@ -282,14 +283,17 @@ def test_a_full_disk_before_anything_is_measured(
     assert refused(*command, option, "/dev/full") == "Error: cannot write /dev/full: No space left on device"
 
 
+@pytest.mark.parametrize("fitting", [0, 2])
 def test_a_disk_that_fills_up_keeps_the_results_so_far(
-    evaluate: Callable[..., dict[str, Any]], command: list[object], tmp_path: Path
+    evaluate: Callable[..., dict[str, Any]], command: list[object], tmp_path: Path, fitting: int
 ) -> None:
-    """The limit on the size of a file stands for the disk. What did fit is there to go on from."""
+    """The limit on the size of a file stands for the disk. What did fit is there to go on from; shown is also the batch
+    that did not.
+    """
     path, whole_path = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     whole = evaluate("--save-logprobs", whole_path)
     lines = whole_path.read_text().splitlines(keepends=True)
-    limit = len("".join(lines[:3])) + len(lines[3]) // 2
+    limit = len("".join(lines[: 1 + fitting])) + len(lines[1 + fitting]) // 2
     done = subprocess.run(
         [Path(sys.executable).parent / "flash-eval", *map(str, command), "--resume", path],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
@@ -298,9 +302,9 @@ def test_a_disk_that_fills_up_keeps_the_results_so_far(
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == f"Error: cannot write {path}: {os.strerror(27)}\n"
-    planned = whole["windows"]["planned"]
-    assert done.stdout.endswith(f"Interrupted after 4 of {planned} windows; the figures are of those.\n")
+    assert done.stderr == f"Error: cannot write {path}: {os.strerror(errno.EFBIG)}\n"
+    shown, planned = 2 * (fitting + 1), whole["windows"]["planned"]
+    assert done.stdout.endswith(f"Interrupted after {shown} of {planned} windows; the figures are of those.\n")
     resumed = evaluate("--resume", path)
-    assert resumed["windows"]["resumed"] == 4
+    assert resumed["windows"]["resumed"] == 2 * fitting
     assert_same_scores(resumed, whole)

@@ -5,7 +5,7 @@ result file of it, `render` the page that people read.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
@@ -145,25 +145,14 @@ def command(
     ranks.agree((header.of_the_scores(), header.weights), "text, model and settings")
     other = records.read(compare, header, read.plan, len(plan)) if compare and ranks.rank == 0 else None
 
-    failure: Exception | KeyboardInterrupt | None = None
     kept = (save or resume) if ranks.rank == 0 else None
     with records.appending(kept, header, read.plan, resume=bool(resume)) as (held, keep):
         batches = list(ranks.all(lambda: held)[0])
         resumed = records.windows(batches)
         if resumed > len(plan):
             raise EvalError(f"--resume {resume} holds {resumed:,} windows, --max-windows is {max_windows}")
-        try:
-            with output.progress(TextColumn("{task.fields[status]}")) as progress:
-                task = f"windows, {' and '.join(which)}"
-                bar = progress.add_task(task, total=len(plan), completed=resumed, status="")
-                for batch in paired.measured(loaded.model, read.ids, plan[resumed:], batch_size, which, ranks):
-                    keep(batch)
-                    batches.append(batch)
-                    progress.update(bar, advance=batch.windows, status=_status(batch))
-        except (Exception, KeyboardInterrupt) as error:
-            failure = error
-            if not batches:
-                raise
+        work = paired.measured(loaded.model, read.ids, plan[resumed:], batch_size, which, ranks)
+        failure = _watched(work, keep, batches, f"windows, {' and '.join(which)}", len(plan))
     finished = records.windows(batches)
     if ranks.rank == 0:
         result: dict[str, Any] = {
@@ -206,6 +195,30 @@ def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: 
     for (option, path), (another, path_there) in combinations(used, 2):
         if path.resolve() == path_there.resolve():
             raise EvalError(f"{option} and {another} are the same file: {path}")
+
+
+def _watched(
+    work: Iterable[paired.Batch],
+    keep: Callable[[paired.Batch], None],
+    batches: list[paired.Batch],
+    what: str,
+    total: int,
+) -> Exception | KeyboardInterrupt | None:
+    """Adds each batch to `batches`, keeps it, and shows how far it is. Gives what ended the work too early; if there
+    is no batch at all, that is raised.
+    """
+    try:
+        with output.progress(TextColumn("{task.fields[status]}")) as progress:
+            bar = progress.add_task(what, total=total, completed=records.windows(batches), status="")
+            for batch in work:
+                batches.append(batch)
+                keep(batch)
+                progress.update(bar, advance=batch.windows, status=_status(batch))
+    except (Exception, KeyboardInterrupt) as error:
+        if not batches:
+            raise
+        return error
+    return None
 
 
 def _status(batch: paired.Batch) -> str:
