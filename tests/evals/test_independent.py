@@ -30,6 +30,12 @@ DOCUMENTS = [
 ]
 
 
+def dense(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Without BLAS: on a busy machine its threads spend most of their time waiting for each other."""
+    product: np.ndarray = np.einsum("...i,oi->...o", x, weight)
+    return product
+
+
 class Qwen2:
     def __init__(self, folder: Path) -> None:
         self.config = json.loads((folder / "config.json").read_text())
@@ -53,10 +59,9 @@ class Qwen2:
             }
             x = x + self._attention(own, self._norm(x, own["input_layernorm.weight"]))
             h = self._norm(x, own["post_attention_layernorm.weight"])
-            gate = h @ own["mlp.gate_proj.weight"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (h @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
-        last: np.ndarray = self._norm(x[-1], self.weights["model.norm.weight"])
-        return last @ self.weights["model.embed_tokens.weight"].T
+            gate, up = dense(h, own["mlp.gate_proj.weight"]), dense(h, own["mlp.up_proj.weight"])
+            x = x + dense(gate / (1 + np.exp(-gate)) * up, own["mlp.down_proj.weight"])
+        return dense(self._norm(x[-1], self.weights["model.norm.weight"]), self.weights["model.embed_tokens.weight"])
 
     def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         scaled: np.ndarray = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.config["rms_norm_eps"]) * weight
@@ -66,7 +71,7 @@ class Qwen2:
         n, heads, kv_heads = len(x), self.config["num_attention_heads"], self.config["num_key_value_heads"]
         dim = self.config["hidden_size"] // heads
         query, key, value = (
-            (x @ own[f"self_attn.{name}_proj.weight"].T + own[f"self_attn.{name}_proj.bias"]).reshape(n, -1, dim)
+            (dense(x, own[f"self_attn.{name}_proj.weight"]) + own[f"self_attn.{name}_proj.bias"]).reshape(n, -1, dim)
             for name in "qkv"
         )
         query, key = self._rotated(query), self._rotated(key)
@@ -77,7 +82,7 @@ class Qwen2:
             scores[np.triu_indices(n, 1)] = -np.inf
             p = np.exp(scores - scores.max(axis=-1, keepdims=True))
             outputs.append(p / p.sum(axis=-1, keepdims=True) @ value[:, shared])
-        return np.concatenate(outputs, axis=-1) @ own["self_attn.o_proj.weight"].T
+        return dense(np.concatenate(outputs, axis=-1), own["self_attn.o_proj.weight"])
 
     def _rotated(self, x: np.ndarray) -> np.ndarray:
         """The halves of each head as real and imaginary part, turned by position · theta^(-2k / dim)."""
@@ -149,12 +154,12 @@ def test_rolling(
     check(result, costs, [text for text in texts if len(ids[text]) > 1])
 
 
-@pytest.mark.parametrize(("context", "stride"), [(48, 48), (48, 20)])
+@pytest.mark.parametrize(("context", "stride"), [(32, 32), (32, 12)])
 def test_the_shipped_model_to_4_decimals(
     evaluate: Callable[..., dict[str, Any]], tmp_path: Path, context: int, stride: int
 ) -> None:
     """On what it has learned to read."""
-    model, path, text = Qwen2(DEMO_MODEL), tmp_path / "topic.txt", topics["booleans"][:400]
+    model, path, text = Qwen2(DEMO_MODEL), tmp_path / "topic.txt", topics["booleans"][:250]
     path.write_bytes(text.encode())
     costs = list(rolling(model, model.tokenizer.encode(text).ids, context, stride))
     result = evaluate("--model", DEMO_MODEL, "--dataset", path, "--context", context, "--stride", stride)
