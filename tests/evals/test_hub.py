@@ -166,17 +166,18 @@ def test_wikitext(hub: str, run: Callable[..., list[Any]], tmp_path: Path) -> No
     ) + run(NOWHERE, ["--dataset", "wikitext", "--json", third])
     online, validation, offline = results(outcomes, first, second, third)
 
-    text = "\n\n".join(ROWS)
+    text = " = Robert <unk> = \n \n Robert is an English film , television and theatre actor . \n"
     expected = {
         "name": "Salesforce/wikitext wikitext-2-raw-v1 test",
         "revision": COMMIT,
         "fingerprint": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}",
-        "documents": 4,
+        "documents": 1,
         "words": len(text.split()),
         "bytes": len(text.encode()),
     }
     for result in (online, offline):
         assert result["dataset"].items() >= expected.items()
+        assert result["settings"]["detokenised"]
     assert online["off"]["ppl"] == offline["off"]["ppl"]
     assert validation["words"] == 3
 

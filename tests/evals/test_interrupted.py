@@ -59,6 +59,29 @@ def test_perplexity(
     assert len((tmp_path / "cut.csv").read_text().splitlines()) == 1 + 4
 
 
+def test_perplexity_that_fails_in_the_middle(
+    invoke: Invoke, perplexity: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the memory ends: what was measured is shown and written, and the error is not hidden."""
+    trials: list[Any] = []
+
+    def run(*arguments: Any) -> Any:
+        trials.append(arguments)
+        if len(trials) == 2 + 2 * 2 + 1:
+            raise MemoryError("no more")
+        return measure.run(*arguments)
+
+    monkeypatch.setattr(paired, "run", run)
+    out = tmp_path / "out.json"
+    page = invoke(*perplexity, "--json", out)
+    assert isinstance(page.exception, MemoryError)
+    assert page.exit_code == 1
+    kept = json.loads(out.read_text())
+    assert kept["interrupted"] is True
+    assert kept["windows"]["finished"] == 4
+    assert page.stdout.endswith("windows; the figures are of those.\n")
+
+
 def test_perplexity_before_anything_is_measured(
     invoke: Invoke, interrupt_at: Callable[[int], None], perplexity: list[object]
 ) -> None:

@@ -5,11 +5,13 @@ import json
 import platform
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flash_evals import hub, pydoc_text
+from flash_evals import hub, pydoc_text, wikitext
 from flash_evals.errors import EvalError, first_line
 
 # Between documents (rows of a dataset, lines of a .jsonl): a blank line, as transformers' guide to perplexity
@@ -20,18 +22,24 @@ WIKITEXT, WIKITEXT_CONFIG = "Salesforce/wikitext", "wikitext-2-raw-v1"
 
 @dataclass(frozen=True)
 class Text:
-    text: str
+    documents: Sequence[str]  # as they were published
     name: str  # as printed
-    documents: int
     source: str  # what was asked for
     config: str | None = None
     split: str | None = None
     column: str | None = None
     revision: str | None = None  # the hub's commit, or the Python whose documentation it is
+    separator: str = SEPARATOR
+    tokenised: bool = False  # as WikiText is
+
+    @cached_property
+    def text(self) -> str:
+        """All documents as one."""
+        return self.separator.join(self.documents)
 
     @property
     def fingerprint(self) -> str:
-        """Of the text itself: two runs with the same fingerprint have scored the same characters."""
+        """Of the text itself: two runs with the same fingerprint are of the same characters."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
@@ -44,15 +52,15 @@ class Text:
             "column": self.column,
             "revision": self.revision,
             "fingerprint": f"sha256:{self.fingerprint}",
-            "documents": self.documents,
-            "separator": SEPARATOR,
+            "documents": len(self.documents),
+            "separator": self.separator,
             "words": len(self.text.split()),
             "bytes": len(self.text.encode()),
         }
 
 
 def load(dataset: str, config: str | None = None, split: str | None = None, column: str | None = None) -> Text:
-    """The text of a dataset as one string.
+    """The documents of a dataset.
 
     `dataset` is "pydoc", "wikitext", a .txt, .jsonl or .parquet file, a folder that `datasets` can read, or
     a hub id. The others choose a part: the hub's configuration, the split ("test" if not given), the column
@@ -64,9 +72,9 @@ def load(dataset: str, config: str | None = None, split: str | None = None, colu
         _has_no("pydoc", config=config, split=split, column=column)
         documents = pydoc_text.documents("heldout")
         python = f"CPython {platform.python_version()}"
-        text = Text(SEPARATOR.join(documents), "pydoc topics, held out", len(documents), dataset, revision=python)
+        text = Text(documents, "pydoc topics, held out", dataset, revision=python)
     elif dataset == "wikitext":
-        text = _from_datasets(WIKITEXT, config or WIKITEXT_CONFIG, split or "test", column or "text")
+        text = _in_pages(_from_datasets(WIKITEXT, config or WIKITEXT_CONFIG, split or "test", column or "text"))
     elif path.is_file():
         text = _from_file(path, config, split, column)
     elif path.is_dir():
@@ -107,7 +115,7 @@ def _from_file(path: Path, config: str | None, split: str | None, column: str | 
         # pyarrow, json and the decoder each have their own classes for a file that is not what its name says.
         raise EvalError(f"cannot read {path}: {first_line(error)}") from error
     used = None if path.suffix == ".txt" else column or "text"
-    return Text(SEPARATOR.join(documents), path.name, len(documents), str(path), column=used)
+    return Text(documents, path.name, str(path), column=used)
 
 
 def _read_txt(path: Path, column: str) -> list[str]:
@@ -168,7 +176,12 @@ def _from_datasets(source: str, config: str | None, split: str, column: str) -> 
     documents = [row or "" for row in rows[column]]
     revision = None if local else _revision(rows)
     name = " ".join(part for part in (source, config, split) if part)
-    return Text(SEPARATOR.join(documents), name, len(documents), source, config, split, column, revision)
+    return Text(documents, name, source, config, split, column, revision)
+
+
+def _in_pages(text: Text) -> Text:
+    """WikiText's rows are the lines of a file: put together again as the pages it consists of."""
+    return replace(text, documents=wikitext.pages(text.documents), separator="\n", tokenised=True)
 
 
 def _revision(rows: Any) -> str | None:

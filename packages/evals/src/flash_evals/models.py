@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from flash_evals import hub
 from flash_evals.errors import EvalError, first_line
 
+Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 
 
@@ -94,10 +95,10 @@ class Tokens:
     text: str
     ids: np.ndarray
     ends: np.ndarray
-    bos: bool
+    bos: Literal["bos", "eos"] | None  # the token put in front of the text
 
     def text_up_to(self, token: int) -> str:
-        """The original text from its start to the end of that token; all of it for the last one."""
+        """The text from its start to the end of that token; all of it for the last one."""
         return self.text if token == len(self.ids) - 1 else self.text[: self.ends[token]]
 
 
@@ -150,20 +151,30 @@ def _from_hub(repo: str) -> Path:
         raise EvalError(f"cannot download model {repo}: {first_line(error)}") from error
 
 
-def encode(loaded: LoadedModel, text: str) -> Tokens:
-    """The whole text as one stream of tokens, behind a BOS if the model's tokenizer puts one there itself."""
+def encode(loaded: LoadedModel, text: str, bos: Bos = "auto") -> Tokens:
+    """The text as one stream of tokens, behind a BOS: "auto" if the model's tokenizer puts one there itself, "always",
+    "never".
+
+    Always is what lm-evaluation-harness does: EOS stands in where the tokenizer has no BOS. Raises EvalError if it has
+    neither, if it cannot say which characters a token stands for, and for tokens that the model does not have.
+    """
     # mlx-lm's wrapper forwards attributes, but cannot be called.
     tokenizer = loaded.tokenizer._tokenizer
     if not tokenizer.is_fast:
         raise EvalError(f"the tokenizer of {loaded.name} cannot say which characters a token stands for")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, ends = encoded["input_ids"], [end for _, end in encoded["offset_mapping"]]
-    bos = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
-    if bos:
-        ids, ends = [tokenizer.bos_token_id, *ids], [0, *ends]
+    set_by_itself = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
+    prefix: Literal["bos", "eos"] | None = None
+    if bos == "always" or (bos == "auto" and set_by_itself):
+        prefix = "eos" if tokenizer.bos_token_id is None else "bos"
+        first = tokenizer.eos_token_id if prefix == "eos" else tokenizer.bos_token_id
+        if first is None:
+            raise EvalError(f"--bos always: the tokenizer of {loaded.name} has neither a BOS nor an EOS")
+        ids, ends = [first, *ids], [0, *ends]
     # MLX reads whatever lies behind the embedding, and says nothing.
     if ids and max(ids) >= loaded.vocabulary:
         raise EvalError(
             f"the tokenizer of {loaded.name} makes token {max(ids)}, the model has {loaded.vocabulary} (vocab_size)"
         )
-    return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), bos)
+    return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), prefix)

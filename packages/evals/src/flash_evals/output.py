@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from flash_evals.errors import EvalError
 
@@ -21,10 +21,10 @@ FORMATS = ("text", "md", "csv", "json", "jsonl")  # of stdout
 Table = Callable[[Sequence[Sequence[str]]], str]  # rows of cells, the first of them the head, to text
 
 
-def progress() -> Progress:
+def progress(*also: ProgressColumn) -> Progress:
     """A bar on stderr that is gone when the work is done, and is not there at all if nobody watches."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *also)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
