@@ -24,17 +24,21 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 
 @click.command("perplexity")
 @options.model
+@options.adapter_path
 @click.option(
     "--dataset",
-    default="pydoc",
+    default=["pydoc"],
     show_default=True,
+    multiple=True,
     metavar="NAME",
-    help="pydoc (documentation that CPython carries), wikitext (Salesforce/wikitext, wikitext-2-raw-v1), "
-    "a .txt, .jsonl or .parquet file, a folder of parquet files, or any hub id.",
+    help="pydoc (documentation that CPython carries); wikitext, wikitext-2 or wikitext-103 (of Salesforce/wikitext, "
+    "the raw-v1 configurations; wikitext is wikitext-2); a .txt, .jsonl or .parquet file, or several, each behind a "
+    "--dataset; a folder of files of one kind; - for a text on stdin; or any hub id.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
 @click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
+@click.option("--dataset-revision", help="Branch, tag or commit of a hub dataset.  [default: main]")
 @click.option(
     "--context",
     default=256,
@@ -59,10 +63,13 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 @options.outputs
 def command(
     model: str | None,
-    dataset: str,
+    revision: str | None,
+    adapter_path: str | None,
+    dataset: tuple[str, ...],
     config: str | None,
     split: str | None,
     column: str | None,
+    dataset_revision: str | None,
     context: int,
     stride: int | None,
     batch_size: int,
@@ -95,8 +102,8 @@ def command(
     if not 1 <= stride <= context:
         raise EvalError(f"--stride must be between 1 and the context of {context}, not {stride}")
     described_machine = machine.describe()
-    text = data.load(dataset, config, split, column)
-    loaded = models.load(model)
+    text = data.load(*dataset, config=config, split=split, column=column, revision=dataset_revision)
+    loaded = models.load(model, revision, adapter_path)
     loaded.require_positions(context, "--context")
     tokens = models.encode(loaded, text.text)
     if len(tokens.ids) < 2:
@@ -199,7 +206,7 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     bos = "BOS" if settings["bos"] else "no BOS"
     header = " · ".join(
         [
-            f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
+            models.title(model),
             ", ".join(filter(None, (dataset["name"], dataset["revision"], f"text {fingerprint}"))),
             f"context {settings['context']}, stride {settings['stride']}, {bos}",
             f"{result['tokens']:,} tokens",

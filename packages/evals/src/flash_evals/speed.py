@@ -52,6 +52,7 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
 
 @click.command("speed")
 @options.model
+@options.adapter_path
 @_lengths_option("-p", "--prompt", "512", "Prompt lengths in tokens; 0 for none.")
 @_lengths_option("-g", "--generate", "32", "Numbers of tokens to generate; 0 for none.")
 @_lengths_option("-d", "--depth", "0,2048", "Numbers of tokens that are in the KV cache before.")
@@ -60,6 +61,8 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
 @options.outputs
 def command(
     model: str | None,
+    revision: str | None,
+    adapter_path: str | None,
     prompt: list[int],
     generate: list[int],
     depth: list[int],
@@ -85,7 +88,7 @@ def command(
     if not tests:
         raise EvalError("nothing to measure: -p and -g are both 0")
     described_machine = machine.describe()
-    loaded = models.load(model)
+    loaded = models.load(model, revision, adapter_path)
     for test in tests:
         loaded.require_positions(test.tokens + test.depth, str(test))
 
@@ -225,7 +228,7 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     """The result as a page of text."""
     model, settings = result["model"], result["settings"]
     header = (
-        f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']} · "
+        f"{models.title(model)} · "
         f"{settings['repetitions']} repetitions, off and on taking turns · {result['machine']['device']}"
     )
     rows = [("test", "patch off t/s", "patch on t/s", "on/off", "peak memory off", "on", "on/off")]
