@@ -192,20 +192,18 @@ class Outcome(NamedTuple):
     exit_code: int
     stdout: str
     stderr: str
-    seconds: float
 
 
 # Several commands in one process, because starting one and importing takes seconds.
 DRIVER = """
-import json, sys, time
+import json, sys
 from click.testing import CliRunner
 from flash_evals.cli import main
 
 outcomes = []
 for arguments in json.load(sys.stdin):
-    start = time.monotonic()
     result = CliRunner().invoke(main, arguments)
-    outcomes.append([result.exit_code, result.stdout, result.stderr, time.monotonic() - start])
+    outcomes.append([result.exit_code, result.stdout, result.stderr])
 json.dump(outcomes, sys.stdout)
 """
 

@@ -70,6 +70,7 @@ from flash_evals.training import Pair, Recipe
 @figures.plot_file("Draw step time and memory against the length into this .png or .svg file.")
 def command(
     model: str | None,
+    revision: str | None,
     seq_len: list[int],
     batch_size: int,
     num_layers: int | None,
@@ -105,7 +106,7 @@ def command(
     does not fit is skipped, and named. Ctrl-C ends the run after the step at work and reports the finished ones.
     """
     described_machine = machine.describe()
-    loaded = models.load(model)
+    loaded = models.load(model, revision)
     described_model = loaded.describe()  # before it gets adapters
     recipe = Recipe(batch_size, _layers(num_layers, loaded), rank, grad_checkpoint)
     for length in seq_len:
@@ -241,7 +242,7 @@ def subject(result: dict[str, Any]) -> str:
     checkpoints = ", gradient checkpoints" if settings["grad_checkpoint"] else ""
     return " · ".join(
         [
-            f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
+            models.title(model),
             f"LoRA of rank {settings['rank']} in {settings['num_layers']} layers{checkpoints}",
             f"batch size {settings['batch_size']}, random tokens",
         ]

@@ -13,10 +13,21 @@ from flash_evals.output import FORMATS, Outputs
 
 Item = TypeVar("Item")
 
-model = click.option(
-    "--model",
-    metavar="FOLDER|HUB_ID",
-    help="A model in mlx-lm's layout, or a hub id.  [default: the small Qwen2 in this package]",
+
+def model(command: Callable[..., None]) -> Callable[..., None]:
+    """--model and --revision."""
+    command = click.option("--revision", help="Branch, tag or commit of a model on the hub.  [default: main]")(command)
+    return click.option(
+        "--model",
+        metavar="FOLDER|HUB_ID",
+        help="A model in mlx-lm's layout, quantised or not, or a hub id.  [default: the small Qwen2 in this package]",
+    )(command)
+
+
+adapter_path = click.option(
+    "--adapter-path",
+    metavar="FOLDER",
+    help="Adapters that mlx_lm.lora has trained (LoRA, DoRA, or all weights) to put into the model.",
 )
 
 

@@ -31,17 +31,21 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 @click.command("perplexity")
 @shared
 @options.model
+@options.adapter_path
 @click.option(
     "--dataset",
-    default="pydoc",
+    default=["pydoc"],
     show_default=True,
+    multiple=True,
     metavar="NAME",
-    help="pydoc (documentation that CPython carries), wikitext (Salesforce/wikitext, wikitext-2-raw-v1), "
-    "a .txt, .jsonl or .parquet file, a folder of parquet files, or any hub id.",
+    help="pydoc (documentation that CPython carries); wikitext, wikitext-2 or wikitext-103 (of Salesforce/wikitext, "
+    "the raw-v1 configurations; wikitext is wikitext-2); a .txt, .jsonl or .parquet file, or several, each behind a "
+    "--dataset; a folder of files of one kind; - for a text on stdin; or any hub id.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
 @click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
+@click.option("--dataset-revision", help="Branch, tag or commit of a hub dataset.  [default: main]")
 @reading.options
 @click.option(
     "--batch-size",
@@ -82,10 +86,13 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 def command(
     ranks: Ranks,
     model: str | None,
-    dataset: str,
+    revision: str | None,
+    adapter_path: str | None,
+    dataset: tuple[str, ...],
     config: str | None,
     split: str | None,
     column: str | None,
+    dataset_revision: str | None,
     rules: Rules,
     batch_size: int,
     max_windows: int | None,
@@ -128,8 +135,8 @@ def command(
     """
     _require_one_use(arm, compare, save, resume, outputs)
     described_machine = machine.describe()
-    text = data.load(dataset, config, split, column)
-    loaded = models.load(model)
+    text = data.load(*dataset, config=config, split=split, column=column, revision=dataset_revision)
+    loaded = models.load(model, revision, adapter_path)
     read = reading.read(loaded, text, rules)
     plan = read.plan[:max_windows]
     settings = {**read.settings, "top1_tie": scoring.TIE}
@@ -357,7 +364,7 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     fingerprint = dataset["fingerprint"].removeprefix("sha256:")[:8]
     header = " · ".join(
         [
-            f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
+            models.title(model),
             ", ".join(filter(None, (dataset["name"], dataset["revision"], f"text {fingerprint}"))),
             reading.described(settings),
             f"{result['tokens']:,} tokens",

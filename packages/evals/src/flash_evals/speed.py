@@ -35,6 +35,7 @@ def _pause(_: click.Context, parameter: click.Parameter, value: float) -> float:
 
 @click.command("speed")
 @options.model
+@options.adapter_path
 @_lengths_option("-p", "--prompt", "512", "Prompt lengths in tokens; 0 for none.")
 @_lengths_option("-g", "--generate", "32", "Numbers of tokens to generate; 0 for none.")
 @_lengths_option("-d", "--depth", "0,2048", "Numbers of tokens that are in the KV cache before.")
@@ -71,6 +72,8 @@ def _pause(_: click.Context, parameter: click.Parameter, value: float) -> float:
 @options.outputs
 def command(
     model: str | None,
+    revision: str | None,
+    adapter_path: str | None,
     prompt: list[int],
     generate: list[int],
     depth: list[int],
@@ -120,7 +123,7 @@ def command(
         raise EvalError("nothing to measure: -p and -g are both 0")
     _check_drafting(draft_model, num_draft_tokens, generate, batch_size)
     described_machine = machine.describe()
-    loaded = models.load(model)
+    loaded = models.load(model, revision, adapter_path)
     draft = Draft(models.load(draft_model), num_draft_tokens or NUM_DRAFT_TOKENS) if draft_model else None
     _check_models(loaded, draft, tests)
 
@@ -270,16 +273,12 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
 def _header(result: dict[str, Any]) -> str:
     model, draft, settings = result["model"], result["draft_model"], result["settings"]
     parts = [
-        _described(model),
-        *([f"{settings['num_draft_tokens']} tokens at a time drafted by {_described(draft)}"] if draft else []),
+        models.title(model),
+        *([f"{settings['num_draft_tokens']} tokens at a time drafted by {models.title(draft)}"] if draft else []),
         f"{settings['repetitions']} repetitions, off and on taking turns",
         result["machine"]["device"],
     ]
     return " · ".join(parts)
-
-
-def _described(model: dict[str, Any]) -> str:
-    return f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}"
 
 
 def _titles(result: dict[str, Any]) -> list[str]:
