@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click.testing
+import flashattn_core
 import mlx.core as mx
 import pytest
+from flash_evals import contest, implementations
 from flash_evals.cli import main
+from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.models import LoadedModel, load
+from kernel_cases import GBS, GFLOPS, Change, Fake
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import qwen2
 from report_page import Element, parse
@@ -188,20 +192,18 @@ class Outcome(NamedTuple):
     exit_code: int
     stdout: str
     stderr: str
-    seconds: float
 
 
 # Several commands in one process, because starting one and importing takes seconds.
 DRIVER = """
-import json, sys, time
+import json, sys
 from click.testing import CliRunner
 from flash_evals.cli import main
 
 outcomes = []
 for arguments in json.load(sys.stdin):
-    start = time.monotonic()
     result = CliRunner().invoke(main, arguments)
-    outcomes.append([result.exit_code, result.stdout, result.stderr, time.monotonic() - start])
+    outcomes.append([result.exit_code, result.stdout, result.stderr])
 json.dump(outcomes, sys.stdout)
 """
 
@@ -224,3 +226,44 @@ def in_fresh_process() -> Callable[..., list[Outcome]]:
         return [Outcome(*outcome) for outcome in json.loads(done.stdout)]
 
     return run
+
+
+@pytest.fixture
+def quick_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the kernels: trials of one call, known bounds, and no torch, whether it is installed or not."""
+    monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
+    monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
+    monkeypatch.setattr(flashattn_core, "peak_flops", lambda: GFLOPS * 1e9)
+    monkeypatch.setattr(flashattn_core, "read_bandwidth", lambda: GBS * 1e9)
+    monkeypatch.setattr(implementations, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def run_kernels(
+    invoke: Callable[..., click.testing.Result], tmp_path: Path
+) -> Callable[..., tuple[list[dict[str, Any]], str]]:
+    """`flash-eval kernels ...`: entries and page of a small run; later options replace earlier ones."""
+
+    def run(*arguments: object) -> tuple[list[dict[str, Any]], str]:
+        out = tmp_path / "out.json"
+        result = invoke("kernels", "--shape", "4/2x8", "--seq-len", 32, "-r", 3, "--json", out, *arguments)
+        assert (result.exit_code, result.stderr) == (0, ""), result.output
+        return json.loads(out.read_text()), result.stdout
+
+    return run
+
+
+@pytest.fixture
+def fake_implementation(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a Fake in the place of one of IMPLEMENTATIONS."""
+
+    def arrange(
+        name: str,
+        before: Callable[[], None] = lambda: None,
+        preparing: Callable[[], None] = lambda: None,
+        **change: Change,
+    ) -> None:
+        """The changes are of the results of that name."""
+        monkeypatch.setitem(IMPLEMENTATIONS, name, lambda *arguments: Fake(*arguments, before, preparing, **change))
+
+    return arrange

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -39,6 +40,10 @@ def test_help_of_a_command_names_every_option(invoke: Invoke, name: str) -> None
         assert all(spelling in page.output for spelling in parameter.opts)
         assert isinstance(parameter, click.Option)
         assert parameter.help
+
+
+def test_version(invoke: Invoke) -> None:
+    assert invoke("--version").stdout.split()[-1] == version("flash-evals")
 
 
 def test_help_does_not_wait_for_mlx() -> None:

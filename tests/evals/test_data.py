@@ -2,12 +2,18 @@
 
 import hashlib
 import json
+import os
 import platform
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import click.testing
 import pyarrow as pa
 import pytest
 from flash_evals import data, pydoc_text
+from flash_evals.cli import main
 from flash_evals.errors import EvalError
 from pyarrow import parquet
 
@@ -31,7 +37,7 @@ def test_a_file_is_read_byte_for_byte(suffix: str, tmp_path: Path) -> None:
     text = data.load(str(write(tmp_path / f"some{suffix}")))
     assert text.text == JOINED
     assert text.name == f"some{suffix}"
-    assert text.documents == (1 if suffix == ".txt" else 3)
+    assert len(text.documents) == (1 if suffix == ".txt" else 3)
     described = text.describe()
     assert described["fingerprint"] == "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()
     assert (described["words"], described["bytes"]) == (7, len(JOINED.encode()))
@@ -45,18 +51,115 @@ def test_the_column_can_be_named(suffix: str, tmp_path: Path) -> None:
         data.load(str(path))
 
 
-def test_a_folder_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pydoc").write_text("a file")
+    assert data.load("pydoc").name == "pydoc topics, held out"
+
+
+def test_several_files_are_read_one_after_the_other(
+    tmp_path: Path, invoke: Callable[..., click.testing.Result], model_folder: Path
+) -> None:
+    files = [write(tmp_path / name) for name in ("b.txt", "a.jsonl", "c.parquet")]
+    text = data.load(*map(str, files))
+    assert text.text == "\n\n".join([JOINED] * 3)
+    assert text.describe().items() >= {"name": "b.txt, a.jsonl, c.parquet", "documents": 7}.items()
+    repeated = [argument for file in files for argument in ("--dataset", file)]
+    result = invoke("perplexity", "--model", model_folder, "--context", 32, "-o", "json", *repeated)
+    assert json.loads(result.stdout)["dataset"] == text.describe()
+
+
+@pytest.mark.parametrize("other", ["pydoc", "wikitext", "-", ".", "someone/text", "/no/such/folder"])
+def test_several_are_files(other: str, text_file: Path) -> None:
+    with pytest.raises(EvalError, match=r"several --dataset are files, one after the other; .* is none"):
+        data.load(str(text_file), other)
+    with pytest.raises(EvalError, match=r"no such file or folder: missing.txt"):
+        data.load(str(text_file), "missing.txt")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty, for data files; what `datasets` makes of them is gone after the test."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     folder.mkdir()
-    write(folder / "test-00000.parquet")
-    parquet.write_table(pa.table({"text": ["for training"], "n": [1]}), folder / "train-00000.parquet")
-    assert data.load(str(folder)).text == JOINED
-    assert data.load(str(folder), split="train").text == "for training"
-    with pytest.raises(EvalError, match="Unknown split"):
-        data.load(str(folder), split="nonsense")
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+def test_a_folder(suffix: str, folder: Path) -> None:
+    """Split by the names of its files, each of them read as it would be alone."""
+    for name in ("test-00000", "test-00001", "train"):
+        write(folder / f"{name}{suffix}")
+    text = data.load(str(folder))
+    assert text.text == "\n\n".join([JOINED] * 2)
+    assert (text.name, text.split) == (f"{folder} test", "test")
+    assert data.load(str(folder), split="train").text == JOINED
+
+
+def test_a_folder_whose_readme_says_what_it_holds(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: small\n  data_files: part/*.txt\n---\n")
+    (folder / "part").mkdir()
+    write(folder / "part" / "some.txt")
+    write(folder / "other.txt")
+    assert data.load(str(folder), config="small", split="train").text == JOINED
+
+
+def test_a_folder_of_files_that_only_datasets_can_read(folder: Path) -> None:
+    (folder / "test.csv").write_text("text,n\nfirst,1\nsecond,2\n")
+    assert data.load(str(folder)).text == "first\n\nsecond"
+    for options, says in {"split": "Unknown split", "column": "has no column 'nonsense'"}.items():
+        with pytest.raises(EvalError, match=says):
+            data.load(str(folder), **{options: "nonsense"})
     with pytest.raises(EvalError, match=r"'n' of .* holds int64, not text"):
         data.load(str(folder), column="n")
+
+
+def test_a_folder_named_like_a_format(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder.rename(folder.with_name("text")) / "test.txt")
+    monkeypatch.chdir(folder.parent)
+    assert data.load("text").text == JOINED
+
+
+def test_what_a_folder_does_not_have(folder: Path) -> None:
+    with pytest.raises(EvalError, match=f"cannot read {folder}: .*doesn't contain any data files"):
+        data.load(str(folder))
+    write(folder / "notes.parquet")
+    with pytest.raises(EvalError, match=r"has no split 'test'; it has: train \(--split\)"):
+        data.load(str(folder))
+    with pytest.raises(EvalError, match=r"'n' of .*notes.parquet holds int64, not text"):
+        data.load(str(folder), split="train", column="n")
+    with pytest.raises(EvalError, match="BuilderConfig 'nonsense' not found"):
+        data.load(str(folder), config="nonsense")
+    (folder / "notes.parquet").write_bytes(b"no parquet at all")
+    with pytest.raises(EvalError, match=r"cannot read .*notes.parquet"):
+        data.load(str(folder), split="train")
+
+
+def perplexity_of(stdin: bytes, model_folder: Path) -> click.testing.Result:
+    arguments = ["perplexity", "--model", str(model_folder), "--context", "32", "--dataset", "-", "-o", "json"]
+    return click.testing.CliRunner().invoke(main, arguments, input=stdin)
+
+
+def test_stdin(model_folder: Path) -> None:
+    described = json.loads(perplexity_of(JOINED.encode(), model_folder).stdout)["dataset"]
+    assert (described["name"], described["bytes"]) == ("stdin", len(JOINED.encode()))
+    assert described["fingerprint"] == "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"", "stdin holds no text"), (b"\xff", "cannot read stdin: .*utf-8")])
+def test_stdin_without_a_text(content: bytes, says: str, model_folder: Path) -> None:
+    result = perplexity_of(content, model_folder)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.search(says, result.stderr)
+
+
+def test_stdin_that_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = os.openpty()
+    with open(terminal) as stdin, open(controller):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(EvalError, match="stdin, which is a terminal: pipe a text into it"):
+            data.load("-")
 
 
 def test_pydoc_is_the_held_out_part_and_names_its_python() -> None:
@@ -93,8 +196,23 @@ def test_no_such_file(path: str) -> None:
         data.load(path)
 
 
-@pytest.mark.parametrize("options", [{"config": "a"}, {"split": "a"}, {"column": "a"}])
-def test_an_option_without_a_meaning_is_refused(options: dict[str, str], text_file: Path) -> None:
-    for dataset in ("pydoc", str(text_file)):
-        with pytest.raises(EvalError, match=r"--(config|split|text-column) has no meaning for"):
-            data.load(dataset, **options)
+WITHOUT_MEANING = [
+    *((dataset, option) for dataset in ("pydoc", "-") for option in ("config", "split", "column", "revision")),
+    *(("text.txt", option) for option in ("config", "split", "column", "revision")),
+    *(("text.jsonl", option) for option in ("config", "split", "revision")),
+    (".", "revision"),
+    ("wikitext-2", "config"),
+    ("wikitext-103", "config"),
+]
+
+
+@pytest.mark.parametrize(("dataset", "option"), WITHOUT_MEANING)
+def test_an_option_without_a_meaning_is_refused(
+    dataset: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("text.txt"))
+    write(Path("text.jsonl"))
+    name = {"column": "--text-column", "revision": "--dataset-revision"}.get(option, f"--{option}")
+    with pytest.raises(EvalError, match=f"{name} has no meaning for"):
+        data.load(dataset, **{option: "a"})

@@ -412,7 +412,7 @@ def test_a_process_that_is_patched_already_has_no_off_arm(fresh: LoadedModel, di
         (["-p", "8,129"], "--seq-len 129 needs 129 positions"),
         (["-r", "0"], "-r must be at least 1, not 0"),
         (["--rank", "0"], "--rank must be at least 1, not 0"),
-        (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
+        (["--batch-size", "0"], "-b must be at least 1, not 0"),
         (["--num-layers", "0"], "--num-layers must be -1 or between 1 and the 2 of"),
         (["--num-layers", "3"], "--num-layers must be -1 or between 1 and the 2 of"),
         (["--max-seconds", "-1"], "--max-seconds must be at least 0, not -1"),

@@ -1,25 +1,23 @@
-"""The hub: a server on loopback that speaks its protocol to the real clients, and no server at all."""
+"""Text and models from the hub: a server on loopback that speaks its protocol to the real clients, and none at all."""
 
 import hashlib
 import io
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 import pytest
+from loopback_hub import Files, Hub, Repo, serve
 from pyarrow import parquet
 
-Repos = dict[tuple[str, str], dict[str, bytes]]  # (kind, id) -> path -> content
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FIRST, SECOND = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 
 ROWS = ["", " = Robert <unk> = \n", "", " Robert is an English film , television and theatre actor . \n"]
+OLD_ROWS = ["", " = Robert = \n", "", " Robert is an actor . \n"]
+LONG_ROWS = [" = Valkyria Chronicles III = \n", " Senjō no Valkyria 3 is a tactical role @-@ playing game . \n"]
 WIKITEXT_CARD = b"""---
 configs:
 - config_name: wikitext-2-raw-v1
@@ -28,6 +26,10 @@ configs:
     path: wikitext-2-raw-v1/test-*
   - split: validation
     path: wikitext-2-raw-v1/validation-*
+- config_name: wikitext-103-raw-v1
+  data_files:
+  - split: test
+    path: wikitext-103-raw-v1/test-*
 - config_name: numbers
   data_files:
   - split: test
@@ -42,186 +44,270 @@ def as_parquet(columns: dict[str, list[object]]) -> bytes:
     return file.getvalue()
 
 
-class Hub(BaseHTTPRequestHandler):
-    """HEAD and GET of files by `resolve`, with ranges; the API's `revision` and `tree`. One commit in each repo."""
-
-    protocol_version = "HTTP/1.1"
-    repos: Repos
-
-    def do_GET(self) -> None:
-        kind, repo, verb, path = self._parse()
-        files = self.repos.get((kind, repo))
-        if files is None:
-            self._error("RepoNotFound")
-        elif verb == "resolve" and path in files:
-            self._file(files[path])
-        elif verb == "resolve":
-            self._error("EntryNotFound")
-        elif verb == "revision":
-            self._json({"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]})
-        elif verb == "tree":
-            recursive = parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() == "true"
-            self._json(tree(files, path, recursive))
-        else:
-            self._error("EntryNotFound")
-
-    do_HEAD = do_GET
-
-    def _parse(self) -> tuple[str, str, str, str]:
-        """/[api/]<kind>s/<owner>/<name>/<verb>/<revision>/<path>; models have no kind in the address of a file."""
-        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-        if parts[0] == "api":
-            parts = parts[1:]
-        kind = parts.pop(0).removesuffix("s") if parts[0] in ("datasets", "models") else "model"
-        owner, name, verb, _, *path = (*parts, "", "", "", "")[: max(4, len(parts))]
-        return kind, f"{owner}/{name}", verb, "/".join(path)
-
-    def _file(self, content: bytes) -> None:
-        start, stop, status = 0, len(content), 200
-        if wanted := self.headers.get("Range"):
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
-            start, stop, status = int(first), min(int(last or stop - 1) + 1, stop), 206
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "Accept-Ranges": "bytes"}
-        if status == 206:
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-        self._send(status, content[start:stop], headers)
-
-    def _json(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _error(self, code: str) -> None:
-        self._send(404, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        headers = {**headers, "X-Repo-Commit": COMMIT, "Content-Length": str(len(body))}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+def wikitext(rows: list[str]) -> Files:
+    return {
+        "README.md": WIKITEXT_CARD,
+        "wikitext-2-raw-v1/test-00000-of-00001.parquet": as_parquet({"text": rows}),
+        "wikitext-2-raw-v1/validation-00000-of-00001.parquet": as_parquet({"text": ["Only this . \n"]}),
+        "wikitext-103-raw-v1/test-00000-of-00001.parquet": as_parquet({"text": LONG_ROWS}),
+        "numbers/test-00000-of-00001.parquet": as_parquet({"n": [1, 2]}),
+    }
 
 
-def tree(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, object]]:
-    """What lies in a folder, or anywhere under it."""
-    prefix = f"{folder}/" if folder else ""
-    entries: dict[str, dict[str, object]] = {}
-    for name, content in files.items():
-        if not name.startswith(prefix):
-            continue
-        inside = name.removeprefix(prefix)
-        if "/" in inside:
-            sub = prefix + inside.split("/")[0]
-            entries[sub] = {"type": "directory", "path": sub, "oid": COMMIT, "size": 0}
-        if recursive or "/" not in inside:
-            oid = hashlib.sha1(content).hexdigest()
-            entries[name] = {"type": "file", "path": name, "oid": oid, "size": len(content)}
-    return list(entries.values())
+def text_of(rows: list[str]) -> str:
+    """WikiText's, whose rows are the lines of a file; that begins with a blank one."""
+    return "".join(row or " \n" for row in rows).removeprefix(" \n")
+
+
+def fingerprint(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_of(folder: Path) -> Files:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.fixture(scope="session")
-def hub(model_folder: Path) -> Iterator[str]:
-    """The address of a hub with WikiText (a few lines of it) and a model."""
-    Hub.repos = {
-        ("dataset", "Salesforce/wikitext"): {
-            "README.md": WIKITEXT_CARD,
-            "wikitext-2-raw-v1/test-00000-of-00001.parquet": as_parquet({"text": ROWS}),
-            "wikitext-2-raw-v1/validation-00000-of-00001.parquet": as_parquet({"text": ["Only this . \n"]}),
-            "numbers/test-00000-of-00001.parquet": as_parquet({"n": [1, 2]}),
-        },
-        ("model", "someone/tiny-qwen2"): {file.name: file.read_bytes() for file in model_folder.iterdir()},
-    }
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+def models(make_model: Callable[..., Path], model_folder: Path) -> dict[str, Path]:
+    """Two versions of one model."""
+    return {FIRST: make_model(hidden_size=64), SECOND: model_folder}
+
+
+@pytest.fixture
+def hub(models: dict[str, Path]) -> Iterator[Hub]:
+    """A hub with WikiText (a few lines of it), a plain dataset and a model; all with a past."""
+    plain = {"test.jsonl": b'{"text": "A dataset of one configuration."}\n'}
+    with serve(
+        {
+            ("dataset", "Salesforce/wikitext"): Repo(
+                {FIRST: wikitext(OLD_ROWS), SECOND: wikitext(ROWS)}, tags={"v1": FIRST}
+            ),
+            ("dataset", "someone/plain"): Repo({FIRST: plain}),
+            ("dataset", "someone/gated"): Repo({FIRST: plain}, gated=True),
+            ("model", "someone/tiny-qwen2"): Repo(
+                {commit: files_of(folder) for commit, folder in models.items()}, tags={"v1": FIRST}
+            ),
+            ("model", "someone/gated"): Repo({FIRST: files_of(models[FIRST])}, gated=True),
+        }
+    ) as hub:
+        yield hub
 
 
 @pytest.fixture
 def run(in_fresh_process: Callable[..., list[Any]], model_folder: Path, tmp_path: Path) -> Callable[..., list[Any]]:
     """`flash-eval perplexity ARGUMENTS` for each list of arguments, with a cache that lasts for the test."""
 
-    def run(hub: str, *runs: list[object]) -> list[Any]:
+    def run(address: str, *runs: list[object]) -> list[Any]:
         always = ["perplexity", "--model", model_folder, "--context", 32]
-        return in_fresh_process(*(always + run for run in runs), HF_ENDPOINT=hub, HF_HOME=str(tmp_path / "hf"))
+        return in_fresh_process(*(always + run for run in runs), HF_ENDPOINT=address, HF_HOME=str(tmp_path / "hf"))
 
     return run
 
 
-def results(outcomes: list[Any], *files: Path) -> list[dict[str, Any]]:
-    assert [(outcome.exit_code, outcome.stderr) for outcome in outcomes] == [(0, "")] * len(outcomes)
-    return [json.loads(file.read_text()) for file in files]
+@pytest.fixture
+def results(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """What `--json` writes, of runs that must succeed."""
+
+    def results(address: str, *runs: list[object]) -> list[Any]:
+        outcomes = run(address, *([*arguments, "-o", "json"] for arguments in runs))
+        assert [(outcome.exit_code, outcome.stderr) for outcome in outcomes] == [(0, "")] * len(outcomes)
+        return [json.loads(outcome.stdout) for outcome in outcomes]
+
+    return results
 
 
-def test_wikitext(hub: str, run: Callable[..., list[Any]], tmp_path: Path) -> None:
-    """From the hub, and then from the cache, with the hub gone: the same text, and the revision still known."""
-    first, second, third = tmp_path / "1.json", tmp_path / "2.json", tmp_path / "3.json"
-    outcomes = run(
-        hub,
-        ["--dataset", "wikitext", "--json", first],
-        ["--dataset", "wikitext", "--split", "validation", "--json", second],
-    ) + run(NOWHERE, ["--dataset", "wikitext", "--json", third])
-    online, validation, offline = results(outcomes, first, second, third)
-
-    text = "\n\n".join(ROWS)
-    expected = {
-        "name": "Salesforce/wikitext wikitext-2-raw-v1 test",
-        "revision": COMMIT,
-        "fingerprint": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}",
-        "documents": 4,
-        "words": len(text.split()),
-        "bytes": len(text.encode()),
-    }
-    for result in (online, offline):
-        assert result["dataset"].items() >= expected.items()
-    assert online["off"]["ppl"] == offline["off"]["ppl"]
-    assert validation["words"] == 3
+def refusals(outcomes: list[Any]) -> list[str]:
+    for outcome in outcomes:
+        assert (outcome.exit_code, outcome.stdout) == (2, "")
+        assert outcome.stderr.startswith("Error: ")
+        assert outcome.stderr.count("\n") == 1
+    return [outcome.stderr for outcome in outcomes]
 
 
-def test_hub_model(hub: str, run: Callable[..., list[Any]], text_file: Path, tmp_path: Path) -> None:
-    """The same figures as from its folder; with the hub gone it comes from the cache."""
-    local, first, second = (tmp_path / name for name in ("local.json", "1.json", "2.json"))
+WIKITEXTS = {
+    "wikitext": ("wikitext-2-raw-v1", ROWS),
+    "wikitext-2": ("wikitext-2-raw-v1", ROWS),
+    "wikitext-103": ("wikitext-103-raw-v1", LONG_ROWS),
+}
+
+
+def test_wikitext(hub: Hub, results: Callable[..., list[Any]]) -> None:
+    """From the hub, and then from the cache, with the hub gone: the same text, and the commit still known."""
+    runs = [["--dataset", name] for name in WIKITEXTS]
+    online, offline = results(hub.address, *runs), results(NOWHERE, *runs)
+    for from_hub, from_cache, (config, rows) in zip(online, offline, WIKITEXTS.values(), strict=True):
+        text = text_of(rows)
+        expected = {
+            "name": f"Salesforce/wikitext {config} test",
+            "revision": SECOND,
+            "fingerprint": fingerprint(text),
+            "documents": 1,
+            "words": len(text.split()),
+            "bytes": len(text.encode()),
+        }
+        assert from_hub["dataset"].items() >= expected.items()
+        assert from_cache["dataset"] == from_hub["dataset"]
+        assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
+    assert hub.downloads["test-00000-of-00001.parquet"] == 2  # one for each configuration
+
+
+def test_split_and_config(hub: Hub, results: Callable[..., list[Any]]) -> None:
+    validation, long, plain = results(
+        hub.address,
+        ["--dataset", "wikitext", "--split", "validation"],
+        ["--dataset", "Salesforce/wikitext", "--config", "wikitext-103-raw-v1"],
+        ["--dataset", "someone/plain"],
+    )
+    assert validation["dataset"]["fingerprint"] == fingerprint("Only this . \n")
+    assert long["dataset"]["fingerprint"] == fingerprint("\n\n".join(LONG_ROWS))
+    assert plain["dataset"].items() >= {"name": "someone/plain test", "config": None, "revision": FIRST}.items()
+
+
+def test_revisions_of_a_dataset(hub: Hub, results: Callable[..., list[Any]]) -> None:
+    """A branch, a tag, a commit; without a network each is what it was, not what was read last."""
+    runs = [["--dataset", "wikitext", "--dataset-revision", revision] for revision in ("main", SECOND, "v1", FIRST)]
+    runs.insert(0, ["--dataset", "wikitext"])
+    online, offline = results(hub.address, *runs), results(NOWHERE, *runs)
+    for result, (commit, rows) in zip(online, [(SECOND, ROWS)] * 3 + [(FIRST, OLD_ROWS)] * 2, strict=True):
+        assert result["dataset"]["revision"] == commit
+        assert result["dataset"]["fingerprint"] == fingerprint(text_of(rows))
+    assert [result["dataset"] for result in offline] == [result["dataset"] for result in online]
+
+
+def test_revisions_of_a_model(
+    hub: Hub, models: dict[str, Path], results: Callable[..., list[Any]], text_file: Path
+) -> None:
+    """Each has the figures of its folder, from the hub and then from the cache."""
     repo = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
-    outcomes = run(hub, [*repo, "--json", first])
-    outcomes += run(NOWHERE, [*repo, "--json", second], ["--dataset", text_file, "--json", local])
-    folder, *from_hub = results(outcomes, local, first, second)
-    for result in from_hub:
-        assert result["model"].items() >= {"name": "tiny-qwen2", "revision": COMMIT}.items()
-        assert result["off"]["ppl"] == folder["off"]["ppl"]
+    runs = [repo, *([*repo, "--revision", revision] for revision in ("main", SECOND, "v1", FIRST))]
+    folders = [["--dataset", text_file, "--model", folder] for folder in models.values()]
+    online, (*offline, first, second) = results(hub.address, *runs), results(NOWHERE, *runs, *folders)
+    local = dict(zip(models, (first, second), strict=True))
+    assert local[FIRST]["off"]["ppl"] != local[SECOND]["off"]["ppl"]
+    for results_ in (online, offline):
+        for result, commit in zip(results_, [SECOND] * 3 + [FIRST] * 2, strict=True):
+            assert result["model"].items() >= {"name": "tiny-qwen2", "revision": commit}.items()
+            assert result["off"]["ppl"] == local[commit]["off"]["ppl"]
+    assert hub.downloads["model.safetensors"] == 2
 
 
-def test_what_the_hub_does_not_have(hub: str, run: Callable[..., list[Any]]) -> None:
+def test_every_command_takes_a_revision_and_names_the_commit(
+    hub: Hub, in_fresh_process: Callable[..., list[Any]], text_file: Path, tmp_path: Path
+) -> None:
+    model = ["--model", "someone/tiny-qwen2", "--revision", "v1"]
+    outcomes = in_fresh_process(
+        ["perplexity", *model, "--dataset", text_file, "--context", 32],
+        ["speed", *model, "-p", 8, "-g", 0, "-d", 0, "-r", 1],
+        ["finetune", *model, "-p", 8, "-r", 1],
+        HF_ENDPOINT=hub.address,
+        HF_HOME=str(tmp_path),
+    )
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.stderr
+        assert outcome.stdout.startswith(f"tiny-qwen2, {FIRST}, ")
+
+
+def test_a_commit_that_is_in_the_cache_needs_no_hub(
+    hub: Hub, results: Callable[..., list[Any]], text_file: Path
+) -> None:
+    runs = [
+        ["--dataset", "wikitext", "--dataset-revision", FIRST],
+        ["--dataset", "someone/plain", "--dataset-revision", FIRST],
+        ["--dataset", text_file, "--model", "someone/tiny-qwen2", "--revision", FIRST],
+    ]
+    results(hub.address, *runs)
+    hub.requests.clear()
+    results(hub.address, *runs)
+    assert hub.requests == []
+
+
+def test_what_the_hub_does_not_have(hub: Hub, run: Callable[..., list[Any]]) -> None:
+    nobody = "f" * 40
     says = {
         ("--dataset", "wikitext", "--split", "nonsense"): 'Unknown split "nonsense"',
         ("--dataset", "wikitext", "--config", "nonsense"): "BuilderConfig 'nonsense' not found",
         ("--dataset", "wikitext", "--text-column", "page"): "no column 'page'; it has: text",
         ("--dataset", "wikitext", "--config", "numbers", "--text-column", "n"): "holds int64, not text",
+        ("--dataset", "wikitext", "--dataset-revision", "v9"): "has no branch, tag or commit 'v9'",
+        ("--dataset", "wikitext", "--dataset-revision", nobody): f"has no branch, tag or commit '{nobody}'",
         ("--dataset", "Salesforce/wikitext"): "Config name is missing",
-        ("--dataset", "someone/nothing"): "the hub has no dataset of that name",
+        ("--dataset", "someone/nothing"): "the hub has no dataset of that name; for a private one: hf auth login",
+        ("--dataset", "someone/gated"): "log in and accept the terms of dataset someone/gated: hf auth login",
         ("--dataset", "some one"): "neither a local path nor a hub id",
-        ("--model", "someone/nothing"): "the hub has no model of that name",
+        ("--model", "someone/nothing"): "the hub has no model of that name; for a private one: hf auth login",
+        ("--model", "someone/gated"): "log in and accept the terms of model someone/gated: hf auth login",
+        ("--model", "someone/tiny-qwen2", "--revision", "v9"): "model someone/tiny-qwen2 on the hub has no branch, tag",
+        ("--model", "someone/tiny-qwen2", "--revision", nobody): f"has no branch, tag or commit '{nobody}'",
     }
-    for (arguments, message), outcome in zip(says.items(), run(hub, *map(list, says)), strict=True):
-        assert (outcome.exit_code, outcome.stdout) == (2, ""), arguments
-        [line] = outcome.stderr.splitlines()
-        assert line.startswith("Error: ")
+    for line, message in zip(refusals(run(hub.address, *map(list, says))), says.values(), strict=True):
         assert message in line
 
 
-def test_no_network_and_nothing_cached(run: Callable[..., list[Any]]) -> None:
-    """Soon, in one line, with two commands that need neither."""
+def test_no_network_and_nothing_cached(hub: Hub, run: Callable[..., list[Any]]) -> None:
+    """One line with two commands that need neither; without the clients' own retries, which take half a minute."""
+    hub.hangs_up = True
     works = {
         ("--dataset", "wikitext"): ("dataset Salesforce/wikitext", "--dataset FILE.txt"),
         ("--dataset", "someone/text"): ("dataset someone/text", "--dataset FILE.txt"),
+        ("--dataset", "someone/text", "--dataset-revision", "v1"): (
+            "dataset someone/text at revision v1",
+            "--dataset FILE.txt",
+        ),
         ("--model", "someone/tiny-qwen2"): ("model someone/tiny-qwen2", "--model FOLDER"),
+        ("--model", "someone/tiny-qwen2", "--revision", FIRST): (
+            f"model someone/tiny-qwen2 at revision {FIRST}",
+            "--model FOLDER",
+        ),
     }
-    for (what, option), outcome in zip(works.values(), run(NOWHERE, *map(list, works)), strict=True):
-        assert (outcome.exit_code, outcome.stdout) == (2, "")
-        assert outcome.stderr == (
+    for (what, option), line in zip(works.values(), refusals(run(hub.address, *map(list, works))), strict=True):
+        assert line == (
             f"Error: {what} is neither a local path nor in the cache, and the hub cannot be reached; "
             f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
         )
-        assert outcome.seconds < 10  # the clients' own retries take more than 20
+    assert sum("/revision/" in request for request in hub.requests) == len(works)
+
+
+def test_another_revision_or_configuration_in_the_cache_is_no_answer(
+    hub: Hub, results: Callable[..., list[Any]], run: Callable[..., list[Any]], text_file: Path
+) -> None:
+    model = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
+    results(hub.address, ["--dataset", "wikitext-2"], ["--dataset", "wikitext-103"], model)
+    *lines, unclear = refusals(
+        run(
+            NOWHERE,
+            ["--dataset", "wikitext", "--dataset-revision", "v1"],
+            ["--dataset", "wikitext", "--dataset-revision", FIRST],
+            [*model, "--revision", "v1"],
+            [*model, "--revision", FIRST],
+            ["--dataset", "Salesforce/wikitext"],
+        )
+    )
+    for line in lines:
+        assert "nor in the cache, and the hub cannot be reached" in line
+    assert "choose one by --config: wikitext-103-raw-v1, wikitext-2-raw-v1" in unclear
+
+
+def test_a_transfer_that_breaks_off_once(hub: Hub, results: Callable[..., list[Any]]) -> None:
+    """The client asks again, and nothing of the first half is left in the text or the model."""
+    hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
+    wikitext = ["--dataset", "wikitext"]
+    broken, local = results(hub.address, [*wikitext, "--model", "someone/tiny-qwen2"], wikitext)
+    assert hub.breaks_off.total() == 0
+    assert broken["dataset"]["fingerprint"] == fingerprint(text_of(ROWS))
+    assert broken["off"]["ppl"] == local["off"]["ppl"]
+
+
+def test_a_transfer_that_breaks_off_for_good(
+    hub: Hub, results: Callable[..., list[Any]], run: Callable[..., list[Any]], text_file: Path
+) -> None:
+    """One line; the half that came is not taken for the whole later, and with a better network all is well."""
+    model, dataset = ["--dataset", text_file, "--model", "someone/tiny-qwen2"], ["--dataset", "wikitext"]
+    hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})
+    of_model, of_dataset = refusals(run(hub.address, model, dataset))
+    assert "cannot download model someone/tiny-qwen2: peer closed connection" in of_model
+    assert "cannot read Salesforce/wikitext: peer closed connection" in of_dataset
+    for line in refusals(run(NOWHERE, model, dataset)):
+        assert "nor in the cache, and the hub cannot be reached" in line
+    hub.breaks_off.clear()
+    for result in results(hub.address, model, dataset):
+        assert (result["model"]["revision"] or result["dataset"]["revision"]) == SECOND

@@ -8,7 +8,7 @@ from typing import Any
 
 import click.testing
 import pytest
-from flash_evals import measure, paired, speed, training
+from flash_evals import generation, measure, paired, training
 
 Invoke = Callable[..., click.testing.Result]
 
@@ -27,7 +27,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             return measure.run(*arguments)
 
         monkeypatch.setattr(paired, "run", run)
-        monkeypatch.setattr(speed, "run", run)
+        monkeypatch.setattr(generation, "run", run)
         monkeypatch.setattr(training, "run", run)
 
     return arrange
@@ -57,6 +57,29 @@ def test_perplexity(
     planned = kept["windows"]["planned"]
     assert page.stdout.endswith(f"Interrupted after 4 of {planned} windows; the figures are of those.\n")
     assert len((tmp_path / "cut.csv").read_text().splitlines()) == 1 + 4
+
+
+def test_perplexity_that_fails_in_the_middle(
+    invoke: Invoke, perplexity: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the memory ends: what was measured is shown and written, and the error is not hidden."""
+    trials: list[Any] = []
+
+    def run(*arguments: Any) -> Any:
+        trials.append(arguments)
+        if len(trials) == 2 + 2 * 2 + 1:
+            raise MemoryError("no more")
+        return measure.run(*arguments)
+
+    monkeypatch.setattr(paired, "run", run)
+    out = tmp_path / "out.json"
+    page = invoke(*perplexity, "--json", out)
+    assert isinstance(page.exception, MemoryError)
+    assert page.exit_code == 1
+    kept = json.loads(out.read_text())
+    assert kept["interrupted"] is True
+    assert kept["windows"]["finished"] == 4
+    assert page.stdout.endswith("windows; the figures are of those.\n")
 
 
 def test_perplexity_before_anything_is_measured(

@@ -5,12 +5,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import click.testing
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 import pytest
 from flash_evals import models
 from flash_evals.errors import EvalError
 from flash_evals.models import LoadedModel
+from mlx_lm.utils import quantize_model, save
 
 
 def test_describe(loaded: LoadedModel, model_folder: Path) -> None:
@@ -23,6 +26,32 @@ def test_describe(loaded: LoadedModel, model_folder: Path) -> None:
 
 def test_the_dtype_is_that_of_the_weights(make_model: Callable[..., Path]) -> None:
     assert models.load(str(make_model(dtype=mx.bfloat16))).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
+def test_a_quantised_model(
+    mode: str,
+    bits: int,
+    loaded: LoadedModel,
+    model_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    invoke: Callable[..., click.testing.Result],
+) -> None:
+    """As mlx_lm.convert writes one: other predictions, the same by both arms, and the page says what it is."""
+    network, tokenizer, config = mlx_lm.load(str(model_folder), return_config=True)
+    network, config = quantize_model(network, config, group_size=32, bits=bits, mode=mode)
+    save(tmp_path / "quantised", model_folder, network, tokenizer, config)
+
+    quantised = models.load(str(tmp_path / "quantised"))
+    assert quantised.parameters == loaded.parameters
+    assert quantised.describe()["dtype"] == f"{bits}-bit, float32"
+    run = ["perplexity", "--dataset", text_file, "--context", 32, "-o", "json", "--model"]
+    result, whole = (json.loads(invoke(*run, model).stdout) for model in (tmp_path / "quantised", model_folder))
+    assert result["off"]["ppl"] != whole["off"]["ppl"]
+    assert result["on"]["ppl"] == pytest.approx(result["off"]["ppl"], rel=1e-5)
+    assert models.title(result["model"]).startswith("quantised, ")
+    assert models.title(result["model"]).endswith(f" parameters, {bits}-bit, float32")
 
 
 def spoil(what: str) -> Callable[[Path], object]:
@@ -75,6 +104,12 @@ def test_a_folder_that_cannot_be_loaded(what: str, says: str, model_folder: Path
 def test_no_such_folder(path: str) -> None:
     with pytest.raises(EvalError, match="no such model folder"):
         models.load(path)
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_a_revision_is_of_the_hub(model: bool, model_folder: Path) -> None:
+    with pytest.raises(EvalError, match="--revision has no meaning for the"):
+        models.load(str(model_folder) if model else None, revision="main")
 
 
 def test_tokens_and_the_text_up_to_them(loaded: LoadedModel, text: str) -> None:

@@ -61,7 +61,7 @@ def test_files_get_theirs_whatever_stdout_gets(capsys: pytest.CaptureFixture[str
 def test_a_command(invoke: Invoke, output_format: str, tmp_path: Path) -> None:
     """`kernels` stands for all: they share the option."""
     out = tmp_path / "out.json"
-    done = invoke("kernels", "--seq-len", 32, "--trials", 1, "--impl", "flash", "-o", output_format, "--json", out)
+    done = invoke("kernels", "--seq-len", 32, "-r", 1, "--impl", "flash", "-o", output_format, "--json", out)
     assert (done.exit_code, done.stderr) == (0, "")
     [entry] = json.loads(out.read_text())
     seconds = entry["forward"]["time(s)"]
@@ -76,6 +76,27 @@ def test_a_command(invoke: Invoke, output_format: str, tmp_path: Path) -> None:
             assert done.stdout.splitlines()[2].startswith("| shape | dtype | queries |")
         case "text":
             assert done.stdout.splitlines()[2].startswith("shape     dtype     queries")
+
+
+SMALL = {
+    "perplexity": ("--context", 32, "--max-windows", 1),
+    "speed": ("-p", 4, "-g", 0, "-d", 0, "-r", 1),
+    "finetune": ("-p", 8, "-r", 1),
+}
+
+
+@pytest.mark.parametrize("command", SMALL)
+@pytest.mark.parametrize("output_format", ["json", "csv"])
+def test_the_others_too(
+    invoke: Invoke, model_folder: Path, text_file: Path, command: str, output_format: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    text = ("--dataset", text_file) if command == "perplexity" else ()
+    done = invoke(
+        command, "--model", model_folder, *text, *SMALL[command], "-o", output_format, f"--{output_format}", out
+    )
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == out.read_text()
 
 
 def test_tables_are_aligned() -> None:

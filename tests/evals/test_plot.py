@@ -130,7 +130,7 @@ def test_every_implementation_has_a_look_of_its_own() -> None:
 
 def test_the_command_draws(invoke: Callable[..., Any], tmp_path: Path) -> None:
     for name in ("out.png", "out.svg"):
-        options = ("--shape", "2/1x8", "--seq-len", "16,32", "--impl", "flash", "--trials", 1)
+        options = ("--shape", "2/1x8", "--seq-len", "16,32", "--impl", "flash", "-r", 1)
         page = invoke("kernels", *options, "--plot", tmp_path / name)
         assert (page.exit_code, page.stderr) == (0, ""), page.output
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -162,7 +162,7 @@ def test_a_picture_that_the_disk_does_not_take(
 
     monkeypatch.setattr(Figure, "savefig", full)
     out = tmp_path / "out.png"
-    page = invoke("kernels", "--shape", "2/1x8", "--seq-len", 16, "--impl", "flash", "--trials", 1, "--plot", out)
+    page = invoke("kernels", "--shape", "2/1x8", "--seq-len", 16, "--impl", "flash", "-r", 1, "--plot", out)
     assert page.exit_code == 2
     assert "2/1x8" in page.stdout
     assert page.stderr == f"Error: cannot write {out}: No space left on device\n"

@@ -27,8 +27,9 @@ def result(
         "tokens": 20_000,
         "off": {"tokens_per_s": 100.0, "peak_memory_mb": 40.0},
         "on": {"tokens_per_s": speed, "peak_memory_mb": memory},
-        "paired": {"top1_agreement": top1, "delta_nll": delta, "max_abs_dlogit": dlogit},
+        "paired": {"of": ["off", "on"], "top1_agreement": top1, "delta_nll": delta, "max_abs_dlogit": dlogit},
         "flash": {"calls": {"cpu_prefill": calls} if calls else {}, "fallbacks": {}},
+        "compared": None,
     }
 
 

@@ -1,7 +1,10 @@
-"""Which window scores which token: each token but the first exactly once, with the longest context it can have."""
+"""Which window scores which token: each token but the first exactly once, with the longest context it can have.
+
+And the windows of others, from their definitions.
+"""
 
 import pytest
-from flash_evals.scoring import Window, windows
+from flash_evals.scoring import Window, half_windows, windows, windows_of_streams
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,3 +71,76 @@ def test_the_context_of_a_token_is_the_longest_its_window_allows(plan: tuple[int
 def test_a_plan_that_would_leave_tokens_out_is_refused(context: int, stride: int) -> None:
     with pytest.raises(ValueError, match="context" if context < 1 else "stride"):
         windows(10, context, stride)
+
+
+@given(st.lists(st.integers(), max_size=100), st.integers(1, 20), st.data())
+def test_as_lm_evaluation_harness_rolls_its_windows(text: list[int], context: int, data: st.DataObject) -> None:
+    """Pairs of what the model reads and what it predicts, behind a prefix.
+
+    The first predicts as many tokens as the model can read; each later one `context - context_len + 1` of those that
+    are left, or all, and reads the `context` tokens that stand before the last of them.
+    """
+    context_len = data.draw(st.integers(1, context))
+    prefix = -1
+    expected = []
+    predicted = 0
+    while predicted < len(text):
+        more = context - context_len + 1 if predicted else context
+        upto = min(predicted + more, len(text))
+        reads = ([prefix, *text])[max(0, upto - context) : upto]
+        expected.append((reads, text[predicted:upto]))
+        predicted = upto
+
+    ids = [prefix, *text]
+    plan = windows(len(ids), context, context - context_len + 1)
+    assert [(ids[w.begin : w.end], ids[w.first_scored : w.end + 1]) for w in plan] == expected
+
+
+@given(st.lists(st.integers(0, 60), max_size=6), st.integers(1, 20), st.data())
+def test_streams_have_their_windows_to_themselves(lengths: list[int], context: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(1, context))
+    streams = []
+    for number, length in enumerate(lengths):
+        streams += [(number, token) for token in range(length)]
+    plan = windows_of_streams(lengths, context, stride)
+    for window in plan:
+        assert len({number for number, _ in streams[window.begin : window.end + 1]}) == 1
+    for number, length in enumerate(lengths):
+        start = streams.index((number, 0)) if length else 0
+        own = [w for w in plan if streams[w.end][0] == number]
+        assert [tuple(token - start for token in w) for w in own] == [
+            tuple(w) for w in windows(length, context, stride)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "context", "expected"),
+    [
+        (10, 4, [Window(0, 3, 3), Window(4, 7, 7)]),
+        (12, 6, [Window(0, 5, 4), Window(6, 11, 10)]),
+        (12, 5, [Window(0, 4, 3), Window(5, 9, 8)]),  # of an odd number the half is rounded down
+        (7, 8, []),
+        (8, 8, [Window(0, 7, 5)]),
+        (0, 8, []),
+    ],
+)
+def test_half_windows_by_hand(n_tokens: int, context: int, expected: list[Window]) -> None:
+    assert half_windows(n_tokens, context) == expected
+
+
+@given(st.integers(0, 200), st.integers(3, 40))
+def test_half_windows_are_llama_perplexitys(n_tokens: int, n_ctx: int) -> None:
+    """Outputs at the positions n_ctx / 2 to n_ctx - 2 of each whole chunk predict the token at the next position."""
+    scored = [
+        (chunk * n_ctx, chunk * n_ctx + position + 1)
+        for chunk in range(n_tokens // n_ctx)
+        for position in range(n_ctx // 2, n_ctx - 1)
+    ]
+    plan = half_windows(n_tokens, n_ctx)
+    assert [(w.begin, token) for w in plan for token in range(w.first_scored, w.end + 1)] == scored
+
+
+@pytest.mark.parametrize("context", [2, 0])
+def test_half_a_window_of_nothing_is_refused(context: int) -> None:
+    with pytest.raises(ValueError, match="context must be at least 3"):
+        half_windows(10, context)

@@ -17,6 +17,7 @@ COMMANDS = {
     "finetune": ("flash_evals.finetune", "Step time and memory of LoRA fine-tuning, patch off against patch on."),
     "kernels": ("flash_evals.kernels", "Time, FLOP/s and memory of the attention kernels, side by side."),
     "report": ("flash_evals.report", "One HTML page of what the result files of these commands hold."),
+    "doctor": ("flash_evals.doctor", "What is here, what bounds the figures, what is broken, and the cures."),
     "demo-model": ("flash_evals.demo", "Print the folder of the model that comes with this package."),
 }
 
@@ -52,7 +53,8 @@ class LazyGroup(click.Group):
 def main() -> None:
     """What flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
 
-    Without options everything runs on a small model, a text or random numbers that need no network.
+    Without options everything runs on a small model, a text or random numbers that need no network. COMMAND -h explains
+    its options and figures; doctor is where to begin.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -34,7 +34,14 @@ from flash_evals.training import Pair, Recipe
     callback=options.listed(options.length, "numbers of tokens"),
     help="Lengths of the sequences in tokens.",
 )
-@click.option("--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences in one step.")
+@click.option(
+    "-b",
+    "--batch-size",
+    default=1,
+    show_default=True,
+    callback=options.at_least(1),
+    help="Sequences in one step.",
+)
 @click.option(
     "--num-layers",
     type=int,
@@ -53,15 +60,17 @@ from flash_evals.training import Pair, Recipe
     "--max-seconds",
     default=120.0,
     show_default=True,
+    metavar="SECONDS",
     callback=options.at_least(0),
     help="A length that has taken so long takes no further steps; 0: no limit.",
 )
-@options.repetitions
+@options.repetitions(5, "Steps of each length and arm; one more to warm up is not counted.")
 @options.seed("Of the random tokens and the adapters.")
 @options.outputs
 @figures.plot_file("Draw step time and memory against the length into this .png or .svg file.")
 def command(
     model: str | None,
+    revision: str | None,
     seq_len: list[int],
     batch_size: int,
     num_layers: int | None,
@@ -88,6 +97,8 @@ def command(
                    they count, and are all there are.
     max |Δ|        largest difference of the two losses at any step
     on/off         ratio of the two above
+    flash:         what ran with the patch on: calls of each kernel, and
+                   fallbacks, which are calls left to MLX, with the reason
 
     The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters,
     take turns in going first and learn from the same random tokens: time and memory are those of any text, the
@@ -95,7 +106,7 @@ def command(
     does not fit is skipped, and named. Ctrl-C ends the run after the step at work and reports the finished ones.
     """
     described_machine = machine.describe()
-    loaded = models.load(model)
+    loaded = models.load(model, revision)
     described_model = loaded.describe()  # before it gets adapters
     recipe = Recipe(batch_size, _layers(num_layers, loaded), rank, grad_checkpoint)
     for length in seq_len:
@@ -106,19 +117,20 @@ def command(
     stopped: BaseException | None = None
     try:
         with output.progress() as progress, training.trainable(loaded.model, recipe, seed):
-            bar = progress.add_task("steps, off and on", total=len(seq_len))
+            bar = progress.add_task("steps, off and on", total=len(seq_len) * repetitions)
 
             def lengths_that_fit() -> Iterator[int]:
-                for length in seq_len:
-                    progress.update(bar, description=f"steps of {length:,} tokens, off and on")
+                for number, length in enumerate(seq_len):
+                    about = f"steps of {length:,} tokens, off and on"
+                    progress.update(bar, description=about, completed=number * repetitions)
                     if reason := why_too_long(loaded, length, recipe, max_memory, pairs):
                         skipped[length] = reason
                     else:
                         yield length
-                    progress.advance(bar)
 
             for pair in training.measured(loaded, lengths_that_fit(), recipe, repetitions, max_seconds, seed):
                 pairs.append(pair)
+                progress.advance(bar)
         if not pairs:
             raise EvalError("; ".join(skipped.values()))
     except (KeyboardInterrupt, EvalError) as error:  # what is measured by then is kept
@@ -230,7 +242,7 @@ def subject(result: dict[str, Any]) -> str:
     checkpoints = ", gradient checkpoints" if settings["grad_checkpoint"] else ""
     return " · ".join(
         [
-            f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
+            models.title(model),
             f"LoRA of rank {settings['rank']} in {settings['num_layers']} layers{checkpoints}",
             f"batch size {settings['batch_size']}, random tokens",
         ]

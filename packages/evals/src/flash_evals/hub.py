@@ -1,8 +1,11 @@
-"""Is the hub there? Asked once and briefly, before the libraries that would retry for half a minute."""
+"""The hub: is it there, which commit is meant, and what its answers and its silence mean.
 
+It is asked once and briefly, before the libraries that would retry for half a minute.
+"""
+
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import click
@@ -11,27 +14,54 @@ from flash_evals.errors import EvalError, first_line
 
 ANSWER_WITHIN = 5.0  # seconds; on a network that answers at all, it answers well within this
 
+Kind = Literal["model", "dataset"]
 
-def revision(repo: str, kind: Literal["model", "dataset"]) -> str | None:
-    """The commit that `main` of a repository stands at, or None if the hub cannot be reached.
 
-    Raises EvalError if the hub answers that there is no such repository for this user.
+def is_commit(revision: str | None) -> bool:
+    """A whole commit hash: what it names never changes, so a copy of it needs no second look at the hub."""
+    return revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None
+
+
+def commit(repo: str, kind: Kind, revision: str | None) -> str | None:
+    """The commit that a branch, tag or commit of a repository is, "main" if None; None if the hub cannot be reached.
+
+    Raises EvalError if the hub answers that there is no such repository for this user, or no such revision in it.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
-        return HfApi().repo_info(repo, repo_type=kind, revision="main", timeout=ANSWER_WITHIN).sha
+        return HfApi().repo_info(repo, repo_type=kind, revision=revision or "main", timeout=ANSWER_WITHIN).sha
     except HFValidationError as error:
         raise EvalError(f"{repo!r} is neither a local path nor a hub id: {first_line(error)}") from error
+    except RevisionNotFoundError as error:
+        raise EvalError(f"the {kind} {repo} on the hub has no branch, tag or commit {revision!r}") from error
     except GatedRepoError as error:
-        raise EvalError(f"the hub asks you to log in and accept the terms of {kind} {repo}: hf auth login") from error
+        raise gated(repo, kind) from error
     except RepositoryNotFoundError as error:
-        raise EvalError(f"no folder {repo!r} here, and the hub has no {kind} of that name") from error
+        raise EvalError(
+            f"no file or folder {repo!r} here, and the hub has no {kind} of that name; for a private one: hf auth login"
+        ) from error
     except Exception:
         # Refused, timed out, no such host, a proxy's error page: the client has a class for each, and all
         # mean the same here. What the cache holds is still good.
         return None
+
+
+def last_known_commit(repo: str, kind: Kind, revision: str | None) -> str | None:
+    """What `commit` was when something of that revision was last downloaded; None if nothing was."""
+    if is_commit(revision):
+        return revision
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    ref = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type=kind), "refs", revision or "main")
+    return ref.read_text().strip() if ref.is_file() else None
 
 
 def quiet() -> None:
@@ -44,27 +74,15 @@ def quiet() -> None:
         disable_progress_bars()
 
 
-@contextmanager
-def offline() -> Iterator[None]:
-    """The hub's libraries read their caches only, and do not wait for a network that is not there.
-
-    Their switch is an environment variable that they read when they are imported; this sets what it sets.
-    """
-    import datasets  # type: ignore[import-untyped]
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+def gated(repo: str, kind: Kind) -> EvalError:
+    return EvalError(f"the hub asks you to log in and accept the terms of {kind} {repo}: hf auth login")
 
 
-def nothing_cached(what: str, instead: str) -> EvalError:
+def nothing_cached(repo: str, kind: Kind, revision: str | None, instead: str) -> EvalError:
     """No network, nothing in the cache: the error that names two commands which work without either."""
     context = click.get_current_context(silent=True)
     command = f"flash-eval {context.info_name if context else 'perplexity'}"
+    what = f"{kind} {repo}" + (f" at revision {revision}" if revision else "")
     return EvalError(
         f"{what} is neither a local path nor in the cache, and the hub cannot be reached; "
         f"without a network use `{command}` or `{command} {instead}`"

@@ -94,12 +94,10 @@ def render(entries: Sequence[Entry], table: Table = output.columns) -> str:
     passes = measured(entries)
     rows = [_titles(entries[0], passes)]
     rows += [row for contest in contests for row in _rows(contest, passes)]
-    lines = [_header(entries), "", table(rows)]
-    if closing := _closing(contests, passes):
-        lines += ["", *closing]
+    closing = _closing(contests, passes)
     if entries[0]["settings"]["interrupted"]:
-        lines.append("Interrupted; the figures are of the trials that were finished.")
-    return "\n".join(lines)
+        closing.append("Interrupted; the figures are of the trials that were finished.")
+    return "\n".join([_header(entries), "", table(rows), *(["", *closing] if closing else [])])
 
 
 def _header(entries: Sequence[Entry]) -> str:

@@ -17,7 +17,7 @@ from flash_evals.output import Outputs
 from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, PASSES, Heads, Pass, Workload
 
 KV_BITS = (2, 3, 4, 6, 8)  # what mlx-lm offers
-QUICK = {"seq_len": "128,512", "trials": 3, "max_seconds": 2.0}
+QUICK = {"seq_len": "128,512", "repetitions": 3, "max_seconds": 2.0}
 
 
 def _one_of(names: Sequence[str]) -> Callable[[str], str]:
@@ -61,7 +61,14 @@ def _kv_bits(text: str) -> int | None:
     "query heads / key-value heads x head_dim, such as 14/2x64,",
     "Query heads / key-value heads x head_dim.",
 )
-@click.option("--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences in one call.")
+@click.option(
+    "-b",
+    "--batch-size",
+    default=1,
+    show_default=True,
+    callback=options.at_least(1),
+    help="Sequences in one call.",
+)
 @_list_option("--seq-len", "512,1024,2048", "N,...", options.length, "numbers of keys", "Numbers of keys.")
 @click.option(
     "--query-len",
@@ -107,17 +114,12 @@ def _kv_bits(text: str) -> int | None:
     callback=_implementations,
     help=f"Of {', '.join(IMPLEMENTATIONS)}.  [default: all that are installed]",
 )
-@click.option(
-    "--trials",
-    default=9,
-    show_default=True,
-    callback=options.at_least(1),
-    help="Of each implementation and configuration; what warms up is not counted.",
-)
+@options.repetitions(9, "Trials of each implementation and configuration; what warms up is not counted.")
 @click.option(
     "--max-seconds",
     default=30.0,
     show_default=True,
+    metavar="SECONDS",
     callback=options.at_least(0),
     help="An implementation that has spent so long on one configuration takes no further trials there; 0: no limit.",
 )
@@ -143,7 +145,7 @@ def command(
     kv_bits: list[int | None],
     passes: list[Pass],
     impl: list[str],
-    trials: int,
+    repetitions: int,
     max_seconds: float,
     seed: int,
     outputs: Outputs,
@@ -164,18 +166,25 @@ def command(
     forward_backward
                the output and the gradients
     time       median of the trials (20th–80th percentile), of one call
-    FLOP/s     for each key that a query sees 4 * head_dim forward and 10 *
-               head_dim backward, whatever is computed again; the share is
-               of what flash's threads reach with multiply-adds in registers
-    K/V GB/s   for one query: each visible key and value read once; the
-               share is of what they read from memory, and above 100 %
-               where keys and values stay in the caches
+    GFLOP/s    for each key that a query sees 4 * head_dim forward and 10 *
+               head_dim backward, whatever is computed again
+    of peak    their share of what flash's threads reach with multiply-adds
+               in registers
+    K/V GB/s   for one query: each visible key and value read once
+    of reads   their share of what flash's threads read from memory; above
+               100 % where keys and values stay in the caches
     memory     what one call needs beyond its inputs; of backward the
                forward pass before it counts, too
-    flash is   the other's median time over flash's
+    flash is   so many times faster or slower: the ratio of the medians
+    flash against
+               the geometric mean of these ratios, and their range
+    trials     that count: fewer than --repetitions where --max-seconds
+               ended them
+    peak, reads
+               those two bounds of the machine, measured in every round
 
-    All see the same random numbers and take turns, in changing order, with the two bounds of the machine; their
-    results are compared first. mlx and naive write the whole score matrix: of long sequences leave them out.
+    All see the same random numbers and take turns, in changing order, with the bounds of the machine; their results
+    are compared first. mlx and naive write the whole score matrix: of long sequences leave them out.
     Ctrl-C ends the run and reports the finished trials.
     """
     if window and not causal:
@@ -203,9 +212,9 @@ def command(
     try:
         with output.progress() as progress:
             names = [_taking_part(impl, contest.workload) for contest in contests]
-            bar = progress.add_task("trials", total=sum(map(len, names)) * (1 + trials))
+            bar = progress.add_task("trials", total=sum(map(len, names)) * (1 + repetitions))
             for contest, taking_part in zip(contests, names, strict=True):
-                for _ in contest.hold(taking_part, trials, max_seconds, seed):
+                for _ in contest.hold(taking_part, repetitions, max_seconds, seed):
                     progress.advance(bar)
     except KeyboardInterrupt:
         interrupted = True
@@ -213,7 +222,7 @@ def command(
             raise
 
     settings = {
-        "trials": trials,
+        "repetitions": repetitions,
         "max_seconds": max_seconds,
         "seed": seed,
         "memory": memory_method(),

@@ -3,7 +3,9 @@
 import os
 import platform
 import re
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,9 +44,37 @@ def free_memory() -> int:
     if meminfo.exists():
         [available] = re.findall(r"MemAvailable: +(\d+) kB", meminfo.read_text())
         return int(available) * 1024
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    usable = mx.device_info().get("max_recommended_working_set_size", physical)
+    usable = mx.device_info().get("max_recommended_working_set_size", physical_memory())
     return int(usable) - mx.get_active_memory()
+
+
+def physical_memory() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a CPU lets nobody exceed, measured several times within a second or two."""
+
+    multiply_adds: list[float]  # FLOP/s of flash's threads in registers
+    reads: list[float]  # bytes/s of flash's threads from memory
+    matrix_products: list[float]  # FLOP/s of MLX in float32, which is what linear layers run at
+
+
+def bounds(times: int = 5) -> Bounds:
+    _matrix_product()  # the first one is slower
+    taken = [(flashattn_core.peak_flops(), flashattn_core.read_bandwidth(), _matrix_product()) for _ in range(times)]
+    multiply_adds, reads, matrix_products = (list(column) for column in zip(*taken, strict=True))
+    return Bounds(multiply_adds, reads, matrix_products)
+
+
+def _matrix_product(size: int = 384) -> float:
+    matrix = mx.ones((size, size))
+    mx.eval(matrix)
+    start = time.perf_counter()
+    mx.eval(matrix @ matrix)
+    return float(2 * size**3 / (time.perf_counter() - start))
 
 
 def describe(also: Sequence[str] = ()) -> dict[str, Any]:

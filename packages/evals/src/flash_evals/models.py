@@ -1,19 +1,32 @@
 """Loads a model as mlx-lm does, from a folder, the hub or this package, and turns text into its tokens."""
 
+import json
 import logging
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from flash_evals import hub
+from flash_evals import hub, output
 from flash_evals.errors import EvalError, first_line
 
+Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
+MODEL_FILES = "config.json", "model*.safetensors"
+ADAPTER_FILES = "adapter_config.json", "adapters.safetensors"
+ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # as mlx-lm calls them; m is DoRA's magnitude
+
+
+@dataclass(frozen=True)
+class Adapters:
+    path: str  # the folder that was asked for
+    type: str  # mlx-lm's fine_tune_type: lora, dora or full
 
 
 @dataclass(frozen=True)
@@ -24,10 +37,11 @@ class LoadedModel:
     name: str  # as printed
     source: str  # the folder or hub id that was asked for
     revision: str | None  # the hub's commit
+    adapters: Adapters | None = None
 
     @property
     def parameters(self) -> int:
-        """Number of parameters; a quantised weight counts as many as it stands for."""
+        """Number of parameters without adapters; a quantised weight counts as many as it stands for."""
         from mlx_lm.utils import get_total_parameters
 
         return int(get_total_parameters(self.model))  # type: ignore[no-untyped-call]
@@ -36,8 +50,7 @@ class LoadedModel:
     def dtype(self) -> str:
         """The type most of the floating-point parameters have, and the bits of quantised weights."""
         sizes: Counter[str] = Counter()
-        parameters: list[tuple[str, mx.array]] = tree_flatten(self.model.parameters())  # type: ignore[assignment]
-        for _, parameter in parameters:
+        for parameter in _parameters(self.model).values():
             if mx.issubdtype(parameter.dtype, mx.floating):
                 sizes[str(parameter.dtype).removeprefix("mlx.core.")] += parameter.size
         [(dtype, _)] = sizes.most_common(1)
@@ -80,6 +93,8 @@ class LoadedModel:
             "name": self.name,
             "source": self.source,
             "revision": self.revision,
+            "adapter_path": self.adapters and self.adapters.path,
+            "adapter_type": self.adapters and self.adapters.type,
             "type": self.config["model_type"],
             "parameters": self.parameters,
             "dtype": self.dtype,
@@ -94,34 +109,49 @@ class Tokens:
     text: str
     ids: np.ndarray
     ends: np.ndarray
-    bos: bool
+    bos: Literal["bos", "eos"] | None  # the token put in front of the text
 
     def text_up_to(self, token: int) -> str:
-        """The original text from its start to the end of that token; all of it for the last one."""
+        """The text from its start to the end of that token; all of it for the last one."""
         return self.text if token == len(self.ids) - 1 else self.text[: self.ends[token]]
 
 
-def load(model: str | None) -> LoadedModel:
-    """A model and its tokenizer. None is the model in this package.
+def _parameters(network: Any) -> dict[str, mx.array]:
+    return dict(tree_flatten(network.parameters()))
 
-    Raises EvalError: no such folder, nothing to load in it, broken files, a type that mlx-lm does not have,
-    no network.
+
+def title(model: dict[str, Any]) -> str:
+    """A result file's model, as the pages name it."""
+    adapters = f"{model['adapter_type']} adapters {Path(model['adapter_path']).name}" if model["adapter_path"] else None
+    parameters = f"{output.count(model['parameters'])} parameters"
+    return ", ".join(filter(None, (model["name"], model["revision"], adapters, parameters, model["dtype"])))
+
+
+def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
+    """A model and its tokenizer, with adapters if a folder of them is given. None is the model in this package.
+
+    `revision` is a branch, tag or commit of a model on the hub, "main" if None. Raises EvalError: no such
+    folder, nothing to load in it, broken files, a type that mlx-lm does not have, adapters of another model,
+    no such revision, no network.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
-    if model is None:
-        folder, name, revision = DEMO_MODEL, "Qwen2 demo", None
-    elif Path(model).exists():
-        folder, revision = Path(model), None
-        name = folder.resolve().name
-    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
+    local = model is None or Path(model).exists()
+    if model is not None and not local and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
         raise EvalError(f"no such model folder: {model}")
-    else:
-        folder = _from_hub(model)
-        name, revision = model.split("/")[-1], folder.name
+    if local and revision is not None:
+        raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the model shipped here'}")
+    if adapter_path is not None:
+        _require_files(Path(adapter_path), "an adapter folder", ADAPTER_FILES)
 
-    for pattern in ("config.json", "model*.safetensors"):
-        if not any(folder.glob(pattern)):
-            raise EvalError(f"{folder} is not a model folder in mlx-lm's layout: it has no {pattern}")
+    if model is None:
+        folder, name, found = DEMO_MODEL, "Qwen2 demo", None
+    elif local:
+        folder, found = Path(model), None
+        name = folder.resolve().name
+    else:
+        folder = _from_hub(model, revision)
+        name, found = model.split("/")[-1], folder.name
+    _require_files(folder, "a model folder", MODEL_FILES)
 
     from mlx_lm import load as mlx_lm_load
 
@@ -132,38 +162,91 @@ def load(model: str | None) -> LoadedModel:
         raise EvalError(f"cannot load the model in {folder}: {first_line(error)}") from error
     if not tokenizer.encode("a", add_special_tokens=False):
         raise EvalError(f"cannot load the model in {folder}: it has no tokenizer")
-    return LoadedModel(network, tokenizer, config, name, model or "demo", revision)
+    adapters = _add_adapters(network, adapter_path) if adapter_path is not None else None
+    return LoadedModel(network, tokenizer, config, name, model or "demo", found, adapters)
 
 
-def _from_hub(repo: str) -> Path:
+def _require_files(folder: Path, what: str, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        if not any(folder.glob(pattern)):
+            has = f"it has no {pattern}" if folder.is_dir() else "there is none"
+            raise EvalError(f"{folder} is not {what} in mlx-lm's layout: {has}")
+
+
+def _add_adapters(network: Any, adapter_path: str) -> Adapters:
+    """Puts them into the model, as mlx-lm does it; all that the model gets must be in the file."""
+    from mlx_lm.utils import load_adapters
+
+    config_file, weights_file = (Path(adapter_path, name) for name in ADAPTER_FILES)
+    try:
+        kind = json.loads(config_file.read_bytes()).get("fine_tune_type", "lora")
+        given = set(mx.load(str(weights_file)))
+        load_adapters(network, adapter_path)
+    except Exception as error:
+        what, *details = str(error).strip().splitlines() or [type(error).__name__]
+        # mlx-lm names the tensors that do not fit in the lines after the first.
+        reason = " ".join([what, *(detail.strip() for detail in details[:1])])
+        raise EvalError(f"cannot load the adapters in {adapter_path}: {reason}") from error
+    needed = {name for name in _parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
+    if missing := sorted(needed - given):
+        raise EvalError(
+            f"cannot load the adapters in {adapter_path}: {len(missing)} of {len(needed)} tensors are missing, "
+            f"{missing[0]} is the first"
+        )
+    if not given:
+        raise EvalError(f"cannot load the adapters in {adapter_path}: there are none")
+    network.eval()  # no dropout
+    return Adapters(adapter_path, kind)
+
+
+def _from_hub(repo: str, revision: str | None) -> Path:
+    """The folder of its files in the hub's cache, named after the commit."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
     hub.quiet()
-    online = hub.revision(repo, "model") is not None
+    download = partial(snapshot_download, repo, revision=revision, allow_patterns=DEFAULT_ALLOW_PATTERNS)
+    if hub.is_commit(revision):
+        with suppress(LocalEntryNotFoundError):
+            folder = Path(download(local_files_only=True))
+            if all(any(folder.glob(pattern)) for pattern in MODEL_FILES):  # others may have left a part of it
+                return folder
+    online = hub.commit(repo, "model", revision) is not None
     try:
-        return Path(snapshot_download(repo, allow_patterns=DEFAULT_ALLOW_PATTERNS, local_files_only=not online))
+        return Path(download(local_files_only=not online))
+    except GatedRepoError as error:
+        raise hub.gated(repo, "model") from error
     except LocalEntryNotFoundError as error:
-        raise hub.nothing_cached(f"model {repo}", "--model FOLDER") from error
+        raise hub.nothing_cached(repo, "model", revision, "--model FOLDER") from error
     except Exception as error:
         raise EvalError(f"cannot download model {repo}: {first_line(error)}") from error
 
 
-def encode(loaded: LoadedModel, text: str) -> Tokens:
-    """The whole text as one stream of tokens, behind a BOS if the model's tokenizer puts one there itself."""
+def encode(loaded: LoadedModel, text: str, bos: Bos = "auto") -> Tokens:
+    """The text as one stream of tokens, behind a BOS: "auto" if the model's tokenizer puts one there itself, "always",
+    "never".
+
+    Always is what lm-evaluation-harness does: EOS stands in where the tokenizer has no BOS. Raises EvalError if it has
+    neither, if it cannot say which characters a token stands for, and for tokens that the model does not have.
+    """
     # mlx-lm's wrapper forwards attributes, but cannot be called.
     tokenizer = loaded.tokenizer._tokenizer
     if not tokenizer.is_fast:
         raise EvalError(f"the tokenizer of {loaded.name} cannot say which characters a token stands for")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, ends = encoded["input_ids"], [end for _, end in encoded["offset_mapping"]]
-    bos = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
-    if bos:
-        ids, ends = [tokenizer.bos_token_id, *ids], [0, *ends]
+    set_by_itself = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
+    prefix: Literal["bos", "eos"] | None = None
+    if bos == "always" or (bos == "auto" and set_by_itself):
+        prefix = "eos" if tokenizer.bos_token_id is None else "bos"
+        first = tokenizer.eos_token_id if prefix == "eos" else tokenizer.bos_token_id
+        if first is None:
+            raise EvalError(f"--bos always: the tokenizer of {loaded.name} has neither a BOS nor an EOS")
+        ids, ends = [first, *ids], [0, *ends]
     # MLX reads whatever lies behind the embedding, and says nothing.
     if ids and max(ids) >= loaded.vocabulary:
         raise EvalError(
             f"the tokenizer of {loaded.name} makes token {max(ids)}, the model has {loaded.vocabulary} (vocab_size)"
         )
-    return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), bos)
+    return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), prefix)

@@ -13,10 +13,21 @@ from flash_evals.output import FORMATS, Outputs
 
 Item = TypeVar("Item")
 
-model = click.option(
-    "--model",
-    metavar="FOLDER|HUB_ID",
-    help="A model in mlx-lm's layout, or a hub id.  [default: the small Qwen2 in this package]",
+
+def model(command: Callable[..., None]) -> Callable[..., None]:
+    """--model and --revision."""
+    command = click.option("--revision", help="Branch, tag or commit of a model on the hub.  [default: main]")(command)
+    return click.option(
+        "--model",
+        metavar="FOLDER|HUB_ID",
+        help="A model in mlx-lm's layout, quantised or not, or a hub id.  [default: the small Qwen2 in this package]",
+    )(command)
+
+
+adapter_path = click.option(
+    "--adapter-path",
+    metavar="FOLDER",
+    help="Adapters that mlx_lm.lora has trained (LoRA, DoRA, or all weights) to put into the model.",
 )
 
 
@@ -65,22 +76,16 @@ def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -
     return value
 
 
-repetitions = click.option(
-    "-r",
-    "--repetitions",
-    default=5,
-    show_default=True,
-    callback=at_least(1),
-    help="Trials of each test and arm; one more to warm up is not counted.",
-)
+def repetitions(default: int, text: str) -> Callable[..., Any]:
+    return click.option("-r", "--repetitions", default=default, show_default=True, callback=at_least(1), help=text)
 
 
 def seed(text: str) -> Callable[..., Any]:
     return click.option("--seed", default=0, show_default=True, callback=at_least(0), help=text)
 
 
-def outputs(command: Callable[..., None]) -> Callable[..., None]:
-    """-o, --json and --csv, which reach the command as one argument `outputs`."""
+def outputs(command: Callable[..., None], row: str = "trial") -> Callable[..., None]:
+    """-o, --json and --csv, which reach the command as one argument `outputs`; `row` is what --csv has one for."""
 
     @click.option(
         "-o",
@@ -104,7 +109,7 @@ def outputs(command: Callable[..., None]) -> Callable[..., None]:
         "csv_file",
         type=click.Path(path_type=Path),
         callback=writable,
-        help="Write one row per trial to this file.",
+        help=f"Write one row per {row} to this file.",
     )
     @wraps(command)
     def with_outputs(

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from flash_evals.errors import EvalError
 
@@ -20,10 +21,10 @@ FORMATS = ("text", "md", "csv", "json", "jsonl")  # of stdout
 Table = Callable[[Sequence[Sequence[str]]], str]  # rows of cells, the first of them the head, to text
 
 
-def progress() -> Progress:
+def progress(*also: ProgressColumn) -> Progress:
     """A bar on stderr that is gone when the work is done, and is not there at all if nobody watches."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *also)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
@@ -38,6 +39,11 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, as llama-bench prints it: the first row is its head."""
     head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
+
+
+def _with_line_breaks(page: str) -> str:
+    """Lines of prose that follow each other stay lines in Markdown, which would make one paragraph of them."""
+    return re.sub(r"(?m)^([^|\n].*)\n(?=[^|\n])", r"\1  \n", page)
 
 
 def count(n: float) -> str:
@@ -131,7 +137,7 @@ class Outputs:
             case "csv":
                 return as_csv(rows)
             case "md":
-                return page(markdown) + "\n"
+                return _with_line_breaks(page(markdown)) + "\n"
         return page(columns) + "\n"
 
 

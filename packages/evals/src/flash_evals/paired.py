@@ -1,9 +1,9 @@
-"""The work of `perplexity`: both arms read the same windows, and their logits are compared batch by batch.
+"""The work of `perplexity`: the arms read the same windows, and what they make of them is compared batch by batch.
 
 Of a batch only a few numbers per token are kept, so memory does not grow with the text by more than those.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,55 +12,106 @@ import numpy as np
 
 from flash_evals import scoring
 from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
+from flash_evals.ranks import Ranks
 from flash_evals.scoring import Window
 
 Model = Callable[[mx.array], mx.array]
 
 ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of intermediate results
+TIES_KEPT = 16  # of a token; a model that likes all its vocabulary the same would fill the memory with them
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one arm makes of n scored tokens: enough to compare it with another that is not there."""
+
+    nll: np.ndarray  # (n,) float32: -ln p of the token that came
+    top1: np.ndarray  # (n,) int32: the token ranked first, -1 if there are logits that are no finite numbers
+    ties: np.ndarray  # (ties, 2) int32: scored token, and a token that ties with the first there
+
+    @classmethod
+    def join(cls, parts: Sequence["Scores"]) -> "Scores":
+        starts = np.cumsum([0, *(len(part.nll) for part in parts[:-1])])
+        shifted = [part.ties + np.array([start, 0], np.int32) for part, start in zip(parts, starts, strict=True)]
+        nll, top1 = (np.concatenate([getattr(part, name) for part in parts]) for name in ("nll", "top1"))
+        return cls(nll, top1, np.concatenate(shifted).astype(np.int32))
+
+    def first(self, tokens: int) -> "Scores":
+        return Scores(self.nll[:tokens], self.top1[:tokens], self.ties[self.ties[:, 0] < tokens])
+
+
+def top1_agrees(off: Scores, on: Scores) -> np.ndarray:
+    """For each token whether what `on` ranks first is first for `off` too, or ties with it (scoring.TIE)."""
+    agrees: np.ndarray = (on.top1 == off.top1) & (on.top1 >= 0)
+    token, tied = off.ties.T
+    agrees[token[on.top1[token] == tied]] = True
+    return agrees
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What both arms made of the same windows: one trial for each arm, one number for each scored token."""
+    """What the arms made of the same windows: for each arm a trial and its scores, and how these differ."""
 
     windows: int
     tokens_read: int
-    order: tuple[Arm, Arm]
+    rank: int
+    order: tuple[Arm, ...]
     trials: dict[Arm, Trial]
-    nll: dict[Arm, np.ndarray]
-    kl: np.ndarray
-    agrees: np.ndarray
-    max_abs_dlogit: float
+    scores: dict[Arm, Scores]
+    kl: np.ndarray | None  # for each scored token; None if one arm ran
+    max_abs_dlogit: float | None
     flash: Flash
 
 
-def measured(model: Model, ids: np.ndarray, plan: Sequence[Window], batch_size: int) -> Iterator[Batch]:
-    """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off and on.
+def measured(
+    model: Model,
+    ids: np.ndarray,
+    plan: Sequence[Window],
+    batch_size: int,
+    which: Collection[Arm] = ARMS,
+    ranks: Ranks | None = None,
+) -> Iterator[Batch]:
+    """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
-    All windows of a plan are of one length, so a batch needs no padding, and its size changes no score.
-    Each arm reads the first window once before, to warm up, which is not counted.
+    Its size changes no score: a shorter window is padded behind its end, where causal attention does not look.
+    Each arm reads the first window once before, to warm up, which is not counted. Ranks take batches in turns, and
+    each of them is given all, in the order of the plan.
     """
+    ranks = ranks or Ranks()
     batches = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
-    for name in ARMS:
+    for name in which if plan else ():
         run(name, partial(_forward, model, _read(ids, plan[:1])), Flash())
-    for number, batch in enumerate(batches):
-        yield _measure(model, ids, batch, arms(number))
+    for number, first in enumerate(range(0, len(batches), ranks.size)):
+        order = tuple(name for name in arms(number) if name in which)
+        work = partial(_measure, model, ids, order=order, rank=ranks.rank)
+        yield from ranks.each(work, batches[first : first + ranks.size])
 
 
-def _measure(model: Model, ids: np.ndarray, batch: Sequence[Window], order: tuple[Arm, Arm]) -> Batch:
+def _measure(model: Model, ids: np.ndarray, batch: Sequence[Window], *, order: tuple[Arm, ...], rank: int) -> Batch:
     read, flash = _read(ids, batch), Flash()
     logits: dict[Arm, mx.array] = {}
     trials: dict[Arm, Trial] = {}
     for name in order:
         logits[name], trials[name] = run(name, partial(_forward, model, read), flash)
-    rows = [_compare(logits["off"][row], logits["on"][row], ids, window) for row, window in enumerate(batch)]
-    off, on, kl, agrees, dlogit = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return Batch(len(batch), read.size, order, trials, {"off": off, "on": on}, kl, agrees, float(np.max(dlogit)), flash)
+    scores = {
+        name: Scores.join([_score(logits[name][row], ids, window) for row, window in enumerate(batch)])
+        for name in order
+    }
+    kl, max_abs_dlogit = None, None
+    if len(order) == len(ARMS):
+        rows = [_compare(logits["off"][row], logits["on"][row], window) for row, window in enumerate(batch)]
+        kl, dlogit = (np.concatenate(column) for column in zip(*rows, strict=True))
+        max_abs_dlogit = float(np.max(dlogit))
+    tokens = sum(window.end - window.begin for window in batch)
+    return Batch(len(batch), tokens, rank, order, trials, scores, kl, max_abs_dlogit, flash)
 
 
 def _read(ids: np.ndarray, batch: Sequence[Window]) -> mx.array:
-    """The tokens that the windows read, (windows, length), ready before the clock starts."""
-    read = mx.array(np.stack([ids[window.begin : window.end] for window in batch]))
+    """The tokens that the windows read, (windows, length of the longest), ready before the clock starts."""
+    rows = np.zeros((len(batch), max(window.end - window.begin for window in batch)), ids.dtype)
+    for row, window in zip(rows, batch, strict=True):
+        row[: window.end - window.begin] = ids[window.begin : window.end]
+    read = mx.array(rows)
     mx.eval(read)
     return read
 
@@ -71,25 +122,43 @@ def _forward(model: Model, read: mx.array) -> mx.array:
     return logits
 
 
-def _compare(off: mx.array, on: mx.array, ids: np.ndarray, window: Window) -> tuple[np.ndarray, ...]:
-    """For each token that the window scores: NLL off, NLL on, KL, whether top-1 agrees, max |Δlogit|.
-
-    Some rows at a time, in float32 whatever the model's type: of a large vocabulary all would be too much.
-    """
-    scored = range(window.first_scored, window.end + 1)
+def _score(logits: mx.array, ids: np.ndarray, window: Window) -> Scores:
+    """Of the tokens that the window scores, for the logits (length, vocabulary) of the tokens it reads."""
     parts = []
-    for first in range(scored.start, scored.stop, ROWS_AT_ONCE):
-        stop = min(first + ROWS_AT_ONCE, scored.stop)
-        rows = slice(first - window.begin - 1, stop - window.begin - 1)
-        targets = mx.array(ids[first:stop])
+    for scored, rows in _some_rows(window):
+        some = logits[rows].astype(mx.float32)
+        nll = scoring.token_nll(some, mx.array(ids[scored]))
+        best = mx.max(some, axis=-1)
+        top1 = mx.where(mx.isfinite(best) & ~mx.isnan(nll), mx.argmax(some, axis=-1).astype(mx.int32), -1)
+        tied = best[:, None] - some <= scoring.TIE * mx.maximum(mx.abs(best), 1)[:, None]
+        several = mx.sum(tied, axis=-1) > 1
+        mx.eval(nll, top1, tied, several)
+        ties = [
+            (row, token)
+            for row in np.flatnonzero(np.array(several))
+            for token in np.flatnonzero(np.array(tied[int(row)]))[:TIES_KEPT]
+        ]
+        parts.append(Scores(np.array(nll), np.array(top1), np.array(ties, np.int32).reshape(-1, 2)))
+    return Scores.join(parts)
+
+
+def _compare(off: mx.array, on: mx.array, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """For each token that the window scores: KL, max |Δlogit|."""
+    parts = []
+    for _, rows in _some_rows(window):
         off_rows, on_rows = off[rows].astype(mx.float32), on[rows].astype(mx.float32)
-        figures = (
-            scoring.token_nll(off_rows, targets),
-            scoring.token_nll(on_rows, targets),
-            scoring.kl_divergence(off_rows, on_rows),
-            scoring.top1_agrees(off_rows, on_rows),
-            mx.max(mx.abs(on_rows - off_rows), axis=-1),
-        )
+        figures = (scoring.kl_divergence(off_rows, on_rows), mx.max(mx.abs(on_rows - off_rows), axis=-1))
         mx.eval(figures)
         parts.append([np.array(figure) for figure in figures])
-    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    kl, dlogit = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return kl, dlogit
+
+
+def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
+    """The tokens that the window scores, some at a time, and the rows of its logits that predict them.
+
+    They are looked at in float32 whatever the model's type: of a large vocabulary all would be too much.
+    """
+    for first in range(window.first_scored, window.end + 1, ROWS_AT_ONCE):
+        stop = min(first + ROWS_AT_ONCE, window.end + 1)
+        yield slice(first, stop), slice(first - window.begin - 1, stop - window.begin - 1)

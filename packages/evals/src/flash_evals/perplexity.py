@@ -5,49 +5,48 @@ result file of it, `render` the page that people read.
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import combinations
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
+from rich.progress import TextColumn
 
-from flash_evals import data, machine, models, options, output, paired, scoring
+from flash_evals import data, machine, models, options, output, paired, reading, records, scoring
 from flash_evals.errors import EvalError
-from flash_evals.measure import ARMS, Flash, memory_method
+from flash_evals.measure import ARMS, Arm, Flash, memory_method
 from flash_evals.output import Outputs, Table
+from flash_evals.paired import Scores
+from flash_evals.ranks import Ranks, shared
+from flash_evals.reading import Rules, Size
 
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
 
 @click.command("perplexity")
+@shared
 @options.model
+@options.adapter_path
 @click.option(
     "--dataset",
-    default="pydoc",
+    default=["pydoc"],
     show_default=True,
+    multiple=True,
     metavar="NAME",
-    help="pydoc (documentation that CPython carries), wikitext (Salesforce/wikitext, wikitext-2-raw-v1), "
-    "a .txt, .jsonl or .parquet file, a folder of parquet files, or any hub id.",
+    help="pydoc (documentation that CPython carries); wikitext, wikitext-2 or wikitext-103 (of Salesforce/wikitext, "
+    "the raw-v1 configurations; wikitext is wikitext-2); a .txt, .jsonl or .parquet file, or several, each behind a "
+    "--dataset; a folder of files of one kind; - for a text on stdin; or any hub id.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
 @click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
-@click.option(
-    "--context",
-    default=256,
-    show_default=True,
-    callback=options.at_least(2),
-    help="Tokens the model reads in one window.",
-)
-@click.option(
-    "--stride",
-    type=int,
-    help="Tokens from one window to the next. Less than the context: tokens are scored with more text before "
-    "them, and it takes longer.  [default: the context]",
-)
+@click.option("--dataset-revision", help="Branch, tag or commit of a hub dataset.  [default: main]")
+@reading.options
 @click.option(
     "--batch-size",
     default=4,
@@ -56,124 +55,279 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
     help="Windows read at once. Speed and memory depend on it, the scores do not.",
 )
 @click.option("--max-windows", type=int, callback=options.at_least(1), help="Stop after this many windows.")
+@click.option(
+    "--arm",
+    type=click.Choice((*ARMS, "both")),
+    default="both",
+    show_default=True,
+    help="Run with the patch off, on, or both taking turns.",
+)
+@click.option(
+    "--save-logprobs",
+    "save",
+    type=click.Path(path_type=Path),
+    callback=options.writable,
+    help="Write the score of each token to this file, batch by batch, for --compare and --resume.",
+)
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path),
+    help="Compare the one --arm that runs with one in this file, token by token: the other arm or, if the file has "
+    "not that one, the same of another machine, version or model. Text, tokens and windows must be the same.",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    callback=options.writable,
+    help="As --save-logprobs, and begin behind what the file holds already: for a run that was stopped or killed. "
+    "Only the batch size and the number of ranks may be others than before.",
+)
 @options.outputs
 def command(
+    ranks: Ranks,
     model: str | None,
-    dataset: str,
+    revision: str | None,
+    adapter_path: str | None,
+    dataset: tuple[str, ...],
     config: str | None,
     split: str | None,
     column: str | None,
-    context: int,
-    stride: int | None,
+    dataset_revision: str | None,
+    rules: Rules,
     batch_size: int,
     max_windows: int | None,
+    arm: Arm | Literal["both"],
+    save: Path | None,
+    compare: Path | None,
+    resume: Path | None,
     outputs: Outputs,
 ) -> None:
     """Perplexity, speed and memory of a model, patch off against patch on.
 
-    Both arms read the same batches, taking turns in going first; a window to warm up is not counted.
+    Both arms read the same batches, taking turns in going first; a window to warm up is not counted. Or one --arm
+    runs now, and is compared with what another run has saved. KL and |Δlogit| are not known then, and speed and memory
+    are set against the other arm's only if both ran under the same conditions.
 
     \b
     token perplexity   exp of the mean cost of a token, -ln p. ±: standard error
                        of that mean, tokens taken as independent: a lower bound
-    word / byte        the same cost per word (split at white space) and per byte
+    word / byte perplexity
+                       the same cost per word (split at white space) and per byte
                        (UTF-8) of the original text, for comparing models whose
                        tokenizers differ
-    ΔNLL               on minus off, mean over the tokens ± its standard error
-    prefill tokens/s   median of the batches (20th to 80th percentile)
+    bits per byte      the cost per byte as a number of bits
+    ΔNLL               on minus off (with --compare the second column minus the
+                       first), mean over the tokens ± its standard error
+    prefill tokens/s   median of the batches (20th to 80th percentile), of one rank
     peak memory        what a batch needs on top of the loaded model, at most
     top-1 agreement    tokens where both arms rank the same one first, or tied
     max |Δlogit|       largest difference of any logit at any scored token
     mean KL            KL(off || on) of the predicted distributions, in nats
+    flash:             what ran with the patch on: calls of each kernel, and
+                       fallbacks, which are calls left to MLX, with the reason
 
     "Same predictions" is said if top-1 agrees everywhere and ΔNLL is within 1e-4.
 
-    Each token is scored once, except the first if the model's tokenizer sets no BOS before it. Documents are
-    joined by a blank line. Ctrl-C ends the run and reports the batches that are finished.
+    Each token is scored once, except the first if there is no BOS before it. Ctrl-C ends the run and reports the
+    batches that are finished.
+
+    Under mlx.launch -n N the batches are spread over N processes: the same scores, sooner. Rank 0 prints and writes.
     """
-    stride = context if stride is None else stride
-    if not 1 <= stride <= context:
-        raise EvalError(f"--stride must be between 1 and the context of {context}, not {stride}")
+    _require_one_use(arm, compare, save, resume, outputs)
     described_machine = machine.describe()
-    text = data.load(dataset, config, split, column)
-    loaded = models.load(model)
-    loaded.require_positions(context, "--context")
-    tokens = models.encode(loaded, text.text)
-    if len(tokens.ids) < 2:
-        raise EvalError(f"{text.name} has {len(tokens.ids)} tokens for this model; scoring one takes two")
-    plan = scoring.windows(len(tokens.ids), context, stride)[:max_windows]
+    text = data.load(*dataset, config=config, split=split, column=column, revision=dataset_revision)
+    loaded = models.load(model, revision, adapter_path)
+    read = reading.read(loaded, text, rules)
+    plan = read.plan[:max_windows]
+    settings = {**read.settings, "top1_tie": scoring.TIE}
+    which = ARMS if arm == "both" else (arm,)
+    header = records.Header(
+        text=f"sha256:{text.fingerprint}",
+        tokens=records.fingerprint_of_ids(read.ids),
+        scoring=settings,
+        arms=list(which),
+        weights=records.fingerprint_of_weights(loaded),
+        model=loaded.describe(),
+        dataset=text.describe(),
+        batch_size=batch_size,
+        ranks=ranks.size,
+        machine=described_machine,
+    )
+    ranks.agree((header.of_the_scores(), header.weights), "text, model and settings")
+    other = records.read(compare, header, read.plan, len(plan)) if compare and ranks.rank == 0 else None
 
-    batches: list[paired.Batch] = []
-    try:
-        with output.progress() as progress:
-            bar = progress.add_task("windows, off and on", total=len(plan))
-            for batch in paired.measured(loaded.model, tokens.ids, plan, batch_size):
-                batches.append(batch)
-                progress.advance(bar, batch.windows)
-    except KeyboardInterrupt:
-        if not batches:
-            raise
-    finished = sum(batch.windows for batch in batches)
-
-    result: dict[str, Any] = {
-        "command": "perplexity",
-        "model": loaded.describe(),
-        "dataset": text.describe(),
-        "settings": {
-            "context": context,
-            "stride": stride,
-            "bos": tokens.bos,
-            "batch_size": batch_size,
-            "max_windows": max_windows,
-            "top1_tie": scoring.TIE,
-            "memory": memory_method(),
-        },
-        **summary(batches, tokens.text_up_to(plan[finished - 1].end)),
-        "windows": {"planned": len(plan), "finished": finished},
-        "interrupted": finished < len(plan),
-        "machine": described_machine,
-    }
-    outputs.deliver(result, csv_rows(result["trials"]), partial(render, result))
-    if result["interrupted"]:
+    kept = (save or resume) if ranks.rank == 0 else None
+    with records.appending(kept, header, read.plan, resume=bool(resume)) as (held, keep):
+        batches = list(ranks.all(lambda: held)[0])
+        resumed = records.windows(batches)
+        if resumed > len(plan):
+            raise EvalError(f"--resume {resume} holds {resumed:,} windows, --max-windows is {max_windows}")
+        work = paired.measured(loaded.model, read.ids, plan[resumed:], batch_size, which, ranks)
+        failure = _watched(work, keep, batches, f"windows, {' and '.join(which)}", len(plan))
+    finished = records.windows(batches)
+    if ranks.rank == 0:
+        result: dict[str, Any] = {
+            "command": "perplexity",
+            "model": loaded.describe(),
+            "dataset": text.describe(),
+            "settings": {
+                **settings,
+                "arm": arm,
+                "batch_size": batch_size,
+                "max_windows": max_windows,
+                "memory": memory_method(),
+            },
+            **summary(batches, read.size_up_to(plan[finished - 1]), other, header),
+            "ranks": _together(batches[len(held) :], ranks.size),
+            "windows": {"planned": len(plan), "finished": finished, "resumed": resumed},
+            "interrupted": finished < len(plan),
+            "machine": described_machine,
+        }
+        outputs.deliver(result, csv_rows(result["trials"]), partial(render, result))
+    if isinstance(failure, Exception):
+        raise failure
+    if finished < len(plan):
         sys.exit(130)
 
 
-def summary(batches: Sequence[paired.Batch], text: str) -> dict[str, Any]:
-    """The measured part of the result: `text` is what the scored tokens of these batches make up."""
-    words, n_bytes = len(text.split()), len(text.encode())
-    nll = {name: np.concatenate([batch.nll[name] for batch in batches]) for name in ARMS}
-    delta = scoring.mean(nll["on"] - nll["off"])
-    flash = sum((batch.flash for batch in batches), start=Flash())
-    trials = [_trial(batch) for batch in batches]
-    arms: dict[str, Any] = {
-        name: {
-            **asdict(scoring.perplexity(nll[name], words, n_bytes)),
-            "tokens_per_s": median(trial[name]["tokens_per_s"] for trial in trials),
-            "peak_memory_mb": max(trial[name]["peak_memory_mb"] for trial in trials),
+def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: Path | None, outputs: Outputs) -> None:
+    if compare and arm == "both":
+        raise EvalError("--compare takes --arm off or --arm on: the other one is that of the file")
+    if save and resume:
+        raise EvalError("--resume keeps what --save-logprobs does: give one of them")
+    files = {
+        "--compare": compare,
+        "--save-logprobs": save,
+        "--resume": resume,
+        "--json": outputs.json_file,
+        "--csv": outputs.csv_file,
+    }
+    used = [(option, path) for option, path in files.items() if path]
+    for (option, path), (another, path_there) in combinations(used, 2):
+        if path.resolve() == path_there.resolve():
+            raise EvalError(f"{option} and {another} are the same file: {path}")
+
+
+def _watched(
+    work: Iterable[paired.Batch],
+    keep: Callable[[paired.Batch], None],
+    batches: list[paired.Batch],
+    what: str,
+    total: int,
+) -> Exception | KeyboardInterrupt | None:
+    """Adds each batch to `batches`, keeps it, and shows how far it is. Gives what ended the work too early; if there
+    is no batch at all, that is raised.
+    """
+    try:
+        with output.progress(TextColumn("{task.fields[status]}")) as progress:
+            bar = progress.add_task(what, total=total, completed=records.windows(batches), status="")
+            for batch in work:
+                batches.append(batch)
+                keep(batch)
+                progress.update(bar, advance=batch.windows, status=_status(batch))
+    except (Exception, KeyboardInterrupt) as error:
+        if not batches:
+            raise
+        return error
+    return None
+
+
+def _status(batch: paired.Batch) -> str:
+    speeds = " · ".join(f"{name} {batch.tokens_read / trial.seconds:,.0f}" for name, trial in batch.trials.items())
+    peak = max(trial.peak_memory for trial in batch.trials.values())
+    return f"{speeds} tokens/s · peak {peak / 1e6:,.1f} MB"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one arm made of the text, measured now or read from a file."""
+
+    scores: Scores
+    trials: list[dict[str, Any]]
+    flash: Flash
+
+    @classmethod
+    def of(cls, batches: Sequence[paired.Batch], arm: Arm) -> "Column":
+        scores = Scores.join([batch.scores[arm] for batch in batches])
+        flash = sum((batch.flash for batch in batches), start=Flash()) if arm == "on" else Flash()
+        return cls(scores, [batch.trials[arm].describe(batch.tokens_read) for batch in batches], flash)
+
+    def figures(self, size: Size) -> dict[str, Any]:
+        return {
+            **asdict(scoring.perplexity(self.scores.nll, *size)),
+            "tokens_per_s": median(trial["tokens_per_s"] for trial in self.trials),
+            "peak_memory_mb": max(trial["peak_memory_mb"] for trial in self.trials),
         }
-        for name in ARMS
-    }
+
+
+def summary(
+    batches: Sequence[paired.Batch], size: Size, other: records.Kept | None, header: records.Header
+) -> dict[str, Any]:
+    """The measured part of the result; the scored tokens of these batches make up text of that size."""
+    columns: dict[str, Column] = {name: Column.of(batches, name) for name in ARMS if name in batches[0].trials}
+    compared = None
+    if other:
+        [live] = columns
+        held = other.header.arms
+        arm = next((name for name in held if name != live), held[0])
+        column = "other" if arm == live else arm
+        tokens = len(columns[live].scores.nll)
+        theirs = Column.of(other.batches, arm)
+        columns[column] = Column(theirs.scores.first(tokens), theirs.trials, theirs.flash)
+        compared = {
+            "file": str(other.path),
+            "arm": arm,
+            "column": column,
+            "differs_in": records.differences(other.header.of_the_conditions(), header.of_the_conditions()),
+            "model": other.header.model,
+            "batch_size": other.header.batch_size,
+            "ranks": other.header.ranks,
+            "machine": other.header.machine,
+            "trials": theirs.trials,
+        }
+    order = [name for name in ("other", *ARMS) if name in columns]
     return {
-        "tokens": len(nll["off"]),
-        "words": words,
-        "bytes": n_bytes,
-        **arms,
-        "paired": {
-            "delta_nll": delta.value,
-            "delta_nll_se": delta.se,
-            "max_abs_dlogit": float(np.max([batch.max_abs_dlogit for batch in batches])),
-            "mean_kl": scoring.mean(np.concatenate([batch.kl for batch in batches])).value,
-            "top1_agreement": float(np.concatenate([batch.agrees for batch in batches]).mean()),
-        },
-        "flash": flash.describe(),
-        "trials": trials,
+        "tokens": len(columns[order[0]].scores.nll),
+        "words": size.words,
+        "bytes": size.bytes,
+        **{name: columns[name].figures(size) for name in order},
+        "paired": _paired(order, columns, batches) if len(order) > 1 else None,
+        "compared": compared,
+        "flash": (columns["on"].flash if "on" in columns else Flash()).describe(),
+        "trials": [_trial(batch) for batch in batches],
     }
+
+
+def _paired(order: Sequence[str], columns: dict[str, Column], batches: Sequence[paired.Batch]) -> dict[str, Any]:
+    """The second column against the first. What takes the logits of both is None if only one arm ran."""
+    first, second = (columns[name].scores for name in order)
+    delta = scoring.mean(second.nll - first.nll)
+    both = [(batch.kl, batch.max_abs_dlogit) for batch in batches if batch.kl is not None]
+    return {
+        "of": list(order),
+        "delta_nll": delta.value,
+        "delta_nll_se": delta.se,
+        "max_abs_dlogit": float(np.max([dlogit for _, dlogit in both])) if both else None,
+        "mean_kl": scoring.mean(np.concatenate([kl for kl, _ in both])).value if both else None,
+        "top1_agreement": float(paired.top1_agrees(first, second).mean()),
+    }
+
+
+def _together(batches: Sequence[paired.Batch], ranks: int) -> dict[str, Any]:
+    """How many ranks took part, and the tokens per second of all together: the sum of their medians."""
+    speeds: dict[Arm, dict[int, list[float]]] = {}
+    for batch in batches:
+        for name, trial in batch.trials.items():
+            speeds.setdefault(name, {}).setdefault(batch.rank, []).append(batch.tokens_read / trial.seconds)
+    together = {name: sum(map(median, of_rank.values())) for name, of_rank in speeds.items()}
+    return {"size": ranks, "tokens_per_s": together}
 
 
 def _trial(batch: paired.Batch) -> dict[str, Any]:
     described: dict[str, Any] = {
         "windows": batch.windows,
         "tokens": batch.tokens_read,
+        "rank": batch.rank,
         "order": list(batch.order),
     }
     for name, trial in batch.trials.items():
@@ -184,7 +338,14 @@ def _trial(batch: paired.Batch) -> dict[str, Any]:
 def csv_rows(trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each arm's share of a batch, in the order they ran."""
     return [
-        {"batch": number, "arm": name, "windows": trial["windows"], "tokens": trial["tokens"], **trial[name]}
+        {
+            "batch": number,
+            "arm": name,
+            "windows": trial["windows"],
+            "tokens": trial["tokens"],
+            "rank": trial["rank"],
+            **trial[name],
+        }
         for number, trial in enumerate(trials)
         for name in trial["order"]
     ]
@@ -192,64 +353,113 @@ def csv_rows(trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def render(result: dict[str, Any], table: Table = output.columns) -> str:
     """The result as a page of text."""
-    model, dataset, settings, compared = (result[key] for key in ("model", "dataset", "settings", "paired"))
-    off, on = result["off"], result["on"]
-    speeds = {name: [trial[name]["tokens_per_s"] for trial in result["trials"]] for name in ARMS}
+    model, dataset, settings, compared = (result[key] for key in ("model", "dataset", "settings", "compared"))
+    shown = [name for name in ("other", *ARMS) if name in result]
+    arms = [result[name] for name in shown]
+    trials = {name: [trial[name] for trial in result["trials"] if name in trial] for name in shown}
+    titles = {"off": "patch off", "on": "patch on"}
+    if compared:
+        trials[compared["column"]] = compared["trials"]
+        titles[compared["column"]] = f"patch {compared['arm']}, {Path(compared['file']).name}"
     fingerprint = dataset["fingerprint"].removeprefix("sha256:")[:8]
-    bos = "BOS" if settings["bos"] else "no BOS"
     header = " · ".join(
         [
-            f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']}",
+            models.title(model),
             ", ".join(filter(None, (dataset["name"], dataset["revision"], f"text {fingerprint}"))),
-            f"context {settings['context']}, stride {settings['stride']}, {bos}",
+            reading.described(settings),
             f"{result['tokens']:,} tokens",
             result["machine"]["device"],
         ]
     )
-    figures = table(
-        [
-            ("", "patch off", "patch on", "difference"),
-            (
-                "token perplexity",
-                *(f"{output.plain(arm['ppl'])} ± {output.plain(arm['ppl_se'], 2)}" for arm in (off, on)),
-                f"ΔNLL {compared['delta_nll']:+.1e} ± {compared['delta_nll_se']:.1e}",
-            ),
-            (
-                "word / byte perplexity",
-                *(f"{output.plain(arm['word_ppl'], 3)} / {output.plain(arm['byte_ppl'], 4)}" for arm in (off, on)),
-                "",
-            ),
-            ("bits per byte", *(output.plain(arm["bits_per_byte"]) for arm in (off, on)), ""),
-            (
-                "prefill tokens/s",
-                *(output.spread(speeds[name]) for name in ARMS),
-                output.ratio(on["tokens_per_s"], off["tokens_per_s"]),
-            ),
-            (
-                "peak memory",
-                *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in (off, on)),
-                output.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
-            ),
-        ]
-    )
-    comparison = (
-        f"top-1 agreement {_percent(compared['top1_agreement'])} % · "
-        f"max |Δlogit| {compared['max_abs_dlogit']:.1e} · mean KL {compared['mean_kl']:.1e} · "
-        f"{Flash.of(result['flash'])}"
-    )
-    lines = [header, "", figures, "", comparison, verdict(result)]
+    ranks = result["ranks"]
+    speed = "prefill tokens/s" if ranks["size"] == 1 else "prefill tokens/s, each rank"
+    rows = [
+        ("", *(titles[name] for name in shown), "difference"),
+        (
+            "token perplexity",
+            *(f"{output.plain(arm['ppl'])} ± {output.plain(arm['ppl_se'], 2)}" for arm in arms),
+            _delta_nll(result["paired"]),
+        ),
+        (
+            "word / byte perplexity",
+            *(f"{_known(arm['word_ppl'], 3)} / {_known(arm['byte_ppl'])}" for arm in arms),
+            "",
+        ),
+        ("bits per byte", *(_known(arm["bits_per_byte"]) for arm in arms), ""),
+        (
+            speed,
+            *(output.spread([trial["tokens_per_s"] for trial in trials[name]]) for name in shown),
+            _ratio(result, "tokens_per_s"),
+        ),
+        (
+            "peak memory",
+            *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in arms),
+            _ratio(result, "peak_memory_mb"),
+        ),
+    ]
+    if ranks["size"] > 1:
+        together = [f"{ranks['tokens_per_s'][name]:,.0f}" if name in ranks["tokens_per_s"] else "" for name in shown]
+        rows.insert(5, (f"{ranks['size']} ranks together", *together, ""))
+    figures = table(rows if result["paired"] else [row[:-1] for row in rows])
+    lines = [header, "", figures, ""]
+    if comparison := _comparison(result):
+        lines.append(comparison)
+    if compared:
+        differs = "; ".join(compared["differs_in"]) or "nothing: the same model, machine, versions and batch size"
+        lines.append(f"{Path(compared['file']).name} differs in {differs}")
+    lines.append(verdict(result))
+    if result["windows"]["resumed"]:
+        lines.append(f"{result['windows']['resumed']:,} windows are from an earlier run.")
     if result["interrupted"]:
         finished, planned = result["windows"]["finished"], result["windows"]["planned"]
         lines.append(f"Interrupted after {finished:,} of {planned:,} windows; the figures are of those.")
     return "\n".join(lines)
 
 
+def _delta_nll(compared: dict[str, Any] | None) -> str:
+    return f"ΔNLL {compared['delta_nll']:+.1e} ± {compared['delta_nll_se']:.1e}" if compared else ""
+
+
+def _ratio(result: dict[str, Any], figure: str) -> str:
+    """Empty if there is nothing to compare, or if the patch is not all that two arms differ in."""
+    compared = result["compared"]
+    if not result["paired"] or (compared and compared["column"] != "other" and compared["differs_in"]):
+        return ""
+    first, second = (result[name][figure] for name in result["paired"]["of"])
+    return output.ratio(second, first)
+
+
+def _comparison(result: dict[str, Any]) -> str:
+    """What the predictions have to do with each other, and what flash did, as far as there are two arms and flash."""
+    compared, parts = result["paired"], []
+    if compared:
+        parts += [
+            f"top-1 agreement {_percent(compared['top1_agreement'])} %",
+            f"max |Δlogit| {_small(compared['max_abs_dlogit'])}",
+            f"mean KL {_small(compared['mean_kl'])}",
+        ]
+    if "on" in result:
+        parts.append(str(Flash.of(result["flash"])))
+    return " · ".join(parts)
+
+
+def _known(x: float | None, digits: int = 4) -> str:
+    return "–" if x is None else output.plain(x, digits)
+
+
+def _small(x: float | None) -> str:
+    return "–" if x is None else f"{x:.1e}"
+
+
 def verdict(result: dict[str, Any]) -> str:
     """One sentence that is true of the figures above it."""
-    off, on, compared = result["off"], result["on"], result["paired"]
-    if not result["flash"]["calls"]:
-        return "The patch never ran: both columns are MLX's own attention."
-    if not np.isfinite(compared["max_abs_dlogit"]):
+    compared = result["paired"]
+    if "on" in result and not result["flash"]["calls"]:
+        which = "both columns are" if compared else "this is"
+        return f"The patch never ran: {which} MLX's own attention."
+    if not compared:
+        return "One arm: nothing is compared."
+    if not np.isfinite(compared["delta_nll"]) or not np.isfinite(compared["max_abs_dlogit"] or 0):
         return "Not comparable: there are logits that are no finite numbers."
     if compared["top1_agreement"] == 1 and abs(compared["delta_nll"]) <= SAME_NLL:
         predictions = "Same predictions"
@@ -257,10 +467,9 @@ def verdict(result: dict[str, Any]) -> str:
         differ, tokens = round((1 - compared["top1_agreement"]) * result["tokens"]), result["tokens"]
         top1 = f"top-1 at {differ:,} of {tokens:,} tokens"
         predictions = f"Predictions differ: {top1}, ΔNLL {compared['delta_nll']:+.1e}"
-    ratios = [f"{output.ratio(on['tokens_per_s'], off['tokens_per_s'])} the speed"]
-    if off["peak_memory_mb"]:
-        ratios.append(f"{output.ratio(on['peak_memory_mb'], off['peak_memory_mb'])} the memory")
-    return f"{predictions}; {', '.join(ratios)}."
+    speed, memory = _ratio(result, "tokens_per_s"), _ratio(result, "peak_memory_mb")
+    ratios = [f"{speed} the speed"] * bool(speed) + [f"{memory} the memory"] * bool(memory)
+    return "; ".join(filter(None, (predictions, ", ".join(ratios)))) + "."
 
 
 def _percent(share: float) -> str:

@@ -4,6 +4,7 @@ Nothing here knows of models, files or the clock.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,6 +53,34 @@ def windows(n_tokens: int, context: int, stride: int) -> list[Window]:
     return result
 
 
+def windows_of_streams(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
+    """The `windows` of streams of so many tokens each, which lie one behind the other: none reaches into another."""
+    result: list[Window] = []
+    start = 0
+    for length in lengths:
+        result += (Window(*(start + token for token in window)) for window in windows(length, context, stride))
+        start += length
+    return result
+
+
+def half_windows(n_tokens: int, context: int) -> list[Window]:
+    """Chunks of `context` tokens that do not overlap; of each the second half is scored, as llama-perplexity does it.
+
+    The model's outputs at the positions context // 2 to context - 2 of a chunk predict the tokens that follow them.
+    Tokens at the end that fill no chunk are left out.
+
+        n_tokens 10, context 4:     0 1 2 3 4 5 6 7 8 9     r: read, S: scored
+                                    r r r S
+                                            r r r S
+
+    Raises ValueError for a context below 3: nothing would be scored.
+    """
+    if context < 3:
+        raise ValueError(f"[half_windows] context must be at least 3, not {context}")
+    starts = range(0, n_tokens - context + 1, context)
+    return [Window(start, start + context - 1, start + context // 2 + 1) for start in starts]
+
+
 def token_nll(logits: mx.array, targets: mx.array) -> mx.array:
     """What each target cost, -ln p, for float32 logits (n, vocabulary) and targets (n,)."""
     picked = mx.take_along_axis(logits, targets[:, None], axis=-1).squeeze(-1)
@@ -75,13 +104,6 @@ def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     return mx.where(excess < 1, mx.log1p(excess), mx.logsumexp(log_p + e, axis=-1))
 
 
-def top1_agrees(off: mx.array, on: mx.array) -> mx.array:
-    """Whether the token that `on` ranks first is first for `off` too, or within TIE of the first."""
-    best = mx.max(off, axis=-1)
-    chosen = mx.take_along_axis(off, mx.argmax(on, axis=-1, keepdims=True), axis=-1).squeeze(-1)
-    return best - chosen <= TIE * mx.maximum(mx.abs(best), 1)
-
-
 class Estimate(NamedTuple):
     value: float
     se: float
@@ -103,19 +125,21 @@ class Perplexity:
 
     ppl: float
     ppl_se: float
-    word_ppl: float
-    byte_ppl: float
-    bits_per_byte: float
+    word_ppl: float | None
+    byte_ppl: float | None
+    bits_per_byte: float | None
 
 
-def perplexity(nll: np.ndarray, words: int, n_bytes: int) -> Perplexity:
-    """From the cost of each scored token, and the words and bytes of the text they make up.
+def perplexity(nll: np.ndarray, words: int | None, n_bytes: int | None) -> Perplexity:
+    """From the cost of each scored token, and the words and bytes of the text they make up, if they make up one.
 
     The error of the token perplexity is that of the mean cost times the perplexity (the delta method).
     """
     average = mean(nll)
     total = float(nll.astype(np.float64).sum())
     ppl = exp(average.value)
+    if words is None or n_bytes is None:
+        return Perplexity(ppl, ppl * average.se, None, None, None)
     per_word = total / words if words else math.inf  # the first tokens of a text may be white space only
     per_byte = total / n_bytes
     return Perplexity(ppl, ppl * average.se, exp(per_word), exp(per_byte), per_byte / math.log(2))

@@ -1,48 +1,25 @@
 """`flash-eval speed`: prompt and generation tokens per second at several depths, patch off and on.
 
-It drives mlx-lm's own `generate_step`, so prefill steps, cache and asynchronous evaluation are its.
+`command` reads the options, `generation.measured` does the work trial by trial, `summary` makes the contents of a
+result file of it, `render` the page that people read.
 """
 
-import copy
-import inspect
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import click
-import mlx.core as mx
-import numpy as np
 
-from flash_evals import machine, models, options, output
+from flash_evals import generation, machine, models, options, output
 from flash_evals.errors import EvalError
-from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, memory_method, run
+from flash_evals.generation import Case, Draft, Kind, Pair
+from flash_evals.measure import ARMS, Arm, Flash, memory_method
 from flash_evals.output import Outputs, Table
 
-Kind = Literal["prompt", "generation"]
-
-
-class Case(NamedTuple):
-    kind: Kind
-    tokens: int  # of the prompt, or generated
-    depth: int  # tokens that are in the KV cache before
-
-    def __str__(self) -> str:
-        name = f"{'pp' if self.kind == 'prompt' else 'tg'}{self.tokens}"
-        return f"{name} @ d{self.depth}" if self.depth else name
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One repetition of a test, by both arms."""
-
-    test: Case
-    order: tuple[Arm, Arm]
-    trials: dict[Arm, Trial]
-    flash: Flash
+NUM_DRAFT_TOKENS = 3  # as in mlx_lm.generate
 
 
 def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[..., Any]:
@@ -50,20 +27,61 @@ def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[
     return click.option(short, name, default=default, show_default=True, metavar="N,...", callback=check, help=text)
 
 
+def _pause(_: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not 0 <= value <= 3600:
+        raise EvalError(f"{parameter.opts[0]} must be between 0 and 3600 seconds, not {value:g}")
+    return value
+
+
 @click.command("speed")
 @options.model
+@options.adapter_path
 @_lengths_option("-p", "--prompt", "512", "Prompt lengths in tokens; 0 for none.")
 @_lengths_option("-g", "--generate", "32", "Numbers of tokens to generate; 0 for none.")
 @_lengths_option("-d", "--depth", "0,2048", "Numbers of tokens that are in the KV cache before.")
-@options.repetitions
+@click.option(
+    "-b",
+    "--batch-size",
+    default="1",
+    show_default=True,
+    metavar="N,...",
+    callback=options.listed(options.length, "numbers of sequences"),
+    help="Sequences at once, each with a prompt of its own; several go through mlx-lm's batch generator.",
+)
+@click.option(
+    "--draft-model",
+    metavar="FOLDER|HUB_ID",
+    help="Generate by speculative decoding: this smaller model guesses tokens ahead.",
+)
+@click.option(
+    "--num-draft-tokens",
+    type=int,
+    callback=options.at_least(1),
+    help=f"Tokens that the draft model guesses at a time.  [default: {NUM_DRAFT_TOKENS}]",
+)
+@options.repetitions(5, "Trials of each test and arm; one more to warm up and one to watch attention are not counted.")
+@click.option(
+    "--delay",
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    callback=_pause,
+    help="Wait between any two trials, for a machine that throttles.",
+)
 @options.seed("Of the random tokens in the prompts.")
 @options.outputs
 def command(
     model: str | None,
+    revision: str | None,
+    adapter_path: str | None,
     prompt: list[int],
     generate: list[int],
     depth: list[int],
+    batch_size: list[int],
+    draft_model: str | None,
+    num_draft_tokens: int | None,
     repetitions: int,
+    delay: float,
     seed: int,
     outputs: Outputs,
 ) -> None:
@@ -72,120 +90,128 @@ def command(
     \b
     pp512          a prompt of 512 tokens, up to the first new token
     tg32 @ d2048   32 tokens, one by one, with 2048 in the KV cache before
-    t/s            mean of the repetitions ± their standard deviation
-    on/off         ratio of the medians
+    tg32 x4        32 tokens for each of 4 sequences at once
+    t/s            tokens of all sequences per second: mean of the
+                   repetitions ± their standard deviation
+    on/off         ratio of the medians of t/s, and of peak memory
     peak memory    what a trial needs on top of the model and the filled
                    cache, at most
+    attention      its share of the time. MLX is lazy and computes a whole
+                   step in one go, so this takes one more trial of each
+                   arm, which counts nowhere else and is slower: in it each
+                   call of attention is waited for before and after, and
+                   waiting makes short calls longer. None, –, where a model
+                   computes it in one with its projections.
+    accepted       which part of the draft model's tokens the model would
+                   have chosen, too; prompts do without the draft model
+    flash:         what ran with the patch on: calls of each kernel, and
+                   fallbacks, which are calls left to MLX, with the reason
 
     Both arms see the same random tokens and the same cache, and take turns in going first. Loading and
     filling the cache are not part of the time. Ctrl-C ends the run and reports the finished trials.
     """
     kinds: tuple[tuple[Kind, list[int]], ...] = (("prompt", prompt), ("generation", generate))
-    tests = [Case(kind, tokens, at) for at in depth for kind, lengths in kinds for tokens in lengths if tokens]
+    tests = [
+        Case(kind, tokens, at, size)
+        for at in depth
+        for size in batch_size
+        for kind, lengths in kinds
+        for tokens in lengths
+        if tokens
+    ]
     if not tests:
         raise EvalError("nothing to measure: -p and -g are both 0")
+    _check_drafting(draft_model, num_draft_tokens, generate, batch_size)
     described_machine = machine.describe()
-    loaded = models.load(model)
-    for test in tests:
-        loaded.require_positions(test.tokens + test.depth, str(test))
+    loaded = models.load(model, revision, adapter_path)
+    draft = Draft(models.load(draft_model), num_draft_tokens or NUM_DRAFT_TOKENS) if draft_model else None
+    _check_models(loaded, draft, tests)
 
     pairs: list[Pair] = []
     total = len(tests) * repetitions
+    stopped: BaseException | None = None
     try:
         with output.progress() as progress:
             bar = progress.add_task("trials, off and on", total=total)
-            for pair in measured(loaded, tests, repetitions, seed):
+            for pair in generation.measured(loaded, tests, repetitions, seed, delay, draft):
                 pairs.append(pair)
                 progress.advance(bar)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EvalError) as error:  # what is measured by then is kept
         if not pairs:
             raise
+        stopped = error
 
     result: dict[str, Any] = {
         "command": "speed",
         "model": loaded.describe(),
+        "draft_model": draft and draft.loaded.describe(),
         "settings": {
             "prompt": prompt,
             "generate": generate,
             "depth": depth,
+            "batch_size": batch_size,
+            "num_draft_tokens": draft and draft.tokens,
             "repetitions": repetitions,
+            "delay": delay,
             "seed": seed,
-            "prefill_step_size": _prefill_step_size(),
+            "prefill_step_size": generation.prefill_step_size(),
             "memory": memory_method(),
         },
         "results": [summary(test, list(of_test)) for test, of_test in groupby(pairs, key=lambda pair: pair.test)],
         "flash": sum((pair.flash for pair in pairs), start=Flash()).describe(),
-        "interrupted": len(pairs) < total,
+        "interrupted": stopped is not None,
         "machine": described_machine,
     }
     outputs.deliver(result, csv_rows(result["results"]), partial(render, result))
-    if result["interrupted"]:
+    if isinstance(stopped, EvalError):
+        raise stopped
+    if stopped:
         sys.exit(130)
 
 
-def measured(loaded: models.LoadedModel, tests: Sequence[Case], repetitions: int, seed: int) -> Iterator[Pair]:
-    """Runs each test that often under both arms, after a pair of trials that warms up and is not counted."""
-    random = np.random.default_rng(seed)
-    filled: dict[int, Any] = {}
+def _check_drafting(
+    draft_model: str | None, num_draft_tokens: int | None, generate: list[int], batch_size: list[int]
+) -> None:
+    """Raises EvalError for options that do not go together."""
+    if num_draft_tokens and not draft_model:
+        raise EvalError("--num-draft-tokens goes with --draft-model")
+    if draft_model and not any(generate):
+        raise EvalError("--draft-model goes with -g: a prompt is read without it")
+    if draft_model and batch_size != [1]:
+        raise EvalError("--draft-model goes with -b 1: mlx-lm has no speculative decoding in batches")
+
+
+def _check_models(loaded: models.LoadedModel, draft: Draft | None, tests: Sequence[Case]) -> None:
+    """Raises EvalError for what the models cannot do, before they do anything."""
     for test in tests:
-        if test.depth not in filled:
-            filled = {test.depth: _cache(loaded, random.integers(loaded.vocabulary, size=test.depth))}
-        read, steps = (test.tokens, 0) if test.kind == "prompt" else (1, test.tokens - 1)
-        tokens = random.integers(loaded.vocabulary, size=read)
-        for repetition in range(-1, repetitions):
-            trials: dict[Arm, Trial] = {}
-            flash, order = Flash(), arms(repetition)
-            for name in order:
-                work = partial(_generate, loaded, tokens, steps, _copy(filled[test.depth]))
-                _, trials[name] = run(name, work, flash)
-            if repetition >= 0:
-                yield Pair(test, order, trials, flash)
-
-
-def _generate(loaded: models.LoadedModel, tokens: np.ndarray, steps: int, cache: Any) -> None:
-    """Processes the tokens up to the first new one, then takes that many further decode steps."""
-    from mlx_lm.generate import generate_step
-
-    stream = mx.default_stream(mx.default_device())
-    for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
-        pass
-    mx.synchronize(stream)  # the last step is still under way when the generator ends
-
-
-def _prefill_step_size() -> int:
-    from mlx_lm.generate import generate_step
-
-    return int(inspect.signature(generate_step).parameters["prefill_step_size"].default)
-
-
-def _cache(loaded: models.LoadedModel, tokens: np.ndarray) -> Any:
-    """A KV cache that holds these tokens; filled by the on arm, as its origin costs neither arm any time."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    cache = make_prompt_cache(loaded.model)
-    if len(tokens):
-        run("on", partial(_generate, loaded, tokens, 0, cache), Flash())
-    return cache
-
-
-def _copy(cache: Any) -> Any:
-    """The same keys and values for one trial, which will append to them, in buffers of their own.
-
-    A deep copy alone shares the buffers, and the first append would copy them while the clock runs.
-    """
-    copied = copy.deepcopy(cache)
-    for layer in copied:
-        for name, value in vars(layer).items():
-            if isinstance(value, mx.array):
-                setattr(layer, name, value + mx.zeros_like(value))
-        mx.eval([value for value in vars(layer).values() if isinstance(value, mx.array)])
-    return copied
+        drafting = draft if test.kind == "generation" else None
+        for each in (loaded, drafting.loaded) if drafting else (loaded,):
+            # The last round verifies as many guesses as tokens are missing, behind the token that was found before.
+            each.require_positions(test.depth + test.tokens + bool(drafting), str(test))
+    own = generation.empty_cache(loaded)
+    if any(test.batch_size > 1 for test in tests):
+        for layer in own:
+            if not hasattr(layer, "merge"):
+                raise EvalError(f"-b: mlx-lm cannot batch the {type(layer).__name__} of {loaded.name}")
+    if not draft:
+        return
+    sizes = [each.tokenizer.vocab_size for each in (loaded, draft.loaded)]
+    if sizes[0] != sizes[1]:
+        raise EvalError(
+            f"--draft-model {draft.loaded.name} has a tokenizer of {sizes[1]:,} tokens, expected that of "
+            f"{loaded.name}, with {sizes[0]:,}"
+        )
+    for layer in own + generation.empty_cache(draft.loaded):
+        if not layer.is_trimmable():
+            raise EvalError(f"--draft-model: mlx-lm cannot take tokens back out of a {type(layer).__name__}")
 
 
 def summary(test: Case, pairs: Sequence[Pair]) -> dict[str, Any]:
     """One test in the result file."""
+    tokens = test.tokens * test.batch_size
     trials: list[dict[str, Any]] = [
-        {"order": list(pair.order)} | {name: trial.describe(test.tokens) for name, trial in pair.trials.items()}
+        {"order": list(pair.order)}
+        | {name: trial.describe(tokens) | pair.guesses[name]._asdict() for name, trial in pair.trials.items()}
         for pair in pairs
     ]
     speeds: dict[Arm, list[float]] = {name: [trial[name]["tokens_per_s"] for trial in trials] for name in ARMS}
@@ -198,6 +224,8 @@ def summary(test: Case, pairs: Sequence[Pair]) -> dict[str, Any]:
                 "tokens_per_s_sd": statistics.stdev(speeds[name]) if len(trials) > 1 else None,
                 "tokens_per_s_median": statistics.median(speeds[name]),
                 "peak_memory_mb": max(trial[name]["peak_memory_mb"] for trial in trials),
+                "attention_share": pairs[0].attention[name],
+                "accepted_share": _accepted([trial[name] for trial in trials]),
             }
             for name in ARMS
         },
@@ -206,14 +234,21 @@ def summary(test: Case, pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
+def _accepted(trials: Sequence[dict[str, Any]]) -> float | None:
+    """Of the tokens that a draft model guessed; None without one."""
+    drafted = sum(trial["drafted"] for trial in trials)
+    return sum(trial["accepted"] for trial in trials) / drafted if drafted else None
+
+
 def csv_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each trial of each arm, in the order they ran."""
+    """One row for each trial of each arm, in the order they ran; attention's share is the same in all of an arm."""
     return [
         {
-            **{key: result[key] for key in ("test", "kind", "tokens", "depth")},
+            **{key: result[key] for key in ("test", *Case._fields)},
             "repetition": number,
             "arm": name,
             **trial[name],
+            "attention_share": result[name]["attention_share"],
         }
         for result in results
         for number, trial in enumerate(result["trials"])
@@ -223,25 +258,9 @@ def csv_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def render(result: dict[str, Any], table: Table = output.columns) -> str:
     """The result as a page of text."""
-    model, settings = result["model"], result["settings"]
-    header = (
-        f"{model['name']}, {output.count(model['parameters'])} parameters, {model['dtype']} · "
-        f"{settings['repetitions']} repetitions, off and on taking turns · {result['machine']['device']}"
-    )
-    rows = [("test", "patch off t/s", "patch on t/s", "on/off", "peak memory off", "on", "on/off")]
-    for test in result["results"]:
-        off, on = test["off"], test["on"]
-        rows.append(
-            (
-                test["test"],
-                *(_rate(arm) for arm in (off, on)),
-                f"{test['ratio']:.2f}x",
-                *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in (off, on)),
-                output.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
-            )
-        )
+    rows = [_titles(result), *(_row(test, bool(result["draft_model"])) for test in result["results"])]
     flash = Flash.of(result["flash"])
-    lines = [header, "", table(rows), "", str(flash)]
+    lines = [_header(result), "", table(rows), "", str(flash)]
     if not flash.calls:
         lines.append("The patch never ran: both columns are MLX's own attention.")
     if result["machine"]["blas"] == "reference":
@@ -249,6 +268,40 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     if result["interrupted"]:
         lines.append("Interrupted; the figures are of the trials that were finished.")
     return "\n".join(lines)
+
+
+def _header(result: dict[str, Any]) -> str:
+    model, draft, settings = result["model"], result["draft_model"], result["settings"]
+    parts = [
+        models.title(model),
+        *([f"{settings['num_draft_tokens']} tokens at a time drafted by {models.title(draft)}"] if draft else []),
+        f"{settings['repetitions']} repetitions, off and on taking turns",
+        result["machine"]["device"],
+    ]
+    return " · ".join(parts)
+
+
+def _titles(result: dict[str, Any]) -> list[str]:
+    accepted = ["accepted off", "on"] if result["draft_model"] else []
+    speed, memory = ["patch off t/s", "patch on t/s", "on/off"], ["peak memory off", "on", "on/off"]
+    return ["test", *speed, *memory, "attention off", "on", *accepted]
+
+
+def _row(test: dict[str, Any], drafting: bool) -> list[str]:
+    off, on = both = test["off"], test["on"]
+    return [
+        test["test"],
+        *(_rate(arm) for arm in both),
+        f"{test['ratio']:.2f}x",
+        *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in both),
+        output.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
+        *(_percent(arm["attention_share"]) for arm in both),
+        *(_percent(arm["accepted_share"]) for arm in both if drafting),
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
 
 
 def _rate(arm: dict[str, Any]) -> str:

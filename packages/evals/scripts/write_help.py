@@ -1,0 +1,48 @@
+"""Writes docs/commands.md, what `-h` says of every command: `uv run packages/evals/scripts/write_help.py`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import flash_evals.cli
+import mlxlm_flash_patch.cli
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "commands.md"
+WIDTH = 88  # columns
+PROGRAMS = {"flash-eval": flash_evals.cli.main, "mlxlm-flash": mlxlm_flash_patch.cli.cli}
+HEAD = """\
+# Commands
+
+What each command says of itself under `-h`. Written by `packages/evals/scripts/write_help.py`: the words are in the
+commands, and are changed there.
+"""
+
+
+def document() -> str:
+    sections = [HEAD]
+    for name, program in PROGRAMS.items():
+        for path, page in pages(program, name):
+            sections.append(f"{'##' if path == name else '###'} {path}\n\n```\n{page}\n```\n")
+    return "\n".join(sections)
+
+
+def pages(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
+    """Of the command and all below it: what one types to run it, and its help."""
+    context = click.Context(
+        command,
+        parent,
+        info_name=name,
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        help_option_names=["-h", "--help"],
+    )
+    yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            below = command.get_command(context, each)
+            assert below is not None
+            yield from pages(below, each, context)
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(), encoding="utf-8")

@@ -1,0 +1,235 @@
+"""The work of `speed`: prompts and generation as mlx-lm runs them, with the patch off and on.
+
+One sequence goes through mlx-lm's `generate_step`, several at once through the two classes that its `BatchGenerator`
+is made of, and a draft model through `speculative_generate_step`: prefill steps, caches and asynchronous evaluation
+are mlx-lm's. `BatchGenerator` itself would only add a queue, and the merging of caches to what is timed.
+"""
+
+import copy
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from flash_evals.attention_share import attention_share
+from flash_evals.errors import EvalError, first_line
+from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
+from flash_evals.models import LoadedModel
+
+Kind = Literal["prompt", "generation"]
+
+
+class Case(NamedTuple):
+    kind: Kind
+    tokens: int  # of the prompt, or generated; of each sequence
+    depth: int  # tokens that are in the KV cache before, of each sequence
+    batch_size: int = 1  # sequences at once
+
+    def __str__(self) -> str:
+        name = f"{'pp' if self.kind == 'prompt' else 'tg'}{self.tokens}"
+        many = f" x{self.batch_size}" if self.batch_size > 1 else ""
+        return f"{name}{many}" + (f" @ d{self.depth}" if self.depth else "")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The small model that guesses tokens ahead, for the large one to verify at once."""
+
+    loaded: LoadedModel
+    tokens: int  # that it guesses at a time
+
+
+class Filled(NamedTuple):
+    """KV caches that hold the same tokens."""
+
+    own: list[Any]
+    draft: list[Any]  # the draft model's; empty if there is none
+
+
+class Guesses(NamedTuple):
+    """What became of a draft model's tokens in one trial."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One repetition of a test, by both arms."""
+
+    test: Case
+    order: tuple[Arm, Arm]
+    trials: dict[Arm, Trial]
+    guesses: dict[Arm, Guesses]
+    attention: dict[Arm, float | None]  # its share of the time, in a trial that is the same for all repetitions
+    flash: Flash
+
+
+def measured(
+    loaded: LoadedModel,
+    tests: Sequence[Case],
+    repetitions: int,
+    seed: int,
+    delay: float = 0,
+    draft: Draft | None = None,
+) -> Iterator[Pair]:
+    """Runs each test that often under both arms, after a pair of trials that warms up and a pair that is watched for
+    attention's share; neither is counted. Between two trials it waits for `delay` seconds.
+
+    Raises EvalError if the model, its cache or the memory does not take a test.
+    """
+    random = np.random.default_rng(seed)
+    vocabulary = min(model.vocabulary for model in (loaded, *([draft.loaded] if draft else [])))
+    filled: dict[int, Filled] = {}
+    ran = False
+
+    def trial(test: Case, tokens: np.ndarray, name: Arm, measure: Callable[..., Any], *others: Any) -> Any:
+        nonlocal ran
+        if ran:
+            time.sleep(delay)
+        ran = True
+        with _failing(f"{test} fails with the patch {name}"):
+            return measure(name, prepared(loaded, draft, test, tokens, filled[test.depth]), *others)
+
+    for test in tests:
+        if test.depth not in filled:
+            with _failing(f"filling the cache with {test.depth} tokens fails"):
+                filled = {test.depth: _filled(loaded, draft, random.integers(vocabulary, size=test.depth))}
+        read = test.tokens if test.kind == "prompt" else 1
+        tokens = random.integers(vocabulary, size=(test.batch_size, read))
+        for name in ARMS:
+            trial(test, tokens, name, run, Flash())
+        attention = {name: trial(test, tokens, name, attention_share) for name in arms(1)}
+        for repetition in range(repetitions):
+            trials: dict[Arm, Trial] = {}
+            guesses: dict[Arm, Guesses] = {}
+            flash, order = Flash(), arms(repetition)
+            for name in order:
+                guesses[name], trials[name] = trial(test, tokens, name, run, flash)
+            yield Pair(test, order, trials, guesses, attention, flash)
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Says what of mlx-lm or MLX failed: a cache that is not what a test needs, or too little memory."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise EvalError(f"{what}: {first_line(error)}") from error
+
+
+def prepared(
+    loaded: LoadedModel, draft: Draft | None, test: Case, tokens: np.ndarray, filled: Filled
+) -> Callable[[], Guesses]:
+    """One trial's work on the tokens, (sequences, read). Its cache is its own, and ready before the clock starts."""
+    steps = 0 if test.kind == "prompt" else test.tokens - 1
+    if test.batch_size > 1:
+        return partial(_generate_batch, _batch(loaded, test, filled.own), tokens, steps)
+    if draft and test.kind == "generation":
+        return partial(_speculate, loaded, draft, tokens[0], test.tokens, _copy(filled.own) + _copy(filled.draft))
+    return partial(_generate, loaded, tokens[0], steps, _copy(filled.own))
+
+
+def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Any) -> Guesses:
+    """Processes the tokens up to the first new one, then takes that many further decode steps."""
+    from mlx_lm.generate import generate_step
+
+    stream = mx.default_stream(mx.default_device())
+    for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
+        pass
+    mx.synchronize(stream)  # the last step is still under way when the generator ends
+    return Guesses()
+
+
+def _batch(loaded: LoadedModel, test: Case, cache: list[Any]) -> Any:
+    """mlx-lm's batch of sequences that have read the same `cache`, each with a copy of it."""
+    from mlx_lm.generate import PromptProcessingBatch
+
+    batch = PromptProcessingBatch(
+        loaded.model,
+        uids=list(range(test.batch_size)),
+        caches=[cache] * test.batch_size,
+        prefill_step_size=prefill_step_size(),
+        max_tokens=[test.tokens + 1] * test.batch_size,  # a sequence that is done would be taken out of the batch
+    )
+    mx.eval([layer.state for layer in batch.prompt_cache])
+    return batch
+
+
+def _generate_batch(batch: Any, tokens: np.ndarray, steps: int) -> Guesses:
+    """Like `_generate`, of all sequences at once."""
+    generation = batch.generate(tokens.tolist())
+    for _ in range(steps):
+        generation.next()
+    mx.synchronize()
+    return Guesses()
+
+
+def _speculate(loaded: LoadedModel, draft: Draft, tokens: np.ndarray, count: int, caches: Any) -> Guesses:
+    """Generates that many tokens, of which the draft model guesses some ahead."""
+    from mlx_lm.generate import speculative_generate_step
+
+    stream = mx.default_stream(mx.default_device())
+    steps = speculative_generate_step(
+        mx.array(tokens),
+        loaded.model,
+        draft.loaded.model,
+        stream,
+        num_draft_tokens=draft.tokens,
+        max_tokens=count,
+        prompt_cache=caches,
+    )
+    drafted = accepted = 0
+    begins = True  # a round of guessing and verifying, which a token of the large model's own ends
+    for generated, (_, _, was_drafted) in enumerate(steps):
+        if begins:
+            drafted += min(draft.tokens, count - generated)
+        begins = not was_drafted
+        accepted += was_drafted
+    mx.synchronize(stream)
+    return Guesses(drafted, accepted)
+
+
+def prefill_step_size() -> int:
+    """Tokens that mlx-lm reads at once."""
+    from mlx_lm.generate import generate_step
+
+    return int(inspect.signature(generate_step).parameters["prefill_step_size"].default)
+
+
+def _filled(loaded: LoadedModel, draft: Draft | None, tokens: np.ndarray) -> Filled:
+    """By the on arm, as their origin costs neither arm any time."""
+    return Filled(_cache(loaded, tokens), _cache(draft.loaded, tokens) if draft else [])
+
+
+def _cache(loaded: LoadedModel, tokens: np.ndarray) -> list[Any]:
+    cache = empty_cache(loaded)
+    if len(tokens):
+        run("on", partial(_generate, loaded, tokens, 0, cache), Flash())
+    return cache
+
+
+def empty_cache(loaded: LoadedModel) -> list[Any]:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    return list(make_prompt_cache(loaded.model))
+
+
+def _copy(cache: list[Any]) -> list[Any]:
+    """The same keys and values for one trial, which will append to them, in buffers of their own.
+
+    A deep copy alone shares the buffers, and the first append would copy them while the clock runs.
+    """
+    copied = copy.deepcopy(cache)
+    for layer in copied:
+        for name, value in vars(layer).items():
+            if isinstance(value, mx.array):
+                setattr(layer, name, value + mx.zeros_like(value))
+        mx.eval([value for value in vars(layer).values() if isinstance(value, mx.array)])
+    return copied

@@ -1,0 +1,220 @@
+"""What a perplexity is of: the tokens that the model reads of a text, in which windows, and which of them are scored.
+
+Every choice here changes the figure, so all of them are options, and each is named in the output.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Literal, NamedTuple, get_args
+
+import click
+import numpy as np
+
+from flash_evals import scoring, wikitext
+from flash_evals.data import Text
+from flash_evals.errors import EvalError
+from flash_evals.models import Bos, LoadedModel, Tokens, encode
+from flash_evals.options import at_least
+from flash_evals.scoring import Window
+
+Scoring = Literal["rolling", "half"]
+Documents = Literal["joined", "separate"]
+PREFIXES = {None: "no BOS", "bos": "BOS", "eos": "EOS as BOS"}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the options say. Raises EvalError for options that exclude each other."""
+
+    context: int
+    stride: int | None  # None: the context
+    scoring: Scoring
+    documents: Documents
+    bos: Bos
+    detokenise: bool | None  # None: if the text is known to need it
+
+    def __post_init__(self) -> None:
+        if self.scoring == "half":
+            if self.stride is not None:
+                raise EvalError("--stride has no meaning with --scoring half: its chunks do not overlap")
+            if self.documents == "separate":
+                raise EvalError(
+                    "--documents separate has no meaning with --scoring half: its chunks cut the joined text"
+                )
+            if self.context < 3:
+                raise EvalError(f"--scoring half takes a --context of at least 3, not {self.context}")
+        elif self.stride is not None and not 1 <= self.stride <= self.context:
+            raise EvalError(f"--stride must be between 1 and the context of {self.context}, not {self.stride}")
+
+
+def options(command: Callable[..., None]) -> Callable[..., None]:
+    """--context, --stride, --scoring, --documents, --bos and --detokenise, as one argument `rules` of the command."""
+
+    @click.option(
+        "--context",
+        default=256,
+        show_default=True,
+        callback=at_least(2),
+        help="Tokens the model reads in one window.",
+    )
+    @click.option(
+        "--stride",
+        type=int,
+        help="Tokens from one window to the next. Less than the context: tokens are scored with more text before "
+        "them, and it takes longer.  [default: the context]",
+    )
+    @click.option(
+        "--scoring",
+        type=click.Choice(get_args(Scoring)),
+        default="rolling",
+        show_default=True,
+        help="rolling: each token once, as lm-evaluation-harness does it. half: chunks of --context tokens, and only "
+        "the second half of each, as llama.cpp's llama-perplexity does it; what words and bytes cost is then "
+        "not known.",
+    )
+    @click.option(
+        "--documents",
+        type=click.Choice(get_args(Documents)),
+        default="joined",
+        show_default=True,
+        help="joined: one text, with a blank line between two documents (the pages of WikiText: as in its file). "
+        "separate: each by itself, with none of the others as context, as lm-evaluation-harness does it.",
+    )
+    @click.option(
+        "--bos",
+        type=click.Choice(get_args(Bos)),
+        default="auto",
+        show_default=True,
+        help="A token in front of the text, or of each separate document or chunk, so that its first token is scored "
+        "too. auto: if the model's tokenizer sets one by itself; always: BOS, or EOS where there is none, as "
+        "lm-evaluation-harness does it.",
+    )
+    @click.option(
+        "--detokenise/--no-detokenise",
+        default=None,
+        help="Let the model read WikiText as people write: `2.5 kg (6 lb), ` for ` 2 @.@ 5 kg ( 6 lb ) , `. Words and "
+        "bytes remain those of the original.  [default: for --dataset wikitext]",
+    )
+    @wraps(command)
+    def with_rules(
+        *args: Any,
+        context: int,
+        stride: int | None,
+        scoring: Scoring,
+        documents: Documents,
+        bos: Bos,
+        detokenise: bool | None,
+        **others: Any,
+    ) -> None:
+        command(*args, rules=Rules(context, stride, scoring, documents, bos, detokenise), **others)
+
+    return with_rules
+
+
+class Size(NamedTuple):
+    """Of original text; None where the scored tokens do not make up a text."""
+
+    words: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What the model reads without a context before it: a document, or all of them joined."""
+
+    original: str
+    tokens: Tokens  # of the original, or of its detokenised form
+
+    def up_to(self, token: int) -> str:
+        """The original text from its start to the end of that token."""
+        read = self.tokens.text_up_to(token)
+        if read == self.tokens.text:
+            return self.original
+        if self.tokens.text == self.original:
+            return read
+        return self.original[: wikitext.original_length(self.original, read, len(read))]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text under the rules: its tokens, and the windows that score them."""
+
+    streams: Sequence[Stream]
+    ids: np.ndarray  # the streams' tokens, one behind the other
+    plan: Sequence[Window]
+    settings: dict[str, Any]  # for the result files: all that decides what the figures are of
+
+    def size_up_to(self, window: Window) -> Size:
+        """The words (split at white space) and UTF-8 bytes that are scored when this window and those before it are.
+
+        A document counts from its first token on, scored or not. Of the last one, if it is not read to its end, the
+        original text counts that the tokens read stand for: detokenising takes away no more than spaces and marks, so
+        it is known to the character.
+        """
+        if self.settings["scoring"] == "half":
+            return Size(None, None)
+        words = n_bytes = start = 0
+        for stream in self.streams:
+            if start > window.end:
+                break
+            text = stream.up_to(min(window.end - start, len(stream.tokens.ids) - 1))
+            words, n_bytes = words + len(text.split()), n_bytes + len(text.encode())
+            start += len(stream.tokens.ids)
+        return Size(words, n_bytes)
+
+
+def read(loaded: LoadedModel, text: Text, rules: Rules) -> Reading:
+    """Applies the rules to a text. Raises EvalError for a text too short and a context too long."""
+    loaded.require_positions(rules.context, "--context")
+    detokenise = text.tokenised if rules.detokenise is None else rules.detokenise
+    originals, texts = text.documents, [wikitext.detokenised(d) if detokenise else d for d in text.documents]
+    if rules.documents == "joined":
+        originals, texts = [text.separator.join(originals)], [text.separator.join(texts)]
+    encoded = [encode(loaded, each, rules.bos) for each in texts]
+    _require_tokens(max(len(tokens.ids) for tokens in encoded), text, rules)
+
+    # Of a single token, or of none, nothing can be scored.
+    streams = [Stream(*pair) for pair in zip(originals, encoded, strict=True) if len(pair[1].ids) > 1]
+    ids = np.concatenate([stream.tokens.ids for stream in streams])
+    bos = streams[0].tokens.bos
+    if rules.scoring == "half":
+        plan = scoring.half_windows(len(ids), rules.context)
+        if bos:
+            ids[[window.begin for window in plan]] = ids[0]
+    else:
+        lengths = [len(stream.tokens.ids) for stream in streams]
+        plan = scoring.windows_of_streams(lengths, rules.context, rules.stride or rules.context)
+    settings = {
+        "context": rules.context,
+        "stride": None if rules.scoring == "half" else rules.stride or rules.context,
+        "scoring": rules.scoring,
+        "documents": rules.documents,
+        "bos": bos,
+        "detokenised": detokenise,
+    }
+    return Reading(streams, ids, plan, settings)
+
+
+def _require_tokens(longest: int, text: Text, rules: Rules) -> None:
+    needed, takes = 2, "scoring one takes two"
+    if rules.scoring == "half":
+        needed, takes = rules.context, f"--scoring half takes a --context of them, {rules.context:,}"
+    if longest < needed:
+        where = text.name if rules.documents == "joined" else f"the longest document of {text.name}"
+        raise EvalError(f"{where} has {longest:,} tokens for this model; {takes}")
+
+
+def described(settings: dict[str, Any]) -> str:
+    """For the page, from the settings of a result file."""
+    parts = [f"context {settings['context']}"]
+    if settings["scoring"] == "half":
+        parts.append("second half of each chunk scored, as llama-perplexity does")
+    else:
+        parts.append(f"stride {settings['stride']}")
+    parts.append(PREFIXES[settings["bos"]])
+    if settings["documents"] == "separate":
+        parts.append("documents one by one")
+    if settings["detokenised"]:
+        parts.append("detokenised")
+    return ", ".join(parts)

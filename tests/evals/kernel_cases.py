@@ -1,0 +1,72 @@
+"""Workloads that the tests of `flash-eval kernels` share, and an implementation that does as it is told."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from flash_evals import implementations
+from flash_evals.implementations import RESULTS, Call, Contestant
+from flash_evals.workload import Heads, Inputs, Workload
+from flashattn_core.masks import Causal, Mask, SlidingWindow
+from flashattn_core.reference import visible_and_bias
+
+Change = Callable[[np.ndarray], np.ndarray]  # of a result
+GFLOPS, GBS = 100.0, 10.0  # the bounds of the machine of these tests
+
+
+def workload(**changes: Any) -> Workload:
+    standard = {"heads": Heads(4, 2, 8), "batch_size": 1, "query_len": 32, "seq_len": 32, "causal": True}
+    return Workload(**{**standard, "window": None, "dtype": "float32", **changes})
+
+
+WORKLOADS = [
+    workload(),
+    workload(causal=False),
+    workload(causal=False, query_len=40, batch_size=3),
+    workload(query_len=5),
+    workload(query_len=1),
+    workload(window=1),
+    workload(window=7, query_len=9, batch_size=2),
+    workload(window=7, query_len=1),
+    workload(window=100),
+    workload(heads=Heads(6, 6, 16), seq_len=33, query_len=2),
+]
+
+
+def mask_of(work: Workload) -> Mask | None:
+    return SlidingWindow(work.window) if work.window else Causal() if work.causal else None
+
+
+def visible_in(work: Workload) -> np.ndarray:
+    """Spelled out by the reference, `(L, S)`."""
+    shape = (work.batch_size, work.heads.query, work.query_len, work.heads.dim)
+    return visible_and_bias(shape, work.seq_len, mask_of(work))[0][0, 0]
+
+
+class Fake(Contestant):
+    """Flash, with a say in what a call does before, also when it is prepared, and what comes out."""
+
+    def __init__(
+        self,
+        work: Workload,
+        inputs: Inputs,
+        before: Callable[[], None],
+        preparing: Callable[[], None],
+        **change: Change,
+    ) -> None:
+        self.flash = implementations.flash(work, inputs)
+        self.before, self.preparing = before, preparing
+        self.changes = [change.get(name, lambda result: result) for name in RESULTS[work.pass_]]
+
+    def prepare(self) -> Call:
+        self.preparing()
+        return self.flash.prepare()
+
+    def run(self, calls: list[Call]) -> Sequence[Any]:
+        for _ in calls:
+            self.before()
+        return self.flash.run(calls)
+
+    def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
+        arrays = self.flash.as_numpy(results)
+        return [change(array) for change, array in zip(self.changes, arrays, strict=True)]

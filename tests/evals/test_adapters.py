@@ -1,0 +1,149 @@
+"""--adapter-path: what mlx_lm.lora has trained becomes part of the model, or is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from flash_evals import models
+from flash_evals.errors import EvalError
+from mlx.utils import tree_flatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+PARAMETERS = {"rank": 4, "scale": 20.0, "dropout": 0.5}
+LAYERS = 1
+
+
+@pytest.fixture
+def make_adapters(tmp_path: Path) -> Callable[..., Path]:
+    """A folder as mlx_lm.lora leaves it, with random numbers for what was learned."""
+
+    def make(model_folder: Path, kind: str = "lora") -> Path:
+        folder = tmp_path / f"my-{kind}"
+        folder.mkdir()
+        network, _ = mlx_lm.load(str(model_folder))
+        network.freeze()
+        if kind == "full":
+            network.layers[-1].unfreeze()
+        else:
+            linear_to_lora_layers(network, LAYERS, PARAMETERS, use_dora=kind == "dora")
+        random = np.random.default_rng(0)
+        learned = {
+            name: value + mx.array(random.normal(scale=0.02, size=value.shape), dtype=value.dtype)
+            for name, value in tree_flatten(network.trainable_parameters())
+        }
+        mx.save_safetensors(str(folder / "adapters.safetensors"), learned)
+        config = {"fine_tune_type": kind, "num_layers": LAYERS, "lora_parameters": PARAMETERS}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return folder
+
+    return make
+
+
+def logits(network: Any) -> np.ndarray:
+    return np.array(network(mx.arange(16)[None]))
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+def test_adapters_are_those_of_mlx_lm(kind: str, make_adapters: Callable[..., Path], model_folder: Path) -> None:
+    """The same logits as mlx-lm's, without dropout."""
+    adapters = make_adapters(model_folder, kind)
+    plain, adapted = models.load(str(model_folder)), models.load(str(model_folder), adapter_path=str(adapters))
+    expected, _ = mlx_lm.load(str(model_folder), adapter_path=str(adapters))
+    np.testing.assert_array_equal(logits(adapted.model), logits(expected))
+    assert np.abs(logits(adapted.model) - logits(plain.model)).max() > 1e-3
+    assert adapted.parameters == plain.parameters
+    described = adapted.describe()
+    assert described.items() >= {"adapter_path": str(adapters), "adapter_type": kind}.items()
+    assert models.title(described).startswith(f"{model_folder.name}, {kind} adapters my-{kind}, ")
+
+
+@pytest.mark.parametrize(
+    "command", [["perplexity", "--context", 32, "--max-windows", 2], ["speed", "-p", 8, "-g", 0, "-d", 0, "-r", 1]]
+)
+def test_every_command_that_only_reads_the_model_takes_them(
+    command: list[object],
+    make_adapters: Callable[..., Path],
+    model_folder: Path,
+    invoke: Callable[..., click.testing.Result],
+) -> None:
+    result = invoke(*command, "--model", model_folder, "--adapter-path", make_adapters(model_folder))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{model_folder.name}, lora adapters my-lora, ")
+
+
+def test_they_change_the_perplexity(
+    make_adapters: Callable[..., Path],
+    model_folder: Path,
+    text_file: Path,
+    invoke: Callable[..., click.testing.Result],
+) -> None:
+    run = ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 32, "-o", "json"]
+    plain, adapted = (
+        json.loads(invoke(*run, *options).stdout)
+        for options in ([], ["--adapter-path", make_adapters(model_folder, "dora")])
+    )
+    assert plain["model"].items() >= {"adapter_path": None, "adapter_type": None}.items()
+    assert adapted["off"]["ppl"] != pytest.approx(plain["off"]["ppl"], rel=1e-4)
+    assert adapted["on"]["ppl"] == pytest.approx(adapted["off"]["ppl"], rel=1e-5)
+
+
+def change(folder: Path, **settings: object) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+
+
+def leave_out(folder: Path, end: str) -> None:
+    """All tensors whose name ends so."""
+    file = str(folder / "adapters.safetensors")
+    mx.save_safetensors(file, {name: value for name, value in mx.load(file).items() if not name.endswith(end)})
+
+
+SPOIL: dict[str, Callable[[Path], object]] = {
+    "it has no adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
+    "it has no adapters.safetensors": lambda folder: (folder / "adapters.safetensors").unlink(),
+    "cannot load the adapters in .*Expecting": lambda folder: (folder / "adapter_config.json").write_text("{"),
+    "cannot load the adapters in .*list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
+    "cannot load the adapters in .*num_layers": lambda folder: (folder / "adapter_config.json").write_text("{}"),
+    "cannot load the adapters in .*'scale'": lambda folder: change(folder, lora_parameters={"rank": 4}),
+    "incompatible tensors: .*shape": lambda folder: change(folder, lora_parameters={**PARAMETERS, "rank": 8}),
+    r"not an adapter parameter": lambda folder: change(folder, lora_parameters={**PARAMETERS, "keys": []}),
+    r"14 of 28 tensors are missing, model\.layers\.0": lambda folder: change(folder, num_layers=2),
+    "7 of 14 tensors are missing": lambda folder: leave_out(folder, "lora_b"),
+    "Unable to read": lambda folder: (folder / "adapters.safetensors").write_bytes(b"nothing"),
+}
+
+
+@pytest.mark.parametrize("says", SPOIL)
+def test_adapters_that_cannot_be_loaded(says: str, make_adapters: Callable[..., Path], model_folder: Path) -> None:
+    folder = make_adapters(model_folder)
+    SPOIL[says](folder)
+    with pytest.raises(EvalError, match=says) as refusal:
+        models.load(str(model_folder), adapter_path=str(folder))
+    assert str(folder) in refusal.value.message
+    assert "\n" not in refusal.value.message
+
+
+def test_adapters_of_another_model(
+    make_adapters: Callable[..., Path], make_model: Callable[..., Path], model_folder: Path
+) -> None:
+    adapters = make_adapters(make_model(hidden_size=64))
+    with pytest.raises(EvalError, match=r"does not match model parameter shape"):
+        models.load(str(model_folder), adapter_path=str(adapters))
+
+
+def test_an_empty_file(make_adapters: Callable[..., Path], model_folder: Path) -> None:
+    folder = make_adapters(model_folder, "full")
+    leave_out(folder, "")
+    with pytest.raises(EvalError, match="there are none"):
+        models.load(str(model_folder), adapter_path=str(folder))
+
+
+def test_no_such_folder(model_folder: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    line = refused("perplexity", "--model", model_folder, "--adapter-path", tmp_path / "missing")
+    assert line.endswith("missing is not an adapter folder in mlx-lm's layout: there is none")

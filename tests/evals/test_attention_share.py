@@ -1,0 +1,133 @@
+"""Attention's share of the time: which calls are seen, by which arm, and what is timed of them."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from flash_evals import attention_share, measure
+from flash_evals.attention_share import Stopwatch, watching
+from flash_evals.measure import ARMS, Arm
+from flash_evals.models import LoadedModel
+from mlx_lm.models import qwen2
+from mlx_lm.models.base import scaled_dot_product_attention
+from mlxlm_flash_patch.direct import StandIn
+from mlxlm_flash_patch.places import places
+from mlxlm_flash_patch.registry import is_mlx_lm
+from model_configs import config, prepared
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """mlx-lm is as it was after each test."""
+    yield
+    assert all(place.is_original(place.held) for place in places() if is_mlx_lm(place.module))
+
+
+def small(model_type: str) -> Callable[[], None]:
+    """The forward pass of a random model of two layers."""
+    module = importlib.import_module(f"mlx_lm.models.{model_type}")
+    model = prepared(module.Model(module.ModelArgs.from_dict(config(model_type))))
+    return lambda: mx.eval(model(mx.arange(12)[None]))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    ("model_type", "calls"),
+    [
+        ("qwen2", 2),  # through the function that models share
+        ("plamo2", 1),  # through MLX's own, and one layer has none
+        ("gear", 2),  # written out, in a function
+        ("phi3small", 2),  # one layer of each
+        ("gemma2", 0),  # written out in one with the projections
+    ],
+)
+def test_calls_that_are_seen(model_type: str, calls: int, arm: Arm) -> None:
+    work, watch = small(model_type), Stopwatch()
+    with measure.arm(arm), watching(watch):
+        work()
+    assert watch.calls == calls
+    assert (watch.seconds > 0) is (calls > 0)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_share_is_a_part(loaded: LoadedModel, arm: Arm) -> None:
+    share = attention_share.attention_share(arm, lambda: mx.eval(loaded.model(mx.arange(64)[None])))
+    assert share is not None
+    assert 0 < share < 1
+
+
+def test_without_attention_there_is_none() -> None:
+    assert attention_share.attention_share("off", lambda: None) is None
+
+
+def test_flash_runs_where_it_is_watched(loaded: LoadedModel) -> None:
+    """And as often as where it is not."""
+    for watched in (False, True):
+        did = measure.Flash()
+
+        def work(watched: bool = watched) -> None:
+            if watched:
+                with watching(Stopwatch()):
+                    mx.eval(loaded.model(mx.arange(64)[None]))
+            else:
+                mx.eval(loaded.model(mx.arange(64)[None]))
+
+        measure.run("on", work, did)
+        assert did.calls == {"cpu_prefill": 2}
+        assert not did.fallbacks
+
+
+def test_results_are_the_same(loaded: LoadedModel) -> None:
+    tokens = mx.arange(64)[None]
+    expected = loaded.model(tokens)
+    with watching(Stopwatch()):
+        assert mx.array_equal(loaded.model(tokens), expected)
+
+
+def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes while attention is at work, and while the rest is."""
+    now = 0.0
+    evaluated: list[Any] = []
+
+    def go(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def evaluate(*arrays: Any) -> None:
+        evaluated.append(arrays)
+        go(1 if len(arrays) == 1 and isinstance(arrays[0], tuple) else 10)
+
+    def attention(*arguments: Any, **others: Any) -> mx.array:
+        go(5)
+        return scaled_dot_product_attention(*arguments, **others)
+
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr(attention_share, "mx", StandIn(mx, eval=evaluate))
+    monkeypatch.setattr(attention_share, "time", clock)
+    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(qwen2, "scaled_dot_product_attention", attention)
+    q, k, v = (mx.zeros((1, 2, 3, 8)) for _ in range(3))
+    mask = mx.zeros((3, 3))
+
+    def work() -> None:
+        go(14)
+        qwen2.scaled_dot_product_attention(q, k, v, None, 1.0, mask)
+
+    share = attention_share.attention_share("off", work)
+    [inputs], [output] = evaluated
+    assert all(any(each is array for each in inputs) for array in (q, k, v))
+    assert not any(each is mask for each in inputs)  # flash attention never needs most of them
+    assert output.shape == q.shape
+    assert share == (5 + 10) / (14 + 1 + 5 + 10)
+
+
+def test_an_interrupt_leaves_nothing_behind(loaded: LoadedModel) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attention_share.attention_share("on", interrupted)
+    assert qwen2.scaled_dot_product_attention is scaled_dot_product_attention

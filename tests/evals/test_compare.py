@@ -1,0 +1,230 @@
+"""`--arm`, `--save-logprobs`, `--compare`: one arm now, the other later or elsewhere, paired by token."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+from flash_evals import machine
+
+Invoke = Callable[..., click.testing.Result]
+Evaluate = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def evaluate(invoke: Invoke, model_folder: Path, text_file: Path, tmp_path: Path) -> Evaluate:
+    """Runs the command on the tiny model and text, and gives the result file and the page; later arguments win."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        out = tmp_path / "out.json"
+        always = ("--model", model_folder, "--dataset", text_file, "--context", 24)
+        result = invoke("perplexity", *always, "--json", out, *arguments)
+        assert (result.exit_code, result.stderr) == (0, ""), result.output
+        return {**json.loads(out.read_text()), "page": result.stdout}
+
+    return run
+
+
+@pytest.fixture
+def saved(evaluate: Evaluate, tmp_path: Path) -> Callable[..., Path]:
+    """The file of a run of one arm."""
+
+    def run(arm: str, *arguments: object) -> Path:
+        path = tmp_path / f"{arm}.jsonl"
+        evaluate("--arm", arm, "--save-logprobs", path, *arguments)
+        return path
+
+    return run
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("arm", "absent"), [("off", "on"), ("on", "off")])
+def test_one_arm(evaluate: Evaluate, arm: str, absent: str) -> None:
+    """Its figures are those it has beside the other, and flash runs in the one that is on alone."""
+    both, one = evaluate(), evaluate("--arm", arm)
+    assert absent not in one
+    assert one["paired"] is None
+    assert one[arm]["ppl"] == both[arm]["ppl"]
+    assert all(trial["order"] == [arm] for trial in one["trials"])
+    assert one["flash"] == (both["flash"] if arm == "on" else {"calls": {}, "fallbacks": {}})
+    assert one["page"].splitlines()[2].split() == ["patch", arm]
+    assert one["page"].endswith("One arm: nothing is compared.\n")
+
+
+@pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
+def test_the_other_arm_later(evaluate: Evaluate, saved: Callable[..., Path], held: str, live: str) -> None:
+    """Whatever does not take both arms' logits is as if they had run together; that is null, and a dash on the page."""
+    together, later = evaluate(), evaluate("--arm", live, "--compare", saved(held))
+    for arm in ("off", "on"):
+        for figure in ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte"):
+            assert later[arm][figure] == together[arm][figure]
+    assert later["paired"]["of"] == ["off", "on"]
+    for figure in ("delta_nll", "delta_nll_se", "top1_agreement"):
+        assert later["paired"][figure] == together["paired"][figure]
+    assert later["paired"]["max_abs_dlogit"] is later["paired"]["mean_kl"] is None
+    assert later["flash"] == together["flash"]
+    assert "top-1 agreement 100.000 % · max |Δlogit| – · mean KL – · flash: cpu_prefill" in later["page"]
+    titles = {live: f"patch {live}", held: f"patch {held}, {held}.jsonl"}
+    for arm in ("off", "on"):
+        assert titles[arm] in later["page"].splitlines()[2]
+    assert "differs in nothing: the same model, machine, versions and batch size" in later["page"]
+    assert "Same predictions; " in later["page"]
+
+
+def test_speeds_of_arms_that_ran_under_other_conditions_are_not_compared(
+    evaluate: Evaluate, saved: Callable[..., Path]
+) -> None:
+    """Smaller batches are slower: that is not the patch."""
+    result = evaluate("--arm", "on", "--compare", saved("off", "--batch-size", 1))
+    assert "off.jsonl differs in batch size 1, here 4" in result["page"]
+    assert result["page"].endswith("\nSame predictions.\n")
+    assert "x" not in "".join(line for line in result["page"].splitlines() if line.startswith(("prefill", "peak")))
+    alike = evaluate("--arm", "on", "--compare", saved("off"))
+    assert "x the speed, " in alike["page"]
+
+
+def test_the_same_arm_of_another_machine(
+    evaluate: Evaluate, saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What differs is named, and the columns say what they are."""
+    there = saved("on", "--batch-size", 2)
+    described = machine.describe()
+    versions = {**described["versions"], "mlx": "9.9"}
+    here = {**described, "processor": "Another", "versions": versions}
+    monkeypatch.setattr(machine, "describe", lambda: here)
+    result = evaluate("--arm", "on", "--compare", there)
+    assert "off" not in result
+    assert result["paired"]["of"] == ["other", "on"]
+    assert result["paired"]["delta_nll"] == pytest.approx(0, abs=1e-6)
+    assert result["other"]["ppl"] == pytest.approx(result["on"]["ppl"], rel=1e-6)
+    assert result["compared"]["machine"] == described
+    assert result["compared"]["differs_in"] == [
+        "batch size 2, here 4",
+        f"processor {described['processor']}, here Another",
+        f"mlx {described['versions']['mlx']}, here 9.9",
+    ]
+    assert "; ".join(result["compared"]["differs_in"]) in result["page"]
+    assert "x the speed, " in result["page"]
+    head = [cell.strip() for cell in result["page"].splitlines()[2].split("   ") if cell.strip()]
+    assert head == ["patch on, on.jsonl", "patch on", "difference"]
+
+
+def test_another_model_on_the_same_tokens(
+    evaluate: Evaluate, saved: Callable[..., Path], make_model: Callable[..., Path]
+) -> None:
+    """As one compares a quantised model with the one it was made from."""
+    other = make_model(rope_theta=100.0)
+    result = evaluate("--arm", "on", "--model", other, "--compare", saved("on"))
+    assert abs(result["paired"]["delta_nll"]) > 1e-4
+    assert "Predictions differ: top-1 at " in result["page"]
+    assert "weights sha256:" in result["page"]
+
+
+def test_the_first_windows_of_a_longer_file(evaluate: Evaluate, saved: Callable[..., Path]) -> None:
+    """Also where they end within a batch of the file."""
+    together = evaluate("--max-windows", 3)
+    later = evaluate("--arm", "on", "--max-windows", 3, "--compare", saved("off", "--batch-size", 2))
+    assert later["tokens"] == together["tokens"]
+    assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
+    assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
+
+
+def test_what_a_file_holds(evaluate: Evaluate, tmp_path: Path) -> None:
+    """A score and the token ranked first for each scored token, and what they are of."""
+    result = evaluate("--save-logprobs", tmp_path / "both.jsonl", "--batch-size", 3)
+    header, *batches = lines(tmp_path / "both.jsonl")
+    assert header["dataset"] == result["dataset"]
+    assert header["model"] == result["model"]
+    assert header["machine"] == result["machine"]
+    assert (header["arms"], header["batch_size"]) == (["off", "on"], 3)
+    assert (header["scoring"]["context"], header["scoring"]["stride"]) == (24, 24)
+    assert [batch["windows"] for batch in batches[:-1]] == [3] * (len(batches) - 1)
+    for arm in ("off", "on"):
+        nll = [cost for batch in batches for cost in batch[arm]["nll"]]
+        assert len(nll) == sum(len(batch[arm]["top1"]) for batch in batches) == result["tokens"]
+        assert sum(nll) / len(nll) == pytest.approx(math.log(result[arm]["ppl"]))
+
+
+def test_a_new_file_takes_the_place_of_an_old_one(saved: Callable[..., Path]) -> None:
+    long = saved("off").read_text()
+    short = saved("off", "--max-windows", 1)
+    assert len(lines(short)) == 2
+    assert len(short.read_text()) < len(long)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (("--context", 32, "--stride", 24), "context 24, here 32"),
+        (("--stride", 12), "stride 24, here 12"),
+        (("--scoring", "half"), "scoring rolling, here half"),
+        (("--documents", "separate"), "documents joined, here separate"),
+        (("--dataset", "{folder}/other.txt"), "text sha256:"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(
+    refused: Callable[..., str],
+    saved: Callable[..., Path],
+    model_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    changed: tuple[object, ...],
+    named: str,
+) -> None:
+    (tmp_path / "other.txt").write_text(text_file.read_text() + "More.")
+    path = saved("off")
+    always = ("--model", model_folder, "--dataset", text_file, "--context", 24)
+    changed = tuple(str(part).format(folder=tmp_path) for part in changed)
+    line = refused("perplexity", *always, *changed, "--arm", "on", "--compare", path)
+    assert f"--compare {path} is of something else: " in line
+    assert named in line
+
+
+def test_other_tokens_of_the_same_text_are_refused(
+    refused: Callable[..., str], saved: Callable[..., Path], make_model: Callable[..., Path], text_file: Path
+) -> None:
+    always = ("--model", make_model(bos=True), "--dataset", text_file, "--context", 24)
+    line = refused("perplexity", *always, "--arm", "on", "--compare", saved("off"))
+    assert "tokens sha256:" in line
+    assert "bos " in line
+
+
+def test_a_file_that_holds_too_little_is_refused(
+    refused: Callable[..., str], saved: Callable[..., Path], model_folder: Path, text_file: Path
+) -> None:
+    path = saved("off", "--max-windows", 2)
+    always = ("--model", model_folder, "--dataset", text_file, "--context", 24)
+    line = refused("perplexity", *always, "--arm", "on", "--compare", path)
+    assert f"--compare {path} holds 2 of the " in line
+    assert "take --max-windows 2" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--compare", "a.jsonl"), "--compare takes --arm off or --arm on: the other one is that of the file"),
+        (("--arm", "on", "--compare", "missing.jsonl"), "--compare cannot read missing.jsonl: No such file"),
+        (("--save-logprobs", "a.jsonl", "--resume", "b.jsonl"), "--resume keeps what --save-logprobs does"),
+        (("--save-logprobs", "a", "--json", "a"), "--save-logprobs and --json are the same file: a"),
+        (("--arm", "on", "--compare", "a", "--resume", "./a"), "--compare and --resume are the same file: a"),
+        (("--save-logprobs", "missing/a.jsonl"), "--save-logprobs missing/a.jsonl: missing cannot be written to"),
+    ],
+)
+def test_refused(
+    refused: Callable[..., str],
+    model_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused("perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, *arguments)
+    assert said in line

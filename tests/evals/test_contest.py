@@ -1,0 +1,175 @@
+"""Who takes part in a contest, who has his turn when, what is timed, and that all agree."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import flashattn_core
+import numpy as np
+import pytest
+from flash_evals import contest
+from flash_evals.contest import BOUNDS, Contest, order
+from flash_evals.errors import EvalError
+from flash_evals.implementations import GRADIENTS, RESULTS
+from flash_evals.measure import memory_method
+from flash_evals.workload import PASSES, Pass
+from kernel_cases import Change, workload
+
+pytestmark = pytest.mark.usefixtures("quick_machine")
+
+
+def one_element(factor: float) -> Change:
+    """The largest one becomes so much larger."""
+
+    def change(array: np.ndarray) -> np.ndarray:
+        changed = array.copy()
+        changed[np.unravel_index(np.abs(changed).argmax(), changed.shape)] *= factor
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize("wrong", ["by more than the limit", "not a number"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float16", 1e-2)])
+@pytest.mark.parametrize(("pass_", "what"), [(pass_, what) for pass_ in PASSES for what in RESULTS[pass_]])
+def test_a_wrong_result_is_not_timed(
+    refused: Callable[..., str],
+    fake_implementation: Callable[..., None],
+    wrong: str,
+    dtype: str,
+    tolerance: float,
+    pass_: Pass,
+    what: str,
+) -> None:
+    limit = 2 * tolerance if what in GRADIENTS else tolerance
+    fake_implementation("naive", **{what: one_element(float("nan") if wrong == "not a number" else 1 + 1.2 * limit)})
+    options = ("--shape", "4/2x8", "--seq-len", 32, "--dtype", dtype, "--impl", "flash,naive", "--pass", pass_)
+    line = refused("kernels", *options)
+    problem = f"4/2x8, 32 queries, 32 keys, causal, {dtype}" + ("" if pass_ == "forward" else f", {pass_}")
+    assert f"naive and flash give different results for {problem}: the {what} differs by" in line
+    assert f"expected at most {limit:.0e}" in line
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_rounding_is_no_wrong_result(
+    run_kernels: Callable[..., Any], fake_implementation: Callable[..., None], pass_: Pass
+) -> None:
+    fake_implementation("naive", **dict.fromkeys(RESULTS[pass_], lambda result: result * np.float32(1 + 1e-5)))
+    assert run_kernels("--impl", "flash,naive", "--pass", pass_)
+
+
+def test_gradients_that_are_nothing_but_rounding(run_kernels: Callable[..., Any]) -> None:
+    """Of query and key, where each query sees one key."""
+    assert run_kernels("--impl", "flash,mlx,naive", "--pass", "backward", "--window", 1)
+
+
+def test_disagreement_is_an_error_of_the_evaluation() -> None:
+    results = {"flash": [np.ones(3)], "mlx": [np.array([1, 1, 2.0])]}
+    with pytest.raises(EvalError, match="mlx and flash"):
+        contest.require_agreement(workload(), "flash", "mlx", results)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_everybody_is_in_every_place_equally_often(count: int) -> None:
+    names = [str(number) for number in range(count)]
+    rounds = [order(names, number) for number in range(2 * count)]
+    assert all(sorted(turns) == names for turns in rounds)
+    for place in zip(*rounds, strict=True):
+        assert sorted(place) == sorted(names * 2)
+    assert rounds[1] == rounds[0][::-1]
+
+
+def test_turns(monkeypatch: pytest.MonkeyPatch, fake_implementation: Callable[..., None]) -> None:
+    """Warm-up one by one; then rounds in changing order, the machine's bounds among them."""
+    turns: list[str] = []
+    for name in ("flash", "mlx"):
+        fake_implementation(name, before=lambda name=name: turns.append(name))
+    monkeypatch.setattr(flashattn_core, "peak_flops", lambda: turns.append(BOUNDS) or 1.0)
+    held = Contest(workload())
+    assert sum(1 for _ in held.hold(["flash", "mlx"], 3, 0, 0)) == 2 * (1 + 3)
+    warm_up = ["flash"] * 2 + ["mlx"] * 2  # a tiny call, and the one whose memory is measured
+    rounds = [[BOUNDS, "flash", "mlx"], ["mlx", "flash", BOUNDS], ["flash", "mlx", BOUNDS]]
+    assert turns == [*warm_up, *(turn for turns in rounds for turn in turns)]
+    assert len(held.peak_flops) == len(held.read_bandwidth) == 3
+
+
+class Clock:
+    """Goes only when somebody lets it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def go(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=lambda seconds: None))
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("max_seconds", "trials"),
+    [
+        (0, 9),  # no limit
+        (1, 1),  # one is taken whatever it costs
+        (9, 1),
+        (9.5, 2),
+        (1000, 9),
+    ],
+)
+def test_who_is_slow_takes_fewer_trials(
+    fake_implementation: Callable[..., None], clock: Clock, max_seconds: float, trials: int
+) -> None:
+    fake_implementation("flash", before=lambda: clock.go(0.25))
+    fake_implementation("mlx", before=lambda: clock.go(4.5))
+    held = Contest(workload())
+    steps = sum(1 for _ in held.hold(["flash", "mlx"], 9, max_seconds, 0))
+    assert steps == 2 * (1 + 9)  # also those left out
+    assert len(held.entries["mlx"].trials) == trials
+    assert len(held.entries["flash"].trials) == (3 if max_seconds == 1 else 9)
+    assert held.entries["mlx"].trials == [4.5] * trials
+
+
+def test_a_trial_lasts_twenty_milliseconds(
+    fake_implementation: Callable[..., None], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted when the call is warm: the first one is slow."""
+    monkeypatch.setattr(contest, "TRIAL_SECONDS", 0.02)
+    calls: list[None] = []
+
+    def before() -> None:
+        calls.append(None)
+        clock.go(0.1 if len(calls) <= 2 else 0.003)
+
+    fake_implementation("flash", before=before)
+    held = Contest(workload())
+    list(held.hold(["flash"], 2, 0, 0))
+    assert held.entries["flash"].calls == 8
+    assert held.entries["flash"].trials == pytest.approx([0.003] * 2)
+
+
+def test_what_prepares_a_call_is_not_timed(fake_implementation: Callable[..., None], clock: Clock) -> None:
+    """But it counts for --max-seconds: that is what somebody waits for."""
+    fake_implementation("flash", before=lambda: clock.go(0.25), preparing=lambda: clock.go(4))
+    held = Contest(workload(pass_="backward"))
+    list(held.hold(["flash"], 9, 13, 0))
+    assert held.entries["flash"].trials == [0.25] * 3
+
+
+def test_memory_is_that_of_one_call(fake_implementation: Callable[..., None]) -> None:
+    """What a library allocates for good when it is first used is not the call's."""
+    kept: list[np.ndarray] = []
+
+    def before() -> None:
+        if not kept:
+            kept.append(np.ones(32_000_000, np.uint8))
+        np.ones(64_000_000, np.uint8)
+
+    fake_implementation("flash", before=before)
+    held = Contest(workload())
+    next(held.hold(["flash"], 1, 0, 0))
+    if "resident" in memory_method():
+        assert held.entries["flash"].peak_memory == pytest.approx(64e6, abs=3e6)

@@ -1,0 +1,281 @@
+"""flash-eval doctor: each finding, made to happen, with its cure below it; exit code 1 when something is broken."""
+
+import csv
+import importlib.metadata
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import flashattn_core
+import mlxlm_flash_patch as flash
+import pytest
+from flash_evals import doctor, implementations, machine, measure, models
+from flash_evals.errors import EvalError
+from mlxlm_flash_patch import doctor as patch_doctor
+
+Invoke = Callable[..., click.testing.Result]
+Found = Callable[..., None]
+
+STEADY = machine.Bounds([100e9, 95e9], [10e9, 12e9], [3e9, 5e9])
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine on which doctor has nothing to say: what a test changes is what it finds."""
+    monkeypatch.setattr(patch_doctor, "examine", lambda: iter([patch_doctor.ok("patch", "all well")]))
+    monkeypatch.setattr(machine, "bounds", lambda: STEADY)
+    monkeypatch.setattr(doctor, "version", lambda name: "1.2")
+    monkeypatch.setattr(doctor, "hub_answers", lambda: True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    monkeypatch.setattr("os.cpu_count", implementations.threads)
+    monkeypatch.delenv("FLASHATTN_NUM_THREADS", raising=False)
+
+
+@pytest.fixture
+def findings(invoke: Invoke) -> Callable[[], list[dict[str, str]]]:
+    """All of them; the exit code is that of what is broken."""
+
+    def run() -> list[dict[str, str]]:
+        done = invoke("doctor", "-o", "json")
+        assert done.stderr == ""
+        result = json.loads(done.stdout)
+        marks = [finding["mark"] for finding in result["findings"]]
+        assert result["broken"] == marks.count("problem")
+        assert result["could_be_better"] == marks.count("warning")
+        assert done.exit_code == int(bool(result["broken"]))
+        assert all(bool(finding["cure"]) == (finding["mark"] != "ok") for finding in result["findings"])
+        found: list[dict[str, str]] = result["findings"]
+        return found
+
+    return run
+
+
+@pytest.fixture
+def found(findings: Callable[[], list[dict[str, str]]]) -> Found:
+    """Among the findings is one like this, and no other that is not fine."""
+
+    def check(mark: str, subject: str, what: str, cure: str = "") -> None:
+        all_of_them = findings()
+        [one] = [finding for finding in all_of_them if finding["subject"] == subject and what in finding["what"]]
+        assert one["mark"] == mark
+        assert cure in one["cure"]
+        assert [finding for finding in all_of_them if finding["mark"] != "ok"] == ([] if mark == "ok" else [one])
+
+    return check
+
+
+def test_nothing_to_find(invoke: Invoke) -> None:
+    done = invoke("doctor")
+    assert (done.exit_code, done.stderr) == (0, "")
+    head, *_ = lines = done.stdout.splitlines()
+    assert head.endswith(f" · Python {sys.version.split()[0]} · {sys.prefix}")
+    assert lines[2].split() == ["what", "finding"]
+    assert all(line.startswith("✓   ") for line in lines[3:-2])
+    assert lines[-1] == "broken: 0 · could be better: 0"
+    for subject in ("patch", "processor", "memory", "multiply-adds", "memory reads", "matrix products", "peak memory"):
+        assert any(line.startswith(f"✓   {subject} ") for line in lines), subject
+    for subject in ("demo model", "datasets", "matplotlib", "torch", "cache", "hub"):
+        assert any(line.startswith(f"✓   {subject} ") for line in lines), subject
+
+
+def test_a_cure_stands_below_what_it_cures(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = patch_doctor.problem("extension", "does not load", "pip install it")
+    monkeypatch.setattr(patch_doctor, "examine", lambda: iter([broken]))
+    lines = invoke("doctor").stdout.splitlines()
+    assert lines[3].split(maxsplit=2) == ["✗", "extension", "does not load"]
+    assert lines[4].split(maxsplit=1) == ["cure:", "pip install it"]
+    assert lines[4].index("cure") == lines[3].index("does not")
+
+
+def test_the_files_and_the_other_formats(invoke: Invoke, tmp_path: Path) -> None:
+    json_file, csv_file = tmp_path / "out.json", tmp_path / "out.csv"
+    page = invoke("doctor", "-o", "md", "--json", json_file, "--csv", csv_file).stdout
+    assert page.splitlines()[2:4] == ["|  | what | finding |", "| --- | --- | --- |"]
+    result = json.loads(json_file.read_text())
+    assert result["command"] == "doctor"
+    assert result["machine"] == machine.describe()
+    assert list(csv.DictReader(io.StringIO(csv_file.read_text()))) == result["findings"]
+
+
+def test_the_patch_s_findings(findings: Callable[[], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its doctor's own, as they are: the real ones this time."""
+    monkeypatch.undo()
+    monkeypatch.setattr(machine, "bounds", lambda: STEADY)
+    monkeypatch.setattr(doctor, "hub_answers", lambda: True)
+    theirs = [finding.subject for finding in patch_doctor.examine()]
+    assert {"versions", "extension", "cpu", "self-test", "mlx-lm"} <= set(theirs)
+    subjects = [finding["subject"] for finding in findings()]
+    assert subjects[: len(theirs)] == theirs
+    assert all(subject in (doctor.command.help or "") for subject in subjects)
+
+
+def test_what_needs_flash_is_left_out_where_it_does_not_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = patch_doctor.problem("extension", "does not load", "pip install it")
+    monkeypatch.setattr(patch_doctor, "examine", lambda: iter([broken]))
+    monkeypatch.delattr(flashattn_core, "backends")
+    done = invoke("doctor", "-o", "json")
+    assert (done.exit_code, done.stderr) == (1, "")
+    result = json.loads(done.stdout)
+    assert (result["broken"], result["machine"]) == (1, None)
+    assert {"datasets", "cache", "hub"} <= {finding["subject"] for finding in result["findings"]}
+    left_out = "Left out, as flash attention does not run: hardware, bounds, peak memory, demo model."
+    assert invoke("doctor").stdout.splitlines()[-1] == left_out
+
+
+def test_a_check_that_fails_costs_no_other(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> int:
+        raise OSError("no such thing\nas this")
+
+    monkeypatch.setattr(machine, "physical_memory", fails)
+    found("problem", "hardware", "the check failed: OSError: no such thing", "please report it")
+
+
+def test_a_processor_of_which_not_all_may_be_used(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = implementations.threads()
+    monkeypatch.setattr("os.cpu_count", lambda: threads + 1)
+    found("warning", "threads", f"flash uses {threads} of {threads + 1} cores", "taskset")
+    monkeypatch.setenv("FLASHATTN_NUM_THREADS", "1")  # of which the patch's doctor speaks
+    found("ok", "processor", f"{threads + 1} cores")
+
+
+def test_what_bounds_the_figures(found: Found) -> None:
+    found("ok", "multiply-adds", "95–100 GFLOP/s")
+    found("ok", "memory reads", "11 GB/s")
+    found("ok", "matrix products", "4.0 GFLOP/s, 4% of the multiply-adds")
+
+
+def test_a_machine_whose_speed_changes(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "bounds", lambda: machine.Bounds([100e9, 79e9], [10e9], [3e9]))
+    found("warning", "multiply-adds", "79–100 GFLOP/s within seconds: times will scatter", "stop what else runs")
+
+
+def test_a_gpu_has_other_bounds(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "kind", lambda: "gpu")
+    monkeypatch.setattr(machine, "describe", lambda: {"processor": "M9"})
+    found("ok", "multiply-adds", "measured on a CPU only")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc; run this test on Linux")
+def test_memory_that_is_not_seen(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    found("ok", "peak memory", measure.memory_method())
+    monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
+    found("warning", "peak memory", "peak of MLX's allocator: memory that a kernel takes by itself", "clear_refs")
+
+
+def test_the_demo_model_through_the_patch(found: Found) -> None:
+    found("ok", "demo model", "Qwen2 demo, 1.0 M parameters; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| ")
+
+
+def test_a_demo_model_that_does_not_load(found: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(models, "DEMO_MODEL", tmp_path)
+    found("problem", "demo model", "it has no config.json", doctor.REINSTALL)
+
+
+def run_with(changed: Callable[[str, Any], Any]) -> Callable[..., Any]:
+    """measure.run, with what its work returns changed."""
+    real = measure.run
+
+    def run(name: measure.Arm, work: Callable[[], Any], flash: measure.Flash) -> Any:
+        result, trial = real(name, work, flash)
+        return changed(name, result), trial
+
+    return run
+
+
+@pytest.mark.parametrize(("off_by", "says"), [(0.01, "1.0e-02"), (float("nan"), "nan")])
+def test_a_patch_that_changes_the_logits(
+    found: Found, monkeypatch: pytest.MonkeyPatch, off_by: float, says: str
+) -> None:
+    monkeypatch.setattr(measure, "run", run_with(lambda name, logits: logits + (off_by if name == "on" else 0)))
+    found("problem", "demo model", f"its logits differ by {says} with the patch on", "please report it")
+
+
+def test_a_patch_that_takes_no_calls(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "run", lambda name, work, flash: (work(), None))
+    found("problem", "demo model", "flash: no calls, 0 fallbacks", "mlxlm-flash-patch")
+
+
+def test_a_patch_that_is_on_in_both_arms(found: Found) -> None:
+    with flash.enabled():
+        found("problem", "demo model", "the patch is on for this whole process", "by itself")
+
+
+@pytest.mark.parametrize(
+    ("package", "says", "cure"),
+    [
+        ("torch", "not installed: no kernels --impl torch", "pip install 'torch==2.13.0'"),
+        ("matplotlib", "not installed: no --plot of kernels and finetune", "pip install 'matplotlib<4,>=3.9'"),
+        ("datasets", "not installed: no perplexity --dataset from the hub", "pip install 'datasets<6,>=4'"),
+    ],
+)
+def test_a_package_is_missing(
+    found: Found, monkeypatch: pytest.MonkeyPatch, package: str, says: str, cure: str
+) -> None:
+    def version(name: str) -> str:
+        if name == package:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.2"
+
+    found("ok", package, "1.2: ")
+    monkeypatch.setattr(doctor, "version", version)
+    found("warning", package, says, cure)
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_DATASETS_CACHE"])
+def test_a_cache_that_cannot_be_written(
+    found: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "cache"
+    module = "huggingface_hub.constants" if variable == "HF_HUB_CACHE" else "datasets.config"
+    monkeypatch.setattr(f"{module}.{variable}", str(folder))
+    found("warning", "cache", f"{folder} cannot be written to", f"{variable}=FOLDER")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says", "cure"),
+    [
+        (None, " does not answer: what is in the caches, and nothing else", "--model FOLDER"),
+        (EvalError("no"), "no", ""),
+    ],
+)
+def test_a_hub_that_is_no_help(
+    found: Found, monkeypatch: pytest.MonkeyPatch, answer: EvalError | bool, says: str, cure: str
+) -> None:
+    def hub_answers() -> bool:
+        if isinstance(answer, EvalError):
+            raise answer
+        return answer
+
+    found("ok", "hub", " answers")
+    monkeypatch.setattr(doctor, "hub_answers", hub_answers)
+    found("warning", "hub", says, cure)
+
+
+def test_a_hub_that_is_not_to_be_asked(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.delattr(doctor, "hub_answers")
+    found("ok", "hub", "HF_HUB_OFFLINE is set")
+
+
+def test_the_hub_is_asked_once_and_briefly(in_fresh_process: Callable[..., list[Any]], tmp_path: Path) -> None:
+    """The real client, where nobody listens; and nothing is written into its caches."""
+    cache = tmp_path / "hf"
+    [outcome] = in_fresh_process(["doctor"], HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(cache))
+    assert outcome.stderr == ""
+    assert "http://127.0.0.1:9 does not answer" in outcome.stdout
+    assert f"{cache / 'hub'}, " in outcome.stdout
+    assert not cache.exists()
+
+
+def test_nonsense_in_the_environment(in_fresh_process: Callable[..., list[Any]]) -> None:
+    """As little as this is said, and no traceback."""
+    [outcome] = in_fresh_process(["doctor"], FLASHATTN_NUM_THREADS="many", HF_HUB_OFFLINE="1")
+    assert (outcome.exit_code, outcome.stderr) == (1, "")
+    assert "FLASHATTN_NUM_THREADS is 'many'" in outcome.stdout
+    assert "Left out" in outcome.stdout

@@ -1,0 +1,161 @@
+"""The work of `flash-eval speed`: what a trial reads, on which cache, and what happens between two of them."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flash_evals import generation
+from flash_evals.errors import EvalError
+from flash_evals.generation import Case, Guesses
+from flash_evals.models import LoadedModel
+
+
+@pytest.fixture
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trials for attention's share."""
+    monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
+
+
+def test_names() -> None:
+    tests = Case("prompt", 512, 0), Case("generation", 32, 2048), Case("prompt", 8, 0, 4), Case("generation", 8, 16, 2)
+    assert list(map(str, tests)) == ["pp512", "tg32 @ d2048", "pp8 x4", "tg8 x2 @ d16"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "tokens", "depth", "reads"),
+    [
+        # mlx-lm processes all but the last token of a prompt, then takes a step with that one.
+        ("prompt", 16, 0, [(15, 0), (1, 15)]),
+        ("prompt", 1, 0, [(1, 0)]),
+        ("prompt", 16, 8, [(15, 8), (1, 23)]),
+        ("generation", 3, 0, [(1, 0), (1, 1), (1, 2)]),
+        ("generation", 2, 8, [(1, 8), (1, 9)]),
+        ("generation", 1, 8, [(1, 8)]),
+    ],
+)
+def test_what_a_trial_reads(
+    loaded: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    unwatched: None,
+    kind: generation.Kind,
+    tokens: int,
+    depth: int,
+    reads: list[tuple[int, int]],
+    batch_size: int,
+) -> None:
+    """So many tokens at such a depth, and in each trial of both arms the same ones."""
+    trials: list[list[tuple[int, int, int]]] = []
+    read: list[list[Any]] = []
+    model = loaded.model
+
+    def spy(inputs: mx.array, cache: Any) -> mx.array:
+        trials[-1].append((*inputs.shape, cache[0].size()))
+        read[-1].extend(inputs.T.tolist())
+        return model(inputs, cache=cache)
+
+    def run(arm: str, work: Callable[[], None], flash: object) -> Any:
+        trials.append([])
+        read.append([])
+        work()
+        return Guesses(), None
+
+    spy.layers = model.layers
+    watched = LoadedModel(spy, loaded.tokenizer, loaded.config, "", "", None)
+    monkeypatch.setattr(generation, "run", run)
+    test = Case(kind, tokens, depth, batch_size)
+    pairs = list(generation.measured(watched, [test], repetitions=2, seed=0))
+    assert [pair.test for pair in pairs] == [test, test]
+    if depth:
+        assert sum(size for _, size, _ in trials.pop(0)) == depth  # the cache is filled once
+        read.pop(0)
+    assert trials == [[(batch_size, *each) for each in reads]] * 6  # warm-up and two repetitions, two arms
+    assert read == [read[0]] * 6
+    if batch_size > 1 and kind == "prompt" and tokens > 1:
+        first, *others = zip(*read[0], strict=True)
+        assert all(sequence != first for sequence in others)
+
+
+def test_the_seed_decides_the_tokens(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, unwatched: None) -> None:
+    def prompt(seed: int) -> list[int]:
+        seen: list[list[int]] = []
+
+        def generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Any) -> Guesses:
+            seen.append(tokens.tolist())
+            return Guesses()
+
+        monkeypatch.setattr(generation, "_generate", generate)
+        assert list(generation.measured(loaded, [Case("prompt", 20, 0)], 1, seed))
+        assert all(tokens == seen[0] for tokens in seen)
+        return seen[0]
+
+    assert prompt(0) == prompt(0) != prompt(1)
+    assert all(0 <= token < loaded.vocabulary for token in prompt(2))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_trial_does_not_change_the_cache_of_the_next(loaded: LoadedModel, batch_size: int) -> None:
+    filled = generation.Filled(generation._cache(loaded, np.arange(10)), [])
+    before = [np.array(array) for layer in filled.own for array in layer.state[:2]]
+    test = Case("generation", 4, 10, batch_size)
+    generation.prepared(loaded, None, test, np.ones((batch_size, 1), int), filled)()
+    after = [np.array(array) for layer in filled.own for array in layer.state[:2]]
+    assert filled.own[0].offset == 10
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_trial_has_buffers_of_its_own(loaded: LoadedModel) -> None:
+    # Else the first append copies the whole cache while the clock runs, and counts it as memory of the trial.
+    cache = generation._cache(loaded, np.arange(10))
+    held = sum(array.nbytes for layer in cache for array in (layer.keys, layer.values))
+    mx.synchronize()
+    before = mx.get_active_memory()
+    copied = generation._copy(cache)
+    assert mx.get_active_memory() - before >= held
+    assert all(
+        mx.array_equal(a, b) for x, y in zip(cache, copied, strict=True) for a, b in zip(x.state, y.state, strict=True)
+    )
+
+
+def test_a_batch_has_merged_its_caches_before_the_clock_starts(loaded: LoadedModel) -> None:
+    cache = generation._cache(loaded, np.arange(10))
+    held = sum(2 * layer.keys[..., :10, :].nbytes for layer in cache)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    batch = generation._batch(loaded, Case("generation", 4, 10, 3), cache)
+    assert mx.get_active_memory() - before >= 3 * held
+    assert [layer.size() for layer in batch.prompt_cache] == [10, 10]
+
+
+def test_it_waits_between_two_trials(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[object] = []
+
+    def run(arm: str, *_: object) -> Any:
+        events.append(arm)
+        return Guesses(), None
+
+    monkeypatch.setattr(generation, "run", run)
+    monkeypatch.setattr(generation, "attention_share", lambda name, work: events.append(f"watched {name}"))
+    monkeypatch.setattr(generation, "time", SimpleNamespace(sleep=events.append))
+    tests = [Case("prompt", 4, 0), Case("prompt", 8, 0)]
+    list(generation.measured(loaded, tests, repetitions=2, seed=0, delay=7.5))
+    trials = ["off", "on", "watched on", "watched off", "off", "on", "on", "off"] * 2
+    assert events[::2] == trials
+    assert events[1::2] == [7.5] * (len(trials) - 1)
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_what_fails_is_named(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def fails(*_: object) -> Guesses:
+        raise error("[metal] Insufficient Memory\nand more")
+
+    monkeypatch.setattr(generation, "_generate", fails)
+    line = r"^pp4 fails with the patch off: \[metal\] Insufficient Memory$"
+    with pytest.raises(EvalError, match=line):
+        next(generation.measured(loaded, [Case("prompt", 4, 0)], 1, 0))
+    with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
+        next(generation.measured(loaded, [Case("prompt", 4, 9)], 1, 0))

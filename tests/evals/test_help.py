@@ -1,0 +1,153 @@
+"""What `-h` says: it is in the docs, a test stands behind each option, and each figure of a page is explained."""
+
+import ast
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import click
+import click.testing
+import pytest
+from flash_evals.cli import COMMANDS, main
+
+Invoke = Callable[..., click.testing.Result]
+
+SCRIPT = Path(__file__).parents[2] / "packages" / "evals" / "scripts" / "write_help.py"
+
+
+def command(name: str) -> click.Command:
+    found = main.get_command(click.Context(main), name)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_help", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_docs_have_the_help(script: ModuleType) -> None:
+    assert script.DOCUMENT.read_text(encoding="utf-8") == script.document(), "run packages/evals/scripts/write_help.py"
+
+
+def test_the_help_is_of_all_commands(script: ModuleType) -> None:
+    paths = dict(script.pages(main, "flash-eval"))
+    assert list(paths) == ["flash-eval", *(f"flash-eval {name}" for name in COMMANDS)]
+    assert paths["flash-eval speed"].startswith("Usage: flash-eval speed [OPTIONS]\n")
+    assert "mlxlm-flash hook install" in dict(script.pages(script.PROGRAMS["mlxlm-flash"], "mlxlm-flash"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_fits(name: str) -> None:
+    """What is laid out by hand, and not by click, has its place in a terminal of 80 columns, behind click's two."""
+    blocks = inspect.cleandoc(command(name).help or "").split("\n\n")
+    lines = [line for block in blocks if block.startswith("\b") for line in block.splitlines()]
+    assert [line for line in lines if len(line) > 78] == []
+
+
+class Arguments(ast.NodeVisitor):
+    """The strings in a file that may be arguments: not what is compared with something, as in `"--json" in line`."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for side in (node.left, *node.comparators):
+            if not isinstance(side, ast.Constant):
+                self.visit(side)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            self.found.add(node.value.partition("=")[0])
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node.func:
+            case ast.Attribute(attr="split", value=ast.Constant(value=str(text))):
+                self.found.update(text.split())
+        self.generic_visit(node)
+
+
+@cache
+def passed() -> dict[str, set[str]]:
+    """The arguments in each other file of this folder, and the words of its name."""
+    found = {}
+    for path in Path(__file__).parent.glob("test_*.py"):
+        if path != Path(__file__):
+            arguments = Arguments()
+            arguments.visit(ast.parse(path.read_text(encoding="utf-8")))
+            found[path.name] = arguments.found | set(path.stem.split("_"))
+    return found
+
+
+def unexercised(name: str, of: click.Command) -> Iterator[str]:
+    """The options that no file about the command passes."""
+    about = [arguments for arguments in passed().values() if name in arguments]
+    for option in of.params:
+        spellings = {*option.opts, *option.secondary_opts}
+        if isinstance(option, click.Option) and not any(spellings & arguments for arguments in about):
+            yield option.opts[-1]
+
+
+@pytest.mark.parametrize("name", ["cli", *COMMANDS])
+def test_a_test_stands_behind_every_option(name: str) -> None:
+    missing = list(unexercised(name, main if name == "cli" else command(name)))
+    assert not missing, f"no test of flash-eval {name} passes {', '.join(missing)}"
+
+
+def test_an_option_without_a_test_would_be_found() -> None:
+    new = click.Command("speed", params=[click.Option(["-r"]), click.Option(["-z", "--no-such-option"])])
+    assert list(unexercised("speed", new)) == ["--no-such-option"]
+
+
+# Small runs, and what their pages show beside the tables.
+PAGES: dict[str, tuple[list[object], list[str]]] = {
+    "perplexity": (
+        ["--context", 32, "--max-windows", 1],
+        ["ΔNLL", "top-1 agreement", "max |Δlogit|", "mean KL", "Same predictions", "flash:", "fallbacks"],
+    ),
+    "speed": (["-p", 8, "-g", 2, "-d", "0,8", "-r", 2], ["tg2 @ d8", "±", "flash:", "fallbacks"]),
+    "finetune": (["-p", 16, "-r", 1], ["on/off", "max |Δ|", "flash:", "fallbacks"]),
+    "kernels": (
+        ["--seq-len", "16,32", "--quick", "--impl", "flash,naive"],
+        ["peak ", "reads ", "faster", "flash against"],
+    ),
+    "kernels, passes": (["--seq-len", 16, "--quick", "--impl", "flash", "--pass", "forward,backward"], []),
+    "kernels, decoding": (["--seq-len", 16, "--query-len", 1, "--quick", "--impl", "flash"], []),
+}
+EXAMPLES = {"tg2 @ d8": "tg32 @ d2048"}  # of which the help speaks by example
+ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
+
+
+def labels(page: str) -> Iterator[str]:
+    """What stands at the head of the columns of a page in Markdown, and before its rows where they have names."""
+    rows = [[cell.strip() for cell in line[1:-1].split(" | ")] for line in page.splitlines() if line.startswith("| ")]
+    head, _, *body = rows
+    yield from head
+    if not head[0]:
+        yield from (row[0] for row in body)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_help_explains_every_figure(invoke: Invoke, model_folder: Path, text_file: Path, name: str) -> None:
+    arguments, others = PAGES[name]
+    which = name.partition(",")[0]
+    source = [] if which == "kernels" else ["--model", model_folder]
+    source += ["--dataset", text_file] if which == "perplexity" else []
+    done = invoke(which, *source, *arguments, "-o", "md")
+    assert done.exit_code == 0, done.output
+    page = done.stdout.replace("\\|", "|")
+    explained = " ".join(invoke(which, "-h").output.split())
+    for label in labels(page):
+        assert ARM.sub("", label) in explained, f"{which} -h does not say what {label!r} is"
+    for label in others:
+        assert label in page
+        assert EXAMPLES.get(label, label).strip() in explained, f"{which} -h does not say what {label!r} is"

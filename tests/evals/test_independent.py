@@ -1,0 +1,179 @@
+"""Every figure again, by a slow way that shares no code with flash_evals.
+
+A Qwen2 in numpy, in float64, from its weights and its definition; one forward for each scored token, over the tokens
+that the rules let it see; the rules from their definitions.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import click.testing
+import mlx.core as mx
+import numpy as np
+import pytest
+from flash_evals.models import DEMO_MODEL
+from tokenizers import Tokenizer
+
+Invoke = Callable[..., click.testing.Result]
+Weights = dict[str, np.ndarray]
+
+DOCUMENTS = [
+    "The lobster of the eastern Atlantic is blue; only cooking makes it “lobster red”.\n",
+    "",
+    "It weighs 5 – 6 kilograms, carries its eggs for a year, and has claws of two kinds: the crusher and the cutter.",
+    "T",  # one token
+    "Naïve readers take it for a crab — it is none.\n\n",
+]
+
+
+def dense(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Without BLAS: on a busy machine its threads spend most of their time waiting for each other."""
+    product: np.ndarray = np.einsum("...i,oi->...o", x, weight)
+    return product
+
+
+class Qwen2:
+    def __init__(self, folder: Path) -> None:
+        self.config = json.loads((folder / "config.json").read_text())
+        weights = mx.load(str(folder / "model.safetensors"))
+        assert isinstance(weights, dict)
+        self.weights = {name: np.array(weight.astype(mx.float32), np.float64) for name, weight in weights.items()}
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def cost(self, seen: Sequence[int], token: int) -> float:
+        """-ln p(token | seen)."""
+        logits = self._logits(np.array(seen))
+        return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[token])
+
+    def _logits(self, ids: np.ndarray) -> np.ndarray:
+        """Of the token that follows the last one."""
+        x = self.weights["model.embed_tokens.weight"][ids]
+        for layer in range(self.config["num_hidden_layers"]):
+            prefix = f"model.layers.{layer}."
+            own = {
+                name.removeprefix(prefix): weight for name, weight in self.weights.items() if name.startswith(prefix)
+            }
+            x = x + self._attention(own, self._norm(x, own["input_layernorm.weight"]))
+            h = self._norm(x, own["post_attention_layernorm.weight"])
+            gate, up = dense(h, own["mlp.gate_proj.weight"]), dense(h, own["mlp.up_proj.weight"])
+            x = x + dense(gate / (1 + np.exp(-gate)) * up, own["mlp.down_proj.weight"])
+        return dense(self._norm(x[-1], self.weights["model.norm.weight"]), self.weights["model.embed_tokens.weight"])
+
+    def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        scaled: np.ndarray = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.config["rms_norm_eps"]) * weight
+        return scaled
+
+    def _attention(self, own: Weights, x: np.ndarray) -> np.ndarray:
+        n, heads, kv_heads = len(x), self.config["num_attention_heads"], self.config["num_key_value_heads"]
+        dim = self.config["hidden_size"] // heads
+        query, key, value = (
+            (dense(x, own[f"self_attn.{name}_proj.weight"]) + own[f"self_attn.{name}_proj.bias"]).reshape(n, -1, dim)
+            for name in "qkv"
+        )
+        query, key = self._rotated(query), self._rotated(key)
+        outputs = []
+        for head in range(heads):
+            shared = head * kv_heads // heads
+            scores = query[:, head] @ key[:, shared].T / math.sqrt(dim)
+            scores[np.triu_indices(n, 1)] = -np.inf
+            p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            outputs.append(p / p.sum(axis=-1, keepdims=True) @ value[:, shared])
+        return dense(np.concatenate(outputs, axis=-1), own["self_attn.o_proj.weight"])
+
+    def _rotated(self, x: np.ndarray) -> np.ndarray:
+        """The halves of each head as real and imaginary part, turned by position · theta^(-2k / dim)."""
+        n, _, dim = x.shape
+        angles = np.outer(np.arange(n), self.config["rope_theta"] ** (-np.arange(0, dim, 2) / dim))
+        turned = (x[..., : dim // 2] + 1j * x[..., dim // 2 :]) * np.exp(1j * angles)[:, None]
+        return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def rolling(model: Qwen2, ids: list[int], context: int, stride: int) -> Iterator[float]:
+    """Of each token but the first."""
+    for token in range(1, len(ids)):
+        # The first window scores `context` tokens, and each later one `stride`: this one's, and where it ends.
+        number = max(0, math.ceil((token - context) / stride))
+        last = min(context + number * stride, len(ids) - 1)
+        yield model.cost(ids[max(0, last - context) : token], ids[token])
+
+
+def half(model: Qwen2, ids: list[int], n_ctx: int, bos: bool) -> Iterator[float]:
+    for chunk in range(len(ids) // n_ctx):
+        tokens = ids[chunk * n_ctx : (chunk + 1) * n_ctx]
+        if bos:
+            tokens[0] = ids[0]
+        for position in range(n_ctx // 2, n_ctx - 1):
+            yield model.cost(tokens[: position + 1], tokens[position + 1])
+
+
+@pytest.fixture
+def evaluate(invoke: Invoke, model_folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    def run(*arguments: object) -> dict[str, Any]:
+        texts, out = tmp_path / "texts.jsonl", tmp_path / "out.json"
+        texts.write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))
+        page = invoke("perplexity", "--model", model_folder, "--dataset", texts, "--json", out, *arguments)
+        assert (page.exit_code, page.stderr) == (0, ""), page.output
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
+
+    return run
+
+
+def check(result: dict[str, Any], costs: Sequence[float], texts: Sequence[str] | None) -> None:
+    """To 4 decimals of a perplexity around 30, which is 1e-6 nats a token."""
+    total, tokens = math.fsum(costs), len(costs)
+    assert result["tokens"] == tokens
+    for arm in (result["off"], result["on"]):
+        assert math.log(arm["ppl"]) == pytest.approx(total / tokens, abs=1e-6)
+        assert arm["ppl_se"] / arm["ppl"] == pytest.approx(np.std(costs, ddof=1) / math.sqrt(tokens), rel=1e-5)
+        if texts is None:
+            assert (arm["word_ppl"], arm["byte_ppl"], arm["bits_per_byte"]) == (None, None, None)
+            continue
+        words, n_bytes = sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
+        assert math.log(arm["word_ppl"]) == pytest.approx(total / words, abs=1e-6 * tokens / words)
+        assert math.log(arm["byte_ppl"]) == pytest.approx(total / n_bytes, abs=1e-6)
+        assert arm["bits_per_byte"] == pytest.approx(total / n_bytes / math.log(2), abs=1e-6)
+
+
+@pytest.mark.parametrize("bos", ["always", "never"])
+@pytest.mark.parametrize(("context", "stride"), [(128, 128), (32, 32), (32, 9), (5, 1), (2, 2)])
+@pytest.mark.parametrize("documents", ["joined", "separate"])
+def test_rolling(
+    evaluate: Callable[..., dict[str, Any]], model_folder: Path, documents: str, context: int, stride: int, bos: str
+) -> None:
+    model = Qwen2(model_folder)
+    prefix = [model.tokenizer.token_to_id("<|endoftext|>")] if bos == "always" else []
+    texts = ["\n\n".join(DOCUMENTS)] if documents == "joined" else DOCUMENTS
+    ids = {text: prefix + model.tokenizer.encode(text).ids for text in texts}
+    costs = [cost for text in texts for cost in rolling(model, ids[text], context, stride)]
+    result = evaluate("--documents", documents, "--context", context, "--stride", stride, "--bos", bos)
+    check(result, costs, [text for text in texts if len(ids[text]) > 1])
+
+
+@pytest.mark.parametrize(("context", "stride"), [(32, 32), (32, 12)])
+def test_the_shipped_model_to_4_decimals(
+    evaluate: Callable[..., dict[str, Any]], tmp_path: Path, context: int, stride: int
+) -> None:
+    """On what it has learned to read."""
+    model, path, text = Qwen2(DEMO_MODEL), tmp_path / "topic.txt", topics["booleans"][:250]
+    path.write_bytes(text.encode())
+    costs = list(rolling(model, model.tokenizer.encode(text).ids, context, stride))
+    result = evaluate("--model", DEMO_MODEL, "--dataset", path, "--context", context, "--stride", stride)
+    for arm in (result["off"], result["on"]):
+        assert arm["ppl"] == pytest.approx(math.exp(math.fsum(costs) / len(costs)), abs=5e-5)
+        assert arm["byte_ppl"] == pytest.approx(math.exp(math.fsum(costs) / len(text.encode())), abs=5e-5)
+        assert arm["word_ppl"] == pytest.approx(math.exp(math.fsum(costs) / len(text.split())), rel=1e-5)
+
+
+@pytest.mark.parametrize("bos", ["always", "never"])
+@pytest.mark.parametrize("n_ctx", [3, 16, 33, 128])
+def test_half(evaluate: Callable[..., dict[str, Any]], model_folder: Path, n_ctx: int, bos: str) -> None:
+    model = Qwen2(model_folder)
+    prefix = [model.tokenizer.token_to_id("<|endoftext|>")] if bos == "always" else []
+    ids = prefix + model.tokenizer.encode("\n\n".join(DOCUMENTS)).ids
+    costs = list(half(model, ids, n_ctx, bos == "always"))
+    check(evaluate("--scoring", "half", "--context", n_ctx, "--bos", bos), costs, None)

@@ -1,0 +1,189 @@
+"""`mlx.launch -n N flash-eval perplexity`: the windows are spread over the ranks, and the scores are those of one."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+
+PROGRAMS = Path(sys.executable).parent
+# Rank 1 fails at its second batch (bug) or is killed there (die), or it reads another text.
+DRIVER = """
+import os, sys
+from flash_evals import cli, data, paired
+rank, how, *arguments = os.environ["MLX_RANK"], *sys.argv[1:]
+measure, batches = paired._measure, []
+
+def failing(*args, **others):
+    batches.append(args)
+    if rank == "1" and len(batches) == 2:
+        if how == "die":
+            os.kill(os.getpid(), 9)
+        raise ZeroDivisionError("of rank 1")
+    return measure(*args, **others)
+
+load = data.load
+if how == "text":
+    data.load = lambda dataset, *others: load("pydoc" if rank == "1" else dataset, *others)
+else:
+    paired._measure = failing
+cli.main(arguments)
+"""
+
+
+@pytest.fixture
+def command(model_folder: Path, text_file: Path) -> list[str]:
+    always = ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
+    return [*map(str, always)]
+
+
+@pytest.fixture
+def launch() -> Callable[..., tuple[str, str]]:
+    """What a program prints on stdout and stderr when mlx.launch starts two of it."""
+
+    def run(
+        *program: object, during: Callable[[subprocess.Popen[str]], None] = lambda process: None
+    ) -> tuple[str, str]:
+        port = ["--backend", "ring", "--starting-port", str(two_free_ports())]
+        # A session of its own, so that no rank outlives this test.
+        with subprocess.Popen(
+            [PROGRAMS / "mlx.launch", "-n", "2", *port, *map(str, program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                during(process)
+                return process.communicate(timeout=120)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    return run
+
+
+def two_free_ports() -> int:
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+    raise OSError("no two free ports in a row")
+
+
+def test_the_same_scores(
+    launch: Callable[..., tuple[str, str]],
+    invoke: Callable[..., click.testing.Result],
+    command: list[str],
+    tmp_path: Path,
+) -> None:
+    """Bit for bit, since the batches are the same; at the end there are fewer of them than ranks."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+
+    def arguments(folder: Path) -> list[object]:
+        files = ["--json", folder / "out.json", "--save-logprobs", folder / "run.jsonl"]
+        return [*command, "--max-windows", 5, *files]
+
+    assert invoke(*arguments(one)).exit_code == 0
+    stdout, stderr = launch(PROGRAMS / "flash-eval", *arguments(two))
+    alone, shared = (json.loads((folder / "out.json").read_text()) for folder in (one, two))
+    for figure in ("tokens", "words", "bytes", "paired", "flash", "windows"):
+        assert shared[figure] == alone[figure], stderr
+    for arm in ("off", "on"):
+        for figure in ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte"):
+            assert shared[arm][figure] == alone[arm][figure]
+    assert scores(two / "run.jsonl") == scores(one / "run.jsonl")
+
+    # Each did its share, one of them printed, and says what the speeds are.
+    ranks = [trial["rank"] for trial in shared["trials"]]
+    assert ranks == [number % 2 for number in range(len(ranks))]
+    assert shared["ranks"]["size"] == 2
+    assert stdout.count("token perplexity") == 1
+    assert "prefill tokens/s, each rank   " in stdout
+    assert "2 ranks together   " in stdout
+    medians = [middle(trial["on"]["tokens_per_s"] for trial in shared["trials"] if trial["rank"] == r) for r in (0, 1)]
+    assert shared["ranks"]["tokens_per_s"]["on"] == pytest.approx(sum(medians))
+
+
+def scores(path: Path) -> list[Any]:
+    _, *batches = map(json.loads, path.read_text().splitlines())
+    return [[batch[arm][key] for arm in ("off", "on") for key in ("nll", "top1")] + [batch["kl"]] for batch in batches]
+
+
+def middle(values: Any) -> float:
+    ordered = sorted(values)
+    return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
+
+
+def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(
+    launch: Callable[..., tuple[str, str]], command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    stdout, stderr = launch(sys.executable, tmp_path / "driver.py", "bug", *command)
+    assert "Error: rank 1: ZeroDivisionError: of rank 1" in stderr
+    assert "Interrupted after 4 of " in stdout
+
+
+def test_a_rank_that_dies_ends_all(
+    launch: Callable[..., tuple[str, str]],
+    invoke: Callable[..., click.testing.Result],
+    command: list[str],
+    tmp_path: Path,
+) -> None:
+    """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
+    (tmp_path / "driver.py").write_text(DRIVER)
+    path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
+    launch(sys.executable, tmp_path / "driver.py", "die", *command, "--resume", path)
+    assert len(scores(path)) == 2
+    launch(PROGRAMS / "flash-eval", *command, "--max-windows", 8, "--resume", path)
+    assert len(scores(path)) == 4
+    assert invoke(*command, "--resume", path).exit_code == invoke(*command, "--save-logprobs", whole).exit_code == 0
+    assert scores(path) == scores(whole)
+
+
+def test_ranks_that_read_different_texts_are_refused(
+    launch: Callable[..., tuple[str, str]], command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    stdout, stderr = launch(sys.executable, tmp_path / "driver.py", "text", *command)
+    assert stdout == ""
+    assert "Error: rank 1 has not the same text, model and settings as rank 0" in stderr
+
+
+def test_a_wrong_option_is_said_once(launch: Callable[..., tuple[str, str]], command: list[str]) -> None:
+    stdout, stderr = launch(PROGRAMS / "flash-eval", *command, "--stride", 99)
+    assert stdout == ""
+    assert stderr.count("Error: --stride must be between 1 and the context of 24, not 99") == 1
+
+
+def test_ctrl_c_keeps_what_is_measured(
+    launch: Callable[..., tuple[str, str]], command: list[str], tmp_path: Path
+) -> None:
+    """All processes of the terminal get it. mlx.launch prints no more then, but files are written."""
+    out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
+
+    def interrupt(process: subprocess.Popen[str]) -> None:
+        while process.poll() is None and not (path.exists() and path.read_text().count("\n") > 2):
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+
+    long = ["--stride", 1, "--batch-size", 1]
+    launch(PROGRAMS / "flash-eval", *command, *long, "--json", out, "--resume", path, during=interrupt)
+    result = json.loads(out.read_text())
+    assert result["interrupted"]
+    assert result["windows"]["finished"] == len(scores(path)) < result["windows"]["planned"]

@@ -1,0 +1,180 @@
+"""`flash-eval speed --draft-model`: generation by mlx-lm's speculative decoding."""
+
+import csv
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import mlx.core as mx
+import numpy as np
+import pytest
+from flash_evals import generation, models, speed
+from flash_evals.errors import EvalError
+from flash_evals.generation import Case, Draft, Filled, Guesses
+from flash_evals.models import LoadedModel
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+mlx_lm_generate = import_module("mlx_lm.generate")  # mlx_lm has a function of this name
+
+Invoke = Callable[..., click.testing.Result]
+
+
+@pytest.fixture(scope="session")
+def draft_folder(make_model: Callable[..., Path]) -> Path:
+    """One layer of other weights."""
+    return make_model(num_hidden_layers=1)
+
+
+@pytest.fixture
+def evaluate(invoke: Invoke, model_folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    def run(*arguments: object) -> dict[str, Any]:
+        out = tmp_path / "out.json"
+        result = invoke("speed", "--model", model_folder, "-r", 1, "--json", out, *arguments)
+        assert (result.exit_code, result.stderr) == (0, ""), result.output
+        return {**json.loads(out.read_text()), "page": result.stdout}
+
+    return run
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(
+    evaluate: Callable[..., dict[str, Any]], model_folder: Path, tmp_path: Path
+) -> None:
+    arguments = ("-p", 8, "-g", 12, "-d", "0,16", "--draft-model", model_folder, "--csv", tmp_path / "out.csv")
+    result = evaluate(*arguments)
+    assert [test["test"] for test in result["results"]] == ["pp8", "tg12", "pp8 @ d16", "tg12 @ d16"]
+    for test in result["results"]:
+        for arm in ("off", "on"):
+            trial = test["trials"][0][arm]
+            if test["kind"] == "prompt":
+                assert (trial["drafted"], trial["accepted"], test[arm]["accepted_share"]) == (0, 0, None)
+            else:
+                assert (trial["drafted"], trial["accepted"], test[arm]["accepted_share"]) == (9, 9, 1)
+    name = model_folder.name
+    assert result["draft_model"]["name"] == name
+    assert result["settings"]["num_draft_tokens"] == 3
+    header, _, titles, *rows = result["page"].splitlines()
+    assert f" · 3 tokens at a time drafted by {name}, " in header
+    assert titles.endswith("accepted off   on")
+    assert [row.split()[-2:] for row in rows[:4]] == [["–", "–"], ["100%", "100%"]] * 2
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert {(row["kind"], row["drafted"], row["accepted"]) for row in csv.DictReader(file)} == {
+            ("prompt", "0", "0"),
+            ("generation", "9", "9"),
+        }
+
+
+def test_without_one_the_page_says_nothing_of_it(evaluate: Callable[..., dict[str, Any]]) -> None:
+    result = evaluate("-p", 0, "-g", 4, "-d", 0)
+    assert (result["draft_model"], result["settings"]["num_draft_tokens"]) == (None, None)
+    assert "accepted" not in result["page"]
+    assert "drafted" not in result["page"]
+
+
+@pytest.mark.parametrize(("more", "guessed"), [((), 3), (("--num-draft-tokens", 5), 5)])
+def test_it_is_mlx_lm_that_speculates(
+    evaluate: Callable[..., dict[str, Any]],
+    draft_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[object, ...],
+    guessed: int,
+) -> None:
+    asked: list[tuple[int, int]] = []
+    generate = mlx_lm_generate.speculative_generate_step
+
+    def spy(*arguments: Any, num_draft_tokens: int, max_tokens: int, **others: Any) -> Any:
+        asked.append((num_draft_tokens, max_tokens))
+        return generate(*arguments, num_draft_tokens=num_draft_tokens, max_tokens=max_tokens, **others)
+
+    monkeypatch.setattr(mlx_lm_generate, "speculative_generate_step", spy)
+    result = evaluate("-p", 8, "-g", 12, "-d", 0, "--draft-model", draft_folder, *more)
+    assert asked == [(guessed, 12)] * 6  # warm-up, attention's share, one repetition; two arms; not the prompt
+    assert result["settings"]["num_draft_tokens"] == guessed
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 20])
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_tokens_are_those_of_the_model_and_guesses_are_counted(
+    loaded: LoadedModel, draft_folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, ahead: int
+) -> None:
+    """What the model would have generated alone, from a cache with something in it; each guess is a draft step."""
+    prompt, depth = np.array([7]), np.arange(10)
+    alone: list[int] = []
+    cache = generation._cache(loaded, depth)
+    for token, _ in mlx_lm_generate.generate_step(
+        mx.array(prompt), loaded.model, max_tokens=count, prompt_cache=generation._copy(cache)
+    ):
+        alone.append(token)
+
+    draft = Draft(models.load(str(draft_folder)), ahead)
+    steps: list[tuple[int, bool]] = []
+    generate = mlx_lm_generate.speculative_generate_step
+
+    def spy(*arguments: Any, **others: Any) -> Any:
+        for token, logprobs, was_drafted in generate(*arguments, **others):
+            steps.append((token, was_drafted))
+            yield token, logprobs, was_drafted
+
+    guesses = 0
+    call = type(draft.loaded.model).__call__
+
+    def counted(self: Any, inputs: mx.array, *arguments: Any, **others: Any) -> mx.array:
+        nonlocal guesses
+        guesses += self is draft.loaded.model
+        return call(self, inputs, *arguments, **others)
+
+    filled = Filled(cache, generation._cache(draft.loaded, depth))
+    monkeypatch.setattr(mlx_lm_generate, "speculative_generate_step", spy)
+    monkeypatch.setattr(type(draft.loaded.model), "__call__", counted)
+    work = generation.prepared(loaded, draft, Case("generation", count, len(depth)), prompt[None], filled)
+    found = work()
+    assert [token for token, _ in steps] == alone
+    assert found == Guesses(guesses, sum(was_drafted for _, was_drafted in steps))
+    assert [layer.offset for layer in (*filled.own, *filled.draft)] == [10, 10, 10]  # the next trial's
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--num-draft-tokens", "2"], "--num-draft-tokens goes with --draft-model"),
+        (["--draft-model", "FOLDER", "--num-draft-tokens", "0"], "--num-draft-tokens must be at least 1, not 0"),
+        (["--draft-model", "FOLDER", "-g", "0"], "--draft-model goes with -g: a prompt is read without it"),
+        (["--draft-model", "FOLDER", "-b", "1,2"], "--draft-model goes with -b 1: mlx-lm has no speculative decoding"),
+        (["--draft-model", "./missing"], "no such model folder: ./missing"),
+        (["--draft-model", "FOLDER", "-p", "0", "-g", "128", "-d", "0"], "tg128 needs 129 positions"),
+    ],
+)
+def test_refused(
+    refused: Callable[..., str], model_folder: Path, draft_folder: Path, arguments: list[str], says: str
+) -> None:
+    given = [draft_folder if argument == "FOLDER" else argument for argument in arguments]
+    assert says in refused("speed", "--model", model_folder, *given)
+
+
+def test_another_tokenizer_is_refused(refused: Callable[..., str], model_folder: Path, make_model: Any) -> None:
+    folder = make_model()
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"].pop()
+    tokenizer["model"]["vocab"].popitem()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    line = refused("speed", "--model", model_folder, "-p", 0, "-g", 4, "-d", 0, "--draft-model", folder)
+    sizes = [models.load(str(each)).tokenizer.vocab_size for each in (folder, model_folder)]
+    assert sizes[0] != sizes[1]
+    assert line == (
+        f"Error: --draft-model {folder.name} has a tokenizer of {sizes[0]} tokens, "
+        f"expected that of {model_folder.name}, with {sizes[1]}"
+    )
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_cache_that_takes_nothing_back_is_refused(loaded: LoadedModel, drafts: bool) -> None:
+    class Snake:
+        def make_cache(self) -> list[object]:
+            return [KVCache(), ArraysCache(1)]
+
+    snake = LoadedModel(Snake(), loaded.tokenizer, loaded.config, "Snake", "", None)
+    model, draft = (loaded, snake) if drafts else (snake, loaded)
+    with pytest.raises(EvalError, match=r"^--draft-model: mlx-lm cannot take tokens back out of a ArraysCache$"):
+        speed._check_models(model, Draft(draft, 3), [Case("generation", 4, 0)])

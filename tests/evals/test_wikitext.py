@@ -1,0 +1,118 @@
+"""WikiText: from its tokenised form to what people write, and which part of the one stands for which of the other."""
+
+import pytest
+from flash_evals import wikitext
+from hypothesis import given
+from hypothesis import strategies as st
+
+PAGE = (
+    " = Homarus gammarus = \n \n It grows to 60 cm ( 24 in ) , and 5 @.@ 5 – 6 kilograms . \n \n = = Names = = \n \n"
+    " It is \" lobster red \" only when cooked : the lobster 's own colour is blue ; its readers ' is N today . \n"
+)
+PLAIN = (
+    " = Homarus gammarus =\n\nIt grows to 60 cm (24 in), and 5.5 – 6 kilograms.\n\n== Names ==\n\n"
+    "It is \"lobster red\" only when cooked: the lobster's own colour is blue; its readers' is 1 today.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("tokenised", "plain"),
+    [
+        ("red @-@ tipped", "red-tipped"),
+        ("1 @,@ 234 @.@ 5 kg", "1,234.5 kg"),
+        ("one , two ; three : four . five ! six ? seven", "one, two; three: four. five! six? seven"),
+        ("at the end .", "at the end ."),  # a mark is freed only between two spaces
+        ("( 24 in ) [ sic ] { x }", "(24 in) [sic] {x}"),
+        ("( a (", "( a ("),
+        ('the " crusher " and the " cutter "', 'the "crusher" and the "cutter"'),
+        ("the ' crusher ' claw", "the 'crusher' claw"),
+        ("the readers ' choice", "the readers' choice"),
+        ("the lobster 's eggs", "the lobster's eggs"),
+        ("= = Description = =", "== Description =="),
+        ("= = = Claws = = =", "=== Claws ==="),
+        ("= = = = Left = = = =", "==== Left ===="),
+        ("20 ° C", "20°C"),
+        ("one \n two", "one\ntwo"),
+        ("about N lobsters", "about 1 lobsters"),
+        ("N lobsters", "N lobsters"),
+        ("user@example.org @ home", "user@example.org @ home"),
+        ("", ""),
+        (PAGE, PLAIN),
+    ],
+)
+def test_detokenised(tokenised: str, plain: str) -> None:
+    assert wikitext.detokenised(tokenised) == plain
+
+
+def test_a_quote_without_its_partner_stays_on_its_page() -> None:
+    pages = [' = One = \n a " b', ' = Two = \n the " crusher " claw']
+    assert wikitext.detokenised("\n".join(pages)) == "\n".join(map(wikitext.detokenised, pages))
+    assert wikitext.detokenised("\n".join(pages)).endswith('the "crusher" claw')
+
+
+def test_pages_are_the_lines_of_the_file_between_two_headings() -> None:
+    """As lm-evaluation-harness has them, from rows as the hub has them. A section is no page."""
+    one = ["", " = One = \n", "", " Text . \n", "", " = = Section = = \n", " More . \n", ""]
+    two = [" = Two = \n", "", " End . \n"]
+    assert wikitext.pages(one + two) == [
+        " = One = \n \n Text . \n \n = = Section = = \n More . \n ",
+        " = Two = \n \n End . \n",
+    ]
+    assert wikitext.pages(["No heading . \n", ""]) == ["No heading . \n \n"]
+    assert wikitext.pages(["", ""]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_heading"),
+    [
+        (" = One = ", True),
+        (" = One = Two = ", True),
+        (" = = One = = ", False),
+        (" = One ", False),
+        (" One = ", False),
+        (" = One = = ", False),
+        (" = = ", False),
+        (" x = 1 ", False),
+    ],
+)
+def test_headings(line: str, is_heading: bool) -> None:
+    assert len(wikitext.pages(["before\n", f"{line}\n"])) == 1 + is_heading
+
+
+# Made of what the rules look for, so that they meet.
+TEXTS = st.lists(
+    st.sampled_from([*" @-,.:;!?()[]{}\"'=°\nsNa1é", " @-@ ", " @,@ ", " , ", " N ", " 's", "\n = a = \n"]), max_size=40
+).map("".join)
+
+
+@given(TEXTS)
+def test_what_is_read_stands_for_a_part_of_the_original(original: str) -> None:
+    """To the character: as many are in that part that no rule takes away, and it ends with the one read last."""
+    read = wikitext.detokenised(original)
+
+    def kept(text: str) -> str:
+        return "".join(c for c in text if not c.isspace() and c != "@").replace("N", "1")
+
+    before = 0
+    for end in range(1, len(read) + 1):
+        length = wikitext.original_length(original, read, end)
+        assert kept(original[:length]) == kept(read[:end])
+        assert original[length - 1] == read[end - 1] or (original[length - 1], read[end - 1]) == ("N", "1")
+        assert length > before
+        before = length
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        ("5", "5"),
+        ("5.", "5 @."),
+        ("5.5", "5 @.@ 5"),
+        ("5.5 kg (6", "5 @.@ 5 kg ( 6"),
+        ("5.5 kg (6 lb),", "5 @.@ 5 kg ( 6 lb ) ,"),
+    ],
+)
+def test_the_part_by_hand(head: str, part: str) -> None:
+    original, read = "5 @.@ 5 kg ( 6 lb ) , and", "5.5 kg (6 lb), and"
+    assert wikitext.detokenised(original) == read
+    assert original[: wikitext.original_length(original, read, len(head))] == part
