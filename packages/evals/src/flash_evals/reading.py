@@ -86,15 +86,15 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice(get_args(Bos)),
         default="auto",
         show_default=True,
-        help="A token in front of the text, or of each separate document or chunk, so that its first token is scored "
-        "too. auto: if the model's tokenizer sets one by itself; always: BOS, or EOS where there is none, as "
-        "lm-evaluation-harness does it.",
+        help="A token in front of the text, or of each separate document, so that its first token is scored too; in "
+        "the chunks of --scoring half it replaces the first. auto: if the model's tokenizer sets one by itself. "
+        "always: BOS, or EOS where there is none, as lm-evaluation-harness does it.",
     )
     @click.option(
         "--detokenise/--no-detokenise",
         default=None,
         help="Let the model read WikiText as people write: `2.5 kg (6 lb), ` for ` 2 @.@ 5 kg ( 6 lb ) , `. Words and "
-        "bytes remain those of the original.  [default: for --dataset wikitext]",
+        "bytes remain those of the original.  [default: if --dataset is WikiText by its name]",
     )
     @wraps(command)
     def with_rules(
