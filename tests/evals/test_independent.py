@@ -112,10 +112,12 @@ def half(model: Qwen2, ids: list[int], n_ctx: int, bos: bool) -> Iterator[float]
 
 @pytest.fixture
 def evaluate(invoke: Invoke, model_folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    def run(*arguments: object) -> dict[str, Any]:
-        texts, out = tmp_path / "texts.jsonl", tmp_path / "out.json"
-        texts.write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))
-        page = invoke("perplexity", "--model", model_folder, "--dataset", texts, "--json", out, *arguments)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))
+
+    def run(*arguments: object, model: Path = model_folder, dataset: Path = texts) -> dict[str, Any]:
+        out = tmp_path / "out.json"
+        page = invoke("perplexity", "--model", model, "--dataset", dataset, "--json", out, *arguments)
         assert (page.exit_code, page.stderr) == (0, ""), page.output
         result: dict[str, Any] = json.loads(out.read_text())
         return result
@@ -162,7 +164,7 @@ def test_the_shipped_model_to_4_decimals(
     model, path, text = Qwen2(DEMO_MODEL), tmp_path / "topic.txt", topics["booleans"][:250]
     path.write_bytes(text.encode())
     costs = list(rolling(model, model.tokenizer.encode(text).ids, context, stride))
-    result = evaluate("--model", DEMO_MODEL, "--dataset", path, "--context", context, "--stride", stride)
+    result = evaluate("--context", context, "--stride", stride, model=DEMO_MODEL, dataset=path)
     for arm in (result["off"], result["on"]):
         assert arm["ppl"] == pytest.approx(math.exp(math.fsum(costs) / len(costs)), abs=5e-5)
         assert arm["byte_ppl"] == pytest.approx(math.exp(math.fsum(costs) / len(text.encode())), abs=5e-5)

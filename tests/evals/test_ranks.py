@@ -32,7 +32,7 @@ def failing(*args, **others):
 
 load = data.load
 if how == "text":
-    data.load = lambda dataset, *others, **named: load("pydoc" if rank == "1" else dataset, *others, **named)
+    data.load = lambda *datasets, **named: load(*(["pydoc"] if rank == "1" else datasets), **named)
 else:
     paired._measure = failing
 cli.main(arguments)

@@ -118,7 +118,7 @@ def command(
     bits per byte      the cost per byte as a number of bits
     ΔNLL               on minus off (with --compare the second column minus the
                        first), mean over the tokens ± its standard error
-    prefill tokens/s   median of the batches (20th to 80th percentile), of one rank
+    prefill tokens/s   median of the batches (20th to 80th percentile), of a rank
     peak memory        what a batch needs on top of the loaded model, at most
     top-1 agreement    tokens where both arms rank the same one first, or tied
     max |Δlogit|       largest difference of any logit at any scored token
