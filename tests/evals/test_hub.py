@@ -55,12 +55,12 @@ def wikitext(rows: list[str]) -> Files:
 
 
 def text_of(rows: list[str]) -> str:
-    """WikiText's, whose rows are the lines of a file; that begins with a blank one."""
+    """The lines of WikiText's file, less a blank start; on the hub a blank line is empty."""
     return "".join(row or " \n" for row in rows).removeprefix(" \n")
 
 
-def fingerprint(text: str) -> str:
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+def fingerprint(rows: list[str]) -> str:
+    return "sha256:" + hashlib.sha256(text_of(rows).encode()).hexdigest()
 
 
 def files_of(folder: Path) -> Files:
@@ -140,12 +140,13 @@ def test_wikitext(hub: Hub, results: Callable[..., list[Any]]) -> None:
         expected = {
             "name": f"Salesforce/wikitext {config} test",
             "revision": SECOND,
-            "fingerprint": fingerprint(text),
+            "fingerprint": fingerprint(rows),
             "documents": 1,
             "words": len(text.split()),
             "bytes": len(text.encode()),
         }
         assert from_hub["dataset"].items() >= expected.items()
+        assert from_hub["settings"]["detokenised"]
         assert from_cache["dataset"] == from_hub["dataset"]
         assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
     assert hub.downloads["test-00000-of-00001.parquet"] == 2  # one for each configuration
@@ -158,8 +159,8 @@ def test_split_and_config(hub: Hub, results: Callable[..., list[Any]]) -> None:
         ["--dataset", "Salesforce/wikitext", "--config", "wikitext-103-raw-v1"],
         ["--dataset", "someone/plain"],
     )
-    assert validation["dataset"]["fingerprint"] == fingerprint("Only this . \n")
-    assert long["dataset"]["fingerprint"] == fingerprint("\n\n".join(LONG_ROWS))
+    assert validation["dataset"]["fingerprint"] == fingerprint(["Only this . \n"])
+    assert long["dataset"]["fingerprint"] == fingerprint(LONG_ROWS)
     assert plain["dataset"].items() >= {"name": "someone/plain test", "config": None, "revision": FIRST}.items()
 
 
@@ -170,7 +171,7 @@ def test_revisions_of_a_dataset(hub: Hub, results: Callable[..., list[Any]]) -> 
     online, offline = results(hub.address, *runs), results(NOWHERE, *runs)
     for result, (commit, rows) in zip(online, [(SECOND, ROWS)] * 3 + [(FIRST, OLD_ROWS)] * 2, strict=True):
         assert result["dataset"]["revision"] == commit
-        assert result["dataset"]["fingerprint"] == fingerprint(text_of(rows))
+        assert result["dataset"]["fingerprint"] == fingerprint(rows)
     assert [result["dataset"] for result in offline] == [result["dataset"] for result in online]
 
 
@@ -293,7 +294,7 @@ def test_a_transfer_that_breaks_off_once(hub: Hub, results: Callable[..., list[A
     wikitext = ["--dataset", "wikitext"]
     broken, local = results(hub.address, [*wikitext, "--model", "someone/tiny-qwen2"], wikitext)
     assert hub.breaks_off.total() == 0
-    assert broken["dataset"]["fingerprint"] == fingerprint(text_of(ROWS))
+    assert broken["dataset"]["fingerprint"] == fingerprint(ROWS)
     assert broken["off"]["ppl"] == local["off"]["ppl"]
 
 

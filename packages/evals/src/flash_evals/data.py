@@ -107,7 +107,7 @@ def _load(
     if dataset in WIKITEXT_CONFIGS:
         if dataset != "wikitext":
             _has_no(dataset, config=config)
-        return _in_pages(_from_hub(WIKITEXT, config or WIKITEXT_CONFIGS[dataset], split, column, revision))
+        return _from_hub(WIKITEXT, config or WIKITEXT_CONFIGS[dataset], split, column, revision)
     if path.is_dir():
         _has_no(f"the folder {dataset}", revision=revision)
         return _from_folder(dataset, config, split or "test", column)
@@ -243,7 +243,8 @@ def _from_hub(repo: str, config: str | None, split: str | None, column: str | No
     documents = _column(rows, column or "text", repo)
     if config is None and builder.config.name != "default":
         config = builder.config.name
-    return _made_of_rows(documents, repo, config, split, column, builder.hash)
+    text = _made_of_rows(documents, repo, config, split, column, builder.hash)
+    return _in_pages(text) if repo == WIKITEXT else text
 
 
 def _cached(repo: str, config: str | None, commit: str | None, newest: bool = False) -> Any:
