@@ -127,18 +127,18 @@ def _score(logits: mx.array, ids: np.ndarray, window: Window) -> Scores:
     parts = []
     for scored, rows in _some_rows(window):
         some = logits[rows].astype(mx.float32)
-        nll = scoring.token_nll(some, mx.array(ids[scored]))
+        nll = scoring.token_nll(np.array(some), ids[scored])
         best = mx.max(some, axis=-1)
-        top1 = mx.where(mx.isfinite(best) & ~mx.isnan(nll), mx.argmax(some, axis=-1).astype(mx.int32), -1)
+        top1 = mx.where(mx.isfinite(best) & ~mx.isnan(mx.array(nll)), mx.argmax(some, axis=-1).astype(mx.int32), -1)
         tied = best[:, None] - some <= scoring.TIE * mx.maximum(mx.abs(best), 1)[:, None]
         several = mx.sum(tied, axis=-1) > 1
-        mx.eval(nll, top1, tied, several)
+        mx.eval(top1, tied, several)
         ties = [
             (row, token)
             for row in np.flatnonzero(np.array(several))
             for token in np.flatnonzero(np.array(tied[int(row)]))[:TIES_KEPT]
         ]
-        parts.append(Scores(np.array(nll), np.array(top1), np.array(ties, np.int32).reshape(-1, 2)))
+        parts.append(Scores(nll, np.array(top1), np.array(ties, np.int32).reshape(-1, 2)))
     return Scores.join(parts)
 
 
