@@ -211,7 +211,8 @@ _arrivals = Arrivals(_arrived)
 
 def _check_originals(wanted: list[Place]) -> None:
     for place in reversed(wanted):  # base last: what it holds is what later imports would get
-        if place.is_original(place.held):
+        # Modules of others may hold the function of a base that has been reloaded since.
+        if registry.is_mlx_lm(place.module) and place.is_original(place.held):
             place.check(place.held)
 
 
