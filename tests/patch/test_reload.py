@@ -29,7 +29,7 @@ def test_the_patch_stays_on(module, models, tiny, tokens):
     flash.enable(models, strict=True)
     before = flash.status()
     importlib.reload(module)
-    assert set(flash.status().patched) == set(before.patched)
+    assert sorted(flash.status().patched) == sorted(before.patched)  # a reload moves a module to the end
     assert flash.status().foreign == {}
     tiny()(tokens()).tolist()
     assert flash.status().calls == {"cpu_prefill": 2}
