@@ -10,12 +10,15 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Tests are of the CPU backend wherever they run.
 mx.set_default_device(mx.cpu)
 
+# Short by default. `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=long`
+# takes hours, and other cases each time.
 settings.register_profile("project", deadline=None, max_examples=200, derandomize="CI" in os.environ)
+settings.register_profile("long", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
 settings.load_profile("project")
 
 

@@ -1,5 +1,8 @@
 #include "arguments.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "mlx/ops.h"
 
 namespace flashattn {
@@ -45,8 +48,11 @@ Inputs::Inputs(const Arguments& arguments)
 }
 
 int columns_of(const mx::array& tensor, const Options& options) {
-  return options.bits == 0 ? tensor.shape(kColumn)
-                           : static_cast<int>(int64_t{tensor.shape(kColumn)} * 32 / options.bits);
+  if (options.bits == 0) {
+    return tensor.shape(kColumn);
+  }
+  int64_t columns = int64_t{tensor.shape(kColumn)} * 32 / options.bits;
+  return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks refuse that
 }
 
 CallShape call_shape(const Inputs& inputs, const Options& options) {

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, overload
 
 import mlx.core as mx
 
-from . import _ext
+from . import _ext, checks
 from .masks import Mask, lower
 
-_FLOAT32_MAX = 3.4028234663852886e38
 _SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could leave float32
-
-_INT32_MAX = 2**31 - 1
 
 Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
 MaskLike = Mask | mx.array | Literal["causal"] | None
@@ -101,7 +97,7 @@ def flash_attention(
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
     arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
-    out, lse = _ext.attention(arguments, stream)
+    out, lse = _attention(arguments, stream)
     return (out, lse) if return_lse else out
 
 
@@ -175,10 +171,27 @@ def quantized_flash_attention(
       ValueError, NoKernelError: as :func:`flash_attention`.
     """
     arguments = lowered_arguments(
-        query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel, group_size=group_size, bits=bits
+        query,
+        key,
+        value,
+        scale,
+        mask,
+        softcap,
+        sinks,
+        alibi_slopes,
+        kernel,
+        group_size=group_size,
+        bits=checks.positive("bits", bits),
     )
-    out, lse = _ext.attention(arguments, stream)
+    out, lse = _attention(arguments, stream)
     return (out, lse) if return_lse else out
+
+
+def _attention(arguments: _ext.Arguments, stream: Any) -> tuple[mx.array, mx.array]:
+    if checks.device_of(stream) != mx.Device(mx.cpu) and not mx.metal.is_available():
+        raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has no Metal")
+    out, lse = _ext.attention(arguments, stream)
+    return out, lse
 
 
 def lowered_arguments(
@@ -199,22 +212,22 @@ def lowered_arguments(
 
     `bits`: None if key and value are arrays, otherwise those of the tuples that they are.
     """
-    _check_array("query", query)
+    checks.array("query", query)
     for name, given in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
         if given is not None:
-            _check_array(name, given)
+            checks.array(name, given)
     quantised: dict[str, Any] = {}
     if bits is not None:
         key, quantised["key_scales"], quantised["key_biases"] = _quantized("key", key)
         value, quantised["value_scales"], quantised["value_biases"] = _quantized("value", value)
-        quantised |= {"bits": _integer("bits", bits), "group_size": _integer("group_size", group_size)}
-    key_array, value_array = _check_array("key", key), _check_array("value", value)
-    if not isinstance(kernel, str):
-        raise ValueError(f"[flash_attention] kernel is {kernel!r}, expected 'auto' or a kernel's name")
+        quantised |= {"bits": bits, "group_size": checks.positive("group_size", group_size)}
+    key_array, value_array = checks.array("key", key), checks.array("value", value)
+    if not isinstance(kernel, str) or not kernel.isprintable():  # a std::string takes no surrogates, what() no NUL
+        raise ValueError(f"[flash_attention] kernel is {checks.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
-        scale = _finite("scale", scale)
+        scale = checks.finite("scale", scale)
     if softcap is not None:
-        softcap = _finite("softcap", softcap)
+        softcap = checks.finite("softcap", softcap)
         if softcap < _SMALLEST_SOFTCAP:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
     m = lower(mask)
@@ -238,34 +251,12 @@ def lowered_arguments(
     )
 
 
-def _check_array(name: str, given: object) -> mx.array:
-    if not isinstance(given, mx.array):
-        raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected an mx.array")
-    return given
-
-
 def _quantized(name: str, given: object) -> Quantized:
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected (weights, scales, biases)")
     weights, scales, biases = given
     return (
-        _check_array(f"{name} (weights)", weights),
-        _check_array(f"{name} (scales)", scales),
-        _check_array(f"{name} (biases)", biases),
+        checks.array(f"{name} (weights)", weights),
+        checks.array(f"{name} (scales)", scales),
+        checks.array(f"{name} (biases)", biases),
     )
-
-
-def _integer(name: str, given: object) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or not 0 < given <= _INT32_MAX:
-        raise ValueError(f"[flash_attention] {name} is {given!r}, expected a whole number above 0")
-    return given
-
-
-def _finite(name: str, given: Any) -> float:
-    try:
-        number = float(given)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if isinstance(given, str) or not abs(number) <= _FLOAT32_MAX:
-        raise ValueError(f"[flash_attention] {name} is {given!r}, expected a finite number")
-    return number

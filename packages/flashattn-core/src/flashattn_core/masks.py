@@ -13,11 +13,14 @@ stands at position ``i + S - L`` of S keys: queries and keys are aligned at the 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+
+from .checks import describe, integer
 
 _INT32_MAX = 2**31 - 1
 
@@ -43,7 +46,9 @@ class Mask:
 
     def __and__(self, other: Mask | mx.array) -> Mask:
         if not isinstance(other, Mask | mx.array):
-            raise ValueError(f"[Mask] {self!r} & {other!r}: the right side is expected to be a Mask or an mx.array")
+            raise ValueError(
+                f"[Mask] {describe(self)} & {describe(other)}: the right side is expected to be a Mask or an mx.array"
+            )
         return And(_parts(self) + _parts(other))
 
 
@@ -62,8 +67,11 @@ class SlidingWindow(Mask):
     window: int
 
     def __post_init__(self) -> None:
-        if not _is_int(self.window) or self.window < 1:
-            raise ValueError(f"[SlidingWindow] window is {self.window!r}, expected a whole number of at least 1")
+        window = integer(self.window)
+        if window is None or window < 1:
+            raise ValueError(
+                f"[SlidingWindow] window is {describe(window or self.window)}, expected a whole number of at least 1"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +92,8 @@ class KeyRange(Mask):
             if isinstance(bound, mx.array):
                 if not mx.issubdtype(bound.dtype, mx.integer):
                     raise ValueError(f"[KeyRange] {name} is an array of {bound.dtype}, expected int32")
-            elif not _is_int(bound):
-                raise ValueError(f"[KeyRange] {name} is {bound!r}, expected a whole number or an int32 array")
+            elif integer(bound) is None:
+                raise ValueError(f"[KeyRange] {name} is {describe(bound)}, expected a whole number or an int32 array")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +114,7 @@ class Tree(Mask):
         visible = self.visible
         if not isinstance(visible, mx.array) or visible.dtype not in (mx.bool_, mx.uint32) or visible.ndim < 2:
             raise ValueError(
-                f"[Tree] visible is {_describe(visible)}, expected a bool array (*B, T, T) or packed uint32"
+                f"[Tree] visible is {describe(visible)}, expected a bool array (*B, T, T) or packed uint32"
             )
         size = visible.shape[-2]
         columns = size if visible.dtype == mx.bool_ else (size + 31) // 32
@@ -123,10 +131,13 @@ class Tree(Mask):
 
         Each node sees itself and its ancestors. Raises ValueError for a parent that is not an earlier node.
         """
+        if not hasattr(parents, "__len__") or not hasattr(parents, "__iter__"):
+            raise ValueError(f"[Tree] parents is {describe(parents)}, expected a sequence of whole numbers")
         rows: list[list[bool]] = []
-        for node, parent in enumerate(parents):
-            if not _is_int(parent) or not -1 <= parent < node:
-                raise ValueError(f"[Tree] parents[{node}] is {parent!r}, expected -1 or an earlier node")
+        for node, given in enumerate(parents):
+            parent = integer(given)
+            if parent is None or not -1 <= parent < node:
+                raise ValueError(f"[Tree] parents[{node}] is {describe(given)}, expected -1 or an earlier node")
             row = list(rows[parent]) if parent >= 0 else [False] * len(parents)
             row[node] = True
             rows.append(row)
@@ -153,7 +164,7 @@ def lower(mask: object) -> Lowered:
     if isinstance(mask, str):
         if mask == "causal":
             return _CAUSAL
-        raise ValueError(f"[flash_attention] mask is {mask!r}, expected None, 'causal', an mx.array or a Mask")
+        raise ValueError(f"[flash_attention] mask is {describe(mask)}, expected None, 'causal', an mx.array or a Mask")
     causal, window = False, 0
     start: mx.array | None = None
     stop: mx.array | None = None
@@ -169,7 +180,7 @@ def lower(mask: object) -> Lowered:
         elif isinstance(part, Causal):
             causal = True
         elif isinstance(part, SlidingWindow):
-            causal, window = True, min(window or _INT32_MAX, int(part.window))
+            causal, window = True, min(window or _INT32_MAX, operator.index(part.window))
         elif isinstance(part, KeyRange):
             start_here = _int32(part.start)
             start = start_here if start is None else mx.maximum(start, start_here)
@@ -180,7 +191,7 @@ def lower(mask: object) -> Lowered:
             tree = _only("Tree", tree, part.bits)
         else:
             raise ValueError(
-                f"[flash_attention] mask holds {part!r}, expected one of the masks in flashattn_core.masks"
+                f"[flash_attention] mask holds {describe(part)}, expected one of the masks in flashattn_core.masks"
             )
     return Lowered(causal, window, start, stop, tree, visible, bias)
 
@@ -194,7 +205,7 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
         return mask.parts
     if isinstance(mask, Mask | mx.array):
         return (mask,)
-    raise ValueError(f"[flash_attention] mask is {_describe(mask)}, expected None, 'causal', an mx.array or a Mask")
+    raise ValueError(f"[flash_attention] mask is {describe(mask)}, expected None, 'causal', an mx.array or a Mask")
 
 
 def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
@@ -207,7 +218,7 @@ def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
 
 def _int32(bound: int | mx.array) -> mx.array:
     if not isinstance(bound, mx.array):
-        return mx.array(max(-_INT32_MAX, min(int(bound), _INT32_MAX)), dtype=mx.int32)
+        return mx.array(max(-_INT32_MAX, min(operator.index(bound), _INT32_MAX)), dtype=mx.int32)
     if bound.dtype in (mx.int64, mx.uint64, mx.uint32):  # what int32 does not hold is cut off, not wrapped
         lowest = -_INT32_MAX if bound.dtype == mx.int64 else 0
         bound = mx.clip(bound, lowest, _INT32_MAX)
@@ -215,15 +226,10 @@ def _int32(bound: int | mx.array) -> mx.array:
 
 
 def _pack_bits(visible: mx.array) -> mx.array:
+    # By ops whose shapes mx.compile(shapeless=True) can follow: pad() and reshape() are none.
     size = visible.shape[-1]
-    padding = [(0, 0)] * (visible.ndim - 1) + [(0, -size % 32)]
-    words = mx.pad(visible.astype(mx.uint32), padding).reshape(*visible.shape[:-1], -1, 32)
+    bits = visible.astype(mx.uint32)
+    if size % 32:
+        bits = mx.concatenate([bits, mx.zeros((*visible.shape[:-1], -size % 32), mx.uint32)], axis=-1)
+    words = mx.unflatten(bits, -1, ((size + 31) // 32, 32))
     return (words << mx.arange(32, dtype=mx.uint32)).sum(axis=-1).astype(mx.uint32)
-
-
-def _is_int(x: object) -> bool:
-    return hasattr(x, "__index__") and not isinstance(x, bool | mx.array)  # numpy's whole numbers too
-
-
-def _describe(x: object) -> str:
-    return f"{x.dtype} array of shape {x.shape}" if isinstance(x, mx.array) else f"{type(x).__name__} {x!r}"

@@ -7,7 +7,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from . import _ext
+from . import _ext, checks
 from .attention import MaskLike, Quantized, lowered_arguments
 
 
@@ -53,11 +53,11 @@ def plan(
       ValueError: bad arguments. A call that no kernel covers is no error here: its plan has kernel None and
         the reason that :func:`flash_attention` would raise.
     """
+    where = checks.device_of(stream)
     if device is None:
-        where = stream.device if isinstance(stream, mx.Stream) else stream or mx.default_device()
         device = "cpu" if where == mx.Device(mx.cpu) else "metal"
-    if device not in ("cpu", "metal"):
-        raise ValueError(f"[plan] device is {device!r}, expected 'cpu' or 'metal'")
+    if not isinstance(device, str) or device not in ("cpu", "metal"):
+        raise ValueError(f"[plan] device is {checks.describe(device)}, expected 'cpu' or 'metal'")
     quantised = isinstance(key, tuple | list)
     arguments = lowered_arguments(
         query,
@@ -70,7 +70,7 @@ def plan(
         alibi_slopes,
         kernel,
         group_size=group_size,
-        bits=bits if quantised else None,
+        bits=checks.positive("bits", bits) if quantised else None,
     )
     chosen, reason = _ext.plan(arguments, device == "metal")
     heads, length, head_dim = query.shape[-3:]

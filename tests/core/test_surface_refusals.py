@@ -1,0 +1,309 @@
+"""One thing wrong: a ValueError or TypeError that names it, from the call and from plan(), before anything is computed.
+
+A legal call is drawn, and one argument of it is broken: the message begins with `[flash_attention]` and has the
+argument's name. A mask's own parts are refused where it is made, under the mask's name.
+"""
+
+import math
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention, plan, quantized_flash_attention, reset_stats, stats
+from flashattn_core.masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import DTYPES
+from strategies import cases
+
+
+class Hostile:
+    """Nothing may be asked of it: what it is called is enough for a message."""
+
+    def __repr__(self):
+        raise RuntimeError("repr")
+
+    __bool__ = __len__ = __eq__ = __repr__
+    __hash__ = None
+
+
+HUGE = [10**400, -(10**400), 10**5000, -(10**5000)]  # Python refuses to print the longer ones
+NOT_ARRAYS = [
+    1.0,
+    3,
+    True,
+    "x",
+    b"x",
+    [1.0],
+    (),
+    {},
+    np.zeros((1, 2, 3, 4)),
+    np.float32(1),
+    mx.float32,
+    math,
+    Hostile(),
+]
+NOT_NUMBERS = ["1", b"1", bytearray(b"1"), [1.0], (), {}, 1j, math.nan, math.inf, -math.inf, 1e39, *HUGE, Hostile()]
+NOT_NUMBERS += [np.float64("nan"), np.array([1.0, 2.0]), mx.array([1.0, 2.0]), mx.zeros(0), mx.array(math.nan)]
+NOT_COUNTS = [0, -1, 1.0, 1.5, math.nan, math.inf, "4", b"4", True, [4], (4,), -(10**400), -(10**5000), Hostile()]
+NOT_COUNTS += [None, np.float64(4), np.True_, np.array(4.0), np.array([4]), np.array([4, 4]), mx.array(4)]
+NOT_MASKS = [
+    "",
+    "Causal",
+    "causal\0",
+    "\udcff",
+    b"causal",
+    True,
+    False,
+    0,
+    1.5,
+    math.nan,
+    [],
+    (),
+    (None,),
+    {},
+    ["causal"],
+]
+NOT_MASKS += [np.ones((1, 1), bool), Causal, [Causal()], And((3,)), And((None,)), Mask(), *HUGE, Hostile()]
+NOT_KERNELS = [
+    None,
+    3,
+    b"auto",
+    "AUTO",
+    "",
+    "auto ",
+    "cpu",
+    "\0",
+    "auto\0",
+    "\udcff",
+    "é",
+    "x" * 10**5,
+    ["auto"],
+    Hostile(),
+]
+NOT_TREES = [None, True, [[True]], np.ones((3, 3), bool), "x", mx.array(True), mx.ones(3, mx.bool_), mx.ones((3, 3))]
+NOT_TREES += [
+    mx.ones((3, 4), mx.bool_),
+    mx.ones((0, 0), mx.bool_),
+    mx.ones((3, 2), mx.uint32),
+    mx.ones((33, 1), mx.uint32),
+]
+NOT_PARENTS = [
+    None,
+    5,
+    [],
+    (),
+    "ab",
+    [0],
+    [-2],
+    [-1, 1],
+    [-1, 0.0],
+    [None],
+    [True],
+    [-1, [0]],
+    [mx.array(-1)],
+    Hostile(),
+]
+NOT_PARENTS += [[-(10**5000)], np.array([[-1, 0]]), np.array([-1.0]), mx.array([-1, 0]), {}, iter([-1])]
+BAD = {
+    "query": [None, *NOT_ARRAYS],
+    "key": [None, *NOT_ARRAYS],
+    "value": [None, *NOT_ARRAYS],
+    "scale": NOT_NUMBERS,
+    "mask": NOT_MASKS,
+    "softcap": [*NOT_NUMBERS, 0, 0.0, -0.0, False, -1, -1e-3, 1e-30, mx.array(-1.0)],
+    "sinks": NOT_ARRAYS,
+    "alibi_slopes": NOT_ARRAYS,
+    "kernel": NOT_KERNELS,
+    "stream": ["cpu", "", 0, 1, True, 1.0, [], {}, mx.float32, np.zeros(3), mx.zeros(3), Hostile()],
+    "bits": [*NOT_COUNTS, 7, 9, 16, 32, 2**31, 2**70, 10**5000],
+    "group_size": [*NOT_COUNTS, 1, 31, 63, 256, 2**31, 2**70, 10**5000],
+}
+
+
+def zeros(shape, dtype=mx.float32):
+    """Of any dtype and size, in next to no memory."""
+    return mx.broadcast_to(mx.zeros((1,) * len(shape), dtype), shape)
+
+
+def wrong_dtypes(dtype, *legal):
+    every = [mx.bool_, mx.uint8, mx.uint32, mx.int32, mx.int64, mx.float16, mx.bfloat16, mx.float32, mx.complex64]
+    return [other for other in every if other not in (dtype, *legal)]
+
+
+def promotes(dtype, to):
+    return mx.result_type(mx.zeros(1, dtype), mx.zeros(1, to)) == to
+
+
+def wrong_tensors(name, a, key):
+    """`a`, query, key or value of a call, with one thing wrong: a dtype, a dimension too many or too few, or a size."""
+    dtype = a.dtype
+    yield from (zeros(a.shape, other) for other in wrong_dtypes(dtype))
+    with mx.stream(mx.cpu):
+        yield zeros(a.shape, mx.float64)
+    yield zeros((1, *a.shape), dtype)
+    yield zeros(a.shape[1:], dtype)
+    yield zeros((*a.shape[:-1], 513), dtype)
+    yield zeros((*a.shape[:-1], 0), dtype)
+    free = {"query": [-2], "value": [-1]}.get(name, [])
+    for axis in range(-a.ndim, 0):
+        if axis not in free and not (name == "query" and axis == -3 and key.shape[-3] == 1):
+            yield zeros([n + 1 if axis == i - a.ndim else n for i, n in enumerate(a.shape)], dtype)
+
+
+def wrong_packed(parts):
+    """(weights, scales, biases) with one thing wrong."""
+    yield from (parts[:2], [*parts, parts[0]], [], parts[0])
+    for i, part in enumerate(parts):
+        for other in [None, 1.0, np.zeros(3)]:
+            yield [*parts[:i], other, *parts[i + 1 :]]
+        others = [zeros(part.shape, other) for other in wrong_dtypes(part.dtype)]
+        others += [zeros((1, *part.shape), part.dtype), zeros(part.shape[1:], part.dtype)]
+        for axis in range(part.ndim):
+            others.append(zeros([n + (axis == j) for j, n in enumerate(part.shape)], part.dtype))
+        if i == 0:  # so many that a count of bits wraps around in 32 bits
+            others.append(zeros((*part.shape[:-1], part.shape[-1] + 2**27), part.dtype))
+        for other in others:
+            yield [*parts[:i], other, *parts[i + 1 :]]
+
+
+def wrong_per_head(name, heads, dtype):
+    yield from (zeros(shape, dtype) for shape in [(), (heads + 1,), (1, heads), (heads, 1)])
+    if name == "sinks":
+        yield from (zeros((heads,), other) for other in wrong_dtypes(dtype) if not promotes(other, dtype))
+    else:
+        yield from (zeros((heads,), other) for other in [mx.bool_, mx.int32, mx.uint8, mx.complex64])
+
+
+def wrong_masks(query, key):
+    *batch, heads, length, _ = query.shape
+    key_len = key.shape[-2]
+    target = (*batch, heads, length, key_len)
+    for axis in range(len(target)):
+        shape = [n + 2 if axis == i else n for i, n in enumerate(target)]
+        yield from (zeros(shape, mx.bool_), zeros(shape), Causal() & zeros(shape, mx.bool_))
+    yield zeros((1, *target), mx.bool_)
+    yield from (zeros(target, other) for other in wrong_dtypes(query.dtype) if not promotes(other, query.dtype))
+    for ranges in [(2,) if not batch else [n + 2 for n in batch], (1,) * (len(batch) + 1)]:
+        yield from (KeyRange(zeros(ranges, mx.int32)), KeyRange(0, zeros(ranges, mx.int64)))
+    yield Tree(zeros((key_len + 1, key_len + 1), mx.bool_))
+    yield Tree(zeros((key_len + 40, (key_len + 71) // 32), mx.uint32))
+    if key_len:
+        yield Tree(zeros((1, *batch, 1, 1), mx.bool_))
+        yield Tree(zeros((*[n + 2 for n in batch], 2, 1, 1)[len(batch) > 0 :], mx.bool_))
+    for a in (zeros((), mx.bool_), zeros(())):
+        yield Causal() & a & a
+    if key_len:
+        yield Tree.from_parents([-1]) & Causal() & Tree.from_parents([-1])
+
+
+@st.composite
+def broken_calls(draw):
+    """(case, its arguments with one broken, the names of which the message must have one)"""
+    case = draw(cases() | cases(quantised=True))
+    arguments = case.arguments()
+    query, key = arguments["query"], arguments["key"]
+    arrays = {"query", "key", "value", "mask", "sinks", "alibi_slopes"}
+    name = draw(st.sampled_from(sorted(BAD if case.quantised else set(BAD) - {"bits", "group_size"})))
+    names = [name]
+    packed = case.quantised and name in ("key", "value")
+    if name not in arrays or draw(st.booleans()):
+        bad = BAD[name]
+    elif packed:
+        bad = list(wrong_packed(list(arguments[name])))
+        names = ["key", "value"]  # of two that do not go together either may be named
+    elif name in ("query", "key", "value"):
+        bad = list(wrong_tensors(name, query, arguments["key"][0] if case.quantised else key))
+        if name != "query":
+            bad = list(wrong_tensors(name, arguments[name], key))
+        elif case.quantised:
+            legal = DTYPES.values()
+            bad = [a for a in bad if a.dtype == query.dtype or a.dtype not in legal]
+    elif name == "mask":
+        bad = list(wrong_masks(query, key[0] if case.quantised else key))
+    else:
+        bad = list(wrong_per_head(name, query.shape[-3], query.dtype))
+    arguments[name] = bad[draw(st.integers(0, len(bad) - 1))]
+    return case, arguments, names
+
+
+@given(broken_calls())
+def test_one_broken_argument_is_named(broken):
+    case, arguments, names = broken
+    if "query" not in names:  # would be counted if anything looked at its numbers
+        query = arguments["query"]
+        one = zeros((*query.shape[:-3], 1, 1, query.shape[-1]), query.dtype)
+        arguments["query"] = flash_attention(query, one, one)
+    reset_stats()
+    for function in (case.function, plan):
+        if function is plan and case.quantised and not isinstance(arguments["key"], tuple | list):
+            continue  # to plan() that is a call of flash_attention()
+        with pytest.raises((ValueError, TypeError)) as refused:
+            function(**arguments)
+        message = str(refused.value)
+        assert message.startswith("[flash_attention] ")
+        assert re.search(rf"\b({'|'.join(names)})\b", message), message
+    assert not any(stats().values())
+
+
+NOT_BOUNDS = [1.0, math.nan, "1", b"1", True, [1], (1,), mx.array([1.0]), mx.array(True), np.zeros(2), np.array(1.7)]
+MASK_PARTS = {
+    "[SlidingWindow] window": (SlidingWindow, NOT_COUNTS),
+    "[KeyRange] start": (KeyRange, [None, *NOT_BOUNDS]),
+    "[KeyRange] stop": (lambda x: KeyRange(3, x), NOT_BOUNDS),
+    "[Tree] visible": (Tree, NOT_TREES),
+    "[Tree] parents": (Tree.from_parents, NOT_PARENTS),
+    "[Mask] Causal &": (lambda x: Causal() & x, [None, "causal", 3, True, np.ones(3), [Causal()], Causal, Hostile()]),
+    "[plan] device": (
+        lambda x: plan(*[mx.zeros((1, 1, 1, 8))] * 3, device=x),
+        ["gpu", "", 3, True, mx.cpu, mx.zeros(3), np.zeros(3), ["cpu"], Hostile()],
+    ),
+}
+
+
+@pytest.mark.parametrize("words", MASK_PARTS)
+def test_parts_of_masks_and_plan_s_device(words):
+    make, bad = MASK_PARTS[words]
+    for part in bad:
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
+            make(part)
+
+
+def test_what_is_traced_is_not_looked_at_for_a_message():
+    q = mx.zeros((1, 1, 1, 8))
+    for bad in ("scale", "softcap", "kernel", "stream"):
+        with pytest.raises(
+            ValueError, match=rf"^\[flash_attention\] {bad} is array of float32 and shape \(\), expected"
+        ):
+            mx.compile(lambda x, bad=bad: flash_attention(q, q, q, **{bad: x}))(mx.array(0.5))
+
+
+def test_a_stream_on_a_gpu_that_is_not_there():
+    if mx.metal.is_available():
+        pytest.skip("there is a GPU")
+    q = mx.zeros((1, 1, 1, 8))
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] stream is on a GPU, and this MLX has no Metal"):
+        flash_attention(q, q, q, stream=mx.gpu)
+    assert plan(q, q, q, stream=mx.gpu).device == "metal"
+
+
+@pytest.mark.parametrize("make", [mx.new_stream, mx.new_thread_local_stream, mx.Device, lambda device: device])
+def test_every_kind_of_stream(make):
+    q = mx.ones((1, 1, 1, 8))
+    assert plan(q, q, q, stream=make(mx.cpu)).device == "cpu"
+    assert mx.array_equal(flash_attention(q, q, q, stream=make(mx.cpu)), q)
+
+
+def test_quantised_arguments_are_never_taken_for_plain_ones():
+    q = mx.ones((1, 1, 1, 32))
+    for bits in (None, 0):
+        with pytest.raises(ValueError, match="bits is"):
+            quantized_flash_attention(q, q, q, bits=bits)
+
+
+def test_numpy_s_whole_numbers_are_whole_numbers():
+    q = mx.ones((1, 1, 1, 32))
+    packed = mx.quantize(q, group_size=32, bits=4)
+    arguments = {"group_size": np.int64(32), "bits": np.uint8(4), "mask": SlidingWindow(np.array(3))}
+    assert quantized_flash_attention(q, packed, packed, **arguments).shape == q.shape

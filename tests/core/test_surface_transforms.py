@@ -1,0 +1,96 @@
+"""Whatever is drawn: transforms give the plain call's bits, calls leave their inputs alone, plan() tells the truth."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import NoKernelError, plan, reset_stats, stats
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import cases, seeds
+
+any_case = cases() | cases(quantised=True)
+
+KERNELS = ["cpu_decode", "cpu_prefill", "metal_rowwise", "metal_decode_fast", "metal_prefill_tg", "auto"]
+
+
+def equal(results, expected):
+    """Bit for bit, and no NaN among them."""
+    return all(mx.array_equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def calls():
+    return {kernel: n for kernel, n in stats().items() if n}
+
+
+@given(any_case)
+def test_twice_the_same_bits_and_inputs_untouched(case):
+    before = [np.array(a.astype(mx.float32)) for a in case.arrays.values()]
+    first = case.run()
+    mx.eval(first)
+    assert equal(case.run(), first)
+    for a, values in zip(case.arrays.values(), before, strict=True):
+        np.testing.assert_array_equal(np.array(a.astype(mx.float32)), values)
+
+
+@given(any_case, st.sampled_from(KERNELS))
+def test_plan_names_the_kernel_that_runs_or_the_reason_why_none_does(case, kernel):
+    case.set("kernel", lambda a: kernel)
+    arguments = case.arguments()
+    reset_stats()
+    planned = plan(**arguments)
+    assert not calls()
+    if planned.kernel is None:
+        with pytest.raises(NoKernelError) as refused:
+            case.function(**arguments)
+        assert str(refused.value) == f"[flash_attention] {planned.reason}"
+        return
+    out = case.function(**arguments)
+    assert not calls()
+    mx.eval(out)
+    assert calls() == {planned.kernel: 1}
+
+
+@given(any_case, st.booleans())
+def test_compile(case, shapeless):
+    names, arrays = list(case.arrays), list(case.arrays.values())
+    compiled = mx.compile(lambda *given: case.run(dict(zip(names, given, strict=True))), shapeless=shapeless)
+    assert equal(compiled(*arrays), case.run())
+
+
+@given(any_case, st.data())
+def test_vmap(case, data):
+    """Over any of the arrays, along any of their axes: tensors, masks, ranges, trees, sinks."""
+    size = data.draw(st.integers(1, 3))
+    names = list(case.arrays)
+    mapped = data.draw(st.sets(st.sampled_from(names), min_size=1))
+    axes = [data.draw(st.integers(0, case.arrays[name].ndim)) if name in mapped else None for name in names]
+
+    def variant(name, i):  # other numbers of the same kind
+        a = case.arrays[name]
+        return mx.roll(a.reshape(-1), i).reshape(a.shape) if name in mapped and a.size else a
+
+    variants = [{name: variant(name, i) for name in names} for i in range(size)]
+    stacked = [
+        case.arrays[name] if axis is None else mx.stack([v[name] for v in variants], axis=axis)
+        for name, axis in zip(names, axes, strict=True)
+    ]
+    function = mx.vmap(lambda *given: case.run(dict(zip(names, given, strict=True))), in_axes=tuple(axes))
+    out, lse = function(*stacked)
+    for i, arrays in enumerate(variants):
+        assert equal((out[i], lse[i]), case.run(arrays))
+
+
+@given(cases(max_dim=80), seeds)
+def test_checkpoint(case, seed):
+    """Out, lse and the gradients."""
+    names = ["query", "key", "value"] + ["sinks"] * ("sinks" in case.arrays)
+    primals = [case.arrays[name] for name in names]
+
+    def function(*given):
+        return case.run({**case.arrays, **dict(zip(names, given, strict=True))})
+
+    key = mx.random.key(seed)
+    cotangents = [mx.random.normal(a.shape, key=key).astype(a.dtype) for a in function(*primals)]
+    plain = mx.vjp(function, primals, cotangents)
+    checkpointed = mx.vjp(mx.checkpoint(function), primals, cotangents)
+    assert all(equal(a, b) for a, b in zip(checkpointed, plain, strict=True))
