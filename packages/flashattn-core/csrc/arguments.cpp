@@ -1,3 +1,4 @@
+// A call's arguments as a primitive's inputs, and back to names.
 #include "arguments.h"
 
 #include <algorithm>

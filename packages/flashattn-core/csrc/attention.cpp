@@ -1,3 +1,4 @@
+// The forward pass: what the op checks and builds, and what its primitive queues on the CPU or on Metal.
 #include "attention.h"
 
 #ifdef __linux__

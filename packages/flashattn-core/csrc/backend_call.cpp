@@ -1,3 +1,4 @@
+// Arrays to pointers, shapes and strides, for each backend and each pass.
 #include "backend_call.h"
 
 #include <cmath>

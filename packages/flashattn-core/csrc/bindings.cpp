@@ -45,7 +45,8 @@ NB_MODULE(_ext, m) {
   nb::module_::import_("mlx.core");
   require_matching_mlx();
 
-  nb::exception<NoKernelError>(m, "NoKernelError", PyExc_ValueError);
+  nb::exception<NoKernelError>(m, "NoKernelError", PyExc_ValueError).attr("__doc__") =
+      "No kernel covers the call; the text is the reason that plan() gives.";
 
   nb::class_<Arguments>(m, "Arguments", "One call's arguments: flash_attention() says what they mean.")
       .def(
@@ -99,8 +100,8 @@ NB_MODULE(_ext, m) {
         }
         return result;
       },
-      "Evaluated calls of each kernel.");
-  m.def("reset_stats", &reset_calls, "Sets all counts to 0.");
+      "Evaluated calls of each kernel, by its name, since the module was loaded or reset_stats() was called.");
+  m.def("reset_stats", &reset_calls, "Sets the counts of stats() to 0.");
   m.def("describe_cpu", &cpu::describe, "The CPU backend in words.");
   m.def("peak_flops", &cpu::peak_flops, nb::call_guard<nb::gil_scoped_release>(),
         "Floating-point operations per second that the CPU backend's threads reach with fused multiply-adds in\n"

@@ -1,3 +1,4 @@
+// Every check of shapes, dtypes and options, and its message.
 #include "checks.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A counter for each kernel.
 #include "counts.h"
 
 #include <atomic>

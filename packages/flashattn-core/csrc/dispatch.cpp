@@ -1,3 +1,4 @@
+// The table itself, and why a kernel cannot run a call.
 #include "dispatch.h"
 
 #include <algorithm>

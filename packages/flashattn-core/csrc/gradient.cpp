@@ -1,3 +1,4 @@
+// The gradient's primitive, and the parts of a gradient that are MLX's own operations.
 #include "gradient.h"
 
 #include "backend_call.h"

@@ -1,3 +1,4 @@
+// What both primitives do alike: vmap, equivalence, allocation.
 #include "primitive.h"
 
 #include <algorithm>

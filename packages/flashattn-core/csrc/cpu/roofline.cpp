@@ -1,3 +1,4 @@
+// Runs the loops of roofline_loops.cpp on all threads, and takes the time.
 #include "roofline.h"
 
 #include <chrono>

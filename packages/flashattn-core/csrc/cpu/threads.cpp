@@ -1,3 +1,4 @@
+// The pool: how many threads, what they sleep on, how work is handed out, what a fork leaves.
 #include "threads.h"
 
 #include <atomic>

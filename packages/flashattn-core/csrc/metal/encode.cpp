@@ -1,3 +1,4 @@
+// Hands launches to MLX's command encoder; compiled where MLX has Metal.
 #include "encode.h"
 
 #include <limits>

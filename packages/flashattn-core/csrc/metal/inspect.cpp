@@ -1,3 +1,4 @@
+// Launches and the bytes that they read, as Python's own types: for tests.
 #include "inspect.h"
 
 #include <nanobind/stl/string.h>

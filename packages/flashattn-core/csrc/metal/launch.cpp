@@ -1,3 +1,4 @@
+// Which instantiation, function constants and grid each kernel gets for a call.
 #include "launch.h"
 
 #include <algorithm>

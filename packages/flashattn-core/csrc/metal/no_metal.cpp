@@ -1,3 +1,4 @@
+// In encode.cpp's place where MLX has no Metal: nothing gets this far.
 #include <stdexcept>
 
 #include "encode.h"

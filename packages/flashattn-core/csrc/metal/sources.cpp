@@ -1,3 +1,4 @@
+// A launch's text: its kernel's file, and the one instantiation.
 #include "sources.h"
 
 #include <stdexcept>

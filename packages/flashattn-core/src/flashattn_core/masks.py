@@ -80,6 +80,7 @@ class KeyRange(Mask):
 
     ``start`` and ``stop``: whole numbers, or int32 arrays of the batch's shape ``(*B)``; ``stop=None`` is the
     end. What lies outside of 0..S is cut off; ``start >= stop`` sees nothing.
+    Raises ValueError for bounds of another type; their shape is checked by the call.
     """
 
     start: int | mx.array = 0
@@ -104,6 +105,7 @@ class Tree(Mask):
     ancestors. ``visible``: bool ``(*B, T, T)``, row: the seeing node; or the same rows packed to
     uint32 ``(*B, T, ceil(T / 32))``, bit ``j % 32`` of word ``j // 32``. Query i is node ``i + T - L``; a query
     before the tree (L > T) sees nothing of it.
+    Raises ValueError for another dtype or shape, and the call if T is greater than S.
     """
 
     visible: mx.array

@@ -13,7 +13,11 @@ from .attention import MaskLike, Quantized, lowered_arguments
 
 @dataclass(frozen=True)
 class Plan:
-    """The kernel that a call would run, or None, and the reason. ``str(plan)`` is one line."""
+    """What a call would run: ``str(plan)`` is one line.
+
+    ``kernel`` is its name, or None where no kernel covers the call on ``device``; ``reason`` says why, and ``shape``
+    what was asked about, both in words.
+    """
 
     device: Literal["cpu", "metal"]
     kernel: str | None

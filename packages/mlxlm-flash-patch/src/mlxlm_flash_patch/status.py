@@ -12,15 +12,26 @@ DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
 
 @dataclass(frozen=True)
 class Status:
-    """The state of the patch; `str()` of it is for reading."""
+    """The state of the patch; `str()` of it is for reading.
+
+    Attributes:
+      enabled: whether enable() or an enabled() block is in force.
+      strict: whether one of them asked for that.
+      patched: modules whose attention is routed.
+      instances: how many models given to patch_model() are alive.
+      calls: kernel → calls that really ran, since the patch was last switched on.
+      fallbacks: reason → calls that went to mlx-lm's own attention, since then.
+      foreign: module → whose function sits there: left alone.
+      versions: distribution → its version.
+    """
 
     enabled: bool
     strict: bool
-    patched: tuple[str, ...]  # modules whose attention is routed
-    instances: int  # models given to patch_model() that are alive
-    calls: Mapping[str, int]  # kernel → calls that really ran, since the patch was last switched on
-    fallbacks: Mapping[str, int]  # reason → calls that went to mlx-lm's own attention, since then
-    foreign: Mapping[str, str]  # module → whose function sits there: left alone
+    patched: tuple[str, ...]
+    instances: int
+    calls: Mapping[str, int]
+    fallbacks: Mapping[str, int]
+    foreign: Mapping[str, str]
     versions: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -36,7 +47,7 @@ class Status:
 
 
 def status() -> Status:
-    """What is patched now, and what was called since the patch was last switched on."""
+    """What is patched now, and what was called since the patch was last switched on: a :class:`Status`."""
     with route.lock:
         strict, fallbacks = route.strict, dict(route.fallbacks)
     return Status(

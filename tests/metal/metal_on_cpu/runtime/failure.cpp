@@ -1,3 +1,4 @@
+// Prints the failure, in the form that program.py reads, and ends the process.
 #include "failure.h"
 
 #include <cstdarg>

@@ -1,3 +1,4 @@
+// Every access is looked up here: its slot, its bounds, who else has been there.
 #include "memory.h"
 
 #include <sys/mman.h>

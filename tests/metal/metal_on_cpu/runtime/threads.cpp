@@ -1,3 +1,4 @@
+// Switching between fibers, and what waits for what.
 #include "threads.h"
 
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-// <metal_type_traits>
+// <metal_type_traits>: what kernels ask about types.
 #pragma once
 
 namespace metal {

@@ -1,0 +1,263 @@
+"""Each block of code in the docs does what its page says: shell commands run, with the output shown; so does Python.
+
+In a block marked `sh` each line is a command; in one marked `console`, what follows a `$`, and the rest is output, as a
+block marked `text` is: of the first command of the block before that is run. A page's blocks are run one after the
+other in a copy of the repository, as a reader would type them, in this environment instead of that of `uv run`.
+Commands of flash-eval are parsed as they stand, and then run in this process with SMALLEST behind their own options,
+where a later option replaces an earlier one. Outputs agree in everything but the figures.
+"""
+
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stdout
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import click.testing
+import flash_evals.cli
+import mlxlm_flash_patch
+import mlxlm_flash_patch.cli
+import pytest
+from flash_evals import contest, implementations
+from flash_evals.models import DEMO_MODEL
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for pattern in ("*.md", "docs/*.md", "packages/*/README.md", "packages/*/macos/README.md")
+    for page in ROOT.glob(pattern)
+    if page.name != "commands.md"  # which tests/evals/test_help.py holds to the commands
+)
+
+# Why a command is not run; "…" is any ending.
+NOT_RUN = {
+    "pip install uv": "changes the machine",
+    "apt-get install …": "changes the machine",
+    "uv sync": "builds the environment that this test runs in",
+    "uv sync --reinstall-package …": "as uv sync",
+    "uv run pytest": "is what runs this test",
+    "uv run pytest | tee metal.log": "is what runs this test",
+    "uv run packages/flashattn-core/macos/build.py …": "downloads 150 MB; tests/macos/test_wheel.py runs it",
+    "mlxlm-flash hook install": "writes into this environment; tests/patch/test_hook.py has one of its own",
+    "mlxlm-flash hook remove": "as hook install",
+    "MLXLM_FLASH=1 mlx_lm.generate …": "needs the hook; tests/patch/test_hook.py runs it",
+    "lm_eval …": "another program",
+}
+
+SMALLEST = {
+    "perplexity": ["--max-windows", "2"],
+    "speed": ["-p", "16", "-g", "2", "-d", "0", "-r", "1", "--delay", "0"],
+    "finetune": ["-p", "128,256", "-r", "1"],
+    "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
+}
+SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32"}  # where they are not, the page may show what is the default
+
+# What a page's Python takes for given.
+MODEL = "from flash_evals import models; model = models.load(None).model"
+GIVEN = {
+    "docs/design.md": MODEL,
+    "packages/mlxlm-flash-patch/README.md": MODEL,
+    "packages/flashattn-core/README.md": "import mlx.core as mx; query = key = value = mx.ones((2, 4, 8, 16)); "
+    "left_padding = mx.array([0, 3]); sinks = mx.zeros(4)",
+}
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+
+
+class Output(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)]
+
+
+def commands(block: Block) -> Iterator[str]:
+    """Without comments; a line that ends with a backslash goes on."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        if block.language == "sh" or line.startswith("$ "):
+            command = re.split(r"(?:^|\s)#", line.removeprefix("$ "))[0]
+            if command.strip():
+                yield " ".join(command.split())
+
+
+def not_run(command: str) -> list[str]:
+    return [row for row in NOT_RUN if command == row or (row[-1] == "…" and command.startswith(row[:-1]))]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A copy, and in it what the pages give names to: models, texts, programs."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.split("\0")[:-1]:
+        if (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, tmp_path / name)
+    for name in ("M", "DIR", "my-model", "small-model"):
+        (tmp_path / name).symlink_to(DEMO_MODEL)
+    for name in ("notes.txt", "wiki.test.raw"):
+        (tmp_path / name).write_text("The lobster of the eastern Atlantic is blue.\n" * 20)
+    (tmp_path / "my_package").mkdir()
+    for name in ("my_script.py", "my_package/train.py"):
+        (tmp_path / name).write_text("import mlx_lm\n")
+    return tmp_path
+
+
+@pytest.fixture
+def _without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
+    monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
+
+
+@pytest.mark.usefixtures("_without_delays")
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.language for block in blocks(page))])
+def test_the_blocks_run(page: str, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs: list[Output] = []
+    names: dict[str, Any] = {}
+    exec(GIVEN.get(page, ""), names)
+    with chdir(repository):
+        for block in blocks(page):
+            if block.language in ("sh", "console"):
+                outputs = [run(command, monkeypatch) for command in commands(block) if not not_run(command)]
+            elif block.language == "python":
+                run_python(block, names)
+            shown = block.text if block.language == "text" else block.text.partition("\n")[2]
+            if block.language in ("text", "console") and outputs and sys.platform == "linux":
+                assert lines(shown) in [lines(stream) for stream in outputs[0]], shown + "\n".join(outputs[0])
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Output:
+    command = command.replace("uv run ", "")
+    words = shlex.split(command)
+    if words[0] == "flash-eval":
+        return run_flash_eval(words[1:], monkeypatch)
+    if words[0] == "pytest":
+        command += " --collect-only -q"
+    elif words[0] == "make":
+        command += " --dry-run"
+    elif "flash-eval" in words and not words[0].startswith("mlxlm-flash"):
+        command += " " + shlex.join(SMALLEST[words[words.index("flash-eval") + 1]])
+    elif words[0].endswith(".py"):
+        command = f"python {command}"
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": programs, "GIT_DIR": str(ROOT / ".git"), "GIT_WORK_TREE": "."}
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return Output(done.stdout, done.stderr)
+
+
+def run_flash_eval(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Output:
+    text = ""
+    if "<" in words:
+        text = Path(words[-1]).read_text()
+        words = words[: words.index("<")]
+    if len(words) > 0 and words[0] in SMALLEST:
+        with monkeypatch.context() as torch_is_installed:
+            torch_is_installed.setattr(implementations, "find_spec", lambda name: name)
+            name, *options = words
+            command = flash_evals.cli.main.get_command(click.Context(flash_evals.cli.main), name)
+            assert command is not None
+            command.make_context(name, options)
+    done = click.testing.CliRunner().invoke(flash_evals.cli.main, smallest(words), input=text)
+    assert done.exit_code == 0, f"{words}\n{done.output}"
+    return Output(done.stdout, done.stderr)
+
+
+def smallest(words: list[str]) -> list[str]:
+    """The command without what takes long, a network or torch."""
+    words = [re.sub(",torch$", "", word) for word in words]
+    for option, value in pairwise(words):
+        if option == "--model" and not Path(value).exists():  # a hub's
+            words[words.index(value)] = "M"
+        if option == "--dataset" and value.startswith("wikitext"):
+            words[words.index(value)] = "pydoc"
+    given = [part for option, value in SMALLEST_IF_GIVEN.items() if option in words for part in (option, value)]
+    return [*words, *SMALLEST.get(words[0], []), *given]
+
+
+def run_python(block: Block, names: dict[str, Any]) -> None:
+    with redirect_stdout(io.StringIO()):
+        try:
+            exec(compile(block.text, "a block", "exec"), names)
+        finally:
+            mlxlm_flash_patch.disable()
+
+
+def lines(text: str) -> set[str]:
+    """The lines that there are, without figures, and what depends on the machine."""
+    for pattern, instead in (
+        (r"AVX-512|AVX2|NEON|baseline", "AVX2"),
+        (r"\btext [0-9a-f]{8}\b", "text 0"),
+        (r"[-+]?\d[\d.,]*(?:e[-+]\d+)?", "0"),
+        (r"0 (?:µs|ms|s)\b", "0 s"),
+        (r"\b(thread|call|fallback|shape)s\b", r"\1"),
+        (r"[ \t]+", " "),
+    ):
+        text = re.sub(pattern, instead, text)
+    return {line.strip() for line in text.splitlines() if line.strip()}
+
+
+@pytest.mark.parametrize("row", NOT_RUN)
+def test_what_is_not_run_is_in_the_docs(row: str) -> None:
+    assert any(row in not_run(command) for page in PAGES for block in blocks(page) for command in commands(block))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_of_commands_are_marked(page: str) -> None:
+    """A block with no language is a drawing; what begins with a program's name is none."""
+    programs = {command.split()[0] for page in PAGES for block in blocks(page) for command in commands(block)}
+    for block in blocks(page):
+        assert block.language in ("", "sh", "console", "text", "python"), block
+        assert block.language or block.text.split()[0] not in {*programs, "$", "python", "make", "git"}, block
+
+
+# --- Commands in a line of text: their names, options and files --------------------------------------------
+
+
+def inline(page: str) -> Iterator[str]:
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
+    for span in re.findall(r"`([^`]+)`", text):
+        command = " ".join(span.split())
+        if re.match(r"(uv run |mlx\.launch |\w+=\S+ )*(flash-eval|mlxlm-flash|pytest|python|make|\S+\.py) \S", command):
+            yield command
+
+
+@pytest.mark.parametrize(("page", "command"), [(page, each) for page in PAGES for each in dict.fromkeys(inline(page))])
+def test_commands_in_a_line_exist(page: str, command: str) -> None:
+    words = shlex.split(re.split(r" [<>|] ", command.replace("uv run ", ""))[0])
+    programs = {"flash-eval": flash_evals.cli.main, "mlxlm-flash": mlxlm_flash_patch.cli.cli}
+    [program, *words] = words[next((n for n, word in enumerate(words) if word in programs), 0) :]
+    if program == "make":
+        assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M)
+    elif program in programs:
+        options_exist(programs[program], words)
+    else:
+        paths = [word for word in [program, *words] if word.endswith(".py") or word.startswith("tests/")]
+        folders = (ROOT, (ROOT / page).parent)
+        assert all(any((folder / path).exists() for folder in folders) for path in paths), command
+
+
+def options_exist(command: click.Command, words: list[str]) -> None:
+    context = click.Context(command)
+    while isinstance(command, click.Group) and not words[0].startswith("-"):
+        found = command.get_command(context, words.pop(0).rstrip(","))
+        assert found is not None
+        command = found
+        if not words or isinstance(command, mlxlm_flash_patch.cli.Verbatim):
+            return
+    known = {spelling for option in command.get_params(context) for spelling in (*option.opts, *option.secondary_opts)}
+    given = {word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1}
+    assert given <= {*known, "-h", "--help"}, f"{command.name} has no {given - known}"
