@@ -227,11 +227,16 @@ def test_blocks_of_commands_are_marked(page: str) -> None:
 # --- Commands in a line of text: their names, options and files --------------------------------------------
 
 
+INLINE = re.compile(
+    r"(?:uv run |mlx\.launch -n \w+ |\w+=\S+ )*(?:flash-eval|mlxlm-flash|pytest|python|make|\S+\.py) \S"
+)
+
+
 def inline(page: str) -> Iterator[str]:
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
     for span in re.findall(r"`([^`]+)`", text):
         command = " ".join(span.split())
-        if re.match(r"(uv run |mlx\.launch |\w+=\S+ )*(flash-eval|mlxlm-flash|pytest|python|make|\S+\.py) \S", command):
+        if INLINE.match(command):
             yield command
 
 

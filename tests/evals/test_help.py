@@ -151,22 +151,3 @@ def test_the_help_explains_every_figure(invoke: Invoke, model_folder: Path, text
     for label in others:
         assert label in page
         assert EXAMPLES.get(label, label).strip() in explained, f"{which} -h does not say what {label!r} is"
-
-
-EVALUATION = SCRIPT.parents[3] / "docs" / "evaluation.md"
-
-
-def commands_in_the_docs() -> Iterator[str]:
-    """Each `flash-eval ...` in a block of code or in a line, without what the shell does with it."""
-    text = EVALUATION.read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in re.findall(
-        r"^\$? ?(?:mlx\.launch .*)?(flash-eval .*)$|`(?:mlx\.launch [^`]*)?(flash-eval [^`]*)`", text, re.M
-    ):
-        yield re.split(" [#<>|] ?", line[0] or line[1])[0].strip()
-
-
-@pytest.mark.parametrize("line", dict.fromkeys(commands_in_the_docs()))
-def test_the_commands_in_the_docs_exist(line: str) -> None:
-    _, name, *arguments = line.split()
-    spellings = {spelling for option in command(name).params for spelling in (*option.opts, *option.secondary_opts)}
-    assert {argument for argument in arguments if argument.startswith("-") and len(argument) > 1} <= spellings
