@@ -1,7 +1,6 @@
 """What the tests of the patch share: it is off before and after each test, and small random models to try it on."""
 
 import contextlib
-import importlib
 import json
 import os
 import shutil
@@ -17,11 +16,10 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 import tokenizers
-from mlx.utils import tree_map
 from mlx_lm.models import base
 from mlxlm_flash_patch import route
 from mlxlm_flash_patch.places import places
-from model_configs import prepared
+from model_configs import random_model
 
 ORIGINAL = base.scaled_dot_product_attention
 
@@ -69,24 +67,6 @@ def original():
 def architecture(request):
     """The model types that are tried with weights."""
     return request.param
-
-
-def random_model(model_type, config, dtype=mx.float32, seed=0):
-    mx.random.seed(seed)
-    module = importlib.import_module(f"mlx_lm.models.{model_type}")
-    model = prepared(module.Model(module.ModelArgs.from_dict(config)))
-
-    def weight(initial):
-        if not mx.issubdtype(initial.dtype, mx.floating):
-            return initial
-        if not mx.any(initial):  # sinks, convolutions of keys: what starts as zeros would not be seen to work
-            initial = mx.random.normal(initial.shape)
-        # nn.Linear starts so small that attention would hardly matter to the logits.
-        return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)
-
-    model.update(tree_map(weight, model.parameters()))
-    mx.eval(model.parameters())
-    return model
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
-"""Small models of every model type of mlx-lm: what their configurations have beyond the common ones."""
+"""Small models of every model type of mlx-lm: their configurations beyond the common ones, and random weights."""
+
+import importlib
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_map
 
 LAYERS = 2
 
@@ -399,4 +402,22 @@ def prepared(model):
         for name, child in module.children().items():
             if type(child).__name__ == "BitLinear":  # a Metal kernel
                 setattr(module, name, nn.Linear(child.in_features, child.out_features, bias=False))
+    return model
+
+
+def random_model(model_type, config, dtype=mx.float32, seed=0):
+    mx.random.seed(seed)
+    module = importlib.import_module(f"mlx_lm.models.{model_type}")
+    model = prepared(module.Model(module.ModelArgs.from_dict(config)))
+
+    def weight(initial):
+        if not mx.issubdtype(initial.dtype, mx.floating):
+            return initial
+        if not mx.any(initial):  # sinks, convolutions of keys: what starts as zeros would not be seen to work
+            initial = mx.random.normal(initial.shape)
+        # nn.Linear starts so small that attention would hardly matter to the logits.
+        return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)
+
+    model.update(tree_map(weight, model.parameters()))
+    mx.eval(model.parameters())
     return model

@@ -1,0 +1,231 @@
+"""The pieces of work of the soak: each gives the same numbers with the patch off and on, within roundings."""
+
+import copy
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from flash_evals import data, models, reading, scoring, training
+from mlx.optimizers import SGD
+from mlx_lm.generate import batch_generate, generate, stream_generate
+from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_lm.tuner.trainer import default_loss
+from model_configs import config, random_model
+
+OTHER_TYPES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "olmo2")
+TOLERANCE = 1e-3  # of the largest number, or of 1: float32 through two layers or four, and through training steps
+QUANTISED = 5e-2  # one rounding that falls the other way moves a key by a 255th of its range
+
+
+class Broken(AssertionError):
+    """Something that is promised did not hold."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one arm's work came to."""
+
+    numbers: np.ndarray  # losses, costs, logits, or the log-probability of each token
+    tokens: np.ndarray | None = None  # greedily generated; of several sequences one behind the other
+
+
+@dataclass(frozen=True)
+class Work:
+    """The same for both arms: `run` is given what `models` makes, or hands out."""
+
+    models: Callable[[], list[nn.Module]]
+    run: Callable[[list[nn.Module]], Result]
+    tolerance: float = TOLERANCE
+
+
+class Kinds:
+    """The kinds of work. Each method takes the round's random numbers, and gives work that does not depend on them."""
+
+    def __init__(self, other_types: Sequence[str]) -> None:
+        self.demo = models.load(None)
+        rules = reading.Rules(64, 32, "rolling", "joined", "auto", None)
+        self.read = reading.read(self.demo, data.load("pydoc"), rules)
+        self.smaller = random_model("qwen2", {**self.demo.config, "num_hidden_layers": 1})  # a draft model
+        self.others = {name: random_model(name, config(name)) for name in other_types}
+
+    def all(self) -> dict[str, Callable[[random.Random], Work]]:
+        return {
+            "generate": self.generate,
+            "stream_generate": self.stream,
+            "batch_generate": self.batch,
+            "draft model": self.draft,
+            "prompt cache": self.prompt_cache,
+            "quantised cache": self.quantised_cache,
+            "rotating cache": self.rotating_cache,
+            "perplexity": self.perplexity,
+            "LoRA steps": self.lora,
+            "gradient step": self.gradient,
+            "another model type": self.other_type,
+        }
+
+    def _prompt(self, rng: random.Random, longest: int = 40) -> list[int]:
+        start = rng.randrange(len(self.read.ids) - longest)
+        return self.read.ids[start : start + rng.randint(2, longest)].tolist()
+
+    def _streamed(self, rng: random.Random, tolerance: float = TOLERANCE, draft: bool = False, **options: Any) -> Work:
+        prompt, count = self._prompt(rng), rng.randint(4, 16)
+
+        def run(of: list[nn.Module]) -> Result:
+            draft_model = of[1] if draft else None
+            responses = stream_generate(of[0], self.demo.tokenizer, prompt, count, draft_model, **options)
+            return _sequences([[(r.token, r.logprobs[r.token].item()) for r in responses]])
+
+        return Work(lambda: [self.demo.model, self.smaller][: 1 + draft], run, tolerance)
+
+    def stream(self, rng: random.Random) -> Work:
+        return self._streamed(rng, prefill_step_size=rng.choice((8, 2048)))
+
+    def draft(self, rng: random.Random) -> Work:
+        return self._streamed(rng, draft=True, num_draft_tokens=rng.randint(1, 6))
+
+    def rotating_cache(self, rng: random.Random) -> Work:
+        return self._streamed(rng, max_kv_size=rng.randint(8, 32))
+
+    def quantised_cache(self, rng: random.Random) -> Work:
+        start = rng.choice((0, 16))
+        return self._streamed(rng, QUANTISED, kv_bits=8, kv_group_size=32, quantized_kv_start=start)
+
+    def generate(self, rng: random.Random) -> Work:
+        prompt, count = self._prompt(rng), rng.randint(4, 16)
+
+        def run(of: list[nn.Module]) -> Result:
+            seen = []
+
+            def note(_: mx.array, logits: mx.array) -> mx.array:
+                best = mx.argmax(logits).item()
+                seen.append((best, (logits[0, best] - mx.logsumexp(logits)).item()))
+                return logits
+
+            generate(of[0], self.demo.tokenizer, prompt, max_tokens=count, logits_processors=[note])
+            return _sequences([seen])
+
+        return Work(lambda: [self.demo.model], run)
+
+    def batch(self, rng: random.Random) -> Work:
+        prompts = [self._prompt(rng) for _ in range(rng.randint(2, 5))]
+        counts = [rng.randint(3, 12) for _ in prompts]
+
+        def run(of: list[nn.Module]) -> Result:
+            options = {"return_token_ids": True, "return_logprobs": True, "completion_batch_size": 3}
+            answer = batch_generate(of[0], self.demo.tokenizer, prompts, max_tokens=counts, **options)
+            return _sequences(
+                [list(zip(*pair, strict=True)) for pair in zip(answer.token_ids, answer.logprobs, strict=True)]
+            )
+
+        return Work(lambda: [self.demo.model], run)
+
+    def prompt_cache(self, rng: random.Random) -> Work:
+        before, prompt, count = self._prompt(rng), self._prompt(rng, 8), rng.randint(4, 12)
+
+        def run(of: list[nn.Module]) -> Result:
+            cache = make_prompt_cache(of[0])
+            mx.eval(of[0](mx.array([before]), cache=cache))
+            with tempfile.TemporaryDirectory() as folder:
+                save_prompt_cache(f"{folder}/cache.safetensors", cache)
+                cache = load_prompt_cache(f"{folder}/cache.safetensors")
+                mx.eval([layer.state for layer in cache])
+            responses = stream_generate(of[0], self.demo.tokenizer, prompt, count, prompt_cache=cache)
+            return _sequences([[(r.token, r.logprobs[r.token].item()) for r in responses]])
+
+        return Work(lambda: [self.demo.model], run)
+
+    def perplexity(self, rng: random.Random) -> Work:
+        first = rng.randrange(len(self.read.plan) - 4)
+        windows = self.read.plan[first : first + rng.randint(1, 4)]
+
+        def run(of: list[nn.Module]) -> Result:
+            logits = of[0](mx.array(np.stack([self.read.ids[w.begin : w.end] for w in windows])))
+            mx.eval(logits)
+            costs = [
+                scoring.token_nll(
+                    np.array(row[w.first_scored - w.begin - 1 :]), self.read.ids[w.first_scored : w.end + 1]
+                )
+                for row, w in zip(logits, windows, strict=True)
+            ]
+            nll = np.concatenate(costs)
+            return Result(np.append(nll, scoring.perplexity(nll, None, None).ppl))
+
+        return Work(lambda: [self.demo.model], run)
+
+    def lora(self, rng: random.Random) -> Work:
+        recipe = training.Recipe(2, rng.randint(1, 2), 4, rng.random() < 0.3)
+        length, seed = rng.choice((17, 32)), rng.randrange(1000)
+        tokens = np.random.default_rng(seed).integers(self.demo.vocabulary, size=(2, length + 1))
+        batch = mx.array(tokens.astype(np.int32)), mx.array([[0, length + 1]] * 2)
+
+        def run(of: list[nn.Module]) -> Result:
+            with training.trainable(of[0], recipe, seed):
+                trainee = training.Trainee(of[0], of[0].trainable_parameters())
+                return Result(np.array([trainee.step(batch) for _ in range(3)]))
+
+        return Work(lambda: [copy.deepcopy(self.demo.model)], run)
+
+    def gradient(self, rng: random.Random) -> Work:
+        starts = [rng.randrange(1000) for _ in range(2)]
+        tokens = mx.array(np.stack([self.read.ids[start : start + 24] for start in starts]))
+        ranges = mx.array([[0, rng.randint(5, 24)] for _ in range(2)])
+
+        def run(of: list[nn.Module]) -> Result:
+            model, optimizer, losses = of[0], SGD(learning_rate=0.1), []
+            for _ in range(2):
+                (loss, _), gradient = nn.value_and_grad(model, default_loss)(model, tokens, ranges)
+                optimizer.update(model, gradient)
+                mx.eval(model.parameters(), loss)
+                losses.append(loss.item())
+            return Result(np.array(losses))
+
+        return Work(lambda: [copy.deepcopy(self.demo.model)], run)
+
+    def other_type(self, rng: random.Random) -> Work:
+        """The logits of a prompt and of some tokens behind it."""
+        model = self.others[rng.choice(list(self.others))]
+        prompt, steps, batch = rng.randint(2, 30), rng.randint(0, 6), rng.randint(1, 2)
+        tokens = mx.array(np.random.default_rng(rng.randrange(1000)).integers(90, size=(batch, prompt + steps)))
+
+        def run(of: list[nn.Module]) -> Result:
+            cache = make_prompt_cache(of[0])
+            parts = [of[0](tokens[:, :prompt], cache=cache)]
+            parts += [of[0](tokens[:, i : i + 1], cache=cache) for i in range(prompt, prompt + steps)]
+            return Result(np.array(mx.concatenate(parts, axis=1)))
+
+        return Work(lambda: [model], run)
+
+
+def _sequences(answers: Sequence[Sequence[tuple[int, float]]]) -> Result:
+    every = [pair for answer in answers for pair in answer]
+    return Result(np.array([p for _, p in every]), np.array([token for token, _ in every]))
+
+
+def difference(off: Result, on: Result, tolerance: float) -> tuple[float, bool]:
+    """The largest difference of their numbers, relative to the largest number and at least to 1; and whether a token
+    differs, which only a near-tie may make: both arms rank their own first, with the same log-probability.
+
+    Behind the first token that differs the arms go their own ways, and nothing is compared. Raises Broken.
+    """
+    one, other, tie = off.numbers, on.numbers, False
+    if off.tokens is not None and on.tokens is not None:
+        common = min(len(off.tokens), len(on.tokens))
+        differs = np.flatnonzero(off.tokens[:common] != on.tokens[:common])
+        if len(differs):
+            tie, one, other = True, one[: differs[0] + 1], other[: differs[0] + 1]
+        elif len(off.tokens) != len(on.tokens):
+            raise Broken(f"{len(off.tokens)} tokens with the patch off, {len(on.tokens)} with it on")
+    if one.shape != other.shape:
+        raise Broken(f"{one.shape} numbers with the patch off, {other.shape} with it on")
+    if not np.array_equal(np.isfinite(one), np.isfinite(other)):
+        raise Broken("numbers that are not finite differ")
+    one, other = one[np.isfinite(one)], other[np.isfinite(other)]
+    worst = float(np.max(np.abs(one - other)) / max(1.0, np.max(np.abs(one)))) if one.size else 0.0
+    if worst > tolerance:
+        raise Broken(f"the patch changes a result by {worst:.1e}, more than {tolerance:.0e}")
+    return worst, tie
