@@ -99,7 +99,7 @@ def test_a_leak(what, quick, monkeypatch):
     broken, _ = soak.run(quick, 0, rounds=40)
     STOP.set()
     [x.close() for x in kept if hasattr(x, "close")]
-    assert f"{what} grows by" in broken
+    assert f"{what} grows: by" in broken
 
 
 def broken_by(quick):

@@ -1,0 +1,79 @@
+"""docs/reliability.md: each promise names tests, each test named exists, and what can be broken is still there."""
+
+import ast
+import re
+import runpy
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+MUTATIONS = runpy.run_path(str(TESTS / "mutations.py"))["MUTATIONS"]
+PAGE = (ROOT / "docs" / "reliability.md").read_text()
+TEST = re.compile(r"`([^`]+)`")
+
+
+def tables(head):
+    """The rows below each table head of these two cells."""
+    for table in re.findall(rf"^\| {head} \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE):
+        for line in table.splitlines():
+            yield tuple(cell.strip() for cell in line.strip("|").split(" | "))
+
+
+PROMISES = list(tables(r"promise \| tests"))
+BROKEN = list(tables(r"broken \| noticed by"))
+
+
+@cache
+def functions_in(file):
+    """The functions and methods that pytest would collect."""
+    tree = ast.parse((TESTS / file).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+def exists(test):
+    file, _, name = test.partition("::")
+    return (TESTS / file).is_file() and (not name or name in functions_in(file))
+
+
+def test_the_page_has_every_group():
+    groups = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
+    assert groups == [
+        "Results", "Masks", "Gradients", "Memory", "The process", "The patch", "Evaluation", "Packaging", "Metal",
+        "Speed",
+    ]  # fmt: skip
+    assert PAGE.count("| promise | tests |") == len(groups) - 1  # speed has none
+
+
+@pytest.mark.parametrize("row", PROMISES, ids=lambda row: row[0])
+def test_each_promise_names_tests_that_exist(row):
+    promise, tests = row
+    names = TEST.findall(tests)
+    assert promise
+    assert names
+    assert tests == ", ".join(f"`{name}`" for name in names)  # tests, and nothing else
+    assert [name for name in names if not ("::" in name and exists(name))] == []
+
+
+def test_a_test_that_is_gone_would_be_found():
+    assert exists("test_reliability.py::test_a_test_that_is_gone_would_be_found")
+    assert not exists("test_reliability.py::test_that_is_gone")
+    assert not exists("core/test_that_is_gone.py::test_at_all")
+
+
+def test_no_promise_stands_there_twice():
+    promises = [promise for promise, _ in PROMISES]
+    assert len(promises) == len(set(promises))
+
+
+def test_the_page_has_the_mutations():
+    assert [(mutation.broken, f"`{mutation.test}`") for mutation in MUTATIONS] == BROKEN
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.broken)
+def test_what_a_mutation_changes_is_there_once(mutation):
+    assert (ROOT / mutation.file).read_text().count(mutation.old) == 1
+    assert mutation.new != mutation.old
+    assert exists(mutation.test)
