@@ -13,9 +13,8 @@
 
     uv run packages/flashattn-core/macos/build.py --output dist
 
-The wheel is for the CPython that runs this: `uv run --python 3.12 ...` for another one. What is needed here and
-nowhere else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's environment. The exit
-code is 1 if the wheel is wrong, 2 if this machine lacks something.
+What is needed here and nowhere else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's
+environment. The exit code is 1 if the wheel is wrong, 2 if this machine lacks something.
 """
 
 import argparse
@@ -63,8 +62,7 @@ def build(output: Path, work: Path) -> tuple[Path, Path]:
         "FLASHATTN_CLANG": str(shutil.which("clang++-19")),
         "FLASHATTN_SYSROOT": str(work / "sysroot"),
         "FLASHATTN_MLX": str(mlx),
-        # What Python calls its extension modules and its platform on the Mac.
-        "SETUPTOOLS_EXT_SUFFIX": f".cpython-{sys.version_info.major}{sys.version_info.minor}-darwin.so",
+        # What Python calls its platform on the Mac.
         "_PYTHON_HOST_PLATFORM": f"macosx-{MINIMUM_MACOS}-arm64",
     }
     os.chdir(PACKAGE)  # where a build backend expects to be

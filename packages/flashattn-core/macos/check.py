@@ -6,8 +6,8 @@
 
     uv run packages/flashattn-core/macos/check.py WHEEL --mlx FOLDER
 
-FOLDER is the mlx folder of MLX's macOS wheels, as download.py unpacks them. To be run by the CPython version that the
-wheel is for, whose C API it looks symbols up in. The exit code is 1 if anything is wrong.
+FOLDER is the mlx folder of MLX's macOS wheels, as download.py unpacks them. CPython's symbols are looked up in the one
+that runs this. The exit code is 1 if anything is wrong.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import macho
 from signature import SignatureError, verify
 from sysroot import LIBCXX, LIBOBJC, LIBSYSTEM, system_symbols
 
+TAG = "cp311-abi3-macosx_14_0_arm64"
 LIBMLX = "@rpath/libmlx.dylib"
 RUN_PATHS = ["@loader_path/../mlx/lib"]
 MINIMUM_MACOS = [14, 0]
@@ -31,10 +32,8 @@ Row = tuple[str, str, list[str]]  # what was looked at, what was found, what is 
 
 
 def check_name(wheel: Path) -> Row:
-    cpython = f"cp{sys.version_info.major}{sys.version_info.minor}"
     tag = "-".join(wheel.stem.split("-")[-3:])
-    expected = f"{cpython}-{cpython}-macosx_14_0_arm64"
-    return "tag", tag, [] if tag == expected else [f"expected {expected}"]
+    return "tag", tag, [] if tag == TAG else [f"expected {TAG}"]
 
 
 def check_kind(binary: lief.MachO.Binary) -> Row:
