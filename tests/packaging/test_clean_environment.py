@@ -1,0 +1,80 @@
+"""From the wheels alone, away from the repository: the op, every command, and the start-up file."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+FORWARD = """
+import numpy as np, mlx.core as mx, flashattn_core
+from flashattn_core.masks import SlidingWindow
+from flashattn_core.reference import reference_attention
+query = np.random.default_rng(0).normal(size=(2, 6, 70, 64)).astype(np.float32)
+key, value = np.random.default_rng(1).normal(size=(2, 2, 2, 130, 64)).astype(np.float32)
+out = flashattn_core.flash_attention(*map(mx.array, (query, key, value)), mask=SlidingWindow(50))
+print(np.abs(np.array(out) - reference_attention(query, key, value, mask=SlidingWindow(50))[0]).max())
+"""
+GENERATE = ("--prompt", "The class statement", "--ignore-chat-template", "--max-tokens", "12", "--temp", "0")
+
+
+def generate(environment, *command, **variables):
+    """(stdout, stderr) of mlx_lm.generate of the shipped model; of stdout what does not name figures of speed."""
+    model = environment.check("flash-eval", "demo-model").strip()
+    done = environment.run(*command, "--model", model, *GENERATE, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("==========")[1], done.stderr
+
+
+def test_everything_comes_from_the_environment(environment):
+    code = "import flashattn_core, mlxlm_flash_patch, flash_evals, mlxlm_flash_startup, sys\n"
+    code += "print(*(m.__file__ for n, m in sys.modules.items() if 'flash' in n), sep='\\n')"
+    files = [Path(line) for line in environment.check("python", "-c", code).splitlines()]
+    assert files
+    assert [file for file in files if environment.site_packages not in file.parents] == []
+
+
+def test_the_op_against_the_reference(environment):
+    assert float(environment.check("python", "-c", FORWARD)) < 1e-5
+
+
+def test_status(environment):
+    said = environment.check("mlxlm-flash", "status")
+    assert f"flashattn-core {version('flashattn-core')}" in said
+
+
+def test_doctor(environment):
+    """It exits with 1 if anything is broken: versions against the pins, nanobind's ABI, a prefill and a decode step."""
+    assert "shares nanobind's ABI with MLX: v22" in environment.check("mlxlm-flash", "doctor")
+
+
+def test_run(environment):
+    plain, _ = generate(environment, "mlx_lm.generate")
+    text, said = generate(environment, "mlxlm-flash", "run", "mlx_lm.generate")
+    assert text == plain
+    assert "flash attention ran: " in said
+    assert "cpu_decode" in said
+    assert "fallbacks: none" in said
+
+
+def test_perplexity(environment):
+    said = environment.check("flash-eval", "perplexity", "--max-windows", "4")
+    assert "Same predictions" in said
+
+
+def test_eval_doctor(environment):
+    environment.check("flash-eval", "doctor")
+
+
+def test_hook(environment):
+    """Put in, told of, used, and taken out, on this Python."""
+    path = environment.site_packages / "mlxlm-flash.pth"
+    before = environment.files()
+    assert environment.check("mlxlm-flash", "hook", "install").startswith(f"wrote {path}\n")
+    try:
+        assert environment.check("mlxlm-flash", "hook", "status").startswith(f"{path}: installed\n")
+        off, nothing = generate(environment, "mlx_lm.generate")
+        on, said = generate(environment, "mlx_lm.generate", MLXLM_FLASH="strict")
+    finally:
+        assert environment.check("mlxlm-flash", "hook", "remove") == f"deleted {path}\n"
+    assert on == off
+    assert "flash attention" not in nothing
+    assert "cpu_decode" in said
+    assert environment.files() == before

@@ -1,0 +1,41 @@
+"""The packages' versions, and those that they are made for, are the same wherever they stand."""
+
+import re
+import tomllib
+
+import flashattn_core
+import pytest
+from build_wheels import PACKAGES, ROOT
+
+EXACT = {
+    "mlx": "0.32.4",
+    "mlx-lm": "0.32.2",
+    "nanobind": "3.1.0",
+    "nanobind-backend": "1.0.0",
+    **dict.fromkeys(PACKAGES, "0.1.0"),
+}
+PROJECTS = {name: ROOT / "packages" / folder / "pyproject.toml" for name, folder in PACKAGES.items()}
+
+
+def read(distribution):
+    return tomllib.loads(PROJECTS[distribution].read_text())
+
+
+@pytest.mark.parametrize("distribution", PACKAGES)
+def test_one_version_of_the_packages(distribution):
+    assert read(distribution)["project"]["version"] == EXACT[distribution] == flashattn_core.__version__
+
+
+@pytest.mark.parametrize("distribution", PACKAGES)
+def test_pins(distribution):
+    """What shares an ABI or whose code is patched is pinned exactly, to one version everywhere."""
+    project = read(distribution)
+    requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
+    found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
+    wrong = [(name, pin) for name, pin in found if name in EXACT and pin != f"=={EXACT[name]}"]
+    assert wrong == []
+
+
+def test_pins_of_the_wheel_for_macos():
+    text = (ROOT / "packages/flashattn-core/macos/build.py").read_text()
+    assert re.findall(r'"nanobind(==[^"]+)"', text) == [f"=={EXACT['nanobind']}"]

@@ -1,0 +1,110 @@
+"""What the wheels say of themselves, and what is in them."""
+
+import csv
+import io
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from build_wheels import PACKAGES, ROOT
+from virtual_environment import metadata
+
+VERSION = "0.1.0"
+COMMANDS = {
+    "flashattn-core": {},
+    "mlxlm-flash-patch": {"mlxlm-flash": "mlxlm_flash_patch.cli:main"},
+    "flash-evals": {"flash-eval": "flash_evals.cli:main"},
+}
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="ELF files are Linux's; tests/macos has the macOS wheel's"
+)
+each = pytest.mark.parametrize("distribution", PACKAGES)
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def of_dist_info(wheel, name):
+    [content] = [content for path, content in contents(wheel).items() if path.endswith(f".dist-info/{name}")]
+    return content.decode()
+
+
+@pytest.fixture
+def module(wheels, tmp_path):
+    """The extension, out of its wheel."""
+    with zipfile.ZipFile(wheels["flashattn-core"]) as archive:
+        return Path(archive.extract("flashattn_core/_ext.abi3.so", tmp_path))
+
+
+def dynamic(module, tag):
+    """What the ELF file's dynamic section has under `tag`, such as NEEDED."""
+    said = subprocess.run(["readelf", "-d", module], capture_output=True, text=True, check=True).stdout
+    return re.findall(rf"\({tag}\).*\[(.*)\]", said)
+
+
+@each
+def test_tags(wheels, distribution):
+    """One wheel of the extension for every CPython from 3.11 on, for a Linux as old as MLX's own may be."""
+    tag = wheels[distribution].stem.partition(f"-{VERSION}-")[2]
+    if distribution == "flashattn-core":
+        platform = r"manylinux_2_\d\d_(x86_64|aarch64)" if sys.platform == "linux" else r"macosx_1\d_0_arm64"
+        assert re.fullmatch(rf"cp311-abi3-{platform}", tag)
+        if tag.startswith("cp311-abi3-manylinux"):
+            assert int(tag.split("_")[2]) <= 35
+    else:
+        assert tag == "py3-none-any"
+
+
+@each
+def test_metadata(wheels, distribution):
+    said = metadata(wheels[distribution])
+    assert (said["Name"], said["Version"], said["Requires-Python"]) == (distribution, VERSION, ">=3.11")
+    assert (said["License-Expression"], said["License-File"]) == ("MIT", "LICENSE")
+    assert of_dist_info(wheels[distribution], "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+    assert said["Summary"]
+    assert said["Description-Content-Type"] == "text/markdown"
+
+
+@each
+def test_commands(wheels, distribution):
+    text = of_dist_info(wheels[distribution], "entry_points.txt") if COMMANDS[distribution] else ""
+    assert dict(re.findall(r"^(\S+) ?= ?(\S+)$", text, re.MULTILINE)) == COMMANDS[distribution]
+
+
+@each
+def test_files(wheels, distribution):
+    """What src/ has, the extension, and the metadata: no sources of C++, no tests, no libmlx, no start-up file."""
+    source = ROOT / "packages" / PACKAGES[distribution] / "src"
+    expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    expected = {name for name in expected if "__pycache__" not in name}
+    if distribution == "flashattn-core":
+        expected.add("flashattn_core/_ext.abi3.so")
+    found = contents(wheels[distribution])
+    assert {name for name in found if ".dist-info/" not in name and not name.endswith("/")} == expected
+    recorded = {row[0] for row in csv.reader(io.StringIO(of_dist_info(wheels[distribution], "RECORD")))}
+    assert recorded == {name for name in found if not name.endswith("/")}
+
+
+@on_linux
+def test_the_extension_finds_libmlx_beside_itself(module):
+    assert "libmlx.so" in dynamic(module, "NEEDED")
+    assert dynamic(module, "RUNPATH") == ["$ORIGIN/../mlx/lib"]
+    assert dynamic(module, "RPATH") == []
+
+
+@on_linux
+def test_the_extension_needs_nothing_but_the_system_s_libraries(module):
+    system = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-[\w-]+)\.so\.\d+")
+    assert [name for name in dynamic(module, "NEEDED") if not system.fullmatch(name)] == ["libmlx.so"]
+
+
+@each
+def test_no_folder_of_the_machine_that_built_it(wheels, distribution):
+    places = [str(ROOT), str(Path.home()), "/tmp/", "sdists-v", "builds-v"]
+    for name, content in contents(wheels[distribution]).items():
+        assert [place for place in places if place.encode() in content] == [], name

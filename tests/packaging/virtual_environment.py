@@ -1,0 +1,61 @@
+"""A virtual environment apart from everything, as that of somebody who has installed the wheels."""
+
+import subprocess
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+from build_wheels import PACKAGES, clean_environment, uv
+
+MODULES = ("flashattn_core", "mlxlm_flash_patch", "mlxlm_flash_startup", "flash_evals")
+
+
+def metadata(wheel: Path) -> Message:
+    """The METADATA file of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(name).decode())
+
+
+class Environment:
+    """A virtual environment with pip; a home folder and a working folder that are empty."""
+
+    def __init__(self, folder: Path, python: str) -> None:
+        self.venv, self.home, self.work = folder / "venv", folder / "home", folder / "work"
+        self.home.mkdir()
+        self.work.mkdir()
+        uv("venv", "--quiet", "--seed", "--no-project", "--python", python, self.venv)
+        [self.site_packages] = self.venv.glob("lib/python*/site-packages")
+
+    def install_needed(self, wheels: dict[str, Path]) -> None:
+        """What the wheels say that they need of others; `without_us` then holds the files that there are."""
+        needed = {need for wheel in wheels.values() for need in metadata(wheel).get_all("Requires-Dist", [])}
+        others = sorted(need for need in needed if not need.startswith(tuple(PACKAGES)))
+        uv("pip", "install", "--quiet", "--python", self.venv / "bin/python", *others)
+        self.without_us = self.files()
+
+    def install(self, wheels: dict[str, Path]) -> None:
+        """The wheels themselves, by pip."""
+        self.check("pip", "install", "--quiet", "--no-index", "--no-deps", *wheels.values())
+
+    def uninstall(self) -> None:
+        self.check("pip", "uninstall", "--quiet", "--yes", *PACKAGES)
+
+    def run(self, name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs one of the environment's programs, without a network; `variables` are added to its environment."""
+        path = f"{self.venv / 'bin'}:/usr/bin:/bin"
+        env = {**clean_environment(), "PATH": path, "HOME": str(self.home), "HF_HUB_OFFLINE": "1", **variables}
+        command = [str(self.venv / "bin" / name), *map(str, arguments)]
+        return subprocess.run(command, cwd=self.work, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+    def check(self, name: str, *arguments: object, **variables: str) -> str:
+        """As run(); returns stdout. Raises AssertionError with all output if the exit code is not 0."""
+        done = self.run(name, *arguments, **variables)
+        assert done.returncode == 0, f"{name} {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def files(self) -> set[str]:
+        """All files of the virtual environment; of the bytecode that Python leaves behind only this project's."""
+        files = (str(path.relative_to(self.venv)) for path in self.venv.rglob("*"))
+        return {file for file in files if "__pycache__" not in file or any(name in file for name in MODULES)}
