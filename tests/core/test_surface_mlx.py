@@ -34,13 +34,17 @@ def off_by(n):
     return st.sampled_from([n] * 40 + [n + 1, max(n - 1, 1)])
 
 
+# MLX 0.32.4 on the CPU writes beyond its memory when there is no query (glibc.malloc.check=3 shows it), so there is one.
+some = lengths.filter(bool)
+
+
 @st.composite
 def calls(draw):
     """Legal more often than not."""
     rng = np.random.default_rng(draw(seeds))
     dtype = draw(st.sampled_from(list(DTYPES)))
     batch, kv_heads, length, key_len, dim, value_dim = (
-        draw(s) for s in (st.integers(0, 3), st.integers(1, 3), lengths, lengths, dims, dims)
+        draw(s) for s in (st.integers(0, 3), st.integers(1, 3), some, lengths, dims, dims)
     )
     heads = kv_heads * draw(st.sampled_from([1, 2, 3, 7]))
     query, key, value = (
