@@ -34,7 +34,7 @@ def off_by(n):
     return st.sampled_from([n] * 40 + [n + 1, max(n - 1, 1)])
 
 
-# MLX 0.32.4 on the CPU writes beyond its memory when there is no query (glibc.malloc.check=3 shows it), so there is one.
+# Without a query MLX 0.32.4 writes beyond its memory on the CPU (glibc.malloc.check=3 shows it), so there is one.
 some = lengths.filter(bool)
 
 

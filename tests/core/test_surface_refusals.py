@@ -302,6 +302,13 @@ def test_quantised_arguments_are_never_taken_for_plain_ones():
             quantized_flash_attention(q, q, q, bits=bits)
 
 
+def test_columns_that_32_bits_do_not_count():
+    """2**32 + 32 elements of a bit each are not 32."""
+    packed = zeros((1, 1, 4, 2**27 + 1), mx.uint32), mx.ones((1, 1, 4, 1)), mx.ones((1, 1, 4, 1))
+    with pytest.raises(ValueError, match=r"^\[flash_attention\] key has"):
+        quantized_flash_attention(mx.ones((1, 1, 1, 32)), packed, packed, group_size=32, bits=1)
+
+
 def test_numpy_s_whole_numbers_are_whole_numbers():
     q = mx.ones((1, 1, 1, 32))
     packed = mx.quantize(q, group_size=32, bits=4)
