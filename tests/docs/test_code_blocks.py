@@ -250,9 +250,9 @@ def test_commands_in_a_line_exist(page: str, command: str) -> None:
     elif program in programs:
         options_exist(programs[program], words)
     else:
-        paths = [word for word in [program, *words] if word.endswith(".py") or word.startswith("tests/")]
+        paths = [word for word in [program, *words] if re.search(r"\.py(::|$)", word) or word.startswith("tests/")]
         folders = (ROOT, (ROOT / page).parent)
-        assert all(any((folder / path).exists() for folder in folders) for path in paths), command
+        assert all(any((folder / path.partition("::")[0]).exists() for folder in folders) for path in paths), command
 
 
 def options_exist(command: click.Command, words: list[str]) -> None:
