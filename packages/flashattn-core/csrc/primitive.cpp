@@ -2,6 +2,8 @@
 #include "primitive.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "checks.h"
 #include "mlx/allocator.h"
@@ -102,7 +104,12 @@ Backend backend_of(const mx::Stream& stream) {
 
 void allocate(std::vector<mx::array>& outputs) {
   for (mx::array& output : outputs) {
-    output.set_data(mx::allocator::malloc(output.nbytes()));
+    mx::allocator::Data data = mx::allocator::malloc(output.nbytes());
+    if (output.nbytes() > 0 && !data.buffer().ptr()) {  // MLX leaves it to the caller to look
+      throw std::runtime_error("[flash_attention] no memory for an output of " + std::to_string(output.nbytes()) +
+                               " bytes");
+    }
+    output.set_data(std::move(data));
   }
 }
 

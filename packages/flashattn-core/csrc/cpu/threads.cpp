@@ -10,7 +10,6 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #ifdef __linux__
@@ -102,9 +101,9 @@ class Pool {
       for (int i = 0; i < workers; ++i) {
         std::thread([this] { work(); }).detach();
       }
-    } catch (const std::system_error&) {
-      // The system has no more threads to give. Those that started already wait on this object, so it must
-      // stay; the caller works along in any case.
+    } catch (...) {
+      // The system has no more threads to give, or no memory for them. Those that started already wait on this
+      // object, so it must stay; the caller works along in any case.
     }
   }
 

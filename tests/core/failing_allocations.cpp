@@ -1,0 +1,59 @@
+// For LD_PRELOAD: makes one allocation fail among those of the extension, counted from when fail_at() is called.
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+extern "C" void* __libc_malloc(size_t);
+extern "C" void* __libc_memalign(size_t, size_t);
+
+namespace {
+
+std::atomic<long> left{-1};  // allocations until the one that fails; below 0: none fails
+
+bool fails(void* caller) {
+  Dl_info info;
+  return left >= 0 && dladdr(caller, &info) && std::strstr(info.dli_fname, "/_ext.") && left.fetch_sub(1) == 0;
+}
+
+void* allocate(size_t size, void* caller) {
+  void* memory = fails(caller) ? nullptr : __libc_malloc(size);
+  if (!memory) {
+    throw std::bad_alloc();
+  }
+  return memory;
+}
+
+}  // namespace
+
+// The allocation with this number fails, once; -1: none. Returns whether the last one that was asked for has failed.
+extern "C" bool fail_at(long number) {
+  return left.exchange(number) < 0;
+}
+
+extern "C" void* malloc(size_t size) {
+  return fails(__builtin_return_address(0)) ? nullptr : __libc_malloc(size);
+}
+extern "C" void* aligned_alloc(size_t alignment, size_t size) {
+  return fails(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+}
+void* operator new(size_t size) {
+  return allocate(size, __builtin_return_address(0));
+}
+void* operator new[](size_t size) {
+  return allocate(size, __builtin_return_address(0));
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, size_t) noexcept {
+  std::free(memory);
+}

@@ -1,0 +1,125 @@
+"""Memory that cannot be had is an exception of the call that wanted it, and the process goes on."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from flashattn_core import flash_attention
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMIT_AS; run this test on Linux")
+
+# Each of the extension's allocations fails once, from a call's first to its last, on whichever thread it is made: the
+# caller's, that of the stream, those of the pool. Each time in a forked child, which has no pool and no scratch yet.
+EACH_ALLOCATION = """
+import ctypes, os, sys, traceback, mlx.core as mx
+from flashattn_core import flash_attention
+
+fail_at = ctypes.CDLL(None).fail_at
+fail_at.argtypes, fail_at.restype = [ctypes.c_long], ctypes.c_bool
+length, key_len, dtype, backward = {case}
+q, *kv = (mx.random.normal((1, heads, n, 40)).astype(dtype) for heads, n in ((4, length), (2, key_len), (2, key_len)))
+
+def results(stream):
+    with mx.stream(stream):
+        if backward:
+            outs = mx.vjp(flash_attention, [q, *kv], [q])[1]
+        else:
+            outs = list(flash_attention(q, *kv, return_lse=True))
+        mx.eval(outs)
+        return outs
+
+expected = results(mx.cpu)
+
+def child(number):
+    stream = mx.new_stream(mx.cpu)
+    right = lambda outs: all(mx.array_equal(a, b, stream=stream).item() for a, b in zip(outs, expected, strict=True))
+    fail_at(number)
+    try:
+        outs, raised = results(stream), ""
+    except (MemoryError, RuntimeError) as error:
+        raised = f"{{type(error).__name__}}: {{error}}"
+    failed = fail_at(-1)
+    if not failed:
+        os._exit(1 if raised else 42)
+    # Without memory for more threads the caller does their work.
+    assert raised or right(outs), "a wrong result"
+    assert right(results(stream)), "the process does not go on"
+    print(raised or "fewer threads", flush=True)
+    os._exit(0)
+
+for number in range(1000):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child(number)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 42:
+        break
+    assert code == 0, (number, code)
+"""
+
+
+@pytest.fixture(scope="session")
+def failing_allocations(tmp_path_factory):
+    """A library that makes allocations of the extension fail."""
+    library = tmp_path_factory.mktemp("failing") / "allocations.so"
+    source = Path(__file__).with_name("failing_allocations.cpp")
+    subprocess.run(["c++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
+    return str(library)
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("case", "fewest"),
+    [
+        ("(1, 1500, mx.float32, False)", 8),
+        ("(40, 700, mx.float32, False)", 8),
+        ("(1, 1500, mx.float16, True)", 20),
+        ("(40, 700, mx.float32, True)", 20),
+    ],
+)
+def test_each_allocation(run_python, failing_allocations, case, fewest):
+    done = run_python(EACH_ALLOCATION.format(case=case), LD_PRELOAD=failing_allocations, FLASHATTN_NUM_THREADS="3")
+    assert done.returncode == 0, done.stderr
+    outcomes = done.stdout.splitlines()
+    assert len(outcomes) >= fewest
+    assert {"MemoryError: std::bad_alloc", "RuntimeError: std::bad_alloc", "fewer threads"} <= set(outcomes)
+
+
+@on_linux
+def test_what_a_call_needs_beside_its_results(run_python):
+    """As many partial results as there are runs of keys; here of keys that take no memory."""
+    code = """
+import resource, mlx.core as mx
+from flashattn_core import flash_attention
+x = mx.random.normal((1, 1, 1, 512))
+expected = flash_attention(x, x, x)
+mx.eval(x, expected)
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20),) * 2)  # 64 MB more; the partial results are 128 MB
+keys = mx.broadcast_to(x, (1, 1, 1 << 25, 512))
+try:
+    mx.eval(flash_attention(x, keys, keys))
+except (MemoryError, RuntimeError) as error:
+    print(type(error).__name__, error)
+print(mx.array_equal(flash_attention(x, x, x), expected).item())
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "RuntimeError std::bad_alloc\nTrue\n"
+
+
+@pytest.mark.parametrize("length", [1, 1 << 10])
+def test_results_that_no_machine_holds(length):
+    """Legal shapes whose output is beyond the address space."""
+    query = mx.broadcast_to(mx.ones((1, 1, 1, 1, 1)), ((1 << 20) // length, 1 << 10, 1 << 10, length, 512))
+    out = flash_attention(query, query[:, :, :1], query[:, :, :1])
+    assert out.shape == query.shape
+    with pytest.raises(RuntimeError, match=r"\[flash_attention\] no memory for an output of 2251799813685248 bytes"):
+        mx.eval(out)
+    assert flash_attention(*[mx.ones((1, 1, length, 8))] * 3)[0, 0, 0, 0].item() == 1
