@@ -32,9 +32,14 @@ void require_matching_mlx() {
   std::string built = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
                       std::to_string(MLX_VERSION_PATCH);
   std::string found = mx::version();
+#ifdef __linux__
+  std::string name = "mlx[cpu]";  // libmlx itself is another distribution there, and only the extra brings it
+#else
+  std::string name = "mlx";
+#endif
   if (found != built) {
     throw nb::import_error(("flashattn_core was built for mlx " + built + " and found mlx " + found +
-                            ". Install the matching one: pip install 'mlx==" + built + "'")
+                            ". Install the matching one: pip install '" + name + "==" + built + "'")
                                .c_str());
   }
 }
