@@ -1,0 +1,97 @@
+"""Denormal numbers are numbers: kept where the result has room for them, and never a reason to be slow or to fail.
+
+Within float32's smallest steps, that is: nothing is flushed to zero but weights below 2^-126.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention
+from flashattn_core.reference import reference_attention
+from oracle import DTYPES, draw, to_numpy
+
+SMALLEST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+LENGTHS = [(1, 1), (3, 600), (33, 97)]
+
+
+def denormal(rng, shape, dtype: str) -> np.ndarray:
+    """Whole multiples of the dtype's smallest number, all of them denormal."""
+    return rng.integers(-100, 101, shape) * SMALLEST[dtype]
+
+
+def array(numbers: np.ndarray, dtype: str) -> mx.array:
+    """MLX's own conversion from float64 may flush, so: by way of numpy's float32, or of the bits."""
+    steps = np.rint(np.abs(numbers) / SMALLEST[dtype]).astype(np.uint32)
+    sign = np.signbit(numbers)
+    if dtype == "float32":
+        return mx.array(steps | sign.astype(np.uint32) << 31).view(mx.float32)
+    return mx.array((steps | sign.astype(np.uint32) << 15).astype(np.uint16)).view(DTYPES[dtype])
+
+
+@pytest.mark.parametrize("length", [1, 8, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_key_s_values_come_through(rng, dtype, length):
+    query, key, _ = draw(rng, length=length, key_len=1, dtype=dtype)
+    value = array(denormal(rng, (1, 2, 1, 23), dtype), dtype)
+    out = flash_attention(query, key, value)
+    width = mx.uint32 if dtype == "float32" else mx.uint16
+    expected = mx.broadcast_to(mx.where(value == 0, mx.abs(value), value), out.shape)  # -0 may become 0
+    out = mx.where(out == 0, mx.abs(out), out)
+    assert (value != 0).any()
+    assert mx.array_equal(out.view(width), mx.contiguous(expected).view(width))
+
+
+@pytest.mark.parametrize(("length", "key_len"), LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values(rng, dtype, length, key_len):
+    query, key, _ = draw(rng, length=length, key_len=key_len, dtype=dtype)
+    numbers = denormal(rng, (1, 2, key_len, 23), dtype)
+    out = to_float64(flash_attention(query, key, array(numbers, dtype)), dtype)
+    expected, _ = reference_attention(to_numpy(query), to_numpy(key), numbers)
+    # Each of the sum's terms is rounded once, and so is the result.
+    steps = np.abs(out - expected) / SMALLEST[dtype]
+    assert steps.max() <= 0.51 + (0.5 * key_len if dtype == "float32" else 0)
+    assert np.abs(out).max() > 0
+
+
+@pytest.mark.parametrize(("length", "key_len"), LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_and_keys_as_small_as_zero(rng, dtype, length, key_len):
+    """Their products vanish: every key has the same weight, as with queries of 0."""
+    query, key, value = draw(rng, length=length, key_len=key_len, dtype=dtype)
+    small = [array(denormal(rng, a.shape, dtype), dtype) for a in (query, key)]
+    out, lse = flash_attention(*small, value, return_lse=True)
+    expected, expected_lse = flash_attention(query * 0, key, value, return_lse=True)
+    np.testing.assert_allclose(to_numpy(out), to_numpy(expected), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.array(lse), np.array(expected_lse), rtol=1e-6, atol=1e-10)
+
+
+def to_float64(a: mx.array, dtype: str) -> np.ndarray:
+    """Exactly."""
+    if dtype == "float32":
+        return np.array(a).astype(np.float64)
+    bits = np.array(a.view(mx.uint16))
+    if dtype == "float16":
+        return bits.view(np.float16).astype(np.float64)
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def test_a_denormal_scale(rng):
+    query, key, value = draw(rng, length=5, key_len=40)
+    out = flash_attention(query, key, value, 1e-40)
+    np.testing.assert_allclose(to_numpy(out), to_numpy(flash_attention(query, key, value, 0.0)), atol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "key_len"), LENGTHS)
+def test_gradients(rng, length, key_len):
+    """Of denormal gradients of out: value's gradient is a sum of them, and keeps them."""
+    query, key, value = draw(rng, length=length, key_len=key_len)
+    numbers = denormal(rng, (1, 2, length, 16), "float32")
+    *_, dv = mx.vjp(flash_attention, [query, key, value], [array(numbers, "float32")])[1]
+    scores = to_numpy(query).astype(np.float64) @ to_numpy(key).astype(np.float64).swapaxes(-1, -2) / 4
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    expected = weights.swapaxes(-1, -2) @ numbers
+    got = to_float64(dv, "float32")
+    assert (np.abs(got - expected) / SMALLEST["float32"]).max() <= 0.51 + 0.5 * length
+    assert np.abs(got).max() > 0
