@@ -14,8 +14,9 @@ mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx:
                          const mx::Stream& stream) {
   mx::array sees_nothing = mx::isneginf(lse, stream);
   mx::array logits = mx::subtract(mx::expand_dims(sinks, -1, stream), lse, stream);
-  mx::array weights = mx::where(sees_nothing, mx::array(0.0f), mx::exp(logits, stream), stream);
-  mx::array terms = mx::negative(mx::multiply(weights, delta, stream), stream);
+  mx::array terms = mx::negative(mx::multiply(mx::exp(logits, stream), delta, stream), stream);
+  // Last: delta may be NaN in such a row, too.
+  terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);
   if (stream.device == mx::Device::cpu) {
     // MLX adds one after the other there, with an error in float32 that grows with L. On the GPU it sums in a tree.
     terms = mx::astype(terms, mx::float64, stream);
