@@ -1,4 +1,4 @@
-"""Calls of every kind leave nothing behind: no memory, no thread, no open file. test_memory.py has 100,000 of one kind."""
+"""Calls of every kind leave no memory, thread or open file behind. test_memory.py has 100,000 calls of one kind."""
 
 import json
 
