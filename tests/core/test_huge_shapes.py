@@ -1,0 +1,109 @@
+"""Shapes that are huge and legal: a million keys or queries, and more elements than 32 bits can count.
+
+Overlapping and broadcast views keep them small in memory. Each result is known from a formula on the few numbers
+that the views are made of.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
+from oracle import to_numpy
+
+MILLION = 1 << 20
+MOST_KEYS = 2**31 - 1 - 1024  # of query and key together
+DIM = 64
+
+
+def rows_of(numbers: np.ndarray, count: int) -> mx.array:
+    """(1, 1, count, DIM): row j is numbers[j : j + DIM]. No element is there twice."""
+    return mx.as_strided(mx.array(numbers), (1, 1, count, DIM), (0, 0, 1, 1))
+
+
+@pytest.mark.parametrize("mask", [None, KeyRange(77, MILLION - 5), SlidingWindow(MILLION // 2)], ids=str)
+@pytest.mark.parametrize("length", [1, 9])
+def test_a_million_keys(rng, length, mask):
+    keys, values = (rng.standard_normal(MILLION + DIM - 1).astype(np.float32) for _ in range(2))
+    query = rng.standard_normal((1, 1, length, DIM)).astype(np.float32)
+    out, lse = flash_attention(
+        mx.array(query), rows_of(keys, MILLION), rows_of(values, MILLION), mask=mask, return_lse=True
+    )
+    position = np.arange(MILLION)
+    for i in {0, length - 1}:
+        scores = np.correlate(keys.astype(np.float64), query[0, 0, i].astype(np.float64)) / np.sqrt(DIM)
+        begin, end = 0, MILLION
+        if isinstance(mask, KeyRange):
+            begin, end = 77, MILLION - 5
+        elif mask is not None:
+            begin, end = MILLION // 2 - length + i + 1, MILLION - length + i + 1
+        weights = np.where((begin <= position) & (position < end), np.exp(scores - scores.max()), 0)
+        expected = np.correlate(values.astype(np.float64), weights / weights.sum())
+        np.testing.assert_allclose(to_numpy(out)[0, 0, i], expected, atol=1e-5)
+        np.testing.assert_allclose(to_numpy(lse)[0, 0, i], scores.max() + np.log(weights.sum()), atol=1e-5)
+
+
+def test_a_million_keys_that_are_really_there(rng):
+    """512 MB of keys and values give the bits of their views."""
+    query = mx.random.normal((1, 2, 1, DIM))
+    views = [rows_of(rng.standard_normal(MILLION + DIM - 1).astype(np.float32), MILLION) for _ in range(2)]
+    dense = [mx.contiguous(a) for a in views]
+    assert mx.array_equal(flash_attention(query, *dense), flash_attention(query, *views))
+
+
+def test_a_million_queries_and_keys_in_a_window(rng):
+    numbers = rng.standard_normal(MILLION).astype(np.float32)
+    x = mx.array(numbers).reshape(1, 1, MILLION, 1)
+    out = to_numpy(flash_attention(x, x, x, mask=SlidingWindow(2)))[0, 0, :, 0]
+    before, own = numbers[:-1].astype(np.float64), numbers[1:].astype(np.float64)
+    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; the other one is that before it
+    np.testing.assert_allclose(out[1:], weight * own + (1 - weight) * before, rtol=1e-4, atol=1e-5)
+    assert out[0] == numbers[0]
+
+
+def test_gradients_of_many_queries_and_keys(rng):
+    x, dout = (mx.array(rng.standard_normal((1, 1, MILLION // 4, 1)).astype(np.float32)) for _ in range(2))
+    *_, dv = mx.vjp(lambda q, k, v: flash_attention(q, k, v, mask=SlidingWindow(1)), [x, x, x], [dout])[1]
+    assert mx.array_equal(dv, dout)  # each query sees its own key alone
+
+
+@pytest.mark.parametrize("length", [1, 9])
+def test_more_than_2_to_the_31_elements(rng, length):
+    """One key that is there so often that no 32-bit number counts its elements: its value is the result."""
+    count = (1 << 25) + 3
+    key, value = (mx.array(rng.standard_normal((1, 1, 1, DIM)).astype(np.float32)) for _ in range(2))
+    query = mx.random.normal((1, 1, length, DIM))
+    views = [mx.broadcast_to(a, (1, 1, count, DIM)) for a in (key, value)]
+    assert views[0].size > 2**31
+    mask = KeyRange(count - 1000) if length > 8 else None
+    seen = 1000 if length > 8 else count
+    out, lse = flash_attention(query, *views, mask=mask, return_lse=True)
+    # The sum of as many equal runs of keys in float32: the error grows with their number.
+    np.testing.assert_allclose(to_numpy(out), np.broadcast_to(to_numpy(value), out.shape), rtol=count / 512 * 2**-24)
+    scores = (query * key).sum(axis=-1) / DIM**0.5
+    np.testing.assert_allclose(to_numpy(lse), to_numpy(scores) + np.log(seen), rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 9])
+def test_the_last_positions_that_there_are(rng, length):
+    """Window and distance at positions just below 2^31, of the most keys that a call may have."""
+    count = MOST_KEYS - length
+    key, value = (mx.broadcast_to(mx.array(x), (1, 1, count, 1)) for x in (0.5, 2.0))
+    query = mx.ones((1, 1, length, 1))
+    out, lse = flash_attention(query, key, value, mask=SlidingWindow(3), alibi_slopes=mx.array([1.0]), return_lse=True)
+    assert (out == 2).all()
+    np.testing.assert_allclose(to_numpy(lse), 0.5 + np.log(1 + np.exp(-1) + np.exp(-2)), rtol=1e-6)
+
+
+def test_a_mask_of_more_elements_than_32_bits_count(rng):
+    """(B, H, L, S) is beyond 2^32; the array has S elements, the others are broadcast."""
+    batch, heads, length, key_len = 8, 16, 12, 3 << 20
+    visible = mx.arange(key_len) >= key_len - 2
+    query = mx.random.normal((batch, heads, length, 4))
+    kv = mx.broadcast_to(mx.arange(key_len, dtype=mx.float32)[:, None], (batch, 1, key_len, 4))
+    mask = Causal() & mx.broadcast_to(visible, (batch, heads, length, key_len)) & KeyRange(key_len - 3000)
+    assert batch * heads * length * key_len > 2**32
+    out = flash_attention(query * 0, kv, kv, mask=mask)
+    assert (out[:, :, -1] == key_len - 1.5).all()
+    assert (out[:, :, -2] == key_len - 2).all()
+    assert (out[:, :, :-2] == 0).all()
