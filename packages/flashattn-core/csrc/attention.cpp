@@ -10,6 +10,7 @@
 #include "counts.h"
 #include "cpu/threads.h"
 #include "gradient.h"
+#include "interrupt.h"
 
 namespace flashattn {
 namespace {
@@ -59,6 +60,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_), options_.kernel));
   count(kernel);
 
+  args.cancellation = cancelled_by_interrupt(args.params);
   auto& encoder = cpu_encoder(stream(), inputs, outputs);
   if (outputs[0].size() == 0) {
     return;

@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "batch.h"
+#include "cancellation.h"
 #include "kernels.h"
 #include "threads.h"
 
@@ -53,9 +55,7 @@ int rows_in_cache(int head_dim, int value_dim) {
   return static_cast<int>(std::clamp<long>(cache / 2 / row, kMinRows, kMaxRows));
 }
 
-}  // namespace
-
-void prefill(const AttentionArgs& args) {
+void attend_in_blocks(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
   int max_rows = rows_in_cache(params.head_dim, params.value_dim);
@@ -76,7 +76,7 @@ void prefill(const AttentionArgs& args) {
   });
 }
 
-void decode(const AttentionArgs& args) {
+void attend_in_runs(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
   HeadCut cut(params, kMaxRows);
@@ -117,6 +117,34 @@ void decode(const AttentionArgs& args) {
       });
     }
   });
+}
+
+// Runs the call. If it is cancelled on the way, all of its outputs become NaN.
+void run(void (*attend)(const AttentionArgs&), const AttentionArgs& args) {
+  try {
+    attend(args);
+  } catch (const Cancelled&) {
+    const AttentionParams& p = args.params;
+    const auto rows_of = [&](const Strides& strides) {
+      return [&](int64_t row) {
+        int64_t query = row % p.query_len, head = row / p.query_len % p.num_heads;
+        int64_t batch = row / p.query_len / p.num_heads;
+        return batch_offset(p, strides, batch) + head * strides.head + query * strides.row;
+      };
+    };
+    int64_t rows = p.batch_size * p.num_heads * p.query_len;
+    fill_with_nan(args.dtype, args.out, rows, p.value_dim, p.out.column, rows_of(p.out));
+    fill_with_nan(Dtype::float32, args.lse, rows, 1, 0, rows_of(p.lse));
+  }
+}
+
+}  // namespace
+
+void prefill(const AttentionArgs& args) {
+  run(attend_in_blocks, args);
+}
+void decode(const AttentionArgs& args) {
+  run(attend_in_runs, args);
 }
 
 }  // namespace flashattn::cpu

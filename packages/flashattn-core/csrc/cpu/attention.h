@@ -9,6 +9,8 @@
 
 namespace flashattn::cpu {
 
+class Cancellation;
+
 enum class Dtype : uint8_t { float32, float16, bfloat16 };
 
 struct AttentionArgs {
@@ -35,12 +37,15 @@ struct AttentionArgs {
   QuantParams quant;
   Dtype group_dtype;
   const void *key_scales, *key_biases, *value_scales, *value_biases;
+
+  const Cancellation* cancellation = nullptr;  // outlives the call; null: it runs to its end
 };
 
 // Queries up to this length take the decode kernel: few rows, the work is split over the keys.
 constexpr int kMaxDecodeLen = 8;
 
-// Both compute the same function; they differ in how the work is cut. Safe to call from several threads.
+// Both compute the same function; they differ in how the work is cut. Safe to call from several threads. A cancelled
+// call leaves NaN in out and lse.
 void prefill(const AttentionArgs& args);
 void decode(const AttentionArgs& args);
 

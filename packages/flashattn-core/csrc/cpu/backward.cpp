@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <vector>
 
 #include "backward_kernels.h"
+#include "batch.h"
+#include "cancellation.h"
 #include "threads.h"
 
 namespace flashattn::cpu {
@@ -21,9 +23,9 @@ class HeadTurns final : public Turns {
 
   void wait(int band, int turn) override {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return in_[band] == turn || failed_; });
-    if (failed_) {  // the one that is waited for will not come
-      throw std::runtime_error("[flash_attention] another part of the backward pass has failed");
+    changed_.wait(lock, [&] { return in_[band] == turn || failure_; });
+    if (failure_) {  // the one that is waited for will not come
+      std::rethrow_exception(failure_);
     }
   }
   void done(int band) override {
@@ -33,10 +35,10 @@ class HeadTurns final : public Turns {
     }
     changed_.notify_all();
   }
-  void give_up() {
+  void give_up(const std::exception_ptr& why) {
     {
       std::lock_guard lock(mutex_);
-      failed_ = true;
+      failure_ = why;
     }
     changed_.notify_all();
   }
@@ -45,21 +47,13 @@ class HeadTurns final : public Turns {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<int> in_;
-  bool failed_ = false;
+  std::exception_ptr failure_;
 };
 
 // The keys that a query sees, as far as causal, window and key range tell.
 struct Span {
   int64_t begin, end;
 };
-int64_t batch_offset(const AttentionParams& p, const Strides& strides, int64_t batch) {
-  int64_t offset = 0;
-  for (int d = p.batch_dims - 1; d >= 0; --d) {
-    offset += batch % p.batch_shape[d] * strides.batch[d];
-    batch /= p.batch_shape[d];
-  }
-  return offset;
-}
 Span seen(const AttentionArgs& args, int64_t batch, int query) {
   const AttentionParams& p = args.params;
   Span span = {0, p.key_len};
@@ -122,15 +116,15 @@ void clear_query_gradient(const BackwardArgs& args, const RowBlock& block) {
   }
 }
 
-}  // namespace
-
-void backward(const BackwardArgs& args) {
+void compute_gradients(const BackwardArgs& args) {
   const AttentionParams& p = args.forward.params;
   const BackwardKernels& isa = kernels().backward;
   int64_t rows = p.batch_size * p.num_heads * p.query_len;
   constexpr int64_t kRowsAtOnce = 256;
-  parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce,
-               [&](int64_t i) { isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
+  parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i) {
+    stop_if_cancelled(args.forward);
+    isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce));
+  });
 
   int64_t heads = p.batch_size * p.num_kv_heads;
   std::unique_ptr<uint16_t[]> lower;
@@ -163,10 +157,26 @@ void backward(const BackwardArgs& args) {
     try {
       isa.tile(args, tile, *turns[head]);
     } catch (...) {
-      for (auto& head_turns : turns) head_turns->give_up();
+      for (auto& head_turns : turns) head_turns->give_up(std::current_exception());
       throw;
     }
   });
+}
+
+}  // namespace
+
+void backward(const BackwardArgs& args) {
+  try {
+    compute_gradients(args);
+  } catch (const Cancelled&) {
+    const AttentionParams& p = args.forward.params;
+    Dtype dtype = args.forward.dtype;
+    int64_t queries = p.batch_size * p.num_heads * p.query_len, keys = p.batch_size * p.num_kv_heads * p.key_len;
+    fill_with_nan(dtype, args.query_gradient, queries, p.head_dim);
+    fill_with_nan(dtype, args.key_gradient, keys, p.head_dim);
+    fill_with_nan(dtype, args.value_gradient, keys, p.value_dim);
+    fill_with_nan(Dtype::float32, args.delta, queries, 1);
+  }
 }
 
 }  // namespace flashattn::cpu

@@ -21,7 +21,8 @@ struct BackwardArgs {
   float* delta;
 };
 
-// Gradients of query, key and value, with scores recomputed from lse: no memory of size L * S.
+// Gradients of query, key and value, with scores recomputed from lse: no memory of size L * S. A cancelled call leaves
+// NaN in all that it writes.
 void backward(const BackwardArgs& args);
 
 }  // namespace flashattn::cpu

@@ -305,6 +305,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     const RowBand& band = keys.bands[b];
     int turn = keys.index - band.first_tile;
     if (turn < 0 || turn >= band.tile_count) continue;
+    stop_if_cancelled(forward);
     rows.prepare(band.block.rows(), p, args.forward.quant, false);
     load_rows(rows, forward, band.block);
     bool finite = load_band<T>(tile, rows, args, band.block);

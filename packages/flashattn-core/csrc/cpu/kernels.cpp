@@ -206,6 +206,7 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   }
   int end = smaller(any.end, block.key_end);
   for (int first = larger(any.begin, block.key_begin); first < end; first += kKeyTile) {
+    stop_if_cancelled(args);
     Interval tile = {first, smaller(first + kKeyTile, end)};
     with_rows(scratch, args, block, tile,
               [&](auto keys, auto values) { attend_tile(scratch, args, block, tile, keys, values); });

@@ -82,4 +82,8 @@ extern const RooflineLoops roofline_loops;
 // std::invalid_argument when that is unknown, or not to be had here.
 const Kernels& kernels();
 
+// Throws Cancelled if the call is to end early, see cancellation.h. Kernels ask before each tile of keys, a
+// millisecond's work or so; pieces that have not begun then never begin, see parallel_for().
+void stop_if_cancelled(const AttentionArgs& args);
+
 }  // namespace flashattn::cpu

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention.h"
+#include "batch.h"
 #include "dtype.h"
 #include "simd.h"
 
@@ -11,16 +12,6 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 struct Interval {
   int begin, end;  // empty when begin >= end
 };
-
-// Offset of one batch element, counted through the leading dimensions from the last to the first.
-FLASHATTN_INLINE int64_t batch_offset(const AttentionParams& params, const Strides& strides, int64_t batch) {
-  int64_t offset = 0;
-  for (int d = params.batch_dims - 1; d >= 0; --d) {
-    offset += batch % params.batch_shape[d] * strides.batch[d];
-    batch /= params.batch_shape[d];
-  }
-  return offset;
-}
 
 FLASHATTN_INLINE Interval visible_keys(const AttentionArgs& args, int64_t batch, int query) {
   const AttentionParams& p = args.params;

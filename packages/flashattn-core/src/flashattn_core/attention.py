@@ -92,6 +92,9 @@ def flash_attention(
       natural logarithm of the softmax's denominator. A row that sees no key gives 0 and -inf, never NaN;
       NaN or infinity in a hidden key reaches nothing.
 
+    Ctrl-C during a long call on the CPU ends it within a second. KeyboardInterrupt comes, and the call's outputs, for
+    those who catch that, are NaN. A program that handles SIGINT itself gets the result instead.
+
     Raises:
       ValueError: bad arguments, naming the argument, what was expected and what came.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.

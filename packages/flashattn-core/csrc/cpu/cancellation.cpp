@@ -1,0 +1,63 @@
+#include "cancellation.h"
+
+#include <ctime>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace flashattn::cpu {
+namespace {
+
+// Of the functions that tell the time, one that a signal handler may call.
+int64_t now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+template <typename Bits>
+void fill(Bits nan, void* data, int64_t rows, int columns, int64_t stride,
+          const std::function<int64_t(int64_t)>& row_offset) {
+  parallel_for(rows, [&](int64_t row) {
+    Bits* element = static_cast<Bits*>(data) + row_offset(row);
+    for (int c = 0; c < columns; ++c) element[c * stride] = nan;
+  });
+}
+
+}  // namespace
+
+void Cancellation::request() {
+  static_assert(decltype(requested_at_)::is_always_lock_free, "or a signal handler could wait for itself");
+  int64_t not_yet = 0;
+  requested_at_.compare_exchange_strong(not_yet, now(), std::memory_order_relaxed);
+}
+
+bool Cancellation::requested() const {
+  return requested_at_.load(std::memory_order_relaxed) != 0;
+}
+
+bool Cancellation::due() const {
+  int64_t requested_at = requested_at_.load(std::memory_order_relaxed);
+  return requested_at != 0 && static_cast<double>(now() - requested_at) >= kGraceSeconds * 1e9;
+}
+
+void stop_if_cancelled(const AttentionArgs& args) {
+  if (args.cancellation && args.cancellation->due()) {
+    throw Cancelled();
+  }
+}
+
+void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t stride,
+                   const std::function<int64_t(int64_t)>& row_offset) {
+  switch (dtype) {
+    case Dtype::float32: return fill<uint32_t>(0x7fc00000, data, rows, columns, stride, row_offset);
+    case Dtype::float16: return fill<uint16_t>(0x7e00, data, rows, columns, stride, row_offset);
+    case Dtype::bfloat16: return fill<uint16_t>(0x7fc0, data, rows, columns, stride, row_offset);
+  }
+}
+
+void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns) {
+  fill_with_nan(dtype, data, rows, columns, 1, [&](int64_t row) { return row * columns; });
+}
+
+}  // namespace flashattn::cpu

@@ -1,0 +1,307 @@
+"""Ctrl-C during long calls on the CPU, which MLX alone would answer when the last kernel has ended.
+
+The calls end half a second later, KeyboardInterrupt comes, and the process is as it was. What they leave is NaN. Calls
+that are short, or evaluated by another thread, and those of a program that handles SIGINT itself, finish as always.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+# Seconds. One is promised; the others are for a machine that is busy with something else.
+ANSWER = 5.0
+
+SETUP = """
+import os, signal, sys, threading, time
+import mlx.core as mx
+from flashattn_core import flash_attention, quantized_flash_attention, reset_stats, stats
+
+mx.set_default_device(mx.cpu)
+
+def inputs(*shapes):
+    arrays = [mx.random.normal(shape) for shape in shapes]
+    mx.eval(arrays)
+    return arrays
+
+def zeros(*shapes):
+    arrays = [mx.zeros(shape) for shape in shapes]
+    mx.eval(arrays)
+    return arrays
+
+def small_but_watched():  # about the shortest call that heeds Ctrl-C
+    return inputs((1, 4, 1100, 128), (1, 1, 1100, 128), (1, 1, 1100, 128))
+
+def begun():
+    print("begun", flush=True)
+
+def ended():
+    print("ended", time.monotonic(), flush=True)
+
+def evaluate_interrupted(*arrays):
+    begun()
+    try:
+        mx.eval(*arrays)
+    except KeyboardInterrupt:
+        ended()
+    else:
+        raise AssertionError("no KeyboardInterrupt")
+
+def assert_nan(*arrays):
+    for array in arrays:
+        assert mx.all(mx.isnan(array)), array
+
+def call_of_3_seconds():
+    # As many times the same, in a batch, as take so long here. Returns the call and what it shall give.
+    q, k, v = inputs((1, 4, 1024, 64), (1, 1, 1024, 64), (1, 1, 1024, 64))
+    expected = flash_attention(q, k, v)
+    mx.eval(expected)
+    start = time.perf_counter()
+    for _ in range(5):
+        mx.eval(flash_attention(q, k, v))
+    batch = int(3 * 5 / (time.perf_counter() - start)) + 1
+    q, k, v = (mx.broadcast_to(x, (batch, *x.shape[1:])) for x in (q, k, v))
+    mx.eval(q, k, v)
+    return lambda **options: flash_attention(q, k, v, **options), expected
+"""
+
+# Calls of which two threads with AVX-512 have 10 seconds and more.
+LONG = {
+    "prefill": """
+q, k, v = zeros((1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
+results = flash_attention(q, k, v, return_lse=True)
+""",
+    "prefill in 16 bits": """
+q, k, v = zeros((1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
+results = flash_attention(*(x.astype(mx.bfloat16) for x in (q, k, v)), return_lse=True)
+""",
+    "decode": """
+q, k = zeros((1024, 8, 8, 64), (1, 1, 65536, 64))
+k = mx.broadcast_to(k, (1024, 1, 65536, 64))
+results = flash_attention(q, k, k, mask="causal", return_lse=True)
+""",
+    "quantised": """
+q, k = zeros((1, 4, 65536, 64), (1, 1, 65536, 64))
+k = mx.quantize(k, bits=8)
+mx.eval(k)
+results = quantized_flash_attention(q, k, k, return_lse=True)
+""",
+}
+
+
+@pytest.fixture
+def interrupt():
+    """Runs a piece of Python and sends it SIGINT half a second after each "begun" that it prints. Returns, for each,
+    the seconds from then to the "ended" that follows."""
+
+    def run(code: str) -> list[float]:
+        seconds, sent = [], 0.0
+        environment = {**os.environ, "FLASHATTN_NUM_THREADS": "2"}
+        with subprocess.Popen(
+            [sys.executable, "-c", SETUP + code], env=environment, stdout=subprocess.PIPE, text=True
+        ) as child:
+            for line in child.stdout:
+                word, *rest = line.split()
+                if word == "begun":
+                    time.sleep(0.5)
+                    sent = time.monotonic()
+                    os.kill(int(rest[0]) if rest else child.pid, signal.SIGINT)
+                else:
+                    seconds.append(float(rest[0]) - sent)
+        assert child.returncode == 0
+        return seconds
+
+    return run
+
+
+def test_what_a_cancelled_call_leaves(drivers):
+    environment = {**os.environ, "FLASHATTN_NUM_THREADS": "2"}
+    done = subprocess.run([drivers / "cancellation"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("call", LONG)
+def test_a_long_call_ends_and_leaves_nan(interrupt, call):
+    (seconds,) = interrupt(LONG[call] + "evaluate_interrupted(*results)\nassert_nan(*results)")
+    assert seconds < ANSWER
+
+
+def test_the_gradient_ends_and_leaves_nan(interrupt):
+    (seconds,) = interrupt("""
+q, k, v, cotangent = zeros((1, 8, 12288, 64), (1, 1, 12288, 64), (1, 1, 12288, 64), (1, 8, 12288, 64))
+(out,), gradients = mx.vjp(flash_attention, [q, k, v], [cotangent])
+mx.eval(out)
+evaluate_interrupted(*gradients)
+assert_nan(*gradients)
+assert not mx.any(mx.isnan(out))
+""")
+    assert seconds < ANSWER
+
+
+def test_all_that_is_queued_ends(interrupt):
+    (seconds,) = interrupt(f"""
+{LONG["prefill"]}
+more = [flash_attention(q, k, v, mask="causal"), flash_attention(q, v, k), flash_attention(q, k, k)]
+evaluate_interrupted(*results, *more)
+assert_nan(*results, *more)
+""")
+    assert seconds < ANSWER
+
+
+def test_so_does_what_the_same_evaluation_has_yet_to_queue(interrupt):
+    # MLX queues so many operations and then waits: most of these come to the stream after the signal.
+    (seconds,) = interrupt("""
+x, k = zeros((1, 4, 8192, 64), (1, 1, 8192, 64))
+for layer in range(40):
+    x = flash_attention(x, k, k)
+    small = x[..., :1, :1]
+    for _ in range(40):
+        small = small + 1
+    x = x + small
+reset_stats()
+evaluate_interrupted(x)
+assert_nan(x)
+assert stats()["cpu_prefill"] == 40
+""")
+    assert seconds < ANSWER
+
+
+def test_the_process_is_as_it_was(interrupt):
+    seconds = interrupt(f"""
+small = inputs((2, 4, 300, 64), (2, 2, 300, 64), (2, 2, 300, 64))
+watched = small_but_watched()
+before = [flash_attention(*small), flash_attention(*watched)]
+mx.eval(before)
+{LONG["prefill"]}
+reset_stats()
+for i in range(2):
+    results = flash_attention(q, k, v, return_lse=True)
+    evaluate_interrupted(*results)
+    assert_nan(*results)
+    after = [flash_attention(*small), flash_attention(*watched)]
+    assert all(mx.array_equal(a, b) for a, b in zip(before, after))
+assert stats()["cpu_prefill"] == 6
+used = time.process_time()
+time.sleep(0.3)
+assert time.process_time() - used < 0.1, "a thread still works"
+""")
+    assert len(seconds) == 2
+    assert max(seconds) < ANSWER
+
+
+def test_a_call_that_ends_soon_ends_right(interrupt):
+    interrupt("""
+q, k, v = small_but_watched()
+expected = flash_attention(q, k, v)
+mx.eval(expected)
+out = flash_attention(q, k, v)
+try:
+    mx.async_eval(out)
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    assert mx.array_equal(out, expected)
+else:
+    raise AssertionError("no KeyboardInterrupt")
+""")
+
+
+def test_a_program_with_a_handler_of_its_own_gets_its_result(interrupt):
+    # The handler may be there before the first long call or come later: it replaces what that call has put in place.
+    seconds = interrupt("""
+call, expected = call_of_3_seconds()
+signals = []
+mx.eval(call())
+signal.signal(signal.SIGINT, lambda *_: signals.append(1))
+out = call()
+begun()
+mx.eval(out)
+ended()
+assert signals == [1]
+assert mx.array_equal(out, mx.broadcast_to(expected, out.shape))
+""")
+    assert min(seconds) > 0.6, "the call was too short to show anything"
+
+
+def test_one_that_puts_the_default_back_is_interrupted_again(interrupt):
+    (seconds,) = interrupt(f"""
+{LONG["prefill"]}
+before = small_but_watched()
+mx.eval(flash_attention(*before))
+signal.signal(signal.SIGINT, lambda *_: None)
+mx.eval(flash_attention(*before))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+evaluate_interrupted(*results)
+assert_nan(*results)
+""")
+    assert seconds < ANSWER
+
+
+def test_another_thread_gets_its_result(interrupt):
+    seconds = interrupt("""
+call, expected = call_of_3_seconds()
+results = []
+def evaluate():
+    with mx.stream(mx.new_stream(mx.cpu)):
+        out = call()
+        results.append(mx.array_equal(out, mx.broadcast_to(expected, out.shape)).item())
+        ended()
+thread = threading.Thread(target=evaluate)
+thread.start()
+begun()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    pass
+thread.join()
+assert results == [True]
+""")
+    assert min(seconds) > 0.6, "the call was too short to show anything"
+
+
+def test_a_forked_child_is_interrupted(interrupt):
+    (seconds,) = interrupt(f"""
+watched = small_but_watched()
+mx.eval(flash_attention(*watched))
+{LONG["prefill"]}
+child = os.fork()
+if child == 0:
+    begun = lambda: print("begun", os.getpid(), flush=True)
+    stream = mx.new_stream(mx.cpu)  # MLX's others do not survive a fork
+    out, lse = flash_attention(q, k, v, return_lse=True, stream=stream)
+    evaluate_interrupted(out, lse)
+    os._exit(0 if mx.all(mx.isnan(out, stream=stream), stream=stream) else 3)
+assert os.waitpid(child, 0)[1] == 0
+""")
+    assert seconds < ANSWER
+
+
+def test_only_long_calls_touch_the_process(run_python):
+    code = """
+import ctypes
+
+def handler():  # the C function that SIGINT calls, the first thing in struct sigaction
+    found = ctypes.create_string_buffer(256)
+    assert ctypes.CDLL(None).sigaction(signal.SIGINT, None, found) == 0
+    return found.raw[:ctypes.sizeof(ctypes.c_void_p)]
+
+small = inputs((1, 4, 500, 64), (1, 1, 500, 64), (1, 1, 500, 64))
+watched = small_but_watched()
+mx.eval(flash_attention(*small))
+before = handler()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+assert handler() == before, "Python's own"
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+ignore = handler()
+mx.eval(flash_attention(*watched))
+assert handler() == ignore
+signal.signal(signal.SIGINT, signal.default_int_handler)
+mx.eval(flash_attention(*watched))
+assert handler() != before
+signal.signal(signal.SIGINT, signal.default_int_handler)
+assert handler() == before
+"""
+    result = run_python(SETUP + code)
+    assert result.returncode == 0, result.stderr
