@@ -9,3 +9,18 @@ PYTHONS ?= 3.11 3.12 3.13
 wheels:
 	uv run python tests/packaging/build_wheels.py dist
 	WHEELS=dist PYTHONS="$(PYTHONS)" uv run pytest tests/packaging
+
+# Searches for calls that break the CPU kernels, see tests/core/fuzz/fuzz.cpp; needs clang-19. What reaches new code
+# goes to build/fuzz/found at once, and a call that fails to build/fuzz/crash-*: Ctrl-C loses nothing.
+SECONDS = 600
+.PHONY: fuzz
+fuzz:
+	uv run cmake -S tests/core/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=clang++-19
+	uv run cmake --build build/fuzz
+	mkdir -p build/fuzz/found
+	build/fuzz/fuzz -max_total_time=$(SECONDS) -max_len=96 -artifact_prefix=build/fuzz/ build/fuzz/found tests/core/fuzz/corpus
+
+# The CPU kernels and the extension under sanitizers, for as long as it takes; the tests run a short form.
+.PHONY: sanitize
+sanitize:
+	FLASHATTN_SANITIZED_CASES=5000 uv run pytest tests/core/test_sanitizers.py

@@ -48,10 +48,10 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def build_drivers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Builds the programs in driver/ from the CPU backend alone, and returns their folder."""
+    """Builds the programs in driver/ from the CPU backend alone, or other sources, and returns their folder."""
 
-    def build(*options: str, build_type: str = "Release", target: str = "all") -> Path:
-        source, folder = Path(__file__).parent / "driver", tmp_path_factory.mktemp("driver")
+    def build(*options: str, build_type: str = "Release", target: str = "all", sources: str | Path = "driver") -> Path:
+        source, folder = Path(__file__).parent / sources, tmp_path_factory.mktemp(Path(sources).name)
         # cmake and ninja are installed beside this Python.
         environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
         for command in (

@@ -8,6 +8,7 @@
 #include "backend_call.h"
 #include "checks.h"
 #include "counts.h"
+#include "cpu/check.h"
 #include "cpu/threads.h"
 #include "gradient.h"
 #include "interrupt.h"
@@ -57,6 +58,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   }
   Inputs named(inputs, present_);
   cpu::AttentionArgs args = cpu_forward(named, options_, outputs[0], outputs[1]);
+  cpu::check(args);  // here, where the caller still hears of it
   Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_), options_.kernel));
   count(kernel);
 

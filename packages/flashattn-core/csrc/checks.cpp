@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/check.h"
 #include "mlx/utils.h"
 #include "params.h"
 
 namespace flashattn {
 namespace {
 
-constexpr int kMaxHeadDim = 512;
-constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops run up to one tile further
+using cpu::kMaxHeadDim, cpu::kMaxPositions;
 
 bool is_attention_dtype(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;

@@ -4,6 +4,7 @@
 #include "backend_call.h"
 #include "checks.h"
 #include "counts.h"
+#include "cpu/check.h"
 #include "interrupt.h"
 #include "mlx/ops.h"
 
@@ -74,6 +75,7 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std:
   count(Kernel::cpu_backward);
   cpu::BackwardArgs args = cpu_backward(Inputs(inputs, present_), options_, saved_in(inputs), outputs);
   args.forward.cancellation = cancelled_by_interrupt(args.forward.params);
+  cpu::check(args);  // here, where the caller still hears of it
   cpu_encoder(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
 }
 

@@ -11,7 +11,7 @@ namespace flashattn {
 // Leading batch dimensions of one call; mx.vmap adds one each time it is nested.
 enum : int { kMaxBatchDims = 8 };
 
-// Positions of a tensor's elements, in elements. A dimension that is broadcast has stride 0, so masks
+// Positions of a tensor's elements, in elements. A dimension that is broadcast, or of size 1, has stride 0, so masks
 // are read in place and never expanded.
 struct Strides {
   int64_t batch[kMaxBatchDims];

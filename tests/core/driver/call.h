@@ -6,9 +6,18 @@
 #include <cstring>
 #include <vector>
 
+#include "check.h"
 #include "formula.h"
 
 namespace flashattn::driver {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kAddressSanitizer = true;
+#elif defined(__has_feature)
+constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
+#else
+constexpr bool kAddressSanitizer = false;
+#endif
 
 // An output: its memory is all 0xff before the call, and stays so between the elements and behind them.
 class Result {
@@ -22,7 +31,7 @@ class Result {
         dtype_(dtype),
         memory_(layout.numbers.size() * format(dtype).bytes + kMargin, 0xff) {}
 
-  void* memory() { return memory_.data(); }
+  void* first() { return layout_.first(memory_, format(dtype_).bytes); }
   const Strides& strides() const { return layout_.strides; }
 
   std::vector<double> numbers() const {
@@ -37,7 +46,7 @@ class Result {
   }
 
  private:
-  static constexpr size_t kMargin = 64;  // bytes: the widest vector
+  static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;  // bytes: the widest vector; or it is watched
 
   template <typename Visit>
   void for_each_element(Visit visit) const {
@@ -58,7 +67,7 @@ class Result {
 
 // The forward pass of a case. `args` points into the other members.
 struct Call {
-  std::vector<uint8_t> query, key, value, bias, sinks, alibi_slopes, visible;
+  std::vector<uint8_t> query, key, value, bias, sinks, alibi_slopes, visible;  // as large as their strides reach
   std::vector<uint8_t> key_scales, key_biases, value_scales, value_biases;
   std::vector<uint32_t> tree, key_words, value_words;
   std::vector<int32_t> key_start, key_stop;
@@ -72,29 +81,29 @@ struct Call {
         bias(in.bias.in_memory(c.bias_dtype)),
         sinks(in.sinks.in_memory(cpu::Dtype::float32)),
         alibi_slopes(in.alibi_slopes.in_memory(cpu::Dtype::float32)),
+        visible(in.visible.numbers.size()),
         key_start(in.key_start),
         key_stop(in.key_stop),
-        out(c, Tensor(c.batch, c.heads(), c.query_len, c.value_dim, any_order(draw), c.strided ? 3 : 0), c.heads(),
-            c.query_len, c.value_dim, c.dtype),
-        lse(c, Tensor(c.batch, c.heads(), c.query_len, 1, any_order(draw), c.strided ? 3 : 0), c.heads(), c.query_len,
-            1, cpu::Dtype::float32) {
-    for (double x : in.visible.numbers) visible.push_back(x == 1);
+        out(c, any_tensor(c, draw, c.heads(), c.query_len, c.value_dim), c.heads(), c.query_len, c.value_dim, c.dtype),
+        lse(c, any_tensor(c, draw, c.heads(), c.query_len, 1), c.heads(), c.query_len, 1, cpu::Dtype::float32) {
+    for (size_t i = 0; i < visible.size(); ++i) visible[i] = in.visible.numbers[i] == 1;
     int words = pack_tree(c, in);
     set_params(c, in, words);
     args.dtype = c.dtype;
     args.bias_dtype = c.bias_dtype;
-    args.query = query.data();
-    args.key = key.data();
-    args.value = value.data();
-    args.out = out.memory();
-    args.lse = static_cast<float*>(lse.memory());
-    if (c.visible) args.visible = reinterpret_cast<const bool*>(visible.data());
-    if (c.bias) args.bias = bias.data();
+    args.query = in.query.first(query, format(c.dtype).bytes);
+    args.key = in.key.first(key, format(c.dtype).bytes);
+    args.value = in.value.first(value, format(c.dtype).bytes);
+    args.out = out.first();
+    args.lse = static_cast<float*>(lse.first());
+    if (c.visible) args.visible = reinterpret_cast<const bool*>(in.visible.first(visible, 1));
+    if (c.bias) args.bias = in.bias.first(bias, format(c.bias_dtype).bytes);
     if (c.key_range) args.key_start = key_start.data(), args.key_stop = key_stop.data();
     if (c.tree_size > 0) args.tree = tree.data();
-    if (c.sinks) args.sinks = reinterpret_cast<const float*>(sinks.data());
-    if (c.alibi) args.alibi_slopes = reinterpret_cast<const float*>(alibi_slopes.data());
+    if (c.sinks) args.sinks = reinterpret_cast<const float*>(in.sinks.first(sinks, 4));
+    if (c.alibi) args.alibi_slopes = reinterpret_cast<const float*>(in.alibi_slopes.first(alibi_slopes, 4));
     if (c.bits > 0) set_quantised(c, in);
+    cpu::check(args);
     c.decode ? cpu::decode(args) : cpu::prefill(args);
   }
   Call(const Call&) = delete;
@@ -115,14 +124,19 @@ struct Call {
 
   void set_quantised(const Case& c, const Inputs& in) {
     const Quantised &of_key = in.quantised[0], &of_value = in.quantised[1];
-    for (double word : of_key.words.numbers) key_words.push_back(std::isfinite(word) ? uint32_t(word) : ~0u);
-    for (double word : of_value.words.numbers) value_words.push_back(std::isfinite(word) ? uint32_t(word) : ~0u);
+    const auto words = [](const std::vector<double>& numbers) {
+      std::vector<uint32_t> words(numbers.size());
+      for (size_t i = 0; i < words.size(); ++i) words[i] = std::isfinite(numbers[i]) ? uint32_t(numbers[i]) : ~0u;
+      return words;
+    };
+    key_words = words(of_key.words.numbers);
+    value_words = words(of_value.words.numbers);
     key_scales = of_key.scales.in_memory(c.group_dtype);
     key_biases = of_key.biases.in_memory(c.group_dtype);
     value_scales = of_value.scales.in_memory(c.group_dtype);
     value_biases = of_value.biases.in_memory(c.group_dtype);
-    args.key = key_words.data();
-    args.value = value_words.data();
+    args.key = of_key.words.first(key_words, 4);
+    args.value = of_value.words.first(value_words, 4);
     args.params.key = of_key.words.strides;
     args.params.value = of_value.words.strides;
     args.quant = {c.bits,
@@ -132,10 +146,11 @@ struct Call {
                   of_value.scales.strides,
                   of_value.biases.strides};
     args.group_dtype = c.group_dtype;
-    args.key_scales = key_scales.data();
-    args.key_biases = key_biases.data();
-    args.value_scales = value_scales.data();
-    args.value_biases = value_biases.data();
+    size_t bytes = format(c.group_dtype).bytes;
+    args.key_scales = of_key.scales.first(key_scales, bytes);
+    args.key_biases = of_key.biases.first(key_biases, bytes);
+    args.value_scales = of_value.scales.first(value_scales, bytes);
+    args.value_biases = of_value.biases.first(value_biases, bytes);
   }
 
   void set_params(const Case& c, const Inputs& in, int tree_words) {
@@ -163,13 +178,8 @@ struct Call {
     p.bias = in.bias.strides;
     p.sinks = in.sinks.strides;
     p.alibi_slopes = in.alibi_slopes.strides;
-    p.tree.row = tree_words;
-    p.tree.column = 1;
-    int64_t elements = 1;
-    for (size_t d = c.batch.size(); d-- > 0; elements *= c.batch[d]) {
-      p.key_start.batch[d] = p.key_stop.batch[d] = elements;
-      p.tree.batch[d] = elements * c.tree_size * tree_words;
-    }
+    p.tree = Tensor(c.batch, 1, c.tree_size, tree_words, kRowMajor).strides;
+    p.key_start = p.key_stop = Tensor(c.batch, 1, 1, 1, kRowMajor).strides;
   }
 };
 

@@ -10,8 +10,21 @@
 
 namespace flashattn::driver {
 
-// Multiply-adds of a case: some hundred cases take less than a minute under an emulator.
-constexpr int64_t kMostWork = 1 << 21;
+// What the sizes of a case are drawn from.
+struct Sizes {
+  std::vector<std::vector<int>> batches;
+  std::vector<int> kv_heads, groups, query_lens, key_lens, dims;
+  int64_t most_work;  // multiply-adds
+};
+
+// Some hundred cases take less than a minute under an emulator.
+inline const Sizes kSizes = {{{}, {2}, {2, 3}},
+                             {1, 2},
+                             {1, 2, 7},
+                             {1, 2, 5, 8, 9, 33, 64, 97, 131},
+                             {0, 1, 7, 33, 96, 97, 193, 511, 700, 1100},
+                             {1, 7, 64, 72, 80, 128, 200, 512},
+                             1 << 21};
 
 struct Case {
   int number;
@@ -33,7 +46,10 @@ struct Case {
     for (int extent : batch) size *= extent;
     return size;
   }
-  int64_t work() const { return batch_size() * heads() * query_len * key_len * (head_dim + value_dim); }
+  int64_t rows() const { return batch_size() * heads() * query_len; }
+  int64_t work() const {  // what is filled counts, too, where there is nothing to multiply
+    return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
+  }
 
   std::string describe() const {
     std::string text = "case " + std::to_string(number) + ": " + (decode ? "decode " : "prefill ") + format(dtype).name;
@@ -65,27 +81,25 @@ inline cpu::Dtype any_dtype(Draw& draw) {
 }
 
 // `quantised`: whether keys and values are.
-inline Case draw_case(Draw& draw, int number, bool quantised) {
-  static const std::vector<int> batches[] = {{}, {2}, {2, 3}};
-  static const std::vector<int> dims = {1, 7, 64, 72, 80, 128, 200, 512};
+inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
   // The lengths first, and then what still fits: small cases alone would never meet a second tile.
   const auto draw_lengths = [&] {
-    c.query_len = draw.pick({1, 2, 5, 8, 9, 33, 64, 97, 131});
-    c.key_len = draw.chance(4) ? 0 : draw.pick({1, 7, 33, 96, 97, 193, 511, 700, 1100});
+    c.query_len = draw.pick(sizes.query_lens);
+    c.key_len = draw.pick(sizes.key_lens);
   };
   draw_lengths();
   do {
     if (quantised) draw_lengths();  // no head_dim is small enough for the longest
-    c.batch = batches[draw.below(3)];
-    c.kv_heads = draw.pick({1, 2});
-    c.group = draw.pick({1, 2, 7});
+    c.batch = draw.pick(sizes.batches);
+    c.kv_heads = draw.pick(sizes.kv_heads);
+    c.group = draw.pick(sizes.groups);
     c.group_size = quantised ? draw.pick({32, 64, 128}) : 0;
-    const auto dim = [&] { return quantised ? c.group_size * draw.pick({1, 2, 3, 4}) : draw.pick(dims); };
+    const auto dim = [&] { return quantised ? c.group_size * draw.pick({1, 2, 3, 4}) : draw.pick(sizes.dims); };
     c.head_dim = dim();
     c.value_dim = draw.chance(50) ? c.head_dim : dim();
-  } while (c.work() > kMostWork);
+  } while (c.work() > sizes.most_work);
   c.decode = c.query_len <= cpu::kMaxDecodeLen && draw.chance(75);
   c.dtype = any_dtype(draw);
   c.bias_dtype = any_dtype(draw);

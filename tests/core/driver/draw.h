@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
 #include <random>
 #include <vector>
 
@@ -9,12 +12,25 @@ namespace flashattn::driver {
 
 struct Draw {
   std::mt19937 bits;
+  // The first choices, a byte each, where they are not left to chance: a fuzzer makes them.
+  const uint8_t* choices = nullptr;
+  size_t choice_count = 0;
 
-  int below(int n) { return static_cast<int>(bits() % static_cast<unsigned>(n)); }
+  int below(int n) {
+    if (choice_count > 0) {
+      --choice_count;
+      return *choices++ % n;
+    }
+    return static_cast<int>(bits() % static_cast<unsigned>(n));
+  }
   bool chance(int percent) { return below(100) < percent; }
   double uniform() { return bits() * 0x1p-32; }
   double normal() { return (uniform() + uniform() + uniform() + uniform() - 2) * std::sqrt(3.0); }  // nearly
-  int pick(const std::vector<int>& choices) { return choices[static_cast<size_t>(below(int(choices.size())))]; }
+  template <typename T>
+  const T& pick(const std::vector<T>& choices) {
+    return choices[static_cast<size_t>(below(int(choices.size())))];
+  }
+  int pick(std::initializer_list<int> choices) { return choices.begin()[below(int(choices.size()))]; }
 };
 
 }  // namespace flashattn::driver

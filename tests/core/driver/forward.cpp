@@ -3,16 +3,8 @@
 // under an emulator.
 //
 //   forward CASES [FIRST]
-#include "check.h"
-
-using namespace flashattn;
-using namespace flashattn::driver;
+#include "passes.h"
 
 int main(int argc, char** argv) {
-  return check_cases(argc, argv, true, [](const Case& c, const Inputs& in, Draw& draw, Check& check) {
-    Call call(c, in, draw);
-    Outputs truth = plain_attention<double>(c, in), unfused = plain_attention<float>(c, in);
-    check.compare("out", call.out, truth.out, unfused.out, c.dtype);
-    check.compare("lse", call.lse, truth.lse, unfused.lse, cpu::Dtype::float32);
-  });
+  return flashattn::driver::check_cases(argc, argv, true, flashattn::driver::check_forward);
 }

@@ -63,9 +63,25 @@ inline void poison(const Case& c, Draw& draw, Inputs& in) {
   }
 }
 
+inline Layout layout_of(const Case& c, Draw& draw) {
+  return c.strided ? any_layout(draw) : kRowMajor;
+}
+
+inline std::vector<int> broadcast_batch(const Case& c) {
+  return std::vector<int>(c.batch.size(), 1);
+}
+
 inline Tensor any_tensor(const Case& c, Draw& draw, int heads, int rows, int columns) {
-  return c.strided ? Tensor(c.batch, heads, rows, columns, any_order(draw), draw.pick({0, 3}))
-                   : Tensor(c.batch, heads, rows, columns, {kHead, kRow, kColumn}, 0);
+  return Tensor(c.batch, heads, rows, columns, layout_of(c, draw));
+}
+
+// Now and then the same numbers for the whole batch, all heads, all rows or all columns.
+inline Tensor any_input(const Case& c, Draw& draw, int heads, int rows, int columns) {
+  if (!c.strided || c.poison || !draw.chance(30)) return any_tensor(c, draw, heads, rows, columns);
+  int broadcast = draw.below(4);
+  const auto extent = [&](int dimension, int size) { return broadcast == dimension && size > 0 ? 1 : size; };
+  return Tensor(broadcast == 0 && c.batch_size() > 0 ? broadcast_batch(c) : c.batch, extent(1, heads), extent(2, rows),
+                extent(3, columns), layout_of(c, draw));
 }
 
 template <typename Number>
@@ -101,9 +117,9 @@ inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
 // Words at random, and in `tensor` what they stand for.
 inline Quantised draw_quantised(const Case& c, Draw& draw, Tensor& tensor, int columns) {
   int words = columns * c.bits / 32, groups = columns / c.group_size;
-  Quantised result = {any_tensor(c, draw, c.kv_heads, c.key_len, words),
-                      any_tensor(c, draw, c.kv_heads, c.key_len, groups),
-                      any_tensor(c, draw, c.kv_heads, c.key_len, groups)};
+  Quantised result = {any_input(c, draw, c.kv_heads, c.key_len, words),
+                      any_input(c, draw, c.kv_heads, c.key_len, groups),
+                      any_input(c, draw, c.kv_heads, c.key_len, groups)};
   int largest = (1 << c.bits) - 1;
   fill(result.words, c.batch_size(), c.kv_heads, c.key_len, words, [&] { return double(draw.bits()); });
   fill(result.scales, c.batch_size(), c.kv_heads, c.key_len, groups,
@@ -127,26 +143,28 @@ inline Quantised draw_quantised(const Case& c, Draw& draw, Tensor& tensor, int c
 }
 
 inline Inputs draw_inputs(const Case& c, Draw& draw) {
-  const auto tensor = [&](int heads, int rows, int columns) { return any_tensor(c, draw, heads, rows, columns); };
+  // What quantised keys and values stand for is no input: each number has a place of its own.
+  const auto keys = [&](int columns) {
+    return c.bits > 0 ? Tensor(c.batch, c.kv_heads, c.key_len, columns, kRowMajor)
+                      : any_input(c, draw, c.kv_heads, c.key_len, columns);
+  };
   const auto mask = [&](bool present) {  // full, or the same for all heads, all queries, or all of the batch
-    std::vector<int> batch = draw.chance(50) ? c.batch : std::vector<int>(c.batch.size(), 1);
-    if (!present) return Tensor(batch, 1, 1, 1, {kHead, kRow, kColumn}, 0);
-    return Tensor(batch, draw.chance(50) ? c.heads() : 1, draw.chance(75) ? c.query_len : 1, c.key_len, any_order(draw),
-                  c.strided ? 3 : 0);
+    if (!present) return Tensor(broadcast_batch(c), 1, 1, 1, kRowMajor);
+    return Tensor(draw.chance(50) ? c.batch : broadcast_batch(c), draw.chance(50) ? c.heads() : 1,
+                  draw.chance(75) ? c.query_len : 1, c.key_len, layout_of(c, draw));
   };
   const auto one_a_head = [&] {
-    std::vector<int> batch = draw.chance(50) ? c.batch : std::vector<int>(c.batch.size(), 1);
-    return Tensor(batch, c.heads(), 1, 1, any_order(draw), c.strided ? 3 : 0);
+    return Tensor(draw.chance(50) ? c.batch : broadcast_batch(c), c.heads(), 1, 1, layout_of(c, draw));
   };
   const auto fill = [&](Tensor& t, int heads, int rows, int columns, auto number) {
     driver::fill(t, c.batch_size(), heads, rows, columns, number);
   };
-  Inputs in = {tensor(c.heads(), c.query_len, c.head_dim),
-               tensor(c.kv_heads, c.key_len, c.head_dim),
-               tensor(c.kv_heads, c.key_len, c.value_dim),
+  Inputs in = {any_input(c, draw, c.heads(), c.query_len, c.head_dim),
+               keys(c.head_dim),
+               keys(c.value_dim),
                mask(c.visible),
                mask(c.bias),
-               Tensor(c.batch, 1, c.tree_size, c.tree_size, {kRow, kColumn}, 0),
+               Tensor(c.batch, 1, c.tree_size, c.tree_size, kRowMajor),
                one_a_head(),
                one_a_head(),
                {},

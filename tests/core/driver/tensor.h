@@ -1,7 +1,9 @@
-// Tensors (*B, heads, rows, columns) in any order, with gaps, or broadcast.
+// Tensors (*B, heads, rows, columns) in any order, with gaps, backwards, or broadcast.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <vector>
 
 #include "draw.h"
@@ -9,35 +11,64 @@
 
 namespace flashattn::driver {
 
-enum Dimension { kHead, kRow, kColumn };
+enum Dimension { kBatch, kHead, kRow, kColumn };
+
+struct Layout {
+  std::vector<Dimension> order;  // from the widest stride to the narrowest
+  int gap = 0;                   // elements behind each dimension
+  std::vector<Dimension> backwards = {};
+};
+inline const Layout kRowMajor = {{kBatch, kHead, kRow, kColumn}};
+
+inline Layout any_layout(Draw& draw) {
+  static const std::vector<std::vector<Dimension>> orders = {{kBatch, kHead, kRow, kColumn},
+                                                             {kBatch, kRow, kHead, kColumn},
+                                                             {kBatch, kHead, kColumn, kRow},
+                                                             {kRow, kBatch, kHead, kColumn},
+                                                             {kHead, kRow, kColumn, kBatch}};
+  Layout layout = {draw.pick(orders), draw.pick({0, 3})};
+  for (Dimension dimension : {kBatch, kHead, kRow, kColumn}) {
+    if (draw.chance(10)) layout.backwards.push_back(dimension);
+  }
+  return layout;
+}
 
 struct Tensor {
   std::vector<int> batch_shape;
   Strides strides = {};
-  std::vector<double> numbers;  // at the strides' positions; NaN in the gaps
+  int64_t origin = 0;           // the position of element 0, 0, ...
+  std::vector<double> numbers;  // at the strides' positions, and none beyond the last; NaN in the gaps
 
-  // An extent of 1 where the case has more is broadcast: stride 0. `order` from the widest stride to the narrowest.
-  Tensor(const std::vector<int>& batch, int heads, int rows, int columns, const std::vector<Dimension>& order, int gap)
-      : batch_shape(batch) {
-    int64_t size = 1;
-    const auto place = [&](int extent) {
-      int64_t stride = extent == 1 ? 0 : size;
+  // An extent of 1 where the case has more is broadcast: stride 0.
+  Tensor(const std::vector<int>& batch, int heads, int rows, int columns, const Layout& layout) : batch_shape(batch) {
+    int64_t size = 1, last = 0;
+    bool empty = false;
+    const auto place = [&](Dimension dimension, int extent, int64_t& stride) {
+      bool backwards = std::count(layout.backwards.begin(), layout.backwards.end(), dimension) > 0;
+      stride = extent == 1 ? 0 : backwards ? -size : size;
+      last += (extent - 1) * std::abs(stride);
+      origin -= backwards ? (extent - 1) * stride : 0;
       size *= extent;
-      return stride;
+      empty = empty || extent == 0;
     };
-    for (size_t d = order.size(); d-- > 0; size += gap) {
-      switch (order[d]) {
-        case kHead: strides.head = place(heads); break;
-        case kRow: strides.row = place(rows); break;
-        case kColumn: strides.column = place(columns); break;
+    for (size_t d = layout.order.size(); d-- > 0; size += layout.gap) {
+      switch (layout.order[d]) {
+        case kBatch:
+          for (size_t b = batch.size(); b-- > 0;) place(kBatch, batch[b], strides.batch[b]);
+          break;
+        case kHead: place(kHead, heads, strides.head); break;
+        case kRow: place(kRow, rows, strides.row); break;
+        case kColumn: place(kColumn, columns, strides.column); break;
       }
     }
-    for (size_t d = batch.size(); d-- > 0;) strides.batch[d] = place(batch[d]);
-    numbers.assign(static_cast<size_t>(size), kNaN);
+    if (empty) {
+      strides = {}, origin = 0, last = -1;
+    }
+    numbers.assign(static_cast<size_t>(last + 1), kNaN);
   }
 
   size_t offset(int64_t batch, int head, int row, int column) const {
-    int64_t offset = head * strides.head + row * strides.row + column * strides.column;
+    int64_t offset = origin + head * strides.head + row * strides.row + column * strides.column;
     for (size_t d = batch_shape.size(); d-- > 0; batch /= batch_shape[d]) {
       offset += batch % batch_shape[d] * strides.batch[d];
     }
@@ -53,12 +84,11 @@ struct Tensor {
     }
     return memory;
   }
+  // Element 0, 0, ... in such memory.
+  template <typename T>
+  T* first(std::vector<T>& memory, size_t element_size) const {
+    return memory.data() + origin * static_cast<int64_t>(element_size / sizeof(T));
+  }
 };
-
-inline const std::vector<Dimension>& any_order(Draw& draw) {
-  static const std::vector<Dimension> orders[] = {
-      {kHead, kRow, kColumn}, {kRow, kHead, kColumn}, {kHead, kColumn, kRow}};
-  return orders[draw.below(3)];
-}
 
 }  // namespace flashattn::driver

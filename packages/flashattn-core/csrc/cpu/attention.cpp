@@ -22,10 +22,10 @@ struct HeadCut {
   int64_t blocks;  // of all groups and batch elements
 
   HeadCut(const AttentionParams& params, int max_heads) {
-    int group = params.num_heads / params.num_kv_heads;
+    int group = std::max(1, params.num_heads / params.num_kv_heads);
     blocks_per_group = (group + max_heads - 1) / max_heads;
     heads_per_block = (group + blocks_per_group - 1) / blocks_per_group;
-    blocks = params.batch_size * params.num_kv_heads * blocks_per_group;
+    blocks = params.num_heads == 0 ? 0 : params.batch_size * params.num_kv_heads * blocks_per_group;
   }
 
   RowBlock block(const AttentionParams& params, int64_t index) const {
@@ -83,8 +83,8 @@ void attend_in_runs(const AttentionArgs& args) {
   // FlashDecoding: each run of keys is a piece of work of its own. Where runs begin depends on the keys alone, and
   // the merge goes in order: the result is the same for any number of threads.
   constexpr int kKeysPerRun = 512;
-  int first_key = params.window > 0 ? std::max(0, params.key_len - params.query_len - params.window + 1) : 0;
-  int first_run = first_key / kKeysPerRun;
+  int64_t before_window = int64_t{params.key_len} - params.query_len - params.window + 1;
+  int first_run = params.window > 0 ? static_cast<int>(std::max<int64_t>(0, before_window)) / kKeysPerRun : 0;
   int64_t runs = std::max(1, (params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run);
   // One query after the other, so that its result has the same bits whichever come with it: several tokens at once,
   // as in speculative decoding, give what they give one by one. The run's keys stay in the second-level cache.

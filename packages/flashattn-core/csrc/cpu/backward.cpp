@@ -69,7 +69,7 @@ Span seen(const AttentionArgs& args, int64_t batch, int query) {
 std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows) {
   const AttentionParams& p = args.params;
   int group = p.num_heads / p.num_kv_heads;
-  int heads = std::min(group, max_rows);
+  int heads = std::clamp(group, 1, max_rows);
   int queries = std::max(1, max_rows / heads);
   std::vector<RowBand> bands;
   for (int query = 0; query < p.query_len; query += queries) {

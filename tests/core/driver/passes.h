@@ -1,0 +1,85 @@
+// Both passes over one case, held to the formulas written plainly.
+#pragma once
+
+#include "backward.h"
+#include "compare.h"
+
+namespace flashattn::driver {
+
+inline void check_forward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
+  Call call(c, in, draw);
+  Outputs truth = plain_attention<double>(c, in), unfused = plain_attention<float>(c, in);
+  check.compare("out", call.out, truth.out, unfused.out, c.dtype);
+  check.compare("lse", call.lse, truth.lse, unfused.lse, cpu::Dtype::float32);
+}
+
+// Now and then the same number for a whole row, or for all: what comes back from a sum is broadcast.
+inline Tensor any_cotangent(const Case& c, Draw& draw, int columns) {
+  if (draw.chance(10)) return Tensor(broadcast_batch(c), 1, 1, 1, kRowMajor);
+  if (draw.chance(10)) return any_tensor(c, draw, c.heads(), c.query_len, 1);
+  return any_tensor(c, draw, c.heads(), c.query_len, columns);
+}
+
+inline Cotangents draw_cotangents(const Case& c, Draw& draw) {
+  Cotangents cotangents = {any_cotangent(c, draw, c.value_dim), any_cotangent(c, draw, 1), draw.chance(60)};
+  const auto normal = [&](cpu::Dtype dtype) { return [&draw, dtype] { return rounded(draw.normal(), dtype); }; };
+  fill(cotangents.out, c.batch_size(), c.heads(), c.query_len, c.value_dim, normal(c.dtype));
+  fill(cotangents.lse, c.batch_size(), c.heads(), c.query_len, 1, normal(cpu::Dtype::float32));
+  if (c.poison && c.rows() > 0 && draw.chance(30)) {
+    cotangents.out.at(0, draw.below(c.heads()), draw.below(c.query_len), draw.below(c.value_dim)) = kNaN;
+  }
+  return cotangents;
+}
+
+// The gradient of a call. `args` points into the other members, and into the call's.
+struct GradientCall {
+  Cotangents cotangents;
+  std::vector<uint8_t> of_out, of_lse;
+  Result query, key, value, delta;
+  cpu::BackwardArgs args = {};
+
+  GradientCall(const Case& c, const Call& call, Draw& draw)
+      : cotangents(draw_cotangents(c, draw)),
+        of_out(cotangents.out.in_memory(c.dtype)),
+        of_lse(cotangents.lse.in_memory(cpu::Dtype::float32)),
+        query(row_major(c, c.heads(), c.query_len, c.head_dim, c.dtype)),
+        key(row_major(c, c.kv_heads, c.key_len, c.head_dim, c.dtype)),
+        value(row_major(c, c.kv_heads, c.key_len, c.value_dim, c.dtype)),
+        delta(row_major(c, c.heads(), c.query_len, 1, cpu::Dtype::float32)) {
+    args.forward = call.args;
+    args.out_gradient = cotangents.out.first(of_out, format(c.dtype).bytes);
+    args.out_gradient_strides = cotangents.out.strides;
+    if (cotangents.of_lse) args.lse_gradient = reinterpret_cast<const float*>(cotangents.lse.first(of_lse, 4));
+    args.lse_gradient_strides = cotangents.lse.strides;
+    args.query_gradient = query.first();
+    args.key_gradient = key.first();
+    args.value_gradient = value.first();
+    args.delta = static_cast<float*>(delta.first());
+    cpu::check(args);
+    cpu::backward(args);
+  }
+  GradientCall(const GradientCall&) = delete;
+
+ private:
+  static Result row_major(const Case& c, int heads, int rows, int columns, cpu::Dtype dtype) {
+    return Result(c, Tensor(c.batch, heads, rows, columns, kRowMajor), heads, rows, columns, dtype);
+  }
+};
+
+inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
+  // Of a gradient's own size, beside what the rule allows: eight units of float32's last place. Where one key or row
+  // has all of the weight, a few large sums are all there is, and how far unfused is off at its worst is a matter of
+  // luck.
+  constexpr double kRelative = 1e-6;
+  Call call(c, in, draw);
+  GradientCall gradients(c, call, draw);
+  std::vector<double> out = call.out.numbers();
+  Gradients truth = plain_gradients<double>(c, in, gradients.cotangents, out),
+            unfused = plain_gradients<float>(c, in, gradients.cotangents, out);
+  check.compare("query's gradient", gradients.query, truth.query, unfused.query, c.dtype, kRelative);
+  check.compare("key's gradient", gradients.key, truth.key, unfused.key, c.dtype, kRelative);
+  check.compare("value's gradient", gradients.value, truth.value, unfused.value, c.dtype, kRelative);
+  check.compare("delta", gradients.delta, truth.delta, unfused.delta, cpu::Dtype::float32);
+}
+
+}  // namespace flashattn::driver

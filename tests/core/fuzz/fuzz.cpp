@@ -1,0 +1,331 @@
+// libFuzzer's target: one call of the CPU backend from the fuzzer's bytes.
+//
+// Each byte is a choice that the drivers leave to chance: sizes, layouts, options, dtypes. The call is legal, so the
+// contract must accept it, and its results are held to the plain formula. Then some of its numbers and pointers are
+// overwritten by others. What the contract still accepts runs on memory of exactly the size that its strides reach,
+// found here by visiting every element: there must be no report of a sanitizer, and no NaN where all inputs are tame.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "passes.h"
+
+using namespace flashattn;
+using namespace flashattn::driver;
+
+namespace {
+
+// Tiny, for thousands of calls a second, with what lies on either side of a tile, a run of keys and a vector.
+const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
+                     {1, 2},
+                     {1, 2, 7, 0},
+                     {1, 2, 5, 8, 9, 17, 70, 0},
+                     {1, 7, 33, 0, 97, 289, 513, 600},
+                     {1, 7, 16, 17, 32, 33},
+                     1 << 13};
+constexpr int64_t kMostElements = 1 << 14;  // of an array of a call that has been changed
+
+[[noreturn]] void report(const std::string& what) {
+  std::fprintf(stderr, "%s\n", what.c_str());
+  std::abort();
+}
+
+// What a call's numbers and pointers are overwritten by.
+
+template <typename T>
+T any_number(Draw& draw, T number) {
+  constexpr T kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
+  static const std::vector<T> numbers = {
+      0,  1,   -1,  2,   3,   5,      8,     9,         16,          32,
+      64, 288, 289, 512, 513, kLeast, kMost, kMost / 2, kMost / 512, kMost / 512 / 512};
+  int choice = draw.below(32);
+  if (choice < 4) return static_cast<T>(static_cast<uint64_t>(number) + static_cast<uint64_t>(choice - 2));
+  if (choice == 4) return static_cast<T>(0 - static_cast<uint64_t>(number));
+  if (choice == 5) return static_cast<T>(static_cast<uint64_t>(number) * 2);
+  return choice < 6 + int(numbers.size()) ? numbers[static_cast<size_t>(choice - 6)] : static_cast<T>(draw.below(256));
+}
+
+float any_float(Draw& draw) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  return draw.pick(std::vector<float>{0, 1, -1, 3, 1e-45f, 1e-38f, 1e38f, kInfinity, -kInfinity, NAN});
+}
+
+void change_strides(Draw& draw, Strides& strides) {
+  int which = draw.below(3 + kMaxBatchDims);
+  int64_t& stride = which == 0   ? strides.column
+                    : which == 1 ? strides.row
+                    : which == 2 ? strides.head
+                                 : strides.batch[which - 3];
+  stride = any_number(draw, stride);
+}
+
+void change(Draw& draw, cpu::BackwardArgs& backward) {
+  cpu::AttentionArgs& args = backward.forward;
+  AttentionParams& p = args.params;
+  QuantParams& quant = args.quant;
+  int32_t* const integers[] = {&p.batch_dims, &p.batch_shape[0], &p.batch_shape[1], &p.num_heads, &p.num_kv_heads,
+                               &p.query_len,  &p.key_len,        &p.head_dim,       &p.value_dim, &p.window,
+                               &p.tree_size,  &quant.bits,       &quant.group_size};
+  Strides* const strides[] = {&p.query,
+                              &p.key,
+                              &p.value,
+                              &p.out,
+                              &p.lse,
+                              &p.visible,
+                              &p.bias,
+                              &p.key_start,
+                              &p.key_stop,
+                              &p.tree,
+                              &p.sinks,
+                              &p.alibi_slopes,
+                              &quant.key_scales,
+                              &quant.key_biases,
+                              &quant.value_scales,
+                              &quant.value_biases,
+                              &backward.out_gradient_strides,
+                              &backward.lse_gradient_strides};
+  switch (draw.below(8)) {
+    case 0:
+    case 1:
+    case 2: {
+      int32_t& integer = *integers[draw.below(std::size(integers))];
+      integer = any_number(draw, integer);
+      break;
+    }
+    case 3:
+    case 4: change_strides(draw, *strides[draw.below(std::size(strides))]); break;
+    case 5: p.batch_size = any_number(draw, p.batch_size); break;
+    case 6: (draw.chance(50) ? p.scale : p.softcap) = any_float(draw); break;
+    case 7: {
+      cpu::Dtype* const dtypes[] = {&args.dtype, &args.bias_dtype, &args.group_dtype};
+      *dtypes[draw.below(3)] = static_cast<cpu::Dtype>(draw.below(5));
+      break;
+    }
+  }
+}
+
+// Memory for a call that the contract has accepted.
+
+// One of its arrays. `slot` is the pointer to it in the arguments.
+struct Array {
+  void* slot;
+  size_t element_size;
+  Strides strides;
+  std::vector<int64_t> sizes;  // head, row, column
+  bool output;
+  std::function<void(uint8_t*)> write;  // an element's number
+};
+
+// The positions of all elements, or none if they are too many for this target.
+std::vector<int64_t> positions(const AttentionParams& p, const Array& array) {
+  std::vector<std::pair<int64_t, int64_t>> dimensions;  // size and stride
+  for (int d = 0; d < p.batch_dims; ++d) dimensions.emplace_back(p.batch_shape[d], array.strides.batch[d]);
+  dimensions.emplace_back(array.sizes[0], array.strides.head);
+  dimensions.emplace_back(array.sizes[1], array.strides.row);
+  dimensions.emplace_back(array.sizes[2], array.strides.column);
+  std::vector<int64_t> result = {0};
+  for (auto [size, stride] : dimensions) {
+    std::vector<int64_t> before;
+    before.swap(result);
+    if (size * int64_t(before.size()) > kMostElements) return {};
+    for (int64_t position : before) {
+      for (int64_t i = 0; i < size; ++i) result.push_back(position + i * stride);
+    }
+  }
+  return result;
+}
+
+class Memory {
+ public:
+  // Gives each array memory of its own. False where some array is too large for this target.
+  bool provide(const AttentionParams& p, std::vector<Array>& arrays) {
+    for (Array& array : arrays) {
+      bool empty = std::count(array.sizes.begin(), array.sizes.end(), 0) > 0 || p.batch_size == 0;
+      std::vector<int64_t> at = empty ? std::vector<int64_t>{} : positions(p, array);
+      if (at.empty() && !empty) return false;
+      int64_t first = 0, last = -1;
+      for (int64_t position : at) first = std::min(first, position), last = std::max(last, position);
+      if (last - first > 4 * kMostElements) return false;
+      if (array.output && std::set<int64_t>(at.begin(), at.end()).size() < at.size()) {
+        report("the contract accepts an output whose elements overlap");
+      }
+      size_t bytes = static_cast<size_t>(last - first + 1) * array.element_size;
+      blocks_.push_back(std::make_unique<uint8_t[]>(bytes));
+      uint8_t* start = blocks_.back().get() - first * int64_t(array.element_size);
+      if (array.write) {
+        for (int64_t position : at) array.write(start + position * int64_t(array.element_size));
+      } else {
+        std::memset(blocks_.back().get(), 0xff, bytes);
+      }
+      std::memcpy(array.slot, &start, sizeof(start));
+    }
+    return true;
+  }
+
+ private:
+  std::vector<std::unique_ptr<uint8_t[]>> blocks_;
+};
+
+// The arrays that a call reads and writes; those that are null stay so.
+std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gradient) {
+  cpu::AttentionArgs& args = backward.forward;
+  const AttentionParams& p = args.params;
+  const QuantParams& quant = args.quant;
+  const auto number = [&](cpu::Dtype dtype) {
+    return [&draw, dtype](uint8_t* to) { write_element(rounded(draw.normal(), dtype), dtype, to); };
+  };
+  const auto bits = [&draw](uint8_t* to) {
+    uint32_t word = draw.bits();
+    std::memcpy(to, &word, 4);
+  };
+  const auto position = [&](uint8_t* to) {
+    int32_t at = draw.chance(20) ? any_number(draw, int32_t{0}) : draw.below(256) % (p.key_len + 1);
+    std::memcpy(to, &at, 4);
+  };
+  const auto flag = [&](uint8_t* to) { *to = draw.bits() % 2; };
+  std::vector<Array> arrays;
+  const auto add = [&](void* slot, size_t element_size, const Strides& strides, std::vector<int64_t> sizes,
+                       std::function<void(uint8_t*)> write) {
+    void* given;
+    std::memcpy(&given, slot, sizeof(given));
+    bool empty = std::count(sizes.begin(), sizes.end(), 0) > 0 || p.batch_size == 0;
+    if (given || empty) arrays.push_back({slot, element_size, strides, std::move(sizes), !write, std::move(write)});
+  };
+  size_t size = format(args.dtype).bytes;
+  int64_t heads = p.num_heads, kv_heads = p.num_kv_heads, queries = p.query_len, keys = p.key_len;
+  add(&args.query, size, p.query, {heads, queries, p.head_dim}, number(args.dtype));
+  if (quant.bits == 0) {
+    add(&args.key, size, p.key, {kv_heads, keys, p.head_dim}, number(args.dtype));
+    add(&args.value, size, p.value, {kv_heads, keys, p.value_dim}, number(args.dtype));
+  } else {
+    size_t group = format(args.group_dtype).bytes;
+    int64_t key_groups = p.head_dim / quant.group_size, value_groups = p.value_dim / quant.group_size;
+    add(&args.key, 4, p.key, {kv_heads, keys, p.head_dim * quant.bits / 32}, bits);
+    add(&args.value, 4, p.value, {kv_heads, keys, p.value_dim * quant.bits / 32}, bits);
+    add(&args.key_scales, group, quant.key_scales, {kv_heads, keys, key_groups}, number(args.group_dtype));
+    add(&args.key_biases, group, quant.key_biases, {kv_heads, keys, key_groups}, number(args.group_dtype));
+    add(&args.value_scales, group, quant.value_scales, {kv_heads, keys, value_groups}, number(args.group_dtype));
+    add(&args.value_biases, group, quant.value_biases, {kv_heads, keys, value_groups}, number(args.group_dtype));
+  }
+  if (args.visible) add(&args.visible, 1, p.visible, {heads, queries, keys}, flag);
+  if (args.bias) {
+    add(&args.bias, format(args.bias_dtype).bytes, p.bias, {heads, queries, keys}, number(args.bias_dtype));
+  }
+  if (args.key_start) add(&args.key_start, 4, p.key_start, {1, 1, 1}, position);
+  if (args.key_stop) add(&args.key_stop, 4, p.key_stop, {1, 1, 1}, position);
+  if (args.tree) add(&args.tree, 4, p.tree, {1, p.tree_size, (p.tree_size + 31) / 32}, bits);
+  if (args.sinks) add(&args.sinks, 4, p.sinks, {heads, 1, 1}, number(cpu::Dtype::float32));
+  if (args.alibi_slopes) add(&args.alibi_slopes, 4, p.alibi_slopes, {heads, 1, 1}, number(cpu::Dtype::float32));
+  add(&args.out, size, p.out, {heads, queries, p.value_dim}, nullptr);
+  add(&args.lse, 4, p.lse, {heads, queries, 1}, nullptr);
+  if (with_gradient) {
+    const auto row_major = [&](int64_t h, int64_t rows, int64_t columns) {
+      Strides strides = {};
+      strides.column = 1, strides.row = columns, strides.head = rows * columns;
+      for (int64_t d = p.batch_dims - 1, stride = h * rows * columns; d >= 0; stride *= p.batch_shape[d--]) {
+        strides.batch[d] = stride;
+      }
+      return strides;
+    };
+    add(&backward.out_gradient, size, backward.out_gradient_strides, {heads, queries, p.value_dim}, number(args.dtype));
+    if (backward.lse_gradient) {
+      add(&backward.lse_gradient, 4, backward.lse_gradient_strides, {heads, queries, 1}, number(cpu::Dtype::float32));
+    }
+    add(&backward.query_gradient, size, row_major(heads, queries, p.head_dim), {heads, queries, p.head_dim}, nullptr);
+    add(&backward.key_gradient, size, row_major(kv_heads, keys, p.head_dim), {kv_heads, keys, p.head_dim}, nullptr);
+    add(&backward.value_gradient, size, row_major(kv_heads, keys, p.value_dim), {kv_heads, keys, p.value_dim}, nullptr);
+    add(&backward.delta, 4, row_major(heads, queries, 1), {heads, queries, 1}, nullptr);
+  }
+  return arrays;
+}
+
+// An output's elements were all NaN before. Of rows that see nothing lse is -inf.
+void expect_no_nan(const AttentionParams& p, const char* name, const Array& array, cpu::Dtype dtype) {
+  const uint8_t* start;
+  std::memcpy(&start, array.slot, sizeof(start));
+  if (p.batch_size == 0) return;
+  for (int64_t position : positions(p, array)) {
+    if (std::isnan(read_element(dtype, start + position * int64_t(array.element_size)))) {
+      report(std::string("NaN in ") + name);
+    }
+  }
+}
+
+// Whether the contract lets it through.
+template <typename Args>
+bool accepted(const Args& args) {
+  try {
+    cpu::check(args);
+    return true;
+  } catch (const std::invalid_argument& error) {
+    if (std::string(error.what()).find("[flash_attention] ") != 0) report("a refusal without a name");
+    return false;
+  }
+}
+
+void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_gradient) {
+  for (int changes = 1 + draw.below(3); changes > 0; --changes) change(draw, args);
+  if (!accepted(args.forward) || (with_gradient && !accepted(args))) return;
+  const AttentionParams& p = args.forward.params;
+  if (p.batch_size * p.num_kv_heads > kMostElements) return;  // legal, and long, even where they have no keys
+  Memory memory;
+  std::vector<Array> arrays = arrays_of(args, draw, with_gradient);
+  if (!memory.provide(p, arrays)) return;
+  int64_t rows = p.batch_size * p.num_heads * p.query_len;
+  if (rows * p.key_len * (p.head_dim + p.value_dim) > 8 * kTiny.most_work) return;
+  if (!accepted(args.forward) || (with_gradient && !accepted(args))) {
+    report("the contract depends on more than null pointers and their alignment");
+  }
+  decode = decode && p.query_len <= cpu::kMaxDecodeLen;
+  decode ? cpu::decode(args.forward) : cpu::prefill(args.forward);
+  if (with_gradient) cpu::backward(args);
+  bool tame = std::abs(p.scale) <= 10 && (p.softcap == 0 || p.softcap >= 1);
+  for (const Array& array : arrays) {
+    if (array.output && tame) {
+      expect_no_nan(p, "an output", array, array.element_size == 4 ? cpu::Dtype::float32 : args.forward.dtype);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  // The first byte chooses the numbers, the last ones choose what is changed.
+  size_t for_changes = std::min<size_t>(16, (size - 1) / 2);
+  Draw draw{std::mt19937(data[0]), data + 1, size - 1 - for_changes};
+  Draw changes{std::mt19937(data[0]), data + size - for_changes, for_changes};
+  bool with_gradient = draw.chance(40), changed = draw.chance(50);
+  Case c = draw_case(draw, 0, !with_gradient && draw.chance(30), kTiny);
+  Inputs in = draw_inputs(c, draw);
+  Check check;
+  check.slack = 30;  // whoever searches long enough finds the unluckiest sum
+  try {
+    if (!changed) {
+      with_gradient ? check_backward(c, in, draw, check) : check_forward(c, in, draw, check);
+    } else {
+      Call call(c, in, draw);
+      cpu::BackwardArgs args = {};
+      args.forward = call.args;
+      if (with_gradient) {
+        GradientCall gradient(c, call, draw);
+        run_changed(gradient.args, changes, c.decode, true);
+      } else {
+        run_changed(args, changes, c.decode, false);
+      }
+    }
+  } catch (const std::invalid_argument& error) {
+    report(c.describe() + "\nrefused: " + error.what());
+  }
+  if (!check.failure.empty()) report(c.describe() + "\n" + check.failure);
+  return 0;
+}

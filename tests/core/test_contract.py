@@ -1,0 +1,42 @@
+"""The contract of the CPU kernels, cpu/check.h: refused is what they cannot compute, and nothing else."""
+
+import re
+
+import flashattn_core
+import mlx.core as mx
+import pytest
+from test_instruction_sets import run
+
+
+def test_each_violation_is_refused_and_its_neighbour_is_not(drivers):
+    """driver/contract.cpp breaks it in one place at a time."""
+    assert re.fullmatch(r"\d+ expectations\n", run(drivers / "contract"))
+
+
+def test_a_refusal_reaches_the_caller():
+    """scale / softcap is no float32: only the contract sees it, when the call is computed. The stream goes on."""
+    query = mx.ones((1, 4, 8))
+    refused = re.escape("softcap is 0.01, expected 0, or a finite number above 0 by which scale, 1e+38, can be divided")
+    with pytest.raises(ValueError, match=refused):
+        mx.eval(flashattn_core.flash_attention(query, query, query, scale=1e38, softcap=0.01))
+    assert mx.array_equal(flashattn_core.flash_attention(query, query, query), query)
+
+
+@pytest.mark.parametrize("query_len", [4, 40])
+def test_no_query_heads(query_len):
+    """Nothing to compute, in either direction: keys and values have gradient 0."""
+    query, key = mx.zeros((1, 0, query_len, 8)), mx.ones((1, 2, 5, 8))
+    assert flashattn_core.flash_attention(query, key, key).shape == query.shape
+    gradients = mx.grad(lambda q, k: flashattn_core.flash_attention(q, k, k).sum(), argnums=(0, 1))(query, key)
+    assert gradients[0].shape == query.shape
+    assert mx.array_equal(gradients[1], mx.zeros_like(key))
+
+
+def test_the_widest_window():
+    """The key where it begins is far below the least int32."""
+    query, key = mx.ones((1, 8, 8)), mx.ones((1, 1, 8))
+    wide = flashattn_core.masks.SlidingWindow(2**31 - 1)
+    assert mx.array_equal(
+        flashattn_core.flash_attention(query, key, key, mask=wide),
+        flashattn_core.flash_attention(query, key, key, mask="causal"),
+    )

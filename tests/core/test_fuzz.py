@@ -1,0 +1,41 @@
+"""The CPU backend under libFuzzer, see fuzz/fuzz.cpp: what has been found, again, and a short search for more.
+
+`make fuzz` searches for longer.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from test_instruction_sets import each_set, run
+
+CORPUS = Path(__file__).parent / "fuzz" / "corpus"
+SECONDS = 10
+
+
+@pytest.fixture(scope="module")
+def fuzzer(build_drivers):
+    if shutil.which("clang++-19") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "no clang 19: apt-get install clang-19 libclang-rt-19-dev"
+        )
+    return build_drivers("-DCMAKE_CXX_COMPILER=clang++-19", build_type="Debug", sources="fuzz") / "fuzz"
+
+
+def test_the_corpus_is_small():
+    files = list(CORPUS.iterdir())
+    assert 10 <= len(files) <= 100
+    assert max(file.stat().st_size for file in files) <= 128
+
+
+@each_set
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_the_corpus(fuzzer, name, threads):
+    run(fuzzer, *sorted(CORPUS.iterdir()), FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads)
+
+
+def test_a_short_search(fuzzer, tmp_path):
+    found = tmp_path / "found"
+    found.mkdir()
+    run(fuzzer, f"-max_total_time={SECONDS}", "-max_len=96", f"-artifact_prefix={tmp_path}/", found, CORPUS)
