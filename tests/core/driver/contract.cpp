@@ -69,7 +69,7 @@ void sizes(const cpu::AttentionArgs& legal) {
   REFUSED("a size in batch_shape is -2", a.params.batch_shape[0] = -2; a.params.batch_size = -6);
   REFUSED("batch_size is 5, expected the product of batch_shape, 6", a.params.batch_size = 5);
   REFUSED("the product of batch_shape is", a.params.batch_shape[0] = a.params.batch_shape[1] = 2147483647);
-  ACCEPTED(a.params.batch_shape[0] = 0; a.params.batch_size = 0; a.query = nullptr; a.out = nullptr);
+  ACCEPTED(a.params.batch_shape[0] = 0; a.params.batch_size = 0; a.query = nullptr; a.out = nullptr; a.tree = nullptr);
   REFUSED("num_kv_heads is 0, expected 1 to", a.params.num_kv_heads = 0);
   REFUSED("num_heads is 3, expected a multiple of num_kv_heads, 2", a.params.num_heads = 3);
   REFUSED("num_heads is -2", a.params.num_heads = -2);

@@ -68,7 +68,7 @@ void check_options(const AttentionArgs& args) {
   }
   expect_between("window", p.window, 0, std::numeric_limits<int32_t>::max());
   expect_between("tree_size", p.tree_size, 0, p.key_len);
-  if (p.tree_size > 0 && !args.tree) {
+  if (p.batch_size > 0 && p.tree_size > 0 && !args.tree) {
     fail("tree is null, expected bits of ", p.tree_size, " keys");
   }
 }
