@@ -38,8 +38,8 @@ MUTATIONS = [
     Mutation(
         "a window shows one key more",
         f"{CORE}/masks.py",
-        "min(window or _INT32_MAX, int(part.window))",
-        "min(window or _INT32_MAX, int(part.window) + 1)",
+        "min(window or _INT32_MAX, operator.index(part.window))",
+        "min(window or _INT32_MAX, operator.index(part.window) + 1)",
         "core/test_masks.py::test_window_is_itself_and_those_before",
     ),
     Mutation(
@@ -59,8 +59,8 @@ MUTATIONS = [
     Mutation(
         "a window in a decode step hides a run of keys too many",
         f"{CPP}/cpu/attention.cpp",
-        "params.key_len - params.query_len - params.window + 1)",
-        "params.key_len - params.query_len - params.window + 512)",
+        "params.key_len} - params.query_len - params.window + 1;",
+        "params.key_len} - params.query_len - params.window + 512;",
         "core/test_decode_equals_prefill.py::test_rows",
     ),
     # results
@@ -124,8 +124,8 @@ MUTATIONS = [
     Mutation(
         "the gradient of sinks has the wrong sign",
         f"{CPP}/gradient.cpp",
-        "mx::array terms = mx::negative(mx::multiply(weights, delta, stream), stream);",
-        "mx::array terms = mx::multiply(weights, delta, stream);",
+        "mx::array terms = mx::negative(mx::multiply(mx::exp(logits, stream), delta, stream), stream);",
+        "mx::array terms = mx::multiply(mx::exp(logits, stream), delta, stream);",
         "core/test_gradients.py::test_extreme_sinks",
     ),
     Mutation(

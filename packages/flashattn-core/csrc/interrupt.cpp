@@ -1,3 +1,4 @@
+// The handler of SIGINT: when it is put in, what it asks for, and for which calls.
 #include "interrupt.h"
 
 #include <dlfcn.h>

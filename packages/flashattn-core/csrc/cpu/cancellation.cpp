@@ -1,3 +1,4 @@
+// When a call is to end early, and the NaN that it leaves.
 #include "cancellation.h"
 
 #include <ctime>

@@ -1,3 +1,4 @@
+// The contract of the kernels, field by field.
 #include "check.h"
 
 #include <algorithm>
