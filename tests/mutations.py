@@ -205,7 +205,7 @@ MUTATIONS = [
         f"{PATCH}/described_masks.py",
         "known is None or known.lengths != (query.shape[-2], key_len)",
         "known is None",
-        "patch/test_described_masks.py::test_for_the_lengths_that_the_mask_was_made_for",
+        "patch/test_described_masks.py::TestWhatIsRemembered::test_for_the_lengths_that_the_mask_was_made_for",
     ),
     # evaluation
     Mutation(

@@ -28,9 +28,15 @@ BROKEN = list(tables(r"broken \| noticed by"))
 
 @cache
 def functions_in(file):
-    """The functions and methods that pytest would collect."""
+    """What pytest would collect of it: functions, and methods behind the name of their class."""
     tree = ast.parse((TESTS / file).read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    classes = {"": tree} | {f"{node.name}::": node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return {
+        prefix + node.name
+        for prefix, inside in classes.items()
+        for node in inside.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
 def exists(test):

@@ -1,0 +1,134 @@
+"""What must hold after every round of the soak: mlx-lm is as it was, and nothing that the process occupies grows."""
+
+import gc
+import os
+import resource
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlxlm_flash_patch as flash
+import numpy as np
+from soak_work import Broken
+
+MB = 1e6
+
+
+def is_ours(value: object) -> bool:
+    code = getattr(value, "__code__", None)
+    names = (getattr(value, "__module__", None), type(value).__module__, code and code.co_filename)
+    return any("mlxlm_flash_patch" in str(name) for name in names)
+
+
+class Own:
+    """What mlx-lm's modules and classes hold without the patch, object by object, and where imports are looked for."""
+
+    def __init__(self) -> None:
+        self.finders = list(sys.meta_path)
+        self.held = {
+            (id(owner), attribute): (owner, value)
+            for owner in self._owners()
+            for attribute, value in vars(owner).items()
+        }
+
+    def check(self) -> None:
+        """Raises Broken where something else is now. Modules that have come since must hold nothing of the patch."""
+        if sys.meta_path != self.finders:
+            raise Broken(f"sys.meta_path is {sys.meta_path}")
+        for owner in self._owners():
+            name = getattr(owner, "__qualname__", owner.__name__)
+            for attribute, value in vars(owner).items():
+                if is_ours(value):
+                    raise Broken(f"{name}.{attribute} is the patch's")
+                _, before = self.held.get((id(owner), attribute), (owner, value))
+                is_submodule = value is sys.modules.get(f"{name}.{attribute}")  # may be the one that has arrived
+                if value is not before and not is_submodule:
+                    raise Broken(f"{name}.{attribute} is another object than before: {value}, not {before}")
+
+    def _owners(self) -> Iterator[Any]:
+        yield mx.fast
+        for name, module in list(sys.modules.items()):
+            if name.split(".")[0] == "mlx_lm":
+                yield module
+                yield from (c for c in list(vars(module).values()) if isinstance(c, type) and c.__module__ == name)
+
+
+def check_is_off(own: Own, classes: list[tuple[nn.Module, type]]) -> None:
+    status = flash.status()
+    if status.enabled or status.patched or status.instances or status.foreign:
+        raise Broken(f"after switching off: {status}")
+    if any(type(module) is not own_class for module, own_class in classes):
+        raise Broken("a model has other classes than before patch_model()")
+    own.check()
+
+
+GROWTH = {  # what is measured, in which unit; how much of it 1,000 rounds may add; and how much a shorter run may
+    "resident memory": ("MB", 1.0, 4.0),  # the C library and MLX keep some of what is freed
+    "MLX, active": ("MB", 0.1, 0.1),
+    "MLX, freed and kept": ("MB", 1.0, 32.0),  # of the last round, and so of what work that was
+    "Python objects": ("", 100.0, 500.0),
+    "threads": ("", 0.1, 1.0),
+    "file descriptors": ("", 0.1, 1.0),
+}
+
+
+def occupied() -> dict[str, float]:
+    """After what is garbage has been given back; what MLX keeps of it for later, before."""
+    gc.collect()
+    kept = mx.get_cache_memory()
+    mx.clear_cache()
+    return {
+        "resident memory": _resident() / MB,
+        "MLX, active": mx.get_active_memory() / MB,
+        "MLX, freed and kept": kept / MB,
+        "Python objects": len(gc.get_objects()),
+        "threads": _entries("/proc/self/task", threading.active_count()),
+        "file descriptors": _entries("/proc/self/fd", 0) or _entries("/dev/fd", 0),
+    }
+
+
+def _resident() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except FileNotFoundError:  # macOS: the highest so far, in bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _entries(folder: str, otherwise: int) -> int:
+    try:
+        return len(os.listdir(folder))
+    except FileNotFoundError:
+        return otherwise
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A straight line through what was measured after the first quarter of the rounds."""
+
+    rounds: int
+    first: float
+    last: float
+    per_1000: float  # the slope
+    error: float  # of the slope, one standard error
+    grown: float  # in these rounds, by the line
+    allowed: float  # of that
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[float]) -> "Growth | None":
+        """None of fewer than ten rounds."""
+        some = np.array(values[len(values) // 4 :], float)
+        if len(some) < 10:
+            return None
+        x = np.arange(len(some)) - (len(some) - 1) / 2
+        slope = float((x * some).sum() / (x * x).sum())
+        rest = some - some.mean() - slope * x
+        error = float(np.sqrt((rest * rest).sum() / (len(some) - 2) / (x * x).sum()))
+        _, in_1000, in_few = GROWTH[name]
+        allowed = max(in_few, in_1000 * len(some) / 1000)
+        ends = float(some[0]), float(some[-1])
+        return cls(len(some), *ends, slope * 1000, error * 1000, slope * len(some), allowed)

@@ -1,0 +1,153 @@
+"""The ways to switch the patch on, as blocks that are given the models; and what the soak lets come in between."""
+
+import _thread
+import contextlib
+import importlib
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import flashattn_core
+import mlx.core as mx
+import mlx.nn as nn
+import mlxlm_flash_patch as flash
+from soak_work import Broken
+
+
+@contextlib.contextmanager
+def by_enable(_: list[nn.Module]) -> Iterator[None]:
+    flash.enable()
+    try:
+        yield
+    finally:
+        flash.disable()
+
+
+@contextlib.contextmanager
+def by_enable_strict(_: list[nn.Module]) -> Iterator[None]:
+    flash.enable("qwen2")  # the second replaces the first
+    flash.enable(strict=True)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(flash.FlashNeverRanError):  # a Ctrl-C may come first
+            flash.disable()
+        raise
+    flash.disable()
+
+
+@contextlib.contextmanager
+def by_model_type(of: list[nn.Module]) -> Iterator[None]:
+    flash.enable(["qwen2", *(model.model_type for model in of)])
+    try:
+        yield
+    finally:
+        flash.disable()
+
+
+def by_enabled_block(_: list[nn.Module]) -> contextlib.AbstractContextManager[None]:
+    return flash.enabled()
+
+
+@contextlib.contextmanager
+def by_nested_blocks(_: list[nn.Module]) -> Iterator[None]:
+    with flash.enabled(), flash.enabled("gemma2"), flash.enabled(strict=True):
+        yield
+
+
+@contextlib.contextmanager
+def by_patch_model(of: list[nn.Module]) -> Iterator[None]:
+    for model in of:
+        flash.patch_model(model)
+    try:
+        yield
+    finally:
+        for model in of:
+            flash.unpatch_model(model)
+
+
+WAYS = {
+    "enable()": by_enable,
+    "enable(strict=True)": by_enable_strict,
+    "enable(model types)": by_model_type,
+    "enabled() block": by_enabled_block,
+    "nested blocks": by_nested_blocks,
+    "patch_model()": by_patch_model,
+}
+
+
+def bad_call(rng: random.Random) -> None:
+    """Something that must be refused, and that nothing may remember."""
+    q, k = mx.zeros((1, 8, 4, 16)), mx.zeros((1, 3, 4, 16))
+    bad: list[tuple[type[Exception], Callable[[], object]]] = [
+        (ValueError, lambda: flashattn_core.flash_attention(q, k, k)),
+        (ValueError, lambda: flashattn_core.flash_attention(q, q, q, mask=mx.zeros((3, 5)) > 0)),
+        (ValueError, lambda: flash.enable("no such type")),
+        (TypeError, lambda: flash.patch_model("no model")),  # type: ignore[arg-type]
+        (ZeroDivisionError, lambda: _fails_in_a_block()),
+    ]
+    error, call = rng.choice(bad)
+    try:
+        call()
+    except error:
+        return
+    raise Broken(f"a bad call is not refused with {error.__name__}")
+
+
+def _fails_in_a_block() -> None:
+    with flash.enabled(strict=True):
+        raise ZeroDivisionError
+
+
+class ControlC:
+    """A Ctrl-C after some seconds, unless the block is over by then."""
+
+    def __init__(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._press)
+        self.pressed = False
+
+    def _press(self) -> None:
+        self.pressed = True
+        _thread.interrupt_main()
+
+    def __enter__(self) -> "ControlC":
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+
+
+@contextlib.contextmanager
+def arrival(name: str) -> Iterator[None]:
+    """The module imported again while the patch is on; the one that was there is put back at the end."""
+    package, _, stem = name.rpartition(".")
+    there = sys.modules.pop(name)
+    try:
+        importlib.import_module(name)
+        yield
+    finally:
+        sys.modules[name] = there
+        setattr(sys.modules[package], stem, there)
+
+
+@contextlib.contextmanager
+def another_thread_switches() -> Iterator[None]:
+    """The patch goes in and out all the time, by a thread of its own."""
+    done = threading.Event()
+
+    def switch() -> None:
+        while not done.is_set():
+            with flash.enabled():
+                done.wait(0.002)
+            done.wait(0.002)
+
+    thread = threading.Thread(target=switch)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
