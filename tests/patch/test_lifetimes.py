@@ -1,10 +1,13 @@
 """Models outlive the patch, and the patch outlives models: each call goes the way that is open when it is made."""
 
 import copy
+import gc
+import importlib
 import os
 import pickle
 import sys
 import warnings
+import weakref
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -21,7 +24,7 @@ def calls():
 
 def test_a_model_that_was_made_while_patched(monkeypatch, tiny, tokens):
     """Its module may have been imported while patched, too."""
-    monkeypatch.delitem(sys.modules, "mlx_lm.models.qwen2")
+    monkeypatch.delitem(sys.modules, "mlx_lm.models.qwen2", raising=False)
     with flash.enabled(strict=True):
         model = tiny()
         on = model(tokens())
@@ -31,6 +34,21 @@ def test_a_model_that_was_made_while_patched(monkeypatch, tiny, tokens):
     mx.eval(off)
     assert calls() == 2
     assert mx.allclose(on, off, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "cache"])
+def test_modules_that_were_imported_anew_do_not_pile_up(name, monkeypatch):
+    """Also those of whose specs the patch makes others."""
+    name = f"mlx_lm.models.{name}"
+    importlib.import_module(name)
+    specs = []
+    with flash.enabled():
+        for _ in range(80):
+            monkeypatch.delitem(sys.modules, name)
+            specs.append(weakref.ref(importlib.import_module(name).__spec__))
+    monkeypatch.undo()
+    gc.collect()
+    assert sum(spec() is not None for spec in specs) <= 64
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)

@@ -16,6 +16,8 @@ import mlx.core as mx
 from flashattn_core import array_id
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 
+from . import registry
+
 Describe = Callable[..., Mask | None]
 
 
@@ -28,7 +30,7 @@ class _Remembered(NamedTuple):
 
 
 _remembered: dict[int, _Remembered] = {}  # by array_id(), which an operator that writes in place changes
-_originals: dict[FunctionType, FunctionType] = {}  # by what `describing` made of them
+_originals = weakref.WeakKeyDictionary[FunctionType, FunctionType]()  # by what `describing` made of them
 
 
 def description_of(mask: mx.array, query: mx.array, key_len: int) -> Mask | mx.array:
@@ -39,7 +41,7 @@ def description_of(mask: mx.array, query: mx.array, key_len: int) -> Mask | mx.a
     return known.description if known.batch is None or known.batch == query.shape[:-3] else mask
 
 
-@functools.cache
+@functools.lru_cache(maxsize=registry.KEPT)
 def describing(original: FunctionType, describe: Describe) -> FunctionType:
     """`original`, mlx-lm's maker of masks; what `describe` says of a mask, given the same arguments, is remembered."""
 

@@ -42,7 +42,7 @@ class HandWritten:
         registry.check_source(self.module, self.function, self.source)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=registry.KEPT)
 def _made(what: HandWritten, original: Function, always: bool) -> Function:
     made = what.make(original, functools.partial(attend, always=True) if always else attend)
     return functools.update_wrapper(made, original)

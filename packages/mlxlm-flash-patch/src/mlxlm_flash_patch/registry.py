@@ -24,6 +24,10 @@ PACKAGE = "mlx_lm.models"
 BASE = PACKAGE + ".base"
 CACHE = PACKAGE + ".cache"
 
+# Functions of mlx-lm's for which the patch keeps what it has made. Those in use, some ten, are asked for with each change;
+# those of modules that have been imported anew since are forgotten.
+KEPT = 64
+
 Models = str | Iterable[str] | None
 
 
