@@ -78,15 +78,14 @@ def versions() -> Iterator[Finding]:
             yield problem("versions", f"{package} is not installed", f"pip install {package}")
             continue
         yield ok("versions", f"{package} {version(package)}")
-        pairs = [re.match(r"([\w-]+)(?:\[\w+\])?==([\w.]+)", line) for line in required]
-        pins = {pair[1]: pair[2] for pair in pairs if pair}  # the same one may stand there once for each system
-        for name, pin in pins.items():
-            if name not in PINNED:
-                yield _pinned(name, pin)
+        for line in required:
+            requirement, _, marker = line.partition(";")
+            pinned = re.fullmatch(r"([\w-]+)(?:\[\w+\])?==([\w.]+)", requirement.strip())
+            if pinned and pinned[1] not in PINNED and ("sys_platform" not in marker or sys.platform in marker):
+                yield _pinned(pinned[1], pinned[2], f"pip install '{pinned[0]}'")
 
 
-def _pinned(name: str, pin: str) -> Finding:
-    cure = f"pip install '{name}=={pin}'"
+def _pinned(name: str, pin: str, cure: str) -> Finding:
     try:
         found = version(name)
     except PackageNotFoundError:
