@@ -21,23 +21,28 @@ fail_at.argtypes, fail_at.restype = [ctypes.c_long], ctypes.c_bool
 length, key_len, dtype, backward = {case}
 q, *kv = (mx.random.normal((1, heads, n, 40)).astype(dtype) for heads, n in ((4, length), (2, key_len), (2, key_len)))
 
-def results(stream):
+def lazy(stream):
     with mx.stream(stream):
         if backward:
-            outs = mx.vjp(flash_attention, [q, *kv], [q])[1]
-        else:
-            outs = list(flash_attention(q, *kv, return_lse=True))
-        mx.eval(outs)
-        return outs
+            return mx.vjp(flash_attention, [q, *kv], [q])[1]
+        return list(flash_attention(q, *kv, return_lse=True))
+
+def results(stream):
+    outs = lazy(stream)
+    mx.eval(outs)
+    return outs
 
 expected = results(mx.cpu)
 
 def child(number):
     stream = mx.new_stream(mx.cpu)
+    is_nan = lambda outs: all(mx.isnan(a, stream=stream).all(stream=stream).item() for a in outs)
     right = lambda outs: all(mx.array_equal(a, b, stream=stream).item() for a, b in zip(outs, expected, strict=True))
+    raised = ""
     fail_at(number)
     try:
-        outs, raised = results(stream), ""
+        outs = lazy(stream)
+        mx.eval(outs)
     except (MemoryError, RuntimeError) as error:
         raised = f"{{type(error).__name__}}: {{error}}"
     failed = fail_at(-1)
@@ -45,6 +50,8 @@ def child(number):
         os._exit(1 if raised else 42)
     # Without memory for more threads the caller does their work.
     assert raised or right(outs), "a wrong result"
+    # Whether MLX takes the results of a kernel that has raised for computed is a matter of when it hears of that.
+    assert "[flash_attention]" not in raised or is_nan(outs) or right(outs), "a plausible result"
     assert right(results(stream)), "the process does not go on"
     print(raised or "fewer threads", flush=True)
     os._exit(0)
@@ -88,7 +95,8 @@ def test_each_allocation(run_python, failing_allocations, case, fewest):
     assert done.returncode == 0, done.stderr
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
-    assert {"MemoryError: std::bad_alloc", "RuntimeError: std::bad_alloc", "fewer threads"} <= set(outcomes)
+    no_memory = "RuntimeError: [flash_attention] no memory for what the kernel works with"
+    assert {"MemoryError: std::bad_alloc", no_memory, "fewer threads"} <= set(outcomes)
 
 
 @on_linux
@@ -111,7 +119,7 @@ print(mx.array_equal(flash_attention(x, x, x), expected).item())
 """
     done = run_python(code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "RuntimeError std::bad_alloc\nTrue\n"
+    assert done.stdout == "RuntimeError [flash_attention] no memory for what the kernel works with\nTrue\n"
 
 
 @pytest.mark.parametrize("length", [1, 1 << 10])

@@ -48,6 +48,10 @@ def test_no_report_of_the_pool(sanitized_drivers):
     run(sanitized_drivers / "pool", FLASHATTN_NUM_THREADS="4", TSAN_OPTIONS="die_after_fork=0")
 
 
+def test_no_report_of_calls_that_are_cancelled(sanitized_drivers):
+    run(sanitized_drivers / "cancellation", FLASHATTN_NUM_THREADS="2")
+
+
 @pytest.fixture(scope="module")
 def sanitized_extension(build_drivers, tmp_path_factory):
     """Runs a script in a Python whose flashattn_core is built with the sanitizer."""

@@ -36,6 +36,11 @@ def test_pins(distribution):
     assert wrong == []
 
 
+def test_the_pin_that_tests_build_with():
+    group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
+    assert f"nanobind=={EXACT['nanobind']}" in group
+
+
 def test_pins_of_the_wheel_for_macos():
     text = (ROOT / "packages/flashattn-core/macos/build.py").read_text()
     assert re.findall(r'"nanobind(==[^"]+)"', text) == [f"=={EXACT['nanobind']}"]

@@ -93,6 +93,7 @@ void all_promises() {
 
   expect(child_has_threads(), "a forked child has threads of its own");
 
+#ifndef __SANITIZE_THREAD__  // whose runtime counts threads, and loses count of those of a child forked in their midst
   std::atomic<bool> enough{false};
   std::thread busy([&] {
     while (!enough) parallel_for(100, [](int64_t) {});
@@ -102,6 +103,7 @@ void all_promises() {
   enough = true;
   busy.join();
   expect(each, "so has one that is forked in the midst of another thread's work");
+#endif
 }
 
 void no_more_threads() {

@@ -119,32 +119,27 @@ void attend_in_runs(const AttentionArgs& args) {
   });
 }
 
-// Runs the call. If it is cancelled on the way, all of its outputs become NaN.
-void run(void (*attend)(const AttentionArgs&), const AttentionArgs& args) {
-  try {
-    attend(args);
-  } catch (const Cancelled&) {
-    const AttentionParams& p = args.params;
-    const auto rows_of = [&](const Strides& strides) {
-      return [&](int64_t row) {
-        int64_t query = row % p.query_len, head = row / p.query_len % p.num_heads;
-        int64_t batch = row / p.query_len / p.num_heads;
-        return batch_offset(p, strides, batch) + head * strides.head + query * strides.row;
-      };
+void leave_nan(const AttentionArgs& args) {
+  const AttentionParams& p = args.params;
+  const auto rows_of = [&](const Strides& strides) {
+    return [&](int64_t row) {
+      int64_t query = row % p.query_len, head = row / p.query_len % p.num_heads;
+      int64_t batch = row / p.query_len / p.num_heads;
+      return batch_offset(p, strides, batch) + head * strides.head + query * strides.row;
     };
-    int64_t rows = p.batch_size * p.num_heads * p.query_len;
-    fill_with_nan(args.dtype, args.out, rows, p.value_dim, p.out.column, rows_of(p.out));
-    fill_with_nan(Dtype::float32, args.lse, rows, 1, 0, rows_of(p.lse));
-  }
+  };
+  int64_t rows = p.batch_size * p.num_heads * p.query_len;
+  fill_with_nan(args.dtype, args.out, rows, p.value_dim, p.out.column, rows_of(p.out));
+  fill_with_nan(Dtype::float32, args.lse, rows, 1, 0, rows_of(p.lse));
 }
 
 }  // namespace
 
 void prefill(const AttentionArgs& args) {
-  run(attend_in_blocks, args);
+  whole_or_nan([&] { attend_in_blocks(args); }, [&] { leave_nan(args); });
 }
 void decode(const AttentionArgs& args) {
-  run(attend_in_runs, args);
+  whole_or_nan([&] { attend_in_runs(args); }, [&] { leave_nan(args); });
 }
 
 }  // namespace flashattn::cpu

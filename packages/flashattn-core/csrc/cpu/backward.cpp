@@ -163,20 +163,20 @@ void compute_gradients(const BackwardArgs& args) {
   });
 }
 
+void leave_nan(const BackwardArgs& args) {
+  const AttentionParams& p = args.forward.params;
+  Dtype dtype = args.forward.dtype;
+  int64_t queries = p.batch_size * p.num_heads * p.query_len, keys = p.batch_size * p.num_kv_heads * p.key_len;
+  fill_with_nan(dtype, args.query_gradient, queries, p.head_dim);
+  fill_with_nan(dtype, args.key_gradient, keys, p.head_dim);
+  fill_with_nan(dtype, args.value_gradient, keys, p.value_dim);
+  fill_with_nan(Dtype::float32, args.delta, queries, 1);
+}
+
 }  // namespace
 
 void backward(const BackwardArgs& args) {
-  try {
-    compute_gradients(args);
-  } catch (const Cancelled&) {
-    const AttentionParams& p = args.forward.params;
-    Dtype dtype = args.forward.dtype;
-    int64_t queries = p.batch_size * p.num_heads * p.query_len, keys = p.batch_size * p.num_kv_heads * p.key_len;
-    fill_with_nan(dtype, args.query_gradient, queries, p.head_dim);
-    fill_with_nan(dtype, args.key_gradient, keys, p.head_dim);
-    fill_with_nan(dtype, args.value_gradient, keys, p.value_dim);
-    fill_with_nan(Dtype::float32, args.delta, queries, 1);
-  }
+  whole_or_nan([&] { compute_gradients(args); }, [&] { leave_nan(args); });
 }
 
 }  // namespace flashattn::cpu

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <new>
+#include <stdexcept>
 
 #include "attention.h"
 
@@ -31,5 +33,18 @@ void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t s
                    const std::function<int64_t(int64_t)>& row_offset);
 // The same for a row-major array.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns);
+
+// A call that does not come to its end, cancelled or failed, leaves NaN in all of its outputs: MLX takes them for computed.
+template <typename Compute, typename LeaveNan>
+void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {
+  try {
+    compute();
+  } catch (const Cancelled&) {
+    leave_nan();
+  } catch (const std::bad_alloc&) {
+    leave_nan();
+    throw std::runtime_error("[flash_attention] no memory for what the kernel works with");
+  }
+}
 
 }  // namespace flashattn::cpu
