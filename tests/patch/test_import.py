@@ -63,7 +63,7 @@ print((contents(), python()) == before)
 def test_what_is_loaded_by_it():
     """MLX, the core and the standard library: what a start-up file costs is this."""
     code = "import sys, mlxlm_flash_patch; print(*{m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
-    ours = {"flashattn_core", "mlxlm_flash_patch", "mlx", "__main__"}
+    ours = {"flashattn_core", "nanobind_backend", "mlxlm_flash_patch", "mlx", "__main__"}
     # The rest comes with the interpreter or MLX, without this package.
     bare = set(python(code.replace("mlxlm_flash_patch", "mlx.core, mlx.nn")).split())
     assert set(python(code).split()) <= ours | bare

@@ -24,9 +24,9 @@ PACKAGE = "mlx_lm.models"
 BASE = PACKAGE + ".base"
 CACHE = PACKAGE + ".cache"
 
-# Functions of mlx-lm's for which the patch keeps what it has made. Those in use, some ten, are asked for with each change;
-# those of modules that have been imported anew since are forgotten.
-KEPT = 64
+# How many functions, of a kind, that it has made in place of mlx-lm's the patch keeps. Those in use, six at most, are asked
+# for with each change; those of modules that have been imported anew since are forgotten.
+KEPT = 8
 
 Models = str | Iterable[str] | None
 
