@@ -273,6 +273,8 @@ def command(minutes: float, rounds: int | None, seed: int | None, json_file: Pat
     seed = random.randrange(10**6) if seed is None else seed
     soak, begin = Soak(seed), time.monotonic()
     broken, interrupted = run(soak, minutes, rounds)
+    # Now: where it ends together with Python, MLX's cache of compiled functions, which is the thread's, makes MLX abort.
+    soak.thread.shutdown()
     result = summary(soak, time.monotonic() - begin, broken, interrupted)
     print(render(result))
     if json_file:
