@@ -109,8 +109,8 @@ MUTATIONS = [
     Mutation(
         "query heads read the wrong key/value head",
         f"{CPP}/cpu/rows.h",
-        "return block.head_begin / (args.params.num_heads / args.params.num_kv_heads);",
-        "return block.head_begin % args.params.num_kv_heads;",
+        "return block.head_begin / larger(1, group);",
+        "return block.head_begin % args.params.num_kv_heads + 0 * group;",
         "core/test_batch_and_heads.py::test_query_head_reads_its_groups_kv_head",
     ),
     Mutation(

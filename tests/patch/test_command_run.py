@@ -281,7 +281,7 @@ def test_a_refusal_to_patch_is_one_line(monkeypatch, capsys, tmp_path):
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", distribution("mlx-lm").entry_points.select(group="console_scripts").names)
+@pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))
 def test_commands_of_mlx_lm(name):
     """They see the path that the shell would have found."""
     folder = str(Path(sys.executable).parent)

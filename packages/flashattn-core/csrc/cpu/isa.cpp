@@ -16,19 +16,24 @@ struct InstructionSet {
   const Kernels* kernels;
 };
 
-// Best first.
+// Those that CMakeLists.txt has built, best first.
 std::vector<InstructionSet> instruction_sets() {
   return {
-#if defined(__x86_64__)
+#ifdef FLASHATTN_HAS_avx512
       {"avx512",
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl"),
        &avx512::kernels},
+#endif
+#ifdef FLASHATTN_HAS_avx2
       {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), &avx2::kernels},
-#elif defined(__aarch64__)
+#endif
+#ifdef FLASHATTN_HAS_neon
       {"neon", true, &neon::kernels},
 #endif
+#ifdef FLASHATTN_HAS_baseline
       {"baseline", true, &baseline::kernels},
+#endif
   };
 }
 

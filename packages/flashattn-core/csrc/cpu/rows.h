@@ -29,7 +29,8 @@ FLASHATTN_INLINE Row row_of(const RowBlock& block, int r) {
 }
 
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
-  return block.head_begin / (args.params.num_heads / args.params.num_kv_heads);
+  int group = args.params.num_heads / args.params.num_kv_heads;
+  return block.head_begin / larger(1, group);  // without query heads, keys still have a gradient, 0
 }
 
 // Where the row of key `first` begins in `data`, which has one row for each key of each key/value head.
