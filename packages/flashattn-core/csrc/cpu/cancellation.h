@@ -34,7 +34,8 @@ void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t s
 // The same for a row-major array.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns);
 
-// A call that does not come to its end, cancelled or failed, leaves NaN in all of its outputs: MLX takes them for computed.
+// A call that does not come to its end, cancelled or failed, leaves NaN in all of its outputs: MLX may take them for
+// computed.
 template <typename Compute, typename LeaveNan>
 void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {
   try {
