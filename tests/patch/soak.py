@@ -273,7 +273,7 @@ def command(minutes: float, rounds: int | None, seed: int | None, json_file: Pat
     seed = random.randrange(10**6) if seed is None else seed
     soak, begin = Soak(seed), time.monotonic()
     broken, interrupted = run(soak, minutes, rounds)
-    # Now: where it ends together with Python, MLX's cache of compiled functions, which is the thread's, makes MLX abort.
+    # Now: MLX has a cache of compiled functions for each thread, and aborts if one ends together with Python.
     soak.thread.shutdown()
     result = summary(soak, time.monotonic() - begin, broken, interrupted)
     print(render(result))

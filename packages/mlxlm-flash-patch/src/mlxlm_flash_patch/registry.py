@@ -24,8 +24,8 @@ PACKAGE = "mlx_lm.models"
 BASE = PACKAGE + ".base"
 CACHE = PACKAGE + ".cache"
 
-# How many functions, of a kind, that it has made in place of mlx-lm's the patch keeps. Those in use, six at most, are asked
-# for with each change; those of modules that have been imported anew since are forgotten.
+# How many functions, of a kind, that it has made in place of mlx-lm's the patch keeps. Those in use, six at most, are
+# asked for with each change; those of modules that have been imported anew since are forgotten.
 KEPT = 8
 
 Models = str | Iterable[str] | None
