@@ -1,6 +1,6 @@
 """Peak memory of attention forward and backward, measured for a process that does nothing else.
 
-    python tests/core/backward_memory.py [--heads 14/2] [--dtype float32]
+    uv run python tests/core/backward_memory.py [--heads 14/2] [--dtype float32]
 
 prints it for lengths from 1k to 32k, causal, beside what the call holds: inputs, out, lse and gradients.
 """

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,14 +12,20 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Tests are of the CPU backend wherever they run.
-mx.set_default_device(mx.cpu)
-
 # Short by default. `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=long`
 # takes hours, and other cases each time.
 settings.register_profile("project", deadline=None, max_examples=200, derandomize="CI" in os.environ)
 settings.register_profile("long", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
 settings.load_profile("project")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_the_cpu() -> Iterator[None]:
+    """Tests of the core are of the CPU backend, wherever they run; those of the patch and of flash-eval are not."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
 
 
 @pytest.fixture

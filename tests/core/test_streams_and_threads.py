@@ -35,6 +35,7 @@ def test_many_threads_with_many_streams(rng):
                     wrong.append(LENGTHS[which])
         except Exception as error:
             wrong.append(error)
+            start.abort()  # the others would wait for this one
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
     for thread in threads:

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention
+from flashattn_core.masks import Causal
 from oracle import assert_matches_reference, draw
 
 LENGTHS = [(1, 33), (8, 65), (33, 97), (97, 33)]
@@ -65,3 +66,28 @@ def test_nothing_but_the_outputs_is_allocated(layout, length, dtype):
     mx.eval(out)
     outputs = out.nbytes + 4 * length * 4
     assert mx.get_peak_memory() - before <= outputs + 2 * 16384  # two buffers, rounded up to pages
+
+
+def in_the_middle_of_an_element(a):
+    """A view of bytes, from an odd one on."""
+    data = mx.contiguous(a).view(mx.uint8).flatten()
+    return mx.concatenate([mx.zeros(1, mx.uint8), data])[1:].view(a.dtype).reshape(a.shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("length", [5, 19])
+def test_views_that_begin_in_the_middle_of_an_element(rng, length, dtype):
+    """No processor here minds, but C++ does; they are copied."""
+    query, key, value = draw(rng, heads=4, length=length, key_len=70, dim=24, dtype=dtype)
+    bias, sinks = (mx.array(rng.standard_normal(shape)).astype(query.dtype) for shape in ((length, 70), 4))
+
+    def results(query, key, value, bias, sinks):
+        def attend(query, key, value):
+            return flash_attention(query, key, value, mask=Causal() & bias, sinks=sinks)
+
+        (out,), gradients = mx.vjp(attend, [query, key, value], [query])
+        return [out, *gradients]
+
+    unaligned = [in_the_middle_of_an_element(a) for a in (query, key, value, bias, sinks)]
+    for got, expected in zip(results(*unaligned), results(query, key, value, bias, sinks), strict=True):
+        assert mx.array_equal(got, expected)

@@ -43,15 +43,15 @@ NOT_RUN = {
     "apt-get install …": "changes the machine",
     "uv sync": "builds the environment that this test runs in",
     "uv sync --reinstall-package …": "as uv sync",
-    "uv run pytest": "is what runs this test",
+    "uv run pytest -n auto --dist loadfile": "is what runs this test",
     "uv run pytest | tee metal.log": "is what runs this test",
     "uv run packages/flashattn-core/macos/build.py …": "downloads 150 MB; tests/macos/test_wheel.py runs it",
     "mlxlm-flash hook install": "writes into this environment; tests/patch/test_hook.py has one of its own",
     "mlxlm-flash hook remove": "as hook install",
     "MLXLM_FLASH=1 mlx_lm.generate …": "needs the hook; tests/patch/test_hook.py runs it",
     "lm_eval …": "another program",
-    "python tests/mutations.py": "breaks the code one line after another and tests it for hours",
-    "python tests/patch/soak.py --minutes 30": "takes half an hour; tests/patch/test_soak.py runs it for some rounds",
+    "uv run python tests/mutations.py": "builds and tests the code once for each line that it breaks",
+    "uv run python tests/patch/soak.py --minutes 30": "takes half an hour; tests/patch/test_soak.py runs it, too",
 }
 
 SMALLEST = {

@@ -1,4 +1,5 @@
-"""The sdists and wheels, built once, and a clean environment that holds nothing of this project but the wheels.
+"""The sdists and wheels, built once by each process of tests, and a clean environment that holds nothing of this
+project but the wheels.
 
 WHEELS names a folder of finished ones to use instead, PYTHONS the Python versions to try them with:
 "3.11 3.13".

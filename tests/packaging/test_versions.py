@@ -12,7 +12,7 @@ EXACT = {
     "mlx-lm": "0.32.2",
     "nanobind": "3.1.0",
     "nanobind-backend": "1.0.0",
-    **dict.fromkeys(PACKAGES, "0.1.0"),
+    **dict.fromkeys(PACKAGES, flashattn_core.__version__),
 }
 PROJECTS = {name: ROOT / "packages" / folder / "pyproject.toml" for name, folder in PACKAGES.items()}
 
@@ -23,7 +23,13 @@ def read(distribution):
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_one_version_of_the_packages(distribution):
-    assert read(distribution)["project"]["version"] == EXACT[distribution] == flashattn_core.__version__
+    assert read(distribution)["project"]["version"] == EXACT[distribution]
+
+
+def test_the_workspace_and_the_changelog_have_it_too():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == flashattn_core.__version__
+    [latest, *_] = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert latest == flashattn_core.__version__
 
 
 @pytest.mark.parametrize("distribution", PACKAGES)

@@ -8,11 +8,12 @@ import sys
 import zipfile
 from pathlib import Path
 
+import flashattn_core
 import pytest
 from build_wheels import PACKAGES, ROOT
 from virtual_environment import metadata
 
-VERSION = "0.1.0"
+VERSION = flashattn_core.__version__
 COMMANDS = {
     "flashattn-core": {},
     "mlxlm-flash-patch": {"mlxlm-flash": "mlxlm_flash_patch.cli:main"},

@@ -8,6 +8,11 @@ import yaml
 from build_wheels import ROOT, uv
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+SIMPLE = {
+    "python3 -m pip install uv",
+    "uv run pytest",
+    'git config --global --add safe.directory "$GITHUB_WORKSPACE"',
+}
 SCHEMA = ("--with", "check-jsonschema==0.39.0", "check-jsonschema", "--builtin-schema", "vendor.github-workflows")
 
 
@@ -33,10 +38,6 @@ def test_schema(workflow):
     assert "ok -- validation done" in uv("run", "--no-project", *SCHEMA, workflow)
 
 
-def test_says_that_nothing_has_run(workflow):
-    assert "# Nothing in this file has run yet" in workflow.read_text()
-
-
 def test_exact_versions_of_actions(steps):
     used = [step["uses"] for step in steps if "uses" in step]
     assert used
@@ -54,7 +55,7 @@ def test_commands_exist(steps):
         elif program == "make":
             assert set(arguments) <= set(targets)
         else:
-            assert (program, *arguments) in {("python3", "-m", "pip", "install", "uv"), ("uv", "run", "pytest")}
+            assert " ".join([program, *arguments]) in SIMPLE
 
 
 def test_linux_and_macos_build_and_test(workflow):

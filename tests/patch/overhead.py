@@ -1,4 +1,4 @@
-"""What the patch adds to a decode step's call, in microseconds: `python tests/patch/overhead.py`.
+"""What the patch adds to a decode step's call, in microseconds: `uv run python tests/patch/overhead.py`.
 
 Each call builds a lazy array and computes nothing. The routed function calls flash_attention(), mlx-lm's own calls
 mx.fast.scaled_dot_product_attention(): the route alone is what the first adds to its kernel's call, the patch in all

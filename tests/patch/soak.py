@@ -1,4 +1,4 @@
-"""Mixed work, the patch going in and out at random, for as long as you like: `python tests/patch/soak.py --minutes 30`.
+"""Mixed work, the patch going in and out at random, for as long as you like: `tests/patch/soak.py --minutes 30`.
 
 One process generates, scores text and takes training steps, each with the patch off and on, in turns that a seed
 decides. On is any of the ways to switch on; sometimes the work is another thread's, sometimes a bad call or a Ctrl-C

@@ -112,12 +112,19 @@ class ControlC:
         _thread.interrupt_main()
 
     def __enter__(self) -> "ControlC":
+        self._report, sys.unraisablehook = sys.unraisablehook, self._unraisable
         self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         self._timer.join()
+        sys.unraisablehook = self._report
+
+    def _unraisable(self, what: "sys.UnraisableHookArgs", /) -> None:
+        """One that comes in a callback of the garbage collector or of weak references ends there: Python's rule."""
+        if what.exc_type is not KeyboardInterrupt:
+            self._report(what)
 
 
 @contextlib.contextmanager

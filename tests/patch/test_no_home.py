@@ -1,6 +1,6 @@
-"""Without a home that can be written to, everything works that needs none.
+"""Without a home, or with one that cannot be written to, everything works that needs none.
 
-HOME is a folder under /proc, where nobody can make anything, root neither, of whom file modes do not speak.
+HOME is /proc, where nobody can make anything, root neither, of whom file modes do not speak; or a folder in it.
 """
 
 import os
@@ -22,6 +22,7 @@ flash.disable()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc; run this test on Linux")
+@pytest.mark.parametrize("home", ["/proc", "/proc/no/home"])
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -33,9 +34,9 @@ flash.disable()
     ],
     ids=lambda x: " ".join(x[:2]) if isinstance(x, list) else "",
 )
-def test_it_works(command, said):
+def test_it_works(command, said, home):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "HF_"))}
-    env |= {"HOME": "/proc/no/home", "HF_HUB_OFFLINE": "1"}
+    env |= {"HOME": home, "HF_HUB_OFFLINE": "1"}
     program = Path(sys.executable).with_name(command[0])
     done = subprocess.run(
         [program, *command[1:]], env=env, capture_output=True, text=True, timeout=180, check=False

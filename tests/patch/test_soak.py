@@ -26,7 +26,9 @@ from soak_work import Result, difference
 @pytest.fixture(scope="module")
 def one():
     """A soak, with all kinds of work."""
-    yield soak.Soak(seed=0, other_types=("gemma2", "gpt_oss"))
+    soaked = soak.Soak(seed=0, other_types=("gemma2", "gpt_oss"))
+    yield soaked
+    soaked.thread.shutdown()
     gc.unfreeze()
 
 
@@ -153,7 +155,7 @@ def test_a_fallback(quick, too_wide):
 
 def test_a_kernel_that_never_runs(quick, monkeypatch):
     monkeypatch.setattr(route, "attend", lambda *args, **_: route.route.original(*args))
-    assert "no kernel ran" in broken_by(quick) or "FlashNeverRanError" in broken_by(quick)
+    assert re.search("no kernel ran|FlashNeverRanError", broken_by(quick))
 
 
 def test_calls_that_are_not_counted(quick, monkeypatch):
@@ -164,7 +166,7 @@ def test_calls_that_are_not_counted(quick, monkeypatch):
 def test_flash_where_it_is_off(quick, monkeypatch):
     with flash.enabled():
         monkeypatch.setattr(quick.own, "check", lambda: None)
-        assert "with the patch off" in broken_by(quick) or "after switching off" in broken_by(quick)
+        assert re.search("with the patch off|after switching off", broken_by(quick))
 
 
 def tokens(numbers, ids):

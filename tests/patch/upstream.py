@@ -1,4 +1,4 @@
-"""mlx-lm's own tests with the patch off, on and strict: `python tests/patch/upstream.py FOLDER [PYTEST ARGUMENTS]`.
+"""mlx-lm's own tests with the patch off, on and strict: `tests/patch/upstream.py FOLDER [PYTEST ARGUMENTS]`.
 
 FOLDER holds the tests of the mlx-lm that is installed: they come with its source distribution, not with its wheel
 (`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`). Prints what differs between the runs, and exits with 1

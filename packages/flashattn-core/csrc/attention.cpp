@@ -52,6 +52,9 @@ std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice 
 }
 
 void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  if (!are_aligned(inputs)) {
+    return eval_cpu(aligned(inputs, stream()), outputs);
+  }
   allocate(outputs);
   for (mx::array& output : outputs) {
     prefer_huge_pages(output.data<void>(), output.nbytes());

@@ -1,7 +1,6 @@
 // Every check of shapes, dtypes and options, and its message.
 #include "checks.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "cpu/check.h"
@@ -57,11 +56,10 @@ void check_storage(const Inputs& inputs, const Options& options) {
     }
     return;
   }
-  constexpr std::array<int, 7> kBits = {1, 2, 3, 4, 5, 6, 8};
-  if (std::find(kBits.begin(), kBits.end(), options.bits) == kBits.end()) {
+  if (!cpu::has_bits(options.bits)) {
     fail("bits is ", options.bits, ", expected 1, 2, 3, 4, 5, 6 or 8");
   }
-  if (options.group_size != 32 && options.group_size != 64 && options.group_size != 128) {
+  if (!cpu::has_group_size(options.group_size)) {
     fail("group_size is ", options.group_size, ", expected 32, 64 or 128");
   }
   mx::Dtype dtype = given[kKeyScales] ? given[kKeyScales]->dtype() : mx::float32;
@@ -167,6 +165,10 @@ void check_options(const Options& options) {
   }
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     fail("softcap is ", options.softcap, ", expected a finite number above 0");
+  }
+  // Scores are divided by softcap beforehand, in scale.
+  if (options.scale && options.softcap > 0 && !std::isfinite(*options.scale / options.softcap)) {
+    fail("softcap is ", options.softcap, ", expected a number by which scale, ", *options.scale, ", can be divided");
   }
   if (options.window < 0) {
     fail("window is ", options.window, ", expected at least 1");

@@ -17,7 +17,7 @@ mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx:
   mx::array sees_nothing = mx::isneginf(lse, stream);
   mx::array logits = mx::subtract(mx::expand_dims(sinks, -1, stream), lse, stream);
   mx::array terms = mx::negative(mx::multiply(mx::exp(logits, stream), delta, stream), stream);
-  // Last: delta may be NaN in such a row, too.
+  // After the product: delta may be NaN in a row that sees nothing.
   terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);
   if (stream.device == mx::Device::cpu) {
     // MLX adds one after the other there, with an error in float32 that grows with L. On the GPU it sums in a tree.
@@ -71,11 +71,14 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
 }
 
 void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  if (!are_aligned(inputs)) {
+    return eval_cpu(aligned(inputs, stream()), outputs);
+  }
   allocate(outputs);
-  count(Kernel::cpu_backward);
   cpu::BackwardArgs args = cpu_backward(Inputs(inputs, present_), options_, saved_in(inputs), outputs);
-  args.forward.cancellation = cancelled_by_interrupt(args.forward.params);
   cpu::check(args);  // here, where the caller still hears of it
+  count(Kernel::cpu_backward);
+  args.forward.cancellation = cancelled_by_interrupt(args.forward.params);
   cpu_encoder(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
 }
 

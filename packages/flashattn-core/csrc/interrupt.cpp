@@ -17,8 +17,8 @@ namespace {
 // Multiply-adds that take a slow processor's single core 0.2 s. A shorter call is over before Ctrl-C could end it.
 constexpr double kLong = 1e9;
 
-// Of the calls that the next Ctrl-C is for. After that it is replaced, and stays: calls name it, and the handler may be
-// about to write to it. That is 8 bytes for a Ctrl-C.
+// The next Ctrl-C cancels the calls that name this one. After it a new one takes its place. The old one is never freed,
+// 8 bytes for a Ctrl-C: calls still name it, and a handler may be about to write to it.
 cpu::Cancellation first;
 std::atomic<cpu::Cancellation*> current{&first};
 
@@ -38,8 +38,8 @@ bool is_main_thread() {
 #endif
 }
 
-// Whether a Python program that does nothing about SIGINT is what runs. Calls functions written in C only: Python code
-// could be interrupted right here.
+// Whether SIGINT means KeyboardInterrupt, as it does by default. Calls functions written in C alone: Python code would
+// raise it here.
 bool python_raises_keyboard_interrupt() {
   nb::object signals = nb::steal(PyImport_GetModule(nb::str("_signal").ptr()));
   return signals.is_valid() && signals.attr("getsignal")(SIGINT).is(signals.attr("default_int_handler"));
@@ -86,15 +86,19 @@ const cpu::Cancellation* cancelled_by_interrupt(const AttentionParams& p) {
     return nullptr;
   }
   nb::gil_scoped_acquire gil;
-  if (!python_raises_keyboard_interrupt() || !install_handler()) {
+  if (!gil || !python_raises_keyboard_interrupt() || !install_handler()) {
     return nullptr;
   }
   cpu::Cancellation* cancellation = current.load(std::memory_order_relaxed);
-  if (interrupt_is_pending()) {  // this call, too, keeps KeyboardInterrupt waiting
+  bool requested = cancellation->requested();  // before the next line, or a Ctrl-C between them would seem an old one
+  if (interrupt_is_pending()) {                // this call, too, keeps KeyboardInterrupt waiting
     cancellation->request();
-  } else if (cancellation->requested()) {  // by a Ctrl-C that KeyboardInterrupt has been raised for
+  } else if (requested) {  // by a Ctrl-C that KeyboardInterrupt has been raised for
     cancellation = new cpu::Cancellation;
     current.store(cancellation, std::memory_order_release);
+    if (interrupt_is_pending()) {  // one that came before that line, to the old one
+      cancellation->request();
+    }
   }
   return cancellation;
 }

@@ -1,7 +1,8 @@
-// What both primitives do alike: vmap, equivalence, allocation.
+// What both primitives do alike: vmap, equivalence, allocation, alignment.
 #include "primitive.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -78,6 +79,19 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
   return mapped;
 }
 
+void allocate(mx::array& output) {
+  mx::allocator::Data data = mx::allocator::malloc(output.nbytes());
+  if (output.nbytes() > 0 && !data.buffer().ptr()) {  // MLX leaves it to the caller to look
+    throw std::runtime_error("[flash_attention] no memory for an array of " + std::to_string(output.nbytes()) +
+                             " bytes");
+  }
+  output.set_data(std::move(data));
+}
+
+bool is_aligned(const mx::array& input) {
+  return reinterpret_cast<uintptr_t>(input.data<void>()) % input.itemsize() == 0;
+}
+
 }  // namespace
 
 std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
@@ -104,13 +118,35 @@ Backend backend_of(const mx::Stream& stream) {
 
 void allocate(std::vector<mx::array>& outputs) {
   for (mx::array& output : outputs) {
-    mx::allocator::Data data = mx::allocator::malloc(output.nbytes());
-    if (output.nbytes() > 0 && !data.buffer().ptr()) {  // MLX leaves it to the caller to look
-      throw std::runtime_error("[flash_attention] no memory for an output of " + std::to_string(output.nbytes()) +
-                               " bytes");
-    }
-    output.set_data(std::move(data));
+    allocate(output);
   }
+}
+
+bool are_aligned(const std::vector<mx::array>& inputs) {
+  return std::all_of(inputs.begin(), inputs.end(), is_aligned);
+}
+
+std::vector<mx::array> aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
+  std::vector<mx::array> result = inputs;
+  auto& encoder = mx::cpu::get_command_encoder(stream);
+  for (mx::array& input : result) {
+    if (!is_aligned(input)) {
+      mx::array copy(input.shape(), input.dtype(), nullptr, {});
+      allocate(copy);
+      encoder.dispatch([from = input.data<char>(), to = copy.data<char>(), shape = input.shape(),
+                        strides = input.strides(), count = static_cast<int64_t>(input.size()),
+                        size = static_cast<int64_t>(input.itemsize())] {
+        for (int64_t i = 0; i < count; ++i) {
+          int64_t offset = 0, rest = i;
+          for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
+          std::memcpy(to + i * size, from + offset * size, size);
+        }
+      });
+      encoder.add_temporary(copy);
+      input = copy;
+    }
+  }
+  return result;
 }
 
 mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const std::vector<mx::array>& inputs,

@@ -36,6 +36,11 @@ Backend backend_of(const mx::Stream& stream);
 
 void allocate(std::vector<mx::array>& outputs);
 
+// Whether each array begins where an element can. A view of bytes may begin in the middle of one.
+bool are_aligned(const std::vector<mx::array>& inputs);
+// The inputs, with copies, which the stream makes before its next job, of those that do not.
+std::vector<mx::array> aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream);
+
 // The stream's encoder, told which arrays its next job reads and writes.
 mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const std::vector<mx::array>& inputs,
                                      std::vector<mx::array>& outputs);

@@ -103,7 +103,7 @@ def command(
     The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters,
     take turns in going first and learn from the same random tokens: time and memory are those of any text, the
     loss says nothing of the model. Attention without the patch needs memory for the square of the length: what
-    does not fit is skipped, and named. Ctrl-C ends the run after the step at work and reports the finished ones.
+    does not fit is skipped, and named. Ctrl-C ends the run and reports the finished ones.
     """
     described_machine = machine.describe()
     loaded = models.load(model, revision)

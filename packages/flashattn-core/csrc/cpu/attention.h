@@ -13,6 +13,10 @@ class Cancellation;
 
 enum class Dtype : uint8_t { float32, float16, bfloat16 };
 
+constexpr int64_t size_of(Dtype dtype) {
+  return dtype == Dtype::float32 ? 4 : 2;
+}
+
 struct AttentionArgs {
   AttentionParams params;
   Dtype dtype;       // of query, key, value and out; keys and values may be quantised instead

@@ -102,14 +102,10 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
   return bands;
 }
 
-size_t element_size(Dtype dtype) {
-  return dtype == Dtype::float32 ? 4 : 2;
-}
-
 // Of rows that see nothing.
 void clear_query_gradient(const BackwardArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
-  size_t row_size = p.head_dim * element_size(args.forward.dtype);
+  size_t row_size = p.head_dim * size_of(args.forward.dtype);
   for (int head = block.head_begin; head < block.head_begin + block.head_count; ++head) {
     int64_t row = (block.batch * p.num_heads + head) * p.query_len + block.query_begin;
     std::fill_n(static_cast<char*>(args.query_gradient) + row * row_size, block.query_count * row_size, 0);

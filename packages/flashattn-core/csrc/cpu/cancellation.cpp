@@ -1,7 +1,9 @@
 // When a call is to end early, and the NaN that it leaves.
 #include "cancellation.h"
 
+#include <algorithm>
 #include <ctime>
+#include <new>
 
 #include "kernels.h"
 #include "threads.h"
@@ -9,7 +11,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// Of the functions that tell the time, one that a signal handler may call.
+// By clock_gettime(), which a signal handler may call.
 int64_t now() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -19,10 +21,19 @@ int64_t now() {
 template <typename Bits>
 void fill(Bits nan, void* data, int64_t rows, int columns, int64_t stride,
           const std::function<int64_t(int64_t)>& row_offset) {
-  parallel_for(rows, [&](int64_t row) {
-    Bits* element = static_cast<Bits*>(data) + row_offset(row);
-    for (int c = 0; c < columns; ++c) element[c * stride] = nan;
-  });
+  const auto fill_rows = [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      Bits* element = static_cast<Bits*>(data) + row_offset(row);
+      for (int c = 0; c < columns; ++c) element[c * stride] = nan;
+    }
+  };
+  constexpr int64_t kRowsAtOnce = 256;
+  try {
+    parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce,
+                 [&](int64_t i) { fill_rows(i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
+  } catch (const std::bad_alloc&) {  // there may still be no memory, for threads neither
+    fill_rows(0, rows);
+  }
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 namespace flashattn::cpu {
 
-// One for any number of calls: AttentionArgs names it. A call that still runs, or has not begun, `kGraceSeconds` after
+// Calls share one, which AttentionArgs names. A call that still runs, or has not begun, `kGraceSeconds` after
 // the first request ends at its next tile of keys; so what is short finishes as always.
 class Cancellation {
  public:
@@ -45,6 +45,9 @@ void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {
   } catch (const std::bad_alloc&) {
     leave_nan();
     throw std::runtime_error("[flash_attention] no memory for what the kernel works with");
+  } catch (...) {
+    leave_nan();
+    throw;
   }
 }
 

@@ -81,11 +81,10 @@ void check_dtype(const char* field, Dtype dtype) {
 }
 
 void check_quantised(const AttentionParams& p, const QuantParams& quant) {
-  constexpr std::array<int, 7> kBits = {1, 2, 3, 4, 5, 6, 8};
-  if (std::find(kBits.begin(), kBits.end(), quant.bits) == kBits.end()) {
+  if (!has_bits(quant.bits)) {
     fail("bits is ", quant.bits, ", expected 0 for keys and values as they are, or 1, 2, 3, 4, 5, 6 or 8");
   }
-  if (quant.group_size != 32 && quant.group_size != 64 && quant.group_size != 128) {
+  if (!has_group_size(quant.group_size)) {
     fail("group_size is ", quant.group_size, ", expected 32, 64 or 128");
   }
   for (auto [field, dim] : {std::pair("head_dim", p.head_dim), std::pair("value_dim", p.value_dim)}) {
@@ -93,10 +92,6 @@ void check_quantised(const AttentionParams& p, const QuantParams& quant) {
       fail(field, " is ", dim, ", expected a multiple of group_size, ", quant.group_size);
     }
   }
-}
-
-int64_t size_of(Dtype dtype) {
-  return dtype == Dtype::float32 ? 4 : 2;
 }
 
 // One of a call's arrays. Dimensions that it does not have are of size 1.

@@ -48,6 +48,9 @@ const Kernels& choose() {
       available += (available.empty() ? "" : ", ") + std::string(set.variable_value);
     }
   }
+  if (wanted == nullptr) {
+    throw std::runtime_error("[flash_attention] this build has no instruction set that this machine runs");
+  }
   throw std::invalid_argument("[flash_attention] FLASHATTN_CPU_ISA is '" + std::string(wanted) +
                               "', expected one that this machine runs: " + available);
 }

@@ -92,8 +92,10 @@ def flash_attention(
       natural logarithm of the softmax's denominator. A row that sees no key gives 0 and -inf, never NaN;
       NaN or infinity in a hidden key reaches nothing.
 
-    Ctrl-C during a long call on the CPU ends it within a second. KeyboardInterrupt comes, and the call's outputs, for
-    those who catch that, are NaN. A program that handles SIGINT itself gets the result instead.
+    Ctrl-C ends a long call (from 1e9 multiply-adds) on the CPU within a second, where the main thread waits for it.
+    Its outputs are NaN then, and so is all that is computed from them: the weights of a training step, a cache, a file
+    that is being saved. A program that keeps such things after KeyboardInterrupt installs a handler of SIGINT of its
+    own: then calls finish.
 
     Raises:
       ValueError: bad arguments, naming the argument, what was expected and what came.
@@ -191,7 +193,7 @@ def quantized_flash_attention(
 
 
 def _attention(arguments: _ext.Arguments, stream: Any) -> tuple[mx.array, mx.array]:
-    if checks.device_of(stream) != mx.Device(mx.cpu) and not mx.metal.is_available():
+    if checks.device_of(stream).type != mx.cpu and not mx.metal.is_available():
         raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has no Metal")
     out, lse = _ext.attention(arguments, stream)
     return out, lse

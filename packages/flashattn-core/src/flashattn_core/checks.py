@@ -1,4 +1,4 @@
-"""What Python arguments are told apart by, and what messages call them. Shapes and dtypes are checked in C++."""
+"""Checks of Python arguments' types, and how messages name what came. Shapes and dtypes are checked in C++."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-_INT32_MAX = 2**31 - 1
+INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -32,7 +32,7 @@ def integer(given: object) -> int | None:
     if isinstance(given, bool | mx.array):
         return None
     try:
-        return operator.index(given)  # type: ignore[arg-type]  # what it raises TypeError for
+        return operator.index(given)  # type: ignore[arg-type]  # not an integer: TypeError, see below
     except TypeError:
         return None
 
@@ -40,7 +40,7 @@ def integer(given: object) -> int | None:
 def positive(name: str, given: object) -> int:
     """Raises ValueError unless `given` is a whole number above 0 that an int32 holds."""
     number = integer(given)
-    if number is None or not 0 < number <= _INT32_MAX:
+    if number is None or not 0 < number <= INT32_MAX:
         what = describe(given if number is None else number)
         raise ValueError(f"[flash_attention] {name} is {what}, expected a whole number above 0")
     return number

@@ -20,9 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .checks import describe, integer
-
-_INT32_MAX = 2**31 - 1
+from .checks import INT32_MAX, describe, integer
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,8 @@ class SlidingWindow(Mask):
     def __post_init__(self) -> None:
         window = integer(self.window)
         if window is None or window < 1:
-            raise ValueError(
-                f"[SlidingWindow] window is {describe(window or self.window)}, expected a whole number of at least 1"
-            )
+            what = describe(self.window if window is None else window)
+            raise ValueError(f"[SlidingWindow] window is {what}, expected a whole number of at least 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +136,8 @@ class Tree(Mask):
         for node, given in enumerate(parents):
             parent = integer(given)
             if parent is None or not -1 <= parent < node:
-                raise ValueError(f"[Tree] parents[{node}] is {describe(given)}, expected -1 or an earlier node")
+                what = describe(given if parent is None else parent)
+                raise ValueError(f"[Tree] parents[{node}] is {what}, expected -1 or an earlier node")
             row = list(rows[parent]) if parent >= 0 else [False] * len(parents)
             row[node] = True
             rows.append(row)
@@ -182,7 +180,7 @@ def lower(mask: object) -> Lowered:
         elif isinstance(part, Causal):
             causal = True
         elif isinstance(part, SlidingWindow):
-            causal, window = True, min(window or _INT32_MAX, operator.index(part.window))
+            causal, window = True, min(window or INT32_MAX, operator.index(part.window))
         elif isinstance(part, KeyRange):
             start_here = _int32(part.start)
             start = start_here if start is None else mx.maximum(start, start_here)
@@ -220,10 +218,10 @@ def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
 
 def _int32(bound: int | mx.array) -> mx.array:
     if not isinstance(bound, mx.array):
-        return mx.array(max(-_INT32_MAX, min(operator.index(bound), _INT32_MAX)), dtype=mx.int32)
+        return mx.array(max(-INT32_MAX, min(operator.index(bound), INT32_MAX)), dtype=mx.int32)
     if bound.dtype in (mx.int64, mx.uint64, mx.uint32):  # what int32 does not hold is cut off, not wrapped
-        lowest = -_INT32_MAX if bound.dtype == mx.int64 else 0
-        bound = mx.clip(bound, lowest, _INT32_MAX)
+        lowest = -INT32_MAX if bound.dtype == mx.int64 else 0
+        bound = mx.clip(bound, lowest, INT32_MAX)
     return bound if bound.dtype == mx.int32 else bound.astype(mx.int32)
 
 

@@ -59,7 +59,7 @@ def plan(
     """
     where = checks.device_of(stream)
     if device is None:
-        device = "cpu" if where == mx.Device(mx.cpu) else "metal"
+        device = "cpu" if where.type == mx.cpu else "metal"
     if not isinstance(device, str) or device not in ("cpu", "metal"):
         raise ValueError(f"[plan] device is {checks.describe(device)}, expected 'cpu' or 'metal'")
     quantised = isinstance(key, tuple | list)

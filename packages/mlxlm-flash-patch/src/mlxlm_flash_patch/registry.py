@@ -24,8 +24,8 @@ PACKAGE = "mlx_lm.models"
 BASE = PACKAGE + ".base"
 CACHE = PACKAGE + ".cache"
 
-# How many functions, of a kind, that it has made in place of mlx-lm's the patch keeps. Those in use, six at most, are
-# asked for with each change; those of modules that have been imported anew since are forgotten.
+# How many functions of each kind (hand-written attention, makers of masks) made in place of mlx-lm's are kept. At most
+# six are in use, and each change of the patch asks for those again; others, of modules since imported anew, drop out.
 KEPT = 8
 
 Models = str | Iterable[str] | None
