@@ -25,7 +25,6 @@ import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention, reset_stats, stats
 
 mx.set_default_device(mx.cpu)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent has left
 
 def inputs(*shapes):
     arrays = [mx.random.normal(shape) for shape in shapes]

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import flashattn_core
 import pytest
-from build_wheels import PACKAGES, ROOT
+from build_wheels import PACKAGES, ROOT, uv
 from virtual_environment import metadata
 
+ABI3AUDIT = ("--no-project", "--with", "abi3audit==0.0.26", "abi3audit", "--report")
 VERSION = flashattn_core.__version__
 COMMANDS = {
     "flashattn-core": {},
@@ -89,6 +91,13 @@ def test_files(wheels, distribution):
     assert {name for name in found if ".dist-info/" not in name and not name.endswith("/")} == expected
     recorded = {row[0] for row in csv.reader(io.StringIO(of_dist_info(wheels[distribution], "RECORD")))}
     assert recorded == {name for name in found if not name.endswith("/")}
+
+
+def test_the_extension_keeps_to_the_stable_abi(wheels):
+    [audited] = json.loads(uv("run", *ABI3AUDIT, wheels["flashattn-core"]))["specs"].values()
+    [module] = audited["wheel"]
+    assert module["result"]["non_abi3_symbols"] == []
+    assert module["result"]["computed"] == "3.11"
 
 
 @on_linux

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -146,15 +145,7 @@ def chat_folder(model_folder, tmp_path_factory):
 
 
 @pytest.fixture
-def heeds_control_c():
-    """Processes started in the background ignore SIGINT, and their children inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def served(chat_folder, heeds_control_c):
+def served(chat_folder):
     """served(command, env): a context in which that mlx_lm.server runs; ask(prompt) for 8 tokens, and the process."""
 
     @contextlib.contextmanager

@@ -120,7 +120,6 @@ def test_how_it_ends(run, python, tmp_path, end):
         assert other_lines(done.stderr) == other_lines(expected.stderr)
 
 
-@pytest.mark.usefixtures("heeds_control_c")
 def test_control_c(tmp_path):
     """The shell sees a process that died of SIGINT, so that it stops its own loop too."""
     script = tmp_path / "script.py"

@@ -64,7 +64,6 @@ def answers(address):
     [(), ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0")],
     ids=["batched", "kv_bits"],
 )
-@pytest.mark.usefixtures("heeds_control_c")
 def test_concurrent_requests(model_folder, tmp_path, options):
     texts = {}
     for flash in ("0", "strict"):

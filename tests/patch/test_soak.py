@@ -33,7 +33,7 @@ def one():
 
 
 @pytest.fixture
-def quick(one, monkeypatch, heeds_control_c):
+def quick(one, monkeypatch):
     """The same with the quickest kind of work alone, from its start."""
     monkeypatch.setattr(one, "kinds", {"logits": one.of.other_type})
     monkeypatch.setattr(one, "rng", random.Random(0))
