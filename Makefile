@@ -20,7 +20,8 @@ fuzz:
 	mkdir -p build/fuzz/found
 	build/fuzz/fuzz -max_total_time=$(SECONDS) -max_len=96 -artifact_prefix=build/fuzz/ build/fuzz/found tests/core/fuzz/corpus
 
-# The CPU kernels and the extension under sanitizers, for as long as it takes; the tests run a short form.
+# The CPU kernels and the extension under sanitizers, so many cases on each instruction set; the tests run a short form.
+CASES = 1000
 .PHONY: sanitize
 sanitize:
-	FLASHATTN_SANITIZED_CASES=5000 uv run pytest tests/core/test_sanitizers.py
+	FLASHATTN_SANITIZED_CASES=$(CASES) uv run pytest tests/core/test_sanitizers.py
