@@ -43,7 +43,7 @@ NOT_RUN = {
     "apt-get install …": "changes the machine",
     "uv sync": "builds the environment that this test runs in",
     "uv sync --reinstall-package …": "as uv sync",
-    "uv run pytest -n auto --dist loadfile": "is what runs this test",
+    "uv run pytest -n 2 --dist loadfile": "is what runs this test",
     "uv run pytest | tee metal.log": "is what runs this test",
     "uv run packages/flashattn-core/macos/build.py …": "downloads 150 MB; tests/macos/test_wheel.py runs it",
     "mlxlm-flash hook install": "writes into this environment; tests/patch/test_hook.py has one of its own",
