@@ -50,7 +50,7 @@ NOT_RUN = {
     "mlxlm-flash hook remove": "as hook install",
     "MLXLM_FLASH=1 mlx_lm.generate …": "needs the hook; tests/patch/test_hook.py runs it",
     "lm_eval …": "another program",
-    "uv run python tests/mutations.py": "builds and tests the code once for each line that it breaks",
+    "uv run python tests/mutations": "builds and tests the code once for each line that it breaks",
     "uv run python tests/patch/soak.py --minutes 30": "takes half an hour; tests/patch/test_soak.py runs it, too",
 }
 
