@@ -1,6 +1,6 @@
 """What is promised of results, broken."""
 
-from mutation import CPP, Mutation
+from mutation import CORE, CPP, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
@@ -36,7 +36,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/kernels.cpp",
         "values.in_place(scratch.value_columns) &&\n                         sees_all(args, scratch.bands[0], tile);",
         "values.in_place(scratch.value_columns);",
-        "core/test_hidden_nan.py",
+        "core/test_hidden_nan.py::test_hidden_from_all",
     ),
     Mutation(
         "tiles that are hidden whole are read",
@@ -72,5 +72,141 @@ MUTATIONS: list[Mutation] = [
         "fetch_add(1, std::memory_order_relaxed)",
         "fetch_add(0, std::memory_order_relaxed)",
         "core/test_plan.py::test_the_kernel_that_plan_names_is_the_one_that_runs",
+    ),
+    Mutation(
+        "the default scale is that of the values' size",
+        f"{CPP}/backend_call.cpp",
+        "std::sqrt(static_cast<float>(params.head_dim))",
+        "std::sqrt(static_cast<float>(params.value_dim))",
+        "core/test_properties.py::test_agrees_with_the_reference",
+    ),
+    Mutation(
+        "bfloat16 results in the middle between two numbers are rounded up",
+        f"{CPP}/cpu/dtype.h",
+        "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16",
+        "(bits + 0x8000u) >> 16",
+        "core/test_dtypes.py::test_stores_round_as_mlx_casts_do",
+    ),
+    Mutation(
+        "scores of float16 inputs are float16",
+        f"{CPP}/cpu/kernels.cpp",
+        "    bool hides = !sees_all(args, band, keys);",
+        """    for (int k = 0; args.dtype == Dtype::float16 && k < seen_count * band.columns; ++k) {
+      half_t narrow;
+      from_float(scratch.scores[k], &narrow);
+      scratch.scores[k] = to_float(narrow);
+    }
+    bool hides = !sees_all(args, band, keys);""",
+        "core/test_dtypes.py::test_float16_scores_do_not_overflow",
+    ),
+    Mutation(
+        "the queries of a decode step are one block of rows",
+        f"{CPP}/cpu/attention.cpp",
+        "for_each_query(cut.block(params, i), [&](const RowBlock& block) { isa.attend(args, block); });",
+        "isa.attend(args, cut.block(params, i));",
+        "core/test_decode_batches.py::test_as_one_by_one",
+    ),
+    Mutation(
+        "a decode step without keys computes nothing",
+        f"{CPP}/cpu/attention.cpp",
+        "std::max(1, (params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run)",
+        "(params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run",
+        "core/test_rows_that_see_nothing.py::test_no_keys",
+    ),
+    Mutation(
+        "scales and biases of quantised values are exchanged",
+        f"{CORE}/attention.py",
+        'value, quantised["value_scales"], quantised["value_biases"] = _quantized("value", value)',
+        'value, quantised["value_biases"], quantised["value_scales"] = _quantized("value", value)',
+        "core/test_quantised.py::test_equals_the_dequantised",
+    ),
+    Mutation(
+        "the baseline is taken where nothing else is asked for",
+        f"{CPP}/cpu/isa.cpp",
+        """  const char* wanted = std::getenv("FLASHATTN_CPU_ISA");
+""",
+        """  const char* asked_for = std::getenv("FLASHATTN_CPU_ISA");
+  const char* wanted = asked_for ? asked_for : "baseline";
+""",
+        "core/test_instruction_sets.py::test_the_best_is_taken",
+    ),
+    Mutation(
+        "AVX2 is taken by processors that lack it",
+        f"{CPP}/cpu/isa.cpp",
+        '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")',
+        "true",
+        "core/test_instruction_sets.py::test_a_lesser_processor_meets_nothing_that_it_lacks",
+    ),
+    Mutation(
+        "NEON is compiled as if no number was infinite",
+        f"{CPP}/cpu/CMakeLists.txt",
+        'add_instruction_set(neon "NEON")',
+        'add_instruction_set(neon "NEON" -ffinite-math-only)',
+        "core/test_instruction_sets.py::test_arm_over_the_options",
+    ),
+    Mutation(
+        "vmap exchanges the mapped axis with the first one",
+        f"{CPP}/primitive.cpp",
+        "mx::moveaxis(input, axes[i], 0, stream)",
+        "mx::swapaxes(input, axes[i], 0, stream)",
+        "core/test_transforms.py::test_vmap",
+    ),
+    Mutation(
+        "a soft-cap of 0 is taken for none",
+        f"{CORE}/attention.py",
+        "if softcap < _SMALLEST_SOFTCAP:",
+        "if 0 != softcap < _SMALLEST_SOFTCAP:",
+        "core/test_errors.py::test_arguments",
+    ),
+    Mutation(
+        "values of fewer keys than there are pass the checks",
+        f"{CPP}/checks.cpp",
+        "value.shape(kRow) != key.shape(kRow)",
+        "value.shape(kRow) > key.shape(kRow)",
+        "core/test_errors.py::test_shapes",
+    ),
+    Mutation(
+        "plan() does not look at its stream",
+        f"{CORE}/plan.py",
+        "where = checks.device_of(stream)",
+        "where = mx.default_device()",
+        "core/test_surface_refusals.py::test_one_broken_argument_is_named",
+    ),
+    Mutation(
+        "under vmap inputs of fewer dimensions broadcast along the wrong ones",
+        f"{CPP}/primitive.cpp",
+        "missing.push_back(1 + static_cast<int>(missing.size()));",
+        "missing.push_back(static_cast<int>(missing.size()));",
+        "core/test_surface_transforms.py::test_vmap",
+    ),
+    Mutation(
+        "masks and sinks are of query's dtype or refused",
+        f"{CPP}/checks.cpp",
+        "mx::promote_types(given.dtype(), dtype) != dtype",
+        "given.dtype() != dtype",
+        "core/test_surface_mlx.py::test_takes_what_mlx_takes_and_agrees",
+    ),
+    Mutation(
+        "results pass through numbers that are 2^30 times smaller",
+        f"{CPP}/cpu/kernels.cpp",
+        "load(output + c) * normalise)",
+        "load(output + c) * (normalise * 0x1p-30f) * 0x1p30f)",
+        "core/test_denormals.py::test_values",
+    ),
+    Mutation(
+        "32 bits must hold the number of a decode step's products",
+        f"{CPP}/cpu/check.cpp",
+        """rows * p.key_len * (2 + p.value_dim), 0,
+                   std::numeric_limits<int64_t>::max());""",
+        """rows * p.key_len * (2 + p.value_dim), 0,
+                   std::numeric_limits<int32_t>::max());""",
+        "core/test_huge_shapes.py::test_more_than_2_to_the_31_elements",
+    ),
+    Mutation(
+        "where a key lies in memory is counted in 32 bits",
+        f"{CPP}/cpu/rows.h",
+        "kv_head_of(args, block) * strides.head + first * strides.row;",
+        "kv_head_of(args, block) * strides.head + static_cast<int>(first * strides.row);",
+        "core/test_huge_shapes.py::test_keys_behind_the_first_2_to_the_31_elements",
     ),
 ]
