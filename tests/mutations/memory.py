@@ -21,7 +21,8 @@ MUTATIONS: list[Mutation] = [
         "a bool array is broadcast to L*S",
         f"{CORE}/attention.py",
         "visible=m.visible,",
-        "visible=None if m.visible is None else mx.broadcast_to(m.visible, (query.shape[-2], key.shape[-2])) & True,",
+        "visible=None if m.visible is None"
+        " else m.visible | mx.zeros((query.shape[-2], key_array.shape[-2]), mx.bool_),",
         "core/test_memory.py::test_extra_memory_is_the_outputs",
     ),
     Mutation(
@@ -53,10 +54,10 @@ MUTATIONS: list[Mutation] = [
         "patch/test_mask_memory.py::test_a_prompt_in_two_pieces",
     ),
     Mutation(
-        "what masks say is never forgotten",
-        f"{PATCH}/described_masks.py",
-        "forget = weakref.ref(mask, lambda _: pop(key, None))",
-        "forget = weakref.ref(mask, lambda _: pop(shape, None))",
+        "a module that is imported while the patch is on keeps it",
+        f"{PATCH}/patch.py",
+        "_taken.pop(place.key, (place, place.original()))",
+        "_taken.pop(place.key, (place, held))",
         "patch/test_soak.py::test_all_ways_and_all_that_comes_between",
     ),
     Mutation(
