@@ -1,6 +1,6 @@
 """What is promised of gradients, broken."""
 
-from mutation import CPP, PATCH, Mutation
+from mutation import CORE, CPP, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
@@ -8,7 +8,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/gradient.cpp",
         "mx::array terms = mx::negative(mx::multiply(mx::exp(logits, stream), delta, stream), stream);",
         "mx::array terms = mx::multiply(mx::exp(logits, stream), delta, stream);",
-        "core/test_gradients.py::test_extreme_sinks",
+        "core/test_gradients.py::test_by_finite_differences",
     ),
     Mutation(
         "NaN in a hidden key reaches a gradient",
@@ -23,5 +23,40 @@ MUTATIONS: list[Mutation] = [
         "        return TRACED_MASK\n",
         "        pass\n",
         "patch/test_gradients.py::test_the_gradient_of_a_mask_is_mlx_lms_own",
+    ),
+    Mutation(
+        "the gradient of out is read by the strides of out",
+        f"{CPP}/backend_call.cpp",
+        ".out_gradient_strides = strides_of(saved.out_gradient, batch_dims, {head, row, column}),",
+        ".out_gradient_strides = strides_of(saved.out, batch_dims, {head, row, column}),",
+        "core/test_gradient_inputs.py::test_strided",
+    ),
+    Mutation(
+        "the rows of a band are as many as there are threads for",
+        f"{CPP}/cpu/backward.cpp",
+        "int queries = std::max(1, max_rows / heads);",
+        "int queries = std::max(1, max_rows / heads / num_threads());",
+        "core/test_gradients.py::test_same_bits_for_any_number_of_threads",
+    ),
+    Mutation(
+        "probabilities are exp(score) / exp(lse) in the backward pass",
+        f"{CPP}/cpu/backward_kernels.cpp",
+        "vfloat probability = exp2((score - lse) * kLog2e);",
+        "vfloat probability = exp2(score * kLog2e) / exp2(lse * kLog2e);",
+        "core/test_gradients.py::TestAdversarial::test_lse_beyond_what_exp_can_take",
+    ),
+    Mutation(
+        "the gradient of an additive mask is 0 without a word",
+        f"{CORE}/attention.py",
+        "bias=m.bias,",
+        "bias=m.bias if m.bias is None else mx.stop_gradient(m.bias),",
+        "core/test_gradients.py::test_what_has_no_gradient_says_so",
+    ),
+    Mutation(
+        "with the patch no gradient reaches the keys",
+        f"{PATCH}/route.py",
+        "return flash_attention(queries, keys, values, scale,",
+        "return flash_attention(queries, mx.stop_gradient(keys), values, scale,",
+        "patch/test_gradients.py::test_training_is_the_same",
     ),
 ]

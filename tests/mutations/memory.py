@@ -1,6 +1,6 @@
 """What is promised of memory, broken."""
 
-from mutation import CPP, Mutation
+from mutation import CORE, CPP, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
@@ -16,5 +16,55 @@ MUTATIONS: list[Mutation] = [
         "if (last - first >= kMaxElements) {",
         "if (last - first >= kMaxElements && array.element_size == 0) {",
         "core/test_contract.py::test_each_violation_is_refused_and_its_neighbour_is_not",
+    ),
+    Mutation(
+        "a bool array is broadcast to L*S",
+        f"{CORE}/attention.py",
+        "visible=m.visible,",
+        "visible=None if m.visible is None"
+        " else m.visible | mx.zeros((query.shape[-2], key_array.shape[-2]), mx.bool_),",
+        "core/test_memory.py::test_extra_memory_is_the_outputs",
+    ),
+    Mutation(
+        "a loop that is over is not freed",
+        f"{CPP}/cpu/threads.cpp",
+        "Job job{body, count};",
+        "Job& job = *new Job{body, count};",
+        "core/test_memory.py::test_a_hundred_thousand_calls_leave_nothing_behind",
+    ),
+    Mutation(
+        "the sums of a 16-bit gradient take twice the memory",
+        f"{CPP}/cpu/backward.cpp",
+        "lower = std::make_unique_for_overwrite<uint16_t[]>(rows * p.head_dim);",
+        "lower = std::make_unique<uint16_t[]>(2 * rows * p.head_dim);",
+        "core/test_backward_memory.py::test_causal",
+    ),
+    Mutation(
+        "the merge of runs looks at one run too many",
+        f"{CPP}/cpu/kernels.cpp",
+        "for (int64_t i = 0; i < count; ++i) row_max = larger(row_max, first[i * partial_stride]);",
+        "for (int64_t i = 0; i <= count; ++i) row_max = larger(row_max, first[i * partial_stride]);",
+        "core/test_sanitizers.py::test_no_report",
+    ),
+    Mutation(
+        "what a mask says is found again where L is S alone",
+        f"{PATCH}/described_masks.py",
+        "known.lengths != (query.shape[-2], key_len)",
+        "known.lengths != (key_len, query.shape[-2])",
+        "patch/test_mask_memory.py::test_a_prompt_in_two_pieces",
+    ),
+    Mutation(
+        "a module that is imported while the patch is on keeps it",
+        f"{PATCH}/patch.py",
+        "_taken.pop(place.key, (place, place.original()))",
+        "_taken.pop(place.key, (place, held))",
+        "patch/test_soak.py::test_all_ways_and_all_that_comes_between",
+    ),
+    Mutation(
+        "what a call's kernel is told is not freed",
+        f"{CPP}/attention.cpp",
+        "cpu::AttentionArgs args = cpu_forward(named, options_, outputs[0], outputs[1]);",
+        "cpu::AttentionArgs& args = *new auto(cpu_forward(named, options_, outputs[0], outputs[1]));",
+        "core/test_many_calls.py::test_nothing_grows",
     ),
 ]
