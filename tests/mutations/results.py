@@ -207,6 +207,6 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/rows.h",
         "kv_head_of(args, block) * strides.head + first * strides.row;",
         "kv_head_of(args, block) * strides.head + static_cast<int>(first * strides.row);",
-        "core/test_huge_shapes.py::test_keys_behind_the_first_2_to_the_31_elements",
+        "core/test_huge_shapes.py::test_rows_further_apart_than_32_bits_count",
     ),
 ]

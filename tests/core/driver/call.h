@@ -33,6 +33,7 @@ class Result {
 
   void* first() { return layout_.first(memory_, format(dtype_).bytes); }
   const Strides& strides() const { return layout_.strides; }
+  void overwrite() { std::fill(memory_.begin(), memory_.end(), 0xff); }
 
   std::vector<double> numbers() const {
     std::vector<double> numbers;

@@ -4,7 +4,7 @@
 //   hidden_memory KERNEL QUERY_LEN KEY_LEN CAUSAL WINDOW START STOP FIRST_OPEN_KEY LAST_OPEN_KEY
 //
 // KERNEL: decode, prefill, or block (the first 64 queries only). Keys from FIRST_OPEN_KEY to LAST_OPEN_KEY,
-// rounded out to whole pages, can be read; all others cannot, and take no memory. Prints the sum of the outputs.
+// rounded out to whole pages, can be read; all others cannot. Prints the sum of the outputs.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,8 +27,7 @@ struct Guarded {
   size_t bytes;
 
   explicit Guarded(size_t size) : bytes(size) {
-    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    memory = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0));
+    memory = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (memory == MAP_FAILED) {
       std::perror("mmap");
       std::exit(1);
@@ -60,11 +59,11 @@ int main(int argc, char** argv) {
   size_t open_begin = static_cast<size_t>(number[8]), open_end = static_cast<size_t>(number[9]);
 
   Guarded key{size_t(key_len) * kDim * sizeof(float)}, value{key.bytes}, visible{size_t(key_len)};
-  for (size_t i = open_begin * kDim; i < open_end * kDim; ++i) {
+  for (int i = 0; i < key_len * kDim; ++i) {
     reinterpret_cast<float*>(key.memory)[i] = float(i % 7) * 0.1f;
     reinterpret_cast<float*>(value.memory)[i] = float(i % 5) * 0.1f;
   }
-  std::memset(visible.memory + open_begin, 1, open_end - open_begin);
+  std::memset(visible.memory, 1, visible.bytes);
   constexpr size_t kRow = kDim * sizeof(float);
   key.close_but(open_begin * kRow, open_end * kRow);
   value.close_but(open_begin * kRow, open_end * kRow);

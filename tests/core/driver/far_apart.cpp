@@ -1,0 +1,164 @@
+// Runs cases whose arrays' rows lie so far apart that 32 bits cannot count the elements between them, in memory that is
+// reserved and, but for the rows, never touched. The bits must be those of the same case in one piece.
+//
+//   far_apart CASES
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "passes.h"
+
+using namespace flashattn;
+using namespace flashattn::driver;
+
+namespace {
+
+constexpr int64_t kApart = int64_t{1} << 32;  // elements from the first row to where one behind the last would be
+const Sizes kSmall = {{{}, {2}, {2, 3}}, {1, 2}, {1, 3}, {1, 5, 9, 65}, {1, 33, 97, 700}, {1, 7, 64, 80}, 1 << 18};
+
+// The rows of an array in row-major order, far apart. What is broadcast stays so.
+class FarRows {
+ public:
+  FarRows(const Case& c, const void* near, const Strides& strides, int heads, int rows, int columns, int64_t bytes)
+      : strides_(strides), row_bytes_(bytes * (strides.column == 0 ? 1 : columns)) {
+    struct Dimension {
+      int extent;
+      int64_t* stride;
+    };
+    std::vector<Dimension> dimensions;
+    for (size_t b = 0; b < c.batch.size(); ++b) dimensions.push_back({c.batch[b], &strides_.batch[b]});
+    dimensions.push_back({heads, &strides_.head});
+    dimensions.push_back({rows, &strides_.row});
+    int64_t count = 1;
+    for (Dimension d : dimensions) count *= *d.stride == 0 ? 1 : d.extent;
+    int64_t size = (kApart + row_bytes_ + kMargin) * bytes, stride = kApart / count;
+    memory_ = {static_cast<char*>(mmap(nullptr, size_t(size), PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
+               size};
+    if (memory_.first == MAP_FAILED) {
+      std::perror("mmap");
+      std::exit(1);
+    }
+    madvise(memory_.first, size_t(size), MADV_NOHUGEPAGE);  // 2 MB for each row would be more than there is
+    places_ = {{static_cast<const char*>(near), memory_.first}};
+    for (size_t d = dimensions.size(); d-- > 0;) {
+      if (*dimensions[d].stride == 0) continue;
+      size_t inner = places_.size();
+      for (int i = 1; i < dimensions[d].extent; ++i) {
+        for (size_t k = 0; k < inner; ++k) {
+          places_.push_back({places_[k].near + i * *dimensions[d].stride * bytes, places_[k].far + i * stride * bytes});
+        }
+      }
+      *dimensions[d].stride = stride;
+      stride *= dimensions[d].extent;
+    }
+    for (const Place& place : places_) std::memcpy(place.far, place.near, size_t(row_bytes_));
+  }
+  FarRows(const FarRows&) = delete;
+  ~FarRows() { munmap(memory_.first, size_t(memory_.second)); }
+
+  char* first() const { return memory_.first; }
+  const Strides& strides() const { return strides_; }
+
+  void overwrite() {
+    for (const Place& place : places_) std::memset(place.far, 0xff, size_t(row_bytes_));
+  }
+  bool same() const {
+    bool same = true;
+    for (const Place& place : places_) same = same && std::memcmp(place.far, place.near, size_t(row_bytes_)) == 0;
+    return same;
+  }
+
+ private:
+  static constexpr int64_t kMargin = 64;  // bytes: the widest vector
+
+  struct Place {
+    const char* near;
+    char* far;
+  };
+  Strides strides_;
+  int64_t row_bytes_;
+  std::pair<char*, int64_t> memory_;
+  std::vector<Place> places_;
+};
+
+bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
+  Call call(c, in, draw);
+  std::deque<FarRows> moved;
+  const auto move = [&]<typename T>(T*& first, Strides& strides, int heads, int rows, int columns, int64_t bytes) {
+    if (!first) return;
+    const FarRows& far = moved.emplace_back(c, first, strides, heads, rows, columns, bytes);
+    first = reinterpret_cast<T*>(static_cast<void*>(far.first()));
+    strides = far.strides();
+  };
+  cpu::AttentionArgs args = call.args;
+  AttentionParams& p = args.params;
+  int64_t bytes = cpu::size_of(c.dtype), key_bytes = c.bits > 0 ? 4 : bytes;
+  int key_columns = c.bits > 0 ? c.head_dim * c.bits / 32 : c.head_dim;
+  int value_columns = c.bits > 0 ? c.value_dim * c.bits / 32 : c.value_dim;
+  move(args.out, p.out, c.heads(), c.query_len, c.value_dim, bytes);
+  move(args.lse, p.lse, c.heads(), c.query_len, 1, 4);
+  FarRows &out = moved[0], &lse = moved[1];
+  move(args.query, p.query, c.heads(), c.query_len, c.head_dim, bytes);
+  move(args.key, p.key, c.kv_heads, c.key_len, key_columns, key_bytes);
+  move(args.value, p.value, c.kv_heads, c.key_len, value_columns, key_bytes);
+  move(args.visible, p.visible, c.heads(), c.query_len, c.key_len, 1);
+  move(args.bias, p.bias, c.heads(), c.query_len, c.key_len, cpu::size_of(c.bias_dtype));
+  move(args.tree, p.tree, 1, c.tree_size, (c.tree_size + 31) / 32, 4);
+  move(args.key_start, p.key_start, 1, 1, 1, 4);
+  move(args.key_stop, p.key_stop, 1, 1, 1, 4);
+  move(args.sinks, p.sinks, c.heads(), 1, 1, 4);
+  move(args.alibi_slopes, p.alibi_slopes, c.heads(), 1, 1, 4);
+  if (c.bits > 0) {
+    int64_t group_bytes = cpu::size_of(c.group_dtype);
+    move(args.key_scales, args.quant.key_scales, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
+    move(args.key_biases, args.quant.key_biases, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
+    move(args.value_scales, args.quant.value_scales, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
+    move(args.value_biases, args.quant.value_biases, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
+  }
+  out.overwrite();
+  lse.overwrite();
+  cpu::check(args);
+  c.decode ? cpu::decode(args) : cpu::prefill(args);
+  bool same = out.same() && lse.same();
+  if (c.bits > 0) return same;  // they have no gradient
+
+  GradientCall near(c, call, draw);
+  std::vector<std::vector<double>> expected, found;
+  for (Result* result : {&near.query, &near.key, &near.value, &near.delta}) expected.push_back(result->numbers());
+  cpu::BackwardArgs gradient = near.args;
+  gradient.forward = args;
+  move(gradient.out_gradient, gradient.out_gradient_strides, c.heads(), c.query_len, c.value_dim, bytes);
+  move(gradient.lse_gradient, gradient.lse_gradient_strides, c.heads(), c.query_len, 1, 4);
+  for (Result* result : {&near.query, &near.key, &near.value, &near.delta}) result->overwrite();
+  cpu::check(gradient);
+  cpu::backward(gradient);
+  for (Result* result : {&near.query, &near.key, &near.value, &near.delta}) found.push_back(result->numbers());
+  for (size_t i = 0; i < found.size(); ++i) {
+    size_t size = found[i].size() * sizeof(double);
+    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // NaN is NaN
+  }
+  return same;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int cases = argc > 1 ? std::atoi(argv[1]) : 0;
+  for (int number = 0; number < cases; ++number) {
+    Draw draw = {std::mt19937(unsigned(number))};
+    Case c = draw_case(draw, number, number % 4 == 3, kSmall);
+    c.strided = false;
+    Inputs in = draw_inputs(c, draw);
+    if (!same_bits(c, in, draw)) {
+      std::printf("%s: other bits\n", c.describe().c_str());
+      return 1;
+    }
+  }
+  std::printf("%d cases, the same bits\n", cases);
+  return 0;
+}
