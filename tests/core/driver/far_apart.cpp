@@ -35,16 +35,19 @@ class FarRows {
     dimensions.push_back({rows, &strides_.row});
     int64_t count = 1;
     for (Dimension d : dimensions) count *= *d.stride == 0 ? 1 : d.extent;
-    int64_t size = (kApart + row_bytes_ + kMargin) * bytes, stride = kApart / count;
-    memory_ = {static_cast<char*>(mmap(nullptr, size_t(size), PROT_READ | PROT_WRITE,
-                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
-               size};
-    if (memory_.first == MAP_FAILED) {
+    size_ = size_t((kApart + kMargin) * bytes + row_bytes_);
+    int64_t stride = kApart / count;
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* mapped = mmap(nullptr, size_, PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    if (mapped == MAP_FAILED) {
       std::perror("mmap");
       std::exit(1);
     }
-    madvise(memory_.first, size_t(size), MADV_NOHUGEPAGE);  // 2 MB for each row would be more than there is
-    places_ = {{static_cast<const char*>(near), memory_.first}};
+#ifdef MADV_NOHUGEPAGE  // Linux: 2 MB for each row would be more than there is
+    madvise(mapped, size_, MADV_NOHUGEPAGE);
+#endif
+    first_ = static_cast<char*>(mapped);
+    places_ = {{static_cast<const char*>(near), first_}};
     for (size_t d = dimensions.size(); d-- > 0;) {
       if (*dimensions[d].stride == 0) continue;
       size_t inner = places_.size();
@@ -59,9 +62,9 @@ class FarRows {
     for (const Place& place : places_) std::memcpy(place.far, place.near, size_t(row_bytes_));
   }
   FarRows(const FarRows&) = delete;
-  ~FarRows() { munmap(memory_.first, size_t(memory_.second)); }
+  ~FarRows() { munmap(first_, size_); }
 
-  char* first() const { return memory_.first; }
+  char* first() const { return first_; }
   const Strides& strides() const { return strides_; }
 
   void overwrite() {
@@ -74,7 +77,7 @@ class FarRows {
   }
 
  private:
-  static constexpr int64_t kMargin = 64;  // bytes: the widest vector
+  static constexpr int64_t kMargin = 64;  // elements: more than the widest vector
 
   struct Place {
     const char* near;
@@ -82,7 +85,8 @@ class FarRows {
   };
   Strides strides_;
   int64_t row_bytes_;
-  std::pair<char*, int64_t> memory_;
+  char* first_;
+  size_t size_;
   std::vector<Place> places_;
 };
 
