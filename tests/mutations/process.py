@@ -8,7 +8,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/cancellation.cpp",
         "return requested_at != 0 && static_cast",
         "return requested_at < 0 && static_cast",
-        "core/test_interrupt.py::test_what_a_cancelled_call_leaves",
+        "core/test_interrupt.py::test_a_long_call_ends_and_leaves_nan",
     ),
     Mutation(
         "a cancelled call leaves what it has computed",
