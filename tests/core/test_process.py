@@ -24,15 +24,21 @@ def test_another_mlx_is_refused_before_anything_runs(run_python, tmp_path):
 def test_a_forked_child_has_its_own_threads(run_python):
     # MLX's own streams do not survive a fork, so the child calls the kernels through a stream of its own.
     code = textwrap.dedent("""
-        import os, mlx.core as mx, flashattn_core
+        import os, sys, mlx.core as mx, flashattn_core
+        def threads():
+            return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else None
         x = mx.random.normal((2, 4, 100, 64))
         expected = flashattn_core.flash_attention(x, x, x)
         mx.eval(x, expected)
         child = os.fork()
         if child == 0:
             stream = mx.new_stream(mx.cpu)
+            mx.eval(mx.negative(x, stream=stream))
+            before = threads()
             out = flashattn_core.flash_attention(x, x, x, stream=stream)
-            os._exit(0 if mx.array_equal(out, expected, stream=stream) else 3)
+            if not mx.array_equal(out, expected, stream=stream):
+                os._exit(3)
+            os._exit(0 if before is None or threads() == before + 2 else 4)
         assert os.waitpid(child, 0)[1] == 0
         assert mx.array_equal(flashattn_core.flash_attention(x, x, x), expected)
     """)

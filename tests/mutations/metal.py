@@ -1,5 +1,37 @@
-"""What is promised of the Metal kernels, broken."""
+"""What is promised of the Metal kernels, broken.
 
-from mutation import Mutation
+The extension brings the kernels' texts: what changes here are headers, and with them it is built again.
+"""
 
-MUTATIONS: list[Mutation] = []
+from mutation import CPP, Mutation
+
+MUTATIONS: list[Mutation] = [
+    Mutation(
+        "lse has a natural logarithm of 2 with four digits",
+        f"{CPP}/metal/kernels/epilogue.h",
+        "M_LN2_F * (softmax.row_max",
+        "0.6931f * (softmax.row_max",
+        "metal/test_kernels.py::test_float32_is_within_2e_6_of_float64",
+    ),
+    Mutation(
+        "soft-cap's derivative lacks a factor",
+        f"{CPP}/metal/kernels/gradient.h",
+        "gradient *= (1 - scaled) * (1 + scaled);",
+        "gradient *= 1 - scaled;",
+        "metal/test_backward.py::test_grid",
+    ),
+    Mutation(
+        "what two SIMD groups do without a barrier between them is no race",
+        "tests/metal/metal_on_cpu/runtime/memory.cpp",
+        "if (past.simdgroup != now.simdgroup) return true;",
+        "if (past.simdgroup != now.simdgroup) return false;",
+        "metal/test_mutations.py::test_is_noticed",
+    ),
+    Mutation(
+        "keys that a causal mask hides from a whole tile are read and multiplied",
+        f"{CPP}/metal/kernels/visibility.h",
+        "return KeySpan{seen(first).begin, seen(last).end};",
+        "return KeySpan{seen(first).begin, keys.end};",
+        "metal/test_counts.py::test_prefill_beside_steel_attention",
+    ),
+]

@@ -1,5 +1,62 @@
 """What is promised of packaging, broken."""
 
-from mutation import Mutation
+from mutation import CORE, PATCH, Mutation
 
-MUTATIONS: list[Mutation] = []
+MUTATIONS: list[Mutation] = [
+    Mutation(
+        "the extension for macOS looks for libmlx in another folder",
+        "packages/flashattn-core/CMakeLists.txt",
+        'INSTALL_RPATH "@loader_path/../mlx/lib"',
+        'INSTALL_RPATH "@loader_path/mlx/lib"',
+        "macos/test_wheel.py::test_every_check_passes",
+    ),
+    Mutation(
+        "a wheel holds a script of the sdist",
+        "packages/mlxlm-flash-patch/pyproject.toml",
+        'only-include = ["src"]',
+        'only-include = ["src", "scripts"]',
+        "packaging/test_wheels.py::test_files",
+    ),
+    Mutation(
+        "the wheels do not say that they need nanobind's backend",
+        "packages/flashattn-core/pyproject.toml",
+        '  "nanobind-backend==1.0.0",  #',
+        "  #",
+        "packaging/test_clean_environment.py::test_the_op_against_the_reference",
+    ),
+    Mutation(
+        "a forgotten start-up file speaks where MLXLM_FLASH is 0",
+        f"{PATCH}/hook.py",
+        'os.environ.get("MLXLM_FLASH", "0") == "0" or exec',
+        '"MLXLM_FLASH" not in os.environ or exec',
+        "packaging/test_uninstall.py::test_a_forgotten_start_up_file",
+    ),
+    Mutation(
+        "the import brings numpy in",
+        f"{CORE}/__init__.py",
+        "from . import masks\n",
+        "from . import masks, reference\n",
+        "packaging/test_import_time.py::test_nothing_else_is_imported",
+    ),
+    Mutation(
+        "flash-evals takes newer versions of mlx-lm",
+        "packages/evals/pyproject.toml",
+        '"mlx-lm==0.32.2"',
+        '"mlx-lm>=0.32.2"',
+        "packaging/test_versions.py::test_pins",
+    ),
+    Mutation(
+        "a heading that pages link to has another name",
+        "docs/design.md",
+        "### Ctrl-C\n",
+        "### Interrupts\n",
+        "docs/test_links.py::test_links_lead_somewhere",
+    ),
+    Mutation(
+        "a parameter's description has the name of another function's",
+        f"{CORE}/attention.py",
+        "      alibi_slopes: ``(H_q,)``, adds",
+        "      slopes: ``(H_q,)``, adds",
+        "docs/test_docstrings.py::test_it_names_the_parameters",
+    ),
+]

@@ -1,6 +1,6 @@
 """What is promised of the process, broken."""
 
-from mutation import CPP, Mutation
+from mutation import CORE, CPP, EVALS, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
@@ -8,7 +8,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/cancellation.cpp",
         "return requested_at != 0 && static_cast",
         "return requested_at < 0 && static_cast",
-        "core/test_interrupt.py::test_what_a_cancelled_call_leaves",
+        "core/test_interrupt.py::test_a_long_call_ends_and_leaves_nan",
     ),
     Mutation(
         "a cancelled call leaves what it has computed",
@@ -18,10 +18,115 @@ MUTATIONS: list[Mutation] = [
         "core/test_interrupt.py::test_what_a_cancelled_call_leaves",
     ),
     Mutation(
+        "Ctrl-C cancels what another thread waits for",
+        f"{CPP}/interrupt.cpp",
+        "return gettid() == getpid();",
+        "return gettid() >= getpid();",
+        "core/test_interrupt.py::test_another_thread_gets_its_result",
+    ),
+    Mutation(
+        "Ctrl-C cancels calls of a program with a handler of its own",
+        f"{CPP}/interrupt.cpp",
+        '.is(signals.attr("default_int_handler"))',
+        ".is_valid()",
+        "core/test_interrupt.py::test_a_program_with_a_handler_of_its_own_gets_its_result",
+    ),
+    Mutation(
         "another mlx is not refused",
         f"{CPP}/bindings.cpp",
         "if (found != built) {",
         "if (found.empty()) {",
         "core/test_process.py::test_another_mlx_is_refused_before_anything_runs",
+    ),
+    Mutation(
+        "the loops of all callers count on one counter",
+        f"{CPP}/cpu/threads.cpp",
+        "std::atomic<int64_t> next{0};",
+        "static inline std::atomic<int64_t> next{0};",
+        "core/test_transforms.py::test_python_threads",
+    ),
+    Mutation(
+        "a forked child waits for its parent's threads",
+        f"{CPP}/cpu/threads.cpp",
+        "pool.store(nullptr, std::memory_order_relaxed);",
+        "pool.load(std::memory_order_relaxed);",
+        "core/test_process.py::test_a_forked_child_has_its_own_threads",
+    ),
+    Mutation(
+        "a system without more threads is one without memory",
+        f"{CPP}/cpu/threads.cpp",
+        "} catch (...) {\n      // The system has no more threads",
+        "} catch (const std::bad_alloc&) {\n      // The system has no more threads",
+        "core/test_threads.py::test_a_system_without_more_threads",
+    ),
+    Mutation(
+        "idle threads look for work all the time",
+        f"{CPP}/cpu/threads.cpp",
+        "work_available_.wait(lock, [&] { return !jobs_.empty(); });",
+        "for (; jobs_.empty(); lock.lock()) lock.unlock();",
+        "core/test_process.py::test_idle_threads_sleep",
+    ),
+    Mutation(
+        "2.5 threads are two",
+        f"{CPP}/cpu/threads.cpp",
+        "if (end == text || *end != '\\0' || threads < 1",
+        "if (end == text || threads < 1",
+        "core/test_errors.py::test_nonsense_in_the_environment_is_named",
+    ),
+    Mutation(
+        "under `mlxlm-flash run` argv[0] is the script's real path",
+        f"{PATCH}/launch.py",
+        "return Program([command, *arguments], folder",
+        "return Program([os.path.realpath(command), *arguments], folder",
+        "patch/test_command_run.py::test_what_the_program_sees",
+    ),
+    Mutation(
+        "under `mlxlm-flash run` every exit code is 0",
+        f"{PATCH}/launch.py",
+        'if mode != "strict" or end.code not in',
+        'if mode == "strict" and end.code not in',
+        "patch/test_command_run.py::test_how_it_ends",
+    ),
+    Mutation(
+        "the start-up file imports its module where nobody asks for it",
+        f"{PATCH}/hook.py",
+        'os.environ.get("MLXLM_FLASH", "0") == "0" or exec',
+        'os.environ.get("MLXLM_FLASH") == "0" or exec',
+        "patch/test_hook.py::test_without_the_variable_it_costs_no_import",
+    ),
+    Mutation(
+        "a tile of the gradient goes a turn too early",
+        f"{CPP}/cpu/backward.cpp",
+        "return in_[band] == turn || failure_;",
+        "return in_[band] + 1 >= turn || failure_;",
+        "core/test_streams_and_threads.py::test_many_threads_with_many_streams",
+    ),
+    Mutation(
+        "without libmlx the import says to install mlx without it",
+        f"{CORE}/__init__.py",
+        '_wanted = "mlx[cpu]==0.32.4" if',
+        '_wanted = "mlx==0.32.4" if',
+        "core/test_missing_mlx.py::test_the_import_says_what_to_install",
+    ),
+    Mutation(
+        "threads of the pool are neither detached nor joined at the end",
+        f"{CPP}/cpu/threads.cpp",
+        "std::thread([this] { work(); }).detach();",
+        "static std::list<std::thread> threads;\n        threads.emplace_back([this] { work(); });",
+        "core/test_exit.py::test_exit_code_and_streams_are_the_program_s",
+    ),
+    Mutation(
+        "the mask is read in an assertion, which -O leaves out",
+        f"{CORE}/attention.py",
+        "    m = lower(mask)\n",
+        "    assert (m := lower(mask))\n",
+        "core/test_interpreter_modes.py::test_import_and_call",
+    ),
+    Mutation(
+        "flash-eval doctor wants a home that is there",
+        f"{EVALS}/doctor.py",
+        '"environment": sys.prefix,',
+        '"environment": sys.prefix.replace(str(Path.home().resolve(strict=True)), "~"),',
+        "patch/test_no_home.py::test_it_works",
     ),
 ]
