@@ -19,4 +19,4 @@ class Mutation:
 
     @property
     def is_compiled(self) -> bool:
-        return Path(self.file).suffix in (".h", ".cpp") and self.file.startswith(CPP)
+        return Path(self.file).suffix in (".h", ".cpp", ".metal") and self.file.startswith(CPP)
