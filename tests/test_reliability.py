@@ -79,6 +79,10 @@ def test_no_mutation_stands_there_twice():
     assert len({mutation.broken for mutation in MUTATIONS}) == len(MUTATIONS)
 
 
+def test_the_page_says_how_many():
+    assert f"must fail: all {len(MUTATIONS)} did." in PAGE
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.broken)
 def test_what_a_mutation_changes_is_there_once(mutation):
     assert (ROOT / mutation.file).read_text().count(mutation.old) == 1
