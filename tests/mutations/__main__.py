@@ -1,6 +1,6 @@
 """Breaks one promise after the other, and runs the test that must notice: `python tests/mutations [WORD ...]`.
 
-The files beside this one hold for each promise of docs/reliability.md a change of a line or two by which it no longer
+The files in promises hold for each promise of docs/reliability.md a change of a line or two by which it no longer
 holds. The last commit is cloned into a folder of its own, built there, and must pass all the tests named; then one
 change at a time is made, built where it is C++, tested, and taken back. WORDs take the rows whose words, file or test
 contain one of them. Needs git and uv, and an hour or two for all. Exit code 1 if a test does not notice.
@@ -11,16 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import evaluation
-import gradients
-import masks
-import memory
-import metal
-import packaging
-import patch
-import process
-import results
-from mutation import Mutation
+from promises import evaluation, gradients, masks, memory, metal, packaging, patch, process, results
+from promises.mutation import Mutation
 
 GROUPS = [results, masks, gradients, memory, process, patch, evaluation, packaging, metal]
 MUTATIONS = [mutation for group in GROUPS for mutation in group.MUTATIONS]

@@ -1,6 +1,6 @@
 """What is promised of results, broken."""
 
-from mutation import CORE, CPP, Mutation
+from .mutation import CORE, CPP, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

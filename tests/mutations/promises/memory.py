@@ -1,6 +1,6 @@
 """What is promised of memory, broken."""
 
-from mutation import CORE, CPP, PATCH, Mutation
+from .mutation import CORE, CPP, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

@@ -1,6 +1,6 @@
 """What is promised of packaging, broken."""
 
-from mutation import CORE, PATCH, Mutation
+from .mutation import CORE, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

@@ -1,6 +1,6 @@
 """What is promised of masks, broken."""
 
-from mutation import CORE, CPP, Mutation
+from .mutation import CORE, CPP, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

@@ -1,6 +1,6 @@
 """What is promised of the process, broken."""
 
-from mutation import CORE, CPP, EVALS, PATCH, Mutation
+from .mutation import CORE, CPP, EVALS, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

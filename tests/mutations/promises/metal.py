@@ -3,7 +3,7 @@
 The extension brings the kernels' texts: what changes here are headers, and with them it is built again.
 """
 
-from mutation import CPP, Mutation
+from .mutation import CPP, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

@@ -1,6 +1,6 @@
 """What is promised of evaluation, broken."""
 
-from mutation import EVALS, Mutation
+from .mutation import EVALS, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

@@ -1,6 +1,6 @@
 """What is promised of the patch, broken."""
 
-from mutation import PATCH, Mutation
+from .mutation import PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
