@@ -21,6 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 class Built:
     wheel: Path
     mlx: Path  # of the wheel of MLX's that it was built with
+    exit_code: int
     printed: str
 
     @property
@@ -57,4 +58,4 @@ def built(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Built:
     done = run("build.py", "--output", folder, "--work", folder / "work")
     wheel = next(folder.glob("*.whl"), None)
     assert wheel is not None, done.stdout + done.stderr  # whatever is wrong with one that is there, the tests tell
-    return Built(wheel, folder / "work/wheels/mlx", done.stdout)
+    return Built(wheel, folder / "work/wheels/mlx", done.returncode, done.stdout)

@@ -12,6 +12,7 @@ def test_every_check_passes(built):
     table = [line for line in built.printed.splitlines() if line.endswith((" ok", " WRONG"))]
     assert len(table) >= 10
     assert all(line.endswith(" ok") for line in table)
+    assert built.exit_code == 0
 
 
 def test_name_and_content(built):
