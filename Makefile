@@ -1,3 +1,8 @@
+# The long lane: every test and every case. The README's command runs the default lane, see tests/lanes.py.
+.PHONY: test-all
+test-all:
+	uv run pytest -n 2 --dist loadfile --all
+
 # Runs the Metal kernels on this machine's CPU; needs clang-19, see tests/metal/README.md.
 .PHONY: metal-check
 metal-check:

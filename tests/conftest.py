@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest_plugins = ["lanes"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _heeds_control_c() -> Iterator[None]:

@@ -1,0 +1,76 @@
+"""Two lanes of tests. The default lane takes minutes. The long lane, `make test-all`, runs everything.
+
+`@pytest.mark.long("reason")` keeps a test, or one case of it, for the long lane.
+`@pytest.mark.rotate(n)` runs every n-th of a test's cases in the default lane, other ones after each commit, so that n
+commits run them all. A case that is named whole on the command line always runs.
+"""
+
+import subprocess
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WAITING = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the long lane: every test and every case")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long(reason): runs in the long lane alone")
+    config.addinivalue_line("markers", "rotate(n): the default lane runs every n-th case, other ones after each commit")
+
+
+def turn() -> int:
+    """The number of the last commit; 0 outside of a checkout."""
+    count = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
+    try:
+        return int(subprocess.run(count, capture_output=True, text=True, check=True).stdout)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    now, seen = turn(), Counter[str]()
+    parts: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("rotate")
+        lane = "default"
+        if item.get_closest_marker("long"):
+            lane = "long"
+        elif mark:
+            test = item.nodeid.partition("[")[0]
+            lane = "default" if seen[test] % mark.args[0] == now % mark.args[0] else "rotate"
+            seen[test] += 1
+        named = any("[" in name and item.nodeid.endswith(name.removeprefix("tests/")) for name in config.args)
+        parts["default" if named else lane].append(item)
+    waiting = {"long": len(parts["long"]), "rotate": len(parts["rotate"])}
+    if any(waiting.values()):
+        config.stash[WAITING] = waiting
+        config.hook.pytest_deselected(items=parts["long"] + parts["rotate"])
+        items[:] = parts["default"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of pytest-xdist ends: it has collected the tests, and this one reports."""
+    node.config.stash[WAITING] = getattr(node, "workeroutput", {}).get("waiting", {})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["waiting"] = session.config.stash.get(WAITING, {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if waiting := config.stash.get(WAITING, None):
+        terminalreporter.write_line(
+            f"default lane: {waiting['long']} tests wait for the long lane (make test-all), "
+            f"{waiting['rotate']} cases for their turn after another commit"
+        )
