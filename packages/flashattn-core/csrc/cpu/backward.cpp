@@ -50,27 +50,13 @@ class HeadTurns final : public Turns {
   std::exception_ptr failure_;
 };
 
-// The keys that a query sees, as far as causal, window and key range tell.
-struct Span {
-  int64_t begin, end;
-};
-Span seen(const AttentionArgs& args, int64_t batch, int query) {
-  const AttentionParams& p = args.params;
-  Span span = {0, p.key_len};
-  if (args.key_start) span.begin = std::max<int64_t>(span.begin, args.key_start[batch_offset(p, p.key_start, batch)]);
-  if (args.key_stop) span.end = std::min<int64_t>(span.end, args.key_stop[batch_offset(p, p.key_stop, batch)]);
-  int64_t diagonal = int64_t{query} + p.key_len - p.query_len;
-  if (p.causal) span.end = std::min(span.end, diagonal + 1);
-  if (p.window > 0) span.begin = std::max(span.begin, diagonal - p.window + 1);
-  return span;
-}
-
 // The bands of one head of one batch element, in order.
 std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows) {
   const AttentionParams& p = args.params;
   int group = p.num_heads / p.num_kv_heads;
   int heads = std::clamp(group, 1, max_rows);
   int queries = std::max(1, max_rows / heads);
+  KeyRange range = key_range(args, batch);
   std::vector<RowBand> bands;
   for (int query = 0; query < p.query_len; query += queries) {
     for (int head = 0; head < group; head += heads) {
@@ -81,20 +67,21 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .query_begin = query,
                     .query_count = std::min(queries, p.query_len - query),
                     .key_begin = 0,
-                    .key_end = p.key_len};
+                    .key_end = p.key_len,
+                    .decoded = false};
       // Both ends of a span grow with the query, so there is no gap between the rows' spans. Rows without a key have
       // none.
-      int64_t begin = p.key_len, end = 0;
+      int begin = p.key_len, end = 0;
       for (int i = query; i < query + band.block.query_count; ++i) {
-        Span span = seen(args, batch, i);
+        Span span = seen_span(p, range, i);
         if (span.begin < span.end) {
           begin = std::min(begin, span.begin);
           end = std::max(end, span.end);
         }
       }
       if (begin < end) {
-        band.first_tile = static_cast<int>(begin / kBackwardKeys);
-        band.tile_count = static_cast<int>((end - 1) / kBackwardKeys) - band.first_tile + 1;
+        band.first_tile = begin / kBackwardKeys;
+        band.tile_count = (end - 1) / kBackwardKeys - band.first_tile + 1;
       }
       bands.push_back(band);
     }
@@ -118,7 +105,7 @@ void compute_gradients(const BackwardArgs& args) {
   int64_t rows = p.batch_size * p.num_heads * p.query_len;
   constexpr int64_t kRowsAtOnce = 256;
   parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i) {
-    stop_if_cancelled(args.forward);
+    stop_if(args.forward.cancellation);
     isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce));
   });
 

@@ -1,12 +1,13 @@
 // The gradient's front door, as attention.h is that of the forward pass.
 #pragma once
 
-#include "attention.h"
+#include "forward.h"
 
 namespace flashattn::cpu {
 
 struct BackwardArgs {
-  AttentionArgs forward;  // out and lse are those that the forward pass has left
+  AttentionArgs forward;  // its outputs are those that the forward pass has left
+  bool decoded;           // by decode(), and not by prefill()
 
   const void* out_gradient;   // of out's dtype
   const float* lse_gradient;  // null: zero
@@ -21,7 +22,7 @@ struct BackwardArgs {
   float* delta;
 };
 
-// Gradients of query, key and value, with scores recomputed from lse: no memory of size L * S. A cancelled call leaves
+// Gradients of query, key and value, with probabilities recomputed from row_stats: no memory of size L * S. A cancelled call leaves
 // NaN in all that it writes.
 void backward(const BackwardArgs& args);
 

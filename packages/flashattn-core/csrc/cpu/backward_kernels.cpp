@@ -1,5 +1,6 @@
 // FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2): all the rows that
-// see some of them go by, in bands; probabilities are computed again from lse.
+// see some of them go by, in bands; probabilities are computed again from each
+// row's maximum and sum.
 //
 // With P the probabilities, O' the gradient of the output, all for one band of rows and the tile's keys:
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
@@ -30,8 +31,9 @@ struct TileScratch {
   float* out_gradient_t;  // packed (value_dim, rows)
   float* score_gradient;  // (keys, rows)
   float* query_gradient;  // (rows, depth), without the scale
-  float* cap_slope;       // (keys, rows): the derivative of softcap
-  float lse[kBandRows];   // +inf where a row saw nothing: its probabilities become 0
+  float* cap_slope;       // (keys, rows), see cap_slopes()
+  float row_max[kBandRows];
+  float log2_sum[kBandRows];  // +inf where a row saw nothing: its probabilities become 0
   float delta[kBandRows];
   float ones[kBackwardKeys];
 
@@ -53,7 +55,7 @@ struct TileScratch {
                           {&out_gradient_t, rows * value_depth},
                           {&score_gradient, keys * rows},
                           {&query_gradient, rows * depth},
-                          {&cap_slope, p.softcap > 0 ? keys * rows : 0}};
+                          {&cap_slope, caps(p) ? keys * rows : 0}};
     int64_t total = 0;
     for (const Part& part : parts) total += part.size;
     if (total > capacity) {
@@ -153,25 +155,31 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
                              tile.value_depth);
   pack_transposed<T>(tile.out_gradient_t, gradient_row, strides.column, p.value_dim, rows.columns, 1.0f);
 
-  const float* lse = args.forward.lse + batch_offset(p, p.lse, block.batch);
+  const float* row_stats = args.forward.row_stats + batch_offset(p, p.row_stats, block.batch);
   for (int r = 0; r < rows.columns; ++r) {
-    tile.lse[r] = kInfinity;
+    tile.row_max[r] = 0;
+    tile.log2_sum[r] = kInfinity;
     tile.delta[r] = 0;
     if (r < block.rows()) {
       Row row = row_of(block, r);
-      float row_lse = lse[row.head * p.lse.head + row.query * p.lse.row];
-      tile.lse[r] = row_lse == -kInfinity ? kInfinity : row_lse;
+      const float* stats = row_stats + row.head * p.row_stats.head + row.query * p.row_stats.row;
+      float row_sum = stats[p.row_stats.column];
+      if (row_sum != 0) {
+        tile.row_max[r] = stats[0];
+        tile.log2_sum[r] = __builtin_log2f(row_sum);
+      }
       tile.delta[r] = args.delta[row_index(p, block, r)];
     }
   }
   return finite;
 }
 
-// q·k, with the bits that it has in the forward pass: where lse was computed from other roundings, the weight of a key
-// that dominates its row would be off by the error of its score.
-void multiply_queries(TileScratch& tile, Scratch& rows, const AttentionParams& p, int first, int count) {
+// q·k, with the bits that it has in the forward pass: where that has rounded in another way, the weight of a key that
+// dominates its row would be off by the error of its score.
+void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
+  const AttentionParams& p = args.forward.params;
   const float* keys = tile.key + int64_t{first} * tile.depth;
-  bool by_dot = p.query_len <= kMaxDecodeLen && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // see decode()
+  bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // see decode()
   if (!by_dot) {
     multiply_packed(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.columns, 0}, count, p.head_dim,
                     {rows.scores, rows.columns, nullptr});
@@ -188,28 +196,20 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const AttentionParams& p
 }
 
 // Logits become probabilities, and their gradients the scores'. Where a row does not see a key both are 0, whatever the
-// gradient and lse: the value of a hidden key may be NaN, and so may lse, by another key. Rows that saw nothing, and
+// gradient and sum: the value of a hidden key may be NaN, and so may the sum, by another key. Rows that saw nothing, and
 // those that are padding, see no key.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.columns; lane += kWidth) {
       int64_t at = int64_t{j} * rows.columns + lane;
-      vfloat score = load(rows.scores + at), lse = load(tile.lse + lane);
-      vfloat probability = exp2((score - lse) * kLog2e);
-      vint hidden = (score == broadcast(-kInfinity)) | (lse == broadcast(kInfinity));
+      vfloat score = load(rows.scores + at), log2_sum = load(tile.log2_sum + lane);
+      vfloat probability = exp2((score - load(tile.row_max + lane)) * kLog2e - log2_sum);
+      vint hidden = (score == broadcast(-kInfinity)) | (log2_sum == broadcast(kInfinity));
       vfloat gradient = probability * (load(tile.score_gradient + at) - load(tile.delta + lane));
       if (capped) gradient *= load(tile.cap_slope + at);
       store(rows.scores + at, hidden ? broadcast(0) : probability);
       store(tile.score_gradient + at, hidden ? broadcast(0) : gradient);
     }
-  }
-}
-
-// The derivative of softcap at the products that it is about to be applied to.
-void differentiate_cap(TileScratch& tile, const Scratch& rows, int count) {
-  for (int64_t i = 0; i < int64_t{count} * rows.columns; i += kWidth) {
-    vfloat t = tanh(load(rows.scores + i));
-    store(tile.cap_slope + i, 1.0f - t * t);
   }
 }
 
@@ -305,25 +305,25 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     const RowBand& band = keys.bands[b];
     int turn = keys.index - band.first_tile;
     if (turn < 0 || turn >= band.tile_count) continue;
-    stop_if_cancelled(forward);
-    rows.prepare(band.block.rows(), p, args.forward.quant, false);
+    stop_if(forward.cancellation);
+    rows.prepare(band.block.rows(), p, false);
     load_rows(rows, forward, band.block);
     bool finite = load_band<T>(tile, rows, args, band.block);
     const Band& seen = rows.bands[0];
-    Interval any = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
+    Span any = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
     int first = any.begin - keys.begin, count = any.end - any.begin;
 
-    multiply_queries(tile, rows, p, first, count);
-    if (p.softcap > 0) {
-      differentiate_cap(tile, rows, count);
+    multiply_queries(tile, rows, args, first, count);
+    if (caps(p)) {
+      cap_slopes(rows.scores, tile.cap_slope, int64_t{count} * rows.columns);
     }
-    if (!sees_all(forward, seen, any) || p.softcap > 0 || forward.alibi_slopes) {
+    if (!sees_all(forward, seen, any) || changes_scores(forward)) {
       finish_scores(rows, forward, band.block, seen, any);
     }
     Packed gradients = {tile.out_gradient_t, p.value_dim, rows.columns, 0};
     multiply_packed(Left{tile.value + int64_t{first} * tile.value_depth, tile.value_depth, 1}, gradients, count,
                     p.value_dim, {tile.score_gradient, rows.columns, nullptr});
-    finish_gradients(tile, rows, count, p.softcap > 0);
+    finish_gradients(tile, rows, count, caps(p));
 
     Left probabilities = {rows.scores, rows.columns, 1}, score_gradients = {tile.score_gradient, rows.columns, 1};
     multiply_packed(probabilities, Packed{tile.out_gradient, rows.columns, tile.value_depth, 0}, count, rows.columns,

@@ -1,7 +1,8 @@
-// Where a batch element begins in an array.
+// Where a batch element begins in an array, and which keys its key range leaves.
 #pragma once
 
-#include "../params.h"
+#include "../call/spans.h"
+#include "forward.h"
 
 namespace flashattn::cpu {
 
@@ -14,6 +15,12 @@ static inline __attribute__((always_inline)) int64_t batch_offset(const Attentio
     batch /= params.batch_shape[d];
   }
   return offset;
+}
+
+static inline __attribute__((always_inline)) KeyRange key_range(const AttentionArgs& args, int64_t batch) {
+  const AttentionParams& p = args.params;
+  return {args.key_start ? args.key_start[batch_offset(p, p.key_start, batch)] : 0,
+          args.key_stop ? args.key_stop[batch_offset(p, p.key_stop, batch)] : p.key_len};
 }
 
 }  // namespace flashattn::cpu

@@ -5,7 +5,6 @@
 #include <ctime>
 #include <new>
 
-#include "kernels.h"
 #include "threads.h"
 
 namespace flashattn::cpu {
@@ -44,17 +43,24 @@ void Cancellation::request() {
   requested_at_.compare_exchange_strong(not_yet, now(), std::memory_order_relaxed);
 }
 
-bool Cancellation::requested() const {
-  return requested_at_.load(std::memory_order_relaxed) != 0;
+void Cancellation::begin_epoch() {
+  // In this order: nobody sees the new epoch with the old request.
+  requested_at_.store(0, std::memory_order_seq_cst);
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
 }
 
-bool Cancellation::due() const {
-  int64_t requested_at = requested_at_.load(std::memory_order_relaxed);
-  return requested_at != 0 && static_cast<double>(now() - requested_at) >= kGraceSeconds * 1e9;
+int64_t Cancellation::epoch() const {
+  return epoch_.load(std::memory_order_relaxed);
 }
 
-void stop_if_cancelled(const AttentionArgs& args) {
-  if (args.cancellation && args.cancellation->due()) {
+bool Cancellation::due(int64_t epoch) const {
+  int64_t requested_at = requested_at_.load(std::memory_order_seq_cst);
+  return requested_at != 0 && epoch == epoch_.load(std::memory_order_seq_cst) &&
+         static_cast<double>(now() - requested_at) >= kGraceSeconds * 1e9;
+}
+
+void stop_if(const Cancellable& cancellable) {
+  if (cancellable.due()) {
     throw Cancelled();
   }
 }

@@ -7,26 +7,39 @@
 #include <new>
 #include <stdexcept>
 
-#include "attention.h"
+#include "../call/dtype.h"
 
 namespace flashattn::cpu {
 
-// Calls share one, which AttentionArgs names. A call that still runs, or has not begun, `kGraceSeconds` after
-// the first request ends at its next tile of keys; so what is short finishes as always.
+// Calls that somebody waits for share one. It counts epochs: a new one begins when the one who waited has gone on. A
+// request reaches the calls of its own epoch that still run, or have not begun, `kGraceSeconds` later: they end at
+// their next tile of keys. What is short finishes as always, and so does what nobody waits for any more.
 class Cancellation {
  public:
   static constexpr double kGraceSeconds = 0.5;
 
   void request();  // may be called by a signal handler
-  bool requested() const;
-  bool due() const;
+  void begin_epoch();
+  int64_t epoch() const;
+  bool due(int64_t epoch) const;
 
  private:
+  std::atomic<int64_t> epoch_{0};
   std::atomic<int64_t> requested_at_{0};  // nanoseconds of CLOCK_MONOTONIC; 0: not requested
 };
 
-// What stop_if_cancelled() throws.
+// A call's part in one.
+struct Cancellable {
+  const Cancellation* cancellation = nullptr;  // outlives the call; null: it runs to its end
+  int64_t epoch = 0;
+
+  bool due() const { return cancellation && cancellation->due(epoch); }
+};
+
+// Throws Cancelled if the call is to end early. Kernels ask before each tile of keys, a millisecond's work or so; pieces
+// that have not begun then never begin, see parallel_for().
 struct Cancelled {};
+void stop_if(const Cancellable& cancellable);
 
 // Writes NaN to `rows` rows of `columns` elements, `stride` elements apart. `row_offset(row)`: where a row begins.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t stride,

@@ -8,7 +8,7 @@
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
 
-#include "attention.h"
+#include "forward.h"
 #include "rows.h"
 #include "scratch.h"
 #include "simd.h"
@@ -117,7 +117,7 @@ void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& ba
 
 // Keys and values are read where they lie if they can be; otherwise they are copied once for all bands.
 template <typename Rows>
-void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Interval tile, Rows tile_keys,
+void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile, Rows tile_keys,
                  Rows values) {
   const AttentionParams& p = args.params;
   int count = tile.end - tile.begin;
@@ -132,7 +132,7 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
 
   for (int i = 0; i < scratch.band_count; ++i) {
     const Band& band = scratch.bands[i];
-    Interval keys = {larger(tile.begin, band.any.begin), smaller(tile.end, band.any.end)};
+    Span keys = {larger(tile.begin, band.any.begin), smaller(tile.end, band.any.end)};
     if (keys.begin >= keys.end) continue;
     int skipped = keys.begin - tile.begin;
     int seen_count = keys.end - keys.begin;
@@ -149,7 +149,7 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
       dot(copied, copied, count, scratch.query, band.rows, scratch.depth, scratch.scores);
     }
     bool hides = !sees_all(args, band, keys);
-    if (hides || p.softcap > 0 || args.alibi_slopes) {
+    if (hides || changes_scores(args)) {
       finish_scores(scratch, args, block, band, keys);
     }
     bool seen[kKeyTile * kBandRows];
@@ -173,11 +173,10 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
 
 // The tile's keys and values, whatever they are stored as.
 template <typename Visit>
-FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Interval tile,
+FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile,
                                 Visit visit) {
   const AttentionParams& p = args.params;
-  const QuantParams& q = args.quant;
-  if (q.bits == 0) {
+  if (p.bits == 0) {
     return with_dtype(args.dtype, [&](auto type) {
       using T = decltype(type);
       visit(PlainRows<T>{key_row<T>(args, block, args.key, p.key, tile.begin), p.key.row, p.key.column, p.head_dim},
@@ -185,41 +184,42 @@ FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, con
                          p.value_dim});
     });
   }
-  with_bits(q.bits, [&](auto bits) {
+  with_bits(p.bits, [&](auto bits) {
     visit(quantised_rows<bits.value>(scratch.key_store, args, block, tile, p.head_dim,
-                                     {args.key, args.key_scales, args.key_biases, p.key, q.key_scales, q.key_biases}),
+                                     {args.key, args.key_scales, args.key_biases, p.key, p.key_scales, p.key_biases}),
           quantised_rows<bits.value>(
               scratch.value_store, args, block, tile, p.value_dim,
-              {args.value, args.value_scales, args.value_biases, p.value, q.value_scales, q.value_biases}));
+              {args.value, args.value_scales, args.value_biases, p.value, p.value_scales, p.value_biases}));
   });
 }
 
 // Leaves row_max, row_sum and output of the block's rows in scratch.
 void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
-  scratch.prepare(block.rows(), p, args.quant);
+  scratch.prepare(block.rows(), p, block.decoded);
   load_rows(scratch, args, block);
   // Keys outside of every row's interval are never touched.
-  Interval any = {p.key_len, 0};
+  Span any = {p.key_len, 0};
   for (int i = 0; i < scratch.band_count; ++i) {
     any = {smaller(any.begin, scratch.bands[i].any.begin), larger(any.end, scratch.bands[i].any.end)};
   }
   int end = smaller(any.end, block.key_end);
   for (int first = larger(any.begin, block.key_begin); first < end; first += kKeyTile) {
-    stop_if_cancelled(args);
-    Interval tile = {first, smaller(first + kKeyTile, end)};
+    stop_if(args.cancellation);
+    Span tile = {first, smaller(first + kKeyTile, end)};
     with_rows(scratch, args, block, tile,
               [&](auto keys, auto values) { attend_tile(scratch, args, block, tile, keys, values); });
   }
 }
 
-// Divides by the sum, sinks included, and writes out and lse.
+// Divides by the sum, sinks included, and writes out, lse and row_stats.
 void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   with_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
     T* out = static_cast<T*>(args.out) + batch_offset(p, p.out, block.batch);
     float* lse = args.lse + batch_offset(p, p.lse, block.batch);
+    float* row_stats = args.row_stats + batch_offset(p, p.row_stats, block.batch);
     for (int r = 0; r < block.rows(); ++r) {
       Row row = row_of(block, r);
       float row_max = scratch.row_max[r], row_sum = scratch.row_sum[r];
@@ -240,6 +240,9 @@ void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
         store_part(target, p.out.column, c, p.value_dim, load(output + c) * normalise);
       }
       lse[row.head * p.lse.head + row.query * p.lse.row] = saw_nothing ? -kInfinity : row_max + __builtin_logf(row_sum);
+      float* stats = row_stats + row.head * p.row_stats.head + row.query * p.row_stats.row;
+      stats[0] = row_max;
+      stats[p.row_stats.column] = row_sum;
     }
   });
 }
@@ -266,7 +269,7 @@ void merge(const AttentionArgs& args, const RowBlock& block, const float* partia
            int64_t partial_stride) {
   Scratch& scratch = kept_scratch;
   int value_dim = args.params.value_dim;
-  scratch.prepare(block.rows(), args.params, args.quant);
+  scratch.prepare(block.rows(), args.params, block.decoded);
   for (int r = 0; r < block.rows(); ++r) {
     const float* first = partials + r * partial_row_size(value_dim);
     float row_max = -kInfinity, row_sum = 0;

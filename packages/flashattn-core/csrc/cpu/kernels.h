@@ -1,7 +1,7 @@
 // What each instruction set provides, and the choice of one of them at run time.
 #pragma once
 
-#include "attention.h"
+#include "forward.h"
 
 namespace flashattn::cpu {
 
@@ -13,6 +13,7 @@ struct RowBlock {
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
   int key_begin, key_end;  // nothing outside is read
+  bool decoded;            // scores of few rows are dot products, see matmul.h; the gradient computes them likewise
 
   int rows() const { return head_count * query_count; }
 };
@@ -47,11 +48,11 @@ struct BackwardKernels {
 
 struct Kernels {
   const char* name;
-  // Attention of a block of rows over its keys, finished: writes out and lse.
+  // Attention of a block of rows over its keys, finished: writes all outputs.
   void (*attend)(const AttentionArgs&, const RowBlock&);
   // The same, unfinished: writes rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
-  // Merges `count` partials, in order, `partial_stride` floats apart, and writes out and lse.
+  // Merges `count` partials, in order, `partial_stride` floats apart, and writes all outputs.
   void (*merge)(const AttentionArgs&, const RowBlock&, const float* partials, int64_t count, int64_t partial_stride);
   const BackwardKernels& backward;
   const RooflineLoops& roofline;
@@ -81,9 +82,5 @@ extern const RooflineLoops roofline_loops;
 // The best set that this machine runs, or the one that FLASHATTN_CPU_ISA names. Throws
 // std::invalid_argument when that is unknown, or not to be had here.
 const Kernels& kernels();
-
-// Throws Cancelled if the call is to end early, see cancellation.h. Kernels ask before each tile of keys, a
-// millisecond's work or so; pieces that have not begun then never begin, see parallel_for().
-void stop_if_cancelled(const AttentionArgs& args);
 
 }  // namespace flashattn::cpu

@@ -2,11 +2,11 @@
 // forward and the backward pass.
 #pragma once
 
-#include "attention.h"
+#include "forward.h"
 #include "dtype.h"
 #include "matmul.h"
 #include "scratch.h"
-#include "visibility.h"
+#include "masked_scores.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -79,10 +79,28 @@ static inline void load_queries(Scratch& scratch, const AttentionArgs& args, con
   pack_transposed<T>(scratch.query, source, p.query.column, p.head_dim, scratch.columns, factor);
 }
 
+// Whether products become scores by softcap's tanh.
+FLASHATTN_INLINE bool caps(const AttentionParams& p) {
+  return p.softcap > 0;
+}
+
+// The derivative of that, at the products that it is about to be applied to.
+FLASHATTN_INLINE void cap_slopes(const float* products, float* slopes, int64_t count) {
+  for (int64_t i = 0; i < count; i += kWidth) {
+    vfloat t = tanh(load(products + i));
+    store(slopes + i, 1.0f - t * t);
+  }
+}
+
+// Whether finish_scores() changes what every row sees.
+FLASHATTN_INLINE bool changes_scores(const AttentionArgs& args) {
+  return caps(args.params) || args.alibi_slopes;
+}
+
 // Everything that stays the same for all the tiles of a block.
 static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
-  const auto set = [&](int r, Interval seen, int position, float slope) {
+  const auto set = [&](int r, Span seen, int position, float slope) {
     scratch.row_max[r] = -kInfinity;
     scratch.row_sum[r] = 0;
     scratch.seen_begin[r] = seen.begin;
@@ -91,9 +109,10 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
     scratch.slope[r] = slope;
     scratch.next_key[r] = r / scratch.columns;
   };
+  KeyRange range = key_range(args, block.batch);
   for (int r = 0, i = 0; i < block.query_count; ++i) {
     int query = block.query_begin + i;
-    Interval seen = visible_keys(args, block.batch, query);
+    Span seen = seen_span(p, range, query);
     for (int h = 0; h < block.head_count; ++h, ++r) {
       float slope = 0;
       if (args.alibi_slopes) {
@@ -117,7 +136,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
                  {p.key_len, 0},
                  {0, p.key_len}};
     for (int r = first; r < first + band.rows; ++r) {
-      Interval seen = {scratch.seen_begin[r], scratch.seen_end[r]};
+      Span seen = {scratch.seen_begin[r], scratch.seen_end[r]};
       if (seen.begin < seen.end) {
         band.any = {smaller(band.any.begin, seen.begin), larger(band.any.end, seen.end)};
       }
@@ -128,13 +147,13 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
   // Scores leave the product as what softcap's tanh, or the softmax, is applied to.
-  float factor = p.softcap > 0 ? p.scale / p.softcap : p.scale;
+  float factor = caps(p) ? p.scale / p.softcap : p.scale;
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, factor); });
 }
 
 // Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
-                                 Interval keys) {
+                                 Span keys) {
   const AttentionParams& p = args.params;
   const auto for_each_vector = [&](auto visit) {
     for (int j = keys.begin; j < keys.end; j += band.keys()) {
@@ -145,7 +164,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
       }
     }
   };
-  if (p.softcap > 0) {
+  if (caps(p)) {
     for_each_vector([&](vfloat scores, int, vint) { return tanh(scores) * p.softcap; });
   }
   if (args.alibi_slopes) {
@@ -158,7 +177,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
   if (args.bias || args.visible || args.tree) {
     for (int r = band.first; r < band.first + band.rows; ++r) {
       Row row = row_of(block, r);
-      Interval seen = {larger(scratch.seen_begin[r], keys.begin), smaller(scratch.seen_end[r], keys.end)};
+      Span seen = {larger(scratch.seen_begin[r], keys.begin), smaller(scratch.seen_end[r], keys.end)};
       Scores scores = {scratch.scores + r - band.first, band.columns, keys.begin};
       if (args.bias && seen.begin < seen.end) {
         add_bias(args, block.batch, row.head, row.query, seen, scores);
@@ -173,7 +192,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
 }
 
 // Whether all rows of the band see all of these keys.
-FLASHATTN_INLINE bool sees_all(const AttentionArgs& args, const Band& band, Interval keys) {
+FLASHATTN_INLINE bool sees_all(const AttentionArgs& args, const Band& band, Span keys) {
   int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
   return !args.bias && !args.visible && band.all.begin <= keys.begin && keys.end <= smaller(band.all.end, tree_begin);
 }

@@ -6,7 +6,7 @@
 
 #include "kernels.h"
 #include "matmul.h"
-#include "visibility.h"
+#include "masked_scores.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -24,7 +24,7 @@ constexpr int round_up(int n, int multiple) {
 // Rows that go through a tile together.
 struct Band {
   int first, rows, columns;  // columns: with padding
-  Interval any, all;         // the keys that some row sees, and those that all see
+  Span any, all;         // the keys that some row sees, and those that all see
 
   int lanes() const { return larger(columns, kWidth); }  // after these the rows repeat
   int keys() const { return lanes() / columns; }         // in those lanes
@@ -58,9 +58,10 @@ struct Scratch {
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
   int32_t next_key[kMaxRows];                        // the lane's key, counted from the vector's first
 
-  void prepare(int rows, const AttentionParams& params, const QuantParams& quant, bool dots = true) {
+  // `dots`: whether the scores of few rows are dot products.
+  void prepare(int rows, const AttentionParams& params, bool dots) {
     int head_dim = params.head_dim, value_dim = params.value_dim;
-    few_rows = dots && rows <= kMaxDotRows && params.query_len <= kMaxDecodeLen;
+    few_rows = dots && rows <= kMaxDotRows;
     columns = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
     depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
     value_columns = round_up(value_dim, kWidth);
@@ -71,8 +72,8 @@ struct Scratch {
     const Part parts[] = {{&query, int64_t{depth} * columns},
                           {&key, int64_t{kKeyTile} * depth},
                           {&value, int64_t{kKeyTile} * value_columns},
-                          {&key_store, kKeyTile * store_size(quant, head_dim)},
-                          {&value_store, kKeyTile * store_size(quant, value_dim)},
+                          {&key_store, kKeyTile * store_size(params, head_dim)},
+                          {&value_store, kKeyTile * store_size(params, value_dim)},
                           {&scores, int64_t{kKeyTile} * smaller(columns, kBandRows)},
                           {&output, int64_t{rows} * value_columns}};
     constexpr int64_t kLine = 16;  // each part begins on a cache line
@@ -94,8 +95,8 @@ struct Scratch {
   }
 
   // Numbers of 4 bytes for one quantised row.
-  static int64_t store_size(const QuantParams& quant, int dim) {
-    return quant.bits == 0 ? 0 : 2 * (dim / quant.group_size) + dim * quant.bits / 32;
+  static int64_t store_size(const AttentionParams& p, int dim) {
+    return p.bits == 0 ? 0 : 2 * (dim / p.group_size) + dim * p.bits / 32;
   }
 
   ~Scratch() { std::free(memory); }

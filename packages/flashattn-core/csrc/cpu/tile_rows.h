@@ -2,7 +2,7 @@
 // products read them as they lie; otherwise they are copied, as floats, once for all the rows of a block.
 #pragma once
 
-#include "attention.h"
+#include "forward.h"
 #include "dtype.h"
 #include "quantised.h"
 #include "rows.h"
@@ -77,10 +77,10 @@ struct QuantisedTensor {
 // Makes floats of the tile's scales and biases in `store`. Words are left where they lie if those of a row lie side by
 // side, and copied behind the groups otherwise.
 template <int Bits>
-static QuantisedRows<Bits> quantised_rows(float* store, const AttentionArgs& args, const RowBlock& block, Interval tile,
+static QuantisedRows<Bits> quantised_rows(float* store, const AttentionArgs& args, const RowBlock& block, Span tile,
                                           int dim, const QuantisedTensor& tensor) {
   const Strides &words = tensor.word_strides, &scales = tensor.scale_strides, &biases = tensor.bias_strides;
-  int groups = dim / args.quant.group_size, count = tile.end - tile.begin;
+  int groups = dim / args.params.group_size, count = tile.end - tile.begin;
   with_dtype(args.group_dtype, [&](auto type) {
     using T = decltype(type);
     const T* scale = key_row<T>(args, block, tensor.scales, scales, tile.begin);
@@ -93,7 +93,7 @@ static QuantisedRows<Bits> quantised_rows(float* store, const AttentionArgs& arg
       }
     }
   });
-  QuantisedRows<Bits> rows = {nullptr, 0, store, groups, __builtin_ctz(static_cast<unsigned>(args.quant.group_size))};
+  QuantisedRows<Bits> rows = {nullptr, 0, store, groups, __builtin_ctz(static_cast<unsigned>(args.params.group_size))};
   const uint32_t* first = key_row<uint32_t>(args, block, tensor.words, words, tile.begin);
   int words_per_row = dim * Bits / 32;
   if (words.column == 1 || words_per_row == 1) {

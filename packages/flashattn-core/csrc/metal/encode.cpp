@@ -12,37 +12,30 @@
 namespace flashattn::metal {
 namespace {
 
-bool is_output(Binding binding) {
-  return binding == kOut || binding == kLse || binding == kDq || binding == kDk || binding == kDv;
-}
-// What the first launch writes and later ones read.
-bool is_between(Binding binding) {
-  return binding == kPartialOut || binding == kPartialMax || binding == kPartialSum || binding == kDelta;
-}
+using namespace gpu;
 
 MTL::Size mtl_size(const Size& size) {
   return MTL::Size(size[0], size[1], size[2]);
 }
 
-// Pointers into `constants`, which has to outlive them.
+// By their position, as source_text() has declared them. Pointers into `constants`, which has to outlive them.
 mx::metal::MTLFCList function_constants(const std::vector<Constant>& constants) {
   mx::metal::MTLFCList list;
-  for (const auto& [index, value] : constants) {
-    if (const bool* flag = std::get_if<bool>(&value)) {
-      list.emplace_back(flag, MTL::DataTypeBool, index);
+  for (size_t i = 0; i < constants.size(); ++i) {
+    if (const bool* flag = std::get_if<bool>(&constants[i].value)) {
+      list.emplace_back(flag, MTL::DataTypeBool, i);
     } else {
-      list.emplace_back(&std::get<int32_t>(value), MTL::DataTypeInt, index);
+      list.emplace_back(&std::get<int32_t>(constants[i].value), MTL::DataTypeInt, i);
     }
   }
   return list;
 }
 
-// MLX keeps pipelines by this name: the function, and the constants that it is specialised for.
+// MLX keeps pipelines by this name: the function, and what it is specialised for.
 std::string pipeline_name(const Launch& launch) {
   std::string name = launch.function;
-  for (const auto& [index, value] : launch.constants) {
-    name += "_" + std::to_string(index) + "_";
-    name += std::visit([](auto number) { return std::to_string(number); }, value);
+  for (const Constant& constant : launch.constants) {
+    name += "_" + std::visit([](auto number) { return std::to_string(number); }, constant.value);
   }
   return name;
 }
@@ -54,14 +47,13 @@ MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const Launch& lau
   return device.get_kernel(launch.function, library, pipeline_name(launch), function_constants(launch.constants));
 }
 
-mx::array scratch(mx::metal::CommandEncoder& encoder, int64_t rows, int columns) {
-  if (rows > std::numeric_limits<mx::ShapeElem>::max()) {
-    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(rows) + " rows of partial results");
+mx::array allocated(const Scratch& scratch) {
+  if (scratch.rows > std::numeric_limits<mx::ShapeElem>::max()) {
+    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(scratch.rows) +
+                             " rows of partial results");
   }
-  mx::Shape shape = {static_cast<mx::ShapeElem>(rows), columns};
-  mx::array array(mx::allocator::malloc(sizeof(float) * rows * columns), std::move(shape), mx::float32);
-  encoder.add_temporary(array);  // alive until the GPU is done
-  return array;
+  mx::Shape shape = {static_cast<mx::ShapeElem>(scratch.rows), scratch.columns};
+  return mx::array(mx::allocator::malloc(sizeof(float) * scratch.elements()), std::move(shape), mx::float32);
 }
 
 }  // namespace
@@ -70,41 +62,40 @@ void encode(const Work& work, mx::Stream stream) {
   auto& device = mx::metal::device(stream.device);
   auto& encoder = mx::metal::get_command_encoder(stream);
 
+  for (const mx::array& temporary : work.temporaries) {
+    encoder.add_temporary(temporary);
+  }
   auto arrays = work.arrays;
-  if (int64_t rows = work.launches.partial_rows; rows > 0) {
-    arrays[kPartialOut] = scratch(encoder, rows, work.params.value_dim);
-    arrays[kPartialMax] = scratch(encoder, rows, 1);
-    arrays[kPartialSum] = scratch(encoder, rows, 1);
+  for (const Scratch& scratch : work.launches.scratch) {
+    arrays[index(scratch.binding)] = allocated(scratch);
+    encoder.add_temporary(*arrays[index(scratch.binding)]);  // alive until the GPU is done
   }
 
-  bool first = true;
   for (const Launch& launch : work.launches.launches) {
     MTL::ComputePipelineState* kernel = pipeline(device, launch);
     MTL::Size threadgroup = mtl_size(launch.threadgroup);
     mx::check_kernel_threadgroup_size(kernel, threadgroup, launch.function);
     encoder.set_compute_pipeline_state(kernel);
-    for (Binding binding : launch.bindings) {
-      // The encoder waits for a launch before another one that has its outputs as inputs: a barrier comes
-      // between writing partial results, or delta, and reading them.
-      if (binding == kParams) {
-        encoder.set_bytes(work.params, kParams);
-      } else if (binding == kSplitParams) {
-        encoder.set_bytes(work.launches.split, kSplitParams);
-      } else if (binding == kQuantParams) {
-        encoder.set_bytes(work.quant, kQuantParams);
-      } else if (binding == kBackwardParams) {
-        encoder.set_bytes(work.backward, kBackwardParams);
-      } else if (!arrays[binding]) {
-        throw std::logic_error(launch.function + " takes an array that the call does not have, binding " +
-                               std::to_string(binding));
-      } else if (is_output(binding) || (is_between(binding) && first)) {
-        encoder.set_output_array(*arrays[binding], binding);
+    for (auto [binding, role] : launch.arguments) {
+      int buffer = buffer_of(binding);
+      if (role == Role::value) {
+        auto bytes = value_of(work.launches, binding);
+        encoder.set_bytes(bytes.data(), static_cast<int>(bytes.size()), buffer);
+        continue;
+      }
+      auto& array = arrays[index(binding)];
+      if (!array) {
+        throw std::logic_error(launch.function + " takes " + std::string(name(binding)) +
+                               ", which the call does not have");
+      }
+      // The encoder puts a barrier between a launch that writes an array and one that reads it.
+      if (role == Role::output) {
+        encoder.set_output_array(*array, buffer);
       } else {
-        encoder.set_input_array(*arrays[binding], binding);
+        encoder.set_input_array(*array, buffer);
       }
     }
     encoder.dispatch_threadgroups(mtl_size(launch.grid), threadgroup);
-    first = false;
   }
 }
 

@@ -13,11 +13,9 @@ namespace flashattn::metal {
 namespace mx = mlx::core;
 
 struct Work {
-  AttentionParams params;
-  QuantParams quant = {};
-  BackwardParams backward = {};  // of a gradient
-  Launches launches;
-  std::array<std::optional<mx::array>, kNumBindings> arrays;  // inputs and outputs by binding; scratch is encode()'s
+  gpu::Launches launches;
+  std::array<std::optional<mx::array>, gpu::kNumBindings> arrays;  // by binding; scratch is encode()'s
+  std::vector<mx::array> temporaries;  // alive until the GPU is done
 };
 
 // Puts the launches into the stream's command encoder. Arrays are read and written in place, through their strides.

@@ -1,4 +1,4 @@
-// A launch's text: its kernel's file, and the one instantiation.
+// A launch's text: what it is specialised for and bound to, by name; its kernel's file; and the one instantiation.
 #include "sources.h"
 
 #include <stdexcept>
@@ -6,14 +6,34 @@
 #include "launch.h"
 
 namespace flashattn::metal {
+namespace {
 
-std::string source_text(const Launch& launch) {
+// The same for all launches: which values constants have, and which arguments there are, MLX is told beside the text.
+std::string declarations(const gpu::Launch& launch) {
+  std::string text = "#include <metal_stdlib>\n";
+  int number = 0;
+  for (const gpu::Constant& constant : launch.constants) {
+    const char* type = std::holds_alternative<bool>(constant.value) ? "bool" : "int";
+    text += std::string("constant ") + type + " " + constant.name + " [[function_constant(" + std::to_string(number++) +
+            ")]];\n";
+  }
+  for (int i = 0; i < gpu::kNumBindings; ++i) {
+    auto binding = static_cast<gpu::Binding>(i);
+    text += "#define FLASHATTN_BUFFER_" + std::string(gpu::name(binding)) + " " + std::to_string(buffer_of(binding)) +
+            "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string source_text(const gpu::Launch& launch) {
   auto source = sources().find(launch.source);
   if (source == sources().end()) {
     throw std::logic_error("no Metal kernel file is called '" + launch.source + "'");
   }
-  return std::string(source->second) + "\ntemplate [[host_name(\"" + launch.function + "\")]] [[kernel]] decltype(" +
-         launch.instantiation + ") " + launch.instantiation + ";\n";
+  return declarations(launch) + std::string(source->second) + "\ntemplate [[host_name(\"" + launch.function +
+         "\")]] [[kernel]] decltype(" + launch.instantiation + ") " + launch.instantiation + ";\n";
 }
 
 }  // namespace flashattn::metal

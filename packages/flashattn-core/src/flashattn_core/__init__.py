@@ -13,7 +13,8 @@ from . import _ext as _ext  # the modules beside this one take it from here
 from . import masks
 from ._ext import NoKernelError, array_id, peak_flops, read_bandwidth, reset_stats, stats
 from .attention import flash_attention, quantized_flash_attention
-from .plan import Plan, plan
+from .interrupt import interruptible
+from .plan import Plan, max_head_dim, plan
 
 __version__ = "0.1.0"
 
@@ -23,8 +24,10 @@ __all__ = [
     "array_id",
     "backends",
     "flash_attention",
+    "interruptible",
     "is_tracing",
     "masks",
+    "max_head_dim",
     "peak_flops",
     "plan",
     "quantized_flash_attention",
@@ -35,12 +38,14 @@ __all__ = [
 
 
 def backends() -> dict[str, str]:
-    """What each backend can do here, in words: ``{"cpu": "AVX2, 2 threads", "metal": "not in this MLX build"}``.
+    """What each backend can do here, in words: ``{"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", ...}``.
 
     Raises ValueError when FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS holds nonsense.
     """
-    metal = str(mx.device_info(mx.gpu)["device_name"]) if mx.metal.is_available() else "not in this MLX build"
-    return {"cpu": _ext.describe_cpu(), "metal": metal}
+    missing = "not in this MLX build"
+    metal = str(mx.device_info(mx.gpu)["device_name"]) if mx.metal.is_available() else missing
+    cuda = "there are no kernels for it yet" if _ext.backend_of(mx.Device(mx.gpu)) == "cuda" else missing
+    return {"cpu": _ext.describe_cpu(), "metal": metal, "cuda": cuda}
 
 
 def is_tracing(*arrays: mx.array) -> bool:

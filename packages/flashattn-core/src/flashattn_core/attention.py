@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import mlx.core as mx
 
-from . import _ext, checks
+from . import _ext
+from . import argument_types as types
 from .masks import Mask, lower
 
 _SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could leave float32
@@ -15,35 +16,37 @@ Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
 MaskLike = Mask | mx.array | Literal["causal"] | None
 
 
+class Options(TypedDict, total=False):
+    """The keyword arguments of every call; :func:`flash_attention` says what they mean."""
+
+    softcap: float | None
+    sinks: mx.array | None
+    alibi_slopes: mx.array | None
+    kernel: str
+    stream: Any
+
+
 @overload
 def flash_attention(
     query: mx.array,
     key: mx.array,
     value: mx.array,
-    scale: float | None = ...,
-    mask: MaskLike = ...,
+    scale: float | None = None,
+    mask: MaskLike = None,
     *,
-    softcap: float | None = ...,
-    sinks: mx.array | None = ...,
-    alibi_slopes: mx.array | None = ...,
-    return_lse: Literal[False] = ...,
-    kernel: str = ...,
-    stream: Any = ...,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
 ) -> mx.array: ...
 @overload
 def flash_attention(
     query: mx.array,
     key: mx.array,
     value: mx.array,
-    scale: float | None = ...,
-    mask: MaskLike = ...,
+    scale: float | None = None,
+    mask: MaskLike = None,
     *,
-    softcap: float | None = ...,
-    sinks: mx.array | None = ...,
-    alibi_slopes: mx.array | None = ...,
     return_lse: Literal[True],
-    kernel: str = ...,
-    stream: Any = ...,
+    **options: Unpack[Options],
 ) -> tuple[mx.array, mx.array]: ...
 def flash_attention(
     query: mx.array,
@@ -52,12 +55,8 @@ def flash_attention(
     scale: float | None = None,
     mask: MaskLike = None,
     *,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    alibi_slopes: mx.array | None = None,
     return_lse: bool = False,
-    kernel: str = "auto",
-    stream: Any = None,
+    **options: Unpack[Options],
 ) -> mx.array | tuple[mx.array, mx.array]:
     """Exact attention in memory linear in the sequence: ``softmax(query @ key.T * scale + mask) @ value``.
 
@@ -92,18 +91,13 @@ def flash_attention(
       natural logarithm of the softmax's denominator. A row that sees no key gives 0 and -inf, never NaN;
       NaN or infinity in a hidden key reaches nothing.
 
-    Ctrl-C ends a long call (from 1e9 multiply-adds) on the CPU within a second, where the main thread waits for it.
-    Its outputs are NaN then, and so is all that is computed from them: the weights of a training step, a cache, a file
-    that is being saved. A program that keeps such things after KeyboardInterrupt installs a handler of SIGINT of its
-    own: then calls finish.
+    Ctrl-C waits for a call that runs on the CPU, unless the program says :func:`interruptible`.
 
     Raises:
       ValueError: bad arguments, naming the argument, what was expected and what came.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
-    arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel)
-    out, lse = _attention(arguments, stream)
-    return (out, lse) if return_lse else out
+    return _attention(lowered(query, key, value, scale, mask, **options), return_lse, options.get("stream"))
 
 
 @overload
@@ -111,34 +105,26 @@ def quantized_flash_attention(
     query: mx.array,
     key: Quantized,
     value: Quantized,
-    scale: float | None = ...,
-    mask: MaskLike = ...,
+    scale: float | None = None,
+    mask: MaskLike = None,
     *,
-    group_size: int = ...,
-    bits: int = ...,
-    softcap: float | None = ...,
-    sinks: mx.array | None = ...,
-    alibi_slopes: mx.array | None = ...,
-    return_lse: Literal[False] = ...,
-    kernel: str = ...,
-    stream: Any = ...,
+    group_size: int = 64,
+    bits: int = 8,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
 ) -> mx.array: ...
 @overload
 def quantized_flash_attention(
     query: mx.array,
     key: Quantized,
     value: Quantized,
-    scale: float | None = ...,
-    mask: MaskLike = ...,
+    scale: float | None = None,
+    mask: MaskLike = None,
     *,
-    group_size: int = ...,
-    bits: int = ...,
-    softcap: float | None = ...,
-    sinks: mx.array | None = ...,
-    alibi_slopes: mx.array | None = ...,
+    group_size: int = 64,
+    bits: int = 8,
     return_lse: Literal[True],
-    kernel: str = ...,
-    stream: Any = ...,
+    **options: Unpack[Options],
 ) -> tuple[mx.array, mx.array]: ...
 def quantized_flash_attention(
     query: mx.array,
@@ -149,12 +135,8 @@ def quantized_flash_attention(
     *,
     group_size: int = 64,
     bits: int = 8,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    alibi_slopes: mx.array | None = None,
     return_lse: bool = False,
-    kernel: str = "auto",
-    stream: Any = None,
+    **options: Unpack[Options],
 ) -> mx.array | tuple[mx.array, mx.array]:
     """:func:`flash_attention` on keys and values that are quantised, as mlx-lm's QuantizedKVCache holds them.
 
@@ -175,85 +157,70 @@ def quantized_flash_attention(
     Raises:
       ValueError, NoKernelError: as :func:`flash_attention`.
     """
-    arguments = lowered_arguments(
-        query,
-        key,
-        value,
-        scale,
-        mask,
-        softcap,
-        sinks,
-        alibi_slopes,
-        kernel,
-        group_size=group_size,
-        bits=checks.positive("bits", bits),
-    )
-    out, lse = _attention(arguments, stream)
+    bits = types.positive("bits", bits)
+    call = lowered(query, key, value, scale, mask, group_size=group_size, bits=bits, **options)
+    return _attention(call, return_lse, options.get("stream"))
+
+
+def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array | tuple[mx.array, mx.array]:
+    device = types.device_of(stream)
+    if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
+        raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has no Metal")
+    out, lse = _ext.attention(call, stream)
     return (out, lse) if return_lse else out
 
 
-def _attention(arguments: _ext.Arguments, stream: Any) -> tuple[mx.array, mx.array]:
-    if checks.device_of(stream).type != mx.cpu and not mx.metal.is_available():
-        raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has no Metal")
-    out, lse = _ext.attention(arguments, stream)
-    return out, lse
-
-
-def lowered_arguments(
+def lowered(
     query: mx.array,
     key: mx.array | Quantized,
     value: mx.array | Quantized,
-    scale: float | None,
-    mask: MaskLike,
-    softcap: float | None,
-    sinks: mx.array | None,
-    alibi_slopes: mx.array | None,
-    kernel: str,
+    scale: float | None = None,
+    mask: MaskLike = None,
     *,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    kernel: str = "auto",
+    stream: Any = None,
     group_size: int = 0,
     bits: int | None = None,
 ) -> _ext.Arguments:
-    """The arguments as ``_ext.attention`` and ``_ext.plan`` take them. Shapes and dtypes are checked there.
+    """The arguments as ``_ext`` takes them, which checks shapes and dtypes. `stream` is not among them.
 
     `bits`: None if key and value are arrays, otherwise those of the tuples that they are.
     """
-    checks.array("query", query)
+    types.array("query", query)
     for name, given in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
         if given is not None:
-            checks.array(name, given)
+            types.array(name, given)
     quantised: dict[str, Any] = {}
     if bits is not None:
         key, quantised["key_scales"], quantised["key_biases"] = _quantized("key", key)
         value, quantised["value_scales"], quantised["value_biases"] = _quantized("value", value)
-        quantised |= {"bits": bits, "group_size": checks.positive("group_size", group_size)}
-    key_array, value_array = checks.array("key", key), checks.array("value", value)
+        quantised |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
     if not isinstance(kernel, str) or not kernel.isprintable():  # a std::string takes no surrogates, what() no NUL
-        raise ValueError(f"[flash_attention] kernel is {checks.describe(kernel)}, expected 'auto' or a kernel's name")
+        raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
-        scale = checks.finite("scale", scale)
+        scale = types.finite("scale", scale)
     if softcap is not None:
-        softcap = checks.finite("softcap", softcap)
+        softcap = types.finite("softcap", softcap)
         if softcap < _SMALLEST_SOFTCAP:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
-    m = lower(mask)
     return _ext.Arguments(
         query,
-        key_array,
-        value_array,
+        types.array("key", key),
+        types.array("value", value),
         scale=scale,
-        softcap=0.0 if softcap is None else softcap,
-        causal=m.causal,
-        window=m.window,
-        key_start=m.key_start,
-        key_stop=m.key_stop,
-        tree=m.tree,
-        visible=m.visible,
-        bias=m.bias,
+        softcap=softcap or 0.0,
         sinks=sinks,
         alibi_slopes=alibi_slopes,
         kernel=kernel,
         **quantised,
+        **vars(lower(mask)),
     )
+
+
+lowered.__qualname__ = "flash_attention"  # TypeError names this one for a keyword argument that does not exist
 
 
 def _quantized(name: str, given: object) -> Quantized:
@@ -261,7 +228,7 @@ def _quantized(name: str, given: object) -> Quantized:
         raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected (weights, scales, biases)")
     weights, scales, biases = given
     return (
-        checks.array(f"{name} (weights)", weights),
-        checks.array(f"{name} (scales)", scales),
-        checks.array(f"{name} (biases)", biases),
+        types.array(f"{name} (weights)", weights),
+        types.array(f"{name} (scales)", scales),
+        types.array(f"{name} (biases)", biases),
     )

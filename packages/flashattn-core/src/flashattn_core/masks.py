@@ -20,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .checks import INT32_MAX, describe, integer
+from .argument_types import INT32_MAX, describe, integer
 
 
 @dataclass(frozen=True)

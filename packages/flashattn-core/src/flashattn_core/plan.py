@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 import mlx.core as mx
 
-from . import _ext, checks
-from .attention import MaskLike, Quantized, lowered_arguments
+from . import _ext
+from . import argument_types as types
+from .attention import MaskLike, Options, Quantized, lowered
+
+Device = Literal["cpu", "metal", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Plan:
     what was asked about, both in words.
     """
 
-    device: Literal["cpu", "metal"]
+    device: str
     kernel: str | None
     reason: str
     shape: str
@@ -35,20 +38,16 @@ def plan(
     scale: float | None = None,
     mask: MaskLike = None,
     *,
-    device: Literal["cpu", "metal"] | None = None,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    alibi_slopes: mx.array | None = None,
+    device: Device | None = None,
     return_lse: bool = False,
-    kernel: str = "auto",
     group_size: int = 64,
     bits: int = 8,
-    stream: mx.Stream | mx.Device | None = None,
+    **options: Unpack[Options],
 ) -> Plan:
     """What :func:`flash_attention` would run for these arguments, or :func:`quantized_flash_attention`.
 
     Args:
-      device: ``"cpu"`` or ``"metal"``, on any machine; None: the stream's, or MLX's default device.
+      device: ``"cpu"``, ``"metal"`` or ``"cuda"``, on any machine; None: the stream's, or MLX's default device.
       key, value: arrays, or tuples (weights, scales, biases), which alone have a group_size and bits.
       The others: as in :func:`flash_attention`, checked in the same way. return_lse decides nothing: lse is
         always computed.
@@ -57,30 +56,37 @@ def plan(
       ValueError: bad arguments. A call that no kernel covers is no error here: its plan has kernel None and
         the reason that :func:`flash_attention` would raise.
     """
-    where = checks.device_of(stream)
-    if device is None:
-        device = "cpu" if where.type == mx.cpu else "metal"
-    if not isinstance(device, str) or device not in ("cpu", "metal"):
-        raise ValueError(f"[plan] device is {checks.describe(device)}, expected 'cpu' or 'metal'")
+    where = _backend("plan", device, options.get("stream"))
     quantised = isinstance(key, tuple | list)
-    arguments = lowered_arguments(
-        query,
-        key,
-        value,
-        scale,
-        mask,
-        softcap,
-        sinks,
-        alibi_slopes,
-        kernel,
-        group_size=group_size,
-        bits=checks.positive("bits", bits) if quantised else None,
-    )
-    chosen, reason = _ext.plan(arguments, device == "metal")
+    storage = {"group_size": group_size, "bits": types.positive("bits", bits)} if quantised else {}
+    chosen, reason = _ext.plan(lowered(query, key, value, scale, mask, **storage, **options), where)
     heads, length, head_dim = query.shape[-3:]
     kv_heads, key_length = (key if isinstance(key, mx.array) else key[0]).shape[-3:-1]
     dtype = str(query.dtype).removeprefix("mlx.core.")
     if quantised:
         dtype += f", keys and values of {bits} bits"
     shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {dtype}"
-    return Plan(device, chosen, reason, shape)
+    return Plan(where, chosen, reason, shape)
+
+
+def max_head_dim(device: Device | None = None, *, gradient: bool = False, quantised: bool = False) -> int:
+    """The largest head_dim, of keys and of values, that some kernel takes; 0 where none does.
+
+    Args:
+      device: as in :func:`plan`.
+      gradient: of the kernels that compute it; otherwise of the forward pass.
+      quantised: with quantised keys and values.
+
+    Raises:
+      ValueError: for another device.
+    """
+    return _ext.max_head_dim(_backend("max_head_dim", device, None), gradient, quantised)
+
+
+def _backend(function: str, device: object, stream: object) -> str:
+    here = types.device_of(stream)
+    if device is None:
+        return _ext.backend_of(here)
+    if not isinstance(device, str) or device not in ("cpu", "metal", "cuda"):
+        raise ValueError(f"[{function}] device is {types.describe(device)}, expected 'cpu', 'metal' or 'cuda'")
+    return device

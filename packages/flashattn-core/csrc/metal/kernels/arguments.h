@@ -1,7 +1,7 @@
 // The arrays of one call, bound as in launch.h, and where in them a batch element begins.
 #pragma once
 
-#include "../../params.h"
+#include "../../call/params.h"
 #include "variant.h"
 
 #define FLASHATTN_PARAMS const constant AttentionParams& params [[buffer(5)]]

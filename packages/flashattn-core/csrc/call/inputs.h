@@ -1,0 +1,53 @@
+// The inputs of inputs.def as an enum and a table.
+#pragma once
+
+#include <array>
+
+#include "inputs.def"
+
+namespace flashattn {
+
+#define FLASHATTN_ENUMERATOR(name, ...) name,
+enum class Input { FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) count };
+#undef FLASHATTN_ENUMERATOR
+
+constexpr int kNumInputs = static_cast<int>(Input::count);
+constexpr int kNumTensors = static_cast<int>(Input::value) + 1;  // query, key and value, which every call has
+
+constexpr int index(Input input) {
+  return static_cast<int>(input);
+}
+
+// See inputs.def.
+enum class InputDtype { tensor, groups, int32, uint32, boolean, additive, logits, slopes };
+enum class Axes { tensor, scores, tree, heads, batch };
+
+struct InputRule {
+  Input input;
+  const char* called;
+  InputDtype dtype;
+  Axes axes;
+};
+
+#define FLASHATTN_RULE(name, called, dtype, axes) InputRule{Input::name, called, InputDtype::dtype, Axes::axes},
+constexpr std::array<InputRule, kNumInputs> kInputRules = {FLASHATTN_INPUTS(FLASHATTN_RULE)};
+#undef FLASHATTN_RULE
+
+// Which of Strides' fields an array has behind those of the batch.
+struct AxesUsed {
+  bool head, row, column;
+
+  constexpr int count() const { return head + row + column; }
+};
+
+constexpr AxesUsed used(Axes axes) {
+  switch (axes) {
+    case Axes::tensor:
+    case Axes::scores: return {true, true, true};
+    case Axes::tree: return {false, true, true};
+    case Axes::heads: return {true, false, false};
+    default: return {false, false, false};
+  }
+}
+
+}  // namespace flashattn

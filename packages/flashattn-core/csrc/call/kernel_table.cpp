@@ -1,0 +1,172 @@
+// The table itself, and why a kernel cannot run a call.
+#include "kernel_table.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "limits.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int kAny = std::numeric_limits<int>::max();
+
+struct Row {
+  Kernel kernel;
+  std::string_view name;
+  Backend backend;
+  Pass pass;
+  // What the kernel can do.
+  int max_query_len;
+  int max_dim;     // of head_dim and value_dim
+  bool quantised;  // also takes quantised keys and values
+  // Where auto prefers the next row. On Metal these lengths are estimates: they have not been measured on a GPU.
+  int auto_query_len;
+  int auto_key_len;
+  std::string_view why;
+};
+
+// auto takes the first row that covers the call and prefers it. In the order of Kernel.
+constexpr auto forward = Pass::forward, backward = Pass::backward;
+constexpr std::array<Row, kNumKernels> kTable = {{
+    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, true, kAny, kAny,
+     "few queries: work is split over the keys"},
+    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, forward, kAny, kMaxHeadDim, true, kAny, kAny,
+     "many queries: work is split over the queries"},
+    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, true, kAny, 128,
+     "one query, few keys: one SIMD group a head, no barriers"},
+    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, true, kAny, 1024,
+     "one query: 32 SIMD groups a head share the keys"},
+    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, true, kAny, kAny,
+     "few queries: the keys are cut into chunks, each read once for all heads of a group"},
+    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, false, 64, kAny,
+     "a short prompt: the heads of a group share their keys"},
+    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, true, kAny, kAny,
+     "many queries: output and probabilities stay in registers"},
+    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, true, kAny, kAny,
+     "head_dim above 256: one thread a score, any size"},
+    {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, false, kAny, kAny, ""},
+    {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, false, kAny, kAny, ""},
+    {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, false, kAny, kAny, ""},
+}};
+
+constexpr bool in_the_order_of_the_enum() {
+  for (int i = 0; i < kNumKernels; ++i) {
+    if (kTable[i].kernel != static_cast<Kernel>(i)) return false;
+  }
+  return true;
+}
+static_assert(in_the_order_of_the_enum());
+
+constexpr std::array<std::string_view, 3> kBackendNames = {"cpu", "metal", "cuda"};
+
+std::string known_names() {
+  std::string names = "'auto'";
+  for (const Row& row : kTable) {
+    if (row.pass == forward) {
+      names += ", '" + std::string(row.name) + "'";
+    }
+  }
+  return names;
+}
+
+// Why the kernel cannot run the call; empty where it can.
+std::string obstacle(const Row& row, Backend backend, CallShape shape) {
+  std::string name(row.name);
+  int dim = std::max(shape.head_dim, shape.value_dim);
+  if (row.backend != backend) {
+    return name + (row.backend == Backend::cpu ? " runs on the CPU" : " runs on a GPU") + ", the stream does not";
+  }
+  if (shape.query_len > row.max_query_len) {
+    return name + " takes up to " + std::to_string(row.max_query_len) + " queries, found " +
+           std::to_string(shape.query_len);
+  }
+  if (shape.quantised && !row.quantised) {
+    return name + " takes no quantised keys and values";
+  }
+  if (dim > row.max_dim) {
+    return name + " takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(dim);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string_view name(Kernel kernel) {
+  return kTable[static_cast<int>(kernel)].name;
+}
+
+std::string_view name(Backend backend) {
+  return kBackendNames[static_cast<int>(backend)];
+}
+
+Backend backend_of(std::string_view name) {
+  for (size_t i = 0; i < kBackendNames.size(); ++i) {
+    if (kBackendNames[i] == name) {
+      return static_cast<Backend>(i);
+    }
+  }
+  throw std::invalid_argument("[flash_attention] device is '" + std::string(name) +
+                              "', expected 'cpu', 'metal' or 'cuda'");
+}
+
+Kernel kernel_of(const Choice& choice) {
+  if (!choice.kernel) {
+    throw NoKernelError("[flash_attention] " + choice.reason);
+  }
+  return *choice.kernel;
+}
+
+Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
+  bool known = wanted == "auto";
+  for (const Row& row : kTable) {
+    if (row.pass != forward) {
+      continue;
+    }
+    if (wanted == row.name) {
+      std::string reason = obstacle(row, backend, shape);
+      return reason.empty() ? Choice{row.kernel, "asked for by name"} : Choice{std::nullopt, reason};
+    }
+    bool preferred = shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len;
+    if (known && preferred && obstacle(row, backend, shape).empty()) {
+      return {row.kernel, std::string(row.why)};
+    }
+  }
+  if (!known) {
+    throw std::invalid_argument("[flash_attention] kernel is '" + wanted + "', expected one of " + known_names());
+  }
+  return {std::nullopt, "there is no kernel for " + std::string(name(backend)) + " with head_dim " +
+                            std::to_string(std::max(shape.head_dim, shape.value_dim))};
+}
+
+void check_backward(Backend backend, CallShape shape) {
+  if (shape.quantised) {
+    throw NoKernelError("[flash_attention] no kernel has the gradient with quantised keys and values");
+  }
+  bool found = false;
+  for (const Row& row : kTable) {
+    if (row.pass == backward && row.backend == backend) {
+      found = true;
+      if (std::string reason = obstacle(row, backend, shape); !reason.empty()) {
+        throw NoKernelError("[flash_attention] " + reason);
+      }
+    }
+  }
+  if (!found) {
+    throw NoKernelError("[flash_attention] there is no kernel for " + std::string(name(backend)) +
+                        " that has the gradient");
+  }
+}
+
+int max_head_dim(Backend backend, Pass pass, bool quantised) {
+  int widest = 0;
+  for (const Row& row : kTable) {
+    if (row.backend == backend && row.pass == pass && (row.quantised || !quantised)) {
+      widest = std::max(widest, row.max_dim);
+    }
+  }
+  return widest;
+}
+
+}  // namespace flashattn

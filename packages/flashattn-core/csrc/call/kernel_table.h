@@ -1,0 +1,70 @@
+// The one table of kernels: what each can do, and which one a call takes. plan() prints its row; eval runs it.
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace flashattn {
+
+enum class Kernel {
+  cpu_decode,
+  cpu_prefill,
+  metal_decode_fast,
+  metal_decode_parallel,
+  metal_decode_split,
+  metal_prefill_tg,
+  metal_prefill_reg,
+  metal_rowwise,
+  cpu_backward,
+  metal_backward_dq,
+  metal_backward_dkv,
+  count
+};
+constexpr int kNumKernels = static_cast<int>(Kernel::count);
+
+enum class Backend { cpu, metal, cuda };
+enum class Pass { forward, backward };
+
+std::string_view name(Kernel kernel);
+std::string_view name(Backend backend);
+// Throws std::invalid_argument for a name that no backend has.
+Backend backend_of(std::string_view name);
+
+struct Choice {
+  std::optional<Kernel> kernel;  // none: nothing covers the call
+  std::string reason;            // in words, also for why nothing does
+};
+
+// No kernel covers the call; what() is the reason that plan() gives.
+struct NoKernelError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+// Throws NoKernelError where there is none.
+Kernel kernel_of(const Choice& choice);
+
+// What the choice depends on.
+struct CallShape {
+  int query_len;
+  int key_len;
+  int head_dim;
+  int value_dim;
+  bool quantised;  // keys and values
+};
+
+// `wanted` is "auto" or the name of the only kernel to consider. Throws std::invalid_argument for a name that no
+// forward kernel has.
+Choice choose(Backend backend, CallShape shape, const std::string& wanted);
+
+// A backend's gradient has no choice: all of its kernels run. Throws NoKernelError for what they do not cover.
+void check_backward(Backend backend, CallShape shape);
+
+// The largest head_dim that some kernel of the backend takes; 0 where none does.
+int max_head_dim(Backend backend, Pass pass, bool quantised);
+
+// Queries up to this length take cpu_decode: few rows, the work is split over the keys.
+constexpr int kMaxDecodeLen = 8;
+
+}  // namespace flashattn

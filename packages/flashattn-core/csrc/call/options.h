@@ -1,0 +1,29 @@
+// Which numbers scores can be computed with. Asked of the caller's arguments, and once more of the kernels'.
+#pragma once
+
+#include <cmath>
+
+#include "fail.h"
+#include "params.h"
+
+namespace flashattn {
+
+// Throws std::invalid_argument. `options` has a softcap and a window.
+template <typename Options>
+void check_score_options(float scale, const Options& options) {
+  if (!std::isfinite(scale)) {
+    fail("scale is ", scale, ", expected a finite number");
+  }
+  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+    fail("softcap is ", options.softcap, ", expected a finite number above 0");
+  }
+  // Scores are divided by softcap beforehand, in scale.
+  if (options.softcap > 0 && !std::isfinite(scale / options.softcap)) {
+    fail("softcap is ", options.softcap, ", expected a number by which scale, ", scale, ", can be divided");
+  }
+  if (options.window < 0) {
+    fail("window is ", options.window, ", expected at least 1");
+  }
+}
+
+}  // namespace flashattn

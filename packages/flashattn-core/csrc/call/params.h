@@ -1,0 +1,74 @@
+// The one plain struct that every backend reads: shapes, strides and options of one attention call.
+// No pointers and no standard library in here, so that host C++ and kernels can include the same file.
+#pragma once
+
+#ifndef __METAL_VERSION__  // Metal has these types without an include
+#include <cstdint>
+#endif
+
+#include "inputs.def"
+
+namespace flashattn {
+
+// Leading batch dimensions of one call; mx.vmap adds one each time it is nested.
+enum : int { kMaxBatchDims = 8 };
+
+// Positions of a tensor's elements, in elements. A dimension that is broadcast, or of size 1, has stride 0, so masks
+// are read in place and never expanded.
+struct Strides {
+  int64_t batch[kMaxBatchDims];
+  int64_t head;
+  int64_t row;     // query position or key position
+  int64_t column;  // head_dim, or key position in masks
+};
+
+#define FLASHATTN_OPTION_FIELD(type, name) type name;
+#define FLASHATTN_STRIDES_FIELD(name, called, dtype, axes) Strides name;
+
+struct AttentionParams {
+  int32_t batch_dims;
+  int32_t batch_shape[kMaxBatchDims];
+  int64_t batch_size;  // product of batch_shape
+
+  int32_t num_heads;     // H_q
+  int32_t num_kv_heads;  // H_kv, divides H_q
+  int32_t query_len;     // L
+  int32_t key_len;       // S
+  int32_t head_dim;      // D
+  int32_t value_dim;     // D_v
+  int32_t tree_size;     // T, the number of last keys that tree bits describe; 0: none
+
+  float scale;
+  FLASHATTN_OPTIONS(FLASHATTN_OPTION_FIELD)
+
+  FLASHATTN_INPUTS(FLASHATTN_STRIDES_FIELD)
+  Strides out, lse;   // (*B, H_q, L, D_v) and (*B, H_q, L)
+  Strides row_stats;  // (*B, H_q, L, 2): a row's maximum and its sum, for the gradient
+};
+
+#undef FLASHATTN_OPTION_FIELD
+#undef FLASHATTN_STRIDES_FIELD
+
+// How a decode step cuts the keys: num_chunks times chunk_len keys, from first_key on.
+struct SplitParams {
+  int32_t first_key;  // no query sees a key before it
+  int32_t chunk_len;
+  int32_t num_chunks;
+};
+
+// An array to copy: any strides, in elements.
+struct RealignParams {
+  int64_t count;  // of elements
+  int32_t ndim;
+  int32_t shape[kMaxBatchDims + 3];
+  int64_t strides[kMaxBatchDims + 3];
+};
+
+// Strides of what only the gradient has.
+struct BackwardParams {
+  Strides dout;
+  Strides dlse;  // (*B, H_q, L); unused where there is none
+  Strides dq, dk, dv;
+};
+
+}  // namespace flashattn

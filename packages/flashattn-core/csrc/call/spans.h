@@ -1,0 +1,43 @@
+// The span of keys that causal, window and key range leave to a query. What hides keys inside of it is each backend's.
+#pragma once
+
+#include "params.h"
+
+namespace flashattn {
+
+// In this file everything is inlined: the CPU kernels that include it are compiled once for each instruction set.
+#define FLASHATTN_SPAN_FUNC static inline __attribute__((always_inline))
+
+struct Span {
+  int begin, end;  // empty when begin >= end
+};
+
+// The key range of a batch element: [start, stop), numbers of any size.
+struct KeyRange {
+  int64_t start, stop;
+};
+
+// Empty spans are {0, 0}.
+FLASHATTN_SPAN_FUNC Span seen_span(const AttentionParams& p, KeyRange range, int query) {
+  int64_t begin = range.start > 0 ? range.start : 0;
+  int64_t end = range.stop < p.key_len ? range.stop : p.key_len;
+  int64_t diagonal = int64_t{query} + p.key_len - p.query_len;  // the key at the query's own position
+  if (p.causal && diagonal + 1 < end) {
+    end = diagonal + 1;
+  }
+  if (p.window > 0 && diagonal - p.window + 1 > begin) {
+    begin = diagonal - p.window + 1;
+  }
+  if (begin >= end) {
+    return {0, 0};
+  }
+  return {static_cast<int>(begin), static_cast<int>(end)};
+}
+
+// A window hides the keys before this one from every query. What cuts the keys of a decode step begins here.
+FLASHATTN_SPAN_FUNC int first_seen_key(const AttentionParams& p) {
+  int64_t before_window = int64_t{p.key_len} - p.query_len - p.window + 1;
+  return p.window > 0 && before_window > 0 ? static_cast<int>(before_window) : 0;
+}
+
+}  // namespace flashattn

@@ -1,0 +1,14 @@
+// The contract of the kernels: what they take for granted about a call's numbers and pointers.
+#pragma once
+
+#include "backward.h"
+
+namespace flashattn::cpu {
+
+// Throw std::invalid_argument naming the field, what was expected and what came. What they let through the kernels
+// compute without reading or writing outside of the memory that the strides reach, and without a race between threads.
+// They read no data and take some hundred nanoseconds. The kernels do not call them: whoever fills the structs does.
+void check(const AttentionArgs& args);
+void check(const BackwardArgs& args);
+
+}  // namespace flashattn::cpu

@@ -1,0 +1,147 @@
+// Cuts one call into blocks of rows and spreads them over the threads.
+#include "forward.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "batch.h"
+#include "cancellation.h"
+#include "kernels.h"
+#include "threads.h"
+
+namespace flashattn::cpu {
+namespace {
+
+// All heads of a group share their keys, so they go into the same block as far as they fit.
+struct HeadCut {
+  int heads_per_block, blocks_per_group;
+  int64_t blocks;  // of all groups and batch elements
+  bool decoded;
+
+  HeadCut(const AttentionParams& params, int max_heads, bool decoded) : decoded(decoded) {
+    int group = std::max(1, params.num_heads / params.num_kv_heads);
+    blocks_per_group = (group + max_heads - 1) / max_heads;
+    heads_per_block = (group + blocks_per_group - 1) / blocks_per_group;
+    blocks = params.num_heads == 0 ? 0 : params.batch_size * params.num_kv_heads * blocks_per_group;
+  }
+
+  RowBlock block(const AttentionParams& params, int64_t index) const {
+    int group = params.num_heads / params.num_kv_heads;
+    int first_in_group = static_cast<int>(index % blocks_per_group) * heads_per_block;
+    int kv_head = static_cast<int>(index / blocks_per_group % params.num_kv_heads);
+    return {.batch = index / blocks_per_group / params.num_kv_heads,
+            .head_begin = kv_head * group + first_in_group,
+            .head_count = std::min(heads_per_block, group - first_in_group),
+            .query_begin = 0,
+            .query_count = params.query_len,
+            .key_begin = 0,
+            .key_end = params.key_len,
+            .decoded = decoded};
+  }
+};
+
+// The more rows share what is loaded and packed of keys and values, the better, as long as their queries and
+// outputs take no more than half of the second-level cache.
+int rows_in_cache(int head_dim, int value_dim) {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  static const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#else
+  constexpr long reported = 0;
+#endif
+  long cache = reported > 0 ? reported : 512 << 10;
+  long row = static_cast<long>(sizeof(float)) * (head_dim + value_dim);
+  return static_cast<int>(std::clamp<long>(cache / 2 / row, kMinRows, kMaxRows));
+}
+
+void attend_in_blocks(const AttentionArgs& args) {
+  const AttentionParams& params = args.params;
+  const Kernels& isa = kernels();
+  int max_rows = rows_in_cache(params.head_dim, params.value_dim);
+  HeadCut cut(params, max_rows, false);
+  // Enough blocks for the threads to end together. Not a function of their number: nor is then the result.
+  constexpr int kBlocks = 64;
+  int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
+  int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
+  int most = max_rows / cut.heads_per_block;
+  int queries_per_block = static_cast<int>(std::clamp<int64_t>(queries, std::min(least, most), most));
+  int64_t tiles = (params.query_len + queries_per_block - 1) / queries_per_block;
+  // The last queries see the most keys under a causal mask: they go first, so that the threads end together.
+  parallel_for(tiles * cut.blocks, [&](int64_t i) {
+    RowBlock block = cut.block(params, i % cut.blocks);
+    block.query_begin = static_cast<int>(tiles - 1 - i / cut.blocks) * queries_per_block;
+    block.query_count = std::min(queries_per_block, params.query_len - block.query_begin);
+    isa.attend(args, block);
+  });
+}
+
+void attend_in_runs(const AttentionArgs& args) {
+  const AttentionParams& params = args.params;
+  const Kernels& isa = kernels();
+  HeadCut cut(params, kMaxRows, true);
+  // FlashDecoding: each run of keys is a piece of work of its own. Where runs begin depends on the keys alone, and
+  // the merge goes in order: the result is the same for any number of threads.
+  constexpr int kKeysPerRun = 512;
+  int first_run = first_seen_key(params) / kKeysPerRun;
+  int64_t runs = std::max(1, (params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run);
+  // One query after the other, so that its result has the same bits whichever come with it: several tokens at once,
+  // as in speculative decoding, give what they give one by one. The run's keys stay in the second-level cache.
+  const auto for_each_query = [&](RowBlock block, auto visit) {
+    block.query_count = 1;
+    for (block.query_begin = 0; block.query_begin < params.query_len; ++block.query_begin) visit(block);
+  };
+  if (runs == 1) {
+    parallel_for(cut.blocks, [&](int64_t i) {
+      for_each_query(cut.block(params, i), [&](const RowBlock& block) { isa.attend(args, block); });
+    });
+    return;
+  }
+  int64_t row_size = partial_row_size(params.value_dim);
+  int64_t size = int64_t{cut.heads_per_block} * params.query_len * row_size;
+  auto partials = std::make_unique_for_overwrite<float[]>(cut.blocks * runs * size);
+  std::vector<std::atomic<int64_t>> finished(cut.blocks);
+  parallel_for(cut.blocks * runs, [&](int64_t i) {
+    int64_t head = i / runs;
+    RowBlock run = cut.block(params, head);
+    run.key_begin = (first_run + static_cast<int>(i % runs)) * kKeysPerRun;
+    run.key_end = std::min(run.key_begin + kKeysPerRun, params.key_len);
+    for_each_query(run, [&](const RowBlock& block) {
+      isa.attend_partial(args, block, partials.get() + i * size + block.query_begin * block.head_count * row_size);
+    });
+    if (finished[head].fetch_add(1, std::memory_order_acq_rel) == runs - 1) {  // the last run to finish merges them all
+      for_each_query(cut.block(params, head), [&](const RowBlock& block) {
+        isa.merge(args, block, partials.get() + (head * runs * size) + block.query_begin * block.head_count * row_size,
+                  runs, size);
+      });
+    }
+  });
+}
+
+void leave_nan(const AttentionArgs& args) {
+  const AttentionParams& p = args.params;
+  const auto rows_of = [&](const Strides& strides) {
+    return [&](int64_t row) {
+      int64_t query = row % p.query_len, head = row / p.query_len % p.num_heads;
+      int64_t batch = row / p.query_len / p.num_heads;
+      return batch_offset(p, strides, batch) + head * strides.head + query * strides.row;
+    };
+  };
+  int64_t rows = p.batch_size * p.num_heads * p.query_len;
+  fill_with_nan(args.dtype, args.out, rows, p.value_dim, p.out.column, rows_of(p.out));
+  fill_with_nan(Dtype::float32, args.lse, rows, 1, 0, rows_of(p.lse));
+  fill_with_nan(Dtype::float32, args.row_stats, rows, 2, p.row_stats.column, rows_of(p.row_stats));
+}
+
+}  // namespace
+
+void prefill(const AttentionArgs& args) {
+  whole_or_nan([&] { attend_in_blocks(args); }, [&] { leave_nan(args); });
+}
+void decode(const AttentionArgs& args) {
+  whole_or_nan([&] { attend_in_runs(args); }, [&] { leave_nan(args); });
+}
+
+}  // namespace flashattn::cpu

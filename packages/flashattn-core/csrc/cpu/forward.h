@@ -1,0 +1,53 @@
+// The CPU backend's front door: raw pointers, shapes and strides in, finished output out. Knows nothing
+// of MLX, so it can be built, fuzzed and sanitised alone.
+#pragma once
+
+#include <string>
+
+#include "../call/dtype.h"
+#include "../call/kernel_table.h"
+#include "../call/params.h"
+#include "cancellation.h"
+
+namespace flashattn::cpu {
+
+// What inputs.def's dtypes are in memory. What may be several of them has a Dtype beside.
+#define FLASHATTN_CPU_tensor const void*
+#define FLASHATTN_CPU_groups const void*
+#define FLASHATTN_CPU_int32 const int32_t*
+#define FLASHATTN_CPU_uint32 const uint32_t*
+#define FLASHATTN_CPU_boolean const bool*
+#define FLASHATTN_CPU_additive const void*
+#define FLASHATTN_CPU_logits const float*
+#define FLASHATTN_CPU_slopes const float*
+#define FLASHATTN_CPU_POINTER(name, called, dtype, axes) FLASHATTN_CPU_##dtype name = nullptr;
+
+struct AttentionArgs {
+  AttentionParams params;
+  Dtype dtype;        // of query, key, value and out; keys and values may be quantised instead
+  Dtype bias_dtype;   // of bias
+  Dtype group_dtype;  // of scales and biases
+
+  FLASHATTN_INPUTS(FLASHATTN_CPU_POINTER)  // null where the call has none
+  void* out = nullptr;
+  float* lse = nullptr;
+  float* row_stats = nullptr;  // a row's maximum and its sum, sinks included: what backward() needs of the softmax
+
+  Cancellable cancellation = {};
+};
+
+#undef FLASHATTN_CPU_POINTER
+
+// Both compute the same function; they differ in how the work is cut. Safe to call from several threads. A cancelled
+// call leaves NaN in its outputs.
+void prefill(const AttentionArgs& args);
+void decode(const AttentionArgs& args);
+
+// Reads FLASHATTN_CPU_ISA and FLASHATTN_NUM_THREADS, once. Throws std::invalid_argument, naming the variable,
+// when one of them holds something that this machine cannot do.
+void initialise();
+
+// "AVX2, 2 threads". Initialises.
+std::string describe();
+
+}  // namespace flashattn::cpu

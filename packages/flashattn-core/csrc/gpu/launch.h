@@ -1,0 +1,124 @@
+// What to run on a GPU for one call, as plain data: no GPU and no MLX in here, so that the whole of it is computed and
+// tested on any machine. A backend's launch.cpp makes it, its encode.cpp hands it to MLX.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "../call/dtype.h"
+#include "../call/inputs.h"
+#include "../call/params.h"
+
+namespace flashattn::gpu {
+
+// What a kernel's arguments are bound to, behind the inputs of inputs.def: X(name).
+#define FLASHATTN_FURTHER_BINDINGS(X)                                       \
+  X(params) /* AttentionParams */                                           \
+  /* Outputs of the forward pass, inputs of the gradient. */                \
+  X(out)                                                                    \
+  X(lse)                                                                    \
+  X(row_stats)                                                              \
+  /* Of a decode step, for each chunk of keys and row: float32 scratch. */  \
+  X(partial_out)                                                            \
+  X(partial_max) /* in units of log2 */                                     \
+  X(partial_sum)                                                            \
+  X(split_params) /* SplitParams */                                         \
+  /* Of the gradient. */                                                    \
+  X(dout)  /* what comes back for out */                                    \
+  X(dlse)  /* and for lse; optional */                                      \
+  X(delta) /* (*B, H_q, L), float32: the first launch writes it */          \
+  X(dq)                                                                     \
+  X(dk)                                                                     \
+  X(dv)                                                                     \
+  X(backward_params) /* BackwardParams */                                   \
+  /* Of a copy of an array that begins in the middle of an element. */      \
+  X(misaligned)                                                             \
+  X(realigned)                                                              \
+  X(realign_params) /* RealignParams */
+
+#define FLASHATTN_ENUMERATOR(name, ...) name,
+enum class Binding { FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) FLASHATTN_FURTHER_BINDINGS(FLASHATTN_ENUMERATOR) count };
+#undef FLASHATTN_ENUMERATOR
+
+constexpr int kNumBindings = static_cast<int>(Binding::count);
+
+constexpr int index(Binding binding) {
+  return static_cast<int>(binding);
+}
+constexpr Binding binding_of(Input input) {
+  return static_cast<Binding>(flashattn::index(input));
+}
+std::string_view name(Binding binding);
+
+// What a launch does with an argument. Arrays are read or written; structs are passed by value.
+enum class Role { input, output, value };
+
+struct Argument {
+  Binding binding;
+  Role role;
+
+  bool operator==(const Argument&) const = default;
+};
+
+// What a kernel is specialised for. Code for what a call does not have is not in it.
+struct Constant {
+  std::string name;
+  std::variant<bool, int32_t> value;
+
+  bool operator==(const Constant&) const = default;
+};
+
+using Size = std::array<uint32_t, 3>;
+
+struct Launch {
+  std::string source;         // the kernel's file, without its ending: "decode_split"
+  std::string function;       // the name of the instantiation: "metal_decode_split_half_64_64_8"
+  std::string instantiation;  // its template arguments: "decode_split<half, 64, 64, 8>"
+  std::vector<Constant> constants;
+  std::vector<Argument> arguments;
+  Size grid;         // in threadgroups
+  Size threadgroup;  // in threads
+};
+
+// An array that launches write and later ones read: float32, alive until the last of them is done.
+struct Scratch {
+  Binding binding;
+  int64_t rows;
+  int columns;
+
+  int64_t elements() const { return rows * columns; }
+};
+
+// The launches of one call, in order. A launch waits for those before it whose outputs are its inputs.
+struct Launches {
+  std::vector<Launch> launches = {};
+  std::vector<Scratch> scratch = {};
+  // What arguments with Role::value are.
+  AttentionParams params = {};
+  SplitParams split = {};
+  BackwardParams backward = {};
+  RealignParams realign = {};
+};
+
+// The bytes of an argument with Role::value.
+std::span<const std::byte> value_of(const Launches& launches, Binding binding);
+
+// Everything about a call that the choice of launches depends on.
+struct Call {
+  AttentionParams params;
+  Dtype dtype;                                  // of query and out, and of key and value if they are not quantised
+  Dtype bias_dtype = Dtype::float32;            // of bias
+  Dtype group_dtype = Dtype::float32;           // of scales and biases
+  std::array<bool, kNumBindings> present = {};  // of the inputs, and dlse
+
+  bool has(Binding binding) const { return present[index(binding)]; }
+};
+
+}  // namespace flashattn::gpu

@@ -1,0 +1,38 @@
+// Arithmetic of tiles, and how the keys of a decode step are cut.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../call/params.h"
+#include "../call/spans.h"
+
+namespace flashattn::gpu {
+
+constexpr int round_up(int n, int multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+constexpr int64_t divide_up(int64_t n, int64_t divisor) {
+  return (n + divisor - 1) / divisor;
+}
+
+// What fills a GPU, and what is too little for a chunk: writing and merging its result costs more than reading its keys.
+struct SplitGoal {
+  int64_t chunks;  // of all batch elements and key/value heads together
+  int min_chunk;   // keys
+  int max_chunks;  // of one key/value head
+};
+
+inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
+  SplitParams split = {};
+  split.first_key = first_seen_key(p);
+  int64_t keys = p.key_len - split.first_key;
+  int64_t groups = std::max<int64_t>(1, p.batch_size * p.num_kv_heads);
+  int64_t chunks = std::min<int64_t>(divide_up(goal.chunks, groups), divide_up(keys, goal.min_chunk));
+  chunks = std::clamp<int64_t>(chunks, 1, goal.max_chunks);
+  split.chunk_len = std::max(1, round_up(static_cast<int>(divide_up(keys, chunks)), 4));
+  split.num_chunks = static_cast<int32_t>(std::max<int64_t>(1, divide_up(keys, split.chunk_len)));
+  return split;
+}
+
+}  // namespace flashattn::gpu

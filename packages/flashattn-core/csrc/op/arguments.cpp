@@ -1,0 +1,76 @@
+// A call's arguments as a primitive's inputs, and back to names.
+#include "arguments.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "mlx/ops.h"
+
+namespace flashattn {
+namespace {
+
+mx::array as_kernels_read_it(const mx::array& given, InputDtype dtype, mx::Dtype query_dtype,
+                             const mx::Stream& stream) {
+  bool as_float32 = dtype == InputDtype::logits || dtype == InputDtype::slopes;
+  if (as_float32) {
+    return mx::astype(given, mx::float32, stream);
+  }
+  bool whole_numbers = dtype == InputDtype::additive && !mx::issubdtype(given.dtype(), mx::floating);
+  return whole_numbers ? mx::astype(given, query_dtype, stream) : given;
+}
+
+}  // namespace
+
+Present present_in(const Arguments& arguments) {
+  Present present;
+  for (int i = 0; i < kNumInputs; ++i) {
+    present[i] = arguments.inputs[i].has_value();
+  }
+  return present;
+}
+
+std::vector<mx::array> primitive_inputs(const Arguments& arguments, const mx::Stream& stream) {
+  std::vector<mx::array> inputs;
+  mx::Dtype query_dtype = arguments.inputs[index(Input::query)]->dtype();
+  for (const InputRule& rule : kInputRules) {
+    if (const auto& given = arguments.inputs[index(rule.input)]) {
+      inputs.push_back(as_kernels_read_it(*given, rule.dtype, query_dtype, stream));
+    }
+  }
+  return inputs;
+}
+
+Inputs::Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present) {
+  size_t next = 0;
+  for (int i = 0; i < kNumInputs; ++i) {
+    arrays_[i] = present[i] ? &primitive_inputs[next++] : nullptr;
+  }
+}
+
+Inputs::Inputs(const Arguments& arguments) {
+  for (int i = 0; i < kNumInputs; ++i) {
+    arrays_[i] = arguments.inputs[i] ? &*arguments.inputs[i] : nullptr;
+  }
+}
+
+int columns_of(const mx::array& tensor, const Options& options) {
+  if (options.bits == 0) {
+    return tensor.shape(kColumn);
+  }
+  int64_t columns = int64_t{tensor.shape(kColumn)} * 32 / options.bits;
+  return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks refuse that
+}
+
+CallShape call_shape(const Inputs& inputs, const Options& options) {
+  return {.query_len = inputs.query().shape(kRow),
+          .key_len = inputs.key().shape(kRow),
+          .head_dim = inputs.query().shape(kColumn),
+          .value_dim = columns_of(inputs.value(), options),
+          .quantised = options.bits != 0};
+}
+
+mx::Shape batch_shape(const mx::array& query) {
+  return mx::Shape(query.shape().begin(), query.shape().end() - 3);
+}
+
+}  // namespace flashattn

@@ -1,0 +1,66 @@
+// What one call is given: by the caller, and then by a primitive's inputs.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../call/inputs.h"
+#include "../call/kernel_table.h"
+#include "mlx/array.h"
+#include "mlx/stream.h"
+
+namespace flashattn {
+
+namespace mx = mlx::core;
+
+constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
+
+struct Options {
+  std::optional<float> scale;   // none: 1 / sqrt(D)
+  std::string kernel = "auto";  // or a kernel's name
+#define FLASHATTN_OPTION(type, name) type name = {};
+  FLASHATTN_OPTIONS(FLASHATTN_OPTION)
+#undef FLASHATTN_OPTION
+
+  bool operator==(const Options&) const = default;
+};
+
+// A call's arguments; shapes, dtypes and meanings: flash_attention() in Python. Query, key and value are always there.
+struct Arguments {
+  std::array<std::optional<mx::array>, kNumInputs> inputs;
+  Options options;
+};
+
+using Present = std::array<bool, kNumInputs>;
+
+Present present_in(const Arguments& arguments);
+
+// What a primitive takes: the inputs that are there, in the order of inputs.def and in dtypes that kernels read.
+std::vector<mx::array> primitive_inputs(const Arguments& arguments, const mx::Stream& stream);
+
+// Those by name. Points into the arrays that it is made of.
+class Inputs {
+ public:
+  Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present);
+  explicit Inputs(const Arguments& arguments);
+
+  const mx::array* operator[](Input input) const { return arrays_[index(input)]; }  // null where absent
+  const mx::array& query() const { return *arrays_[index(Input::query)]; }
+  const mx::array& key() const { return *arrays_[index(Input::key)]; }
+  const mx::array& value() const { return *arrays_[index(Input::value)]; }
+
+ private:
+  std::array<const mx::array*, kNumInputs> arrays_ = {};
+};
+
+// Elements of a row of key or value.
+int columns_of(const mx::array& tensor, const Options& options);
+
+// What the choice of a kernel depends on.
+CallShape call_shape(const Inputs& inputs, const Options& options);
+
+mx::Shape batch_shape(const mx::array& query);
+
+}  // namespace flashattn

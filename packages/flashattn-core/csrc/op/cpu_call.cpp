@@ -1,0 +1,73 @@
+// Pointers of a call's arrays, input by input.
+#include "cpu_call.h"
+
+#include <atomic>
+
+namespace flashattn {
+namespace {
+
+template <typename T>
+void set_pointer(const T*& pointer, const mx::array* array) {
+  pointer = array ? static_cast<const T*>(array->data<void>()) : nullptr;
+}
+
+std::atomic<CancellationSource> cancellation_source{nullptr};
+
+}  // namespace
+
+void set_cancellation_source(CancellationSource source) {
+  cancellation_source = source;
+}
+
+cpu::Cancellable cancellation_of(const AttentionParams& params) {
+  CancellationSource source = cancellation_source.load(std::memory_order_relaxed);
+  return source ? source(params) : cpu::Cancellable{};
+}
+
+cpu::AttentionArgs cpu_forward(const Inputs& inputs, const Options& options, const Outputs& outputs) {
+  cpu::AttentionArgs args = {.params = make_params(inputs, options, outputs),
+                             .dtype = dtype_of(inputs[Input::query]),
+                             .bias_dtype = dtype_of(inputs[Input::bias]),
+                             .group_dtype = dtype_of(inputs[Input::key_scales])};
+#define FLASHATTN_SET_POINTER(name, ...) set_pointer(args.name, inputs[Input::name]);
+  FLASHATTN_INPUTS(FLASHATTN_SET_POINTER)
+#undef FLASHATTN_SET_POINTER
+  args.out = const_cast<void*>(outputs.out.data<void>());
+  args.lse = const_cast<float*>(outputs.lse.data<float>());
+  args.row_stats = const_cast<float*>(outputs.row_stats.data<float>());
+  return args;
+}
+
+cpu::BackwardArgs cpu_backward(const Inputs& inputs, const Options& options, const GradientInputs& further,
+                               const Gradients& gradients) {
+  cpu::AttentionArgs forward = cpu_forward(inputs, options, further.saved);
+  int batch_dims = forward.params.batch_dims;
+  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(inputs, options), options.kernel));
+  const mx::array* lse_gradient = further.lse_gradient;
+  return {
+      .forward = forward,
+      .decoded = kernel == Kernel::cpu_decode,
+      .out_gradient = further.out_gradient.data<void>(),
+      .lse_gradient = lse_gradient ? lse_gradient->data<float>() : nullptr,
+      .out_gradient_strides = strides_of(further.out_gradient, batch_dims, kTensorAxes),
+      .lse_gradient_strides = lse_gradient ? strides_of(*lse_gradient, batch_dims, kRowAxes) : Strides{},
+      .query_gradient = gradients.query.data<void>(),
+      .key_gradient = gradients.key.data<void>(),
+      .value_gradient = gradients.value.data<void>(),
+      .delta = gradients.delta.data<float>(),
+  };
+}
+
+mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const std::vector<mx::array>& inputs,
+                                     std::vector<mx::array>& outputs) {
+  auto& encoder = mx::cpu::get_command_encoder(stream);
+  for (const mx::array& input : inputs) {
+    encoder.set_input_array(input);
+  }
+  for (mx::array& output : outputs) {
+    encoder.set_output_array(output);
+  }
+  return encoder;
+}
+
+}  // namespace flashattn

@@ -1,0 +1,23 @@
+// From arrays to pointers, for the CPU's kernels, and onto MLX's CPU stream.
+#pragma once
+
+#include "../cpu/backward.h"
+#include "gradient_inputs.h"
+#include "mlx/backend/cpu/encoder.h"
+
+namespace flashattn {
+
+cpu::AttentionArgs cpu_forward(const Inputs& inputs, const Options& options, const Outputs& outputs);
+cpu::BackwardArgs cpu_backward(const Inputs& inputs, const Options& options, const GradientInputs& further,
+                               const Gradients& gradients);
+
+// Which calls end early when somebody wishes it; null: none. See python/interrupt.h.
+using CancellationSource = cpu::Cancellable (*)(const AttentionParams& params);
+void set_cancellation_source(CancellationSource source);
+cpu::Cancellable cancellation_of(const AttentionParams& params);
+
+// The stream's encoder, told which arrays its next job reads and writes.
+mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const std::vector<mx::array>& inputs,
+                                     std::vector<mx::array>& outputs);
+
+}  // namespace flashattn

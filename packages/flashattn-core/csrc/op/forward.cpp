@@ -1,0 +1,105 @@
+// The forward pass: what the op checks and builds, and what its primitive queues on each backend.
+#include "forward.h"
+
+#include "../cpu/contract.h"
+#include "../cpu/threads.h"
+#include "check_arguments.h"
+#include "counts.h"
+#include "cpu_call.h"
+#include "gradient.h"
+#include "memory.h"
+#include "metal_call.h"
+
+namespace flashattn {
+
+Choice plan(const Arguments& arguments, Backend backend) {
+  check_arguments(arguments);
+  return choose(backend, call_shape(Inputs(arguments), arguments.options), arguments.options.kernel);
+}
+
+std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice stream_or_device) {
+  mx::Stream stream = mx::to_stream(stream_or_device);
+  kernel_of(plan(arguments, backend_of(stream.device)));
+  if (stream.device == mx::Device::cpu) {
+    cpu::initialise();  // nonsense in the environment fails here, where it can be caught
+  }
+  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, present_in(arguments));
+  mx::Dtype dtype = arguments.inputs[index(Input::query)]->dtype();
+  return mx::array::make_arrays(shapes_of_outputs(Inputs(arguments), arguments.options),
+                                {dtype, mx::float32, mx::float32}, std::move(primitive),
+                                primitive_inputs(arguments, stream));
+}
+
+std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options) {
+  const mx::array& query = inputs.query();
+  mx::Shape lse(query.shape().begin(), query.shape().end() - 1);
+  mx::Shape out = lse, row_stats = lse;
+  out.push_back(columns_of(inputs.value(), options));
+  row_stats.push_back(2);
+  return {out, lse, row_stats};
+}
+
+void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  if (!are_aligned(inputs)) {
+    return eval_cpu(aligned(inputs, stream()), outputs);
+  }
+  allocate(outputs);
+  prefer_huge_pages(outputs);
+  Inputs named(inputs, present_);
+  cpu::AttentionArgs args = cpu_forward(named, options_, {outputs[0], outputs[1], outputs[2]});
+  cpu::check(args);  // here, where the caller still hears of it
+  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_), options_.kernel));
+  count(kernel);
+
+  args.cancellation = cancellation_of(args.params);
+  auto& encoder = cpu_encoder(stream(), inputs, outputs);
+  if (outputs[0].size() == 0) {
+    return;
+  }
+  encoder.dispatch([kernel, args, expected = cpu::ExpectedJob()] {
+    kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args);
+  });
+}
+
+void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  if (!are_aligned(inputs)) {
+    return eval_gpu(metal_aligned(inputs, stream()), outputs);
+  }
+  allocate(outputs);
+  Inputs named(inputs, present_);
+  Kernel kernel = kernel_of(choose(backend_of(stream().device), call_shape(named, options_), options_.kernel));
+  count(kernel);
+  if (outputs[0].size() == 0) {
+    return;
+  }
+  metal::encode(metal_forward(kernel, named, options_, {outputs[0], outputs[1], outputs[2]}), stream());
+}
+
+std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,
+                                           const std::vector<int>&) {
+  throw std::invalid_argument("[flash_attention] forward-mode differentiation (jvp) is not supported");
+}
+
+std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals,
+                                           const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
+                                           const std::vector<mx::array>& outputs) {
+  return gradients(stream(), options_, present_, primals, outputs, cotangents, argnums);
+}
+
+std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
+  // Also called with new shapes by shapeless compilation, which has passed no check yet.
+  Inputs named(inputs, present_);
+  check_shapes(named, options_);
+  kernel_of(choose(backend_of(stream().device), call_shape(named, options_), options_.kernel));
+  return shapes_of_outputs(named, options_);
+}
+
+std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
+  return std::make_shared<FlashAttention>(stream(), options_, present_);
+}
+
+std::vector<mx::Dtype> FlashAttention::output_dtypes(const std::vector<mx::array>& inputs) const {
+  return {inputs[0].dtype(), mx::float32, mx::float32};
+}
+
+}  // namespace flashattn

@@ -1,0 +1,43 @@
+// The op and its primitive. The op checks arguments and builds lazy arrays; the primitive evaluates them.
+#pragma once
+
+#include <vector>
+
+#include "arguments.h"
+#include "mlx/utils.h"
+#include "primitive.h"
+
+namespace flashattn {
+
+// {out, lse, row_stats}, see Outputs. Throws std::invalid_argument for bad arguments, NoKernelError where no kernel
+// covers them.
+std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice stream = {});
+
+// The kernel that attention() would run on `backend` for these arguments. Checks them the same way.
+Choice plan(const Arguments& arguments, Backend backend);
+
+std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
+
+// Outputs: out, lse and row_stats.
+class FlashAttention : public AttentionPrimitive {
+ public:
+  using AttentionPrimitive::AttentionPrimitive;
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+
+  std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
+                             const std::vector<int>& argnums) override;
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
+
+  const char* name() const override { return "FlashAttention"; }
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+
+ protected:
+  std::shared_ptr<AttentionPrimitive> copy() override;
+  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
+  std::vector<int> dims_of_further_inputs() const override { return {}; }
+};
+
+}  // namespace flashattn

@@ -1,0 +1,89 @@
+// Allocation, and copies of arrays that begin in the middle of an element.
+#include "memory.h"
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+
+namespace flashattn {
+namespace {
+
+void allocate(mx::array& output) {
+  mx::allocator::Data data = mx::allocator::malloc(output.nbytes());
+  if (output.nbytes() > 0 && !data.buffer().ptr()) {  // MLX leaves it to the caller to look
+    throw std::runtime_error("[flash_attention] no memory for an array of " + std::to_string(output.nbytes()) +
+                             " bytes");
+  }
+  output.set_data(std::move(data));
+}
+
+bool is_aligned(const mx::array& input) {
+  return reinterpret_cast<uintptr_t>(input.data<void>()) % input.itemsize() == 0;
+}
+
+// MLX's CPU allocator returns large arrays to the system, so that each output is new memory: in pages of 4 KB its
+// first writing costs 2 % of a long prefill.
+void advise_huge_pages(void* data, size_t size) {
+#ifdef __linux__
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+  uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
+  uintptr_t end = (reinterpret_cast<uintptr_t>(data) + size) / kHugePage * kHugePage;
+  if (begin < end) {
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // advice: the system may decline
+  }
+#else
+  (void)data;
+  (void)size;
+#endif
+}
+
+}  // namespace
+
+void allocate(std::vector<mx::array>& outputs) {
+  for (mx::array& output : outputs) {
+    allocate(output);
+  }
+}
+
+void prefer_huge_pages(std::vector<mx::array>& arrays) {
+  for (mx::array& array : arrays) {
+    advise_huge_pages(array.data<void>(), array.nbytes());
+  }
+}
+
+bool are_aligned(const std::vector<mx::array>& inputs) {
+  return std::all_of(inputs.begin(), inputs.end(), is_aligned);
+}
+
+std::vector<mx::array> aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
+  std::vector<mx::array> result = inputs;
+  auto& encoder = mx::cpu::get_command_encoder(stream);
+  for (mx::array& input : result) {
+    if (!is_aligned(input)) {
+      mx::array copy(input.shape(), input.dtype(), nullptr, {});
+      allocate(copy);
+      encoder.dispatch([from = input.data<char>(), to = copy.data<char>(), shape = input.shape(),
+                        strides = input.strides(), count = static_cast<int64_t>(input.size()),
+                        size = static_cast<int64_t>(input.itemsize())] {
+        for (int64_t i = 0; i < count; ++i) {
+          int64_t offset = 0, rest = i;
+          for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
+          std::memcpy(to + i * size, from + offset * size, size);
+        }
+      });
+      encoder.add_temporary(copy);
+      input = copy;
+    }
+  }
+  return result;
+}
+
+}  // namespace flashattn

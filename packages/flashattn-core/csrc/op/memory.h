@@ -1,0 +1,24 @@
+// Memory of a primitive's arrays.
+#pragma once
+
+#include <vector>
+
+#include "mlx/array.h"
+#include "mlx/stream.h"
+
+namespace flashattn {
+
+namespace mx = mlx::core;
+
+// Throws std::runtime_error where there is none.
+void allocate(std::vector<mx::array>& outputs);
+
+// Advises the system that the arrays are written from end to end.
+void prefer_huge_pages(std::vector<mx::array>& arrays);
+
+// Whether each array begins where an element can. A view of bytes may begin in the middle of one.
+bool are_aligned(const std::vector<mx::array>& inputs);
+// The inputs, with copies, which the CPU stream makes before its next job, of those that do not.
+std::vector<mx::array> aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream);
+
+}  // namespace flashattn

@@ -1,0 +1,98 @@
+// Which array each binding of a call's launches has.
+#include "metal_call.h"
+
+#include "memory.h"
+
+namespace flashattn {
+namespace {
+
+using gpu::Binding, gpu::index;
+
+// The arrays that both passes read, and what the choice of launches depends on.
+struct CallAndWork {
+  gpu::Call call;
+  metal::Work work;
+
+  CallAndWork(const Inputs& inputs, const Options& options, const Outputs& outputs)
+      : call{.params = make_params(inputs, options, outputs),
+             .dtype = dtype_of(inputs[Input::query]),
+             .bias_dtype = dtype_of(inputs[Input::bias]),
+             .group_dtype = dtype_of(inputs[Input::key_scales])} {
+    for (const InputRule& rule : kInputRules) {
+      if (const mx::array* given = inputs[rule.input]) {
+        set(gpu::binding_of(rule.input), *given);
+      }
+    }
+    set(Binding::out, outputs.out);
+    set(Binding::lse, outputs.lse);
+    set(Binding::row_stats, outputs.row_stats);
+  }
+
+  void set(Binding binding, const mx::array& array) {
+    call.present[index(binding)] = true;
+    work.arrays[index(binding)] = array;
+  }
+};
+
+}  // namespace
+
+metal::Work metal_forward(Kernel kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
+  CallAndWork both(inputs, options, outputs);
+  both.work.launches = metal::launches(kernel, both.call);
+  return std::move(both.work);
+}
+
+metal::Work metal_backward(const Inputs& inputs, const Options& options, const GradientInputs& further,
+                           const Gradients& gradients) {
+  CallAndWork both(inputs, options, further.saved);
+  int batch_dims = both.call.params.batch_dims;
+  const auto tensor_strides = [&](const mx::array& array) { return strides_of(array, batch_dims, kTensorAxes); };
+  BackwardParams strides = {.dout = tensor_strides(further.out_gradient),
+                            .dlse = {},
+                            .dq = tensor_strides(gradients.query),
+                            .dk = tensor_strides(gradients.key),
+                            .dv = tensor_strides(gradients.value)};
+  both.set(Binding::dout, further.out_gradient);
+  if (further.lse_gradient) {
+    both.set(Binding::dlse, *further.lse_gradient);
+    strides.dlse = strides_of(*further.lse_gradient, batch_dims, kRowAxes);
+  }
+  both.set(Binding::dq, gradients.query);
+  both.set(Binding::dk, gradients.key);
+  both.set(Binding::dv, gradients.value);
+  both.set(Binding::delta, gradients.delta);
+  both.work.launches = metal::backward_launches(both.call, strides);
+  return std::move(both.work);
+}
+
+metal::Work metal_realign(const mx::array& misaligned, const mx::array& copy) {
+  RealignParams params = {.count = static_cast<int64_t>(misaligned.size()),
+                          .ndim = static_cast<int32_t>(misaligned.ndim()),
+                          .shape = {},
+                          .strides = {}};
+  for (int d = 0; d < params.ndim; ++d) {
+    params.shape[d] = misaligned.shape(d);
+    params.strides[d] = misaligned.strides(d);
+  }
+  metal::Work work;
+  work.launches = metal::realign_launches(params, static_cast<int>(misaligned.itemsize()));
+  work.arrays[index(Binding::misaligned)] = misaligned;
+  work.arrays[index(Binding::realigned)] = copy;
+  work.temporaries = {copy};
+  return work;
+}
+
+std::vector<mx::array> metal_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
+  std::vector<mx::array> result = inputs;
+  for (mx::array& input : result) {
+    if (!are_aligned({input})) {
+      std::vector<mx::array> copy = {mx::array(input.shape(), input.dtype(), nullptr, {})};
+      allocate(copy);
+      metal::encode(metal_realign(input, copy[0]), stream);
+      input = copy[0];
+    }
+  }
+  return result;
+}
+
+}  // namespace flashattn

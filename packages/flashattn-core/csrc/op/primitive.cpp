@@ -1,0 +1,93 @@
+// What both primitives do alike: vmap and equivalence.
+#include "primitive.h"
+
+#include "../call/fail.h"
+#include "../call/params.h"
+#include "mlx/backend/cuda/cuda.h"
+#include "mlx/ops.h"
+
+namespace flashattn {
+namespace {
+
+// An input's dimensions behind the batch's, and whether it has all of the batch's, or broadcasts.
+struct InputDims {
+  int own;
+  bool whole;
+};
+
+// Of the inputs that there are.
+std::vector<InputDims> input_dims(const Present& present) {
+  std::vector<InputDims> dims;
+  for (const InputRule& rule : kInputRules) {
+    if (present[index(rule.input)]) {
+      dims.push_back({used(rule.axes).count(), rule.axes == Axes::tensor});
+    }
+  }
+  return dims;
+}
+
+// The inputs with the mapped axis as the first batch dimension. Those that are whole must have
+// the axis; the others broadcast, so an unmapped one stays as it is.
+std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
+                                     const std::vector<InputDims>& dims, const mx::Stream& stream) {
+  int size = 1;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (axes[i] >= 0) {
+      size = inputs[i].shape(axes[i]);
+    }
+  }
+  int batch_dims = static_cast<int>(inputs[0].ndim()) - (axes[0] >= 0 ? 1 : 0) - dims[0].own;
+  if (batch_dims + 1 > kMaxBatchDims) {
+    fail("vmap makes ", batch_dims + 1, " batch dimensions, expected at most ", kMaxBatchDims);
+  }
+  std::vector<mx::array> mapped;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    mx::array input = inputs[i];
+    if (axes[i] >= 0) {
+      input = mx::moveaxis(input, axes[i], 0, stream);
+      // Dimensions that the input leaves to broadcasting come between the mapped one and its own.
+      std::vector<int> missing;
+      for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + dims[i].own; ++n) {
+        missing.push_back(1 + static_cast<int>(missing.size()));
+      }
+      if (!missing.empty()) {
+        input = mx::expand_dims(input, missing, stream);
+      }
+    } else if (dims[i].whole) {
+      mx::Shape shape = input.shape();
+      shape.insert(shape.begin(), size);
+      input = mx::broadcast_to(input, shape, stream);
+    }
+    mapped.push_back(std::move(input));
+  }
+  return mapped;
+}
+
+}  // namespace
+
+std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
+                                                                             const std::vector<int>& axes) {
+  std::vector<InputDims> dims = input_dims(present_);
+  for (int own : dims_of_further_inputs()) {
+    dims.push_back({own, true});
+  }
+  std::vector<mx::array> mapped = mapped_inputs(inputs, axes, dims, stream());
+  std::vector<mx::Shape> shapes = output_shapes(mapped);
+  std::vector<mx::Dtype> dtypes = output_dtypes(mapped);
+  std::vector<int> output_axes(shapes.size(), 0);
+  return {mx::array::make_arrays(std::move(shapes), dtypes, copy(), std::move(mapped)), output_axes};
+}
+
+bool AttentionPrimitive::is_equivalent(const mx::Primitive& other) const {
+  const auto& attention = static_cast<const AttentionPrimitive&>(other);
+  return options_ == attention.options_ && present_ == attention.present_;
+}
+
+Backend backend_of(const mx::Device& device) {
+  if (device == mx::Device::cpu) {
+    return Backend::cpu;
+  }
+  return mx::cu::is_available() ? Backend::cuda : Backend::metal;
+}
+
+}  // namespace flashattn

@@ -1,0 +1,36 @@
+// What the two primitives, attention and its gradient, have in common.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "mlx/primitives.h"
+
+namespace flashattn {
+
+class AttentionPrimitive : public mx::Primitive {
+ public:
+  AttentionPrimitive(mx::Stream stream, Options options, const Present& present)
+      : mx::Primitive(stream), options_(std::move(options)), present_(present) {}
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override;
+  bool is_equivalent(const mx::Primitive& other) const override;
+
+ protected:
+  // For vmap, which makes the same primitive again.
+  virtual std::shared_ptr<AttentionPrimitive> copy() = 0;
+  virtual std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const = 0;
+  // The inputs that come behind those of Inputs: how many dimensions each has besides the batch's.
+  virtual std::vector<int> dims_of_further_inputs() const = 0;
+
+  Options options_;
+  Present present_;
+};
+
+// On a GPU: of the MLX that is installed.
+Backend backend_of(const mx::Device& device);
+
+}  // namespace flashattn

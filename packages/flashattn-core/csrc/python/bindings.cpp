@@ -1,0 +1,139 @@
+// Names for Python; no logic. flashattn_core/attention.py says what the arguments mean.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#include "../cpu/forward.h"
+#include "../cpu/roofline.h"
+#include "../op/counts.h"
+#include "../op/forward.h"
+#include "interrupt.h"
+#include "mlx/version.h"
+
+namespace nb = nanobind;
+namespace mx = mlx::core;
+using namespace nb::literals;
+using namespace flashattn;
+
+namespace {
+
+using OptionalArray = std::optional<mx::array>;
+
+// libmlx's C++ ABI changes between patch releases, and a mismatch can corrupt memory instead of failing.
+void require_matching_mlx() {
+  std::string built = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
+                      std::to_string(MLX_VERSION_PATCH);
+  std::string found = mx::version();
+#ifdef __linux__
+  std::string name = "mlx[cpu]";  // libmlx itself is another distribution there, and only the extra brings it
+#else
+  std::string name = "mlx";
+#endif
+  if (found != built) {
+    throw nb::import_error(("flashattn_core was built for mlx " + built + " and found mlx " + found +
+                            ". Install the matching one: pip install '" + name + "==" + built + "'")
+                               .c_str());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_ext, m) {
+  nb::module_::import_("mlx.core");
+  require_matching_mlx();
+
+  nb::exception<NoKernelError>(m, "NoKernelError", PyExc_ValueError).attr("__doc__") =
+      "No kernel covers the call; the text is the reason that plan() gives.";
+
+// One keyword argument for each optional input and each option of inputs.def.
+#define FLASHATTN_INPUT_PARAMETER(name, ...) const OptionalArray &name,
+#define FLASHATTN_OPTION_PARAMETER(type, name) type name,
+#define FLASHATTN_INPUT_VALUE(name, ...) name,
+#define FLASHATTN_SET_OPTION(type, name) self->options.name = name;
+#define FLASHATTN_INPUT_KEYWORD(name, ...) nb::arg(#name) = nb::none(),
+#define FLASHATTN_OPTION_KEYWORD(type, name) nb::arg(#name) = type{},
+  nb::class_<Arguments>(m, "Arguments", "One call's arguments: csrc/call/inputs.def lists them.")
+      .def(
+          "__init__",
+          [](Arguments* self, const mx::array& query, const mx::array& key, const mx::array& value,
+             FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_PARAMETER) FLASHATTN_OPTIONS(FLASHATTN_OPTION_PARAMETER)
+                 std::optional<float>
+                     scale,
+             std::string kernel) {
+            new (self) Arguments{{query, key, value, FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_VALUE)}, {}};
+            FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)
+            self->options.scale = scale;
+            self->options.kernel = std::move(kernel);
+          },
+          "query"_a, "key"_a, "value"_a, nb::kw_only(), FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_KEYWORD)
+              FLASHATTN_OPTIONS(FLASHATTN_OPTION_KEYWORD) "scale"_a = nb::none(),
+          "kernel"_a = "auto");
+
+  m.def(
+      "attention",
+      [](const Arguments& arguments, mx::StreamOrDevice stream) {
+        auto outputs = attention(arguments, stream);
+        return std::pair(outputs[0], outputs[1]);
+      },
+      "arguments"_a, "stream"_a.none(), "The op: returns (out, lse), both lazy.");
+
+  m.def(
+      "plan",
+      [](const Arguments& arguments, const std::string& device) {
+        Choice choice = plan(arguments, backend_of(device));
+        std::optional<std::string> chosen;
+        if (choice.kernel) {
+          chosen = name(*choice.kernel);
+        }
+        return std::pair(chosen, choice.reason);
+      },
+      "arguments"_a, "device"_a, "(kernel or None, reason); nothing is computed.");
+  m.def(
+      "backend_of", [](const mx::Device& device) { return std::string(name(backend_of(device))); }, "device"_a,
+      "'cpu', 'metal' or 'cuda': what runs on a device of the MLX that is installed.");
+  m.def(
+      "max_head_dim",
+      [](const std::string& device, bool gradient, bool quantised) {
+        return max_head_dim(backend_of(device), gradient ? Pass::backward : Pass::forward, quantised);
+      },
+      "device"_a, "gradient"_a, "quantised"_a, "The largest head_dim that some kernel takes; 0 where none does.");
+
+  m.def(
+      "stats",
+      [] {
+        nb::dict result;
+        auto counts = calls();
+        for (int i = 0; i < kNumKernels; ++i) {
+          result[std::string(name(static_cast<Kernel>(i))).c_str()] = counts[i];
+        }
+        return result;
+      },
+      "Evaluated calls of each kernel, by its name, since the module was loaded or reset_stats() was called.");
+  m.def("reset_stats", &reset_calls, "Sets the counts of stats() to 0.");
+  m.def("describe_cpu", &cpu::describe, "The CPU backend in words.");
+  m.def("peak_flops", &cpu::peak_flops, nb::call_guard<nb::gil_scoped_release>(),
+        "Floating-point operations per second that the CPU backend's threads reach with fused multiply-adds in\n"
+        "registers, one of which counts two. Takes 30 ms.");
+  m.def("read_bandwidth", &cpu::read_bandwidth, nb::call_guard<nb::gil_scoped_release>(),
+        "Bytes per second that the CPU backend's threads read from a buffer larger than the caches (256 MB).\n"
+        "Takes 0.2 s.");
+  m.def(
+      "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
+      "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
+  m.def(
+      "array_id", [](const mx::array& a) { return a.id(); },
+      "array_id(array) -> int\n\n"
+      "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
+      "another when an operator writes to it in place.");
+
+  m.def("watch_interrupts", &watch_interrupts, "SIGINT ends the long calls that the main thread waits for.");
+  m.def("stop_watching_interrupts", &stop_watching_interrupts, "It no longer does.");
+  m.def("forget_interrupt", &forget_interrupt, "The main thread goes on: what it has begun is not waited for.");
+}

@@ -1,0 +1,92 @@
+// The handler of SIGINT, and for which calls it asks.
+#include "interrupt.h"
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <stdexcept>
+
+#include "../op/cpu_call.h"
+
+#ifndef __linux__
+#include <pthread.h>
+#endif
+
+namespace nb = nanobind;
+
+namespace flashattn {
+namespace {
+
+// Multiply-adds that take a slow processor's single core 0.2 s. A shorter call is over before Ctrl-C could end it.
+constexpr double kLong = 1e9;
+
+// Never freed: calls and the handler name it.
+cpu::Cancellation& cancellation = *new cpu::Cancellation;
+
+using Handler = void (*)(int);
+std::atomic<Handler> next_handler{nullptr};
+
+void on_interrupt(int signal) {
+  cancellation.request();
+  next_handler.load(std::memory_order_relaxed)(signal);
+}
+
+bool is_main_thread() {
+#ifdef __linux__
+  return gettid() == getpid();
+#else
+  return pthread_main_np() != 0;
+#endif
+}
+
+// Python runs this in the main thread when it next runs Python there: an mx.eval has returned, and with it what it
+// waited for is done; or an mx.async_eval has, and nobody waits for what it has begun.
+std::atomic<bool> is_noted{false};
+int main_thread_goes_on(void*) {
+  is_noted = false;
+  cancellation.begin_epoch();
+  return 0;
+}
+
+cpu::Cancellable waited_for(const AttentionParams& p) {
+  double scores = static_cast<double>(p.batch_size) * p.num_heads * p.query_len * p.key_len;
+  if (scores * (p.head_dim + p.value_dim) < kLong || !is_main_thread()) {
+    return {};
+  }
+  if (!is_noted.exchange(true) && Py_AddPendingCall(main_thread_goes_on, nullptr) != 0) {
+    is_noted = false;  // Python's list is full: nothing would tell when nobody waits any more
+    return {};
+  }
+  return {&cancellation, cancellation.epoch()};
+}
+
+}  // namespace
+
+void watch_interrupts() {
+  struct sigaction action;
+  if (sigaction(SIGINT, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0) {
+    throw std::runtime_error("SIGINT has a handler that cannot be called from another one");
+  }
+  if (action.sa_handler == on_interrupt) {
+    return;
+  }
+  next_handler = action.sa_handler;
+  action.sa_handler = on_interrupt;
+  if (sigaction(SIGINT, &action, nullptr) != 0) {
+    throw std::runtime_error("the system takes no handler of SIGINT");
+  }
+  set_cancellation_source(waited_for);
+}
+
+void stop_watching_interrupts() {
+  set_cancellation_source(nullptr);
+  cancellation.begin_epoch();
+}
+
+void forget_interrupt() {
+  cancellation.begin_epoch();
+}
+
+}  // namespace flashattn
