@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "check.h"
+#include "contract.h"
 #include "formula.h"
 
 namespace flashattn::driver {
@@ -22,7 +22,7 @@ constexpr bool kAddressSanitizer = false;
 // An output: its memory is all 0xff before the call, and stays so between the elements and behind them.
 class Result {
  public:
-  Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, cpu::Dtype dtype)
+  Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, Dtype dtype)
       : layout_(layout),
         batch_size_(c.batch_size()),
         heads_(heads),
@@ -62,7 +62,7 @@ class Result {
   Tensor layout_;
   int64_t batch_size_;
   int heads_, rows_, columns_;
-  cpu::Dtype dtype_;
+  Dtype dtype_;
   std::vector<uint8_t> memory_;
 };
 
@@ -72,7 +72,7 @@ struct Call {
   std::vector<uint8_t> key_scales, key_biases, value_scales, value_biases;
   std::vector<uint32_t> tree, key_words, value_words;
   std::vector<int32_t> key_start, key_stop;
-  Result out, lse;
+  Result out, lse, row_stats;
   cpu::AttentionArgs args = {};
 
   Call(const Case& c, const Inputs& in, Draw& draw)
@@ -80,13 +80,14 @@ struct Call {
         key(in.key.in_memory(c.dtype)),
         value(in.value.in_memory(c.dtype)),
         bias(in.bias.in_memory(c.bias_dtype)),
-        sinks(in.sinks.in_memory(cpu::Dtype::float32)),
-        alibi_slopes(in.alibi_slopes.in_memory(cpu::Dtype::float32)),
+        sinks(in.sinks.in_memory(Dtype::float32)),
+        alibi_slopes(in.alibi_slopes.in_memory(Dtype::float32)),
         visible(in.visible.numbers.size()),
         key_start(in.key_start),
         key_stop(in.key_stop),
         out(c, any_tensor(c, draw, c.heads(), c.query_len, c.value_dim), c.heads(), c.query_len, c.value_dim, c.dtype),
-        lse(c, any_tensor(c, draw, c.heads(), c.query_len, 1), c.heads(), c.query_len, 1, cpu::Dtype::float32) {
+        lse(c, any_tensor(c, draw, c.heads(), c.query_len, 1), c.heads(), c.query_len, 1, Dtype::float32),
+        row_stats(c, Tensor(c.batch, c.heads(), c.query_len, 2, kRowMajor), c.heads(), c.query_len, 2, Dtype::float32) {
     for (size_t i = 0; i < visible.size(); ++i) visible[i] = in.visible.numbers[i] == 1;
     int words = pack_tree(c, in);
     set_params(c, in, words);
@@ -97,6 +98,7 @@ struct Call {
     args.value = in.value.first(value, format(c.dtype).bytes);
     args.out = out.first();
     args.lse = static_cast<float*>(lse.first());
+    args.row_stats = static_cast<float*>(row_stats.first());
     if (c.visible) args.visible = reinterpret_cast<const bool*>(in.visible.first(visible, 1));
     if (c.bias) args.bias = in.bias.first(bias, format(c.bias_dtype).bytes);
     if (c.key_range) args.key_start = key_start.data(), args.key_stop = key_stop.data();
@@ -140,12 +142,12 @@ struct Call {
     args.value = of_value.words.first(value_words, 4);
     args.params.key = of_key.words.strides;
     args.params.value = of_value.words.strides;
-    args.quant = {c.bits,
-                  c.group_size,
-                  of_key.scales.strides,
-                  of_key.biases.strides,
-                  of_value.scales.strides,
-                  of_value.biases.strides};
+    args.params.bits = c.bits;
+    args.params.group_size = c.group_size;
+    args.params.key_scales = of_key.scales.strides;
+    args.params.key_biases = of_key.biases.strides;
+    args.params.value_scales = of_value.scales.strides;
+    args.params.value_biases = of_value.biases.strides;
     args.group_dtype = c.group_dtype;
     size_t bytes = format(c.group_dtype).bytes;
     args.key_scales = of_key.scales.first(key_scales, bytes);
@@ -175,6 +177,7 @@ struct Call {
     p.value = in.value.strides;
     p.out = out.strides();
     p.lse = lse.strides();
+    p.row_stats = row_stats.strides();
     p.visible = in.visible.strides;
     p.bias = in.bias.strides;
     p.sinks = in.sinks.strides;

@@ -55,23 +55,24 @@ struct Array {
   }
 };
 
-enum class Pass { prefill, decode, backward };
+enum class Program { prefill, decode, backward };
 
 struct Call {
-  Pass pass;
+  Program pass;
   int64_t with_gradients;  // batch elements
-  Array query, key, value, out, lse, out_gradient, query_gradient, key_gradient, value_gradient, delta;
+  Array query, key, value, out, lse, row_stats, out_gradient, query_gradient, key_gradient, value_gradient, delta;
   BackwardArgs args = {};
 
   // Every head has queries and keys of its own, all 0; batch elements, as many as wanted, share everything.
-  Call(Pass pass, Dtype dtype, int64_t batch, int query_len, int key_len)
+  Call(Program pass, Dtype dtype, int64_t batch, int query_len, int key_len)
       : pass(pass),
-        with_gradients(pass == Pass::backward ? batch : 0),
+        with_gradients(pass == Program::backward ? batch : 0),
         query(dtype, kHeads * query_len, kHeadDim, 0),
         key(dtype, kKvHeads * key_len, kHeadDim, 0),
         value(dtype, kKvHeads * key_len, kValueDim, 0),
         out(dtype, batch * kHeads * query_len, kValueDim, kUntouched, 3),
         lse(Dtype::float32, batch * kHeads * query_len, 1, kUntouched, 1),
+        row_stats(Dtype::float32, batch * kHeads * query_len, 2, kUntouched, 1),
         out_gradient(dtype, kHeads * query_len, kValueDim, 0),
         query_gradient(dtype, with_gradients * kHeads * query_len, kHeadDim, kUntouched),
         key_gradient(dtype, with_gradients * kKvHeads * key_len, kHeadDim, kUntouched),
@@ -94,14 +95,17 @@ struct Call {
     p.value = value.strides(kKvHeads);
     p.out = out.strides(batch * kHeads);
     p.lse = lse.strides(batch * kHeads);
+    p.row_stats = row_stats.strides(batch * kHeads);
     p.out.batch[0] = kHeads * p.out.head;
     p.lse.batch[0] = kHeads * p.lse.head;
+    p.row_stats.batch[0] = kHeads * p.row_stats.head;
     forward.dtype = dtype;
     forward.query = query.bytes.data();
     forward.key = key.bytes.data();
     forward.value = value.bytes.data();
     forward.out = out.bytes.data();
     forward.lse = reinterpret_cast<float*>(lse.bytes.data());
+    forward.row_stats = reinterpret_cast<float*>(row_stats.bytes.data());
     args.out_gradient = out_gradient.bytes.data();
     args.out_gradient_strides = out_gradient.strides(kHeads);
     args.query_gradient = query_gradient.bytes.data();
@@ -112,20 +116,20 @@ struct Call {
 
   void run() {
     switch (pass) {
-      case Pass::prefill: return prefill(args.forward);
-      case Pass::decode: return decode(args.forward);
-      case Pass::backward: return backward(args);
+      case Program::prefill: return prefill(args.forward);
+      case Program::decode: return decode(args.forward);
+      case Program::backward: return backward(args);
     }
   }
   std::vector<const Array*> outputs() const {
-    if (pass == Pass::backward) return {&query_gradient, &key_gradient, &value_gradient, &delta};
-    return {&out, &lse};
+    if (pass == Program::backward) return {&query_gradient, &key_gradient, &value_gradient, &delta};
+    return {&out, &lse, &row_stats};
   }
 };
 
 int failures = 0;
 
-void expect(bool holds, const char* what, Pass pass, Dtype dtype) {
+void expect(bool holds, const char* what, Program pass, Dtype dtype) {
   if (!holds) {
     std::printf("does not hold in pass %d, dtype %d: %s\n", int(pass), int(dtype), what);
     ++failures;
@@ -139,17 +143,17 @@ void expect_nan(const Call& call, Dtype dtype) {
   }
 }
 
-void requested_long_ago(const Cancellation& cancellation, Pass pass, Dtype dtype) {
+void requested_long_ago(const Cancellation& cancellation, Program pass, Dtype dtype) {
   Call call(pass, dtype, 3, 7, 1500);
-  call.args.forward.cancellation = &cancellation;
+  call.args.forward.cancellation = {&cancellation, 0};
   call.run();
   expect_nan(call, dtype);
 }
 
-void requested_just_now(Pass pass, Dtype dtype) {
+void requested_just_now(Program pass, Dtype dtype) {
   Cancellation cancellation;
   Call call(pass, dtype, 1, 7, 40);
-  call.args.forward.cancellation = &cancellation;
+  call.args.forward.cancellation = {&cancellation, 0};
   cancellation.request();
   call.run();
   for (const Array* output : call.outputs()) {
@@ -157,11 +161,24 @@ void requested_just_now(Pass pass, Dtype dtype) {
   }
 }
 
-void requested_in_the_middle(Pass pass, Dtype dtype) {
+void waited_for_no_more(Program pass, Dtype dtype) {
   Cancellation cancellation;
-  // Long work for two threads. What the gradient reads, out and lse, need not be right.
-  Call call = pass == Pass::decode ? Call(pass, dtype, 10'000, 8, 20'000) : Call(pass, dtype, 1, 150'000, 150'000);
-  call.args.forward.cancellation = &cancellation;
+  Call call(pass, dtype, 1, 7, 40);
+  call.args.forward.cancellation = {&cancellation, cancellation.epoch()};
+  cancellation.begin_epoch();
+  cancellation.request();
+  std::this_thread::sleep_for(std::chrono::duration<double>(Cancellation::kGraceSeconds));
+  call.run();
+  for (const Array* output : call.outputs()) {
+    expect(output->nans() == 0, "the result, if a later epoch is cancelled", pass, dtype);
+  }
+}
+
+void requested_in_the_middle(Program pass, Dtype dtype) {
+  Cancellation cancellation;
+  // Long work for two threads. What the gradient reads need not be right.
+  Call call = pass == Program::decode ? Call(pass, dtype, 10'000, 8, 20'000) : Call(pass, dtype, 1, 150'000, 150'000);
+  call.args.forward.cancellation = {&cancellation, 0};
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     for (int i = 0; i < 20; ++i) {  // further requests put nothing off
@@ -184,11 +201,12 @@ int main() {
   Cancellation long_ago;
   long_ago.request();
   std::this_thread::sleep_for(std::chrono::duration<double>(Cancellation::kGraceSeconds));
-  for (Pass pass : {Pass::prefill, Pass::decode, Pass::backward}) {
+  for (Program pass : {Program::prefill, Program::decode, Program::backward}) {
     for (Dtype dtype : {Dtype::float32, Dtype::bfloat16}) {
       requested_long_ago(long_ago, pass, dtype);
       requested_just_now(pass, dtype);
     }
+    waited_for_no_more(pass, Dtype::float32);
     requested_in_the_middle(pass, Dtype::float32);
   }
   return failures;

@@ -29,7 +29,7 @@ inline const Sizes kSizes = {{{}, {2}, {2, 3}},
 struct Case {
   int number;
   bool decode;
-  cpu::Dtype dtype, bias_dtype;
+  Dtype dtype, bias_dtype;
   std::vector<int> batch;
   int kv_heads, group, query_len, key_len, head_dim, value_dim;
   double query_size;  // 8: a few keys take all of the weight
@@ -38,7 +38,7 @@ struct Case {
   float softcap;
   bool key_range, visible, bias, sinks, alibi, poison;
   int bits, group_size;  // of quantised keys and values; 0: they are not
-  cpu::Dtype group_dtype;
+  Dtype group_dtype;
 
   int heads() const { return kv_heads * group; }
   int64_t batch_size() const {
@@ -76,8 +76,8 @@ struct Case {
   }
 };
 
-inline cpu::Dtype any_dtype(Draw& draw) {
-  return static_cast<cpu::Dtype>(draw.below(3));
+inline Dtype any_dtype(Draw& draw) {
+  return static_cast<Dtype>(draw.below(3));
 }
 
 // `quantised`: whether keys and values are.
@@ -100,7 +100,7 @@ inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes
     c.head_dim = dim();
     c.value_dim = draw.chance(50) ? c.head_dim : dim();
   } while (c.work() > sizes.most_work);
-  c.decode = c.query_len <= cpu::kMaxDecodeLen && draw.chance(75);
+  c.decode = c.query_len <= kMaxDecodeLen && draw.chance(75);
   c.dtype = any_dtype(draw);
   c.bias_dtype = any_dtype(draw);
   c.query_size = draw.chance(20) ? 8 : 1;

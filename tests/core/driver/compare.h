@@ -22,7 +22,7 @@ struct Check {
   uint64_t checksum = 0xcbf29ce484222325u;  // of all results: FNV-1a
 
   void compare(const char* what, const Result& result, const std::vector<double>& truth,
-               const std::vector<double>& unfused, cpu::Dtype dtype, double relative = 0) {
+               const std::vector<double>& unfused, Dtype dtype, double relative = 0) {
     if (!result.gaps_untouched() && failure.empty()) {
       failure = std::string("wrote between the elements of ") + what;
     }

@@ -24,7 +24,7 @@ struct Legal {
 
   static Case make_case(bool quantised) {
     Case c = {};
-    c.dtype = c.group_dtype = cpu::Dtype::float16;
+    c.dtype = c.group_dtype = Dtype::float16;
     c.batch = {2, 3};
     c.kv_heads = 2, c.group = 2;
     c.query_len = 5, c.key_len = 7;
@@ -97,15 +97,15 @@ void options(const cpu::AttentionArgs& legal) {
   REFUSED("softcap is inf", a.params.softcap = INFINITY);
   REFUSED("softcap is 2e-38", a.params.softcap = 2e-38f; a.params.scale = 10);
   ACCEPTED(a.params.softcap = 2e-38f; a.params.scale = 1);
-  REFUSED("window is -1, expected 0 to 2147483647", a.params.window = -1);
+  REFUSED("window is -1, expected at least 1", a.params.window = -1);
   ACCEPTED(a.params.window = 2147483647);
   REFUSED("tree_size is 8, expected 0 to 7", a.params.tree_size = 8);
   REFUSED("tree_size is -1", a.params.tree_size = -1);
   REFUSED("tree is null, expected bits of 3 keys", a.tree = nullptr);
   ACCEPTED(a.tree = nullptr; a.params.tree_size = 0);
-  REFUSED("dtype is 3", a.dtype = static_cast<cpu::Dtype>(3));
-  REFUSED("bias_dtype is 200", a.bias_dtype = static_cast<cpu::Dtype>(200));
-  ACCEPTED(a.bias_dtype = static_cast<cpu::Dtype>(200); a.bias = nullptr);
+  REFUSED("dtype is 3", a.dtype = static_cast<Dtype>(3));
+  REFUSED("bias_dtype is 200", a.bias_dtype = static_cast<Dtype>(200));
+  ACCEPTED(a.bias_dtype = static_cast<Dtype>(200); a.bias = nullptr);
 }
 
 void pointers(const cpu::AttentionArgs& legal) {
@@ -116,6 +116,7 @@ void pointers(const cpu::AttentionArgs& legal) {
   REFUSED("value is null", a.value = nullptr);
   REFUSED("out is null", a.out = nullptr);
   REFUSED("lse is null", a.lse = nullptr);
+  REFUSED("row_stats is null", a.row_stats = nullptr);
   ACCEPTED(a.visible = nullptr; a.bias = nullptr; a.key_start = a.key_stop = nullptr;
            a.sinks = a.alibi_slopes = nullptr);
   REFUSED("query is at address", a.query = static_cast<const char*>(a.query) + 1);
@@ -138,30 +139,31 @@ void strides(const cpu::AttentionArgs& legal) {
   ACCEPTED(a.query = static_cast<const char*>(a.query) + 4 * 32 * 2; a.params.query.row = -32);
   ACCEPTED(a.params.bias.head = a.params.visible.row = a.params.sinks.head = 0);
   REFUSED("query has stride 32 in a dimension of size 1, expected 0", a.params.query_len = 1; a.params.tree_size = 1;
-          a.params.tree = a.params.lse = {}; a.params.query.row = 32);
+          a.params.tree = a.params.lse = a.params.row_stats = {}; a.params.query.row = 32);
   REFUSED("out has stride 0", a.params.out.row = 0);
   REFUSED("out has stride 63 where smaller strides reach over 63 elements", a.params.out.row = 63);
   REFUSED("out has stride 63", a.params.out.row = -63);
   ACCEPTED(a.params.value_dim = 63; a.params.out.row = 63);
   REFUSED("lse has stride 0", a.params.lse.batch[1] = 0);
+  REFUSED("row_stats has stride 0", a.params.row_stats.column = 0);
 }
 
 void quantised(const cpu::AttentionArgs& legal) {
   using Args = cpu::AttentionArgs;
   ACCEPTED((void)a);
-  REFUSED("bits is 7, expected 0", a.quant.bits = 7);
-  REFUSED("bits is -1", a.quant.bits = -1);
-  ACCEPTED(a.quant.bits = 3);
-  REFUSED("group_size is 16, expected 32, 64 or 128", a.quant.group_size = 16);
-  REFUSED("head_dim is 32, expected a multiple of group_size, 64", a.quant.group_size = 64);
+  REFUSED("bits is 7, expected 0", a.params.bits = 7);
+  REFUSED("bits is -1", a.params.bits = -1);
+  ACCEPTED(a.params.bits = 3);
+  REFUSED("group_size is 16, expected 32, 64 or 128", a.params.group_size = 16);
+  REFUSED("head_dim is 32, expected a multiple of group_size, 64", a.params.group_size = 64);
   REFUSED("value_dim is 48, expected a multiple of group_size, 32", a.params.value_dim = 48);
-  REFUSED("group_dtype is 3", a.group_dtype = static_cast<cpu::Dtype>(3));
+  REFUSED("group_dtype is 3", a.group_dtype = static_cast<Dtype>(3));
   REFUSED("key_scales is null", a.key_scales = nullptr);
   REFUSED("key_biases is null", a.key_biases = nullptr);
   REFUSED("value_scales is null", a.value_scales = nullptr);
   REFUSED("value_biases is null", a.value_biases = nullptr);
   REFUSED("key is at address", a.key = static_cast<const char*>(a.key) + 2);
-  REFUSED("key_scales has stride 1 in a dimension of size 1", a.quant.key_scales.column = 1);
+  REFUSED("key_scales has stride 1 in a dimension of size 1", a.params.key_scales.column = 1);
 }
 
 void backward(const cpu::BackwardArgs& legal, const cpu::AttentionArgs& quantised) {
@@ -182,6 +184,7 @@ void backward(const cpu::BackwardArgs& legal, const cpu::AttentionArgs& quantise
   REFUSED("query_gradient shares memory with query", a.query_gradient = const_cast<void*>(a.forward.query));
   REFUSED("value_gradient shares memory with key_gradient", a.key_gradient = a.value_gradient);
   REFUSED("delta shares memory with lse", a.delta = a.forward.lse);
+  REFUSED("delta shares memory with row_stats", a.delta = a.forward.row_stats);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "attention.h"
+#include "forward.h"
 
 namespace flashattn::driver {
 
@@ -20,32 +20,32 @@ struct Format {
   int precision;       // bits of the significand
   int smallest_place;  // exponent of the last place of the smallest numbers
 };
-inline const Format& format(cpu::Dtype dtype) {
+inline const Format& format(Dtype dtype) {
   static const Format formats[] = {{"float32", 4, 24, -149}, {"float16", 2, 11, -24}, {"bfloat16", 2, 8, -133}};
   return formats[static_cast<int>(dtype)];
 }
 
-inline double last_place(double x, cpu::Dtype dtype) {
+inline double last_place(double x, Dtype dtype) {
   int exponent;
   std::frexp(x, &exponent);
   return std::ldexp(1, std::max(exponent - format(dtype).precision, format(dtype).smallest_place));
 }
 
-inline double rounded(double x, cpu::Dtype dtype) {
+inline double rounded(double x, Dtype dtype) {
   return std::isfinite(x) ? std::nearbyint(x / last_place(x, dtype)) * last_place(x, dtype) : x;
 }
 
 // x is a number that the dtype holds.
-inline void write_element(double x, cpu::Dtype dtype, uint8_t* target) {
+inline void write_element(double x, Dtype dtype, uint8_t* target) {
   uint32_t bits;
   float as_float = static_cast<float>(x);
   std::memcpy(&bits, &as_float, sizeof(bits));
-  if (dtype == cpu::Dtype::float32) {
+  if (dtype == Dtype::float32) {
     std::memcpy(target, &bits, 4);
     return;
   }
   uint16_t half = static_cast<uint16_t>(bits >> 16);  // bfloat16 is float32's upper half
-  if (dtype == cpu::Dtype::float16) {
+  if (dtype == Dtype::float16) {
     uint32_t magnitude = 0x7e00;  // NaN
     if (std::isinf(x)) {
       magnitude = 0x7c00;
@@ -60,17 +60,17 @@ inline void write_element(double x, cpu::Dtype dtype, uint8_t* target) {
   std::memcpy(target, &half, 2);
 }
 
-inline double read_element(cpu::Dtype dtype, const uint8_t* source) {
+inline double read_element(Dtype dtype, const uint8_t* source) {
   uint32_t bits = 0;
   std::memcpy(&bits, source, format(dtype).bytes);
-  if (dtype == cpu::Dtype::float16) {
+  if (dtype == Dtype::float16) {
     int exponent = static_cast<int>(bits >> 10 & 31), fraction = static_cast<int>(bits & 1023);
     double magnitude = exponent == 31  ? (fraction ? kNaN : kInf)
                        : exponent == 0 ? fraction * 0x1p-24
                                        : std::ldexp(1024 + fraction, exponent - 25);
     return bits & 0x8000 ? -magnitude : magnitude;
   }
-  if (dtype == cpu::Dtype::bfloat16) bits <<= 16;
+  if (dtype == Dtype::bfloat16) bits <<= 16;
   float x;
   std::memcpy(&x, &bits, sizeof(x));
   return static_cast<double>(x);

@@ -101,34 +101,36 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   };
   cpu::AttentionArgs args = call.args;
   AttentionParams& p = args.params;
-  int64_t bytes = cpu::size_of(c.dtype), key_bytes = c.bits > 0 ? 4 : bytes;
+  int64_t bytes = size_of(c.dtype), key_bytes = c.bits > 0 ? 4 : bytes;
   int key_columns = c.bits > 0 ? c.head_dim * c.bits / 32 : c.head_dim;
   int value_columns = c.bits > 0 ? c.value_dim * c.bits / 32 : c.value_dim;
   move(args.out, p.out, c.heads(), c.query_len, c.value_dim, bytes);
   move(args.lse, p.lse, c.heads(), c.query_len, 1, 4);
-  FarRows &out = moved[0], &lse = moved[1];
+  move(args.row_stats, p.row_stats, c.heads(), c.query_len, 2, 4);
+  FarRows &out = moved[0], &lse = moved[1], &row_stats = moved[2];
   move(args.query, p.query, c.heads(), c.query_len, c.head_dim, bytes);
   move(args.key, p.key, c.kv_heads, c.key_len, key_columns, key_bytes);
   move(args.value, p.value, c.kv_heads, c.key_len, value_columns, key_bytes);
   move(args.visible, p.visible, c.heads(), c.query_len, c.key_len, 1);
-  move(args.bias, p.bias, c.heads(), c.query_len, c.key_len, cpu::size_of(c.bias_dtype));
+  move(args.bias, p.bias, c.heads(), c.query_len, c.key_len, size_of(c.bias_dtype));
   move(args.tree, p.tree, 1, c.tree_size, (c.tree_size + 31) / 32, 4);
   move(args.key_start, p.key_start, 1, 1, 1, 4);
   move(args.key_stop, p.key_stop, 1, 1, 1, 4);
   move(args.sinks, p.sinks, c.heads(), 1, 1, 4);
   move(args.alibi_slopes, p.alibi_slopes, c.heads(), 1, 1, 4);
   if (c.bits > 0) {
-    int64_t group_bytes = cpu::size_of(c.group_dtype);
-    move(args.key_scales, args.quant.key_scales, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
-    move(args.key_biases, args.quant.key_biases, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
-    move(args.value_scales, args.quant.value_scales, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
-    move(args.value_biases, args.quant.value_biases, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
+    int64_t group_bytes = size_of(c.group_dtype);
+    move(args.key_scales, args.params.key_scales, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
+    move(args.key_biases, args.params.key_biases, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
+    move(args.value_scales, args.params.value_scales, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
+    move(args.value_biases, args.params.value_biases, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
   }
   out.overwrite();
   lse.overwrite();
+  row_stats.overwrite();
   cpu::check(args);
   c.decode ? cpu::decode(args) : cpu::prefill(args);
-  bool same = out.same() && lse.same();
+  bool same = out.same() && lse.same() && row_stats.same();
   if (c.bits > 0) return same;  // they have no gradient
 
   GradientCall near(c, call, draw);

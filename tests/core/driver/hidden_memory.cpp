@@ -13,7 +13,7 @@
 #include <cstring>
 #include <vector>
 
-#include "attention.h"
+#include "forward.h"
 #include "kernels.h"
 
 using namespace flashattn;
@@ -70,6 +70,7 @@ int main(int argc, char** argv) {
   visible.close_but(open_begin, open_end);
 
   std::vector<float> query(size_t(query_len) * kDim, 0.5f), out(query.size(), 0), lse(size_t(query_len), 0);
+  std::vector<float> row_stats(2 * lse.size(), 0);
   cpu::AttentionArgs args = {};
   AttentionParams& p = args.params;
   p.batch_size = 1;
@@ -82,11 +83,13 @@ int main(int argc, char** argv) {
   p.window = number[5];
   p.query.row = p.key.row = p.value.row = p.out.row = kDim;
   p.query.column = p.key.column = p.value.column = p.out.column = p.lse.row = p.visible.column = 1;
+  p.row_stats.row = 2, p.row_stats.column = 1;
   args.query = query.data();
   args.key = key.memory;
   args.value = value.memory;
   args.out = out.data();
   args.lse = lse.data();
+  args.row_stats = row_stats.data();
   args.visible = reinterpret_cast<const bool*>(visible.memory);
   args.key_start = &start;
   args.key_stop = &stop;

@@ -184,8 +184,8 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
     in.key_start.push_back(draw.below(c.key_len / 2 + 1) - 1);
     in.key_stop.push_back(draw.chance(20) ? in.key_start.back() - 1 : c.key_len + 1 - draw.below(c.key_len / 2 + 1));
   }
-  fill(in.sinks, c.heads(), 1, 1, [&] { return rounded(3 * draw.normal(), cpu::Dtype::float32); });
-  fill(in.alibi_slopes, c.heads(), 1, 1, [&] { return rounded(draw.uniform(), cpu::Dtype::float32); });
+  fill(in.sinks, c.heads(), 1, 1, [&] { return rounded(3 * draw.normal(), Dtype::float32); });
+  fill(in.alibi_slopes, c.heads(), 1, 1, [&] { return rounded(draw.uniform(), Dtype::float32); });
   if (c.bits > 0) {
     in.quantised.push_back(draw_quantised(c, draw, in.key, c.head_dim));
     in.quantised.push_back(draw_quantised(c, draw, in.value, c.value_dim));

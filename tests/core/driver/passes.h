@@ -10,7 +10,7 @@ inline void check_forward(const Case& c, const Inputs& in, Draw& draw, Check& ch
   Call call(c, in, draw);
   Outputs truth = plain_attention<double>(c, in), unfused = plain_attention<float>(c, in);
   check.compare("out", call.out, truth.out, unfused.out, c.dtype);
-  check.compare("lse", call.lse, truth.lse, unfused.lse, cpu::Dtype::float32);
+  check.compare("lse", call.lse, truth.lse, unfused.lse, Dtype::float32);
 }
 
 // Now and then the same number for a whole row, or for all: what comes back from a sum is broadcast.
@@ -22,9 +22,9 @@ inline Tensor any_cotangent(const Case& c, Draw& draw, int columns) {
 
 inline Cotangents draw_cotangents(const Case& c, Draw& draw) {
   Cotangents cotangents = {any_cotangent(c, draw, c.value_dim), any_cotangent(c, draw, 1), draw.chance(60)};
-  const auto normal = [&](cpu::Dtype dtype) { return [&draw, dtype] { return rounded(draw.normal(), dtype); }; };
+  const auto normal = [&](Dtype dtype) { return [&draw, dtype] { return rounded(draw.normal(), dtype); }; };
   fill(cotangents.out, c.batch_size(), c.heads(), c.query_len, c.value_dim, normal(c.dtype));
-  fill(cotangents.lse, c.batch_size(), c.heads(), c.query_len, 1, normal(cpu::Dtype::float32));
+  fill(cotangents.lse, c.batch_size(), c.heads(), c.query_len, 1, normal(Dtype::float32));
   if (c.poison && c.rows() > 0 && draw.chance(30)) {
     cotangents.out.at(0, draw.below(c.heads()), draw.below(c.query_len), draw.below(c.value_dim)) = kNaN;
   }
@@ -41,12 +41,13 @@ struct GradientCall {
   GradientCall(const Case& c, const Call& call, Draw& draw)
       : cotangents(draw_cotangents(c, draw)),
         of_out(cotangents.out.in_memory(c.dtype)),
-        of_lse(cotangents.lse.in_memory(cpu::Dtype::float32)),
+        of_lse(cotangents.lse.in_memory(Dtype::float32)),
         query(row_major(c, c.heads(), c.query_len, c.head_dim, c.dtype)),
         key(row_major(c, c.kv_heads, c.key_len, c.head_dim, c.dtype)),
         value(row_major(c, c.kv_heads, c.key_len, c.value_dim, c.dtype)),
-        delta(row_major(c, c.heads(), c.query_len, 1, cpu::Dtype::float32)) {
+        delta(row_major(c, c.heads(), c.query_len, 1, Dtype::float32)) {
     args.forward = call.args;
+    args.decoded = c.decode;
     args.out_gradient = cotangents.out.first(of_out, format(c.dtype).bytes);
     args.out_gradient_strides = cotangents.out.strides;
     if (cotangents.of_lse) args.lse_gradient = reinterpret_cast<const float*>(cotangents.lse.first(of_lse, 4));
@@ -61,7 +62,7 @@ struct GradientCall {
   GradientCall(const GradientCall&) = delete;
 
  private:
-  static Result row_major(const Case& c, int heads, int rows, int columns, cpu::Dtype dtype) {
+  static Result row_major(const Case& c, int heads, int rows, int columns, Dtype dtype) {
     return Result(c, Tensor(c.batch, heads, rows, columns, kRowMajor), heads, rows, columns, dtype);
   }
 };
@@ -79,7 +80,7 @@ inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& c
   check.compare("query's gradient", gradients.query, truth.query, unfused.query, c.dtype, kRelative);
   check.compare("key's gradient", gradients.key, truth.key, unfused.key, c.dtype, kRelative);
   check.compare("value's gradient", gradients.value, truth.value, unfused.value, c.dtype, kRelative);
-  check.compare("delta", gradients.delta, truth.delta, unfused.delta, cpu::Dtype::float32);
+  check.compare("delta", gradients.delta, truth.delta, unfused.delta, Dtype::float32);
 }
 
 }  // namespace flashattn::driver

@@ -77,7 +77,7 @@ struct Tensor {
   double& at(int64_t batch, int head, int row, int column) { return numbers[offset(batch, head, row, column)]; }
   double at(int64_t batch, int head, int row, int column) const { return numbers[offset(batch, head, row, column)]; }
 
-  std::vector<uint8_t> in_memory(cpu::Dtype dtype) const {
+  std::vector<uint8_t> in_memory(Dtype dtype) const {
     std::vector<uint8_t> memory(numbers.size() * format(dtype).bytes);
     for (size_t i = 0; i < numbers.size(); ++i) {
       write_element(numbers[i], dtype, memory.data() + i * format(dtype).bytes);

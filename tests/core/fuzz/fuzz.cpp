@@ -71,10 +71,9 @@ void change_strides(Draw& draw, Strides& strides) {
 void change(Draw& draw, cpu::BackwardArgs& backward) {
   cpu::AttentionArgs& args = backward.forward;
   AttentionParams& p = args.params;
-  QuantParams& quant = args.quant;
   int32_t* const integers[] = {&p.batch_dims, &p.batch_shape[0], &p.batch_shape[1], &p.num_heads, &p.num_kv_heads,
                                &p.query_len,  &p.key_len,        &p.head_dim,       &p.value_dim, &p.window,
-                               &p.tree_size,  &quant.bits,       &quant.group_size};
+                               &p.tree_size,  &p.bits,       &p.group_size};
   Strides* const strides[] = {&p.query,
                               &p.key,
                               &p.value,
@@ -87,12 +86,13 @@ void change(Draw& draw, cpu::BackwardArgs& backward) {
                               &p.tree,
                               &p.sinks,
                               &p.alibi_slopes,
-                              &quant.key_scales,
-                              &quant.key_biases,
-                              &quant.value_scales,
-                              &quant.value_biases,
+                              &p.key_scales,
+                              &p.key_biases,
+                              &p.value_scales,
+                              &p.value_biases,
                               &backward.out_gradient_strides,
-                              &backward.lse_gradient_strides};
+                              &backward.lse_gradient_strides,
+                              &p.row_stats};
   switch (draw.below(8)) {
     case 0:
     case 1:
@@ -106,8 +106,8 @@ void change(Draw& draw, cpu::BackwardArgs& backward) {
     case 5: p.batch_size = any_number(draw, p.batch_size); break;
     case 6: (draw.chance(50) ? p.scale : p.softcap) = any_float(draw); break;
     case 7: {
-      cpu::Dtype* const dtypes[] = {&args.dtype, &args.bias_dtype, &args.group_dtype};
-      *dtypes[draw.below(3)] = static_cast<cpu::Dtype>(draw.below(5));
+      Dtype* const dtypes[] = {&args.dtype, &args.bias_dtype, &args.group_dtype};
+      *dtypes[draw.below(3)] = static_cast<Dtype>(draw.below(5));
       break;
     }
   }
@@ -179,8 +179,7 @@ class Memory {
 std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gradient) {
   cpu::AttentionArgs& args = backward.forward;
   const AttentionParams& p = args.params;
-  const QuantParams& quant = args.quant;
-  const auto number = [&](cpu::Dtype dtype) {
+  const auto number = [&](Dtype dtype) {
     return [&draw, dtype](uint8_t* to) { write_element(rounded(draw.normal(), dtype), dtype, to); };
   };
   const auto bits = [&draw](uint8_t* to) {
@@ -203,18 +202,18 @@ std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_
   size_t size = format(args.dtype).bytes;
   int64_t heads = p.num_heads, kv_heads = p.num_kv_heads, queries = p.query_len, keys = p.key_len;
   add(&args.query, size, p.query, {heads, queries, p.head_dim}, number(args.dtype));
-  if (quant.bits == 0) {
+  if (p.bits == 0) {
     add(&args.key, size, p.key, {kv_heads, keys, p.head_dim}, number(args.dtype));
     add(&args.value, size, p.value, {kv_heads, keys, p.value_dim}, number(args.dtype));
   } else {
     size_t group = format(args.group_dtype).bytes;
-    int64_t key_groups = p.head_dim / quant.group_size, value_groups = p.value_dim / quant.group_size;
-    add(&args.key, 4, p.key, {kv_heads, keys, p.head_dim * quant.bits / 32}, bits);
-    add(&args.value, 4, p.value, {kv_heads, keys, p.value_dim * quant.bits / 32}, bits);
-    add(&args.key_scales, group, quant.key_scales, {kv_heads, keys, key_groups}, number(args.group_dtype));
-    add(&args.key_biases, group, quant.key_biases, {kv_heads, keys, key_groups}, number(args.group_dtype));
-    add(&args.value_scales, group, quant.value_scales, {kv_heads, keys, value_groups}, number(args.group_dtype));
-    add(&args.value_biases, group, quant.value_biases, {kv_heads, keys, value_groups}, number(args.group_dtype));
+    int64_t key_groups = p.head_dim / p.group_size, value_groups = p.value_dim / p.group_size;
+    add(&args.key, 4, p.key, {kv_heads, keys, p.head_dim * p.bits / 32}, bits);
+    add(&args.value, 4, p.value, {kv_heads, keys, p.value_dim * p.bits / 32}, bits);
+    add(&args.key_scales, group, p.key_scales, {kv_heads, keys, key_groups}, number(args.group_dtype));
+    add(&args.key_biases, group, p.key_biases, {kv_heads, keys, key_groups}, number(args.group_dtype));
+    add(&args.value_scales, group, p.value_scales, {kv_heads, keys, value_groups}, number(args.group_dtype));
+    add(&args.value_biases, group, p.value_biases, {kv_heads, keys, value_groups}, number(args.group_dtype));
   }
   if (args.visible) add(&args.visible, 1, p.visible, {heads, queries, keys}, flag);
   if (args.bias) {
@@ -223,10 +222,11 @@ std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_
   if (args.key_start) add(&args.key_start, 4, p.key_start, {1, 1, 1}, position);
   if (args.key_stop) add(&args.key_stop, 4, p.key_stop, {1, 1, 1}, position);
   if (args.tree) add(&args.tree, 4, p.tree, {1, p.tree_size, (p.tree_size + 31) / 32}, bits);
-  if (args.sinks) add(&args.sinks, 4, p.sinks, {heads, 1, 1}, number(cpu::Dtype::float32));
-  if (args.alibi_slopes) add(&args.alibi_slopes, 4, p.alibi_slopes, {heads, 1, 1}, number(cpu::Dtype::float32));
+  if (args.sinks) add(&args.sinks, 4, p.sinks, {heads, 1, 1}, number(Dtype::float32));
+  if (args.alibi_slopes) add(&args.alibi_slopes, 4, p.alibi_slopes, {heads, 1, 1}, number(Dtype::float32));
   add(&args.out, size, p.out, {heads, queries, p.value_dim}, nullptr);
   add(&args.lse, 4, p.lse, {heads, queries, 1}, nullptr);
+  add(&args.row_stats, 4, p.row_stats, {heads, queries, 2}, nullptr);
   if (with_gradient) {
     const auto row_major = [&](int64_t h, int64_t rows, int64_t columns) {
       Strides strides = {};
@@ -238,7 +238,7 @@ std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_
     };
     add(&backward.out_gradient, size, backward.out_gradient_strides, {heads, queries, p.value_dim}, number(args.dtype));
     if (backward.lse_gradient) {
-      add(&backward.lse_gradient, 4, backward.lse_gradient_strides, {heads, queries, 1}, number(cpu::Dtype::float32));
+      add(&backward.lse_gradient, 4, backward.lse_gradient_strides, {heads, queries, 1}, number(Dtype::float32));
     }
     add(&backward.query_gradient, size, row_major(heads, queries, p.head_dim), {heads, queries, p.head_dim}, nullptr);
     add(&backward.key_gradient, size, row_major(kv_heads, keys, p.head_dim), {kv_heads, keys, p.head_dim}, nullptr);
@@ -249,7 +249,7 @@ std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_
 }
 
 // An output's elements were all NaN before. Of rows that see nothing lse is -inf.
-void expect_no_nan(const AttentionParams& p, const char* name, const Array& array, cpu::Dtype dtype) {
+void expect_no_nan(const AttentionParams& p, const char* name, const Array& array, Dtype dtype) {
   const uint8_t* start;
   std::memcpy(&start, array.slot, sizeof(start));
   if (p.batch_size == 0) return;
@@ -285,13 +285,14 @@ void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_grad
   if (!accepted(args.forward) || (with_gradient && !accepted(args))) {
     report("the contract depends on more than null pointers and their alignment");
   }
-  decode = decode && p.query_len <= cpu::kMaxDecodeLen;
+  decode = decode && p.query_len <= kMaxDecodeLen;
+  args.decoded = decode;
   decode ? cpu::decode(args.forward) : cpu::prefill(args.forward);
   if (with_gradient) cpu::backward(args);
   bool tame = std::abs(p.scale) <= 10 && (p.softcap == 0 || p.softcap >= 1);
   for (const Array& array : arrays) {
     if (array.output && tame) {
-      expect_no_nan(p, "an output", array, array.element_size == 4 ? cpu::Dtype::float32 : args.forward.dtype);
+      expect_no_nan(p, "an output", array, array.element_size == 4 ? Dtype::float32 : args.forward.dtype);
     }
   }
 }

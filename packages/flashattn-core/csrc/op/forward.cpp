@@ -41,7 +41,7 @@ std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& op
 
 void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   if (!are_aligned(inputs)) {
-    return eval_cpu(aligned(inputs, stream()), outputs);
+    return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
   }
   allocate(outputs);
   prefer_huge_pages(outputs);
@@ -63,7 +63,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
 
 void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   if (!are_aligned(inputs)) {
-    return eval_gpu(metal_aligned(inputs, stream()), outputs);
+    return eval_gpu(aligned_on_metal(inputs, stream()), outputs);
   }
   allocate(outputs);
   Inputs named(inputs, present_);

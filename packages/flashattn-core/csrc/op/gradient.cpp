@@ -78,7 +78,7 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
 
 void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   if (!are_aligned(inputs)) {
-    return eval_cpu(aligned(inputs, stream()), outputs);
+    return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
   }
   allocate(outputs);
   cpu::BackwardArgs args = cpu_backward(Inputs(inputs, present_), options_, further_inputs(inputs), named(outputs));
@@ -90,7 +90,7 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std:
 
 void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   if (!are_aligned(inputs)) {
-    return eval_gpu(metal_aligned(inputs, stream()), outputs);
+    return eval_gpu(aligned_on_metal(inputs, stream()), outputs);
   }
   allocate(outputs);
   count(Kernel::metal_backward_dq);

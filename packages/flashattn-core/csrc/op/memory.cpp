@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "metal_call.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 
@@ -27,6 +28,19 @@ void allocate(mx::array& output) {
 
 bool is_aligned(const mx::array& input) {
   return reinterpret_cast<uintptr_t>(input.data<void>()) % input.itemsize() == 0;
+}
+
+template <typename Copy>
+std::vector<mx::array> aligned(std::vector<mx::array> inputs, const Copy& copy_elements) {
+  for (mx::array& input : inputs) {
+    if (!is_aligned(input)) {
+      mx::array copy(input.shape(), input.dtype(), nullptr, {});
+      allocate(copy);
+      copy_elements(input, copy);
+      input = copy;
+    }
+  }
+  return inputs;
 }
 
 // MLX's CPU allocator returns large arrays to the system, so that each output is new memory: in pages of 4 KB its
@@ -63,27 +77,26 @@ bool are_aligned(const std::vector<mx::array>& inputs) {
   return std::all_of(inputs.begin(), inputs.end(), is_aligned);
 }
 
-std::vector<mx::array> aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
-  std::vector<mx::array> result = inputs;
+std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
   auto& encoder = mx::cpu::get_command_encoder(stream);
-  for (mx::array& input : result) {
-    if (!is_aligned(input)) {
-      mx::array copy(input.shape(), input.dtype(), nullptr, {});
-      allocate(copy);
-      encoder.dispatch([from = input.data<char>(), to = copy.data<char>(), shape = input.shape(),
-                        strides = input.strides(), count = static_cast<int64_t>(input.size()),
-                        size = static_cast<int64_t>(input.itemsize())] {
-        for (int64_t i = 0; i < count; ++i) {
-          int64_t offset = 0, rest = i;
-          for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
-          std::memcpy(to + i * size, from + offset * size, size);
-        }
-      });
-      encoder.add_temporary(copy);
-      input = copy;
-    }
-  }
-  return result;
+  return aligned(inputs, [&](const mx::array& input, const mx::array& copy) {
+    encoder.dispatch([from = input.data<char>(), to = const_cast<char*>(copy.data<char>()), shape = input.shape(),
+                      strides = input.strides(), count = static_cast<int64_t>(input.size()),
+                      size = static_cast<int64_t>(input.itemsize())] {
+      for (int64_t i = 0; i < count; ++i) {
+        int64_t offset = 0, rest = i;
+        for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
+        std::memcpy(to + i * size, from + offset * size, size);
+      }
+    });
+    encoder.add_temporary(copy);
+  });
+}
+
+std::vector<mx::array> aligned_on_metal(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
+  return aligned(inputs, [&](const mx::array& input, const mx::array& copy) {
+    metal::encode(metal_realign(input, copy), stream);
+  });
 }
 
 }  // namespace flashattn

@@ -1,8 +1,6 @@
 // Which array each binding of a call's launches has.
 #include "metal_call.h"
 
-#include "memory.h"
-
 namespace flashattn {
 namespace {
 
@@ -80,19 +78,6 @@ metal::Work metal_realign(const mx::array& misaligned, const mx::array& copy) {
   work.arrays[index(Binding::realigned)] = copy;
   work.temporaries = {copy};
   return work;
-}
-
-std::vector<mx::array> metal_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
-  std::vector<mx::array> result = inputs;
-  for (mx::array& input : result) {
-    if (!are_aligned({input})) {
-      std::vector<mx::array> copy = {mx::array(input.shape(), input.dtype(), nullptr, {})};
-      allocate(copy);
-      metal::encode(metal_realign(input, copy[0]), stream);
-      input = copy[0];
-    }
-  }
-  return result;
 }
 
 }  // namespace flashattn

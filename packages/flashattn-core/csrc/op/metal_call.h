@@ -10,10 +10,7 @@ metal::Work metal_forward(Kernel kernel, const Inputs& inputs, const Options& op
 metal::Work metal_backward(const Inputs& inputs, const Options& options, const GradientInputs& further,
                            const Gradients& gradients);
 
-// The inputs, with copies, which the stream makes before its next launch, of those that begin in the middle of an
-// element.
-std::vector<mx::array> metal_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream);
-// The launch that makes one.
+// Copies an array that begins in the middle of an element.
 metal::Work metal_realign(const mx::array& misaligned, const mx::array& copy);
 
 }  // namespace flashattn

@@ -1,0 +1,50 @@
+"""What a call would run on a GPU, as plain data and on any machine, by a module that is built for tests alone.
+
+Each launch is a dict. `source`: the text that Metal compiles. `function`, `constants`, `grid` (in threadgroups),
+`threadgroup` (in threads), `split` (first_key, chunk_len, num_chunks). `buffers`, by name. An input: its memory, and
+where in it the element at index 0 is, in bytes (strides may be negative or 0). What launches write: its size in bytes; all
+launches of a call share it. A struct: its bytes. `numbers`: where the kernel finds each of them.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import mlx.core as mx
+import nanobind
+from builds import built, contents
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[1] / "packages/flashattn-core/csrc"
+
+
+def _make(folder: Path) -> None:
+    environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
+    for command in (
+        ["cmake", "-S", HERE, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=MinSizeRel"]
+        + [f"-DPython_EXECUTABLE={sys.executable}"],
+        ["cmake", "--build", folder],
+    ):
+        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
+
+
+def _load() -> ModuleType:
+    texts = contents(HERE, CSRC, patterns=("**/*.h", "**/*.cpp", "**/*.def", "**/*.metal", "**/*.txt", "**/embed.py"))
+    versions = f"{mx.__version__} {nanobind.__version__} {sys.version_info[:2]}"
+    folder = built(_make, "launches", texts, versions, str(HERE), sys.executable)
+    (file,) = folder.glob("flashattn_launches*.so")
+    spec = importlib.util.spec_from_file_location("flashattn_launches", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_module = _load()
+sources, forward, backward, realign = _module.sources, _module.forward, _module.backward, _module.realign

@@ -1,0 +1,151 @@
+// What a call would run on a GPU, as Python's own types: texts, constants, grids, and the bytes that launches read.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/variant.h>
+
+#include <string>
+
+#include "metal/sources.h"
+#include "mlx/transforms.h"
+#include "op/check_arguments.h"
+#include "op/metal_call.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace flashattn;
+
+namespace {
+
+// The memory from an array's lowest element to its highest, and where in it the element at index 0 is.
+nb::tuple memory(const mx::array& array) {
+  if (array.size() == 0) {
+    return nb::make_tuple(nb::bytes("", 0), 0);
+  }
+  int64_t lowest = 0, highest = 0;
+  for (int axis = 0; axis < static_cast<int>(array.ndim()); ++axis) {
+    int64_t last = (array.shape(axis) - 1) * array.strides(axis);
+    (last < 0 ? lowest : highest) += last;
+  }
+  int64_t itemsize = static_cast<int64_t>(array.itemsize());
+  return nb::make_tuple(
+      nb::bytes(array.data<char>() + lowest * itemsize, static_cast<size_t>((highest + 1 - lowest) * itemsize)),
+      -lowest * itemsize);
+}
+
+// An array that no launch has written yet, of so many bytes.
+nb::object unwritten(const metal::Work& work, gpu::Binding binding) {
+  for (const gpu::Scratch& scratch : work.launches.scratch) {
+    if (scratch.binding == binding) {
+      return nb::int_(sizeof(float) * scratch.elements());
+    }
+  }
+  return nb::int_(work.arrays[gpu::index(binding)].value().nbytes());
+}
+
+nb::dict buffers_of(const metal::Work& work, const gpu::Launch& launch, nb::set& written) {
+  nb::dict buffers;
+  for (auto [binding, role] : launch.arguments) {
+    nb::str name(std::string(gpu::name(binding)).c_str());
+    if (role == gpu::Role::value) {
+      auto bytes = gpu::value_of(work.launches, binding);
+      buffers[name] = nb::bytes(bytes.data(), bytes.size());
+    } else if (role == gpu::Role::output || written.contains(name)) {
+      buffers[name] = unwritten(work, binding);
+      written.add(name);
+    } else {
+      buffers[name] = memory(work.arrays[gpu::index(binding)].value());
+    }
+  }
+  return buffers;
+}
+
+nb::tuple size(const gpu::Size& size) {
+  return nb::make_tuple(size[0], size[1], size[2]);
+}
+
+// Inputs must be evaluated; nothing reads the outputs' memory.
+nb::list described(const metal::Work& work) {
+  nb::list result;
+  nb::set written;
+  for (const gpu::Launch& launch : work.launches.launches) {
+    nb::dict constants, numbers, description;
+    for (const gpu::Constant& constant : launch.constants) {
+      constants[constant.name.c_str()] = std::visit([](auto number) { return nb::cast(number); }, constant.value);
+    }
+    for (auto [binding, role] : launch.arguments) {
+      numbers[std::string(gpu::name(binding)).c_str()] = metal::buffer_of(binding);
+    }
+    description["source"] = metal::source_text(launch);
+    description["function"] = launch.function;
+    description["constants"] = constants;
+    description["grid"] = size(launch.grid);
+    description["threadgroup"] = size(launch.threadgroup);
+    description["buffers"] = buffers_of(work, launch, written);
+    description["numbers"] = numbers;
+    const SplitParams& split = work.launches.split;
+    description["split"] = nb::make_tuple(split.first_key, split.chunk_len, split.num_chunks);
+    result.append(description);
+  }
+  return result;
+}
+
+mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
+  return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
+}
+
+std::vector<mx::array> evaluated_inputs(const Arguments& arguments) {
+  check_arguments(arguments);
+  std::vector<mx::array> inputs = primitive_inputs(arguments, mx::to_stream({}));
+  mx::eval(inputs);
+  return inputs;
+}
+
+nb::list forward(const Arguments& arguments) {
+  std::vector<mx::array> inputs = evaluated_inputs(arguments);
+  Inputs named(inputs, present_in(arguments));
+  CallShape shape = call_shape(named, arguments.options);
+  Kernel kernel = kernel_of(choose(Backend::metal, shape, arguments.options.kernel));
+  mx::Shape rows(named.query().shape().begin(), named.query().shape().end() - 1), wide = rows, stats = rows;
+  wide.push_back(shape.value_dim);
+  stats.push_back(2);
+  mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
+  mx::array row_stats = not_allocated(stats, mx::float32);
+  return described(metal_forward(kernel, named, arguments.options, {out, lse, row_stats}));
+}
+
+nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
+                  const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient) {
+  std::vector<mx::array> inputs = evaluated_inputs(arguments), given = {out, lse, row_stats, out_gradient};
+  if (lse_gradient) {
+    given.push_back(*lse_gradient);
+  }
+  mx::eval(given);
+  Inputs named(inputs, present_in(arguments));
+  check_backward(Backend::metal, call_shape(named, arguments.options));
+  mx::array query = not_allocated(named.query().shape(), out.dtype());
+  mx::array key = not_allocated(named.key().shape(), out.dtype());
+  mx::array value = not_allocated(named.value().shape(), out.dtype());
+  mx::array delta = not_allocated(lse.shape(), mx::float32);
+  return described(metal_backward(named, arguments.options,
+                                  {{out, lse, row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
+                                  {query, key, value, delta}));
+}
+
+nb::list realign(mx::array misaligned) {
+  mx::eval(misaligned);
+  return described(metal_realign(misaligned, not_allocated(misaligned.shape(), misaligned.dtype())));
+}
+
+}  // namespace
+
+NB_MODULE(flashattn_launches, m) {
+  nb::module_::import_("flashattn_core");  // which knows the arguments' type
+  m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
+  m.def("forward", &forward, "arguments"_a, "The launches of a call. Raises as it does.");
+  m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
+        "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
+  m.def("realign", &realign, "misaligned"_a, "The launch that copies an array.");
+}
