@@ -10,6 +10,7 @@ from flashattn_core import _ext
 
 CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
 KERNELS = CSRC / "metal/kernels"
+SHARED = CSRC / "gpu/kernels"
 
 
 def test_every_kernel_is_there():
@@ -38,17 +39,24 @@ def test_line_directives(name):
             assert embedded == original or (embedded == "" and re.match(r'#pragma once|#include "', original))
 
 
+@pytest.mark.parametrize("file", sorted(SHARED.iterdir()), ids=lambda file: file.name)
+def test_what_gpu_backends_share_has_no_word_of_one_of_them(file):
+    code = re.sub(r"//.*", "", file.read_text())
+    words = r"metal::|\b(?:device|constant|thread|threadgroup|METAL_FUNC)\b|simd_|\[\[|__\w|\basm\b|threadIdx|blockIdx"
+    assert re.findall(words, code) == []
+
+
 @pytest.fixture
 def embed(tmp_path):
-    """Runs the script that embeds kernels, on a kernel called a.metal and other files."""
+    """Runs the script that embeds kernels, on a kernel called a.metal, headers beside it, and files elsewhere."""
 
-    def run(kernel: bytes, **headers: bytes) -> subprocess.CompletedProcess[str]:
-        folder = tmp_path / "metal/kernels"
-        folder.mkdir(parents=True)
-        (folder / "a.metal").write_bytes(kernel)
-        for name, text in headers.items():
-            (folder / f"{name}.h").write_bytes(text)
-        command = [sys.executable, CSRC / "metal/embed.py", tmp_path, tmp_path / "a.cpp", tmp_path / "a.d"]
+    def run(kernel: bytes, elsewhere: dict[str, bytes] | None = None, **headers: bytes):
+        files = {"a.metal": kernel, **{f"{name}.h": text for name, text in headers.items()}}
+        files = {f"metal/kernels/{name}": text for name, text in files.items()} | (elsewhere or {})
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(text)
+        command = [sys.executable, CSRC / "gpu/embed.py", tmp_path, "metal", tmp_path / "a.cpp", tmp_path / "a.d"]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     return run
@@ -62,13 +70,28 @@ def test_includes_come_once_and_are_what_the_build_depends_on(embed, tmp_path):
     assert {Path(path).name for path in (tmp_path / "a.d").read_text().split()[1:]} == {"a.metal", "b.h", "c.h"}
 
 
+def test_where_includes_are_looked_for(embed, tmp_path):
+    elsewhere = {
+        "gpu/kernels/rule.h": b'#include "near.h"\n#include "dialect.h"\n#include "call/params.h"\nint rule;\n',
+        "gpu/kernels/near.h": b"int beside_the_file;\n",
+        "call/params.h": b"int params;\n",
+        "rule.h": b"int never;\n",
+        "dialect.h": b"int never;\n",
+    }
+    done = embed(b'#include "rule.h"\n', elsewhere, near=b"int never;\n", dialect=b"int of_the_backend;\n")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "a.cpp").read_text()
+    assert re.findall(r"^int (.*);", text, re.M) == ["beside_the_file", "of_the_backend", "params", "rule"]
+    assert '#line 1 "call/params.h"' in text
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         (b"// \xce\xb1", "a byte that is not ASCII"),
         (b'#include "missing.h"', "missing.h does not exist"),
         (b'#ifdef X\n#include "b.h"\n#endif', "b.h is included under a condition"),
-        (b'auto a = R"METAL(b)METAL";', "would end the string"),
+        (b'auto a = R"KERNEL(b)KERNEL";', "would end the string"),
         (b"#if 1", "#if and #endif do not pair"),
     ],
 )

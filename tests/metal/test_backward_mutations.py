@@ -41,13 +41,15 @@ FAULTS = {
     "dq not scaled": Fault(DQ, "store_row<D>(target, sums, params.scale", "store_row<D>(target, sums, 1.0f"),
     "dk not scaled": Fault(DKV, "dk_sums, params.scale", "dk_sums, 1.0f"),
     "dv scaled": Fault(DKV, "dv_sums, 1.0f", "dv_sums, params.scale"),
-    "lse in the wrong unit": Fault(DKV, "fma(natural, M_LOG2E_F, -scaled)", "fma(natural, 1.0f, -scaled)"),
+    "lse in the wrong unit": Fault(
+        DKV, "multiply_add(natural, M_LOG2E_F, -scaled)", "multiply_add(natural, 1.0f, -scaled)"
+    ),
     "dkv: a head of the group left out": Fault(DKV, "head < (kv_head + 1) * heads", "head + 1 < (kv_head + 1) * heads"),
     "dkv: another group's heads": Fault(DKV, "int head = kv_head * heads;", "int head = kv_head;"),
     # Masks.
     "no infinity: a row that sees nothing": Fault(DKV, "natural == -INFINITY", "false", mask="lse"),
     "dkv: one query too few under causal": Fault(
-        DKV, "max(0, first - offset)", "max(0, first - offset + 1)", lengths=(128, 129)
+        DKV, "maximum(0, first - offset)", "maximum(0, first - offset + 1)", lengths=(128, 129)
     ),
     "dkv: a window too short": Fault(
         DKV, "last) - offset + params->window", "last) - offset + params->window - 1", mask=SlidingWindow(34),

@@ -69,7 +69,7 @@ FAULTS = {
         PARALLEL, "row.head * params->visible.head + ", "", lengths=ONE, mask="bool"
     ),
     "additive array: in the wrong unit": Fault(
-        REG, "fma(added, M_LOG2E_F, score)", "fma(added, 1.0f, score)", mask="additive"
+        REG, "multiply_add(added, M_LOG2E_F, score)", "multiply_add(added, 1.0f, score)", mask="additive"
     ),
     "partly visible tiles taken for whole ones": Fault(REG, "all.contains(first, KEYS)", "all.contains(first, 1)"),
     "hidden eights: one too many left out": Fault(

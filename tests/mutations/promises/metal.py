@@ -8,14 +8,14 @@ from .mutation import CPP, Mutation
 MUTATIONS: list[Mutation] = [
     Mutation(
         "lse has a natural logarithm of 2 with four digits",
-        f"{CPP}/metal/kernels/epilogue.h",
+        f"{CPP}/gpu/kernels/epilogue.h",
         "M_LN2_F * (softmax.row_max",
         "0.6931f * (softmax.row_max",
         "metal/test_kernels.py::test_float32_is_within_2e_6_of_float64",
     ),
     Mutation(
         "soft-cap's derivative lacks a factor",
-        f"{CPP}/metal/kernels/gradient.h",
+        f"{CPP}/gpu/kernels/score_gradient.h",
         "gradient *= (1 - scaled) * (1 + scaled);",
         "gradient *= 1 - scaled;",
         "metal/test_backward.py::test_grid",
@@ -29,7 +29,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "keys that a causal mask hides from a whole tile are read and multiplied",
-        f"{CPP}/metal/kernels/visibility.h",
+        f"{CPP}/gpu/kernels/visibility.h",
         "return KeySpan{seen(first).begin, seen(last).end};",
         "return KeySpan{seen(first).begin, keys.end};",
         "metal/test_counts.py::test_prefill_beside_steel_attention",

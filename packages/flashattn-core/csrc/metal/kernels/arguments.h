@@ -1,7 +1,8 @@
-// The arrays of one call, bound as in launch.h, and where in them a batch element begins.
+// The arguments of the kernels: the arrays and structs of one call, bound as in launch.h.
 #pragma once
 
-#include "../../call/params.h"
+#include "call/params.h"
+#include "dialect.h"
 #include "variant.h"
 
 #define FLASHATTN_PARAMS const constant AttentionParams& params [[buffer(5)]]
@@ -30,53 +31,10 @@
 
 #define FLASHATTN_SINKS const device float* sinks [[buffer(11), function_constant(has_sinks)]]
 
-namespace flashattn {
+// The gradient's.
+#define FLASHATTN_BACKWARD_PARAMS const constant BackwardParams& backward [[buffer(25)]]
 
-// Offset of one batch element, counted through the leading dimensions from the last to the first. One leading
-// dimension, the usual case, costs no division.
-METAL_FUNC int64_t batch_offset(const constant AttentionParams& params, const constant Strides& strides, int batch) {
-  int64_t offset = 0;
-  for (int d = params.batch_dims - 1; d > 0; --d) {
-    offset += batch % params.batch_shape[d] * strides.batch[d];
-    batch /= params.batch_shape[d];
-  }
-  return offset + batch * strides.batch[0];
-}
-
-// Where the keys or values of one key/value head begin.
-template <typename T>
-METAL_FUNC const device T* head_of(const device T* tensor, const constant AttentionParams& params,
-                                   const constant Strides& strides, int batch, int head) {
-  return tensor + batch_offset(params, strides, batch) + head * strides.head;
-}
-
-// Where a row of an output begins.
-template <typename T>
-METAL_FUNC device T* row_of(device T* tensor, const constant AttentionParams& params, const constant Strides& strides,
-                            int batch, int head, int row) {
-  return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
-}
-
-// An element of an array whose dtype, Dtype of launch.h, is a function constant.
-METAL_FUNC float load_float(const device uchar* array, int dtype, int64_t index) {
-  return dtype == 1   ? reinterpret_cast<const device float*>(array)[index]
-         : dtype == 2 ? float(reinterpret_cast<const device half*>(array)[index])
-                      : float(reinterpret_cast<const device bfloat*>(array)[index]);
-}
-METAL_FUNC int size_of_dtype(int dtype) {
-  return dtype == 1 ? int(sizeof(float)) : int(sizeof(half));
-}
-
-// Steps between the elements of a tensor's rows, in elements.
-struct RowLayout {
-  int64_t row;
-  int64_t column;
-
-  METAL_FUNC int64_t offset(int r, int c) const thread { return r * row + c * column; }
-};
-
-METAL_FUNC RowLayout row_layout(const constant Strides& strides) {
-  return RowLayout{strides.row, packed_rows ? 1 : strides.column};
-}
-
-}  // namespace flashattn
+// What both of its kernels read besides query, key and value. delta: of (*B, H_q, L), one after the other.
+#define FLASHATTN_BACKWARD_INPUTS(T)                                                 \
+  const device float *saved_lse [[buffer(18)]], const device T *dout [[buffer(19)]], \
+      const device float *delta [[buffer(21)]], FLASHATTN_PARAMS, FLASHATTN_BACKWARD_PARAMS

@@ -1,6 +1,7 @@
 // delta: one number for each row, which dq needs once and dk and dv need for each tile of keys. A launch of its own, so
 // that those two can run side by side, and neither of them reads the forward's output.
-#include "gradient.h"
+#include "arguments.h"
+#include "score_gradient.h"
 
 using namespace flashattn;
 

@@ -2,7 +2,8 @@
 // of all heads that share it go by, so that their gradients are summed here, always in the same order, and no two
 // threadgroups write the same element. Scores are computed transposed, keys down and queries across: probabilities and
 // gradients are then the left operands of the sums, in the registers that they are in.
-#include "gradient.h"
+#include "arguments.h"
+#include "score_gradient.h"
 #include "tile_loader.h"
 #include "tile_product.h"
 

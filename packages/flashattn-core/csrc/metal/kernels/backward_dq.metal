@@ -1,7 +1,8 @@
 // metal_backward_dq: the gradient of the queries. As in metal_prefill_reg each SIMD group has 8 rows of one head, and
 // the keys go by; values come first, so that the keys are still in the tile's place when the scores' gradients are
 // there.
-#include "gradient.h"
+#include "arguments.h"
+#include "score_gradient.h"
 #include "tile_loader.h"
 #include "tile_product.h"
 

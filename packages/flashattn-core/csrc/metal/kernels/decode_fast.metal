@@ -1,4 +1,5 @@
 // metal_decode_fast: one query, few keys. One SIMD group a head, no barriers, no threadgroup memory.
+#include "arguments.h"
 #include "decode_rows.h"
 #include "epilogue.h"
 

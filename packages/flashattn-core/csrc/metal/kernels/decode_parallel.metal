@@ -1,5 +1,6 @@
 // metal_decode_parallel: one query. 32 SIMD groups a head share the keys; their results are merged in threadgroup
 // memory.
+#include "arguments.h"
 #include "decode_rows.h"
 #include "epilogue.h"
 

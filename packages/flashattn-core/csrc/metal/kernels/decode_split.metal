@@ -1,6 +1,7 @@
 // metal_decode_split: a few queries, many keys. Phase 1 cuts the keys into chunks, over many threadgroups; each reads
 // its keys and values once for all the rows of a key/value head, which are the queries of all its query heads. Phase 2
 // merges a row's partial results.
+#include "arguments.h"
 #include "decode_rows.h"
 #include "epilogue.h"
 #include "tile_loader.h"

@@ -4,8 +4,8 @@
 // condition is not a branch. Columns from `columns` on are 0. COLUMNS: `columns` rounded up to whole fragments.
 #pragma once
 
-#include "arguments.h"
 #include "mma.h"
+#include "offsets.h"
 
 namespace flashattn {
 

@@ -6,7 +6,7 @@
 #include <metal_simdgroup>
 #include <metal_simdgroup_matrix>
 
-#include "variant.h"
+#include "dialect.h"
 
 namespace flashattn {
 

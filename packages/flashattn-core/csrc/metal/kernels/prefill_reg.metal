@@ -1,6 +1,7 @@
 // metal_prefill_reg: many queries of one head. Each SIMD group has 8 rows; their output, scores and probabilities stay
 // in its registers, as 8x8 fragments, from the first key to the last. Keys and values take turns in one buffer of
 // threadgroup memory.
+#include "arguments.h"
 #include "epilogue.h"
 #include "fragment_loader.h"
 #include "mma.h"

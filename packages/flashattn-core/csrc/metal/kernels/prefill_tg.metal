@@ -1,6 +1,7 @@
 // metal_prefill_tg: a short prompt, or few queries with many heads each. All four SIMD groups share the same 8 or 16
 // rows and divide the keys for the scores, and the columns for the output: each reads its keys and values from device
 // memory itself, and no element is read twice. Scores and probabilities pass through threadgroup memory.
+#include "arguments.h"
 #include "epilogue.h"
 #include "finite.h"
 #include "fragment_loader.h"

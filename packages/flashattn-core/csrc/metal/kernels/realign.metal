@@ -1,7 +1,6 @@
 // Copies an array byte by byte: one that begins in the middle of an element, as a view of bytes may.
-#include <metal_stdlib>
-
-#include "../../call/params.h"
+#include "call/params.h"
+#include "dialect.h"
 
 using namespace flashattn;
 

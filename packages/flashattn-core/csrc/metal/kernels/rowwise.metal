@@ -1,6 +1,7 @@
 // metal_rowwise: the textbook schedule, 32 rows against 32 keys, one thread a score. A SIMD group has a row, a lane a
 // key: maximum and sum are over the SIMD group. Keys and values go through threadgroup memory 32 columns at a time, so
 // that any head_dim fits.
+#include "arguments.h"
 #include "epilogue.h"
 #include "stored_rows.h"
 #include "visibility.h"

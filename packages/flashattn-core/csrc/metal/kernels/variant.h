@@ -2,8 +2,6 @@
 // have is not in it, and head_dim's checks fall away where it fills its columns.
 #pragma once
 
-#include <metal_stdlib>
-
 constant int head_dim [[function_constant(0)]];   // D
 constant int value_dim [[function_constant(1)]];  // D_v
 
@@ -30,8 +28,3 @@ constant bool is_quantised [[function_constant(17)]];  // keys and values
 constant int quant_bits [[function_constant(18)]];     // of an element
 constant int group_size [[function_constant(19)]];     // elements that share a scale and a bias
 constant int group_dtype [[function_constant(20)]];    // of scales and biases: Dtype of launch.h
-
-#define FLASHATTN_UNROLL _Pragma("clang loop unroll(full)")
-
-// Width of a SIMD group on every Apple GPU.
-#define FLASHATTN_LANES 32

@@ -1,7 +1,7 @@
 // The running maximum and sum of one row (Milakov & Gimelshein 2018, arXiv:1805.02867), in units of log2(e).
 #pragma once
 
-#include "variant.h"
+#include "dialect.h"
 
 namespace flashattn {
 
@@ -11,21 +11,21 @@ struct OnlineSoftmax {
 
   // What is subtracted before exp2. Where nothing is visible yet any finite number gives exp2(-inf) = 0, and
   // -inf - -inf would give NaN.
-  METAL_FUNC float reference() const thread { return row_max == -INFINITY ? 0.0f : row_max; }
+  FLASHATTN_FUNC float reference() const FLASHATTN_THREAD { return row_max == -INFINITY ? 0.0f : row_max; }
 
-  METAL_FUNC float probability(float score) const thread { return metal::fast::exp2(score - reference()); }
+  FLASHATTN_FUNC float probability(float score) const FLASHATTN_THREAD { return fast_exp2(score - reference()); }
 
   // Takes the maximum of further scores in; returns by what everything summed so far is to be multiplied.
-  METAL_FUNC float raise(float score_max) thread {
+  FLASHATTN_FUNC float raise(float score_max) FLASHATTN_THREAD {
     float old_max = row_max;
-    row_max = metal::max(row_max, score_max);
-    float rescale = metal::fast::exp2(old_max - reference());
+    row_max = maximum(row_max, score_max);
+    float rescale = fast_exp2(old_max - reference());
     row_sum *= rescale;
     return rescale;
   }
 };
 
-METAL_FUNC OnlineSoftmax empty_row() {
+FLASHATTN_FUNC OnlineSoftmax empty_row() {
   return OnlineSoftmax{-INFINITY, 0.0f};
 }
 

@@ -5,7 +5,7 @@
 // folded into the scale.
 #pragma once
 
-#include "arguments.h"
+#include "offsets.h"
 
 namespace flashattn {
 
@@ -13,12 +13,16 @@ struct KeySpan {
   int begin;
   int end;  // empty when begin >= end
 
-  METAL_FUNC bool contains(int first, int count) const thread { return begin <= first && first + count <= end; }
-  METAL_FUNC bool meets(int first, int count) const thread { return first < end && begin < first + count; }
+  FLASHATTN_FUNC bool contains(int first, int count) const FLASHATTN_THREAD {
+    return begin <= first && first + count <= end;
+  }
+  FLASHATTN_FUNC bool meets(int first, int count) const FLASHATTN_THREAD {
+    return first < end && begin < first + count;
+  }
 };
 
-METAL_FUNC KeySpan intersection(KeySpan a, KeySpan b) {
-  return KeySpan{metal::max(a.begin, b.begin), metal::min(a.end, b.end)};
+FLASHATTN_FUNC KeySpan intersection(KeySpan a, KeySpan b) {
+  return KeySpan{maximum(a.begin, b.begin), minimum(a.end, b.end)};
 }
 
 // One row of scores: a query of one head.
@@ -30,12 +34,12 @@ struct Row {
 };
 
 struct Visibility {
-  const constant AttentionParams* params;
+  FLASHATTN_UNIFORM AttentionParams* params;
   // Of the batch element.
-  const device uint* tree;
-  const device bool* visible;
-  const device uchar* bias;
-  const device float* alibi_slopes;
+  const FLASHATTN_DEVICE uint* tree;
+  const FLASHATTN_DEVICE bool* visible;
+  const FLASHATTN_DEVICE uchar* bias;
+  const FLASHATTN_DEVICE float* alibi_slopes;
   KeySpan keys;  // the key range, or all
 
   // From a product of query and key to what tanh or the softmax takes, and softcap in units of log2(e).
@@ -43,58 +47,58 @@ struct Visibility {
   float cap;
 
   // The span that a query sees.
-  METAL_FUNC KeySpan seen(int query) const thread {
+  FLASHATTN_FUNC KeySpan seen(int query) const FLASHATTN_THREAD {
     KeySpan span = keys;
     int diagonal = query + params->key_len - params->query_len;  // the key at the query's own position
     if (is_causal) {
-      span.end = metal::min(span.end, diagonal + 1);
+      span.end = minimum(span.end, diagonal + 1);
     }
     if (has_window) {  // in 64 bits: a window may be as large as an int
-      span.begin = int(metal::max(int64_t(span.begin), int64_t(diagonal) - params->window + 1));
+      span.begin = int(maximum(int64_t(span.begin), int64_t(diagonal) - params->window + 1));
     }
     return span;
   }
 
   // What at least one of the queries first..last sees, and what they all see. Both ends of a span grow with the query.
-  METAL_FUNC KeySpan seen_by_any(int first, int last) const thread {
+  FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
-  METAL_FUNC KeySpan seen_by_all(int first, int last) const thread {
+  FLASHATTN_FUNC KeySpan seen_by_all(int first, int last) const FLASHATTN_THREAD {
     if (has_visible || has_bias) {
       return KeySpan{0, 0};
     }
     KeySpan span = KeySpan{seen(last).begin, seen(first).end};
     if (has_tree) {
-      span.end = metal::min(span.end, params->key_len - params->tree_size);
+      span.end = minimum(span.end, params->key_len - params->tree_size);
     }
     return span;
   }
 
   // The queries that see at least one of the keys first..last: one span, too.
-  METAL_FUNC KeySpan seen_from(int first, int last) const thread {
+  FLASHATTN_FUNC KeySpan seen_from(int first, int last) const FLASHATTN_THREAD {
     KeySpan queries = KeySpan{0, params->query_len};
     int offset = params->key_len - params->query_len;
-    first = metal::max(first, keys.begin);
-    last = metal::min(last, keys.end - 1);
+    first = maximum(first, keys.begin);
+    last = minimum(last, keys.end - 1);
     if (first > last) {
       return KeySpan{0, 0};
     }
     if (is_causal) {
-      queries.begin = metal::max(0, first - offset);
+      queries.begin = maximum(0, first - offset);
     }
     if (has_window) {
-      queries.end = int(metal::min(int64_t(queries.end), int64_t(last) - offset + params->window));
+      queries.end = int(minimum(int64_t(queries.end), int64_t(last) - offset + params->window));
     }
     return queries;
   }
 
   // A query beyond the last one is a row that sees nothing.
-  METAL_FUNC Row row(int query, int head) const thread {
+  FLASHATTN_FUNC Row row(int query, int head) const FLASHATTN_THREAD {
     bool exists = query < params->query_len;
     float slope = has_alibi && exists ? alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F : 0.0f;
     return row_with_slope(query, head, slope);
   }
-  METAL_FUNC Row row_with_slope(int query, int head, float slope) const thread {
+  FLASHATTN_FUNC Row row_with_slope(int query, int head, float slope) const FLASHATTN_THREAD {
     Row row = Row{query, head, KeySpan{0, 0}, slope};
     if (query < params->query_len) {
       row.seen = seen(query);
@@ -102,25 +106,25 @@ struct Visibility {
     return row;
   }
 
-  METAL_FUNC float score(float product, Row row, int key) const thread {
+  FLASHATTN_FUNC float score(float product, Row row, int key) const FLASHATTN_THREAD {
     return score_of_scaled(scaled(product), row, key);
   }
 
   // The two steps of score(): with soft-cap, the gradient needs what tanh gave.
-  METAL_FUNC float scaled(float product) const thread {
+  FLASHATTN_FUNC float scaled(float product) const FLASHATTN_THREAD {
     float scaled = product * factor;
-    return has_softcap ? metal::precise::tanh(scaled) : scaled;  // fast::tanh overflows to NaN from about 44 on
+    return has_softcap ? precise_tanh(scaled) : scaled;  // fast::tanh overflows to NaN from about 44 on
   }
-  METAL_FUNC float score_of_scaled(float scaled, Row row, int key) const thread {
+  FLASHATTN_FUNC float score_of_scaled(float scaled, Row row, int key) const FLASHATTN_THREAD {
     float score = has_softcap ? cap * scaled : scaled;
     if (has_alibi) {
-      score -= row.slope * float(metal::abs(row.query + params->key_len - params->query_len - key));
+      score -= row.slope * float(absolute(row.query + params->key_len - params->query_len - key));
     }
     return score;
   }
 
   // -inf where the row does not see the key, whatever the score was: NaN in a hidden key ends here.
-  METAL_FUNC float masked(float score, Row row, int key) const thread {
+  FLASHATTN_FUNC float masked(float score, Row row, int key) const FLASHATTN_THREAD {
     if (key < row.seen.begin || key >= row.seen.end) {
       return -INFINITY;
     }
@@ -135,7 +139,7 @@ struct Visibility {
   }
 
  private:
-  METAL_FUNC bool tree_shows(int query, int key) const thread {
+  FLASHATTN_FUNC bool tree_shows(int query, int key) const FLASHATTN_THREAD {
     int other = key - (params->key_len - params->tree_size);
     int node = query + params->tree_size - params->query_len;  // aligned at the lower right
     if (other < 0) {
@@ -147,7 +151,7 @@ struct Visibility {
     return tree[node * params->tree.row + other / 32 * params->tree.column] >> (other % 32) & 1;
   }
 
-  METAL_FUNC float add_bias(float score, Row row, int key) const thread {
+  FLASHATTN_FUNC float add_bias(float score, Row row, int key) const FLASHATTN_THREAD {
     int64_t offset = row.head * params->bias.head + row.query * params->bias.row + key * params->bias.column;
     float added = load_float(bias, bias_dtype, offset);
     if (added == -INFINITY) {
@@ -155,20 +159,22 @@ struct Visibility {
     }
     // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean. No
     // max() here: it would turn NaN into a number.
-    float sum = metal::fma(added, M_LOG2E_F, score);
+    float sum = multiply_add(added, M_LOG2E_F, score);
     return sum < -FLT_MAX ? -FLT_MAX : sum;
   }
 };
 
-METAL_FUNC Visibility visibility_of(const constant AttentionParams& params, int batch, const device int* key_start,
-                                    const device int* key_stop, const device uint* tree, const device bool* visible,
-                                    const device uchar* bias, const device float* alibi_slopes) {
+FLASHATTN_FUNC Visibility visibility_of(FLASHATTN_UNIFORM AttentionParams& params, int batch,
+                                        const FLASHATTN_DEVICE int* key_start, const FLASHATTN_DEVICE int* key_stop,
+                                        const FLASHATTN_DEVICE uint* tree, const FLASHATTN_DEVICE bool* visible,
+                                        const FLASHATTN_DEVICE uchar* bias,
+                                        const FLASHATTN_DEVICE float* alibi_slopes) {
   Visibility result = Visibility{&params, tree, visible, bias, alibi_slopes, KeySpan{0, params.key_len}, 0.0f, 0.0f};
   if (has_key_start) {
-    result.keys.begin = metal::clamp(key_start[batch_offset(params, params.key_start, batch)], 0, params.key_len);
+    result.keys.begin = clamped(key_start[batch_offset(params, params.key_start, batch)], 0, params.key_len);
   }
   if (has_key_stop) {
-    result.keys.end = metal::clamp(key_stop[batch_offset(params, params.key_stop, batch)], 0, params.key_len);
+    result.keys.end = clamped(key_stop[batch_offset(params, params.key_stop, batch)], 0, params.key_len);
   }
   if (has_tree) {
     result.tree += batch_offset(params, params.tree, batch);

@@ -2,7 +2,7 @@
 // neighbours at a time become floats in registers.
 #pragma once
 
-#include "arguments.h"
+#include "offsets.h"
 
 namespace flashattn {
 
@@ -12,17 +12,22 @@ struct PlainRows {
   Pointer data;
   RowLayout layout;
 
-  METAL_FUNC PlainRows from(int row) const thread { return PlainRows{data + layout.offset(row, 0), layout}; }
+  FLASHATTN_FUNC PlainRows from(int row) const FLASHATTN_THREAD {
+    return PlainRows{data + layout.offset(row, 0), layout};
+  }
 
   // What a SIMD group reads of `count` rows together: nothing yet.
-  METAL_FUNC PlainRows batch(int, int, uint) const thread { return *this; }
+  FLASHATTN_FUNC PlainRows batch(int, int, uint) const FLASHATTN_THREAD { return *this; }
 
-  METAL_FUNC float element(int row, int column) const thread { return float(data[layout.offset(row, column)]); }
+  FLASHATTN_FUNC float element(int row, int column) const FLASHATTN_THREAD {
+    return float(data[layout.offset(row, column)]);
+  }
 
   // COUNT neighbouring elements, the first a multiple of COUNT; 0 beyond `columns`, and in a row that does not exist.
   // WIDTH: `columns` rounded up to what the threads divide.
   template <int WIDTH, int COUNT, typename U>
-  METAL_FUNC void load(thread U* target, int row, int first, int columns, bool exists) const thread {
+  FLASHATTN_FUNC void load(FLASHATTN_THREAD U* target, int row, int first, int columns,
+                           bool exists) const FLASHATTN_THREAD {
     if (exists && (WIDTH == columns || first + COUNT <= columns)) {  // as one wide load, where rows are packed
       Pointer from = data + layout.offset(row, first);
       FLASHATTN_UNROLL
@@ -44,12 +49,12 @@ struct QuantisedBatch;
 // words, read as one little-endian number; scale and bias those of its group, i / group_size. A row is whole groups,
 // of 32 or more: it fills its lanes and fragments.
 struct QuantisedRows {
-  const device uint* words;
-  const device uchar* scales;  // of group_dtype
-  const device uchar* biases;
+  const FLASHATTN_DEVICE uint* words;
+  const FLASHATTN_DEVICE uchar* scales;  // of group_dtype
+  const FLASHATTN_DEVICE uchar* biases;
   RowLayout word_layout, scale_layout, bias_layout;
 
-  METAL_FUNC QuantisedRows from(int row) const thread {
+  FLASHATTN_FUNC QuantisedRows from(int row) const FLASHATTN_THREAD {
     QuantisedRows rows = *this;
     rows.words += word_layout.offset(row, 0);
     rows.scales += scale_layout.offset(row, 0) * size_of_dtype(group_dtype);
@@ -57,7 +62,7 @@ struct QuantisedRows {
     return rows;
   }
 
-  METAL_FUNC float element(int row, int column) const thread {
+  FLASHATTN_FUNC float element(int row, int column) const FLASHATTN_THREAD {
     float result;
     unpack<1>(&result, row, column, group(row, column));
     return result;
@@ -65,7 +70,8 @@ struct QuantisedRows {
 
   // As in PlainRows. COUNT: 4 or less.
   template <int WIDTH, int COUNT>
-  METAL_FUNC void load(thread float* target, int row, int first, int, bool exists) const thread {
+  FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
+                           bool exists) const FLASHATTN_THREAD {
     if (exists) {
       unpack<COUNT>(target, row, first, group(row, first));
     } else {
@@ -77,7 +83,7 @@ struct QuantisedRows {
   }
 
   // Scale and bias of a column's group.
-  METAL_FUNC float2 group(int row, int column) const thread {
+  FLASHATTN_FUNC float2 group(int row, int column) const FLASHATTN_THREAD {
     int index = column / group_size;
     return float2{load_float(scales, group_dtype, scale_layout.offset(row, index)),
                   load_float(biases, group_dtype, bias_layout.offset(row, index))};
@@ -85,27 +91,28 @@ struct QuantisedRows {
 
   // COUNT elements of one group; COUNT is 1, 2 or 4, and the column a multiple of it.
   template <int COUNT>
-  METAL_FUNC void unpack(thread float* target, int row, int column, float2 scale_and_bias) const thread {
+  FLASHATTN_FUNC void unpack(FLASHATTN_THREAD float* target, int row, int column,
+                             float2 scale_and_bias) const FLASHATTN_THREAD {
     uint bits = load_bits(row, uint(column * quant_bits), uint(COUNT * quant_bits));
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) {
       uint q = bits >> (i * quant_bits) & ((1u << quant_bits) - 1);
-      target[i] = metal::fma(scale_and_bias.x, float(q), scale_and_bias.y);
+      target[i] = multiply_add(scale_and_bias.x, float(q), scale_and_bias.y);
     }
   }
 
-  METAL_FUNC QuantisedBatch batch(int count, int columns, uint lane) const thread;
+  FLASHATTN_FUNC QuantisedBatch batch(int count, int columns, uint lane) const FLASHATTN_THREAD;
 
  private:
   // `count` bits of a row from bit `first` on, the lowest of the result; above them there may be others. No byte is
   // read that has none of them: 16 and 32 bits are aligned, and all other counts that there are lie in three bytes.
-  METAL_FUNC uint load_bits(int row, uint first, uint count) const thread {
-    const device uchar* source = byte(row, first / 8);
+  FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
+    const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {
-      return *reinterpret_cast<const device uint*>(source);
+      return *reinterpret_cast<const FLASHATTN_DEVICE uint*>(source);
     }
     if (count == 16) {
-      return *reinterpret_cast<const device ushort*>(source);
+      return *reinterpret_cast<const FLASHATTN_DEVICE ushort*>(source);
     }
     uint bits = *source;
     FLASHATTN_UNROLL
@@ -117,8 +124,8 @@ struct QuantisedRows {
     return bits >> (first % 8);
   }
 
-  METAL_FUNC const device uchar* byte(int row, uint index) const thread {
-    return reinterpret_cast<const device uchar*>(words + word_layout.offset(row, int(index / 4))) + index % 4;
+  FLASHATTN_FUNC const FLASHATTN_DEVICE uchar* byte(int row, uint index) const FLASHATTN_THREAD {
+    return reinterpret_cast<const FLASHATTN_DEVICE uchar*>(words + word_layout.offset(row, int(index / 4))) + index % 4;
   }
 };
 
@@ -130,13 +137,14 @@ struct QuantisedBatch {
 
   // As in PlainRows. The SIMD group's lanes are all here, each with columns of its own.
   template <int WIDTH, int COUNT>
-  METAL_FUNC void load(thread float* target, int row, int first, int, bool exists) const thread {
+  FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
+                           bool exists) const FLASHATTN_THREAD {
     constexpr int kAligned = COUNT & -COUNT;  // so many columns are in one group: groups are multiples of 32
     constexpr int kRun = kAligned < 4 ? kAligned : 4;
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; i += kAligned) {
       int holder = exists ? 2 * (row * groups + (first + i) / group_size) : 0;
-      float2 group = float2{metal::simd_shuffle(own, ushort(holder)), metal::simd_shuffle(own, ushort(holder + 1))};
+      float2 group = float2{FLASHATTN_LANE_VALUE(own, holder), FLASHATTN_LANE_VALUE(own, holder + 1)};
       FLASHATTN_UNROLL
       for (int j = i; j < i + kAligned; j += kRun) {
         if (exists) {
@@ -153,11 +161,11 @@ struct QuantisedBatch {
 };
 
 // `count` rows with 16 groups or fewer in all.
-METAL_FUNC QuantisedBatch QuantisedRows::batch(int count, int columns, uint lane) const thread {
+FLASHATTN_FUNC QuantisedBatch QuantisedRows::batch(int count, int columns, uint lane) const FLASHATTN_THREAD {
   int groups = columns / group_size;
   int row = int(lane) / 2 / groups, index = int(lane) / 2 % groups;
   bool has_scale = lane % 2 == 0;
-  const device uchar* array = has_scale ? scales : biases;
+  const FLASHATTN_DEVICE uchar* array = has_scale ? scales : biases;
   RowLayout layout = has_scale ? scale_layout : bias_layout;
   float own = row < count ? load_float(array, group_dtype, layout.offset(row, index)) : 0.0f;
   return QuantisedBatch{*this, groups, own};
@@ -176,24 +184,27 @@ struct Stored<uint> {
 
 // Keys or values of one key/value head.
 template <typename T>
-METAL_FUNC PlainRows<const device T*> rows_of(const device T* tensor, const constant AttentionParams& params,
-                                              const constant Strides& strides, int batch, int head) {
-  return PlainRows<const device T*>{head_of(tensor, params, strides, batch, head), row_layout(strides)};
+FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> rows_of(const FLASHATTN_DEVICE T* tensor,
+                                                            FLASHATTN_UNIFORM AttentionParams& params,
+                                                            FLASHATTN_UNIFORM Strides& strides, int batch, int head) {
+  return PlainRows<const FLASHATTN_DEVICE T*>{head_of(tensor, params, strides, batch, head), row_layout(strides)};
 }
 
 template <typename T>
-METAL_FUNC PlainRows<const device T*> stored_rows(const device T* tensor, const constant AttentionParams& params,
-                                                  const constant Strides& strides, int batch, int head,
-                                                  const constant QuantParams*, bool, const device uchar*,
-                                                  const device uchar*) {
+FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> stored_rows(const FLASHATTN_DEVICE T* tensor,
+                                                                FLASHATTN_UNIFORM AttentionParams& params,
+                                                                FLASHATTN_UNIFORM Strides& strides, int batch, int head,
+                                                                FLASHATTN_UNIFORM QuantParams*, bool,
+                                                                const FLASHATTN_DEVICE uchar*,
+                                                                const FLASHATTN_DEVICE uchar*) {
   return rows_of(tensor, params, strides, batch, head);
 }
-METAL_FUNC QuantisedRows stored_rows(const device uint* words, const constant AttentionParams& params,
-                                     const constant Strides& strides, int batch, int head,
-                                     const constant QuantParams* quant, bool are_keys, const device uchar* scales,
-                                     const device uchar* biases) {
-  const constant Strides& scale_strides = are_keys ? quant->key_scales : quant->value_scales;
-  const constant Strides& bias_strides = are_keys ? quant->key_biases : quant->value_biases;
+FLASHATTN_FUNC QuantisedRows stored_rows(const FLASHATTN_DEVICE uint* words, FLASHATTN_UNIFORM AttentionParams& params,
+                                         FLASHATTN_UNIFORM Strides& strides, int batch, int head,
+                                         FLASHATTN_UNIFORM QuantParams* quant, bool are_keys,
+                                         const FLASHATTN_DEVICE uchar* scales, const FLASHATTN_DEVICE uchar* biases) {
+  FLASHATTN_UNIFORM Strides& scale_strides = are_keys ? quant->key_scales : quant->value_scales;
+  FLASHATTN_UNIFORM Strides& bias_strides = are_keys ? quant->key_biases : quant->value_biases;
   int size = size_of_dtype(group_dtype);
   return QuantisedRows{head_of(words, params, strides, batch, head),
                        scales + (batch_offset(params, scale_strides, batch) + head * scale_strides.head) * size,

@@ -16,7 +16,7 @@ struct RowPosition {
   int first_head;  // of the group
   int group;
 
-  METAL_FUNC void next() thread {
+  FLASHATTN_FUNC void next() FLASHATTN_THREAD {
     ++head;
     if (head == first_head + group) {
       head = first_head;
@@ -25,22 +25,24 @@ struct RowPosition {
   }
 };
 
-METAL_FUNC RowPosition row_position(int row, int kv_head, int group) {
+FLASHATTN_FUNC RowPosition row_position(int row, int kv_head, int group) {
   return RowPosition{row / group, kv_head * group + row % group, kv_head * group, group};
 }
 
 // ROWS rows of one SIMD group. D and DV: head_dim and value_dim rounded up to whole lanes.
 template <typename T, int D, int DV, int ROWS>
 struct DecodeRows {
-  static constexpr constant int kRows = ROWS;
-  static constexpr constant int kColumns = D / FLASHATTN_LANES;  // of a lane
-  static constexpr constant int kValueColumns = DV / FLASHATTN_LANES;
-  static constexpr constant int kWidest = D > DV ? D : DV;
+  static constexpr FLASHATTN_UNIFORM int kRows = ROWS;
+  static constexpr FLASHATTN_UNIFORM int kColumns = D / FLASHATTN_LANES;  // of a lane
+  static constexpr FLASHATTN_UNIFORM int kValueColumns = DV / FLASHATTN_LANES;
+  static constexpr FLASHATTN_UNIFORM int kWidest = D > DV ? D : DV;
   // Keys taken at once, so that their loads are under way together. Each costs a score a row, and its columns: beside
   // the rows' own numbers that is to stay below what the smallest GPUs have for a thread, 128 with addresses and masks.
-  static constexpr constant int kOwn = ROWS * (kColumns + kValueColumns + 2);
-  static constexpr constant int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
-  static constexpr constant int kKeys = kOwn + ROWS * kMost <= 88 ? kMost : kOwn + ROWS * 2 <= 88 && kMost > 1 ? 2 : 1;
+  static constexpr FLASHATTN_UNIFORM int kOwn = ROWS * (kColumns + kValueColumns + 2);
+  static constexpr FLASHATTN_UNIFORM int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
+  static constexpr FLASHATTN_UNIFORM int kKeys = kOwn + ROWS * kMost <= 88            ? kMost
+                                                 : kOwn + ROWS * 2 <= 88 && kMost > 1 ? 2
+                                                                                      : 1;
   static_assert(2 * kKeys * kWidest / 32 <= FLASHATTN_LANES, "a lane for each scale and bias, see QuantisedBatch");
 
   float query[ROWS][kColumns];
@@ -50,9 +52,9 @@ struct DecodeRows {
   RowPosition first;  // positions of the others follow from it: registers are for the rows' numbers
 
   // A row that is padding sees nothing, and reads nothing.
-  METAL_FUNC void load(const device T* tensor, RowPosition first_position, Visibility visibility, int batch,
-                       uint lane) thread {
-    const constant AttentionParams& params = *visibility.params;
+  FLASHATTN_FUNC void load(const FLASHATTN_DEVICE T* tensor, RowPosition first_position, Visibility visibility,
+                           int batch, uint lane) FLASHATTN_THREAD {
+    FLASHATTN_UNIFORM AttentionParams& params = *visibility.params;
     RowLayout layout = row_layout(params.query);
     first = first_position;
     RowPosition position = first;
@@ -65,7 +67,7 @@ struct DecodeRows {
       }
       bool exists = position.query < params.query_len;
       slope[r] = visibility.row(position.query, position.head).slope;
-      const device T* source = head_of(tensor, params, params.query, batch, position.head);
+      const FLASHATTN_DEVICE T* source = head_of(tensor, params, params.query, batch, position.head);
       FLASHATTN_UNROLL
       for (int i = 0; i < kColumns; ++i) {
         int column = int(lane) * kColumns + i;
@@ -79,8 +81,8 @@ struct DecodeRows {
   // Takes keys begin..end-1 in, from the SIMD group's first on in steps: kKeys of each step. `keys` and `values` begin
   // at key number `origin`. `all`: the keys that all rows see.
   template <typename Source>
-  METAL_FUNC void attend(Source keys, Source values, Visibility visibility, KeySpan all, int begin, int end, int step,
-                         int origin, uint lane) thread {
+  FLASHATTN_FUNC void attend(Source keys, Source values, Visibility visibility, KeySpan all, int begin, int end,
+                             int step, int origin, uint lane) FLASHATTN_THREAD {
     int k = begin;
     for (; k + kKeys <= end; k += step) {
       attend_batch<true>(keys.from(k - origin), values.from(k - origin), visibility, k, kKeys, all.contains(k, kKeys),
@@ -93,7 +95,7 @@ struct DecodeRows {
 
   // Row r's output, times a factor.
   template <typename U>
-  METAL_FUNC void store(int r, device U* target, float factor, uint lane) thread {
+  FLASHATTN_FUNC void store(int r, FLASHATTN_DEVICE U* target, float factor, uint lane) FLASHATTN_THREAD {
     FLASHATTN_UNROLL
     for (int i = 0; i < kValueColumns; ++i) {
       int column = int(lane) * kValueColumns + i;
@@ -106,8 +108,8 @@ struct DecodeRows {
  private:
   // WHOLE: of kKeys keys, and not fewer. Only then are the loads of a lane free of conditions, and wide.
   template <bool WHOLE, typename Source>
-  METAL_FUNC void attend_batch(Source keys, Source values, Visibility visibility, int first_key, int count, bool shown,
-                               uint lane) thread {
+  FLASHATTN_FUNC void attend_batch(Source keys, Source values, Visibility visibility, int first_key, int count,
+                                   bool shown, uint lane) FLASHATTN_THREAD {
     float scores[ROWS][kKeys];
     auto key_batch = keys.batch(count, head_dim, lane);
     FLASHATTN_UNROLL
@@ -119,9 +121,9 @@ struct DecodeRows {
         float product = 0;
         FLASHATTN_UNROLL
         for (int i = 0; i < kColumns; ++i) {
-          product = metal::fma(query[r][i], columns[i], product);
+          product = multiply_add(query[r][i], columns[i], product);
         }
-        scores[r][k] = metal::simd_sum(product);
+        scores[r][k] = FLASHATTN_LANE_SUM(product);
       }
     }
     RowPosition position = first;
@@ -136,7 +138,7 @@ struct DecodeRows {
           bool exists = WHOLE || k < count;
           scores[r][k] = exists ? visibility.masked(scores[r][k], row, first_key + k) : -INFINITY;
         }
-        score_max = metal::max(score_max, scores[r][k]);
+        score_max = maximum(score_max, scores[r][k]);
       }
       float rescale = softmax[r].raise(score_max);
       FLASHATTN_UNROLL
@@ -161,7 +163,7 @@ struct DecodeRows {
         if (shown || scores[r][k] != 0) {  // a value that the row does not see may be NaN or infinite
           FLASHATTN_UNROLL
           for (int i = 0; i < kValueColumns; ++i) {
-            output[r][i] = metal::fma(scores[r][k], columns[i], output[r][i]);
+            output[r][i] = multiply_add(scores[r][k], columns[i], output[r][i]);
           }
         }
       }

@@ -8,13 +8,6 @@
 
 #include "visibility.h"
 
-#define FLASHATTN_BACKWARD_PARAMS const constant BackwardParams& backward [[buffer(25)]]
-
-// What both kernels read besides query, key and value. delta: of (*B, H_q, L), one after the other.
-#define FLASHATTN_BACKWARD_INPUTS(T)                                                 \
-  const device float *saved_lse [[buffer(18)]], const device T *dout [[buffer(19)]], \
-      const device float *delta [[buffer(21)]], FLASHATTN_PARAMS, FLASHATTN_BACKWARD_PARAMS
-
 namespace flashattn {
 
 // What of a row of scores its gradients need. lse + rest is the saved lse in units of log2(e), with the digits that a
@@ -26,13 +19,13 @@ struct SavedRow {
 };
 
 // Where the deltas of a head's rows begin.
-METAL_FUNC int64_t delta_offset(const constant AttentionParams& params, int batch, int head) {
+FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }
 
 // An lse of infinity for a row that sees nothing, and for one that does not exist: no score reaches it.
-METAL_FUNC SavedRow saved_row(const device float* lse, const device float* delta,
-                              const constant AttentionParams& params, int query) {
+FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* lse, const FLASHATTN_DEVICE float* delta,
+                                  FLASHATTN_UNIFORM AttentionParams& params, int query) {
   if (query >= params.query_len) {
     return SavedRow{INFINITY, 0.0f, 0.0f};
   }
@@ -42,7 +35,7 @@ METAL_FUNC SavedRow saved_row(const device float* lse, const device float* delta
   }
   float scaled = natural * M_LOG2E_F;
   scaled = scaled < -FLT_MAX ? -FLT_MAX : scaled;  // where every key has the lowest float added
-  return SavedRow{scaled, metal::fma(natural, M_LOG2E_F, -scaled), delta[query]};
+  return SavedRow{scaled, multiply_add(natural, M_LOG2E_F, -scaled), delta[query]};
 }
 
 struct ScoreGradient {
@@ -51,8 +44,8 @@ struct ScoreGradient {
 };
 
 // product: of query and key; dprobability: of dout and value. shown: the tile has nothing hidden.
-METAL_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
-                                        SavedRow saved, int key, bool shown) {
+FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
+                                            SavedRow saved, int key, bool shown) {
   float scaled = visibility.scaled(product);
   float score = visibility.score_of_scaled(scaled, row, key);
   if (!shown) {
@@ -61,7 +54,7 @@ METAL_FUNC ScoreGradient score_gradient(float product, float dprobability, Visib
   // Nothing is subtracted from what is hidden: lse may be NaN. Otherwise a score is above lse by no more than rounding,
   // and that of 1e38 is no small number. No min(), which would turn NaN into one.
   float exponent = score == -INFINITY ? -INFINITY : score - saved.lse - saved.rest;
-  float probability = metal::fast::exp2(exponent > 0 ? 0.0f : exponent);
+  float probability = fast_exp2(exponent > 0 ? 0.0f : exponent);
   float gradient = probability * (dprobability - saved.delta);
   if (has_softcap) {
     gradient *= (1 - scaled) * (1 + scaled);  // tanh'

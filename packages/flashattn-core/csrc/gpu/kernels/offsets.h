@@ -1,0 +1,59 @@
+// Where in an array a batch element, a head and a row begin.
+#pragma once
+
+#include "call/params.h"
+#include "dialect.h"
+#include "variant.h"
+
+namespace flashattn {
+
+// Offset of one batch element, counted through the leading dimensions from the last to the first. One leading
+// dimension, the usual case, costs no division.
+FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM Strides& strides,
+                                    int batch) {
+  int64_t offset = 0;
+  for (int d = params.batch_dims - 1; d > 0; --d) {
+    offset += batch % params.batch_shape[d] * strides.batch[d];
+    batch /= params.batch_shape[d];
+  }
+  return offset + batch * strides.batch[0];
+}
+
+// Where the keys or values of one key/value head begin.
+template <typename T>
+FLASHATTN_FUNC const FLASHATTN_DEVICE T* head_of(const FLASHATTN_DEVICE T* tensor,
+                                                 FLASHATTN_UNIFORM AttentionParams& params,
+                                                 FLASHATTN_UNIFORM Strides& strides, int batch, int head) {
+  return tensor + batch_offset(params, strides, batch) + head * strides.head;
+}
+
+// Where a row of an output begins.
+template <typename T>
+FLASHATTN_FUNC FLASHATTN_DEVICE T* row_of(FLASHATTN_DEVICE T* tensor, FLASHATTN_UNIFORM AttentionParams& params,
+                                          FLASHATTN_UNIFORM Strides& strides, int batch, int head, int row) {
+  return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
+}
+
+// An element of an array whose dtype, Dtype of launch.h, is a function constant.
+FLASHATTN_FUNC float load_float(const FLASHATTN_DEVICE uchar* array, int dtype, int64_t index) {
+  return dtype == 1   ? reinterpret_cast<const FLASHATTN_DEVICE float*>(array)[index]
+         : dtype == 2 ? float(reinterpret_cast<const FLASHATTN_DEVICE half*>(array)[index])
+                      : float(reinterpret_cast<const FLASHATTN_DEVICE bfloat*>(array)[index]);
+}
+FLASHATTN_FUNC int size_of_dtype(int dtype) {
+  return dtype == 1 ? int(sizeof(float)) : int(sizeof(half));
+}
+
+// Steps between the elements of a tensor's rows, in elements.
+struct RowLayout {
+  int64_t row;
+  int64_t column;
+
+  FLASHATTN_FUNC int64_t offset(int r, int c) const FLASHATTN_THREAD { return r * row + c * column; }
+};
+
+FLASHATTN_FUNC RowLayout row_layout(FLASHATTN_UNIFORM Strides& strides) {
+  return RowLayout{strides.row, packed_rows ? 1 : strides.column};
+}
+
+}  // namespace flashattn
