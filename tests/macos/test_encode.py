@@ -43,7 +43,7 @@ def recorder(tmp_path_factory):
         pytest.skip("c++ is missing: apt-get install g++")
     folder = tmp_path_factory.mktemp("recorder")
     generated = folder / "kernel_sources.cpp"
-    subprocess.run([sys.executable, CSRC / "metal/embed.py", CSRC, generated, folder / "d"], check=True)
+    subprocess.run([sys.executable, CSRC / "gpu/embed.py", CSRC, "metal", generated, folder / "d"], check=True)
     own = [CSRC / "metal" / name for name in ("encode.cpp", "launch.cpp", "sources.cpp")] + [CSRC / "dispatch.cpp"]
     here = Path(__file__).parent / "recorder"
     command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", '-DFLASHATTN_VERSION="1.2"', f"-I{here}"]
