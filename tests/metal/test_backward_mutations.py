@@ -34,7 +34,7 @@ FAULTS = {
     "a score above lse": Fault(DQ, "exponent > 0 ? 0.0f : exponent", "exponent", mask="lowest float"),
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
     "delta left out": Fault(DQ, "dprobability - saved.delta", "dprobability"),
-    "softcap: no derivative": Fault(DKV, "gradient *= (1 - scaled) * (1 + scaled)", "", options={"softcap": 1.5}),
+    "softcap: no derivative": Fault(DKV, " * visibility.derivative(scaled)", "", options={"softcap": 1.5}),
     "softcap: derivative of another function": Fault(
         DQ, "(1 - scaled) * (1 + scaled)", "(1 - scaled)", options={"softcap": 1.5}
     ),

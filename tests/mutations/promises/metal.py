@@ -15,9 +15,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "soft-cap's derivative lacks a factor",
-        f"{CPP}/gpu/kernels/score_gradient.h",
-        "gradient *= (1 - scaled) * (1 + scaled);",
-        "gradient *= 1 - scaled;",
+        f"{CPP}/gpu/kernels/visibility.h",
+        "? (1 - scaled) * (1 + scaled) :",
+        "? 1 - scaled :",
         "metal/test_backward.py::test_grid",
     ),
     Mutation(

@@ -55,10 +55,7 @@ FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, V
   // and that of 1e38 is no small number. No min(), which would turn NaN into one.
   float exponent = score == -INFINITY ? -INFINITY : score - saved.lse - saved.rest;
   float probability = fast_exp2(exponent > 0 ? 0.0f : exponent);
-  float gradient = probability * (dprobability - saved.delta);
-  if (has_softcap) {
-    gradient *= (1 - scaled) * (1 + scaled);  // tanh'
-  }
+  float gradient = probability * (dprobability - saved.delta) * visibility.derivative(scaled);
   return ScoreGradient{probability, shown || probability != 0 ? gradient : 0.0f};
 }
 

@@ -33,14 +33,21 @@ struct Row {
   float slope;  // ALiBi's, in units of log2(e)
 };
 
-struct Visibility {
-  FLASHATTN_UNIFORM AttentionParams* params;
-  // Of the batch element.
+// The arrays that hide keys or change scores, as a kernel has them among its arguments. Only those of the call exist.
+struct MaskInputs {
+  const FLASHATTN_DEVICE int* key_start;
+  const FLASHATTN_DEVICE int* key_stop;
   const FLASHATTN_DEVICE uint* tree;
   const FLASHATTN_DEVICE bool* visible;
   const FLASHATTN_DEVICE uchar* bias;
   const FLASHATTN_DEVICE float* alibi_slopes;
-  KeySpan keys;  // the key range, or all
+};
+#define FLASHATTN_MASK_INPUTS (MaskInputs{key_start, key_stop, tree, visible, bias, alibi_slopes})
+
+struct Visibility {
+  FLASHATTN_UNIFORM AttentionParams* params;
+  MaskInputs inputs;  // of the batch element, but for the key range
+  KeySpan keys;       // the key range, or all
 
   // From a product of query and key to what tanh or the softmax takes, and softcap in units of log2(e).
   float factor;
@@ -95,7 +102,7 @@ struct Visibility {
   // A query beyond the last one is a row that sees nothing.
   FLASHATTN_FUNC Row row(int query, int head) const FLASHATTN_THREAD {
     bool exists = query < params->query_len;
-    float slope = has_alibi && exists ? alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F : 0.0f;
+    float slope = has_alibi && exists ? inputs.alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F : 0.0f;
     return row_with_slope(query, head, slope);
   }
   FLASHATTN_FUNC Row row_with_slope(int query, int head, float slope) const FLASHATTN_THREAD {
@@ -113,7 +120,7 @@ struct Visibility {
   // The two steps of score(): with soft-cap, the gradient needs what tanh gave.
   FLASHATTN_FUNC float scaled(float product) const FLASHATTN_THREAD {
     float scaled = product * factor;
-    return has_softcap ? precise_tanh(scaled) : scaled;  // fast::tanh overflows to NaN from about 44 on
+    return has_softcap ? precise_tanh(scaled) : scaled;
   }
   FLASHATTN_FUNC float score_of_scaled(float scaled, Row row, int key) const FLASHATTN_THREAD {
     float score = has_softcap ? cap * scaled : scaled;
@@ -121,6 +128,10 @@ struct Visibility {
       score -= row.slope * float(absolute(row.query + params->key_len - params->query_len - key));
     }
     return score;
+  }
+  // Of the score, by what tanh took.
+  FLASHATTN_FUNC float derivative(float scaled) const FLASHATTN_THREAD {
+    return has_softcap ? (1 - scaled) * (1 + scaled) : 1.0f;
   }
 
   // -inf where the row does not see the key, whatever the score was: NaN in a hidden key ends here.
@@ -131,8 +142,8 @@ struct Visibility {
     if (has_tree && !tree_shows(row.query, key)) {
       return -INFINITY;
     }
-    if (has_visible &&
-        !visible[row.head * params->visible.head + row.query * params->visible.row + key * params->visible.column]) {
+    if (has_visible && !inputs.visible[row.head * params->visible.head + row.query * params->visible.row +
+                                       key * params->visible.column]) {
       return -INFINITY;
     }
     return has_bias ? add_bias(score, row, key) : score;
@@ -148,12 +159,12 @@ struct Visibility {
     if (node < 0) {
       return false;  // a query before the tree
     }
-    return tree[node * params->tree.row + other / 32 * params->tree.column] >> (other % 32) & 1;
+    return inputs.tree[node * params->tree.row + other / 32 * params->tree.column] >> (other % 32) & 1;
   }
 
   FLASHATTN_FUNC float add_bias(float score, Row row, int key) const FLASHATTN_THREAD {
     int64_t offset = row.head * params->bias.head + row.query * params->bias.row + key * params->bias.column;
-    float added = load_float(bias, bias_dtype, offset);
+    float added = load_float(inputs.bias, bias_dtype, offset);
     if (added == -INFINITY) {
       return -INFINITY;
     }
@@ -164,35 +175,28 @@ struct Visibility {
   }
 };
 
-FLASHATTN_FUNC Visibility visibility_of(FLASHATTN_UNIFORM AttentionParams& params, int batch,
-                                        const FLASHATTN_DEVICE int* key_start, const FLASHATTN_DEVICE int* key_stop,
-                                        const FLASHATTN_DEVICE uint* tree, const FLASHATTN_DEVICE bool* visible,
-                                        const FLASHATTN_DEVICE uchar* bias,
-                                        const FLASHATTN_DEVICE float* alibi_slopes) {
-  Visibility result = Visibility{&params, tree, visible, bias, alibi_slopes, KeySpan{0, params.key_len}, 0.0f, 0.0f};
+FLASHATTN_FUNC Visibility visibility_of(FLASHATTN_UNIFORM AttentionParams& params, MaskInputs inputs, int batch) {
+  KeySpan keys = {0, params.key_len};
   if (has_key_start) {
-    result.keys.begin = clamped(key_start[batch_offset(params, params.key_start, batch)], 0, params.key_len);
+    keys.begin = clamped(inputs.key_start[batch_offset(params, params.key_start, batch)], 0, params.key_len);
   }
   if (has_key_stop) {
-    result.keys.end = clamped(key_stop[batch_offset(params, params.key_stop, batch)], 0, params.key_len);
+    keys.end = clamped(inputs.key_stop[batch_offset(params, params.key_stop, batch)], 0, params.key_len);
   }
   if (has_tree) {
-    result.tree += batch_offset(params, params.tree, batch);
+    inputs.tree += batch_offset(params, params.tree, batch);
   }
   if (has_visible) {
-    result.visible += batch_offset(params, params.visible, batch);
+    inputs.visible += batch_offset(params, params.visible, batch);
   }
   if (has_bias) {
-    result.bias += batch_offset(params, params.bias, batch) * size_of_dtype(bias_dtype);
+    inputs.bias += batch_offset(params, params.bias, batch) * size_of_dtype(bias_dtype);
   }
   if (has_alibi) {
-    result.alibi_slopes += batch_offset(params, params.alibi_slopes, batch);
+    inputs.alibi_slopes += batch_offset(params, params.alibi_slopes, batch);
   }
-  result.cap = params.softcap * M_LOG2E_F;
-  result.factor = has_softcap ? params.scale / params.softcap : params.scale * M_LOG2E_F;
-  return result;
+  float factor = has_softcap ? params.scale / params.softcap : params.scale * M_LOG2E_F;
+  return Visibility{&params, inputs, keys, factor, params.softcap * M_LOG2E_F};
 }
-
-#define FLASHATTN_VISIBILITY(batch) visibility_of(params, batch, key_start, key_stop, tree, visible, bias, alibi_slopes)
 
 }  // namespace flashattn

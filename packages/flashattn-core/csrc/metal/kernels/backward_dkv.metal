@@ -31,7 +31,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
   bool with_dk = PARTS == 1 || group.x % 2 == 0, with_dv = PARTS == 1 || group.x % 2 == 1;
   int batch = int(group.z), kv_head = int(group.y);
   int heads = params.num_heads / params.num_kv_heads;
-  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   int own_first = first_key + int(simdgroup) * 8;  // the SIMD group's first

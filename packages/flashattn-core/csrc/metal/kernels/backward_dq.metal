@@ -27,7 +27,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);
   int kv_head = head / (params.num_heads / params.num_kv_heads);
-  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first

@@ -15,7 +15,7 @@ template <typename T, int D, int DV, typename K = T>
   using Rows = DecodeRows<T, D, DV, 1>;
   int batch = int(group.z), head = int(group.y);
   int kv_head = head / (params.num_heads / params.num_kv_heads);
-  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   thread Rows rows;
   rows.load(query, RowPosition{0, head, head, 1}, visibility, batch, lane);
 

@@ -54,7 +54,7 @@ template <typename T, int D, int DV, int ROWS, typename K = T>
   if (chunk >= split.num_chunks) {
     return;
   }
-  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   thread Rows rows;
   rows.load(query, row_position(0, kv_head, params.num_heads / params.num_kv_heads), visibility, batch, lane);
 
@@ -92,7 +92,7 @@ template <typename T, int D, int DV, int ROWS, int SIMDGROUPS, typename K = T>
   int row_blocks = (all_rows + SIMDGROUPS * ROWS - 1) / (SIMDGROUPS * ROWS);
   int batch = int(group.z), kv_head = int(group.y), chunk = int(group.x) / row_blocks;
   int first_row = (int(group.x) % row_blocks * SIMDGROUPS + int(simdgroup)) * ROWS;
-  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   thread Rows rows;
   rows.load(query, row_position(first_row, kv_head, heads), visibility, batch, lane);
 

@@ -30,7 +30,7 @@ template <typename T, int D, int DV, int ROW_FRAGMENTS>
   int group = params.num_heads / params.num_kv_heads, row_count = params.query_len * group;
   int first_row = int(grid.x - 1 - threadgroup_index.x) * kRows;  // last queries first: they may see the most keys
   int last_row = metal::min(first_row + kRows, row_count) - 1;
-  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   Row rows[ROW_FRAGMENTS];

@@ -24,7 +24,7 @@ template <typename T, int D, int DV, typename K = T>
   int group = params.num_heads / params.num_kv_heads;
   int first_row = int(threadgroup_index.x) * kRows;
   int last_row = metal::min(first_row + kRows, params.query_len * group) - 1;
-  Visibility visibility = FLASHATTN_VISIBILITY(batch);
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   int row_index = first_row + int(simdgroup);
   Row row = visibility.row(row_index / group, kv_head * group + row_index % group);
 
