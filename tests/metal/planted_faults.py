@@ -7,6 +7,7 @@ import pytest
 from metal_on_cpu import MetalError
 
 BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
+SHARED_BARRIER = "FLASHATTN_BARRIER;"  # in gpu/kernels
 
 
 @dataclass(frozen=True)

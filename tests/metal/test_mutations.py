@@ -11,7 +11,7 @@ import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow, Tree
 from metal_attention import run
 from oracle import assert_matches_reference, draw
-from planted_faults import BARRIER, Fault, assert_is_noticed
+from planted_faults import BARRIER, SHARED_BARRIER, Fault, assert_is_noticed
 from test_quantised import dequantised
 
 ONE, FEW, LONG = (1, 70), (5, 70), (33, 70)
@@ -36,12 +36,12 @@ FAULTS = {
     "tg: output before the probabilities are there": Fault(TG, BARRIER, occurrence=1),
     "tg: division before the sums are there": Fault(TG, BARRIER, occurrence=2),
     "tg: one score buffer instead of two": Fault(TG, "turn = 1 - turn", "turn = 0"),
-    "rowwise: keys before they are there": Fault(ROWWISE, BARRIER, occurrence=1),
-    "rowwise: values over values": Fault(ROWWISE, BARRIER, occurrence=2),
+    "rowwise: keys before they are there": Fault(ROWWISE, SHARED_BARRIER, occurrence=1),
+    "rowwise: values over values": Fault(ROWWISE, SHARED_BARRIER, occurrence=2),
     "parallel: merge before the partial results are there": Fault(PARALLEL, BARRIER, occurrence=1, lengths=ONE),
     "parallel: a pass over the previous one": Fault(PARALLEL, BARRIER, occurrence=0, lengths=ONE, dim=256),
-    "split: a tile over the previous one": Fault(SPLIT, BARRIER, occurrence=0, lengths=(8, 70)),
-    "split: tiles before they are there": Fault(SPLIT, BARRIER, occurrence=1, lengths=(8, 70)),
+    "split: a tile over the previous one": Fault(SPLIT, SHARED_BARRIER, occurrence=0, lengths=(8, 70)),
+    "split: tiles before they are there": Fault(SPLIT, SHARED_BARRIER, occurrence=1, lengths=(8, 70)),
     "reg: a barrier that not all pass": Fault(
         REG, BARRIER + "  // the values are there", "if (own.end > first) " + BARRIER
     ),
@@ -92,7 +92,7 @@ FAULTS = {
     "output not rescaled": Fault(REG, "output[c] *= rescale;"),
     "sum not rescaled": Fault(ROWWISE, "row_sum *= rescale;"),
     "decode: output not rescaled": Fault(FAST, "output[r][i] *= rescale;", lengths=ONE),
-    "merge: chunks not weighed": Fault(SPLIT, "metal::simd_shuffle(weight, ushort(c))", "1.0f", lengths=ONE),
+    "merge: chunks not weighed": Fault(SPLIT, "FLASHATTN_LANE_VALUE(weight, c)", "1.0f", lengths=ONE),
     "parallel: partial results not weighed": Fault(PARALLEL, "weight * partial_output", "partial_output", lengths=ONE),
     "nothing visible: -inf - -inf": Fault(REG, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)),
     "lse in base 2": Fault(TG, "M_LN2_F * (softmax.row_max", "1.0f * (softmax.row_max"),
@@ -135,9 +135,9 @@ FAULTS = {
     ),
     "scales of the first head": quantised_fault(PARALLEL, " + head * scale_strides.head"),
     "biases of the first batch element": quantised_fault(ROWWISE, "batch_offset(params, bias_strides, batch) + "),
-    "values with the keys' scales": quantised_fault(REG, "false, value_scales", "false, key_scales"),
+    "values with the keys' scales": quantised_fault(REG, "stored.value_scales,", "stored.key_scales,"),
     "values with the keys' biases' strides": quantised_fault(
-        FAST, "are_keys ? quant->key_biases : quant->value_biases", "quant->key_biases"
+        FAST, "stored.quant->value_biases", "stored.quant->key_biases"
     ),
     "a tile of 16 bits": quantised_fault(REG, "typedef float Element;", "typedef half Element;"),
 }

@@ -23,6 +23,24 @@ FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, i
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }
 
+// delta of one row, by a SIMD group: its lanes share the columns.
+template <typename T>
+FLASHATTN_FUNC float delta_of(const FLASHATTN_DEVICE T* out, const FLASHATTN_DEVICE T* dout,
+                              const FLASHATTN_DEVICE float* dlse, FLASHATTN_UNIFORM AttentionParams& params,
+                              FLASHATTN_UNIFORM BackwardParams& backward, int batch, int head, int query, uint lane) {
+  const FLASHATTN_DEVICE T* out_row = head_of(out, params, params.out, batch, head) + query * params.out.row;
+  const FLASHATTN_DEVICE T* dout_row = head_of(dout, params, backward.dout, batch, head) + query * backward.dout.row;
+  float sum = 0;
+  for (int column = int(lane); column < value_dim; column += FLASHATTN_LANES) {
+    sum = multiply_add(float(dout_row[column * backward.dout.column]), float(out_row[column * params.out.column]), sum);
+  }
+  sum = FLASHATTN_LANE_SUM(sum);
+  if (has_dlse) {
+    sum -= head_of(dlse, params, backward.dlse, batch, head)[query * backward.dlse.row];
+  }
+  return sum;
+}
+
 // An lse of infinity for a row that sees nothing, and for one that does not exist: no score reaches it.
 FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* lse, const FLASHATTN_DEVICE float* delta,
                                   FLASHATTN_UNIFORM AttentionParams& params, int query) {

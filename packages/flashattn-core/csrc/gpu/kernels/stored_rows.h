@@ -171,6 +171,30 @@ FLASHATTN_FUNC QuantisedBatch QuantisedRows::batch(int count, int columns, uint 
   return QuantisedBatch{*this, groups, own};
 }
 
+// Plain keys or values of one key/value head.
+template <typename T>
+FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> rows_of(const FLASHATTN_DEVICE T* tensor,
+                                                            FLASHATTN_UNIFORM AttentionParams& params,
+                                                            FLASHATTN_UNIFORM Strides& strides, int batch, int head) {
+  return PlainRows<const FLASHATTN_DEVICE T*>{head_of(tensor, params, strides, batch, head), row_layout(strides)};
+}
+
+// Quantised ones: where their words lie, their scales and their biases.
+FLASHATTN_FUNC QuantisedRows quantised_rows(const FLASHATTN_DEVICE uint* words, const FLASHATTN_DEVICE uchar* scales,
+                                            const FLASHATTN_DEVICE uchar* biases,
+                                            FLASHATTN_UNIFORM AttentionParams& params,
+                                            FLASHATTN_UNIFORM Strides& strides,
+                                            FLASHATTN_UNIFORM Strides& scale_strides,
+                                            FLASHATTN_UNIFORM Strides& bias_strides, int batch, int head) {
+  int size = size_of_dtype(group_dtype);
+  return QuantisedRows{head_of(words, params, strides, batch, head),
+                       scales + (batch_offset(params, scale_strides, batch) + head * scale_strides.head) * size,
+                       biases + (batch_offset(params, bias_strides, batch) + head * bias_strides.head) * size,
+                       row_layout(strides),
+                       RowLayout{scale_strides.row, scale_strides.column},
+                       RowLayout{bias_strides.row, bias_strides.column}};
+}
+
 // K, a kernel's template argument: the type of keys and values, or uint for quantised words. Element: what threadgroup
 // memory holds of them.
 template <typename K>
@@ -182,41 +206,42 @@ struct Stored<uint> {
   typedef float Element;  // 16 bits would round
 };
 
-// Keys or values of one key/value head.
-template <typename T>
-FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> rows_of(const FLASHATTN_DEVICE T* tensor,
-                                                            FLASHATTN_UNIFORM AttentionParams& params,
-                                                            FLASHATTN_UNIFORM Strides& strides, int batch, int head) {
-  return PlainRows<const FLASHATTN_DEVICE T*>{head_of(tensor, params, strides, batch, head), row_layout(strides)};
-}
+// Keys and values, as a kernel has them among its arguments. From key_scales on: only of quantised ones.
+template <typename K>
+struct StoredInputs {
+  const FLASHATTN_DEVICE K* key;
+  const FLASHATTN_DEVICE K* value;
+  const FLASHATTN_DEVICE uchar* key_scales;
+  const FLASHATTN_DEVICE uchar* key_biases;
+  const FLASHATTN_DEVICE uchar* value_scales;
+  const FLASHATTN_DEVICE uchar* value_biases;
+  FLASHATTN_UNIFORM QuantParams* quant;
+};
+#define FLASHATTN_STORED_INPUTS(K) \
+  (StoredInputs<K>{key, value, key_scales, key_biases, value_scales, value_biases, quant})
 
+// Of one key/value head.
 template <typename T>
-FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> stored_rows(const FLASHATTN_DEVICE T* tensor,
-                                                                FLASHATTN_UNIFORM AttentionParams& params,
-                                                                FLASHATTN_UNIFORM Strides& strides, int batch, int head,
-                                                                FLASHATTN_UNIFORM QuantParams*, bool,
-                                                                const FLASHATTN_DEVICE uchar*,
-                                                                const FLASHATTN_DEVICE uchar*) {
-  return rows_of(tensor, params, strides, batch, head);
+FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> keys_of(StoredInputs<T> stored,
+                                                            FLASHATTN_UNIFORM AttentionParams& params, int batch,
+                                                            int head) {
+  return rows_of(stored.key, params, params.key, batch, head);
 }
-FLASHATTN_FUNC QuantisedRows stored_rows(const FLASHATTN_DEVICE uint* words, FLASHATTN_UNIFORM AttentionParams& params,
-                                         FLASHATTN_UNIFORM Strides& strides, int batch, int head,
-                                         FLASHATTN_UNIFORM QuantParams* quant, bool are_keys,
-                                         const FLASHATTN_DEVICE uchar* scales, const FLASHATTN_DEVICE uchar* biases) {
-  FLASHATTN_UNIFORM Strides& scale_strides = are_keys ? quant->key_scales : quant->value_scales;
-  FLASHATTN_UNIFORM Strides& bias_strides = are_keys ? quant->key_biases : quant->value_biases;
-  int size = size_of_dtype(group_dtype);
-  return QuantisedRows{head_of(words, params, strides, batch, head),
-                       scales + (batch_offset(params, scale_strides, batch) + head * scale_strides.head) * size,
-                       biases + (batch_offset(params, bias_strides, batch) + head * bias_strides.head) * size,
-                       row_layout(strides),
-                       RowLayout{scale_strides.row, scale_strides.column},
-                       RowLayout{bias_strides.row, bias_strides.column}};
+template <typename T>
+FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> values_of(StoredInputs<T> stored,
+                                                              FLASHATTN_UNIFORM AttentionParams& params, int batch,
+                                                              int head) {
+  return rows_of(stored.value, params, params.value, batch, head);
 }
-
-#define FLASHATTN_KEYS(batch, kv_head) \
-  stored_rows(key, params, params.key, batch, kv_head, quant, true, key_scales, key_biases)
-#define FLASHATTN_VALUES(batch, kv_head) \
-  stored_rows(value, params, params.value, batch, kv_head, quant, false, value_scales, value_biases)
+FLASHATTN_FUNC QuantisedRows keys_of(StoredInputs<uint> stored, FLASHATTN_UNIFORM AttentionParams& params, int batch,
+                                     int head) {
+  return quantised_rows(stored.key, stored.key_scales, stored.key_biases, params, params.key, stored.quant->key_scales,
+                        stored.quant->key_biases, batch, head);
+}
+FLASHATTN_FUNC QuantisedRows values_of(StoredInputs<uint> stored, FLASHATTN_UNIFORM AttentionParams& params, int batch,
+                                       int head) {
+  return quantised_rows(stored.value, stored.value_scales, stored.value_biases, params, params.value,
+                        stored.quant->value_scales, stored.quant->value_biases, batch, head);
+}
 
 }  // namespace flashattn

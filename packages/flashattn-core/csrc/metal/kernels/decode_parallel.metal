@@ -20,8 +20,8 @@ template <typename T, int D, int DV, typename K = T>
   thread Rows rows;
   rows.load(query, RowPosition{0, head, head, 1}, visibility, batch, lane);
 
-  auto keys = FLASHATTN_KEYS(batch, kv_head);
-  auto values = FLASHATTN_VALUES(batch, kv_head);
+  auto keys = keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head);
+  auto values = values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head);
   KeySpan any = visibility.seen(0), all = visibility.seen_by_all(0, 0);
   rows.attend(keys, values, visibility, all, any.begin + int(simdgroup) * Rows::kKeys, any.end,
               kSimdgroups * Rows::kKeys, 0, lane);

@@ -19,7 +19,7 @@
 #define FLASHATTN_LANE_MAX(x) metal::simd_max(x)
 #define FLASHATTN_LANE_VALUE(x, lane) metal::simd_shuffle(x, ushort(lane))
 
-// Types that every dialect knows: half, bfloat, uint, uint3, uchar, ushort, int64_t, float2; constants: INFINITY,
+// Types that every dialect knows: half, bfloat, uint, uchar, ushort, int64_t, float2; constants: INFINITY,
 // FLT_MAX, M_LOG2E_F, M_LN2_F.
 namespace flashattn {
 

@@ -84,8 +84,8 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS, typename K = T>
   LaneRow<T, D, kKeepQueries> own_queries(head_of(query, params, params.query, batch, head), row_layout(params.query),
                                           row.query, params.query_len, fragment_c, head_dim);
 
-  auto keys = FLASHATTN_KEYS(batch, kv_head);
-  auto values = FLASHATTN_VALUES(batch, kv_head);
+  auto keys = keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head);
+  auto values = values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_query, last_query);
   KeySpan all = visibility.seen_by_all(first_query, last_query);
   KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + 7, last_query));
