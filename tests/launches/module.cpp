@@ -10,6 +10,7 @@
 
 #include "metal/sources.h"
 #include "mlx/transforms.h"
+#include "mlx/utils.h"
 #include "op/check_arguments.h"
 #include "op/metal_call.h"
 

@@ -10,14 +10,12 @@ import functools
 from dataclasses import dataclass
 
 import flashattn_core
+import launches
 import mlx.core as mx
 import numpy as np
-from flashattn_core import _ext
-from flashattn_core.attention import lowered_arguments
+from flashattn_core.attention import lowered
 from metal_on_cpu import Counts, Program, Undefined, View, from_bfloat16
 from metal_on_cpu.program import Buffer
-
-OUT, LSE, PARTIAL_OUT, PARTIAL_MAX, PARTIAL_SUM = 3, 4, 13, 14, 15  # bindings, see csrc/metal/launch.h
 
 NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
 
@@ -31,6 +29,7 @@ def program(source: str) -> Program:
 class Run:
     out: mx.array
     lse: mx.array
+    row_stats: mx.array
     counts: tuple[Counts, ...]  # of each launch
     chunks: int  # of the keys, in the split kernel
 
@@ -62,43 +61,50 @@ def run(
             query, key, value, scale, mask, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
             return_lse=True, kernel=kernel, stream=mx.gpu, **quantised,
         )  # fmt: skip
-        return Run(out, lse, (), 0)
-    arguments = lowered_arguments(query, key, value, scale, mask, softcap, sinks, alibi_slopes, kernel, **quantised)
-    launches = _ext.metal_launches(arguments)
+        return Run(out, lse, mx.zeros(0), (), 0)
+    options = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "kernel": kernel}
+    described = launches.forward(lowered(query, key, value, scale, mask, **options, **quantised))
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
     if min(query.shape) == 0:  # as eval_gpu: nothing to launch
-        return Run(mx.zeros((*query.shape[:-1], value_dim), query.dtype), mx.zeros(query.shape[:-1]), (), 0)
-    out = Undefined((*query.shape[:-1], value_dim), NUMPY_DTYPES[query.dtype])
-    written: dict[int, Buffer] = {OUT: out, LSE: Undefined(query.shape[:-1], np.float32)}
-    counts = execute(launches, written, schedule, edit)
-    return Run(to_mlx(written[OUT], query.dtype), mx.array(written[LSE]), counts, launches[0]["split"][2])
+        return Run(
+            mx.zeros((*query.shape[:-1], value_dim), query.dtype), mx.zeros(query.shape[:-1]), mx.zeros(0), (), 0
+        )
+    written: dict[str, Buffer] = {
+        "out": Undefined((*query.shape[:-1], value_dim), NUMPY_DTYPES[query.dtype]),
+        "lse": Undefined(query.shape[:-1], np.float32),
+        "row_stats": Undefined((*query.shape[:-1], 2), np.float32),
+    }
+    counts = execute(described, written, schedule, edit)
+    out = to_mlx(written["out"], query.dtype)
+    return Run(out, mx.array(written["lse"]), mx.array(written["row_stats"]), counts, described[0]["split"][2])
 
 
-def execute(launches, written: dict[int, Buffer], schedule: str, edit) -> tuple[Counts, ...]:
+def execute(described, written: dict[str, Buffer], schedule: str, edit) -> tuple[Counts, ...]:
     """Runs what the extension describes. `written`: the outputs, which the results replace; scratch is added."""
     counts = []
-    for launch in launches:
-        buffers: dict[int, Buffer] = {}
-        for index, content in launch["buffers"].items():
+    for launch in described:
+        buffers: dict[str, Buffer] = {}
+        for name, content in launch["buffers"].items():
             if isinstance(content, bytes):  # a struct
-                buffers[index] = content
+                buffers[name] = content
             elif isinstance(content, tuple):
                 memory, offset = content
-                buffers[index] = View(np.frombuffer(memory, np.uint8), offset)
+                buffers[name] = View(np.frombuffer(memory, np.uint8), offset)
             else:  # the size of what the launches write
-                buffers[index] = written.setdefault(index, Undefined(content // 4, np.float32))
-        outputs = {index for index in buffers if isinstance(buffers[index], Undefined)}
+                buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
+        numbers = launch["numbers"]
         result = program(edit(launch["source"])).run(
             launch["function"],
             grid=launch["grid"],
             threadgroup=launch["threadgroup"],
-            buffers=buffers,
-            outputs=outputs,
-            constants=launch["constants"],
+            buffers={numbers[name]: buffer for name, buffer in buffers.items()},
+            outputs={numbers[name] for name, buffer in buffers.items() if isinstance(buffer, Undefined)},
+            constants=dict(enumerate(launch["constants"].values())),
             schedule=schedule,
         )
         assert not any(result.unwritten.values()), f"elements never written: {result.unwritten}"
-        written |= result.buffers
+        names = {number: name for name, number in numbers.items()}
+        written |= {names[number]: buffer for number, buffer in result.buffers.items()}
         counts.append(result.counts)
     return tuple(counts)
 

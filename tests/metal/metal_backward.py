@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import launches
 import mlx.core as mx
 import numpy as np
-from flashattn_core import _ext
-from flashattn_core.attention import lowered_arguments
+from flashattn_core.attention import lowered
 from gradient_oracle import Call, Gradients
 from metal_attention import NUMPY_DTYPES, execute, to_mlx
 from metal_on_cpu import Counts, Undefined
 from metal_on_cpu.program import Buffer
 
-DELTA, DQ, DK, DV = 21, 22, 23, 24  # bindings, see csrc/metal/launch.h
+Saved = tuple[mx.array, mx.array, mx.array]
+"""out, lse and row_stats, as the forward kernels leave them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,25 +22,32 @@ class CountedGradients(Gradients):
     counts: dict[str, Counts]  # by the name of the file
 
 
-def launches(call: Call, saved: tuple[mx.array, mx.array] | None = None):
-    out, lse = saved or call.saved()
-    arguments = lowered_arguments(
-        call.query, call.key, call.value, call.scale, call.mask, call.softcap, call.sinks, call.alibi_slopes, "auto"
-    )
-    return _ext.metal_backward_launches(arguments, out, lse, call.dout, call.dlse)
+def exactly_saved(call: Call) -> Saved:
+    """As a forward without errors leaves them: lse in two numbers, maximum and sum to base 2."""
+    out, lse = call.forward()
+    row_max = (lse * np.log2(np.e)).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        row_sum = np.where(lse == -np.inf, 0, np.exp2(lse * np.log2(np.e) - row_max))
+    return *call.rounded(out, lse), mx.array(np.stack([row_max, row_sum], axis=-1).astype(np.float32))
 
 
-def run(call: Call, saved=None, schedule: str = "forward", edit=lambda source: source) -> CountedGradients:
-    """`saved`: (out, lse) of the forward; None: its exact ones, rounded. `edit`: as in metal_attention.run."""
+def described(call: Call, saved: Saved | None = None):
+    options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": call.alibi_slopes}
+    arguments = lowered(call.query, call.key, call.value, call.scale, call.mask, **options)
+    return launches.backward(arguments, *(saved or exactly_saved(call)), call.dout, call.dlse)
+
+
+def run(call: Call, saved: Saved | None = None, schedule: str = "forward", edit=lambda source: source):
+    """`saved`: of the forward; None: its exact ones. `edit`: as in metal_attention.run."""
     dtype = call.query.dtype
-    described = launches(call, saved)
-    tensors = {DQ: call.query, DK: call.key, DV: call.value}
-    written: dict[int, Buffer] = {index: Undefined(like.shape, NUMPY_DTYPES[dtype]) for index, like in tensors.items()}
+    each = described(call, saved)
+    tensors = {"dq": call.query, "dk": call.key, "dv": call.value}
+    written: dict[str, Buffer] = {name: Undefined(like.shape, NUMPY_DTYPES[dtype]) for name, like in tensors.items()}
     if call.query.size == 0:
-        written[DELTA] = np.zeros(1, np.float32)  # no launch writes it
-    counts = execute(described, written, schedule, edit)
-    names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix("metal_") for launch in described]
-    results = [to_mlx(written[index], dtype) if like.size else like for index, like in tensors.items()]
+        written["delta"] = np.zeros(1, np.float32)  # no launch writes it
+    counts = execute(each, written, schedule, edit)
+    names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix("metal_") for launch in each]
+    results = [to_mlx(written[name], dtype) if like.size else like for name, like in tensors.items()]
     return CountedGradients(*results, counts=dict(zip(names, counts, strict=True)))
 
 

@@ -22,8 +22,8 @@ struct BackwardArgs {
   float* delta;
 };
 
-// Gradients of query, key and value, with probabilities recomputed from row_stats: no memory of size L * S. A cancelled call leaves
-// NaN in all that it writes.
+// Gradients of query, key and value, with probabilities recomputed from row_stats: no memory of size L * S. A cancelled
+// call leaves NaN in all that it writes.
 void backward(const BackwardArgs& args);
 
 }  // namespace flashattn::cpu

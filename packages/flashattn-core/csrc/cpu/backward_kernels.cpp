@@ -196,8 +196,8 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
 }
 
 // Logits become probabilities, and their gradients the scores'. Where a row does not see a key both are 0, whatever the
-// gradient and sum: the value of a hidden key may be NaN, and so may the sum, by another key. Rows that saw nothing, and
-// those that are padding, see no key.
+// gradient and sum: the value of a hidden key may be NaN, and so may the sum, by another key. Rows that saw nothing,
+// and those that are padding, see no key.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.columns; lane += kWidth) {

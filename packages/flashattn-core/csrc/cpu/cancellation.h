@@ -36,8 +36,8 @@ struct Cancellable {
   bool due() const { return cancellation && cancellation->due(epoch); }
 };
 
-// Throws Cancelled if the call is to end early. Kernels ask before each tile of keys, a millisecond's work or so; pieces
-// that have not begun then never begin, see parallel_for().
+// Throws Cancelled if the call is to end early. Kernels ask before each tile of keys, a millisecond's work or so;
+// pieces that have not begun then never begin, see parallel_for().
 struct Cancelled {};
 void stop_if(const Cancellable& cancellable);
 

@@ -2,11 +2,11 @@
 // forward and the backward pass.
 #pragma once
 
-#include "forward.h"
 #include "dtype.h"
+#include "forward.h"
+#include "masked_scores.h"
 #include "matmul.h"
 #include "scratch.h"
-#include "masked_scores.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 

@@ -5,8 +5,8 @@
 #include <new>
 
 #include "kernels.h"
-#include "matmul.h"
 #include "masked_scores.h"
+#include "matmul.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -24,7 +24,7 @@ constexpr int round_up(int n, int multiple) {
 // Rows that go through a tile together.
 struct Band {
   int first, rows, columns;  // columns: with padding
-  Span any, all;         // the keys that some row sees, and those that all see
+  Span any, all;             // the keys that some row sees, and those that all see
 
   int lanes() const { return larger(columns, kWidth); }  // after these the rows repeat
   int keys() const { return lanes() / columns; }         // in those lanes

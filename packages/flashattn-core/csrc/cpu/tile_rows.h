@@ -2,8 +2,8 @@
 // products read them as they lie; otherwise they are copied, as floats, once for all the rows of a block.
 #pragma once
 
-#include "forward.h"
 #include "dtype.h"
+#include "forward.h"
 #include "quantised.h"
 #include "rows.h"
 

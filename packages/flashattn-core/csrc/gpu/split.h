@@ -16,7 +16,8 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
   return (n + divisor - 1) / divisor;
 }
 
-// What fills a GPU, and what is too little for a chunk: writing and merging its result costs more than reading its keys.
+// What fills a GPU, and what is too little for a chunk: writing and merging its result costs more than reading its
+// keys.
 struct SplitGoal {
   int64_t chunks;  // of all batch elements and key/value heads together
   int min_chunk;   // keys

@@ -15,7 +15,7 @@ namespace mx = mlx::core;
 struct Work {
   gpu::Launches launches;
   std::array<std::optional<mx::array>, gpu::kNumBindings> arrays;  // by binding; scratch is encode()'s
-  std::vector<mx::array> temporaries;  // alive until the GPU is done
+  std::vector<mx::array> temporaries;                              // alive until the GPU is done
 };
 
 // Puts the launches into the stream's command encoder. Arrays are read and written in place, through their strides.

@@ -197,18 +197,18 @@ Launches decode_split(const Call& call) {
                     {Binding::partial_max, partial_rows, 1},
                     {Binding::partial_sum, partial_rows, 1}};
 
-  auto of_chunk = arguments({Binding::query, Binding::key, Binding::value},
-                            {Binding::partial_out, Binding::partial_max, Binding::partial_sum},
-                            {Binding::params, Binding::split_params});
+  auto of_chunk =
+      arguments({Binding::query, Binding::key, Binding::value},
+                {Binding::partial_out, Binding::partial_max, Binding::partial_sum}, {Binding::params, Binding::split});
   add_if_present(of_chunk, call, kMasksAndGroups);
-  Instance chunk = {.source = "decode_split",
-                    .function = "decode_split",
-                    .sizes = {dim, value_dim, rows},
-                    .arguments = std::move(of_chunk),
-                    .grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads),
-                             batches(call)},
-                    .simdgroups = kChunksPerThreadgroup,
-                    .packed = inputs_are_packed(call)};
+  Instance chunk = {
+      .source = "decode_split",
+      .function = "decode_split",
+      .sizes = {dim, value_dim, rows},
+      .arguments = std::move(of_chunk),
+      .grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads), batches(call)},
+      .simdgroups = kChunksPerThreadgroup,
+      .packed = inputs_are_packed(call)};
   if (rows > max_rows) {
     // With more SIMD groups each thread has fewer registers: half the rows, in up to 16 of them.
     max_rows /= 2;
@@ -221,7 +221,7 @@ Launches decode_split(const Call& call) {
     chunk.simdgroups = simdgroups;
   }
   auto of_merge = arguments({Binding::partial_out, Binding::partial_max, Binding::partial_sum},
-                            {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params, Binding::split_params});
+                            {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params, Binding::split});
   add_if_present(of_merge, call, {Binding::sinks});
   Instance merge = {.source = "decode_split",
                     .function = "decode_merge",
@@ -241,15 +241,15 @@ bool backward_is_packed(const Call& call, const BackwardParams& backward) {
 }
 
 std::vector<Argument> delta_arguments(const Call& call) {
-  auto result = arguments({Binding::out, Binding::dout}, {Binding::delta}, {Binding::params, Binding::backward_params});
+  auto result = arguments({Binding::out, Binding::dout}, {Binding::delta}, {Binding::params, Binding::backward});
   add_if_present(result, call, {Binding::dlse});
   return result;
 }
 
 std::vector<Argument> backward_arguments(const Call& call, Bindings outputs) {
-  auto result = arguments({Binding::query, Binding::key, Binding::value, Binding::row_stats, Binding::dout,
-                           Binding::delta},
-                          outputs, {Binding::params, Binding::backward_params});
+  auto result =
+      arguments({Binding::query, Binding::key, Binding::value, Binding::row_stats, Binding::dout, Binding::delta},
+                outputs, {Binding::params, Binding::backward});
   add_if_present(result, call, kMasksAndGroups);
   return result;
 }

@@ -23,7 +23,7 @@ constexpr int buffer_of(gpu::Binding binding) {
   int number = gpu::index(binding);
   return number >= kRealign ? number - kRealign : number >= kGradient ? number - kGradient + kShared : number;
 }
-static_assert(buffer_of(gpu::Binding::backward_params) < 31 && buffer_of(gpu::Binding::split_params) < 31);
+static_assert(buffer_of(gpu::Binding::backward) < 31 && buffer_of(gpu::Binding::split) < 31);
 
 // The text that Metal compiles for a launch: constants and bindings by their names, the kernel's file with everything
 // that it includes, and the one instantiation. ASCII.

@@ -19,8 +19,8 @@ std::string declarations(const gpu::Launch& launch) {
   }
   for (int i = 0; i < gpu::kNumBindings; ++i) {
     auto binding = static_cast<gpu::Binding>(i);
-    text += "#define FLASHATTN_BUFFER_" + std::string(gpu::name(binding)) + " " + std::to_string(buffer_of(binding)) +
-            "\n";
+    text +=
+        "#define FLASHATTN_BUFFER_" + std::string(gpu::name(binding)) + " " + std::to_string(buffer_of(binding)) + "\n";
   }
   return text;
 }

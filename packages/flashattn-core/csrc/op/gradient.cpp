@@ -71,7 +71,8 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
   auto computed = mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32}, primitive, all);
   std::vector<mx::array> result;
   for (int argument : argnums) {
-    result.push_back(argument < kNumTensors ? computed[argument] : sinks_gradient(*sinks, outputs[1], computed[3], stream));
+    result.push_back(argument < kNumTensors ? computed[argument]
+                                            : sinks_gradient(*sinks, outputs[1], computed[3], stream));
   }
   return result;
 }

@@ -40,9 +40,9 @@ AttentionParams make_params(const Inputs& inputs, const Options& options, const 
   FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)
 #undef FLASHATTN_SET_OPTION
 
-#define FLASHATTN_SET_STRIDES(name, called, dtype, axes)                                          \
-  if (const mx::array* given = inputs[Input::name]) {                                             \
-    params.name = strides_of(*given, params.batch_dims, used(Axes::axes));                        \
+#define FLASHATTN_SET_STRIDES(name, called, dtype, axes)                   \
+  if (const mx::array* given = inputs[Input::name]) {                      \
+    params.name = strides_of(*given, params.batch_dims, used(Axes::axes)); \
   }
   FLASHATTN_INPUTS(FLASHATTN_SET_STRIDES)
 #undef FLASHATTN_SET_STRIDES

@@ -72,8 +72,9 @@ NB_MODULE(_ext, m) {
             self->options.scale = scale;
             self->options.kernel = std::move(kernel);
           },
-          "query"_a, "key"_a, "value"_a, nb::kw_only(), FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_KEYWORD)
-              FLASHATTN_OPTIONS(FLASHATTN_OPTION_KEYWORD) "scale"_a = nb::none(),
+          "query"_a, "key"_a, "value"_a, nb::kw_only(),
+          FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_KEYWORD) FLASHATTN_OPTIONS(FLASHATTN_OPTION_KEYWORD) "scale"_a =
+              nb::none(),
           "kernel"_a = "auto");
 
   m.def(

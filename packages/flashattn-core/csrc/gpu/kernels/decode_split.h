@@ -101,8 +101,8 @@ FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, St
 
 // Phase 2: one SIMD group merges one row.
 template <int DV, typename T>
-FLASHATTN_FUNC void decode_merge_body(FLASHATTN_DEVICE T* out, FLASHATTN_DEVICE float* lse,
-                                      FLASHATTN_UNIFORM AttentionParams& params, const FLASHATTN_DEVICE float* sinks,
+FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM AttentionParams& params,
+                                      const FLASHATTN_DEVICE float* sinks,
                                       Partials<const FLASHATTN_DEVICE float*> partials,
                                       FLASHATTN_UNIFORM SplitParams& split, int batch, int head, int query, uint lane) {
   constexpr int kColumns = DV / FLASHATTN_LANES;
@@ -142,7 +142,7 @@ FLASHATTN_FUNC void decode_merge_body(FLASHATTN_DEVICE T* out, FLASHATTN_DEVICE 
     }
   }
   RowResult result = finish_row(whole, sinks, params, batch, head);
-  FLASHATTN_DEVICE T* row = out_row(out, params, batch, head, query);
+  FLASHATTN_DEVICE T* row = outputs.out_row(params, batch, head, query);
   FLASHATTN_UNROLL
   for (int i = 0; i < kColumns; ++i) {
     int column = int(lane) * kColumns + i;
@@ -151,7 +151,7 @@ FLASHATTN_FUNC void decode_merge_body(FLASHATTN_DEVICE T* out, FLASHATTN_DEVICE 
     }
   }
   if (lane == 0) {
-    *lse_of(lse, params, batch, head, query) = result.lse;
+    outputs.store_result(params, batch, head, query, result);
   }
 }
 

@@ -1,4 +1,5 @@
-// What becomes of a row once all its keys have gone by: the sink, the division by the sum, lse.
+// What becomes of a row once all its keys have gone by: the sink, the division by the sum, lse, and what the gradient
+// needs of the softmax.
 #pragma once
 
 #include "offsets.h"
@@ -9,13 +10,14 @@ namespace flashattn {
 struct RowResult {
   float normalise;  // multiplies the row's output
   float lse;        // natural logarithm
+  OnlineSoftmax softmax;
 };
 
-// Only adds to the denominator. A row that sees nothing gives 0 and -inf, with a sink too.
+// A sink only adds to the denominator. A row that sees nothing gives 0 and -inf, with a sink too.
 FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVICE float* sinks,
                                     FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
   if (softmax.row_sum == 0) {  // the largest visible score adds 1, and NaN is not 0
-    return RowResult{0.0f, -INFINITY};
+    return RowResult{0.0f, -INFINITY, softmax};
   }
   float normalise = 1;
   if (has_sinks) {
@@ -23,18 +25,31 @@ FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVIC
     normalise = softmax.raise(sink);
     softmax.row_sum += softmax.probability(sink);
   }
-  return RowResult{normalise / softmax.row_sum, M_LN2_F * (softmax.row_max + precise_log2(softmax.row_sum))};
+  float lse = M_LN2_F * (softmax.row_max + precise_log2(softmax.row_sum));
+  return RowResult{normalise / softmax.row_sum, lse, softmax};
 }
 
-// Where the output row of a query begins, and its lse.
+// Where a kernel writes.
 template <typename T>
-FLASHATTN_FUNC FLASHATTN_DEVICE T* out_row(FLASHATTN_DEVICE T* out, FLASHATTN_UNIFORM AttentionParams& params,
-                                           int batch, int head, int query) {
-  return out + batch_offset(params, params.out, batch) + head * params.out.head + query * params.out.row;
-}
-FLASHATTN_FUNC FLASHATTN_DEVICE float* lse_of(FLASHATTN_DEVICE float* lse, FLASHATTN_UNIFORM AttentionParams& params,
-                                              int batch, int head, int query) {
-  return lse + batch_offset(params, params.lse, batch) + head * params.lse.head + query * params.lse.row;
-}
+struct RowOutputs {
+  FLASHATTN_DEVICE T* out;
+  FLASHATTN_DEVICE float* lse;
+  FLASHATTN_DEVICE float* row_stats;
+
+  // Where the output row of a query begins.
+  FLASHATTN_FUNC FLASHATTN_DEVICE T* out_row(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head,
+                                             int query) const FLASHATTN_THREAD {
+    return row_of(out, params, params.out, batch, head, query);
+  }
+  // Writes all but the output itself.
+  FLASHATTN_FUNC void store_result(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head, int query,
+                                   RowResult result) const FLASHATTN_THREAD {
+    *row_of(lse, params, params.lse, batch, head, query) = result.lse;
+    FLASHATTN_DEVICE float* stats = row_of(row_stats, params, params.row_stats, batch, head, query);
+    stats[0] = result.softmax.row_max;
+    stats[params.row_stats.column] = result.softmax.row_sum;
+  }
+};
+#define FLASHATTN_ROW_OUTPUTS(T) (RowOutputs<T>{out, lse, row_stats})
 
 }  // namespace flashattn

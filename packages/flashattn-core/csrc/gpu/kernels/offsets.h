@@ -3,7 +3,6 @@
 
 #include "call/params.h"
 #include "dialect.h"
-#include "variant.h"
 
 namespace flashattn {
 
@@ -34,14 +33,14 @@ FLASHATTN_FUNC FLASHATTN_DEVICE T* row_of(FLASHATTN_DEVICE T* tensor, FLASHATTN_
   return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
 }
 
-// An element of an array whose dtype, Dtype of launch.h, is a function constant.
+// An element of an array whose dtype, by its number in dtype.h, is a constant of the kernel.
 FLASHATTN_FUNC float load_float(const FLASHATTN_DEVICE uchar* array, int dtype, int64_t index) {
-  return dtype == 1   ? reinterpret_cast<const FLASHATTN_DEVICE float*>(array)[index]
-         : dtype == 2 ? float(reinterpret_cast<const FLASHATTN_DEVICE half*>(array)[index])
+  return dtype == 0   ? reinterpret_cast<const FLASHATTN_DEVICE float*>(array)[index]
+         : dtype == 1 ? float(reinterpret_cast<const FLASHATTN_DEVICE half*>(array)[index])
                       : float(reinterpret_cast<const FLASHATTN_DEVICE bfloat*>(array)[index]);
 }
 FLASHATTN_FUNC int size_of_dtype(int dtype) {
-  return dtype == 1 ? int(sizeof(float)) : int(sizeof(half));
+  return dtype == 0 ? int(sizeof(float)) : int(sizeof(half));
 }
 
 // Steps between the elements of a tensor's rows, in elements.

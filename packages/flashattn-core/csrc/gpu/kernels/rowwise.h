@@ -21,10 +21,10 @@ enum : int {
 // value_dim rounded up to whole lanes. tile: of kRowwiseTile floats. All kRowwiseThreads threads of a threadgroup call
 // it.
 template <int D, int DV, typename T, typename K>
-FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored, FLASHATTN_DEVICE T* out,
-                                 FLASHATTN_DEVICE float* lse, FLASHATTN_UNIFORM AttentionParams& params,
-                                 MaskInputs masks, const FLASHATTN_DEVICE float* sinks, FLASHATTN_SHARED float* tile,
-                                 int batch, int kv_head, int first_row, uint lane, uint simdgroup, uint thread_index) {
+FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored, RowOutputs<T> outputs,
+                                 FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
+                                 const FLASHATTN_DEVICE float* sinks, FLASHATTN_SHARED float* tile, int batch,
+                                 int kv_head, int first_row, uint lane, uint simdgroup, uint thread_index) {
   constexpr int kChunks = D / FLASHATTN_LANES, kValueChunks = DV / FLASHATTN_LANES;
   int group = params.num_heads / params.num_kv_heads;
   int last_row = minimum(first_row + kRowwiseRows, params.query_len * group) - 1;
@@ -100,7 +100,7 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
     return;
   }
   RowResult result = finish_row(softmax, sinks, params, batch, row.head);
-  FLASHATTN_DEVICE T* target = out_row(out, params, batch, row.head, row.query);
+  FLASHATTN_DEVICE T* target = outputs.out_row(params, batch, row.head, row.query);
   FLASHATTN_UNROLL
   for (int chunk = 0; chunk < kValueChunks; ++chunk) {
     int column = chunk * FLASHATTN_LANES + int(lane);
@@ -109,7 +109,7 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
     }
   }
   if (lane == 0) {
-    *lse_of(lse, params, batch, row.head, row.query) = result.lse;
+    outputs.store_result(params, batch, row.head, row.query, result);
   }
 }
 

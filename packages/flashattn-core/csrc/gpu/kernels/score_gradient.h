@@ -1,6 +1,6 @@
-// The gradient of a score, from lse alone: probabilities are computed again, and never stored.
+// The gradient of a score, from its row's maximum and sum: probabilities are computed again, and never stored.
 //
-//   P = exp2(score - lse)   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
+//   P = exp2(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
 // What is not visible, and a row that sees nothing, has P = 0 and dS = 0 whatever the rest is: NaN in a hidden key,
 // value or query ends here, as far as these go. In the products of P and dS with such rows it does not: see finite.h.
@@ -10,11 +10,11 @@
 
 namespace flashattn {
 
-// What of a row of scores its gradients need. lse + rest is the saved lse in units of log2(e), with the digits that a
-// float has not: of an lse of 1000 rounding would leave an error of 1e-4 in every probability.
+// What of a row of scores its gradients need. Not lse, which rounds the logarithm of the sum away beside a large
+// maximum.
 struct SavedRow {
-  float lse;
-  float rest;
+  float row_max;
+  float log2_sum;
   float delta;
 };
 
@@ -41,19 +41,19 @@ FLASHATTN_FUNC float delta_of(const FLASHATTN_DEVICE T* out, const FLASHATTN_DEV
   return sum;
 }
 
-// An lse of infinity for a row that sees nothing, and for one that does not exist: no score reaches it.
-FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* lse, const FLASHATTN_DEVICE float* delta,
+// A sum of infinity for a row that sees nothing, and for one that does not exist: all its probabilities are 0.
+// `row_stats` and `delta`: of the head.
+FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const FLASHATTN_DEVICE float* delta,
                                   FLASHATTN_UNIFORM AttentionParams& params, int query) {
   if (query >= params.query_len) {
-    return SavedRow{INFINITY, 0.0f, 0.0f};
+    return SavedRow{0.0f, INFINITY, 0.0f};
   }
-  float natural = lse[query * params.lse.row];
-  if (natural == -INFINITY) {
-    return SavedRow{INFINITY, 0.0f, delta[query]};
+  const FLASHATTN_DEVICE float* stats = row_stats + query * params.row_stats.row;
+  float row_sum = stats[params.row_stats.column];
+  if (row_sum == 0) {
+    return SavedRow{0.0f, INFINITY, delta[query]};
   }
-  float scaled = natural * M_LOG2E_F;
-  scaled = scaled < -FLT_MAX ? -FLT_MAX : scaled;  // where every key has the lowest float added
-  return SavedRow{scaled, multiply_add(natural, M_LOG2E_F, -scaled), delta[query]};
+  return SavedRow{stats[0], precise_log2(row_sum), delta[query]};
 }
 
 struct ScoreGradient {
@@ -69,9 +69,9 @@ FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, V
   if (!shown) {
     score = visibility.masked(score, row, key);
   }
-  // Nothing is subtracted from what is hidden: lse may be NaN. Otherwise a score is above lse by no more than rounding,
-  // and that of 1e38 is no small number. No min(), which would turn NaN into one.
-  float exponent = score == -INFINITY ? -INFINITY : score - saved.lse - saved.rest;
+  // Nothing is subtracted from what is hidden: the sum may be NaN. Otherwise a score is above the maximum by no more
+  // than rounding, and that of 1e38 is no small number. No min(), which would turn NaN into one.
+  float exponent = score == -INFINITY ? -INFINITY : score - saved.row_max - saved.log2_sum;
   float probability = fast_exp2(exponent > 0 ? 0.0f : exponent);
   float gradient = probability * (dprobability - saved.delta) * visibility.derivative(scaled);
   return ScoreGradient{probability, shown || probability != 0 ? gradient : 0.0f};

@@ -2,6 +2,7 @@
 // neighbours at a time become floats in registers.
 #pragma once
 
+#include "elements.h"
 #include "offsets.h"
 
 namespace flashattn {
@@ -206,19 +207,14 @@ struct Stored<uint> {
   typedef float Element;  // 16 bits would round
 };
 
-// Keys and values, as a kernel has them among its arguments. From key_scales on: only of quantised ones.
+// Keys and values, as a kernel has them among its arguments. The groups: only of quantised ones.
 template <typename K>
 struct StoredInputs {
   const FLASHATTN_DEVICE K* key;
   const FLASHATTN_DEVICE K* value;
-  const FLASHATTN_DEVICE uchar* key_scales;
-  const FLASHATTN_DEVICE uchar* key_biases;
-  const FLASHATTN_DEVICE uchar* value_scales;
-  const FLASHATTN_DEVICE uchar* value_biases;
-  FLASHATTN_UNIFORM QuantParams* quant;
+  FLASHATTN_GROUPS(FLASHATTN_FIELD)
 };
-#define FLASHATTN_STORED_INPUTS(K) \
-  (StoredInputs<K>{key, value, key_scales, key_biases, value_scales, value_biases, quant})
+#define FLASHATTN_STORED_INPUTS(K) (StoredInputs<K>{key, value, FLASHATTN_GROUPS(FLASHATTN_FIELD_VALUE)})
 
 // Of one key/value head.
 template <typename T>
@@ -235,13 +231,13 @@ FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> values_of(StoredInputs<T> st
 }
 FLASHATTN_FUNC QuantisedRows keys_of(StoredInputs<uint> stored, FLASHATTN_UNIFORM AttentionParams& params, int batch,
                                      int head) {
-  return quantised_rows(stored.key, stored.key_scales, stored.key_biases, params, params.key, stored.quant->key_scales,
-                        stored.quant->key_biases, batch, head);
+  return quantised_rows(stored.key, stored.key_scales, stored.key_biases, params, params.key, params.key_scales,
+                        params.key_biases, batch, head);
 }
 FLASHATTN_FUNC QuantisedRows values_of(StoredInputs<uint> stored, FLASHATTN_UNIFORM AttentionParams& params, int batch,
                                        int head) {
   return quantised_rows(stored.value, stored.value_scales, stored.value_biases, params, params.value,
-                        stored.quant->value_scales, stored.quant->value_biases, batch, head);
+                        params.value_scales, params.value_biases, batch, head);
 }
 
 }  // namespace flashattn

@@ -5,6 +5,7 @@
 // folded into the scale.
 #pragma once
 
+#include "elements.h"
 #include "offsets.h"
 
 namespace flashattn {
@@ -35,14 +36,9 @@ struct Row {
 
 // The arrays that hide keys or change scores, as a kernel has them among its arguments. Only those of the call exist.
 struct MaskInputs {
-  const FLASHATTN_DEVICE int* key_start;
-  const FLASHATTN_DEVICE int* key_stop;
-  const FLASHATTN_DEVICE uint* tree;
-  const FLASHATTN_DEVICE bool* visible;
-  const FLASHATTN_DEVICE uchar* bias;
-  const FLASHATTN_DEVICE float* alibi_slopes;
+  FLASHATTN_MASKS(FLASHATTN_FIELD)
 };
-#define FLASHATTN_MASK_INPUTS (MaskInputs{key_start, key_stop, tree, visible, bias, alibi_slopes})
+#define FLASHATTN_MASK_INPUTS (MaskInputs{FLASHATTN_MASKS(FLASHATTN_FIELD_VALUE)})
 
 struct Visibility {
   FLASHATTN_UNIFORM AttentionParams* params;
@@ -57,7 +53,7 @@ struct Visibility {
   FLASHATTN_FUNC KeySpan seen(int query) const FLASHATTN_THREAD {
     KeySpan span = keys;
     int diagonal = query + params->key_len - params->query_len;  // the key at the query's own position
-    if (is_causal) {
+    if (has_causal) {
       span.end = minimum(span.end, diagonal + 1);
     }
     if (has_window) {  // in 64 bits: a window may be as large as an int
@@ -90,7 +86,7 @@ struct Visibility {
     if (first > last) {
       return KeySpan{0, 0};
     }
-    if (is_causal) {
+    if (has_causal) {
       queries.begin = maximum(0, first - offset);
     }
     if (has_window) {
@@ -102,7 +98,7 @@ struct Visibility {
   // A query beyond the last one is a row that sees nothing.
   FLASHATTN_FUNC Row row(int query, int head) const FLASHATTN_THREAD {
     bool exists = query < params->query_len;
-    float slope = has_alibi && exists ? inputs.alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F : 0.0f;
+    float slope = has_alibi_slopes && exists ? inputs.alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F : 0.0f;
     return row_with_slope(query, head, slope);
   }
   FLASHATTN_FUNC Row row_with_slope(int query, int head, float slope) const FLASHATTN_THREAD {
@@ -124,7 +120,7 @@ struct Visibility {
   }
   FLASHATTN_FUNC float score_of_scaled(float scaled, Row row, int key) const FLASHATTN_THREAD {
     float score = has_softcap ? cap * scaled : scaled;
-    if (has_alibi) {
+    if (has_alibi_slopes) {
       score -= row.slope * float(absolute(row.query + params->key_len - params->query_len - key));
     }
     return score;
@@ -192,7 +188,7 @@ FLASHATTN_FUNC Visibility visibility_of(FLASHATTN_UNIFORM AttentionParams& param
   if (has_bias) {
     inputs.bias += batch_offset(params, params.bias, batch) * size_of_dtype(bias_dtype);
   }
-  if (has_alibi) {
+  if (has_alibi_slopes) {
     inputs.alibi_slopes += batch_offset(params, params.alibi_slopes, batch);
   }
   float factor = has_softcap ? params.scale / params.softcap : params.scale * M_LOG2E_F;

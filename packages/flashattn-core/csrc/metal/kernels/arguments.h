@@ -1,40 +1,31 @@
-// The arguments of the kernels: the arrays and structs of one call, bound as in launch.h.
+// The arguments of the kernels: the arrays and structs of one call, where launch.h's buffer_of() says. Their numbers,
+// and the constants that a kernel is specialised for, stand in front of this text: source_text() writes them there.
 #pragma once
 
 #include "call/params.h"
 #include "dialect.h"
-#include "variant.h"
+#include "elements.h"
 
-#define FLASHATTN_PARAMS const constant AttentionParams& params [[buffer(5)]]
+#define FLASHATTN_BOUND(name) [[buffer(FLASHATTN_BUFFER_##name)]]
+#define FLASHATTN_READ(T, name) const device T* name FLASHATTN_BOUND(name)
+#define FLASHATTN_WRITTEN(T, name) device T* name FLASHATTN_BOUND(name)
+#define FLASHATTN_VALUE(T, name) const constant T& name FLASHATTN_BOUND(name)
 
-#define FLASHATTN_TENSORS(T, K) \
-  const device T *query [[buffer(0)]], const device K *key [[buffer(1)]], const device K *value [[buffer(2)]]
+// Bound only where the call has it. With the comma before it: lists of inputs.def are made of these.
+#define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
+  , const device FLASHATTN_ELEMENT_##dtype* name [[buffer(FLASHATTN_BUFFER_##name), function_constant(has_##name)]]
 
-// Bound only where key and value are quantised: words of those, then.
-#define FLASHATTN_QUANTISED_INPUTS                                                      \
-  const device uchar *key_scales [[buffer(26), function_constant(is_quantised)]],       \
-      const device uchar *key_biases [[buffer(27), function_constant(is_quantised)]],   \
-      const device uchar *value_scales [[buffer(28), function_constant(is_quantised)]], \
-      const device uchar *value_biases [[buffer(29), function_constant(is_quantised)]], \
-      const constant QuantParams *quant [[buffer(30), function_constant(is_quantised)]]
+// K: the type of keys and values, or uint for quantised words.
+#define FLASHATTN_INPUT_ARGUMENTS(T, K)                                                       \
+  FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_READ(T, query), FLASHATTN_READ(K, key), \
+      FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
-#define FLASHATTN_OUTPUTS(T) device T *out [[buffer(3)]], device float *lse [[buffer(4)]]
+// And the sinks, which are read when a row is finished.
+#define FLASHATTN_OUTPUT_ARGUMENTS(T)                       \
+  FLASHATTN_WRITTEN(T, out), FLASHATTN_WRITTEN(float, lse), \
+      FLASHATTN_WRITTEN(float, row_stats) FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
 
-// Bound only where the call has them.
-#define FLASHATTN_OPTIONAL_INPUTS                                                \
-  const device int *key_start [[buffer(6), function_constant(has_key_start)]],   \
-      const device int *key_stop [[buffer(7), function_constant(has_key_stop)]], \
-      const device uint *tree [[buffer(8), function_constant(has_tree)]],        \
-      const device bool *visible [[buffer(9), function_constant(has_visible)]],  \
-      const device uchar *bias [[buffer(10), function_constant(has_bias)]],      \
-      const device float *alibi_slopes [[buffer(12), function_constant(has_alibi)]]
-
-#define FLASHATTN_SINKS const device float* sinks [[buffer(11), function_constant(has_sinks)]]
-
-// The gradient's.
-#define FLASHATTN_BACKWARD_PARAMS const constant BackwardParams& backward [[buffer(25)]]
-
-// What both of its kernels read besides query, key and value. delta: of (*B, H_q, L), one after the other.
-#define FLASHATTN_BACKWARD_INPUTS(T)                                                 \
-  const device float *saved_lse [[buffer(18)]], const device T *dout [[buffer(19)]], \
-      const device float *delta [[buffer(21)]], FLASHATTN_PARAMS, FLASHATTN_BACKWARD_PARAMS
+// What both kernels of the gradient read besides. delta: of (*B, H_q, L), one after the other.
+#define FLASHATTN_BACKWARD_ARGUMENTS(T)                                                                 \
+  FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(float, row_stats), FLASHATTN_READ(T, dout), \
+      FLASHATTN_READ(float, delta)

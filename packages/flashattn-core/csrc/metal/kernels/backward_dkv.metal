@@ -14,8 +14,8 @@ using namespace flashattn;
 // Grid: (keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void backward_dkv(
-    FLASHATTN_TENSORS(T, T), FLASHATTN_BACKWARD_INPUTS(T), device T* dk [[buffer(23)]], device T* dv [[buffer(24)]],
-    FLASHATTN_OPTIONAL_INPUTS, uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
+    FLASHATTN_WRITTEN(T, dv), uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr int kKeys = SIMDGROUPS * 8, kRowFragments = ROWS / 8, kDepth = D / 8, kColumns = DV / 8;
   using QueryLoader = TileLoader<T, ROWS, D, SIMDGROUPS * FLASHATTN_LANES>;
@@ -61,7 +61,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
   for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
     PlainRows<const device T*> queries = {head_of(query, params, params.query, batch, head), query_layout};
     PlainRows<const device T*> douts = {head_of(dout, params, backward.dout, batch, head), dout_layout};
-    const device float* lses = head_of(saved_lse, params, params.lse, batch, head);
+    const device float* stats = head_of(row_stats, params, params.row_stats, batch, head);
     const device float* deltas = delta + delta_offset(params, batch, head);
     float slope = visibility.row(0, head).slope;
 
@@ -75,7 +75,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
       bool finite_queries = QueryLoader::load(query_tile, queries.from(first), row_count, head_dim, thread_index);
       bool finite_dout = DoutLoader::load(dout_tile, douts.from(first), row_count, value_dim, thread_index);
       if (thread_index < ROWS) {
-        saved_rows[thread_index] = saved_row(lses, deltas, params, first + int(thread_index));
+        saved_rows[thread_index] = saved_row(stats, deltas, params, first + int(thread_index));
       }
       if (!shown) {
         bool finite = metal::simd_all(finite_queries && finite_dout);

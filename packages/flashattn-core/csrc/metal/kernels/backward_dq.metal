@@ -12,7 +12,7 @@ using namespace flashattn;
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void backward_dq(
-    FLASHATTN_TENSORS(T, T), FLASHATTN_BACKWARD_INPUTS(T), device T* dq [[buffer(22)]], FLASHATTN_OPTIONAL_INPUTS,
+    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dq),
     uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint thread_index [[thread_index_in_threadgroup]]) {
@@ -32,7 +32,7 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first
   Row row = visibility.row(own_query + fragment_r, head);
-  SavedRow saved = saved_row(head_of(saved_lse, params, params.lse, batch, head),
+  SavedRow saved = saved_row(head_of(row_stats, params, params.row_stats, batch, head),
                              delta + delta_offset(params, batch, head), params, row.query);
   Fragment sums[kDepth];
   FLASHATTN_UNROLL

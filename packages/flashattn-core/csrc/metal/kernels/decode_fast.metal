@@ -7,9 +7,8 @@ using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 32 threads.
 template <typename T, int D, int DV, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(32)]] void decode_fast(FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS,
-                                                                   FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
-                                                                   FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
+[[kernel, max_total_threads_per_threadgroup(32)]] void decode_fast(FLASHATTN_INPUT_ARGUMENTS(T, K),
+                                                                   FLASHATTN_OUTPUT_ARGUMENTS(T),
                                                                    uint3 group [[threadgroup_position_in_grid]],
                                                                    uint lane [[thread_index_in_simdgroup]]) {
   using Rows = DecodeRows<T, D, DV, 1>;
@@ -25,8 +24,9 @@ template <typename T, int D, int DV, typename K = T>
   rows.attend(keys, values, visibility, all, any.begin, any.end, Rows::kKeys, 0, lane);
 
   RowResult result = finish_row(rows.softmax[0], sinks, params, batch, head);
-  rows.store(0, out_row(out, params, batch, head, 0), result.normalise, lane);
+  RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
+  rows.store(0, outputs.out_row(params, batch, head, 0), result.normalise, lane);
   if (lane == 0) {
-    *lse_of(lse, params, batch, head, 0) = result.lse;
+    outputs.store_result(params, batch, head, 0, result);
   }
 }

@@ -9,8 +9,7 @@ using namespace flashattn;
 // Grid: (1, heads, batch) threadgroups of 1024 threads.
 template <typename T, int D, int DV, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(1024)]] void decode_parallel(
-    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
-    FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS, uint3 group [[threadgroup_position_in_grid]],
+    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   using Rows = DecodeRows<T, D, DV, 1>;
   constexpr int kSimdgroups = 32;
@@ -38,8 +37,9 @@ template <typename T, int D, int DV, typename K = T>
     partial_sum[simdgroup] = rows.softmax[0].row_sum;
   }
   float weight = 0;
-  RowResult result = RowResult{0.0f, 0.0f};
-  device T* row = out_row(out, params, batch, head, 0);
+  RowResult result = RowResult{0.0f, 0.0f, empty_row()};
+  RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
+  device T* row = outputs.out_row(params, batch, head, 0);
   FLASHATTN_UNROLL
   for (int pass = 0; pass < Rows::kValueColumns; pass += kPass) {
     if (pass > 0) {
@@ -75,6 +75,6 @@ template <typename T, int D, int DV, typename K = T>
     }
   }
   if (lane == 0 && simdgroup == 0) {
-    *lse_of(lse, params, batch, head, 0) = result.lse;
+    outputs.store_result(params, batch, head, 0, result);
   }
 }

@@ -6,16 +6,18 @@
 
 using namespace flashattn;
 
-#define FLASHATTN_PARTIALS(SPACE)                                                   \
-  SPACE float *partial_out [[buffer(13)]], SPACE float *partial_max [[buffer(14)]], \
-      SPACE float *partial_sum [[buffer(15)]], const constant SplitParams &split [[buffer(16)]]
+#define FLASHATTN_PARTIALS(ACCESS)                                                    \
+  ACCESS(float, partial_out), ACCESS(float, partial_max), ACCESS(float, partial_sum), \
+      FLASHATTN_VALUE(SplitParams, split)
 
 // Grid: (chunks / SIMD groups, kv_heads, batch).
 template <typename T, int D, int DV, int ROWS, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(128)]] void decode_split(
-    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS,
-    FLASHATTN_PARTIALS(device), uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint simdgroups [[simdgroups_per_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(128)]] void decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K),
+                                                                     FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
+                                                                     uint3 group [[threadgroup_position_in_grid]],
+                                                                     uint lane [[thread_index_in_simdgroup]],
+                                                                     uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                                                     uint simdgroups [[simdgroups_per_threadgroup]]) {
   decode_split_body<D, DV, ROWS>(query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS,
                                  {partial_out, partial_max, partial_sum}, split, int(group.z), int(group.y),
                                  int(group.x * simdgroups + simdgroup), lane);
@@ -24,8 +26,8 @@ template <typename T, int D, int DV, int ROWS, typename K = T>
 // More rows than a threadgroup holds are further threadgroups. Grid: (chunks * blocks of rows, kv_heads, batch).
 template <typename T, int D, int DV, int ROWS, int SIMDGROUPS, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void decode_split_shared(
-    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS,
-    FLASHATTN_PARTIALS(device), uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
+    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
   using Rows = DecodeRows<T, D, DV, ROWS>;
   using Element = typename Stored<K>::Element;
@@ -49,10 +51,11 @@ template <typename T, int D, int DV, int ROWS, int SIMDGROUPS, typename K = T>
 
 // Grid: (query_len, heads, batch) threadgroups of 32 threads.
 template <typename T, int DV>
-[[kernel, max_total_threads_per_threadgroup(32)]] void decode_merge(FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
-                                                                    FLASHATTN_SINKS, FLASHATTN_PARTIALS(const device),
+[[kernel, max_total_threads_per_threadgroup(32)]] void decode_merge(FLASHATTN_OUTPUT_ARGUMENTS(T),
+                                                                    FLASHATTN_VALUE(AttentionParams, params),
+                                                                    FLASHATTN_PARTIALS(FLASHATTN_READ),
                                                                     uint3 group [[threadgroup_position_in_grid]],
                                                                     uint lane [[thread_index_in_simdgroup]]) {
-  decode_merge_body<DV>(out, lse, params, sinks, {partial_out, partial_max, partial_sum}, split, int(group.z),
-                        int(group.y), int(group.x), lane);
+  decode_merge_body<DV>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, {partial_out, partial_max, partial_sum}, split,
+                        int(group.z), int(group.y), int(group.x), lane);
 }

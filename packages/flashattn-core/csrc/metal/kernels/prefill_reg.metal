@@ -50,8 +50,7 @@ using namespace flashattn;
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, int D, int DV, int SIMDGROUPS, int KEYS, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void prefill_reg(
-    FLASHATTN_TENSORS(T, K), FLASHATTN_QUANTISED_INPUTS, FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS,
-    FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS, uint3 group [[threadgroup_position_in_grid]],
+    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
     uint3 grid [[threadgroups_per_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
   constexpr int kRows = SIMDGROUPS * 8;
@@ -149,9 +148,10 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS, typename K = T>
     return;
   }
   RowResult result = finish_row(softmax, sinks, params, batch, head);
-  device T* target = out_row(out, params, batch, head, row.query);
+  RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
+  device T* target = outputs.out_row(params, batch, head, row.query);
   store_row<DV>(target, output, result.normalise, fragment_c, value_dim);
   if (fragment_c == 0) {
-    *lse_of(lse, params, batch, head, row.query) = result.lse;
+    outputs.store_result(params, batch, head, row.query, result);
   }
 }

@@ -14,7 +14,7 @@ using namespace flashattn;
 // up to whole fragments. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
 template <typename T, int D, int DV, int ROW_FRAGMENTS>
 [[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(
-    FLASHATTN_TENSORS(T, T), FLASHATTN_OUTPUTS(T), FLASHATTN_PARAMS, FLASHATTN_OPTIONAL_INPUTS, FLASHATTN_SINKS,
+    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T),
     uint3 threadgroup_index [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // a fragment of keys for each SIMD group
@@ -178,6 +178,7 @@ template <typename T, int D, int DV, int ROW_FRAGMENTS>
     }
   }
 
+  RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
   if (lane == 0) {
     FLASHATTN_UNROLL
     for (int r = 0; r < kRowsEach; ++r) {
@@ -185,7 +186,7 @@ template <typename T, int D, int DV, int ROW_FRAGMENTS>
       if (row <= last_row) {
         RowResult result = finish_row(softmax[r], sinks, params, batch, head);
         normalise[int(simdgroup) * kRowsEach + r] = result.normalise;
-        *lse_of(lse, params, batch, head, row / group) = result.lse;
+        outputs.store_result(params, batch, head, row / group, result);
       }
     }
   }
@@ -196,7 +197,7 @@ template <typename T, int D, int DV, int ROW_FRAGMENTS>
       continue;
     }
     float factor = normalise[i * 8 + fragment_r];
-    device T* target = out_row(out, params, batch, rows[i].head, rows[i].query);
+    device T* target = outputs.out_row(params, batch, rows[i].head, rows[i].query);
     FLASHATTN_UNROLL
     for (int c = 0; c < kColumns; ++c) {
       FLASHATTN_UNROLL

@@ -1,0 +1,14 @@
+// What inputs.def's dtypes are in memory. What may be several of them is read by load_float(), see offsets.h.
+#pragma once
+
+#define FLASHATTN_ELEMENT_groups uchar
+#define FLASHATTN_ELEMENT_int32 int
+#define FLASHATTN_ELEMENT_uint32 uint
+#define FLASHATTN_ELEMENT_boolean bool
+#define FLASHATTN_ELEMENT_additive uchar
+#define FLASHATTN_ELEMENT_logits float
+#define FLASHATTN_ELEMENT_slopes float
+
+// The inputs of a list as fields of a struct, and as the values of those fields.
+#define FLASHATTN_FIELD(name, called, dtype, axes) const FLASHATTN_DEVICE FLASHATTN_ELEMENT_##dtype* name;
+#define FLASHATTN_FIELD_VALUE(name, called, dtype, axes) name,
