@@ -1,16 +1,15 @@
 """What a call would run on Metal, as plain data: inputs in their own memory, through their own strides."""
 
+import launches
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import NoKernelError, _ext
-
-QUERY, KEY, VALUE, OUT, LSE, PARAMS = range(6)
-SINKS, PARTIAL_OUT, PARTIAL_MAX, PARTIAL_SUM = 11, 13, 14, 15
+from flashattn_core import NoKernelError
+from flashattn_core.attention import lowered
 
 
-def launches(query, key, value, *, sinks=None, kernel="auto"):
-    return _ext.metal_launches(_ext.Arguments(query, key, value, sinks=sinks, kernel=kernel))
+def forward(query, key, value, **options):
+    return launches.forward(lowered(query, key, value, **options))
 
 
 VIEWS = {
@@ -26,8 +25,8 @@ VIEWS = {
 def test_memory_of_inputs(rng, view):
     key = view(mx.array(rng.standard_normal((1, 2, 10, 8)), mx.float32))
     mx.eval(key)
-    (launch,) = launches(mx.zeros((1, 4, 20, 8)), key, key)
-    memory, offset = launch["buffers"][KEY]
+    (launch,) = forward(mx.zeros((1, 4, 20, 8)), key, key)
+    memory, offset = launch["buffers"]["key"]
     # Strides are in AttentionParams; numpy has those of the array itself.
     strides = np.asarray(memoryview(key)).strides
     seen = np.ndarray(key.shape, np.float32, memory, offset, strides)
@@ -35,25 +34,24 @@ def test_memory_of_inputs(rng, view):
 
 
 def test_outputs_and_structs():
-    (launch,) = launches(mx.zeros((2, 4, 20, 8), mx.float16), *[mx.zeros((2, 2, 10, 8), mx.float16)] * 2)
-    assert launch["buffers"].keys() == {QUERY, KEY, VALUE, OUT, LSE, PARAMS}
-    assert launch["buffers"][OUT] == 2 * 4 * 20 * 8 * 2
-    assert launch["buffers"][LSE] == 2 * 4 * 20 * 4
-    assert isinstance(launch["buffers"][PARAMS], bytes)
-    assert launch["partial_rows"] == 0
+    (launch,) = forward(mx.zeros((2, 4, 20, 8), mx.float16), *[mx.zeros((2, 2, 10, 8), mx.float16)] * 2)
+    assert launch["buffers"].keys() == {"query", "key", "value", "out", "lse", "row_stats", "params"}
+    assert launch["buffers"]["out"] == 2 * 4 * 20 * 8 * 2
+    assert launch["buffers"]["lse"] == 2 * 4 * 20 * 4
+    assert launch["buffers"]["row_stats"] == 2 * 4 * 20 * 2 * 4
+    assert isinstance(launch["buffers"]["params"], bytes)
 
 
 def test_scratch():
-    first, second = launches(mx.zeros((1, 4, 2, 8)), *[mx.zeros((1, 2, 1000, 8))] * 2, kernel="metal_decode_split")
+    first, second = forward(mx.zeros((1, 4, 2, 8)), *[mx.zeros((1, 2, 1000, 8))] * 2, kernel="metal_decode_split")
     _, _, chunks = first["split"]
-    assert first["partial_rows"] == second["partial_rows"] == 4 * 2 * chunks
     for launch in (first, second):
-        assert launch["buffers"][PARTIAL_OUT] == launch["partial_rows"] * 8 * 4
-        assert launch["buffers"][PARTIAL_MAX] == launch["buffers"][PARTIAL_SUM] == launch["partial_rows"] * 4
+        assert launch["buffers"]["partial_out"] == 4 * 2 * chunks * 8 * 4
+        assert launch["buffers"]["partial_max"] == launch["buffers"]["partial_sum"] == 4 * 2 * chunks * 4
 
 
 def test_source_ends_with_the_instantiation():
-    (launch,) = launches(mx.zeros((1, 4, 20, 8)), *[mx.zeros((1, 2, 10, 8))] * 2)
+    (launch,) = forward(mx.zeros((1, 4, 20, 8)), *[mx.zeros((1, 2, 10, 8))] * 2)
     assert launch["source"].isascii()
     assert f'[[host_name("{launch["function"]}")]]' in launch["source"].splitlines()[-1]
 
@@ -61,12 +59,12 @@ def test_source_ends_with_the_instantiation():
 def test_inputs_are_cast_as_for_the_cpu():
     query, key = mx.zeros((1, 4, 20, 8), mx.float16), mx.zeros((1, 2, 10, 8), mx.float16)
     (launch,) = launches(query, key, key, sinks=mx.array([1, 2, 3, 4], mx.float16))
-    assert launch["buffers"][SINKS] == (np.array([1, 2, 3, 4], np.float32).tobytes(), 0)
+    assert launch["buffers"]["sinks"] == (np.array([1, 2, 3, 4], np.float32).tobytes(), 0)
 
 
 def test_raises_as_a_call_does():
     key = mx.zeros((1, 2, 10, 8))
     with pytest.raises(NoKernelError, match="cpu_prefill runs on the CPU, the stream does not"):
-        launches(mx.zeros((1, 4, 20, 8)), key, key, kernel="cpu_prefill")
+        forward(mx.zeros((1, 4, 20, 8)), key, key, kernel="cpu_prefill")
     with pytest.raises(ValueError, match="key has 2 heads, which does not divide query's 3"):
-        launches(mx.zeros((1, 3, 20, 8)), key, key)
+        forward(mx.zeros((1, 3, 20, 8)), key, key)

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import launches
 import pytest
-from flashattn_core import _ext
 
 CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
 KERNELS = CSRC / "metal/kernels"
@@ -14,12 +14,12 @@ SHARED = CSRC / "gpu/kernels"
 
 
 def test_every_kernel_is_there():
-    assert _ext.metal_sources().keys() == {path.stem for path in KERNELS.glob("*.metal")}
+    assert launches.sources().keys() == {path.stem for path in KERNELS.glob("*.metal")}
 
 
-@pytest.mark.parametrize("name", _ext.metal_sources())
+@pytest.mark.parametrize("name", launches.sources())
 def test_text(name):
-    text = _ext.metal_sources()[name]
+    text = launches.sources()[name]
     assert text.isascii()
     assert "#pragma once" not in text
     assert re.findall(r'^\s*#\s*include\s*"', text, re.M) == []
@@ -29,10 +29,10 @@ def test_text(name):
     assert len(files) == len(set(files))
 
 
-@pytest.mark.parametrize("name", _ext.metal_sources())
+@pytest.mark.parametrize("name", launches.sources())
 def test_line_directives(name):
     """Each line stands in the file, and at the number, that the directive before it says."""
-    for chunk in re.split(r"^(?=#line )", _ext.metal_sources()[name], flags=re.M)[1:]:
+    for chunk in re.split(r"^(?=#line )", launches.sources()[name], flags=re.M)[1:]:
         directive, *lines = chunk.splitlines()
         number, file = re.fullmatch(r'#line (\d+) "(.*)"', directive).groups()
         for embedded, original in zip(lines, (CSRC / file).read_text().splitlines()[int(number) - 1 :], strict=False):

@@ -2,8 +2,8 @@
 
 import zipfile
 
+import launches
 import pytest
-from flashattn_core import _ext
 
 MLX_VERSION = "0.32.4"
 
@@ -24,8 +24,8 @@ def test_name_and_content(built):
 
 def test_has_the_kernels_of_both_processors(built):
     assert b"NEON\0" in built.module
-    assert _ext.metal_sources()
-    for name, text in _ext.metal_sources().items():
+    assert launches.sources()
+    for name, text in launches.sources().items():
         assert text.encode() in built.module, name
 
 

@@ -1,9 +1,9 @@
 """Every kernel's source also compiles with real address spaces, as Metal has them: no pointer changes its own."""
 
+import launches
 import mlx.core as mx
 import pytest
-from flashattn_core import _ext
-from flashattn_core.attention import lowered_arguments
+from flashattn_core.attention import lowered
 from metal_on_cpu import AddressSpaceError, check_address_spaces
 from oracle import DTYPES
 from test_kernels import CASES
@@ -13,8 +13,8 @@ from test_quantised_kernels import CASES as QUANTISED
 def sources(kernel, length, group, dtype, dim=64, bits=None):
     query, key = mx.zeros((1, group, length, dim), DTYPES[dtype]), mx.zeros((1, 1, 300, dim), DTYPES[dtype])
     key = key if bits is None else mx.quantize(key, bits=bits)
-    arguments = lowered_arguments(query, key, key, None, None, None, None, None, kernel, group_size=64, bits=bits)
-    return [launch["source"] for launch in _ext.metal_launches(arguments)]
+    arguments = lowered(query, key, key, kernel=kernel, group_size=64, bits=bits)
+    return [launch["source"] for launch in launches.forward(arguments)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

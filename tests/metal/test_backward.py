@@ -13,7 +13,7 @@ import pytest
 from flashattn_core import NoKernelError
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from gradient_oracle import assert_obeys_the_rule, draw_call
-from metal_backward import launches, run
+from metal_backward import described, exactly_saved, run
 from metal_on_cpu import AddressSpaceError, check_address_spaces
 from oracle import DTYPES, to_numpy
 from test_gradients import with_options
@@ -75,8 +75,8 @@ def test_head_dims(rng, dtype, dims):
 @pytest.mark.parametrize("dims", [(257, 8), (8, 512)], ids=str)
 def test_head_dims_above_256_are_refused(rng, dims):
     call = draw_call(rng, length=3, key_len=4, dim=dims[0], value_dim=dims[1])
-    with pytest.raises(NoKernelError, match=f"backward_dkv take a head_dim up to 256, found {max(dims)}"):
-        launches(call)
+    with pytest.raises(NoKernelError, match=f"metal_backward_dq takes a head_dim up to 256, found {max(dims)}"):
+        described(call)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -107,7 +107,7 @@ def test_behind_a_forward_kernel(rng, kernel):
     forward = metal_attention.run(
         call.query, call.key, call.value, mask="causal", softcap=4.0, sinks=sinks, kernel=kernel
     )
-    assert_obeys_the_rule(call, run(call, saved=(forward.out, forward.lse)))
+    assert_obeys_the_rule(call, run(call, saved=(forward.out, forward.lse, forward.row_stats)))
 
 
 @pytest.mark.parametrize("offset", [-1000.0, -200.0, 200.0, 1000.0])
@@ -169,10 +169,10 @@ def test_keys_that_no_row_sees_have_zero_gradients(rng):
     assert not to_numpy(got.dv)[:, :, unseen].any()
 
 
-def test_lse_of_minus_infinity_alone_makes_a_row_see_nothing(rng):
+def test_a_sum_of_zero_alone_makes_a_row_see_nothing(rng):
     call = draw_call(rng, length=33, key_len=40)
-    out, lse = call.saved()
-    got = run(call, saved=(out, mx.where(mx.arange(33) == 7, -mx.inf, lse)))
+    out, lse, row_stats = exactly_saved(call)
+    got = run(call, saved=(out, lse, mx.where((mx.arange(33) == 7)[:, None], mx.array([-mx.inf, 0]), row_stats)))
     assert not to_numpy(got.dq)[:, :, 7].any()
     assert all(np.isfinite(to_numpy(getattr(got, name))).all() for name in GRADIENTS)
 
@@ -268,9 +268,10 @@ def test_strided_inputs(rng, layout):
         names = ("query", "key", "value", "dout")
         views = {name: layout(getattr(call, name)) for name in names}
         dlse = layout(call.dlse[..., None])[..., 0]
-        out, lse = call.saved()
+        out, lse, row_stats = exactly_saved(call)
         mx.eval(dlse, *views.values())
-        got = run(replace(call, dlse=dlse, **views), saved=(layout(out), layout(lse[..., None])[..., 0]))
+        saved = layout(out), layout(lse[..., None])[..., 0], layout(row_stats)
+        got = run(replace(call, dlse=dlse, **views), saved=saved)
         expected = run(call)
         for name in GRADIENTS:
             assert mx.array_equal(getattr(got, name), getattr(expected, name))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flashattn_core.masks import SlidingWindow
 from gradient_oracle import assert_obeys_the_rule, draw_call
-from metal_backward import run
+from metal_backward import exactly_saved, run
 from planted_faults import BARRIER, Fault, assert_is_noticed
 
 DQ, DKV, DELTA = "metal_backward_dq", "metal_backward_dkv", "metal_backward_delta"
@@ -89,11 +89,12 @@ def check(fault: Fault, rng: np.random.Generator, edit) -> None:
             call, key=mx.where(key, mx.nan, call.key), value=mx.where(key, mx.nan, call.value),
             dout=mx.where(row, mx.nan, call.dout),
         )  # fmt: skip
-        assert_obeys_the_rule(call, run(poisoned, saved=call.saved(), edit=edit))
+        assert_obeys_the_rule(call, run(poisoned, saved=exactly_saved(call), edit=edit))
     elif fault.mask == "lse":
-        out, lse = call.saved()
+        out, lse, row_stats = exactly_saved(call)
         blind = mx.arange(length) == 10
-        got = run(call, saved=(out, mx.where(blind, -mx.inf, lse)), edit=edit)
+        saved = out, lse, mx.where(blind[:, None], mx.array([-mx.inf, 0]), row_stats)
+        got = run(call, saved=saved, edit=edit)
         assert not got.dq[:, :, 10].any()
         call = replace(call, mask=mx.broadcast_to(~blind[:, None], (length, key_len)))
         assert_obeys_the_rule(call, got)
