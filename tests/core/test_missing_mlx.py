@@ -25,7 +25,13 @@ def test_the_import_says_what_to_install(run_python, what):
     done = run_python(LACKING[what] + "\nimport flashattn_core")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    found = re.fullmatch(r"ImportError: flashattn_core needs mlx, which does not load: .+\. pip install '(.+)'", last)
+    found = re.fullmatch(
+        r"ImportError: flashattn_core needs mlx, which does not load: .+\. pip install '(.+)'(.*)", last
+    )
     assert found, done.stderr
-    # What the package's own metadata asks for on this system.
-    assert any(line.startswith(f"{found[1]};") and sys.platform in line for line in requires("flashattn-core"))
+    if sys.platform == "linux":
+        extras = [line.partition("extra == ")[2].strip("\"'") for line in requires("flashattn-core") if "mlx[" in line]
+        assert found[1] == f"flashattn-core[{extras[0]}]"
+        assert re.findall(r"\[(\w+)\]", found[2]) == extras[1:]
+    else:
+        assert found[1] in requires("flashattn-core")

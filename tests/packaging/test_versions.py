@@ -32,6 +32,18 @@ def test_the_workspace_and_the_changelog_have_it_too():
     assert latest == flashattn_core.__version__
 
 
+def test_who_installs_it_chooses_libmlx():
+    """mlx-cpu and mlx-cuda-* own the same file: without an extra nothing may bring any of them."""
+    extras = {"cpu", "cuda12", "cuda13"}
+    core = read("flashattn-core")["project"]
+    assert f"mlx=={EXACT['mlx']}" in core["dependencies"]
+    assert {
+        name for name in extras if core["optional-dependencies"][name] == [f"mlx[{name}]=={EXACT['mlx']}"]
+    } == extras
+    needed = [need for name in PACKAGES for need in read(name)["project"]["dependencies"]]
+    assert [need for need in needed if re.match(r"(mlx|mlx-lm|flashattn-core)\[|mlx-(cpu|cuda)", need)] == []
+
+
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
     """What shares an ABI or whose code is patched is pinned exactly, to one version everywhere."""

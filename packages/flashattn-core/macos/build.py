@@ -47,8 +47,7 @@ def missing_tools() -> list[str]:
 def mlx_version() -> str:
     """The version that the package is pinned to on macOS."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    pin = next(line for line in project["dependencies"] if line.startswith("mlx==") and "darwin" in line)
-    return str(pin.removeprefix("mlx==").partition(";")[0])
+    return str(next(line.removeprefix("mlx==") for line in project["dependencies"] if line.startswith("mlx==")))
 
 
 def build(output: Path, work: Path) -> tuple[Path, Path]:

@@ -5,9 +5,11 @@ import sys
 try:
     import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
 except ImportError as error:
-    # On Linux libmlx is a distribution of its own, and only the extra brings it.
-    _wanted = "mlx[cpu]==0.32.4" if sys.platform == "linux" else "mlx==0.32.4"
-    raise ImportError(f"flashattn_core needs mlx, which does not load: {error}. pip install '{_wanted}'") from error
+    # On Linux libmlx is a distribution of its own, and only an extra brings it.
+    _cure = "pip install 'mlx==0.32.4'"
+    if sys.platform == "linux":
+        _cure = "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU"
+    raise ImportError(f"flashattn_core needs mlx, which does not load: {error}. {_cure}") from error
 
 from . import _ext as _ext  # the modules beside this one take it from here
 from . import masks
