@@ -31,14 +31,13 @@ void require_matching_mlx() {
   std::string built = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
                       std::to_string(MLX_VERSION_PATCH);
   std::string found = mx::version();
-#ifdef __linux__
-  std::string name = "mlx[cpu]";  // libmlx itself is another distribution there, and only the extra brings it
-#else
-  std::string name = "mlx";
+  std::string install = "pip install 'mlx==" + built + "'";
+#ifdef __linux__  // where libmlx is a distribution of its own, and only an extra brings it
+  install = "pip install 'mlx[cpu]==" + built + "', or [cuda12] or [cuda13] for an NVIDIA GPU";
 #endif
   if (found != built) {
     throw nb::import_error(("flashattn_core was built for mlx " + built + " and found mlx " + found +
-                            ". Install the matching one: pip install '" + name + "==" + built + "'")
+                            ". Install the matching one: " + install)
                                .c_str());
   }
 }
