@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +23,8 @@ from mlxlm_flash_startup import MODES
 
 from . import hook, registry
 
+# On Linux these own libmlx, each the same file: the extra of mlx that brings them.
+LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
 PINNED = ("flashattn-core", "mlxlm-flash-patch")  # their requirements name the versions that were tested together
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
 
@@ -79,10 +81,16 @@ def versions() -> Iterator[Finding]:
             continue
         yield ok("versions", f"{package} {version(package)}")
         for line in required:
-            requirement, _, marker = line.partition(";")
-            pinned = re.fullmatch(r"([\w-]+)(?:\[\w+\])?==([\w.]+)", requirement.strip())
-            if pinned and pinned[1] not in PINNED and ("sys_platform" not in marker or sys.platform in marker):
-                yield _pinned(pinned[1], pinned[2], f"pip install '{pinned[0]}'")
+            pinned = re.fullmatch(r"([\w-]+)==([\w.]+)", line)  # those of extras have a marker behind them
+            if pinned and pinned[1] not in PINNED:
+                name = _mlx() if pinned[1] == "mlx" else pinned[1]
+                yield _pinned(pinned[1], pinned[2], f"pip install '{name}=={pinned[2]}'")
+
+
+def _mlx() -> str:
+    """mlx with the extra for the libmlx that is installed: another one's would take its place."""
+    installed = {distribution.name for distribution in distributions()}
+    return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
 
 
 def _pinned(name: str, pin: str, cure: str) -> Finding:
