@@ -13,7 +13,7 @@ PYTHONS ?= 3.11 3.12 3.13
 .PHONY: wheels
 wheels:
 	uv run python tests/packaging/build_wheels.py dist
-	WHEELS=dist PYTHONS="$(PYTHONS)" uv run pytest tests/packaging
+	WHEELS=dist PYTHONS="$(PYTHONS)" uv run pytest tests/packaging --all
 
 # Searches for calls that break the CPU kernels, see tests/core/fuzz/fuzz.cpp; needs clang-19. What reaches new code
 # goes to build/fuzz/found at once, and a call that fails to build/fuzz/crash-*: Ctrl-C loses nothing.
