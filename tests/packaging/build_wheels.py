@@ -3,7 +3,7 @@
     python tests/packaging/build_wheels.py dist
 
 Each build has an environment of its own, with what the package's pyproject.toml asks for. On Linux auditwheel gives
-flashattn-core's wheel its manylinux tag; libmlx stays where it is, in the mlx package.
+flashattn-core's wheel its manylinux tag; libmlx stays where it is, in the package that the user has chosen.
 """
 
 import os
@@ -40,18 +40,21 @@ def uv(*arguments: object) -> str:
     return done.stdout
 
 
-def build(output: Path, python: str = sys.executable) -> None:
-    """Leaves three sdists and three wheels in `output`. Raises RuntimeError with what the failed command printed."""
-    for distribution, folder in PACKAGES.items():
-        uv("build", "--sdist", "--python", python, "--out-dir", output, ROOT / "packages" / folder)
-        [sdist] = output.glob(f"{distribution.replace('-', '_')}-*.tar.gz")
-        with tempfile.TemporaryDirectory() as raw:
-            uv("build", "--wheel", "--python", python, "--out-dir", raw, sdist)
-            [wheel] = Path(raw).glob("*.whl")
-            if sys.platform == "linux" and not wheel.name.endswith("-none-any.whl"):
-                uv(*REPAIR, output, wheel)
-            else:
-                shutil.move(wheel, output / wheel.name)
+def build_sdist(distribution: str, output: Path) -> Path:
+    """Raises RuntimeError with what the failed command printed."""
+    uv("build", "--sdist", "--python", sys.executable, "--out-dir", output, ROOT / "packages" / PACKAGES[distribution])
+    return next(output.glob(f"{distribution.replace('-', '_')}-*.tar.gz"))
+
+
+def build_wheel(sdist: Path, output: Path) -> None:
+    """Raises RuntimeError with what the failed command printed."""
+    with tempfile.TemporaryDirectory() as raw:
+        uv("build", "--wheel", "--python", sys.executable, "--out-dir", raw, sdist)
+        [wheel] = Path(raw).glob("*.whl")
+        if sys.platform == "linux" and not wheel.name.endswith("-none-any.whl"):
+            uv(*REPAIR, output, wheel)
+        else:
+            shutil.move(wheel, output / wheel.name)
 
 
 if __name__ == "__main__":
@@ -60,5 +63,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1]).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    build(folder)
+    for distribution in PACKAGES:
+        build_wheel(build_sdist(distribution, folder), folder)
     print("\n".join(sorted(file.name for file in folder.iterdir() if file.suffix in (".gz", ".whl"))))

@@ -3,6 +3,9 @@
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long("installs the three wheels")
 FORWARD = """
 import numpy as np, mlx.core as mx, flashattn_core
 from flashattn_core.masks import SlidingWindow

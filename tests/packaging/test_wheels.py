@@ -12,19 +12,22 @@ from pathlib import Path
 import flashattn_core
 import pytest
 from build_wheels import PACKAGES, ROOT, uv
+from flashattn_core import _ext
 from virtual_environment import metadata
 
-ABI3AUDIT = ("--no-project", "--with", "abi3audit==0.0.26", "abi3audit", "--report")
+ABI3AUDIT = ("--no-project", "--with", "abi3audit==0.0.26", "abi3audit", "--report", "--assume-minimum-abi3", "3.11")
 VERSION = flashattn_core.__version__
+CORE = "flashattn-core"
 COMMANDS = {
-    "flashattn-core": {},
+    CORE: {},
     "mlxlm-flash-patch": {"mlxlm-flash": "mlxlm_flash_patch.cli:main"},
     "flash-evals": {"flash-eval": "flash_evals.cli:main"},
 }
 on_linux = pytest.mark.skipif(
     sys.platform != "linux", reason="ELF files are Linux's; tests/macos has the macOS wheel's"
 )
-each = pytest.mark.parametrize("distribution", PACKAGES)
+in_its_wheel = pytest.param(CORE, marks=pytest.mark.long("compiles the extension"))
+each = pytest.mark.parametrize("distribution", [in_its_wheel, *(name for name in PACKAGES if name != CORE)])
 
 
 def contents(wheel):
@@ -37,10 +40,12 @@ def of_dist_info(wheel, name):
     return content.decode()
 
 
-@pytest.fixture
-def module(wheels, tmp_path):
-    """The extension, out of its wheel."""
-    with zipfile.ZipFile(wheels["flashattn-core"]) as archive:
+@pytest.fixture(params=["installed", pytest.param("wheel", marks=pytest.mark.long("compiles the extension"))])
+def module(request, wheel, tmp_path):
+    """The extension: the one of this environment, or out of its wheel."""
+    if request.param == "installed":
+        return Path(_ext.__file__)
+    with zipfile.ZipFile(wheel(CORE)) as archive:
         return Path(archive.extract("flashattn_core/_ext.abi3.so", tmp_path))
 
 
@@ -51,10 +56,10 @@ def dynamic(module, tag):
 
 
 @each
-def test_tags(wheels, distribution):
+def test_tags(wheel, distribution):
     """One wheel of the extension for every CPython from 3.11 on, for a Linux as old as MLX's own may be."""
-    tag = wheels[distribution].stem.partition(f"-{VERSION}-")[2]
-    if distribution == "flashattn-core":
+    tag = wheel(distribution).stem.partition(f"-{VERSION}-")[2]
+    if distribution == CORE:
         platform = r"manylinux_2_\d\d_(x86_64|aarch64)" if sys.platform == "linux" else r"macosx_1\d_0_arm64"
         assert re.fullmatch(rf"cp311-abi3-{platform}", tag)
         if tag.startswith("cp311-abi3-manylinux"):
@@ -64,40 +69,39 @@ def test_tags(wheels, distribution):
 
 
 @each
-def test_metadata(wheels, distribution):
-    said = metadata(wheels[distribution])
+def test_metadata(wheel, distribution):
+    said = metadata(wheel(distribution))
     assert (said["Name"], said["Version"], said["Requires-Python"]) == (distribution, VERSION, ">=3.11")
     assert (said["License-Expression"], said["License-File"]) == ("MIT", "LICENSE")
-    assert of_dist_info(wheels[distribution], "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+    assert of_dist_info(wheel(distribution), "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
     assert said["Summary"]
     assert said["Description-Content-Type"] == "text/markdown"
 
 
 @each
-def test_commands(wheels, distribution):
-    text = of_dist_info(wheels[distribution], "entry_points.txt") if COMMANDS[distribution] else ""
+def test_commands(wheel, distribution):
+    text = of_dist_info(wheel(distribution), "entry_points.txt") if COMMANDS[distribution] else ""
     assert dict(re.findall(r"^(\S+) ?= ?(\S+)$", text, re.MULTILINE)) == COMMANDS[distribution]
 
 
 @each
-def test_files(wheels, distribution):
+def test_files(wheel, distribution):
     """What src/ has, the extension, and the metadata: no sources of C++, no tests, no libmlx, no start-up file."""
     source = ROOT / "packages" / PACKAGES[distribution] / "src"
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     expected = {name for name in expected if "__pycache__" not in name}
-    if distribution == "flashattn-core":
+    if distribution == CORE:
         expected.add("flashattn_core/_ext.abi3.so")
-    found = contents(wheels[distribution])
+    found = contents(wheel(distribution))
     assert {name for name in found if ".dist-info/" not in name and not name.endswith("/")} == expected
-    recorded = {row[0] for row in csv.reader(io.StringIO(of_dist_info(wheels[distribution], "RECORD")))}
+    recorded = {row[0] for row in csv.reader(io.StringIO(of_dist_info(wheel(distribution), "RECORD")))}
     assert recorded == {name for name in found if not name.endswith("/")}
 
 
-def test_the_extension_keeps_to_the_stable_abi(wheels):
-    [audited] = json.loads(uv("run", *ABI3AUDIT, wheels["flashattn-core"]))["specs"].values()
-    [module] = audited["wheel"]
-    assert module["result"]["non_abi3_symbols"] == []
-    assert module["result"]["computed"] == "3.11"
+def test_the_extension_keeps_to_the_stable_abi(module):
+    [audited] = json.loads(uv("run", *ABI3AUDIT, module))["specs"].values()
+    assert audited["object"]["result"]["non_abi3_symbols"] == []
+    assert audited["object"]["result"]["is_abi3_baseline_compatible"]
 
 
 @on_linux
@@ -114,7 +118,7 @@ def test_the_extension_needs_nothing_but_the_system_s_libraries(module):
 
 
 @each
-def test_no_folder_of_the_machine_that_built_it(wheels, distribution):
+def test_no_folder_of_the_machine_that_built_it(wheel, distribution):
     places = [str(ROOT), str(Path.home()), "/tmp/", "sdists-v", "builds-v"]
-    for name, content in contents(wheels[distribution]).items():
+    for name, content in contents(wheel(distribution)).items():
         assert [place for place in places if place.encode() in content] == [], name

@@ -1,12 +1,14 @@
 """A virtual environment apart from everything, as that of somebody who has installed the wheels."""
 
 import subprocess
+import sys
 import zipfile
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
 from build_wheels import PACKAGES, clean_environment, uv
+from packaging.requirements import Requirement
 
 MODULES = ("flashattn_core", "mlxlm_flash_patch", "mlxlm_flash_startup", "flash_evals")
 
@@ -21,23 +23,25 @@ def metadata(wheel: Path) -> Message:
 class Environment:
     """A virtual environment with pip; a home folder and a working folder that are empty."""
 
-    def __init__(self, folder: Path, python: str) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.venv, self.home, self.work = folder / "venv", folder / "home", folder / "work"
         self.home.mkdir()
         self.work.mkdir()
         uv("venv", "--quiet", "--seed", "--no-project", "--python", python, self.venv)
         [self.site_packages] = self.venv.glob("lib/python*/site-packages")
 
-    def install_needed(self, wheels: dict[str, Path]) -> None:
-        """What the wheels say that they need of others; `without_us` then holds the files that there are."""
-        needed = {need for wheel in wheels.values() for need in metadata(wheel).get_all("Requires-Dist", [])}
-        others = sorted(need for need in needed if not need.startswith(tuple(PACKAGES)))
+    def install_needed(self, wheels: dict[str, Path], extra: str) -> None:
+        """What the wheels say that they need of others, from the index; `without_us` then holds the files."""
+        lines = {line for wheel in wheels.values() for line in metadata(wheel).get_all("Requires-Dist", [])}
+        needs = [need for need in map(Requirement, sorted(lines)) if need.name not in PACKAGES]
+        wanted = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
+        others = [f"{need.name}[{','.join(need.extras)}]{need.specifier}" for need in wanted]
         uv("pip", "install", "--quiet", "--python", self.venv / "bin/python", *others)
         self.without_us = self.files()
 
     def install(self, wheels: dict[str, Path]) -> None:
-        """The wheels themselves, by pip."""
-        self.check("pip", "install", "--quiet", "--no-index", "--no-deps", *wheels.values())
+        """The wheels themselves, by pip, which fails if they need anything that is not there."""
+        self.check("pip", "install", "--quiet", "--no-index", *wheels.values())
 
     def uninstall(self) -> None:
         self.check("pip", "uninstall", "--quiet", "--yes", *PACKAGES)

@@ -1,0 +1,43 @@
+"""The packages leave the choice of libmlx to the user: beside MLX's build for CUDA they install no other."""
+
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core
+import pytest
+from virtual_environment import Environment
+
+pytestmark = [
+    pytest.mark.long("installs the three wheels"),
+    pytest.mark.skipif(sys.platform != "linux", reason="on macOS libmlx is a part of mlx"),
+]
+OTHER = b"another build"
+
+
+def stand_in(folder):
+    """A wheel that owns the same file as mlx-cuda-12, which would be a download of some hundred MB."""
+    info = f"mlx_cuda_12-{version('mlx')}"
+    wheel = folder / f"{info}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        libmlx = Path(mlx.core.__file__).parent / "lib/libmlx.so"
+        archive.writestr("mlx/lib/libmlx.so", libmlx.read_bytes() + OTHER)
+        archive.writestr(
+            f"{info}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: mlx-cuda-12\nVersion: {version('mlx')}\n"
+        )
+        archive.writestr(f"{info}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}.dist-info/RECORD", "".join(f"{name},,\n" for name in archive.namelist()))
+    return wheel
+
+
+def test_mlx_s_build_for_cuda_stays_as_it_is(wheels, tmp_path):
+    environment = Environment(tmp_path)
+    environment.install_needed(wheels, extra="")
+    environment.install({"mlx-cuda-12": stand_in(tmp_path)})
+    environment.install(wheels)
+    assert (environment.site_packages / "mlx/lib/libmlx.so").read_bytes().endswith(OTHER)
+    environment.check("python", "-c", "import flashattn_core")
+    environment.check("pip", "uninstall", "--quiet", "--yes", "mlx-cuda-12")
+    without = environment.run("python", "-c", "import flashattn_core")
+    assert "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU" in without.stderr
