@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import flashattn_core
 import mlxlm_flash_patch as flash
@@ -65,6 +66,15 @@ MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux the extra bri
 def test_another_version(monkeypatch, package, pin, wanted):
     monkeypatch.setattr(doctor, "version", lambda name: "0.1" if name == package else importlib.metadata.version(name))
     found(f"✗ versions: {package} 0.1, made for {pin} · cure: pip install '{wanted}=={pin}'", broken=True)
+
+
+@pytest.mark.parametrize(
+    ("libmlx", "extra"), [("mlx-cpu", "cpu"), ("mlx-cuda-12", "cuda12"), ("mlx-cuda-13", "cuda13")]
+)
+def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, libmlx, extra):
+    monkeypatch.setattr(doctor, "distributions", lambda: [SimpleNamespace(name="mlx"), SimpleNamespace(name=libmlx)])
+    monkeypatch.setattr(doctor, "version", lambda name: "0.1" if name == "mlx" else importlib.metadata.version(name))
+    found(f"✗ versions: mlx 0.1, made for 0.32.4 · cure: pip install 'mlx[{extra}]==0.32.4'", broken=True)
 
 
 @pytest.mark.parametrize(
