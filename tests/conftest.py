@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest_plugins = ["lanes"]
+pytest_plugins = ["lanes", "metal_on_cpu.report"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -179,8 +179,57 @@ def test_line_directives_are_obeyed():
         compile_text(text.replace("out[i + 1] = 0", "nonsense"))
 
 
-def test_programs_are_cached():
-    first, second = (Program("#include <metal_stdlib>\nkernel void k(device int* a) {}") for _ in range(2))
-    assert first._executable == second._executable
-    other = Program("#include <metal_stdlib>\nkernel void k(device int* a) {}", defines=["MSL_WRONG_LANE_LAYOUT"])
-    assert other._executable != first._executable
+def test_programs_are_kept_by_their_content():
+    source = "#include <metal_stdlib>\nkernel void k(device int* a) {}"
+    assert Program(source).folder == Program(source).folder
+    assert Program(source, defines=["MSL_WRONG_LANE_LAYOUT"]).folder != Program(source).folder
+    assert Program(source + " ").folder != Program(source).folder
+
+
+TWICE = """constant int n [[function_constant(0)]];
+    kernel void k(device int* out [[buffer(0)]], threadgroup float* t [[threadgroup(0)]],
+                  uint i [[thread_position_in_grid]]) { out[i] += n; }"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"buffers": {0: np.full(64, 7, np.int32)}},
+        {"buffers": {0: np.full(65, 1, np.int32)}},
+        {"constants": {0: 4}},
+        {"grid": (1, 1, 1)},
+        {"schedule": "reverse"},
+        {"threadgroup_memory": {0: 8}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_same_run_is_remembered_and_no_other(monkeypatch, change):
+    def run(**change):
+        before = Program.runs["executed"]
+        size = {"grid": (2, 1, 1), "threadgroup": (32, 1, 1), "threadgroup_memory": {0: 4}}
+        call = {**size, "buffers": {0: np.full(64, 1, np.int32)}, "outputs": {0}, "constants": {0: 3}, **change}
+        done = compile_text(TWICE).run("k", **call)
+        return done.buffers[0], Program.runs["executed"] - before
+
+    monkeypatch.setattr(Program, "remembers", False)
+    (first, other), executed = zip(run(), run(**change), strict=True)
+    assert executed == (1, 1)
+    monkeypatch.setattr(Program, "remembers", True)
+    (again, other_again), executed = zip(run(), run(**change), strict=True)
+    assert executed == (0, 0)
+    np.testing.assert_array_equal(again, first)
+    np.testing.assert_array_equal(other_again, other)
+
+
+def test_an_error_is_remembered_with_its_words(monkeypatch):
+    def run():
+        with pytest.raises(OutOfBoundsError) as caught:
+            compile_text("kernel void k(device int* out [[buffer(0)]]) { out[99] = 1; }").run(
+                "k", grid=(1, 1, 1), threadgroup=(32, 1, 1), buffers={0: F}
+            )
+        return str(caught.value)
+
+    monkeypatch.setattr(Program, "remembers", False)
+    first = run()
+    monkeypatch.setattr(Program, "remembers", True)
+    assert run() == first

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from builds import built
 
 from . import toolchain
 from .errors import AddressSpaceError
@@ -38,22 +39,28 @@ FLAGS = [
 
 
 def check_address_spaces(
-    source: str, *, name: str = "kernels", include_dirs: Sequence[str] = (), defines: Sequence[str] = ()
+    source: str, *, name: str = "kernels", include_dirs: Sequence[Path] = (), defines: Sequence[str] = ()
 ) -> None:
     """Raises AddressSpaceError for a pointer that goes into the wrong address space, or is declared for none."""
-    text = _translate(toolchain.preprocess(source, name, tuple(map(str, include_dirs)), tuple(defines)))
-    define = [f"-D{each}" for each in defines]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernels.cl")
+
+    def make(folder: Path) -> None:
+        text = _translate(toolchain.preprocess(source, name, include_dirs, defines))
+        path = folder / "kernels.cl"
         path.write_text(f'#include "shim.h"\n{text}')
-        flags = [*FLAGS, *define, "-I", str(toolchain.HERE / "shim"), str(path)]
-        done = toolchain.clang(flags)
-        if done.returncode:
-            raise AddressSpaceError(done.stderr)
-        # With a generic address space, the pointers that name none are in it.
-        tree = toolchain.clang([*flags, "-w", "-Xclang", "-ast-dump", "-fno-color-diagnostics"])
-    if found := list(dict.fromkeys(_generic_pointers(tree.stdout, folder))):
-        raise AddressSpaceError("\n".join(f"{each}: a pointer without an address space" for each in found))
+        flags = [*FLAGS, *(f"-D{each}" for each in defines), "-I", toolchain.HERE / "shim", path]
+        checked = toolchain.clang(flags)
+        wrong = checked.stderr if checked.returncode else ""
+        if not wrong:  # with a generic address space, the pointers that name none are in it
+            tree = toolchain.clang([*flags, "-w", "-Xclang", "-ast-dump", "-fno-color-diagnostics"])
+            places = dict.fromkeys(_generic_pointers(tree.stdout, str(folder)))
+            wrong = "\n".join(f"{place}: a pointer without an address space" for place in places)
+        (folder / "wrong").write_text(wrong)
+
+    headers = toolchain.headers_in(tuple(include_dirs))
+    checker = Path(__file__).read_bytes()
+    folder = built(make, "address spaces", toolchain.harness(), checker, source, name, headers, *defines)
+    if wrong := (folder / "wrong").read_text():
+        raise AddressSpaceError(wrong)
 
 
 def _translate(text: str) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from . import errors, toolchain
 from .counts import Counts
-from .translate import translate
 
 SCHEDULES = ("forward", "reverse", "greedy", "random")
 
@@ -50,6 +53,10 @@ class Result:
 class Program:
     """All kernels of one source."""
 
+    remembers = True
+    """Whether a run that was made before is not made again."""
+    runs: ClassVar = Counter[str]()
+
     def __init__(
         self,
         source: str,
@@ -58,11 +65,8 @@ class Program:
         include_dirs: Sequence[str | os.PathLike[str]] = (),
         defines: Sequence[str] = (),
     ) -> None:
-        preprocessed = toolchain.preprocess(source, name, tuple(map(str, include_dirs)), tuple(defines))
-        translation = translate(preprocessed)
-        self.kernels = translation.kernels
-        self.constants = translation.constants
-        self._executable = toolchain.build(translation.text, tuple(defines))
+        self.folder = toolchain.build(source, name, tuple(map(Path, include_dirs)), defines)
+        self.kernels, self.constants = pickle.loads((self.folder / "translation").read_bytes())
 
     def run(
         self,
@@ -95,64 +99,51 @@ class Program:
         for index in threadgroup_memory or {}:
             if not 0 <= index < 32:
                 raise errors.BindingError(f"threadgroup memory {index}: indices end at 31")
-        with tempfile.TemporaryDirectory(prefix="metal-on-cpu-") as folder:
-            job = [f"kernel {kernel}", _size("grid", grid), _size("threadgroup", threadgroup), _schedule(schedule)]
-            arrays = self._write_inputs(Path(folder), buffers, outputs, job)
-            job += [f"threadgroup_bytes {index} {size}" for index, size in (threadgroup_memory or {}).items()]
-            Path(folder, "job").write_text("\n".join(job) + "\n")
-            self._execute(folder, constants, timeout)
-            return _read_results(Path(folder), arrays)
-
-    def _write_inputs(
-        self, folder: Path, buffers: Mapping[int, Buffer], outputs: Collection[int], job: list[str]
-    ) -> dict[int, np.ndarray]:
-        """The buffers' contents, one after the other, and a line of the job for each; returns the outputs' arrays."""
-        arrays = {}
-        with Path(folder, "inputs").open("wb") as file:
-            for index, buffer in sorted(buffers.items()):
-                if not 0 <= index < 32:
-                    raise errors.BindingError(f"buffer {index}: indices end at 31")
-                offset = buffer.offset if isinstance(buffer, View) else 0
-                if isinstance(buffer, View):
-                    array = np.asarray(buffer.array)
-                elif isinstance(buffer, Undefined):
-                    array = np.empty(buffer.shape, buffer.dtype)
-                elif isinstance(buffer, bytes):
-                    array = np.frombuffer(buffer, np.uint8)
-                else:
-                    array = np.asarray(buffer)
-                if not 0 <= offset <= array.nbytes:
-                    raise errors.BindingError(f"buffer {index}: offset {offset} of {array.nbytes} bytes")
-                is_undefined = isinstance(buffer, Undefined)
-                if not is_undefined:
-                    file.write(np.ascontiguousarray(array).tobytes())
-                is_output = index in outputs
-                if is_output:
-                    arrays[index] = array
-                numbers = (index, array.nbytes, offset, array.itemsize, is_output, is_undefined)
-                job.append("buffer " + " ".join(str(int(number)) for number in numbers))
-        return arrays
-
-    def _execute(self, folder: str, constants: Mapping[int, bool | int | float], timeout: float) -> None:
+        job = [f"kernel {kernel}", _size("grid", grid), _size("threadgroup", threadgroup), _schedule(schedule)]
+        inputs, arrays = _describe(buffers, outputs, job)
+        job += [f"threadgroup_bytes {index} {size}" for index, size in (threadgroup_memory or {}).items()]
         values = ";".join(f"{index}={self._number(index, value)}" for index, value in constants.items())
+        return _read_results(self._said("\n".join(job) + "\n", inputs, f";{values};", timeout), arrays)
+
+    def _said(self, job: str, inputs: list[bytes], constants: str, timeout: float) -> bytes:
+        """The program's answer to a job: `done` and the results, or an error's name and message.
+
+        The same job always has the same answer. So it is kept beside the program, and given again.
+        """
+        key = hashlib.sha256(f"{toolchain.symbolizer()}\n{constants}\n{job}".encode())
+        for content in inputs:
+            key.update(content)
+        record = self.folder / "runs" / key.hexdigest()[:32]
+        if Program.remembers and record.exists():
+            Program.runs["remembered"] += 1
+            return record.read_bytes()
+        Program.runs["executed"] += 1
+        with tempfile.TemporaryDirectory(prefix="metal-on-cpu-") as folder:
+            Path(folder, "job").write_text(job)
+            Path(folder, "inputs").write_bytes(b"".join(inputs))
+            answer = self._execute(folder, constants, timeout)
+        record.parent.mkdir(exist_ok=True)
+        unfinished = record.with_suffix(f".{os.getpid()}")
+        unfinished.write_bytes(answer)
+        unfinished.replace(record)
+        return answer
+
+    def _execute(self, folder: str, constants: str, timeout: float) -> bytes:
+        program = self.folder / "program"
+        env = {**os.environ, "METAL_CONSTANTS": constants}
         try:
             done = subprocess.run(
-                [self._executable, folder],
-                env={**os.environ, "METAL_CONSTANTS": f";{values};"},
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
+                [program, folder], env=env, capture_output=True, text=True, timeout=timeout, check=False
             )
         except subprocess.TimeoutExpired:
             raise errors.MetalError(f"the kernel did not end within {timeout} seconds") from None
         if done.returncode == 0:
-            return
+            return Path(folder, "results").read_bytes()
         name, _, message = done.stderr.partition("\n")
         if done.returncode != 3 or name not in errors.BY_NAME:
             raise errors.MetalError(f"the kernel's process ended with code {done.returncode}: {done.stderr}")
-        message = re.sub(r"<pc (\w+)>", lambda match: toolchain.source_line(self._executable, match[1]), message)
-        raise errors.BY_NAME[name](message)
+        message = re.sub(r"<pc (\w+)>", lambda match: toolchain.source_line(program, match[1]), message)
+        return f"{name}\n{message}".encode()
 
     def _number(self, index: int, value: bool | int | float) -> str:
         _, type_ = self.constants[index]
@@ -172,22 +163,48 @@ def _schedule(text: str) -> str:
     return f"schedule {SCHEDULES.index(name)} {int(seed or 0) * 77 + 1}"
 
 
-def _read_results(folder: Path, arrays: dict[int, np.ndarray]) -> Result:
-    buffers = {}
-    with Path(folder, "outputs").open("rb") as file:
-        for index, array in arrays.items():
-            contents = np.frombuffer(file.read(array.nbytes), array.dtype)
-            buffers[index] = contents.reshape(array.shape).copy()
-    unwritten: dict[int, int] = {}
-    mma: dict[str, int] = {}
-    numbers: dict[str, int] = {}
-    for line in Path(folder, "report").read_text().splitlines():
-        key, number = line.split()
-        group, _, member = key.partition(".")
-        if group == "unwritten":
-            unwritten[int(member)] = int(number)
-        elif group == "mma":
-            mma[member] = int(number)
+def _describe(
+    buffers: Mapping[int, Buffer], outputs: Collection[int], job: list[str]
+) -> tuple[list[bytes], dict[int, np.ndarray]]:
+    """The buffers' contents, with a line of the job for each; and the outputs' arrays."""
+    inputs, arrays = [], {}
+    for index, buffer in sorted(buffers.items()):
+        if not 0 <= index < 32:
+            raise errors.BindingError(f"buffer {index}: indices end at 31")
+        offset = buffer.offset if isinstance(buffer, View) else 0
+        is_undefined = isinstance(buffer, Undefined)
+        if isinstance(buffer, View):
+            array = np.asarray(buffer.array)
+        elif isinstance(buffer, Undefined):
+            array = np.empty(buffer.shape, buffer.dtype)
+        elif isinstance(buffer, bytes):
+            array = np.frombuffer(buffer, np.uint8)
         else:
-            numbers[key] = int(number)
-    return Result(buffers, Counts(mma, **numbers), unwritten)
+            array = np.asarray(buffer)
+        if not 0 <= offset <= array.nbytes:
+            raise errors.BindingError(f"buffer {index}: offset {offset} of {array.nbytes} bytes")
+        if not is_undefined:
+            inputs.append(array.tobytes())
+        if index in outputs:
+            arrays[index] = array
+        numbers = (index, array.nbytes, offset, array.itemsize, index in outputs, is_undefined)
+        job.append("buffer " + " ".join(str(int(number)) for number in numbers))
+    return inputs, arrays
+
+
+def _read_results(answer: bytes, arrays: dict[int, np.ndarray]) -> Result:
+    kind, _, answer = answer.partition(b"\n")
+    if kind != b"done":
+        raise errors.BY_NAME[kind.decode()](answer.decode())
+    report, _, contents = answer.partition(b"\n\n")
+    numbers: dict[str, dict[str, int]] = {"unwritten": {}, "mma": {}, "": {}}
+    for line in report.decode().splitlines():
+        key, number = line.split()
+        group, _, member = key.rpartition(".")
+        numbers[group][member] = int(number)
+    results, position = {}, 0
+    for index, array in arrays.items():
+        results[index] = np.frombuffer(contents, array.dtype, array.size, position).reshape(array.shape).copy()
+        position += array.nbytes
+    unwritten = {int(index): number for index, number in numbers["unwritten"].items()}
+    return Result(results, Counts(numbers["mma"], **numbers[""]), unwritten)

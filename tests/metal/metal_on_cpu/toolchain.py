@@ -1,43 +1,27 @@
-"""Finds clang, and compiles with a cache: a folder for each hash of everything that goes into a program."""
+"""Finds clang, and compiles programs, which tests/builds.py keeps."""
 
 from __future__ import annotations
 
 import hashlib
-import os
+import pickle
 import platform
 import re
 import shutil
 import subprocess
-import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from builds import built, contents
+
 from .errors import CompileError
+from .translate import translate
 
 HERE = Path(__file__).parent
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashattn-metal-on-cpu"
 
 # Kernels include these; what they declare is in shim/, which is put before the preprocessed text.
-METAL_HEADERS = [
-    "atomic",
-    "common",
-    "compute",
-    "geometric",
-    "integer",
-    "limits",
-    "logging",
-    "math",
-    "matrix",
-    "numeric",
-    "pack",
-    "relational",
-    "simdgroup",
-    "simdgroup_matrix",
-    "stdlib",
-    "types",
-    "type_traits",
-    "uniform",
-]
+METAL_HEADERS = """atomic common compute geometric integer limits logging math matrix numeric pack relational simdgroup
+    simdgroup_matrix stdlib types type_traits uniform"""
 DEFINES = ("__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1")
 
 WARNINGS = [
@@ -113,110 +97,79 @@ MISSING = _missing()
 
 
 @cache
-def _version() -> str:
-    return _output([str(compiler()), "--version"])
+def harness() -> str:
+    """A hash of what turns a source into a program and runs it: a part of every key."""
+    own = contents(HERE, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
+    libraries = " ".join(platform.libc_ver())  # kernels call its functions
+    digest = hashlib.sha256(own + _output([str(compiler()), "--version"]).encode() + libraries.encode())
+    return digest.hexdigest()
 
 
-@cache
-def _sources(folder: str) -> bytes:
-    return b"".join(path.name.encode() + path.read_bytes() for path in sorted((HERE / folder).iterdir()))
-
-
-def clang(arguments: list[str | Path], text: str = "") -> subprocess.CompletedProcess[str]:
+def clang(arguments: Sequence[str | Path], text: str = "") -> subprocess.CompletedProcess[str]:
     if MISSING:
         raise CompileError(MISSING)
     return subprocess.run([str(compiler()), *arguments], input=text, capture_output=True, text=True, check=False)
 
 
-def cached_folder(*parts: str | bytes) -> Path:
-    """A folder that belongs to this content, this shim, this runtime and this compiler alone."""
-    digest = hashlib.sha256()
-    for part in (*parts, _version(), _sources("shim"), _sources("runtime")):
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return CACHE / digest.hexdigest()[:32]
-
-
-def preprocess(source: str, name: str, include_dirs: tuple[str, ...], defines: tuple[str, ...]) -> str:
-    """The source with its includes and macros resolved; the shim is not part of it yet."""
-    include = [flag for path in (_metal_headers(), *include_dirs) for flag in ("-I", str(path))]
-    define = [f"-D{each}" for each in (*DEFINES, *defines)]
-    done = clang(
-        ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *define, *include, "-"],
-        f'#line 1 "{name}.metal"\n{source}\n',
-    )
+def _compile(arguments: Sequence[str | Path], text: str = "") -> str:
+    done = clang(arguments, text)
     if done.returncode:
         raise CompileError(done.stderr)
     return done.stdout
 
 
+def preprocess(source: str, name: str, include_dirs: Sequence[Path], defines: Sequence[str]) -> str:
+    """The source with its includes and macros resolved; the shim is not part of it yet."""
+    include = [flag for path in (_metal_headers(), *include_dirs) for flag in ("-I", str(path))]
+    define = [f"-D{each}" for each in (*DEFINES, *defines)]
+    flags = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *define, *include, "-"]
+    return _compile(flags, f'#line 1 "{name}.metal"\n{source}\n')
+
+
 @cache
 def _metal_headers() -> Path:
-    """A folder of empty headers; always the same one, because its name is in the preprocessed text, which is hashed."""
-    folder = CACHE / "metal_headers"
-    folder.mkdir(parents=True, exist_ok=True)
-    for header in METAL_HEADERS:
-        (folder / f"metal_{header}").touch()
-    return folder
+    """A folder of empty headers."""
+
+    def make(folder: Path) -> None:
+        for header in METAL_HEADERS.split():
+            (folder / f"metal_{header}").touch()
+
+    return built(make, "metal headers", METAL_HEADERS)
 
 
-def build(translated: str, defines: tuple[str, ...]) -> Path:
-    """The program of a translated source: an executable, see runtime/main.cpp."""
-    define = [f"-D{each}" for each in defines]
-    folder = cached_folder(translated, *DEVICE_FLAGS, *define, *LINK_FLAGS)
-    program = folder / "program"
-    if program.exists():
-        return program
-    with _new(folder) as new:
-        (new / "kernels.cpp").write_text(f'#include "shim.h"\n{translated}')
-        _run(
-            [*DEVICE_FLAGS, *WARNINGS, *define, "-I", HERE / "shim", "-c", new / "kernels.cpp", "-o", new / "kernels.o"]
-        )
+@cache
+def headers_in(folders: Sequence[Path]) -> bytes:
+    """What a source may include from there."""
+    return contents(*folders, patterns=["**/*.h"])
+
+
+def build(source: str, name: str, include_dirs: tuple[Path, ...], defines: Sequence[str]) -> Path:
+    """A folder with `program`, an executable (see runtime/main.cpp), and `translation`, pickled."""
+
+    def make(folder: Path) -> None:
+        translation = translate(preprocess(source, name, include_dirs, defines))
+        (folder / "translation").write_bytes(pickle.dumps((translation.kernels, translation.constants)))
+        text, kernels = folder / "kernels.cpp", folder / "kernels.o"
+        text.write_text(f'#include "shim.h"\n{translation.text}')
+        define = [f"-D{each}" for each in defines]
+        _compile([*DEVICE_FLAGS, *WARNINGS, *define, "-I", HERE / "shim", "-c", text, "-o", kernels])
         objects = sorted(_runtime().glob("*.o"))
-        _run([*LINK_FLAGS[:1], new / "kernels.o", *objects, *LINK_FLAGS[1:], "-o", new / "program"])
-        (new / "kernels.o").unlink()
-    return program
+        _compile([*LINK_FLAGS[:1], kernels, *objects, *LINK_FLAGS[1:], "-o", folder / "program"])
+        kernels.unlink()
+
+    return built(make, "program", harness(), source, name, headers_in(include_dirs), *defines)
 
 
 def _runtime() -> Path:
-    folder = cached_folder("runtime", *RUNTIME_FLAGS)
-    if not folder.exists():
-        with _new(folder) as new:
-            for source in sorted((HERE / "runtime").glob("*.cpp")):
-                _run([*RUNTIME_FLAGS, "-c", source, "-o", new / f"{source.stem}.o"])
-    return folder
+    def make(folder: Path) -> None:
+        for source in sorted((HERE / "runtime").glob("*.cpp")):
+            _compile([*RUNTIME_FLAGS, "-c", source, "-o", folder / f"{source.stem}.o"])
 
-
-class _new:
-    """A temporary folder that becomes `folder` when all went well: another process never sees half of one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> Path:
-        CACHE.mkdir(parents=True, exist_ok=True)
-        self.temporary = Path(tempfile.mkdtemp(dir=CACHE, prefix="new-"))
-        return self.temporary
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None and not self.folder.exists():
-            try:
-                self.temporary.rename(self.folder)
-            except OSError:  # another process was first
-                if not self.folder.exists():
-                    raise
-        if self.temporary.exists():
-            shutil.rmtree(self.temporary)
-
-
-def _run(arguments: list[str | Path]) -> None:
-    done = clang(arguments)
-    if done.returncode:
-        raise CompileError(done.stderr)
+    return built(make, "runtime", harness())
 
 
 @cache
-def _symbolizer() -> list[str] | None:
+def symbolizer() -> list[str] | None:
     for name in ("llvm-symbolizer-19", "llvm-symbolizer"):
         if path := shutil.which(name):
             return [path, "--output-style=GNU", "--inlining", "--functions=none", "--obj"]
@@ -226,14 +179,14 @@ def _symbolizer() -> list[str] | None:
 
 def source_line(program: Path, address: str) -> str:
     """The kernel's line at an address of its program, outside of the shim; the address if no tool is there to ask."""
-    symbolizer = _symbolizer()
-    if symbolizer is None:
+    command = symbolizer()
+    if command is None:
         return f"{address} of {program} (for its line: apt-get install llvm-19)"
-    frames = _output([*symbolizer[:-1], f"{symbolizer[-1]}={program}", address]).split("\n")
+    frames = _output([*command[:-1], f"{command[-1]}={program}", address]).split("\n")
     frames = [
         re.sub(r" \(discriminator.*", "", frame)
         for frame in frames
-        if frame and str(HERE) not in frame and "registrations:" not in frame
+        if frame and f"/{HERE.name}/" not in frame and "registrations:" not in frame
     ]
     if not frames or frames[0].startswith("??"):
         return address

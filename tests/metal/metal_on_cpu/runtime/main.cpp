@@ -1,4 +1,4 @@
-// Runs one kernel: argv[1] is a folder with `job` (text, see read_job) and `inputs`; writes `outputs` and `report`.
+// Runs one kernel: argv[1] is a folder with `job` (text, see read_job) and `inputs`; writes `results`.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -158,34 +158,40 @@ void allocate_threadgroup_arguments(const Job& job, const MslKernel& kernel) {
   if (total > 32768) fail("LimitError", "threadgroup memory: %zu bytes, but there are 32768", total);
 }
 
+// "done", a line for each count, an empty line, and the outputs' bytes.
 void write_results(const Job& job) {
-  FILE* outputs = fopen((job.folder + "/outputs").c_str(), "wb");
-  FILE* report = fopen((job.folder + "/report").c_str(), "w");
-  if (!outputs || !report) fail("MetalError", "cannot write the results");
-  for (int i = 0; i < kMaxArguments; i++) {
-    const Buffer& buffer = job.buffers[i];
-    if (!buffer.is_given || !buffer.is_output) continue;
-    const Slot& slot = slots[kBufferSlots + i];
-    fwrite(slot.begin, 1, slot.size, outputs);
-    fprintf(report, "unwritten.%d %zu\n", i, count_unwritten(slot, buffer.element_size));
-  }
+  FILE* results = fopen((job.folder + "/results").c_str(), "wb");
+  if (!results) fail("MetalError", "cannot write the results");
+  const auto write = [&](const std::string& name, unsigned long count) {
+    fprintf(results, "%s %lu\n", name.c_str(), count);
+  };
+  fprintf(results, "done\n");
   const char* types[] = {"float", "half", "bfloat"};
   for (int a = 0; a < 3; a++) {
     for (int b = 0; b < 3; b++) {
       const std::string type = a == b ? types[a] : std::string(types[a]) + "*" + types[b];
-      const unsigned long count = counters.operations[kCountMma + 3 * a + b];
-      if (count) fprintf(report, "mma.%s %lu\n", type.c_str(), count);
+      if (const unsigned long count = counters.operations[kCountMma + 3 * a + b]) write("mma." + type, count);
     }
   }
-  fprintf(report, "device_read %lu\ndevice_written %lu\nconstant_read %lu\n", counters.bytes[kDevice][0],
-          counters.bytes[kDevice][1], counters.bytes[kConstant][0]);
-  fprintf(report, "threadgroup_read %lu\nthreadgroup_written %lu\n", counters.bytes[kThreadgroup][0],
-          counters.bytes[kThreadgroup][1]);
-  fprintf(report, "barriers %lu\nsimdgroup_barriers %lu\nshuffles %lu\nreductions %lu\ntranscendentals %lu\n",
-          counters.threadgroup_barriers, counters.operations[kCountSimdgroupBarrier],
-          counters.operations[kCountShuffle], counters.operations[kCountReduction], msl_transcendentals);
-  fclose(outputs);
-  fclose(report);
+  write("device_read", counters.bytes[kDevice][0]);
+  write("device_written", counters.bytes[kDevice][1]);
+  write("constant_read", counters.bytes[kConstant][0]);
+  write("threadgroup_read", counters.bytes[kThreadgroup][0]);
+  write("threadgroup_written", counters.bytes[kThreadgroup][1]);
+  write("barriers", counters.threadgroup_barriers);
+  write("simdgroup_barriers", counters.operations[kCountSimdgroupBarrier]);
+  write("shuffles", counters.operations[kCountShuffle]);
+  write("reductions", counters.operations[kCountReduction]);
+  write("transcendentals", msl_transcendentals);
+  std::vector<const Slot*> outputs;
+  for (int i = 0; i < kMaxArguments; i++) {
+    if (!job.buffers[i].is_given || !job.buffers[i].is_output) continue;
+    outputs.push_back(&slots[kBufferSlots + i]);
+    write("unwritten." + std::to_string(i), count_unwritten(*outputs.back(), job.buffers[i].element_size));
+  }
+  fprintf(results, "\n");
+  for (const Slot* slot : outputs) fwrite(slot->begin, 1, slot->size, results);
+  fclose(results);
 }
 
 void on_fault(int, siginfo_t* info, void*) {

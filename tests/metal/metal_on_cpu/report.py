@@ -1,0 +1,30 @@
+"""For pytest: the long lane makes every launch again, and each lane says how many were made and how many were known."""
+
+from typing import Any
+
+import pytest
+
+from .program import Program
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    Program.remembers = not config.getoption("--all")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["launches"] = dict(Program.runs)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of pytest-xdist ends: this one reports."""
+    Program.runs.update(getattr(node, "workeroutput", {}).get("launches", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if Program.runs:
+        terminalreporter.write_line(
+            f"Metal kernels on the CPU: {Program.runs['executed']} launches were made, {Program.runs['remembered']} "
+            "are known from an earlier run of the same program on the same inputs"
+        )
