@@ -79,6 +79,10 @@ def test_no_mutation_stands_there_twice():
     assert len({mutation.broken for mutation in MUTATIONS}) == len(MUTATIONS)
 
 
+def test_few_are_noticed_by_the_long_lane_alone():
+    assert sum(bool(mutation.long) for mutation in MUTATIONS) <= 10
+
+
 def test_the_page_says_how_many():
     assert f"must fail: all {len(MUTATIONS)} did." in PAGE
 

@@ -1,27 +1,38 @@
 """Breaks one promise after the other, and runs the test that must notice: `python tests/mutations [WORD ...]`.
 
 The files in promises hold for each promise of docs/reliability.md a change of a line or two by which it no longer
-holds. The last commit is cloned into a folder of its own, built there, and must pass all the tests named; then one
-change at a time is made, built where it is C++, tested, and taken back. WORDs take the rows whose words, file or test
-contain one of them. Needs git and uv, and an hour or two for all. Exit code 1 if a test does not notice.
+holds. The last commit is cloned twice and built, and must pass all the tests named. Then both clones make one change at
+a time, build where it is C++, test, and take it back. A WORD takes a group, such as results, or the rows whose words,
+file or test contain it. Needs git and uv; ccache, if there is one, compiles nothing twice. Exit code 1 if a test does
+not notice.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 from promises import evaluation, gradients, masks, memory, metal, packaging, patch, process, results
 from promises.mutation import Mutation
 
-GROUPS = [results, masks, gradients, memory, process, patch, evaluation, packaging, metal]
-MUTATIONS = [mutation for group in GROUPS for mutation in group.MUTATIONS]
+GROUPS = {
+    group.__name__.removeprefix("promises."): group.MUTATIONS
+    for group in (results, masks, gradients, memory, process, patch, evaluation, packaging, metal)
+}
+MUTATIONS = [mutation for mutations in GROUPS.values() for mutation in mutations]
 ROOT = Path(__file__).parents[2]
 PYTHON = ".venv/bin/python"
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = dict(os.environ)
+    if shutil.which("ccache"):
+        environment |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def must(folder: Path, *command: str) -> str:
@@ -32,11 +43,18 @@ def must(folder: Path, *command: str) -> str:
 
 
 def set_up(folder: Path) -> None:
-    """A clone with an environment of its own, and a build that compiles no more than what a mutation changes."""
+    """A clone with an environment of its own, and a build that compiles what a mutation changes and no more, for the
+    instruction set that is taken here."""
     must(ROOT, "git", "clone", "-q", str(ROOT), str(folder))
     must(folder, "uv", "sync", "-q")
     version = must(folder, PYTHON, "-c", "import flashattn_core; print(flashattn_core.__version__)")
-    options = [f"-DPython_EXECUTABLE={folder / PYTHON}", f"-DSKBUILD_PROJECT_VERSION={version}"]
+    taken = must(folder, PYTHON, "-c", "import flashattn_core; print(flashattn_core.backends()['cpu'].split(',')[0])")
+    options = [
+        f"-DPython_EXECUTABLE={folder / PYTHON}",
+        f"-DSKBUILD_PROJECT_VERSION={version}",
+        f"-DFLASHATTN_INSTRUCTION_SETS={taken.replace('-', '').lower()}",
+        *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1"),  # compiles in half of the time
+    ]
     cmake(folder, "-S", "packages/flashattn-core", "-B", "build/core", "-G", "Ninja", *options)
     build(folder)
 
@@ -51,10 +69,9 @@ def cmake(folder: Path, *arguments: str) -> None:
     must(folder, "uv", "run", "--no-sync", "cmake", *arguments)  # in sync, uv would build all of the package before
 
 
-def failing(folder: Path, *tests: str) -> str:
+def failing(folder: Path, *arguments: str) -> str:
     """The first failing test's line, or an empty string. Whatever else pytest complains of ends the program."""
-    files = [f"tests/{test}" for test in tests]
-    done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files)
+    done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
     line = next((line for line in done.stdout.splitlines() if line.startswith("FAILED")), "")
     if done.returncode != bool(line):
         raise SystemExit(f"pytest does not run:\n{done.stdout}{done.stderr}")
@@ -68,25 +85,43 @@ def noticed(folder: Path, mutation: Mutation) -> str:
         file.write_text(text.replace(mutation.old, mutation.new))
         if mutation.is_compiled:
             build(folder)
-        return failing(folder, mutation.test)
+        return failing(folder, f"tests/{mutation.test}", *mutation.lane)
     finally:
         file.write_text(text)
 
 
+def takes(words: tuple[str, ...], group: str, mutation: Mutation) -> bool:
+    text = f"{mutation.broken} {mutation.file} {mutation.test}"
+    return not words or any(word == group if word in GROUPS else word in text for word in words)
+
+
 def main(*words: str) -> int:
-    chosen = [m for m in MUTATIONS if not words or any(word in f"{m.broken} {m.file} {m.test}" for word in words)]
+    chosen = [m for group, mutations in GROUPS.items() for m in mutations if takes(words, group, m)]
     missed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary, "clone")
-        set_up(folder)
-        if line := failing(folder, *dict.fromkeys(mutation.test for mutation in chosen)):
-            raise SystemExit(f"fails with nothing broken: {line}")
-        # What is compiled comes last: the build is then that of no other.
-        for number, mutation in enumerate(sorted(chosen, key=lambda m: m.is_compiled), 1):
-            line = noticed(folder, mutation)
-            missed += not line
-            verdict = "noticed" if line else "MISSED "
-            print(f"{number}/{len(chosen)}  {verdict}  {mutation.broken}  {line or mutation.test}", flush=True)
+        free: SimpleQueue[Path] = SimpleQueue()
+        for name in ("one", "other"):
+            set_up(Path(temporary, name))
+            free.put(Path(temporary, name))
+        for lane in sorted({mutation.lane for mutation in chosen}):
+            tests = dict.fromkeys(f"tests/{mutation.test}" for mutation in chosen if mutation.lane == lane)
+            if line := failing(Path(temporary, "one"), "-n", "2", "--dist", "loadfile", *tests, *lane):
+                raise SystemExit(f"fails with nothing broken: {line}")
+
+        def result(mutation: Mutation) -> str:
+            folder = free.get()
+            try:
+                return noticed(folder, mutation)
+            finally:
+                free.put(folder)
+
+        # What is compiled comes last, file by file: what is tested before runs with a build that nothing has broken.
+        chosen.sort(key=lambda mutation: (mutation.is_compiled, mutation.file))
+        with ThreadPoolExecutor(2) as pool:
+            for number, (mutation, line) in enumerate(zip(chosen, pool.map(result, chosen), strict=True), 1):
+                missed += not line
+                verdict = "noticed" if line else "MISSED "
+                print(f"{number}/{len(chosen)}  {verdict}  {mutation.broken}  {line or mutation.test}", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} noticed")
     return 1 if missed else 0
 
