@@ -7,16 +7,37 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import mlx.core as mx
 import numpy as np
 import pytest
+from builds import built, contents
 from hypothesis import HealthCheck, settings
+from lanes import turn
+from programs import only, run, sets_here
 
-# Short by default. `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=long`
-# takes hours, and other cases each time.
-settings.register_profile("project", deadline=None, max_examples=200, derandomize="CI" in os.environ)
-settings.register_profile("long", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
-settings.load_profile("project")
+HERE = Path(__file__).parent
+PACKAGE = HERE.parents[1] / "packages/flashattn-core"
+SOURCES = ("*.h", "call/**/*", "cpu/**/*")  # in csrc: those of the CPU backend, and what they include
+
+# The default lane draws few cases, the same until the next commit. The long lane draws others in each run.
+# `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=hours` takes hours.
+settings.register_profile("default lane", deadline=None, max_examples=25, derandomize=False)
+settings.register_profile("long lane", deadline=None, max_examples=200, derandomize="CI" in os.environ)
+settings.register_profile("hours", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("long lane" if config.getoption("--all") else "default lane")
+    if not config.getoption("--all") and config.getoption("--hypothesis-seed") is None:
+        hypothesis.core.global_force_seed = turn()
+
+
+@pytest.fixture(scope="session")
+def everything(pytestconfig: pytest.Config) -> bool:
+    """Whether this is the long lane, in which a test does more."""
+    return pytestconfig.getoption("--all")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,10 +59,10 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a piece of Python in a fresh process, with extra environment variables."""
 
-    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    def run(code: str, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         return subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, *flags, "-c", code],
             env={**os.environ, "PYTHONPATH": path, **environment},
             capture_output=True,
             text=True,
@@ -50,33 +71,6 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
-
-
-@pytest.fixture(scope="session")
-def build_drivers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Builds the programs in driver/ from the CPU backend alone, or other sources, and returns their folder."""
-
-    def build(*options: str, build_type: str = "Release", target: str = "all", sources: str | Path = "driver") -> Path:
-        source, folder = Path(__file__).parent / sources, tmp_path_factory.mktemp(Path(sources).name)
-        # cmake and ninja are installed beside this Python.
-        environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-        for command in (
-            ["-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_BUILD_TYPE={build_type}", *options],
-            ["--build", folder, "--target", target],
-        ):
-            done = subprocess.run(
-                ["cmake", *map(str, command)], env=environment, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
-        return folder
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def drivers(build_drivers: Callable[..., Path]) -> Path:
-    """The programs, for this machine."""
-    return build_drivers()
 
 
 @pytest.fixture(scope="session")
@@ -91,12 +85,44 @@ def require() -> Callable[[str, str], None]:
 
 
 @pytest.fixture(scope="session")
-def neon_drivers(build_drivers: Callable[..., Path], require: Callable[[str, str], None]) -> Path:
+def build() -> Callable[..., Path]:
+    """Builds what a CMakeLists.txt describes, once for the same sources, options and compiler. Returns the folder."""
+
+    def build(
+        sources: Path, *options: str, build_type: str = "Release", target: str = "all", made_of: bytes | None = None
+    ) -> Path:
+        # cmake and ninja are installed beside this Python.
+        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+
+        def make(folder: Path) -> None:
+            how = ["-G", "Ninja", f"-DCMAKE_BUILD_TYPE={build_type}", *options]
+            run("cmake", "-S", sources, "-B", folder, *how, PATH=path)
+            run("cmake", "--build", folder, "--target", target, seconds=None, PATH=path)
+
+        compiler = next((o.partition("=")[2] for o in options if o.startswith("-DCMAKE_CXX_COMPILER=")), "c++")
+        if made_of is None:
+            made_of = contents(PACKAGE / "csrc", patterns=SOURCES) + contents(HERE / "driver", sources)
+        return built(make, made_of, build_type, target, *options, run(compiler, "--version"))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def drivers(build: Callable[..., Path], everything: bool) -> Path:
+    """The programs in driver/ for this machine; in the long lane also with instruction sets that it does not have."""
+    return build(HERE / "driver", *([] if everything else [only(sets_here())]))
+
+
+@pytest.fixture(scope="session")
+def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None], everything: bool) -> Path:
     """The same programs for 64-bit ARM, for qemu-aarch64 to run. Static: they need no ARM libraries at run time."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
-    return build_drivers(
+    return build(
+        HERE / "driver",
         "-DCMAKE_SYSTEM_NAME=Linux",
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
         "-DCMAKE_EXE_LINKER_FLAGS=-static",
+        *([] if everything else [only(["neon"])]),
+        target="under_an_emulator",
     )

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from flashattn_core import flash_attention
 from flashattn_core.reference import distance, per_head, reference_attention, visible_and_bias
-from oracle import assert_within_rule, draw, to_numpy
+from oracle import assert_matches_reference, assert_within_rule, draw, to_numpy
 
 ORDERS = 8  # of the unfused gradient's sums
 
@@ -69,10 +69,15 @@ class Gradients:
 
 
 def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
-    query, key, value = draw(rng, **shapes)
+    return call_of(rng, *draw(rng, **shapes), dlse=dlse)
+
+
+def call_of(rng: np.random.Generator, query, key, value, *args, dlse: bool = True, **options) -> Call:
+    """flash_attention's arguments, with gradients of out and lse drawn at random."""
     dout = rng.standard_normal((*query.shape[:-1], value.shape[-1]), dtype=np.float32)
     of_lse = rng.standard_normal(query.shape[:-1], dtype=np.float32)
-    return Call(query, key, value, mx.array(dout).astype(query.dtype), mx.array(of_lse) if dlse else None)
+    cotangents = mx.array(dout).astype(query.dtype), mx.array(of_lse) if dlse else None
+    return Call(query, key, value, *cotangents, *args, **options)
 
 
 def flash_gradients(call: Call) -> Gradients:
@@ -154,6 +159,12 @@ def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
 
         ways = [functools.partial(unfused, order) for order in range(ORDERS)]
         assert_within_rule(to_numpy(result), truth, ways, field.name)
+
+
+def assert_both_ways(*args, **options) -> None:
+    """Of a call with these arguments out, lse and the gradients obey the rule."""
+    assert_matches_reference(*args, **options)
+    assert_obeys_the_rule(call_of(np.random.default_rng(0), *args, **options))
 
 
 def unfused_in_order(call: Call, out: np.ndarray, lse: np.ndarray, order: int) -> Gradients:

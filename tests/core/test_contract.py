@@ -5,7 +5,7 @@ import re
 import flashattn_core
 import mlx.core as mx
 import pytest
-from test_instruction_sets import run
+from programs import run
 
 
 def test_each_violation_is_refused_and_its_neighbour_is_not(drivers):

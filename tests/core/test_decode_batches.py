@@ -10,6 +10,7 @@ from oracle import draw
 MASKS = {"causal": "causal", "window": SlidingWindow(70), "from the fifth on": SlidingWindow(600) & KeyRange(4)}
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (14, 2), (40, 1)])
 @pytest.mark.parametrize("key_len", [9, 300, 1100])

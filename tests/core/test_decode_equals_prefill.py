@@ -22,6 +22,7 @@ MASKS = {
 }
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("steps", [1, 3, 8])
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("mask", MASKS)

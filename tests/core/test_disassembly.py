@@ -4,14 +4,14 @@ A set that was built without its flags would still compute the right thing, slow
 every processor runs must hold no instruction that only some have.
 """
 
-import platform
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from programs import ARM, sets_here
 
-ON_X86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not an x86-64 machine")
+ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
 # Instruction set: its multiply-adds on whole registers, and those on less than that or split in two.
 MULTIPLY_ADD = {
@@ -22,7 +22,7 @@ MULTIPLY_ADD = {
 }
 AVX = r"\tv\w+ .*%"  # AVX and all that came after: the names of their instructions begin with v
 AVX_512 = r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]"
-TOO_NEW = {"flashattn_cpu": AVX, "flashattn_cpu_baseline": AVX, "flashattn_cpu_avx2": AVX_512}
+TOO_NEW = {"baseline": AVX, "avx2": AVX_512}
 
 
 def objects(build: Path, target: str) -> list[Path]:
@@ -39,6 +39,15 @@ def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
     return len(re.findall(pattern, read(tool, "--disassemble", "--no-show-raw-insn", object_file)))
 
 
+def each_of(*sets: str) -> pytest.MarkDecorator:
+    """The default lane builds those that this machine has."""
+    long = pytest.mark.long("builds all instruction sets")
+    return pytest.mark.parametrize(
+        "isa", [isa if isa in sets_here() else pytest.param(isa, marks=long) for isa in sets]
+    )
+
+
+each_isa = each_of("avx512", "avx2", "baseline")
 each_source = pytest.mark.parametrize("source", ["kernels", "backward_kernels"])
 
 
@@ -51,7 +60,7 @@ def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: 
 
 @ON_X86
 @each_source
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "baseline"])
+@each_isa
 def test_the_kernels_multiply_whole_registers(drivers, require, isa, source):
     require("objdump", "binutils")
     assert_multiplies_whole_registers(drivers, isa, source)
@@ -63,14 +72,20 @@ def test_the_kernels_multiply_whole_registers_of_neon(neon_drivers, source):
 
 
 @ON_X86
-@pytest.mark.parametrize("target", TOO_NEW)
-def test_no_instruction_is_newer_than_the_set(drivers, require, target):
+@each_of(*TOO_NEW)
+def test_no_instruction_is_newer_than_the_set(drivers, require, isa):
     require("objdump", "binutils")
-    assert [path.name for path in objects(drivers, target) if count(TOO_NEW[target], path)] == []
+    assert [path.name for path in objects(drivers, f"flashattn_cpu_{isa}") if count(TOO_NEW[isa], path)] == []
 
 
 @ON_X86
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "baseline"])
+def test_what_every_processor_runs_is_of_no_set(drivers, require):
+    require("objdump", "binutils")
+    assert [path.name for path in objects(drivers, "flashattn_cpu") if count(AVX, path)] == []
+
+
+@ON_X86
+@each_isa
 def test_all_that_a_set_defines_is_its_own(drivers, require, isa):
     # Of an inline function that several objects define, as those of the standard library are, the linker keeps one
     # for all callers: it must not find one with AVX-512 in it.

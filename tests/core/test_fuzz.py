@@ -9,19 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_instruction_sets import each_set, run
+from programs import each_sanitized_set, only, run, sets_here
 
-CORPUS = Path(__file__).parent / "fuzz" / "corpus"
-SECONDS = 10
+FUZZ = Path(__file__).parent / "fuzz"
+CORPUS = FUZZ / "corpus"
 
 
 @pytest.fixture(scope="module")
-def fuzzer(build_drivers):
+def fuzzer(build, everything):
     if shutil.which("clang++-19") is None:
         demanded = os.environ.get("CI") and sys.platform == "linux"
         (pytest.fail if demanded else pytest.skip)("no clang 19: apt-get install clang-19 libclang-rt-19-dev")
-    options = ["-DCMAKE_CXX_COMPILER=clang++-19", "-DINSTRUMENT_KERNELS=OFF"]
-    return build_drivers(*options, build_type="Debug", sources="fuzz") / "fuzz"
+    sets = only(sets_here() if everything else sets_here()[:1])
+    options = ["-DCMAKE_CXX_COMPILER=clang++-19", "-DINSTRUMENT_KERNELS=OFF", sets]
+    return build(FUZZ, *options, build_type="Debug") / "fuzz"
 
 
 def test_the_corpus_is_small():
@@ -30,13 +31,14 @@ def test_the_corpus_is_small():
     assert max(file.stat().st_size for file in files) <= 128
 
 
-@each_set
+@each_sanitized_set
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_the_corpus(fuzzer, name, threads):
     run(fuzzer, *sorted(CORPUS.iterdir()), FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads)
 
 
-def test_a_short_search(fuzzer, tmp_path):
+def test_a_short_search(fuzzer, everything, tmp_path):
     found = tmp_path / "found"
     found.mkdir()
-    run(fuzzer, f"-max_total_time={SECONDS}", "-max_len=96", f"-artifact_prefix={tmp_path}/", found, CORPUS)
+    seconds = 20 if everything else 3
+    run(fuzzer, f"-max_total_time={seconds}", "-max_len=96", f"-artifact_prefix={tmp_path}/", found, CORPUS)

@@ -1,4 +1,4 @@
-"""Correctness over the grid of shapes, masks and options that the contract names.
+"""Correctness over the grid of shapes, masks and options that the contract names, of results and gradients.
 
 The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
 run on every pair of lengths; masks and options take turns, so that each meets each.
@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from oracle import assert_matches_reference, draw
+from gradient_oracle import assert_both_ways
+from oracle import DTYPES, draw
 
 HEAD_DIMS = [1, 5, 7, 40, 64, 80, 96, 128, 192, 256]
 GROUPS = [1, 2, 7]
@@ -52,31 +53,40 @@ def option_kinds(rng, heads):
     return [{**a, **b, **c} for a, b, c in choices]
 
 
+@pytest.mark.rotate(11)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_grid(rng, dtype, dim, group):
     turn = HEAD_DIMS.index(dim) + 5 * group
     for i, (length, key_len) in enumerate(PAIRS):
         query, key, value = draw(
             rng, batch=(2,), heads=group, kv_heads=1, length=length, key_len=key_len, dim=dim, dtype=dtype
         )
-        masks = mask_kinds(rng, length, key_len)
-        options = option_kinds(rng, group)
-        mask = masks[(turn + i) % len(masks)]()
-        chosen = {k: v.astype(query.dtype) if k == "sinks" else v for k, v in options[(turn + 3 * i) % 8].items()}
-        if dtype != "float32":
-            mask = cast_arrays(mask, query.dtype)
-        assert_matches_reference(query, key, value, mask=mask, **chosen)
+        mask = mask_kinds(rng, length, key_len)[(turn + i) % 12]()
+        options = option_kinds(rng, group)[(turn + 3 * i) % 8]
+        assert_both_ways(query, key, value, **in_dtype(query.dtype, mask, options))
 
 
+@pytest.mark.rotate(7)
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))
 def test_each_mask_with_each_option(rng, mask_turn, option_turn):
-    for length, key_len in [(1, 65), (5, 97), (65, 65), (33, 97), (97, 33)]:
+    for length, key_len in [(1, 65), (5, 97), (65, 65), (33, 97), (97, 33), (70, 320)]:
         query, key, value = draw(rng, batch=(2,), heads=4, length=length, key_len=key_len, dim=40, value_dim=24)
         mask = mask_kinds(rng, length, key_len)[mask_turn]()
-        assert_matches_reference(query, key, value, mask=mask, **option_kinds(rng, 4)[option_turn])
+        assert_both_ways(query, key, value, mask=mask, **option_kinds(rng, 4)[option_turn])
+
+
+@pytest.mark.parametrize("dims", [(16, 200), (256, 16), (512, 512), (3, 1)], ids=str)
+def test_head_and_value_dims(rng, dims):
+    query, key, value = draw(rng, heads=14, length=40, key_len=300, dim=dims[0], value_dim=dims[1])
+    assert_both_ways(query, key, value, mask="causal")
+
+
+def in_dtype(dtype, mask, options):
+    """Mask and options, in the dtypes that go with query's."""
+    return {"mask": cast_arrays(mask, dtype)} | {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
 
 
 def cast_arrays(mask, dtype):

@@ -17,6 +17,7 @@ MASKS = {
 }
 
 
+@pytest.mark.rotate(13)
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"alibi_slopes": mx.array([1.0, 0.5])}], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf, -mx.inf])
 @pytest.mark.parametrize("length", [1, 8, 16, 97])

@@ -3,67 +3,26 @@
 Those of this machine run as they are; NEON, and x86 processors that can do less, under an emulator.
 """
 
-import os
-import platform
-import subprocess
-from pathlib import Path
-
 import pytest
-
-NAMES = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "baseline": "baseline"}  # best first
+from programs import ARM, NAMES, each_set, run, sets_here
 
 CHECK = """
 import mlx.core as mx, numpy as np, flashattn_core
 from flashattn_core.masks import SlidingWindow
-from oracle import assert_matches_reference, draw
+from gradient_oracle import assert_both_ways
+from oracle import draw
 rng = np.random.default_rng(0)
+turn = 0
 for dtype in ("float32", "float16", "bfloat16"):
     for dim, value_dim in [(1, 5), (7, 7), (64, 80), (40, 256)]:
-        for length, key_len in [(1, 1), (1, 700), (8, 33), (33, 97), (97, 63)]:
-            for mask in (None, "causal", SlidingWindow(20), mx.array(rng.random((length, key_len)) > 0.4)):
-                q, k, v = draw(rng, heads=6, length=length, key_len=key_len, dim=dim, value_dim=value_dim, dtype=dtype)
-                assert_matches_reference(q, k, v, mask=mask)
-                assert_matches_reference(q, k, v, mask=mask, softcap=3.0, alibi_slopes=mx.linspace(0, 1, 6))
+        for length, key_len in [(1, 700), (8, 33), (33, 97), (97, 63)]:
+            masks = (None, "causal", SlidingWindow(20), mx.array(rng.random((length, key_len)) > 0.4))
+            options = {"softcap": 3.0, "alibi_slopes": mx.linspace(0, 1, 6)} if turn % 2 else {}
+            q, k, v = draw(rng, heads=6, length=length, key_len=key_len, dim=dim, value_dim=value_dim, dtype=dtype)
+            assert_both_ways(q, k, v, mask=masks[(turn + turn // 4) % 4], **options)
+            turn += 1
 print(flashattn_core.backends()["cpu"])
 """
-
-
-ARM = platform.machine() in ("arm64", "aarch64")
-SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
-
-
-def sets_here() -> list[str]:
-    """What the operating system says that this machine can do, apart from what the extension finds out."""
-    if ARM:
-        return SETS
-    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    needs = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "avx2": {"avx2", "fma"}, "baseline": set()}
-    return [name for name in SETS if needs[name] <= set(flags)]
-
-
-each_set = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=pytest.mark.skipif(name not in sets_here(), reason=f"this machine has no {NAMES[name]}")
-        )
-        for name in SETS
-    ],
-)
-
-
-def run(*command: object, **environment: str) -> str:
-    """The output of a program that succeeds."""
-    done = subprocess.run(
-        [*map(str, command)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @each_set
@@ -87,10 +46,18 @@ def test_one_that_is_not_to_be_had_is_an_error(run_python, name):
     )
 
 
-def assert_each_case_matches(name: str, cases: int, *program: object) -> None:
+def parts(direction: str, cases: int, each: int) -> list:
+    """The driver's cases, so many at a time: the first ones always, the others in turn."""
+    others = range(each, cases, each)
+    turn = pytest.mark.rotate(len(others))
+    return [(direction, 0, each), *(pytest.param(direction, first, each, marks=turn) for first in others)]
+
+
+def assert_each_case_matches(name: str, first: int, cases: int, *program: object) -> None:
     """The driver takes the set that is asked for, its cases obey the rule, and threads change no bit of them."""
     by_threads = {
-        threads: run(*program, cases, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads) for threads in ("1", "3")
+        threads: run(*program, cases, first, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads)
+        for threads in ("1", "3")
     }
     results = {threads: output.split(": ", 1) for threads, output in by_threads.items()}
     assert results["1"][0] == f"{NAMES[name]}, 1 thread"
@@ -100,18 +67,21 @@ def assert_each_case_matches(name: str, cases: int, *program: object) -> None:
 
 
 @each_set
-@pytest.mark.parametrize(("program", "cases"), [("forward", 600), ("backward", 300)])
-def test_each_one_over_the_options(drivers, name, program, cases):
-    assert_each_case_matches(name, cases, drivers / program)
+@pytest.mark.parametrize(("direction", "first", "cases"), parts("forward", 600, 60) + parts("backward", 300, 30))
+def test_each_one_over_the_options(drivers, name, direction, first, cases):
+    assert_each_case_matches(name, first, cases, drivers / "passes", direction)
 
 
-@pytest.mark.parametrize(
-    ("name", "program", "cases"),
-    [("neon", "forward", 250), ("baseline", "forward", 50), ("neon", "backward", 80), ("baseline", "backward", 20)],
-)
-def test_arm_over_the_options(neon_drivers, require, name, program, cases):
+@pytest.mark.parametrize("name", ["neon", pytest.param("baseline", marks=pytest.mark.long("another build"))])
+@pytest.mark.parametrize(("direction", "first", "cases"), parts("forward", 250, 10) + parts("backward", 80, 5))
+def test_arm_over_the_options(neon_drivers, require, name, direction, first, cases):
     require("qemu-aarch64", "qemu-user")
-    assert_each_case_matches(name, cases, "qemu-aarch64", neon_drivers / program)
+    assert_each_case_matches(name, first, cases, "qemu-aarch64", neon_drivers / "passes", direction)
+
+
+def test_arm_takes_neon(neon_drivers, require):
+    require("qemu-aarch64", "qemu-user")
+    assert run("qemu-aarch64", neon_drivers / "passes", "forward", 1).startswith("NEON, ")
 
 
 @each_set
@@ -125,14 +95,11 @@ def test_exp2_and_tanh_of_neon(neon_drivers, require):
 
 
 @pytest.mark.skipif(ARM, reason="every 64-bit ARM has NEON")
-@pytest.mark.parametrize("program", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("processor", "best"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
-def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, processor, best, program):
+def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, everything, processor, best, direction):
     # Neither emulated processor knows AVX-512, Nehalem no AVX at all: one such instruction would end the program.
     require("qemu-x86_64", "qemu-user")
-    assert run("qemu-x86_64", "-cpu", processor, drivers / program, 30).startswith(f"{NAMES[best]}, ")
-
-
-def test_arm_takes_neon(neon_drivers, require):
-    require("qemu-aarch64", "qemu-user")
-    assert run("qemu-aarch64", neon_drivers / "forward", 1).startswith("NEON, ")
+    cases = 30 if everything else 6
+    output = run("qemu-x86_64", "-cpu", processor, drivers / "passes", direction, cases)
+    assert output.startswith(f"{NAMES[best]}, ")

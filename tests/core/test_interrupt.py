@@ -12,6 +12,7 @@ import time
 from typing import NamedTuple
 
 import pytest
+from programs import run as run_program
 
 # Seconds from the signal to the answer. One is promised; the others are for a machine that is busy with something else,
 # which takes none of the processor time that two threads can use in a second.
@@ -137,11 +138,10 @@ def assert_soon(*answers: Answer) -> None:
 
 
 def test_what_a_cancelled_call_leaves(drivers):
-    environment = {**os.environ, "FLASHATTN_NUM_THREADS": "2"}
-    done = subprocess.run([drivers / "cancellation"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    run_program(drivers / "cancellation", FLASHATTN_NUM_THREADS="2")
 
 
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("call", LONG)
 def test_a_long_call_ends_and_leaves_nan(interrupt, call):
     (answer,) = interrupt(LONG[call] + "evaluate_interrupted(*results)\nassert_nan(*results)")

@@ -28,6 +28,7 @@ def test_causal(length, key_len, mask):
     np.testing.assert_array_equal(seen_by_kernel(mask, length, key_len), expected)
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize(("length", "key_len"), SIZES)
 @pytest.mark.parametrize("window", [1, 2, 3, 31, 32, 33, 64, 65, 2**31, 2**70])
 def test_window_is_itself_and_those_before(length, key_len, window):
@@ -36,6 +37,7 @@ def test_window_is_itself_and_those_before(length, key_len, window):
     np.testing.assert_array_equal(seen_by_kernel(SlidingWindow(window), length, key_len), expected)
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize(("length", "key_len"), SIZES)
 @pytest.mark.parametrize(
     ("start", "stop"), [(0, None), (1, None), (2, 3), (0, 64), (-5, 1000), (3, 3), (4, 2), (63, 65)]
@@ -45,7 +47,7 @@ def test_key_range(length, key_len, start, stop):
     np.testing.assert_array_equal(seen_by_kernel(KeyRange(start, stop), length, key_len), expected)
 
 
-@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32])
+@pytest.mark.parametrize("dtype", [mx.int8, mx.uint8, mx.int16, mx.uint16, mx.int32, mx.uint32, mx.int64, mx.uint64])
 def test_key_range_of_each_batch_element(dtype):
     starts, stops = [0, 2, 60, 5], [70, 64, 61, 5]
     seen = seen_by_kernel(KeyRange(mx.array(starts, dtype), mx.array(stops, dtype)), 9, 70, batch=4)
@@ -91,11 +93,6 @@ def test_tree_from_parents_sees_itself_and_ancestors():
     tree = Tree.from_parents([-1, 0, 0, 1, 1, -1])
     ancestors = [{0}, {0, 1}, {0, 2}, {0, 1, 3}, {0, 1, 4}, {5}]
     assert tree.visible.tolist() == [[j in seen for j in range(6)] for seen in ancestors]
-
-
-def test_a_chain_is_causal(rng):
-    chain = Tree.from_parents([-1, *range(11)])
-    np.testing.assert_array_equal(seen_by_kernel(chain, 12, 40), seen_by_kernel("causal", 12, 40))
 
 
 def test_composition_shows_what_all_show(rng):
@@ -194,12 +191,6 @@ def test_a_tree_that_begins_at_any_place_of_a_tile(before):
     seen = seen_by_kernel(Tree(mx.array(bits)), 40, before + 40)[0]
     assert seen[:, :before].all()
     np.testing.assert_array_equal(seen[:, before:], bits)
-
-
-@pytest.mark.parametrize("dtype", [mx.int8, mx.uint8, mx.int16, mx.uint16, mx.uint64])
-def test_key_range_of_other_integers(dtype):
-    seen = seen_by_kernel(KeyRange(mx.array([2, 3], dtype), mx.array([5, 6], dtype)), 1, 9, batch=2)
-    assert seen.sum(axis=-1).tolist() == [[3], [3]]
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers():

@@ -26,7 +26,7 @@ print(json.dumps({{"extra": resident("VmHWM") - before, "tensors": 4 * q.nbytes 
 @pytest.mark.parametrize(
     "mask", ["None", "'causal'", "SlidingWindow(300)", "KeyRange(mx.array([5]))", "mx.arange({length}) > 3"]
 )
-@pytest.mark.parametrize("length", [2048, 8192])
+@pytest.mark.parametrize("length", [2048, pytest.param(8192, marks=pytest.mark.long("twice as long is linear, too"))])
 def test_extra_memory_is_the_outputs(run_python, length, mask):
     result = run_python(PEAK.format(length=length, mask=mask.format(length=length)))
     assert result.returncode == 0, result.stderr
@@ -35,6 +35,7 @@ def test_extra_memory_is_the_outputs(run_python, length, mask):
     assert measured["extra"] <= 0.3 * measured["tensors"] + 2e6
 
 
+@pytest.mark.long("test_many_calls.py has 10,000 of all kinds")
 def test_a_hundred_thousand_calls_leave_nothing_behind(run_python):
     code = """
 import mlx.core as mx, flashattn_core

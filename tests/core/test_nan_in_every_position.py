@@ -139,6 +139,7 @@ def positions(rng, a: np.ndarray):
         yield np.unravel_index(flat, a.shape)
 
 
+@pytest.mark.rotate(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.length}x{s.key_len}")
@@ -169,6 +170,7 @@ def test_it_reaches_what_depends_on_it(rng, shape, mask, dtype):
                     assert is_nan(found, call.dtype)[mask_of].all(), where
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("bits_each", [4, 8])
 @pytest.mark.parametrize("name", ["key scales", "key biases", "value scales", "value biases"])
 @pytest.mark.parametrize("shape", [Shape(1, 1), Shape(3, 700), Shape(20, 33)], ids=lambda s: f"{s.length}x{s.key_len}")

@@ -58,6 +58,7 @@ def masks_and_options(rng, heads, length, key_len):
     return masks, options
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("bits", BITS)
 def test_equals_the_dequantised(rng, bits, group_size):
@@ -95,6 +96,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("bits", [3, 8])
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)

@@ -4,7 +4,8 @@ import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from oracle import assert_matches_reference, draw
+from gradient_oracle import assert_both_ways
+from oracle import draw
 
 HIDING_ALL = {
     "bool array": mx.array(False),
@@ -17,6 +18,7 @@ HIDING_ALL = {
 }
 
 
+@pytest.mark.rotate(7)
 @pytest.mark.parametrize(
     "options", [{}, {"softcap": 2.0}, {"sinks": mx.array([1.0, -1.0])}, {"alibi_slopes": mx.array([1.0, 2.0])}], ids=str
 )
@@ -33,7 +35,7 @@ def test_zero_and_minus_infinity(rng, mask, length, key_len, options):
 @pytest.mark.parametrize("mask", ["causal", SlidingWindow(2), Causal() & KeyRange(1)], ids=str)
 def test_more_queries_than_keys(rng, mask, length, key_len):
     query, key, value = draw(rng, length=length, key_len=key_len)
-    assert_matches_reference(query, key, value, mask=mask)
+    assert_both_ways(query, key, value, mask=mask)
     out, lse = flash_attention(query, key, value, mask=mask, return_lse=True)
     assert (out[:, :, : length - key_len] == 0).all()
     assert (lse[:, :, : length - key_len] == -mx.inf).all()
@@ -43,7 +45,7 @@ def test_padded_rows_at_tile_multiples(rng):
     # Left padding of a whole tile, and of one key more or less.
     for padding in (63, 64, 65, 127, 128, 129, 287, 288, 289):
         query, key, value = draw(rng, length=300, key_len=300)
-        assert_matches_reference(query, key, value, mask=Causal() & KeyRange(padding))
+        assert_both_ways(query, key, value, mask=Causal() & KeyRange(padding))
 
 
 @pytest.mark.parametrize("mask", [None, "causal", SlidingWindow(3), KeyRange(0, 4)], ids=str)

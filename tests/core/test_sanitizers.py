@@ -1,7 +1,8 @@
 """The CPU backend alone under the compiler's sanitizers: memory, undefined behaviour, races between threads. And the
 extension, in Python, under the one for memory.
 
-Each report ends the program with an error, and so do wrong results. `make sanitize` runs the long form.
+Each report ends the program with an error, and so do wrong results. The default lane watches memory alone, of the
+instruction set that is taken here: what undefined behaviour and races add takes minutes to compile.
 """
 
 import os
@@ -9,37 +10,37 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import version
 from pathlib import Path
 
 import flashattn_core
 import pytest
-from test_instruction_sets import run, sets_here
+from builds import contents
+from programs import each_sanitized_set, only, run, sets_here
 
-LONG = int(os.environ.get("FLASHATTN_SANITIZED_CASES", "0"))  # cases; 0: the short form
-AT_ONCE = 200  # by one run of a driver
-SETS = sets_here() if LONG else sets_here()[:1]  # each takes the sanitizers a minute to compile
-ONLY = f"-DFLASHATTN_INSTRUCTION_SETS={';'.join(SETS)}"
-SANITIZERS = {"memory and undefined behaviour": "address,undefined", "races": "thread"}
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+PACKAGE = HERE.parents[1] / "packages/flashattn-core"
+AT_ONCE = 200  # cases of one run of a driver
 
 
-@pytest.fixture(scope="module", params=SANITIZERS)
-def sanitized_drivers(build_drivers, request):
-    flags = f"-O1 -g1 -fsanitize={SANITIZERS[request.param]} -fno-sanitize-recover=all"
-    return build_drivers(f"-DCMAKE_CXX_FLAGS={flags}", ONLY, build_type="Debug", target="under_sanitizers")
+@pytest.fixture(scope="module", params=["memory", pytest.param("races", marks=pytest.mark.long("minutes to compile"))])
+def sanitized_drivers(build, everything, request):
+    sanitizer = "thread" if request.param == "races" else "address,undefined" if everything else "address"
+    flags = f"-O1 -g1 -fsanitize={sanitizer} -fno-sanitize-recover=all"
+    sets = only(sets_here() if everything else sets_here()[:1])
+    return build(HERE / "driver", f"-DCMAKE_CXX_FLAGS={flags}", sets, build_type="Debug", target="under_sanitizers")
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("program", ["forward", "backward"])
-def test_no_report(sanitized_drivers, program, name):
-    cases = LONG or 60  # the forward pass alone meets runs of keys in a decode step from case 51 on
-    for first in range(0, cases, AT_ONCE):
-        count, results = min(AT_ONCE, cases - first), set()
-        for threads in ("1", "2", "4", "7") if LONG else ("1", "4"):
-            environment = {"FLASHATTN_CPU_ISA": name, "FLASHATTN_NUM_THREADS": threads}
-            results.add(run(sanitized_drivers / program, count, first, **environment).split(": ", 1)[1])
-        assert len(results) == 1
-        assert results.pop().startswith(f"{count} cases, ")
+@each_sanitized_set
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_no_report(sanitized_drivers, everything, direction, name):
+    cases = AT_ONCE if everything else 60  # the forward pass alone meets runs of keys in a decode step from case 51 on
+    results = set()
+    for threads in ("1", "2", "4", "7") if everything else ("4",):
+        environment = {"FLASHATTN_CPU_ISA": name, "FLASHATTN_NUM_THREADS": threads}
+        results.add(run(sanitized_drivers / "passes", direction, cases, **environment).split(": ", 1)[1])
+    assert len(results) == 1
+    assert results.pop().startswith(f"{cases} cases, ")
 
 
 def test_no_report_of_the_contract(sanitized_drivers):
@@ -51,61 +52,71 @@ def test_no_report_of_the_pool(sanitized_drivers):
     run(sanitized_drivers / "pool", FLASHATTN_NUM_THREADS="4", TSAN_OPTIONS="die_after_fork=0")
 
 
+@pytest.mark.long("half a minute")
 def test_no_report_of_calls_that_are_cancelled(sanitized_drivers):
     run(sanitized_drivers / "cancellation", FLASHATTN_NUM_THREADS="2")
 
 
 @pytest.fixture(scope="module")
-def sanitized_extension(build_drivers, tmp_path_factory):
-    """Runs a script in a Python whose flashattn_core is built with the sanitizer."""
-    build = build_drivers(
+def sanitized_python(build, tmp_path_factory):
+    """Runs a Python whose flashattn_core is built with the sanitizer."""
+    built = build(
+        PACKAGE,
         "-DCMAKE_CXX_FLAGS=-O1 -g1 -fsanitize=address",
-        ONLY,
+        only(sets_here()),
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-DSKBUILD_PROJECT_VERSION={flashattn_core.__version__}",
         build_type="Debug",
-        sources=ROOT / "packages/flashattn-core",
+        made_of=contents(PACKAGE / "csrc") + f"{sys.version} {version('mlx')} {version('nanobind')}".encode(),
     )
     package = tmp_path_factory.mktemp("package") / "flashattn_core"
-    shutil.copytree(ROOT / "packages/flashattn-core/src/flashattn_core", package)
-    for module in build.glob("_ext*.so"):
+    shutil.copytree(PACKAGE / "src/flashattn_core", package)
+    for module in built.glob("_ext*.so"):
         shutil.copy(module, package)
 
     def library(name: str) -> str:
-        return subprocess.run(["c++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        return run("c++", f"-print-file-name={name}").strip()
 
     # libstdc++ before Python, too: the sanitizer looks for its throw at the start. Python and MLX leave at the end what
     # they have for as long as they live: leaks would be theirs.
-    preload = " ".join(library(name).strip() for name in ("libasan.so", "libstdc++.so.6"))
+    preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so.6"))
     paths = os.pathsep.join([str(package.parent), sysconfig.get_path("platlib")])
 
-    def run_script(*command: object) -> subprocess.CompletedProcess[str]:
+    def python(*arguments: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-S", *map(str, command)],  # -S: not the extension that is installed as editable
+            [sys.executable, "-S", *map(str, arguments)],  # -S: not the extension that is installed as editable
             env={**os.environ, "PYTHONPATH": paths, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"},
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1200,
             check=False,
         )
 
-    return run_script
+    return python
 
 
-needs_minutes = pytest.mark.skipif(
-    sys.platform != "linux" or not (LONG or os.environ.get("CI")),
-    reason="takes minutes to build, and Linux's way to put a library before Python: `make sanitize`, or with CI set",
-)
+takes_minutes = pytest.mark.long("minutes to compile")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 
 
-@needs_minutes
-def test_the_extension(sanitized_extension):
-    done = sanitized_extension(Path(__file__).parent / "smoke.py")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["forward_and_gradient", "quantised", "transforms", "errors"]
+@takes_minutes
+@on_linux
+@pytest.mark.parametrize("feature", ["gradients", "quantised", "transforms", "rows_that_see_nothing", "errors"])
+def test_the_extension(sanitized_python, feature):
+    """What offers everything that the extension has: these tests, in that Python."""
+    done = sanitized_python(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / f"test_{feature}.py", "-k", "not environment"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-@needs_minutes
-def test_the_sanitizer_watches_the_arrays_of_mlx(sanitized_extension):
-    done = sanitized_extension(Path(__file__).parent / "smoke.py", "overrun")
+@takes_minutes
+@on_linux
+def test_the_sanitizer_watches_the_arrays_of_mlx(sanitized_python):
+    done = sanitized_python("-c", """
+import ctypes, mlx.core as mx, numpy as np
+mx.set_default_device(mx.cpu)
+memory = np.asarray(memoryview(mx.zeros(1000)))
+ctypes.memset(memory.ctypes.data, 0, memory.nbytes + 64)
+""")  # fmt: skip
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr

@@ -15,18 +15,7 @@ from hypothesis import strategies as st
 from oracle import DTYPES, assert_within_rule, to_numpy, unfused
 from strategies import dims, layouts, lengths, seeds, tensors
 
-NUMBERS = [
-    mx.bool_,
-    mx.uint8,
-    mx.int8,
-    mx.int32,
-    mx.int64,
-    mx.float16,
-    mx.bfloat16,
-    mx.float32,
-    mx.float64,
-    mx.complex64,
-]
+NUMBERS = [mx.bool_, mx.uint8, mx.int8, mx.int32, mx.int64, mx.float64, mx.complex64, *DTYPES.values()]
 
 
 def off_by(n):

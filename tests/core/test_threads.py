@@ -1,31 +1,58 @@
-"""The thread pool: its promises are checked by a program on top of the CPU backend alone, driver/pool.cpp."""
+"""Many threads at once: those of the pool, and those of Python with streams of their own."""
 
-import os
-import subprocess
+import threading
 
+import mlx.core as mx
+import numpy as np
 import pytest
+from flashattn_core import flash_attention
+from oracle import draw
+from programs import run
+
+THREADS, ROUNDS = 8, 12
+LENGTHS = (1, 7, 33, 130)
 
 
 @pytest.mark.parametrize("threads", ["2", "3", "7"])
 def test_promises(drivers, threads):
-    done = subprocess.run(
-        [drivers / "pool"],
-        env={**os.environ, "FLASHATTN_NUM_THREADS": threads},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    """Of the pool, see driver/pool.cpp."""
+    run(drivers / "pool", FLASHATTN_NUM_THREADS=threads)
 
 
 def test_a_system_without_more_threads(drivers):
-    done = subprocess.run(
-        [drivers / "pool", "no more threads"],
-        env={**os.environ, "FLASHATTN_NUM_THREADS": "1024"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    run(drivers / "pool", "no more threads", FLASHATTN_NUM_THREADS="1024")
+
+
+def results(arrays, stream):
+    """Forward and backward, on the stream."""
+    with mx.stream(stream):
+        outputs, gradients = mx.vjp(lambda q, k, v: flash_attention(q, k, v, mask="causal"), arrays, [arrays[0]])
+        return [np.array(a) for a in (*outputs, *gradients)]
+
+
+def test_many_threads_with_many_streams(rng):
+    """Each call has the bits that it has alone."""
+    calls = [draw(rng, heads=6, length=length, key_len=600, dim=40) for length in LENGTHS]
+    numbers = [[np.array(a) for a in arrays] for arrays in calls]
+    expected = [results(list(arrays), mx.cpu) for arrays in calls]
+    wrong, start = [], threading.Barrier(THREADS)
+
+    def work(first):
+        try:
+            streams = [mx.new_stream(mx.cpu) for _ in range(3)]
+            start.wait()
+            for i in range(first, first + ROUNDS):
+                which, stream = i % len(calls), streams[i % len(streams)]
+                got = results([mx.array(a) for a in numbers[which]], stream)
+                if not all(np.array_equal(a, b) for a, b in zip(got, expected[which], strict=True)):
+                    wrong.append(LENGTHS[which])
+        except Exception as error:
+            wrong.append(error)
+            start.abort()  # the others would wait for this one
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -5,11 +5,10 @@ The rows of a block are the queries of all heads of a group.
 """
 
 import mlx.core as mx
-import numpy as np
 import pytest
-from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
-from oracle import assert_matches_reference, draw, to_numpy
+from gradient_oracle import assert_both_ways
+from oracle import assert_matches_reference, draw
 
 KEYS = [287, 288, 289, 511, 512, 513, 577]
 ROWS = [(1, 47), (1, 49), (1, 63), (1, 64), (1, 65), (7, 73), (1, 512), (1, 513), (7, 74), (2, 257)]  # heads, queries
@@ -27,6 +26,7 @@ def masks(rng, length, key_len):
     ]
 
 
+@pytest.mark.rotate(13)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("heads", "length"), ROWS)
 @pytest.mark.parametrize("turn", range(7))
@@ -35,9 +35,10 @@ def test_prefill(rng, dtype, heads, length, turn):
     query, key, value = draw(
         rng, heads=heads, kv_heads=1, length=length, key_len=key_len, dim=72, value_dim=40, dtype=dtype
     )
-    assert_matches_reference(query, key, value, mask=masks(rng, length, key_len)[turn])
+    assert_both_ways(query, key, value, mask=masks(rng, length, key_len)[turn])
 
 
+@pytest.mark.rotate(13)
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
 @pytest.mark.parametrize("dim", [64, 72])  # read in place, and copied
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -46,14 +47,3 @@ def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
         query, key, value = draw(rng, heads=heads, kv_heads=1, length=1, key_len=key_len, dim=dim, dtype=dtype)
         for mask in (None, SlidingWindow(289), KeyRange(3, 287), mx.array(rng.random(key_len) > 0.4)):
             assert_matches_reference(query, key, value, mask=mask)
-
-
-@pytest.mark.parametrize("key_len", [288, 289, 600])
-@pytest.mark.parametrize("hidden", [0, 287, 288])
-def test_nothing_hidden_is_read_in_place(rng, key_len, hidden):
-    # Values are read where they lie only where all rows see all keys: elsewhere 0 * NaN would be NaN.
-    query, key, value = draw(rng, heads=7, kv_heads=1, length=1, key_len=key_len, dim=64)
-    mask = mx.arange(key_len) != hidden
-    poisoned = mx.where(mask[:, None], value, mx.nan)
-    got, clean = (flash_attention(query, key, v, mask=mask) for v in (poisoned, value))
-    np.testing.assert_array_equal(to_numpy(got), to_numpy(clean))

@@ -1,4 +1,4 @@
-// The rule that results obey, and the loop over the cases.
+// The rule that results obey.
 //
 // The plain formula in float64 is the truth. The same formula in float32, unfused, errs too; the kernels may err twice
 // as much as it does at its worst, plus 1e-5, plus half of the last place that the output's dtype keeps. 16-bit inputs
@@ -7,8 +7,6 @@
 #pragma once
 
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <string>
 
 #include "call.h"
@@ -60,35 +58,5 @@ struct Check {
     }
   }
 };
-
-// PROGRAM CASES [FIRST]: check_case(case, inputs, draw, check) for each case; `quantised`: also with such keys. Case
-// number n is the same in every run and on every machine. Prints the instruction set and the number of threads, the
-// worst error, and a checksum of all outputs; or the first case that fails. Returns the program's exit code.
-template <typename CheckCase>
-int check_cases(int argc, char** argv, bool quantised, CheckCase check_case) try {
-  if (argc < 2 || argc > 3) {
-    std::fprintf(stderr, "expected %s CASES [FIRST]\n", argv[0]);
-    return 2;
-  }
-  int cases = std::atoi(argv[1]), first = argc == 3 ? std::atoi(argv[2]) : 0;
-  std::string instruction_set = cpu::describe();
-  Check check;
-  for (int number = first; number < first + cases; ++number) {
-    Draw draw{std::mt19937(static_cast<unsigned>(number))};
-    Case c = draw_case(draw, number, quantised && draw.chance(30));
-    Inputs in = draw_inputs(c, draw);
-    check_case(c, in, draw, check);
-    if (!check.failure.empty()) {
-      std::printf("%s: %s\n%s\n", instruction_set.c_str(), c.describe().c_str(), check.failure.c_str());
-      return 1;
-    }
-  }
-  std::printf("%s: %d cases, worst error %.2f of what is allowed, checksum %016llx\n", instruction_set.c_str(), cases,
-              check.worst, static_cast<unsigned long long>(check.checksum));
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 2;
-}
 
 }  // namespace flashattn::driver

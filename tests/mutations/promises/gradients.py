@@ -29,14 +29,14 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/backend_call.cpp",
         ".out_gradient_strides = strides_of(saved.out_gradient, batch_dims, {head, row, column}),",
         ".out_gradient_strides = strides_of(saved.out, batch_dims, {head, row, column}),",
-        "core/test_gradient_inputs.py::test_strided",
+        "core/test_gradients.py::test_strided",
     ),
     Mutation(
         "the rows of a band are as many as there are threads for",
         f"{CPP}/cpu/backward.cpp",
         "int queries = std::max(1, max_rows / heads);",
         "int queries = std::max(1, max_rows / heads / num_threads());",
-        "core/test_gradients.py::test_same_bits_for_any_number_of_threads",
+        "core/test_determinism.py::test_any_number_of_threads",
     ),
     Mutation(
         "probabilities are exp(score) / exp(lse) in the backward pass",

@@ -30,7 +30,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/threads.cpp",
         "Job job{body, count};",
         "Job& job = *new Job{body, count};",
-        "core/test_memory.py::test_a_hundred_thousand_calls_leave_nothing_behind",
+        "core/test_many_calls.py::test_nothing_grows",
     ),
     Mutation(
         "the sums of a 16-bit gradient take twice the memory",

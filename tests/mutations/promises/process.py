@@ -43,7 +43,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/threads.cpp",
         "std::atomic<int64_t> next{0};",
         "static inline std::atomic<int64_t> next{0};",
-        "core/test_transforms.py::test_python_threads",
+        "core/test_threads.py::test_many_threads_with_many_streams",
     ),
     Mutation(
         "a forked child waits for its parent's threads",
@@ -99,7 +99,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/backward.cpp",
         "return in_[band] == turn || failure_;",
         "return in_[band] + 1 >= turn || failure_;",
-        "core/test_streams_and_threads.py::test_many_threads_with_many_streams",
+        "core/test_threads.py::test_many_threads_with_many_streams",
     ),
     Mutation(
         "without libmlx the import says to install mlx without it",

@@ -1,0 +1,44 @@
+// Runs a pass over cases drawn at random, every option of the front door among them, and compares with its formulas
+// written plainly. Needs nothing but the C++ library, so it also runs where Python and MLX do not: cross-built, under an
+// emulator. Case number n is the same in every run and on every machine.
+//
+//   passes forward|backward CASES [FIRST]
+//
+// Prints the instruction set and the number of threads, the worst error, and a checksum of all outputs; or the first case
+// that fails.
+#include "passes.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+using namespace flashattn;
+using namespace flashattn::driver;
+
+int main(int argc, char** argv) try {
+  bool forward = argc > 1 && std::string(argv[1]) == "forward";
+  if (argc < 3 || argc > 4 || !(forward || std::string(argv[1]) == "backward")) {
+    std::fprintf(stderr, "expected forward|backward CASES [FIRST]\n");
+    return 2;
+  }
+  int cases = std::atoi(argv[2]), first = argc == 4 ? std::atoi(argv[3]) : 0;
+  std::string instruction_set = cpu::describe();
+  Check check;
+  for (int number = first; number < first + cases; ++number) {
+    Draw draw{std::mt19937(static_cast<unsigned>(number))};
+    Case c = draw_case(draw, number, forward && draw.chance(30));  // quantised keys and values have no gradient
+    Inputs in = draw_inputs(c, draw);
+    forward ? check_forward(c, in, draw, check) : check_backward(c, in, draw, check);
+    if (!check.failure.empty()) {
+      std::printf("%s: %s\n%s\n", instruction_set.c_str(), c.describe().c_str(), check.failure.c_str());
+      return 1;
+    }
+  }
+  std::printf("%s: %d cases, worst error %.2f of what is allowed, checksum %016llx\n", instruction_set.c_str(), cases,
+              check.worst, static_cast<unsigned long long>(check.checksum));
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 2;
+}

@@ -1,0 +1,56 @@
+"""Programs that tests run, and the instruction sets that they run with."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+NAMES = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "baseline": "baseline"}  # best first
+ARM = platform.machine() in ("arm64", "aarch64")
+SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
+
+
+def sets_here() -> list[str]:
+    """What the operating system says that this machine can do, apart from what the extension finds out."""
+    if ARM:
+        return SETS
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    needs = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "avx2": {"avx2", "fma"}, "baseline": set()}
+    return [name for name in SETS if needs[name] <= set(flags)]
+
+
+def only(sets: Iterable[str]) -> str:
+    """CMake's option that builds no other instruction sets."""
+    return f"-DFLASHATTN_INSTRUCTION_SETS={';'.join(sets)}"
+
+
+each_set = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.skipif(name not in sets_here(), reason=f"this machine has no {NAMES[name]}")
+        )
+        for name in SETS
+    ],
+)
+_others = pytest.mark.long("sanitizers take a minute to compile it")
+each_sanitized_set = pytest.mark.parametrize(
+    "name", [sets_here()[0], *(pytest.param(name, marks=_others) for name in sets_here()[1:])]
+)
+
+
+def run(*command: object, seconds: float | None = 300, **environment: str) -> str:
+    """The output of a program that succeeds, within so many seconds."""
+    done = subprocess.run(
+        [*map(str, command)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
