@@ -80,8 +80,8 @@ def call_of(rng: np.random.Generator, query, key, value, *args, dlse: bool = Tru
     return Call(query, key, value, *cotangents, *args, **options)
 
 
-def flash_gradients(call: Call) -> Gradients:
-    """Of flash_attention, by mx.vjp."""
+def flash(call: Call) -> tuple[list[mx.array], Gradients]:
+    """out, or out and lse if that has a gradient, and the gradients, of flash_attention by mx.vjp."""
     options = {"scale": call.scale, "mask": call.mask, "softcap": call.softcap, "alibi_slopes": call.alibi_slopes}
 
     def results(query, key, value, sinks=None):
@@ -89,7 +89,12 @@ def flash_gradients(call: Call) -> Gradients:
         return [out] if call.dlse is None else [out, lse]
 
     primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])
-    return Gradients(*mx.vjp(results, primals, [call.dout] if call.dlse is None else [call.dout, call.dlse])[1])
+    outputs, gradients = mx.vjp(results, primals, [call.dout] if call.dlse is None else [call.dout, call.dlse])
+    return outputs, Gradients(*gradients)
+
+
+def flash_gradients(call: Call) -> Gradients:
+    return flash(call)[1]
 
 
 def unfused_gradients(call: Call, out: np.ndarray, lse: np.ndarray, dtype=np.float64) -> Gradients:

@@ -4,15 +4,17 @@ What depends on it follows from who sees whom: a key that a row does not see is 
 backward. NaN reaches everything of that. Infinity may reach less: a score of -inf is a key without weight.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import flash_attention, quantized_flash_attention
+from flashattn_core import quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from flashattn_core.reference import visible_and_bias
-from oracle import DTYPES, draw
+from gradient_oracle import Call, draw_call, flash
+from oracle import to_numpy
+from test_quantised import normal, quantised
 
 POISONS = [np.nan, np.inf, -np.inf]
 POSITIONS = 8  # of an input; all of them if it has fewer elements
@@ -26,6 +28,9 @@ class Shape:
     kv_heads: int = 2
     dim: int = 3
     value_dim: int = 5
+
+    def __str__(self) -> str:
+        return f"{self.length}x{self.key_len}"
 
 
 # Decode and prefill; one vector, one tile, several runs and tiles and bands.
@@ -45,59 +50,19 @@ MASKS = {
     "bool": lambda rng, s: {"mask": mx.array(rng.random((s.length, s.key_len)) > 0.4)},
     "everything": lambda rng, s: {
         "mask": Causal(),
-        "bias": np.where(rng.random((s.heads, s.length, s.key_len)) > 0.3, 0.5, -np.inf).astype(np.float32),
-        "sinks": rng.standard_normal(s.heads).astype(np.float32),
-        "alibi_slopes": rng.random(s.heads).astype(np.float32),
+        "bias": mx.array(np.where(rng.random((s.heads, s.length, s.key_len)) > 0.3, 0.5, -np.inf), mx.float32),
+        "sinks": normal(rng, s.heads),
+        "alibi_slopes": mx.array(rng.random(s.heads), mx.float32),
         "softcap": 4.0,
     },
 }
 
 
-@dataclass(frozen=True)
-class Call:
-    """The arrays of one call, with the gradients of out and lse, and what is no array."""
-
-    arrays: dict[str, np.ndarray]
-    dtype: mx.Dtype
-    options: dict
-
-    def outputs(self) -> dict[str, np.ndarray]:
-        """out, lse and the gradients, as bits."""
-        of_dtype = ("query", "key", "value", "bias", "sinks", "dout")
-        a = {k: mx.array(v).astype(self.dtype if k in of_dtype else mx.float32) for k, v in self.arrays.items()}
-        dout, dlse, bias = a.pop("dout"), a.pop("dlse"), a.pop("bias", None)
-        slopes, options = a.pop("alibi_slopes", None), dict(self.options)
-        if bias is not None:
-            options["mask"] = options["mask"] & bias
-
-        def attention(*primals):
-            named = dict(zip(a, primals, strict=True))
-            return flash_attention(**named, alibi_slopes=slopes, **options, return_lse=True)
-
-        results, gradients = mx.vjp(attention, list(a.values()), [dout, dlse])
-        names = ["out", "lse", *("d" + name for name in a)]
-        return {name: bits(x) for name, x in zip(names, [*results, *gradients], strict=True)}
-
-
-def bits(a: mx.array) -> np.ndarray:
-    return np.array(a.view(mx.uint32 if a.dtype.size == 4 else mx.uint16))
-
-
-def is_nan(a: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
-    return np.array(mx.isnan(mx.array(a).view(mx.float32 if a.dtype == np.uint32 else dtype)))
-
-
-def draw_call(rng, shape: Shape, mask: str, dtype: str) -> Call:
-    s = shape
-    query, key, value = draw(
-        rng, heads=s.heads, kv_heads=s.kv_heads, length=s.length, key_len=s.key_len, dim=s.dim, value_dim=s.value_dim
-    )
-    arrays = {name: np.array(a) for name, a in zip(("query", "key", "value"), (query, key, value), strict=True)}
-    options = MASKS[mask](rng, s)
-    arrays |= {name: options.pop(name) for name in ("sinks", "alibi_slopes", "bias") if name in options}
-    arrays["dout"] = rng.standard_normal((1, s.heads, s.length, s.value_dim)).astype(np.float32)
-    arrays["dlse"] = rng.standard_normal((1, s.heads, s.length)).astype(np.float32)
-    return Call(arrays, DTYPES[dtype], options)
+def outputs(call: Call, mask=None, bias=None, **arrays) -> dict[str, mx.array]:
+    """out, lse and the gradients, of the call with these arrays instead of its own."""
+    (out, lse), gradients = flash(replace(call, mask=mask if bias is None else mask & bias, **arrays))
+    named = {"out": out, "lse": lse, "dquery": gradients.dq, "dkey": gradients.dk, "dvalue": gradients.dv}
+    return named if gradients.dsinks is None else named | {"dsinks": gradients.dsinks}
 
 
 def some_pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -134,85 +99,75 @@ def reached(visible: np.ndarray, shape: Shape, bad: dict[str, np.ndarray]) -> di
     }
 
 
-def positions(rng, a: np.ndarray):
-    for flat in rng.permutation(a.size)[:POSITIONS]:
-        yield np.unravel_index(flat, a.shape)
+def spoilt(rng, array: mx.array, poisons):
+    """For some elements: the array where that one is bad, how, and where."""
+    for flat in rng.permutation(array.size)[:POSITIONS]:
+        bad = (np.arange(array.size) == flat).reshape(array.shape)
+        poison = rng.choice(poisons)
+        yield mx.where(mx.array(bad), mx.array(poison, array.dtype), array), poison, bad
+
+
+def assert_reached(got, clean, expected, poison, where: str) -> None:
+    """NaN is in all that is expected, and all else has its bits."""
+    for output, found in got.items():
+        mask = np.broadcast_to(expected[output], found.shape)
+        same = np.array(bits(found) == bits(clean[output]))
+        assert same[~mask].all(), f"{poison} in {where}, seen in {output}"
+        if np.isnan(poison):
+            assert np.array(mx.isnan(found))[mask].all(), f"{where}, {output}"
+
+
+def bits(a: mx.array) -> mx.array:
+    return a.view(mx.uint32 if a.dtype.size == 4 else mx.uint16)
 
 
 @pytest.mark.rotate(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.length}x{s.key_len}")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_reaches_what_depends_on_it(rng, shape, mask, dtype):
-    call = draw_call(rng, shape, mask, dtype)
-    query_shape = (1, shape.heads, shape.length, shape.dim)
-    whole = call.options.get("mask")
-    if "bias" in call.arrays:
-        whole = whole & mx.array(call.arrays["bias"])
-    visible, _ = visible_and_bias(query_shape, shape.key_len, whole)
-    clean = call.outputs()
-    for name, array in call.arrays.items():
-        for at in positions(rng, array):
-            if name == "bias" and array[at] == -np.inf:
-                continue  # a hidden pair that would be shown
-            poison = rng.choice(POISONS[:2] if name == "bias" else POISONS)  # a bias of -inf is no fault: it hides
-            spoilt = array.copy()
-            spoilt[at] = poison
-            got = replace(call, arrays={**call.arrays, name: spoilt}).outputs()
-            bad = {k: np.zeros(v.shape, bool) for k, v in call.arrays.items()}
-            bad[name][at] = True
-            expected = reached(visible, shape, bad)
-            for output, found in got.items():
-                where = f"{poison} in {name}{[int(i) for i in at]}, seen in {output}"
-                mask_of = np.broadcast_to(expected[output], found.shape)
-                np.testing.assert_array_equal(found[~mask_of], clean[output][~mask_of], err_msg=where)
-                if np.isnan(poison):
-                    assert is_nan(found, call.dtype)[mask_of].all(), where
+    call = draw_call(rng, **asdict(shape), dtype=dtype)
+    options = MASKS[mask](rng, shape)
+    call = replace(call, softcap=options.pop("softcap", None))
+    described = options.pop("mask", None)
+    options = {k: v if k == "alibi_slopes" else v.astype(call.query.dtype) for k, v in options.items()}
+    arrays = {name: getattr(call, name) for name in ("query", "key", "value", "dout", "dlse")} | options
+    whole = described & options["bias"] if "bias" in options else described
+    visible, _ = visible_and_bias(call.query.shape, shape.key_len, whole)
+    clean = outputs(call, described, **arrays)
+    untouched = {name: np.zeros(a.shape, bool) for name, a in arrays.items()}
+    for name, array in arrays.items():
+        # A bias of -inf is no fault: it hides, and without it a pair is shown.
+        for changed, poison, bad in spoilt(rng, array, POISONS[:2] if name == "bias" else POISONS):
+            if name == "bias" and np.isneginf(to_numpy(array)[bad]):
+                continue
+            got = outputs(call, described, **{**arrays, name: changed})
+            assert_reached(got, clean, reached(visible, shape, {**untouched, name: bad}), poison, name)
 
 
 @pytest.mark.rotate(5)
 @pytest.mark.parametrize("bits_each", [4, 8])
 @pytest.mark.parametrize("name", ["key scales", "key biases", "value scales", "value biases"])
-@pytest.mark.parametrize("shape", [Shape(1, 1), Shape(3, 700), Shape(20, 33)], ids=lambda s: f"{s.length}x{s.key_len}")
+@pytest.mark.parametrize("shape", [Shape(1, 1), Shape(3, 700), Shape(20, 33)], ids=str)
 def test_in_the_scales_of_quantised_keys_and_values(rng, shape, name, bits_each):
     """A scale or bias of values stands for the columns of its group alone."""
-    heads, dim, group_size = shape.heads, 96, 32
-    query = mx.array(rng.standard_normal((1, heads, shape.length, dim), dtype=np.float32))
-    packed = {
-        of: list(
-            mx.quantize(
-                mx.array(rng.standard_normal((1, shape.kv_heads, shape.key_len, dim), dtype=np.float32)),
-                group_size=group_size,
-                bits=bits_each,
-            )
-        )
-        for of in ("key", "value")
-    }
+    dim, how = 96, {"group_size": 32, "bits": bits_each}
+    query = normal(rng, 1, shape.heads, shape.length, dim)
+    packed = {of: quantised(rng, 1, shape.kv_heads, shape.key_len, dim, **how) for of in ("key", "value")}
 
     def outputs(arrays):
-        out, lse = quantized_flash_attention(
-            query, *map(tuple, arrays.values()), mask="causal", group_size=group_size, bits=bits_each, return_lse=True
-        )
-        return {"out": bits(out), "lse": bits(lse)}
+        out, lse = quantized_flash_attention(query, **arrays, mask="causal", **how, return_lse=True)
+        return {"out": out, "lse": lse}
 
     visible, _ = visible_and_bias(query.shape, shape.key_len, "causal")
     clean = outputs(packed)
     of, part = name.split()
     index = ["weights", "scales", "biases"].index(part)
-    array = np.array(packed[of][index])
-    for at in positions(rng, array):
-        spoilt = array.copy()
-        spoilt[at] = np.nan
-        arrays = {**packed, of: [mx.array(spoilt) if i == index else a for i, a in enumerate(packed[of])]}
-        got = outputs(arrays)
-        bad = np.zeros(array.shape, bool)
-        bad[at] = True
-        bad = np.repeat(np.repeat(bad, heads // shape.kv_heads, axis=1), group_size, axis=-1)
+    for changed, _, bad in spoilt(rng, packed[of][index], [np.nan]):
+        parts = [changed if i == index else a for i, a in enumerate(packed[of])]
+        bad = np.repeat(np.repeat(bad, shape.heads // shape.kv_heads, axis=1), 32, axis=-1)
         rows = some_pair(visible, bad)
         expected = {"out": rows, "lse": np.zeros(rows.shape[:-1], bool)}
         if of == "key":
             expected = {"out": rows.any(axis=-1, keepdims=True), "lse": rows.any(axis=-1)}
-        for output, found in got.items():
-            mask_of = np.broadcast_to(expected[output], found.shape)
-            np.testing.assert_array_equal(found[~mask_of], clean[output][~mask_of], err_msg=f"{at}, {output}")
-            assert is_nan(found, mx.float32)[mask_of].all(), f"{at}, {output}"
+        assert_reached(outputs({**packed, of: parts}), clean, expected, np.nan, name)
