@@ -1,9 +1,12 @@
-"""A decode step's row equals the same row of a prefill, with every option."""
+"""A decode step's row equals the same row of a prefill, with every option.
+
+Each of up to 8 queries at once has the bits that it has alone: speculative decoding verifies what it generates.
+"""
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import flash_attention
+from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from oracle import draw, to_numpy
 
@@ -60,3 +63,28 @@ def test_long_sums_keep_their_digits(length):
     out, lse = flash_attention(query, key, mx.ones_like(key), scale=1.0, return_lse=True)
     np.testing.assert_allclose(to_numpy(lse), np.log(1 + 131071 * np.float64(np.float32(0.3))), rtol=0, atol=bound)
     np.testing.assert_allclose(to_numpy(out), 1, rtol=0, atol=2 * bound)
+
+
+@pytest.mark.rotate(5)
+@pytest.mark.parametrize("mask", ["causal", SlidingWindow(70), SlidingWindow(600) & KeyRange(4)], ids=str)
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (14, 2), (40, 1)])
+@pytest.mark.parametrize("key_len", [9, 300, 1100])
+def test_each_of_several_has_the_bits_that_it_has_alone(rng, key_len, heads, mask):
+    query, key, value = draw(rng, heads=heads[0], kv_heads=heads[1], length=8, key_len=key_len, dim=64)
+    together = flash_attention(query, key, value, mask=mask)
+    for count in (1, 2, 3, 5):
+        for first in range(0, 8, count):
+            last = min(first + count, 8)
+            seen = key_len - 8 + last
+            some = flash_attention(query[:, :, first:last], key[:, :, :seen], value[:, :, :seen], mask=mask)
+            np.testing.assert_array_equal(np.array(some), np.array(together[:, :, first:last]))
+
+
+def test_so_with_quantised_keys_and_values(rng):
+    query, key, value = draw(rng, heads=14, kv_heads=2, length=8, key_len=700, dim=64)
+    packed = [mx.quantize(x, group_size=64, bits=8) for x in (key, value)]
+    together = quantized_flash_attention(query, *packed, mask="causal")
+    for i in range(8):
+        seen = [tuple(x[:, :, : 693 + i] for x in tensor) for tensor in packed]
+        alone = quantized_flash_attention(query[:, :, i : i + 1], *seen, mask="causal")
+        np.testing.assert_array_equal(np.array(alone), np.array(together[:, :, i : i + 1]))

@@ -113,14 +113,14 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/threads.cpp",
         "std::thread([this] { work(); }).detach();",
         "static std::list<std::thread> threads;\n        threads.emplace_back([this] { work(); });",
-        "core/test_exit.py::test_exit_code_and_streams_are_the_program_s",
+        "core/test_process.py::test_exit_code_and_streams_are_the_program_s",
     ),
     Mutation(
         "the mask is read in an assertion, which -O leaves out",
         f"{CORE}/attention.py",
         "    m = lower(mask)\n",
         "    assert (m := lower(mask))\n",
-        "core/test_interpreter_modes.py::test_import_and_call",
+        "core/test_process.py::test_import_and_call",
     ),
     Mutation(
         "flash-eval doctor wants a home that is there",

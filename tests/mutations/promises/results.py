@@ -104,7 +104,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/attention.cpp",
         "for_each_query(cut.block(params, i), [&](const RowBlock& block) { isa.attend(args, block); });",
         "isa.attend(args, cut.block(params, i));",
-        "core/test_decode_batches.py::test_as_one_by_one",
+        "core/test_decode_equals_prefill.py::test_each_of_several_has_the_bits_that_it_has_alone",
     ),
     Mutation(
         "a decode step without keys computes nothing",
