@@ -15,8 +15,7 @@ namespace {
 
 // A thread's working memory for a tile and one band of rows.
 struct TileScratch {
-  float* memory = nullptr;
-  int64_t capacity = 0;
+  KeptMemory memory;
 
   int depth, value_depth;  // head_dim and value_dim, padded to whole vectors
   // Of the tile.
@@ -58,23 +57,13 @@ struct TileScratch {
                           {&cap_slope, caps(p) ? keys * rows : 0}};
     int64_t total = 0;
     for (const Part& part : parts) total += part.size;
-    if (total > capacity) {
-      std::free(memory);
-      memory = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(total) * sizeof(float)));
-      capacity = memory ? total : 0;
-      if (!memory) {
-        throw std::bad_alloc();
-      }
-    }
-    float* next = memory;
+    float* next = memory.floats(total);
     for (const Part& part : parts) {
       *part.start = next;
       next += part.size;
     }
     for (float& one : ones) one = 1;
   }
-
-  ~TileScratch() { std::free(memory); }
 };
 
 thread_local Scratch kept_rows;

@@ -1,9 +1,7 @@
 // A thread's working memory for one block of rows, and the sizes of the tiles that it holds.
 #pragma once
 
-#include <cstdlib>
-#include <new>
-
+#include "kept_memory.h"
 #include "kernels.h"
 #include "masked_scores.h"
 #include "matmul.h"
@@ -32,8 +30,7 @@ struct Band {
 
 // What a block needs. Grows to the largest one that the thread has seen.
 struct Scratch {
-  float* memory = nullptr;
-  int64_t capacity = 0;
+  KeptMemory memory;
 
   // What the block at hand uses of it.
   bool few_rows;      // so few that the scores of several keys share a vector, see dot()
@@ -79,15 +76,7 @@ struct Scratch {
     constexpr int64_t kLine = 16;  // each part begins on a cache line
     int64_t total = 0;
     for (const Part& part : parts) total += (part.size + kLine - 1) / kLine * kLine;
-    if (total > capacity) {
-      std::free(memory);
-      memory = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(total) * sizeof(float)));
-      capacity = memory ? total : 0;
-      if (!memory) {
-        throw std::bad_alloc();
-      }
-    }
-    float* next = memory;
+    float* next = memory.floats(total);
     for (const Part& part : parts) {
       *part.start = next;
       next += (part.size + kLine - 1) / kLine * kLine;
@@ -98,8 +87,6 @@ struct Scratch {
   static int64_t store_size(const AttentionParams& p, int dim) {
     return p.bits == 0 ? 0 : 2 * (dim / p.group_size) + dim * p.bits / 32;
   }
-
-  ~Scratch() { std::free(memory); }
 };
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

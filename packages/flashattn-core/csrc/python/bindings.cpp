@@ -11,6 +11,7 @@
 #include <string>
 
 #include "../cpu/forward.h"
+#include "../cpu/kept_memory.h"
 #include "../cpu/roofline.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
@@ -124,6 +125,10 @@ NB_MODULE(_ext, m) {
   m.def("read_bandwidth", &cpu::read_bandwidth, nb::call_guard<nb::gil_scoped_release>(),
         "Bytes per second that the CPU backend's threads read from a buffer larger than the caches (256 MB).\n"
         "Takes 0.2 s.");
+  m.def("release_scratch", &cpu::release_kept_memory, nb::call_guard<nb::gil_scoped_release>(),
+        "Frees the working memory that the CPU backend's threads keep for their next call, after the calls under way.\n"
+        "Returns how many bytes that was: the most that calls since the last release needed at once. It is no part of\n"
+        "mx.get_peak_memory().");
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");

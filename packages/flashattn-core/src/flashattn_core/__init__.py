@@ -13,7 +13,7 @@ except ImportError as error:
 
 from . import _ext as _ext  # the modules beside this one take it from here
 from . import masks
-from ._ext import NoKernelError, array_id, peak_flops, read_bandwidth, reset_stats, stats
+from ._ext import NoKernelError, array_id, peak_flops, read_bandwidth, release_scratch, reset_stats, stats
 from .attention import flash_attention, quantized_flash_attention
 from .interrupt import interruptible
 from .plan import Plan, max_head_dim, plan
@@ -34,6 +34,7 @@ __all__ = [
     "plan",
     "quantized_flash_attention",
     "read_bandwidth",
+    "release_scratch",
     "reset_stats",
     "stats",
 ]
