@@ -16,7 +16,8 @@ from typing import Any
 import click
 import numpy as np
 
-from flash_evals import figures, finetune_plot, machine, models, options, output, training
+from flash_evals import claims, figures, finetune_plot, machine, models, options, output, training
+from flash_evals.claims import Ratio
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Flash, memory_method
 from flash_evals.output import Outputs, Table
@@ -89,21 +90,22 @@ def command(
     step           median time of a training step (20th–80th percentile):
                    forward, gradient and Adam's update, compiled
     tokens/s       tokens of a step over that median
-    peak memory    what a step needs on top of the model, the adapters and
-                   Adam's state, at most
+    peak memory    the most that a step needs on top of the model, the
+                   adapters and Adam's state
     loss           before the last step
-    steps          that count, of each arm: fewer than --repetitions at a
-                   length that reaches --max-seconds. If its first steps do,
-                   they count, and are all there are.
+    steps          that count, of each arm. A length that reaches
+                   --max-seconds takes fewer than --repetitions. If its
+                   warm-up does, the warm-up counts.
     max |Δ|        largest difference of the two losses at any step
-    on/off         ratio of the two above
+    on/off         ratio of the two above; ~ behind it: the steps overlap,
+                   and no difference is claimed
     flash:         what ran with the patch on: calls of each kernel, and
                    fallbacks, which are calls left to MLX, with the reason
 
-    The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters,
-    take turns in going first and learn from the same random tokens: time and memory are those of any text, the
-    loss says nothing of the model. Attention without the patch needs memory for the square of the length: what
-    does not fit is skipped, and named. Ctrl-C ends the run and reports the finished ones.
+    The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters, take
+    turns in going first and learn from the same random tokens. Time and memory are those of any text. The loss says
+    nothing about the model. Without the patch, attention needs memory for the square of the length. A length that
+    does not fit is skipped, and named. Ctrl-C ends the run and reports the finished steps.
     """
     described_machine = machine.describe()
     loaded = models.load(model, revision)
@@ -255,8 +257,8 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     for of_length in result["results"]:
         rows += _rows(of_length)
     flash, device = Flash.of(result["flash"]), result["machine"]["device"]
-    how = "off and on taking turns"
-    lines = [f"{subject(result)} · {how} · {device}", "", table(rows), "", str(flash)]
+    how, shown = "off and on taking turns", table(rows)
+    lines = [f"{subject(result)} · {how} · {device}", "", shown, "", *claims.legend(shown), str(flash)]
     if not flash.calls:
         lines.append("Flash did not run in training: both arms are MLX's own attention.")
     if result["machine"]["blas"] == "reference":
@@ -281,6 +283,11 @@ def _rows(of_length: dict[str, Any]) -> list[tuple[str, ...]]:
         )
         for number, name in enumerate(ARMS)
     ]
-    off, on = of_length["off"], of_length["on"]
-    ratios = (output.ratio(on[key], off[key]) for key in ("seconds", "tokens_per_s", "peak_memory_mb"))
-    return [*arms, ("", "on/off", *ratios, f"max |Δ| {of_length['max_abs_dloss']:.1e}", "")]
+    ratios = (
+        Ratio.of(
+            claims.quotient(of_length["on"][key], of_length["off"][key]),
+            *([trial[name][key] for trial in of_length["trials"]] for name in ARMS),
+        )
+        for key in ("seconds", "tokens_per_s", "peak_memory_mb")
+    )
+    return [*arms, ("", "on/off", *map(str, ratios), f"max |Δ| {of_length['max_abs_dloss']:.1e}", "")]

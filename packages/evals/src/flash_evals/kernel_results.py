@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from flash_evals import machine, output
+from flash_evals import claims, machine, output
+from flash_evals.claims import Ratio
 from flash_evals.contest import Contest
 from flash_evals.contest import Entry as Measured
 from flash_evals.output import Table
@@ -152,13 +153,13 @@ def _rows(contest: dict[str, Entry], passes: Sequence[Pass]) -> list[list[str]]:
     return rows
 
 
-def _figures(entry: Entry, pass_: Pass, times: float | None) -> list[str]:
+def _figures(entry: Entry, pass_: Pass, against_flash: Ratio | None) -> list[str]:
     trials = entry[pass_]["trials(s)"]
     return [
         output.duration(trials),
         f"{speed(entry, pass_):,.1f}",
         _share(entry, pass_),
-        _faster(times),
+        _faster(against_flash),
         f"{entry[pass_][PEAK_MEMORY]:,.1f} MB",
         str(len(trials)),
     ]
@@ -195,18 +196,19 @@ def _share(entry: Entry, pass_: Pass) -> str:
     return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
 
 
-def ratio(contest: dict[str, Entry], name: str, pass_: Pass) -> float | None:
+def ratio(contest: dict[str, Entry], name: str, pass_: Pass) -> Ratio | None:
     """The time of that implementation over flash's; None of flash itself, and if one of them did not take part."""
     if name == "flash" or not all(each in contest and contest[each][pass_] for each in (name, "flash")):
         return None
-    seconds, flash = (contest[each][pass_]["time(s)"] for each in (name, "flash"))
-    return float(seconds / flash)
+    other, flash = (contest[each][pass_] for each in (name, "flash"))
+    return Ratio.of(other["time(s)"] / flash["time(s)"], other["trials(s)"], flash["trials(s)"])
 
 
-def _faster(times: float | None) -> str:
-    if times is None:
+def _faster(times: Ratio | None) -> str:
+    if times is None or times.value is None:
         return ""
-    return f"{times:,.2f}x faster" if times >= 1 else f"{1 / times:,.2f}x slower"
+    words = {1: f"{claims.times(times.value)} faster", -1: f"{claims.times(1 / times.value)} slower"}
+    return words.get(times.sign or 0, claims.NOTHING)
 
 
 def _closing(contests: Sequence[dict[str, Entry]], passes: Sequence[Pass]) -> list[str]:
@@ -217,6 +219,9 @@ def _closing(contests: Sequence[dict[str, Entry]], passes: Sequence[Pass]) -> li
             ratios = [times for contest in contests if (times := ratio(contest, name, pass_)) is not None]
             if len(ratios) > 1:
                 who = f"{name}, {pass_}" if len(passes) > 1 else name
-                spread = f"{min(ratios):,.2f}x–{max(ratios):,.2f}x over {len(ratios)} shapes"
-                lines.append(f"flash against {who}: {statistics.geometric_mean(ratios):,.2f}x ({spread})")
+                values = [each.value for each in ratios if each.value is not None]
+                spread = f"{claims.times(min(values))}–{claims.times(max(values))} over {len(values)} shapes"
+                if unclear := sum(each.sign == 0 for each in ratios):
+                    spread += f", {claims.NOTHING} in {unclear}"
+                lines.append(f"flash against {who}: {claims.times(statistics.geometric_mean(values))} ({spread})")
     return lines

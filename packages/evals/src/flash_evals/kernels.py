@@ -175,17 +175,18 @@ def command(
                100 % where keys and values stay in the caches
     memory     what one call needs beyond its inputs; of backward the
                forward pass before it counts, too
-    flash is   so many times faster or slower: the ratio of the medians
+    flash is   so many times faster or slower: the ratio of the medians; or
+               no clear difference, if the trials overlap
     flash against
                the geometric mean of these ratios, and their range
-    trials     that count: fewer than --repetitions where --max-seconds
+    trials     that count; fewer than --repetitions where --max-seconds
                ended them
     peak, reads
                those two bounds of the machine, measured in every round
 
-    All see the same random numbers and take turns, in changing order, with the bounds of the machine; their results
-    are compared first. mlx and naive write the whole score matrix: of long sequences leave them out.
-    Ctrl-C ends the run and reports the finished trials.
+    All see the same random numbers. Their results are compared first. Then they and the bounds of the machine take
+    turns, in changing order. mlx and naive write the whole score matrix, so leave them out of long sequences. Ctrl-C
+    ends the run and reports the finished trials.
     """
     if window and not causal:
         raise EvalError(f"--window {window} is causal, and does not go with --no-causal")

@@ -54,11 +54,6 @@ def count(n: float) -> str:
     return f"{n:.0f}"
 
 
-def ratio(on: float | None, off: float | None) -> str:
-    """`0.62x`; empty if there is nothing to divide by."""
-    return f"{on / off:.2f}x" if on is not None and off else ""
-
-
 def plain(x: float | None, digits: int = 4) -> str:
     """A number with its decimals while that is readable, in scientific notation beyond."""
     if x is None or not math.isfinite(x):

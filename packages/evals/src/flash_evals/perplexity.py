@@ -17,7 +17,8 @@ import click
 import numpy as np
 from rich.progress import TextColumn
 
-from flash_evals import data, machine, models, options, output, paired, reading, records, scoring
+from flash_evals import claims, data, machine, models, options, output, paired, reading, records, scoring
+from flash_evals.claims import Ratio
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Arm, Flash, memory_method
 from flash_evals.output import Outputs, Table
@@ -72,15 +73,15 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 @click.option(
     "--compare",
     type=click.Path(path_type=Path),
-    help="Compare the one --arm that runs with one in this file, token by token: the other arm or, if the file has "
-    "not that one, the same of another machine, version or model. Text, tokens and windows must be the same.",
+    help="Compare the --arm that runs with the other arm in this file, token by token. If the file has only the same "
+    "arm, compare with that: of another machine, version or model. Text, tokens and windows must be the same.",
 )
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
     callback=options.writable,
-    help="As --save-logprobs, and begin behind what the file holds already: for a run that was stopped or killed. "
-    "Only the batch size and the number of ranks may be others than before.",
+    help="As --save-logprobs, and begin behind what the file holds. For a run that was stopped or killed. Only the "
+    "batch size and the number of ranks may change.",
 )
 @options.outputs
 def command(
@@ -104,22 +105,24 @@ def command(
 ) -> None:
     """Perplexity, speed and memory of a model, patch off against patch on.
 
-    Both arms read the same batches, taking turns in going first; a window to warm up is not counted. Or one --arm
-    runs now, and is compared with what another run has saved. KL and |Δlogit| are not known then, and speed and memory
-    are set against the other arm's only if both ran under the same conditions.
+    Both arms read the same batches and take turns in going first. A window to warm up is not counted. One --arm can
+    also run alone and be compared with a saved run. Then KL and |Δlogit| are not known, and speed and memory get a
+    ratio only if both arms ran under the same conditions.
 
     \b
-    token perplexity   exp of the mean cost of a token, -ln p. ±: standard error
-                       of that mean, tokens taken as independent: a lower bound
+    token perplexity   exp of the mean cost of a token, -ln p. ± is the standard
+                       error of that mean, as if tokens were independent
     word / byte perplexity
                        the same cost per word (split at white space) and per byte
-                       (UTF-8) of the original text, for comparing models whose
+                       (UTF-8) of the original text, to compare models whose
                        tokenizers differ
     bits per byte      the cost per byte as a number of bits
     ΔNLL               on minus off (with --compare the second column minus the
                        first), mean over the tokens ± its standard error
     prefill tokens/s   median of the batches (20th to 80th percentile), of a rank
-    peak memory        what a batch needs on top of the loaded model, at most
+    peak memory        the most that a batch needs on top of the loaded model
+    difference         ratio of the two columns; ~ behind it: their trials
+                       overlap, and no difference is claimed
     top-1 agreement    tokens where both arms rank the same one first, or tied
     max |Δlogit|       largest difference of any logit at any scored token
     mean KL            KL(off || on) of the predicted distributions, in nats
@@ -128,10 +131,10 @@ def command(
 
     "Same predictions" is said if top-1 agrees everywhere and ΔNLL is within 1e-4.
 
-    Each token is scored once, except the first if there is no BOS before it. Ctrl-C ends the run and reports the
+    Each token is scored once. The first is not, if there is no BOS before it. Ctrl-C ends the run and reports the
     batches that are finished.
 
-    Under mlx.launch -n N the batches are spread over N processes: the same scores, sooner. Rank 0 prints and writes.
+    Under mlx.launch -n N the batches are spread over N processes. The scores are the same. Rank 0 prints and writes.
     """
     _require_one_use(arm, compare, save, resume, outputs)
     described_machine = machine.describe()
@@ -356,10 +359,9 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     model, dataset, settings, compared = (result[key] for key in ("model", "dataset", "settings", "compared"))
     shown = [name for name in ("other", *ARMS) if name in result]
     arms = [result[name] for name in shown]
-    trials = {name: [trial[name] for trial in result["trials"] if name in trial] for name in shown}
+    trials = _trials(result)
     titles = {"off": "patch off", "on": "patch on"}
     if compared:
-        trials[compared["column"]] = compared["trials"]
         titles[compared["column"]] = f"patch {compared['arm']}, {Path(compared['file']).name}"
     fingerprint = dataset["fingerprint"].removeprefix("sha256:")[:8]
     header = " · ".join(
@@ -389,12 +391,12 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
         (
             speed,
             *(output.spread([trial["tokens_per_s"] for trial in trials[name]]) for name in shown),
-            _ratio(result, "tokens_per_s"),
+            str(_ratio(result, "tokens_per_s")),
         ),
         (
             "peak memory",
             *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in arms),
-            _ratio(result, "peak_memory_mb"),
+            str(_ratio(result, "peak_memory_mb")),
         ),
     ]
     if ranks["size"] > 1:
@@ -420,13 +422,26 @@ def _delta_nll(compared: dict[str, Any] | None) -> str:
     return f"ΔNLL {compared['delta_nll']:+.1e} ± {compared['delta_nll_se']:.1e}" if compared else ""
 
 
-def _ratio(result: dict[str, Any], figure: str) -> str:
-    """Empty if there is nothing to compare, or if the patch is not all that two arms differ in."""
+def _trials(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Those of each column."""
+    columns: dict[str, list[dict[str, Any]]]
+    columns = {name: [trial[name] for trial in result["trials"] if name in trial] for name in ARMS}
+    if compared := result["compared"]:
+        columns[compared["column"]] = compared["trials"]
+    return columns
+
+
+def _ratio(result: dict[str, Any], figure: str) -> Ratio:
+    """Not known if there is nothing to compare, or if the patch is not all that two arms differ in."""
     compared = result["compared"]
     if not result["paired"] or (compared and compared["column"] != "other" and compared["differs_in"]):
-        return ""
-    first, second = (result[name][figure] for name in result["paired"]["of"])
-    return output.ratio(second, first)
+        return Ratio(None, apart=False)
+    first, second = result["paired"]["of"]
+    trials = _trials(result)
+    return Ratio.of(
+        claims.quotient(result[second][figure], result[first][figure]),
+        *([trial[figure] for trial in trials[name]] for name in (first, second)),
+    )
 
 
 def _comparison(result: dict[str, Any]) -> str:
@@ -467,9 +482,8 @@ def verdict(result: dict[str, Any]) -> str:
         differ, tokens = round((1 - compared["top1_agreement"]) * result["tokens"]), result["tokens"]
         top1 = f"top-1 at {differ:,} of {tokens:,} tokens"
         predictions = f"Predictions differ: {top1}, ΔNLL {compared['delta_nll']:+.1e}"
-    speed, memory = _ratio(result, "tokens_per_s"), _ratio(result, "peak_memory_mb")
-    ratios = [f"{speed} the speed"] * bool(speed) + [f"{memory} the memory"] * bool(memory)
-    return "; ".join(filter(None, (predictions, ", ".join(ratios)))) + "."
+    ratios = {"speed": _ratio(result, "tokens_per_s"), "memory": _ratio(result, "peak_memory_mb")}
+    return "; ".join(filter(None, (predictions, claims.sentence(ratios)))) + "."
 
 
 def _percent(share: float) -> str:

@@ -61,8 +61,8 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--stride",
         type=int,
-        help="Tokens from one window to the next. Less than the context: tokens are scored with more text before "
-        "them, and it takes longer.  [default: the context]",
+        help="Tokens from one window to the next. A stride below the context gives tokens more text before them, and "
+        "takes longer.  [default: the context]",
     )
     @click.option(
         "--scoring",
@@ -70,7 +70,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
         default="rolling",
         show_default=True,
         help="rolling: each token once, as lm-evaluation-harness does it. half: chunks of --context tokens, and only "
-        "the second half of each, as llama.cpp's llama-perplexity does it; what words and bytes cost is then "
+        "the second half of each, as llama.cpp's llama-perplexity does it. What words and bytes cost is then "
         "not known.",
     )
     @click.option(

@@ -34,20 +34,20 @@ READERS: dict[str, Callable[[str, Node], list[Run]]] = {
 def command(files: Sequence[Path], html_file: Path) -> None:
     """One self-contained HTML page of result files: answers, tables and plots.
 
-    The files are those that perplexity, speed, finetune and kernels write with --json, in any mix. On top of the
-    page are four questions, answered as far as the files do:
+    The files are those that perplexity, speed, finetune and kernels write with --json, in any mix. The page begins
+    with four questions and what the files answer:
 
     \b
     Same predictions?     perplexity: whether the same token ranks first
                           everywhere, and the mean ΔNLL is within 1e-4
-    Faster?               all: speed on over off, beyond the spread of the
-                          trials (20th to 80th percentile)
-    Less memory?          all: peak memory on over off
+    Faster?               all: speed on over off, if the trials of the two do
+                          not overlap (20th to 80th percentile)
+    Less memory?          all: peak memory on over off, likewise
     Does training fit?    finetune: the longest sequence, and what was
                           skipped because it had no memory
 
     Below are the figures of each file, plots against the length, the settings and the machine. The page needs no
-    network and no script. A file that is broken, or none of flash-eval's, is named on it and on stderr, and left out.
+    network and no script. A file that is broken, or not of flash-eval, is left out. The page and stderr name it.
     """
     if [file for file in files if file.resolve() == html_file.resolve()]:
         raise EvalError(f"--html {html_file} is one of the result files, and would be lost")

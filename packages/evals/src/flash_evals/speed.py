@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from flash_evals import generation, machine, models, options, output
+from flash_evals import claims, generation, machine, models, options, output
+from flash_evals.claims import Ratio
 from flash_evals.errors import EvalError
 from flash_evals.generation import Case, Draft, Kind, Pair
 from flash_evals.measure import ARMS, Arm, Flash, memory_method
@@ -93,22 +94,22 @@ def command(
     tg32 x4        32 tokens for each of 4 sequences at once
     t/s            tokens of all sequences per second: mean of the
                    repetitions ± their standard deviation
-    on/off         ratio of the medians of t/s, and of peak memory
-    peak memory    what a trial needs on top of the model and the filled
-                   cache, at most
-    attention      its share of the time. MLX is lazy and computes a whole
-                   step in one go, so this takes one more trial of each
-                   arm, which counts nowhere else and is slower: in it each
-                   call of attention is waited for before and after, and
-                   waiting makes short calls longer. None, –, where a model
-                   computes it in one with its projections.
-    accepted       which part of the draft model's tokens the model would
-                   have chosen, too; prompts do without the draft model
+    on/off         ratio of the medians of t/s, and of peak memory; ~ behind
+                   it: the trials overlap, and no difference is claimed
+    peak memory    the most that a trial needs on top of the model and the
+                   filled cache
+    attention      its share of the time, from one more trial of each arm
+                   that counts nowhere else. There, each call of attention
+                   is waited for before and after, which makes short calls
+                   longer. –: the model computes attention in one with its
+                   projections.
+    accepted       the part of the draft model's tokens that the model would
+                   have chosen too; prompts do without the draft model
     flash:         what ran with the patch on: calls of each kernel, and
                    fallbacks, which are calls left to MLX, with the reason
 
-    Both arms see the same random tokens and the same cache, and take turns in going first. Loading and
-    filling the cache are not part of the time. Ctrl-C ends the run and reports the finished trials.
+    Both arms see the same random tokens and the same cache, and take turns in going first. The time does not include
+    loading and filling the cache. Ctrl-C ends the run and reports the finished trials.
     """
     kinds: tuple[tuple[Kind, list[int]], ...] = (("prompt", prompt), ("generation", generate))
     tests = [
@@ -259,8 +260,8 @@ def csv_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def render(result: dict[str, Any], table: Table = output.columns) -> str:
     """The result as a page of text."""
     rows = [_titles(result), *(_row(test, bool(result["draft_model"])) for test in result["results"])]
-    flash = Flash.of(result["flash"])
-    lines = [_header(result), "", table(rows), "", str(flash)]
+    flash, figures = Flash.of(result["flash"]), table(rows)
+    lines = [_header(result), "", figures, "", *claims.legend(figures), str(flash)]
     if not flash.calls:
         lines.append("The patch never ran: both columns are MLX's own attention.")
     if result["machine"]["blas"] == "reference":
@@ -292,12 +293,16 @@ def _row(test: dict[str, Any], drafting: bool) -> list[str]:
     return [
         test["test"],
         *(_rate(arm) for arm in both),
-        f"{test['ratio']:.2f}x",
+        str(_ratio(test, "tokens_per_s", test["ratio"])),
         *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in both),
-        output.ratio(on["peak_memory_mb"], off["peak_memory_mb"]),
+        str(_ratio(test, "peak_memory_mb", claims.quotient(on["peak_memory_mb"], off["peak_memory_mb"]))),
         *(_percent(arm["attention_share"]) for arm in both),
         *(_percent(arm["accepted_share"]) for arm in both if drafting),
     ]
+
+
+def _ratio(test: dict[str, Any], figure: str, value: float | None) -> Ratio:
+    return Ratio.of(value, *([trial[name][figure] for trial in test["trials"]] for name in ARMS))
 
 
 def _percent(share: float | None) -> str:

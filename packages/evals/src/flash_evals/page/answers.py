@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flash_evals.page import units
+from flash_evals.claims import NOTHING, Ratio, times
 from flash_evals.page.html import Content, Html, figure, tag
-from flash_evals.page.run import MLX, Comparison, Ratio, Run, Training
+from flash_evals.page.run import MLX, Comparison, Run, Training
 
 NOT_MEASURED = "Not measured"
 
@@ -87,7 +87,7 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
         whom = "" if against == "off" else f" {'as' if what == 'as fast' else 'of'} {against}"
         level = sum(each.sign == 0 for each in ratios)
         where = f" in {level} of {len(ratios)}" if level < len(ratios) else ""
-        overlap = f" (no clear difference{where})" if level else ""
+        overlap = f" ({NOTHING}{where})" if level else ""
         values = sorted(each.value for each in ratios if each.value is not None)
         parts.append([", " if parts else "", f"{work} ", _range(values), f" {what}{whom}{overlap}"])
     return parts
@@ -95,9 +95,9 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
 
 def _range(ratios: Sequence[float]) -> Content:
     if not ratios:
-        return figure(None, units.times)
-    low, high = figure(ratios[0], units.times), figure(ratios[-1], units.times)
-    return low if units.times(ratios[0]) == units.times(ratios[-1]) else [low, " to ", high]
+        return figure(None, times)
+    low, high = figure(ratios[0], times), figure(ratios[-1], times)
+    return low if times(ratios[0]) == times(ratios[-1]) else [low, " to ", high]
 
 
 def training_fits(runs: Sequence[Run]) -> Answer:

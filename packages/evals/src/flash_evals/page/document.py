@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.resources import files
 
+from flash_evals.claims import MARK
 from flash_evals.page import answers, perplexity
 from flash_evals.page.html import Html, join, tag
 from flash_evals.page.run import Run
@@ -18,10 +19,11 @@ HEADINGS = {
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 LEAD = "mlx-lm's own attention beside flash attention: the same model on the same tokens, patch off and patch on."
 HOW = (
-    "A ratio is on over off, or flash over another. Faster and slower are said where the trials of the two, from the "
-    "20th to the 80th percentile, do not overlap; the same holds for memory. Same predictions "
-    "are said where the same token ranks first everywhere and the mean ΔNLL is within 1e-4. Peak memory is what the "
-    "work needs beyond what was there before it, and MB are 10⁶ bytes. – is a figure that is not finite or not known."
+    "A ratio is on over off, or flash over another. Faster, slower, less and more are said where the trials of the two "
+    f"do not overlap, from the 20th to the 80th percentile. {MARK} behind a ratio means that they do: nothing is "
+    "claimed. Predictions are the same where the same token ranks first everywhere and the mean ΔNLL is within 1e-4. "
+    "Peak memory is what the work needs beyond what was there before it. MB are 10⁶ bytes. – is a figure that is not "
+    "finite or not known."
 )
 
 

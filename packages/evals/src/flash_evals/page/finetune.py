@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flash_evals.claims import Ratio, quotient
 from flash_evals.measure import ARMS, Arm
 from flash_evals.page import chart, run, units
 from flash_evals.page.chart import Point, Series
 from flash_evals.page.html import Html, facts, figure, table, tag
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Ran, Ratio, Run, Training
+from flash_evals.page.run import Comparison, Ran, Run, Training
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Steps:
 class Length:
     tokens: int
     arms: dict[Arm, Steps]
-    time: float | None  # on/off
+    time: Ratio  # on/off
     speed: Ratio
     memory: Ratio
     max_abs_dloss: float | None
@@ -46,13 +47,13 @@ class Length:
     @classmethod
     def read(cls, node: Node) -> "Length":
         arms = {name: Steps.read(node[name]) for name in ARMS}
-        speed = run.ratio(arms["on"].speed, arms["off"].speed)
+        speed = quotient(arms["on"].speed, arms["off"].speed)
         return cls(
             node["seq_len"].count(),
             arms,
-            node["time_ratio"].amount(),
-            Ratio(speed, run.arms_apart(node, "seconds")),
-            Ratio(node["memory_ratio"].amount(), run.arms_apart(node, "peak_memory_mb")),
+            run.ratio(node, "seconds", node["time_ratio"].amount()),
+            run.ratio(node, "seconds", speed),
+            run.ratio(node, "peak_memory_mb", node["memory_ratio"].amount()),
             amount(node, "max_abs_dloss"),
         )
 
@@ -93,11 +94,11 @@ def _table(lengths: Sequence[Length]) -> Html:
             [
                 units.whole(each.tokens),
                 *(figure(steps.seconds, units.seconds) for steps in each.arms.values()),
-                figure(each.time, units.times),
+                run.times(each.time),
                 *(figure(steps.speed, units.rate) for steps in each.arms.values()),
-                figure(each.speed.value, units.times),
+                run.times(each.speed),
                 *(figure(steps.memory, units.megabytes) for steps in each.arms.values()),
-                figure(each.memory.value, units.times),
+                run.times(each.memory),
                 figure(each.max_abs_dloss, units.scientific),
             ]
             for each in lengths

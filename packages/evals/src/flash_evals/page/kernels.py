@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flash_evals.claims import Ratio, quotient, times
 from flash_evals.kernel_results import HELD, PEAK_MEMORY, shape, storage
 from flash_evals.page import chart, run, units
 from flash_evals.page.chart import Axis, Point, Series
-from flash_evals.page.html import Html, figure, table
+from flash_evals.page.html import Content, Html, figure, table
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Ratio, Run
+from flash_evals.page.run import Comparison, Run
 from flash_evals.workload import PASSES
 
 SHARE = Axis(units.share, units.percent_tick, logarithmic=False)
@@ -43,7 +44,7 @@ class Call:
 
     @property
     def share(self) -> float | None:
-        return run.ratio(self.speed, self.bound)
+        return quotient(self.speed, self.bound)
 
 
 Contests = dict[Problem, dict[str, Call]]  # by implementation
@@ -153,7 +154,7 @@ def _table(title: str, panel: Contests) -> Html:
                 [figure(call.low, units.seconds), " to ", figure(call.high, units.seconds)],
                 figure(call.speed, units.rate),
                 figure(call.share, units.share),
-                [figure(_faster(calls, call), units.times), " as fast"] if call.impl != "flash" else "",
+                _faster(calls, call),
                 figure(call.memory, units.megabytes),
             ]
             for problem, calls in panel.items()
@@ -162,8 +163,15 @@ def _table(title: str, panel: Contests) -> Html:
     )
 
 
-def _faster(calls: dict[str, Call], other: Call) -> float | None:
-    return run.ratio(other.seconds, calls["flash"].seconds) if "flash" in calls else None
+def _faster(calls: dict[str, Call], other: Call) -> Content:
+    if other.impl == "flash":
+        return ""
+    ratio = _speed(calls["flash"], other) if "flash" in calls else Ratio(None, apart=False)
+    return [figure(ratio.value, times), " as fast", ratio.mark]
+
+
+def _speed(flash: Call, other: Call) -> Ratio:
+    return Ratio.of(quotient(other.seconds, flash.seconds), other.trials, flash.trials)
 
 
 def _comparisons(problem: Problem, calls: dict[str, Call]) -> list[Comparison]:
@@ -172,8 +180,8 @@ def _comparisons(problem: Problem, calls: dict[str, Call]) -> list[Comparison]:
         Comparison(
             work,
             other.impl,
-            Ratio(_faster(calls, other), run.apart(other.trials, flash.trials)),
-            Ratio(run.ratio(flash.memory, other.memory), apart=True),
+            _speed(flash, other),
+            Ratio(quotient(flash.memory, other.memory), apart=True),
         )
         for other in calls.values()
         if flash and other is not flash

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from flash_evals.claims import Ratio, quotient
 from flash_evals.measure import ARMS, Arm
 from flash_evals.page import chart, run, units
 from flash_evals.page.chart import Point, Series
 from flash_evals.page.html import Content, Html, facts, figure, table, tag
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Predictions, Ran, Ratio, Reading, Run
+from flash_evals.page.run import Comparison, Predictions, Ran, Reading, Run
 from flash_evals.perplexity import SAME_NLL
 
 Columns = dict[str, Node]  # off, on, or the one that was compared with; at least one
@@ -82,13 +83,13 @@ def read(file: str, node: Node) -> list[Run]:
             ],
             [
                 *_comparison(compared),
-                _table(columns, compared),
+                _table(node, columns, compared),
                 _facts(columns, paired, flash),
             ],
             run.about((part, node.get(part)) for part in parts),
             bool(flash.calls) or "on" not in columns,
             run.interrupted(node),
-            _comparisons(node, columns) if together else [],
+            [Comparison("prefill", "off", *(_ratio(node, key) for key in RATIOS))] if together else [],
             paired.predictions(tokens, together) if arms else None,
             reading=_reading(node) if together else None,
         )
@@ -128,13 +129,13 @@ def _rows(columns: Columns) -> list[list[Content]]:
     return rows
 
 
-def _table(columns: Columns, compared: Node | None) -> Html:
+def _table(node: Node, columns: Columns, compared: Node | None) -> Html:
     """With ratios of the arms, if they ran together."""
     head, rows = _head(columns, compared), _rows(columns)
     if _together(columns, compared):
         head.append("on/off")
         for row, key in zip(rows, ("ppl", *(key for _, key, _ in ROWS)), strict=True):
-            row.append(figure(_ratio(columns, key), units.times) if key in RATIOS else "")
+            row.append(run.times(_ratio(node, key)) if key in RATIOS else "")
     return table("Perplexity, prefill speed and peak memory", head, rows)
 
 
@@ -157,13 +158,8 @@ def _facts(columns: Columns, paired: Paired, flash: Ran) -> Html:
     return facts([*(compared if len(columns) == 2 else []), ("flash", str(flash))])
 
 
-def _comparisons(node: Node, columns: Columns) -> list[Comparison]:
-    speed, memory = (Ratio(_ratio(columns, key), run.arms_apart(node, key)) for key in RATIOS)
-    return [Comparison("prefill", "off", speed, memory)]
-
-
-def _ratio(columns: Columns, key: str) -> float | None:
-    return run.ratio(columns["on"][key].amount(), columns["off"][key].amount())
+def _ratio(node: Node, key: str) -> Ratio:
+    return run.ratio(node, key, quotient(node["on"][key].amount(), node["off"][key].amount()))
 
 
 def _reading(node: Node) -> Reading:

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flash_evals import output
+from flash_evals import claims, output
+from flash_evals.claims import Ratio
 from flash_evals.measure import ARMS, Arm
-from flash_evals.page import units
-from flash_evals.page.html import DASH, Content, Html, facts, tag
+from flash_evals.page.html import DASH, Content, Html, facts, figure, tag
 from flash_evals.page.result_file import Node
 
 MLX = ("off", "mlx")  # what is MLX's own attention
@@ -19,22 +19,8 @@ class Comparison:
 
     work: str
     against: str  # "off", or an implementation
-    speed: "Ratio"  # so many times as fast is flash
-    memory: "Ratio"  # flash's part of the other's
-
-
-@dataclass(frozen=True)
-class Ratio:
-    value: float | None
-    apart: bool  # whether the trials of the two lie apart, or overlap
-
-    @property
-    def sign(self) -> int | None:
-        """1 above 1, -1 below. 0 if the trials overlap, and if it is 1.00 as it is shown; None if it is not known."""
-        if self.value is None:
-            return None
-        level = not self.apart or units.times(self.value) == units.times(1)
-        return 0 if level else 1 if self.value > 1 else -1
+    speed: Ratio  # so many times as fast is flash
+    memory: Ratio  # flash's part of the other's
 
 
 @dataclass(frozen=True)
@@ -118,23 +104,14 @@ def trials(node: Node, key: str) -> dict[Arm, list[float]]:
     return values
 
 
-def arms_apart(node: Node, key: str) -> bool:
-    """Whether that figure of the two arms lies apart in their trials."""
-    of_arms = trials(node, key)
-    return apart(of_arms["off"], of_arms["on"])
+def ratio(node: Node, key: str, value: float | None) -> Ratio:
+    """Of that figure, which both arms have in each trial."""
+    return Ratio.of(value, *trials(node, key).values())
 
 
-def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the ranges from the 20th to the 80th percentile do not overlap. What has no trials is taken as it is."""
-    if not one or not other:
-        return True
-    (low, high), (other_low, other_high) = ([output.percentile(x, share) for share in (0.2, 0.8)] for x in (one, other))
-    return high < other_low or other_high < low
-
-
-def ratio(one: float | None, other: float | None) -> float | None:
-    """None if there is nothing to divide, or to divide by."""
-    return one / other if one is not None and other else None
+def times(ratio: Ratio) -> Content:
+    """As tables show it, with a mark where it claims nothing."""
+    return [figure(ratio.value, claims.times), ratio.mark]
 
 
 def about(parts: Iterable[tuple[str, Node | None]]) -> Html:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from flash_evals.claims import Ratio, quotient
 from flash_evals.measure import ARMS, Arm
 from flash_evals.page import chart, run, units
 from flash_evals.page.chart import Point, Series
 from flash_evals.page.html import Content, Html, facts, figure, table
 from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Ran, Ratio, Run
+from flash_evals.page.run import Comparison, Ran, Run
 
 WORK = {"prompt": "prompts", "generation": "generation"}
 
@@ -53,7 +54,7 @@ class Test:
         if node["kind"].text() not in WORK:
             raise node["kind"].expected(" or ".join(WORK))
         arms = {name: Rate.read(node[name]) for name in ARMS}
-        memory = run.ratio(arms["on"].memory, arms["off"].memory)
+        memory = quotient(arms["on"].memory, arms["off"].memory)
         return cls(
             node["test"].text(),
             node["kind"].text(),
@@ -61,8 +62,8 @@ class Test:
             node["depth"].count(),
             batch.count() if (batch := node.get("batch_size")) else 1,
             arms,
-            Ratio(node["ratio"].amount(), run.arms_apart(node, "tokens_per_s")),
-            Ratio(memory, run.arms_apart(node, "peak_memory_mb")),
+            run.ratio(node, "tokens_per_s", node["ratio"].amount()),
+            run.ratio(node, "peak_memory_mb", memory),
         )
 
 
@@ -107,9 +108,9 @@ def _table(tests: Sequence[Test]) -> Html:
             [
                 test.name,
                 *([figure(rate.mean, units.rate), _deviation(rate)] for rate in test.arms.values()),
-                figure(test.speed.value, units.times),
+                run.times(test.speed),
                 *(figure(rate.memory, units.megabytes) for rate in test.arms.values()),
-                figure(test.memory.value, units.times),
+                run.times(test.memory),
                 *(figure(rate.attention, units.share) for rate in test.arms.values() if attention),
                 *(figure(rate.accepted, units.share) for rate in test.arms.values() if accepted),
             ]

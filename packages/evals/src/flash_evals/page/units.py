@@ -33,11 +33,6 @@ def signed(x: float) -> str:
     return f"{x:+.1e}"
 
 
-def times(x: float) -> str:
-    """`0.62x`."""
-    return f"{x:,.2f}x"
-
-
 def rate(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.1f}" if x >= 1 else f"{x:.2g}"
 

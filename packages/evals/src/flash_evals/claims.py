@@ -1,0 +1,73 @@
+"""What may be said of two that did the same work: one is faster, one needs less, or nothing. It is decided here alone.
+
+A difference is claimed if the trials of the two lie apart, so that the ranges from the 20th to the 80th percentile do
+not overlap, and if the ratio of the two is not shown as 1.00x. Memory follows the same rule.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flash_evals.output import percentile
+
+NOTHING = "no clear difference"
+MARK = "~"  # behind a ratio that claims nothing
+LEGEND = f"{MARK} {NOTHING}: the trials of the two overlap, 20th to 80th percentile."
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """What one took over what the other took. `value` is None if it is not known."""
+
+    value: float | None
+    apart: bool  # whether the trials of the two lie apart
+
+    @classmethod
+    def of(cls, value: float | None, one: Sequence[float], other: Sequence[float]) -> "Ratio":
+        return cls(value, apart(one, other))
+
+    @property
+    def sign(self) -> int | None:
+        """1 above 1, -1 below, 0 if nothing is claimed; None if the ratio is not known."""
+        if self.value is None:
+            return None
+        return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1
+
+    @property
+    def mark(self) -> str:
+        return f" {MARK}" if self.sign == 0 else ""
+
+    def __str__(self) -> str:
+        """`0.62x`, `1.02x ~`; empty if it is not known."""
+        return "" if self.value is None else times(self.value) + self.mark
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the ranges from the 20th to the 80th percentile do not overlap. What has no trials is taken as it is."""
+    if not one or not other:
+        return True
+    (low, high), (other_low, other_high) = ([percentile(x, share) for share in (0.2, 0.8)] for x in (one, other))
+    return high < other_low or other_high < low
+
+
+def sentence(ratios: dict[str, Ratio]) -> str:
+    """`0.62x the memory, no clear difference in speed`, of what is known."""
+    said = [
+        f"{times(ratio.value)} the {what}" for what, ratio in ratios.items() if ratio.value is not None and ratio.sign
+    ]
+    unclear = [what for what, ratio in ratios.items() if ratio.sign == 0]
+    return ", ".join([*said, *([f"{NOTHING} in {' and '.join(unclear)}"] if unclear else [])])
+
+
+def legend(page: str) -> list[str]:
+    """The line that says what the mark means, if it is on the page."""
+    return [LEGEND] if MARK in page else []
+
+
+def quotient(one: float | None, other: float | None) -> float | None:
+    """None if there is nothing to divide, or to divide by."""
+    return one / other if one is not None and other else None
+
+
+def times(x: float) -> str:
+    """`0.62x`."""
+    return f"{x:,.2f}x"
