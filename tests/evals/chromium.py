@@ -7,8 +7,6 @@ import select
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 # The browser reads commands from descriptor 3 and writes to 4. Both are moved out of the way of each other first.
 LAUNCH = """
@@ -23,7 +21,7 @@ SECONDS = 60  # for an answer of the browser
 class Chromium:
     """One browser with one page. `events` is what has happened since the page was opened."""
 
-    def __init__(self, program: str, profile: Path) -> None:
+    def __init__(self, program, profile):
         reads, self._write = os.pipe()
         self._read, writes = os.pipe()
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
@@ -38,14 +36,14 @@ class Chromium:
         os.close(writes)
         self._buffer = b""
         self._number = 0
-        self._session: str | None = None
-        self.events: list[dict[str, Any]] = []
+        self._session = None
+        self.events = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def close(self) -> None:
+    def close(self):
         self._session = None
         try:
             self.call("Browser.close")
@@ -56,7 +54,7 @@ class Chromium:
             os.close(self._read)
             os.close(self._write)
 
-    def open(self, path: Path, width: int = 1200, dark: bool = False, media: str = "screen") -> None:
+    def open(self, path, width=1200, dark=False, media="screen"):
         """Returns when the page is loaded."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
@@ -68,22 +66,18 @@ class Chromium:
         while not self.seen("Page.loadEventFired"):
             self._receive()
 
-    def seen(self, method: str) -> list[dict[str, Any]]:
+    def seen(self, method):
         return [event["params"] for event in self.events if event["method"] == method]
 
-    def evaluate(self, script: str) -> Any:
+    def evaluate(self, script):
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def screenshot(self) -> bytes:
-        """All of the page, as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
-
-    def pdf(self) -> bytes:
+    def pdf(self):
         return base64.b64decode(self.call("Page.printToPDF", preferCSSPageSize=True)["data"])
 
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, method, **parameters):
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -95,7 +89,7 @@ class Chromium:
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self):
         """The next message; an event is kept, too."""
         end = time.monotonic() + SECONDS
         while b"\0" not in self._buffer:

@@ -1,12 +1,7 @@
 """What the tests of flash-evals share: a tiny random Qwen2 with its tokenizer, made once, and the command line."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import click.testing
 import flashattn_core
@@ -15,11 +10,12 @@ import pytest
 from flash_evals import contest, implementations
 from flash_evals.cli import main
 from flash_evals.implementations import IMPLEMENTATIONS
-from flash_evals.models import LoadedModel, load
-from kernel_cases import GBS, GFLOPS, Change, Fake
+from flash_evals.models import load
+from fresh_process import fresh_processes
+from kernel_cases import GBS, GFLOPS, Fake
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import qwen2
-from report_page import Element, parse
+from report_page import parse
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 CONFIG = {
@@ -44,23 +40,23 @@ TEXT = (
 
 
 @pytest.fixture(scope="session")
-def text() -> str:
+def text():
     """About 500 characters, some of two and three bytes."""
     return TEXT
 
 
 @pytest.fixture
-def text_file(tmp_path: Path) -> Path:
+def text_file(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(TEXT.encode())
     return path
 
 
 @pytest.fixture(scope="session")
-def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def make_model(tmp_path_factory):
     """Writes a model folder in mlx-lm's layout; keyword arguments replace settings of its config.json."""
 
-    def make(bos: bool = False, dtype: mx.Dtype = mx.float32, **settings: object) -> Path:
+    def make(bos=False, dtype=mx.float32, **settings):
         folder = tmp_path_factory.mktemp("model")
         config = {**CONFIG, **settings}
         mx.random.seed(0)
@@ -75,7 +71,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-def _write_tokenizer(folder: Path, bos: bool) -> None:
+def _write_tokenizer(folder, bos):
     """Byte-level BPE as Qwen2 has it; with a BOS that the tokenizer sets by itself, as Llama has it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -96,26 +92,43 @@ def _write_tokenizer(folder: Path, bos: bool) -> None:
 
 
 @pytest.fixture(scope="session")
-def model_folder(make_model: Callable[..., Path]) -> Path:
+def model_folder(make_model):
     return make_model()
 
 
 @pytest.fixture(scope="session")
-def loaded(model_folder: Path) -> LoadedModel:
+def loaded(model_folder):
     return load(str(model_folder))
 
 
 @pytest.fixture
-def invoke() -> Callable[..., click.testing.Result]:
+def invoke():
     """`flash-eval ...` in this process."""
     return lambda *arguments: click.testing.CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
-def refused(invoke: Callable[..., click.testing.Result]) -> Callable[..., str]:
+def run_command(invoke, model_folder, text_file, tmp_path):
+    """`flash-eval COMMAND ...` on the tiny model and text, which must succeed: its result file, and its page as `page`.
+    Later options replace earlier ones.
+    """
+
+    def run(command, *arguments):
+        out = tmp_path / "out.json"
+        text = ("--context", 24) if command == "perplexity" else ()
+        text += () if "--dataset" in arguments or command != "perplexity" else ("--dataset", text_file)
+        result = invoke(command, "--model", model_folder, *text, "--json", out, *arguments)
+        assert (result.exit_code, result.stderr) == (0, ""), result.output
+        return {**json.loads(out.read_text()), "page": result.stdout}
+
+    return run
+
+
+@pytest.fixture
+def refused(invoke):
     """`flash-eval ...` that must end with one line on stderr and exit code 2; gives the line."""
 
-    def run(*arguments: object) -> str:
+    def run(*arguments):
         result = invoke(*arguments)
         assert (result.exit_code, result.stdout) == (2, ""), result.output
         [line] = result.stderr.splitlines()
@@ -125,42 +138,32 @@ def refused(invoke: Callable[..., click.testing.Result]) -> Callable[..., str]:
     return run
 
 
-RUNS: dict[str, tuple[object, ...]] = {
+RUNS = {
     "perplexity": ("--context", 32),
     "speed": ("-p", "8,16", "-g", 4, "-d", "0,32", "-r", 2),
     "finetune": ("-p", "8,16", "-r", 2),
-    "kernels": (
-        "--quick",
-        "--shape",
-        "4/2x8",
-        "--seq-len",
-        "32,64",
-        "--impl",
-        "flash,mlx",
-        "--pass",
-        "forward,backward",
-    ),
+    "kernels": ("--shape", "4/2x8", "--seq-len", "32,64", "--impl", "flash,mlx", "--pass", "forward,backward", "-r", 3),
 }
 
 
 @pytest.fixture(scope="session")
-def results(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(model_folder, tmp_path_factory):
     """What a small run of each command that measures writes to its --json file. Not to be changed."""
     folder = tmp_path_factory.mktemp("results")
     (folder / "text.txt").write_bytes(TEXT.encode())
-    model: tuple[object, ...] = ("--model", model_folder)
+    model = ("--model", model_folder)
     found = {}
     for name, options in RUNS.items():
-        options += () if name == "kernels" else model
-        options += ("--dataset", folder / "text.txt") if name == "perplexity" else ()
-        arguments = [name, *options, "--json", folder / "out.json"]
+        always = () if name == "kernels" else model
+        text = ("--dataset", folder / "text.txt") if name == "perplexity" else ()
+        arguments = [name, *always, *text, *options, "--json", folder / "out.json"]
         done = click.testing.CliRunner().invoke(main, list(map(str, arguments)))
         assert done.exit_code == 0, done.output
         found[name] = _with_memory(json.loads((folder / "out.json").read_text()))
     return found
 
 
-def _with_memory(value: Any) -> Any:
+def _with_memory(value):
     """So small a model needs no memory that could be seen on Linux, at times: at least 0.1 MB."""
     if isinstance(value, dict):
         return {
@@ -170,10 +173,10 @@ def _with_memory(value: Any) -> Any:
 
 
 @pytest.fixture
-def report(invoke: Callable[..., click.testing.Result], tmp_path: Path) -> Callable[..., Element]:
+def report(invoke, tmp_path):
     """The page of these results, each the path of a file or what is to be in one; `says` is what stderr gets."""
 
-    def run(*results: Any, says: str = "") -> Element:
+    def run(*results, says=""):
         files = [result if isinstance(result, Path) else tmp_path / f"{n}.json" for n, result in enumerate(results)]
         for file, result in zip(files, results, strict=True):
             if not isinstance(result, Path):
@@ -186,50 +189,15 @@ def report(invoke: Callable[..., click.testing.Result], tmp_path: Path) -> Calla
     return run
 
 
-class Outcome(NamedTuple):
-    """Of one command."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-# Several commands in one process, because starting one and importing takes seconds.
-DRIVER = """
-import json, sys
-from click.testing import CliRunner
-from flash_evals.cli import main
-
-outcomes = []
-for arguments in json.load(sys.stdin):
-    result = CliRunner().invoke(main, arguments)
-    outcomes.append([result.exit_code, result.stdout, result.stderr])
-json.dump(outcomes, sys.stdout)
-"""
-
-
 @pytest.fixture(scope="session")
-def in_fresh_process() -> Callable[..., list[Outcome]]:
+def in_fresh_process(tmp_path_factory):
     """Runs `flash-eval` commands in a process of their own: for what libraries read from their environment."""
-
-    def run(*commands: Sequence[object], **environment: str) -> list[Outcome]:
-        done = subprocess.run(
-            [sys.executable, "-c", DRIVER],
-            input=json.dumps([list(map(str, command)) for command in commands]),
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        return [Outcome(*outcome) for outcome in json.loads(done.stdout)]
-
-    return run
+    with fresh_processes(tmp_path_factory.mktemp("fresh") / "stderr") as run:
+        yield run
 
 
 @pytest.fixture
-def quick_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_machine(monkeypatch):
     """For the kernels: trials of one call, known bounds, and no torch, whether it is installed or not."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
@@ -239,12 +207,10 @@ def quick_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_kernels(
-    invoke: Callable[..., click.testing.Result], tmp_path: Path
-) -> Callable[..., tuple[list[dict[str, Any]], str]]:
+def run_kernels(invoke, tmp_path):
     """`flash-eval kernels ...`: entries and page of a small run; later options replace earlier ones."""
 
-    def run(*arguments: object) -> tuple[list[dict[str, Any]], str]:
+    def run(*arguments):
         out = tmp_path / "out.json"
         result = invoke("kernels", "--shape", "4/2x8", "--seq-len", 32, "-r", 3, "--json", out, *arguments)
         assert (result.exit_code, result.stderr) == (0, ""), result.output
@@ -254,15 +220,10 @@ def run_kernels(
 
 
 @pytest.fixture
-def fake_implementation(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def fake_implementation(monkeypatch):
     """Puts a Fake in the place of one of IMPLEMENTATIONS."""
 
-    def arrange(
-        name: str,
-        before: Callable[[], None] = lambda: None,
-        preparing: Callable[[], None] = lambda: None,
-        **change: Change,
-    ) -> None:
+    def arrange(name, before=lambda: None, preparing=lambda: None, **change):
         """The changes are of the results of that name."""
         monkeypatch.setitem(IMPLEMENTATIONS, name, lambda *arguments: Fake(*arguments, before, preparing, **change))
 

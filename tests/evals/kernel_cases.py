@@ -1,20 +1,19 @@
 """Workloads that the tests of `flash-eval kernels` share, and an implementation that does as it is told."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from flash_evals import implementations
-from flash_evals.implementations import RESULTS, Call, Contestant
-from flash_evals.workload import Heads, Inputs, Workload
-from flashattn_core.masks import Causal, Mask, SlidingWindow
+from flash_evals.implementations import RESULTS, Contestant
+from flash_evals.workload import Heads, Workload
+from flashattn_core.masks import Causal, SlidingWindow
 from flashattn_core.reference import visible_and_bias
 
 Change = Callable[[np.ndarray], np.ndarray]  # of a result
 GFLOPS, GBS = 100.0, 10.0  # the bounds of the machine of these tests
 
 
-def workload(**changes: Any) -> Workload:
+def workload(**changes):
     standard = {"heads": Heads(4, 2, 8), "batch_size": 1, "query_len": 32, "seq_len": 32, "causal": True}
     return Workload(**{**standard, "window": None, "dtype": "float32", **changes})
 
@@ -33,11 +32,11 @@ WORKLOADS = [
 ]
 
 
-def mask_of(work: Workload) -> Mask | None:
+def mask_of(work):
     return SlidingWindow(work.window) if work.window else Causal() if work.causal else None
 
 
-def visible_in(work: Workload) -> np.ndarray:
+def visible_in(work):
     """Spelled out by the reference, `(L, S)`."""
     shape = (work.batch_size, work.heads.query, work.query_len, work.heads.dim)
     return visible_and_bias(shape, work.seq_len, mask_of(work))[0][0, 0]
@@ -46,27 +45,20 @@ def visible_in(work: Workload) -> np.ndarray:
 class Fake(Contestant):
     """Flash, with a say in what a call does before, also when it is prepared, and what comes out."""
 
-    def __init__(
-        self,
-        work: Workload,
-        inputs: Inputs,
-        before: Callable[[], None],
-        preparing: Callable[[], None],
-        **change: Change,
-    ) -> None:
+    def __init__(self, work, inputs, before, preparing, **change):
         self.flash = implementations.flash(work, inputs)
         self.before, self.preparing = before, preparing
         self.changes = [change.get(name, lambda result: result) for name in RESULTS[work.pass_]]
 
-    def prepare(self) -> Call:
+    def prepare(self):
         self.preparing()
         return self.flash.prepare()
 
-    def run(self, calls: list[Call]) -> Sequence[Any]:
+    def run(self, calls):
         for _ in calls:
             self.before()
         return self.flash.run(calls)
 
-    def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
+    def as_numpy(self, results):
         arrays = self.flash.as_numpy(results)
         return [change(array) for change, array in zip(self.changes, arrays, strict=True)]

@@ -9,7 +9,6 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +25,7 @@ class Repo:
     tags: dict[str, str] = field(default_factory=dict)  # name -> commit
     gated: bool = False
 
-    def commit(self, revision: str) -> str | None:
+    def commit(self, revision):
         if revision == "main":
             return list(self.commits)[-1]
         commit = self.tags.get(revision, revision)
@@ -42,7 +41,7 @@ class Hub:
     hangs_up: bool = False  # on whoever calls
     breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how often it will be sent by half
 
-    def large(self, digest: str) -> tuple[str, bytes] | None:
+    def large(self, digest):
         """A large file by its SHA-256."""
         for repo in self.repos.values():
             for files in repo.commits.values():
@@ -53,7 +52,7 @@ class Hub:
 
 
 @contextmanager
-def serve(repos: dict[tuple[str, str], Repo]) -> Iterator[Hub]:
+def serve(repos):
     hub = Hub(repos)
     handler = type("Handler", (_Handler,), {"hub": hub})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -63,7 +62,7 @@ def serve(repos: dict[tuple[str, str], Repo]) -> Iterator[Hub]:
         server.shutdown()
 
 
-def sha256(content: bytes) -> str:
+def sha256(content):
     return hashlib.sha256(content).hexdigest()
 
 
@@ -71,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.hub.requests.append(f"{self.command} {self.path}")
         if self.hub.hangs_up:
             self.close_connection = True
@@ -103,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _resolve(self, repo: Repo, commit: str, path: str) -> None:
+    def _resolve(self, repo, commit, path):
         content = repo.commits[commit].get(path)
         at = {"X-Repo-Commit": commit}
         if repo.gated:
@@ -119,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._content(path, content, at)
 
-    def _content(self, path: str, content: bytes, headers: dict[str, str]) -> None:
+    def _content(self, path, content, headers):
         start, stop, status = 0, len(content), 200
         if wanted := self.headers.get("Range"):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
@@ -135,14 +134,14 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         self._send(status, content[start:stop], headers)
 
-    def _json(self, value: object) -> None:
+    def _json(self, value):
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _error(self, status: int, code: str, message: str = "", headers: dict[str, str] | None = None) -> None:
+    def _error(self, status, code, message="", headers=None):
         said = {"X-Error-Code": code, "X-Error-Message": message or code}
         self._send(status, b"{}", {**said, **(headers or {})})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str], sent: int | None = None) -> None:
+    def _send(self, status, body, headers, sent=None):
         """Of the body `sent` bytes and then nothing more; all of it if None."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
@@ -153,19 +152,19 @@ class _Handler(BaseHTTPRequestHandler):
         if sent is not None:
             self.close_connection = True
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
 
-def _git_blob(content: bytes) -> str:
+def _git_blob(content):
     """Git's name of a file, which is its etag."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def _tree(files: Files, folder: str, recursive: bool) -> list[dict[str, object]]:
+def _tree(files, folder, recursive):
     """What lies in a folder, or anywhere under it."""
     prefix = f"{folder}/" if folder else ""
-    entries: dict[str, dict[str, object]] = {}
+    entries = {}
     for name, content in files.items():
         if not name.startswith(prefix):
             continue
@@ -174,7 +173,7 @@ def _tree(files: Files, folder: str, recursive: bool) -> list[dict[str, object]]
             sub = prefix + inside.split("/")[0]
             entries[sub] = {"type": "directory", "path": sub, "oid": _git_blob(sub.encode()), "size": 0}
         if recursive or "/" not in inside:
-            entry: dict[str, object] = {"type": "file", "path": name, "oid": _git_blob(content), "size": len(content)}
+            entry = {"type": "file", "path": name, "oid": _git_blob(content), "size": len(content)}
             if name.endswith(LARGE):
                 entry["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 130}
             entries[name] = entry

@@ -1,8 +1,6 @@
 """Reads the page of `flash-eval report` back: its elements, tables, answers and plots."""
 
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -10,11 +8,11 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 class Element:
     """Of a page: name, attributes, and what is in it."""
 
-    def __init__(self, name: str, attributes: dict[str, str | None]) -> None:
+    def __init__(self, name, attributes):
         self.name, self.attributes = name, attributes
-        self.children: list[Element | str] = []
+        self.children = []
 
-    def all(self, name: str, **attributes: str) -> list["Element"]:
+    def all(self, name, **attributes):
         """Those of that name below it, in order; a class is one of several."""
         found = []
         for child in self.children:
@@ -26,13 +24,13 @@ class Element:
         return found
 
     @property
-    def text(self) -> str:
+    def text(self):
         return "".join(child if isinstance(child, str) else child.text for child in self.children)
 
     @property
-    def figures(self) -> list[float | None]:
+    def figures(self):
         """The exact numbers in it; None for a dash."""
-        found: list[float | None] = []
+        found = []
         for child in self.children:
             if isinstance(child, str):
                 found += [None] * child.count("–")
@@ -46,24 +44,24 @@ class Element:
 class Parser(HTMLParser):
     """Fails where an element is not closed, or not the one that is open."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.open = [Element("", {})]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         element = Element(tag, dict(attrs))
         self.open[-1].children.append(element)
         if tag not in VOID:
             self.open.append(element)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop().name == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.open[-1].children.append(data)
 
 
-def parse(page: Path) -> Element:
+def parse(page):
     parser = Parser()
     parser.feed(page.read_text("utf-8"))
     parser.close()
@@ -71,9 +69,9 @@ def parse(page: Path) -> Element:
     return parser.open[0]
 
 
-def rows(table: Element) -> dict[str, list[Element]]:
+def rows(table):
     """The cells of each row by its name; a name that comes again gets an apostrophe."""
-    found: dict[str, list[Element]] = {}
+    found = {}
     for row in table.all("tbody")[0].all("tr"):
         [name], cells = row.all("th"), row.all("td")
         key = name.text
@@ -83,17 +81,17 @@ def rows(table: Element) -> dict[str, list[Element]]:
     return found
 
 
-def answer(page: Element, question: str) -> tuple[str, str]:
+def answer(page, question):
     """The word, and the sentences."""
     [card] = [card for card in page.all("section", class_="card") if card.all("h2")[0].text == question]
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
 
 
-def captions(page: Element) -> list[Element]:
+def captions(page):
     return page.all("figcaption")
 
 
-def plots(page: Element) -> dict[str, dict[str, list[tuple[int, float]]]]:
+def plots(page):
     """Of each plot the points of each line, as exactly as they are drawn."""
     found = {}
     for figure in page.all("figure"):
@@ -111,10 +109,10 @@ def plots(page: Element) -> dict[str, dict[str, list[tuple[int, float]]]]:
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\ud800\u202e" + "x" * 300
 
 
-def hostile(results: dict[str, Any]) -> list[Any]:
+def hostile(results):
     """dict[str, Any] that have markup wherever there may be text."""
 
-    def change(value: Any, key: str = "") -> Any:
+    def change(value, key=""):
         if isinstance(value, dict):
             return {name: change(item, name) for name, item in value.items()}
         if isinstance(value, list):

@@ -1,11 +1,7 @@
 """--adapter-path: what mlx_lm.lora has trained becomes part of the model, or is refused."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import click.testing
 import mlx.core as mx
 import mlx_lm
 import numpy as np
@@ -20,10 +16,10 @@ LAYERS = 1
 
 
 @pytest.fixture
-def make_adapters(tmp_path: Path) -> Callable[..., Path]:
+def make_adapters(tmp_path):
     """A folder as mlx_lm.lora leaves it, with random numbers for what was learned."""
 
-    def make(model_folder: Path, kind: str = "lora") -> Path:
+    def make(model_folder, kind="lora"):
         folder = tmp_path / f"my-{kind}"
         folder.mkdir()
         network, _ = mlx_lm.load(str(model_folder))
@@ -45,12 +41,12 @@ def make_adapters(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def logits(network: Any) -> np.ndarray:
+def logits(network):
     return np.array(network(mx.arange(16)[None]))
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
-def test_adapters_are_those_of_mlx_lm(kind: str, make_adapters: Callable[..., Path], model_folder: Path) -> None:
+def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder):
     """The same logits as mlx-lm's, without dropout."""
     adapters = make_adapters(model_folder, kind)
     plain, adapted = models.load(str(model_folder)), models.load(str(model_folder), adapter_path=str(adapters))
@@ -66,23 +62,13 @@ def test_adapters_are_those_of_mlx_lm(kind: str, make_adapters: Callable[..., Pa
 @pytest.mark.parametrize(
     "command", [["perplexity", "--context", 32, "--max-windows", 2], ["speed", "-p", 8, "-g", 0, "-d", 0, "-r", 1]]
 )
-def test_every_command_that_only_reads_the_model_takes_them(
-    command: list[object],
-    make_adapters: Callable[..., Path],
-    model_folder: Path,
-    invoke: Callable[..., click.testing.Result],
-) -> None:
+def test_every_command_that_only_reads_the_model_takes_them(command, make_adapters, model_folder, invoke):
     result = invoke(*command, "--model", model_folder, "--adapter-path", make_adapters(model_folder))
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"{model_folder.name}, lora adapters my-lora, ")
 
 
-def test_they_change_the_perplexity(
-    make_adapters: Callable[..., Path],
-    model_folder: Path,
-    text_file: Path,
-    invoke: Callable[..., click.testing.Result],
-) -> None:
+def test_they_change_the_perplexity(make_adapters, model_folder, text_file, invoke):
     run = ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 32, "-o", "json"]
     plain, adapted = (
         json.loads(invoke(*run, *options).stdout)
@@ -93,18 +79,18 @@ def test_they_change_the_perplexity(
     assert adapted["on"]["ppl"] == pytest.approx(adapted["off"]["ppl"], rel=1e-5)
 
 
-def change(folder: Path, **settings: object) -> None:
+def change(folder, **settings):
     file = folder / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
 
 
-def leave_out(folder: Path, end: str) -> None:
+def leave_out(folder, end):
     """All tensors whose name ends so."""
     file = str(folder / "adapters.safetensors")
     mx.save_safetensors(file, {name: value for name, value in mx.load(file).items() if not name.endswith(end)})
 
 
-SPOIL: dict[str, Callable[[Path], object]] = {
+SPOIL = {
     "it has no adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
     "it has no adapters.safetensors": lambda folder: (folder / "adapters.safetensors").unlink(),
     "cannot load the adapters in .*Expecting": lambda folder: (folder / "adapter_config.json").write_text("{"),
@@ -120,7 +106,7 @@ SPOIL: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("says", SPOIL)
-def test_adapters_that_cannot_be_loaded(says: str, make_adapters: Callable[..., Path], model_folder: Path) -> None:
+def test_adapters_that_cannot_be_loaded(says, make_adapters, model_folder):
     folder = make_adapters(model_folder)
     SPOIL[says](folder)
     with pytest.raises(EvalError, match=says) as refusal:
@@ -129,21 +115,19 @@ def test_adapters_that_cannot_be_loaded(says: str, make_adapters: Callable[..., 
     assert "\n" not in refusal.value.message
 
 
-def test_adapters_of_another_model(
-    make_adapters: Callable[..., Path], make_model: Callable[..., Path], model_folder: Path
-) -> None:
+def test_adapters_of_another_model(make_adapters, make_model, model_folder):
     adapters = make_adapters(make_model(hidden_size=64))
     with pytest.raises(EvalError, match=r"does not match model parameter shape"):
         models.load(str(model_folder), adapter_path=str(adapters))
 
 
-def test_an_empty_file(make_adapters: Callable[..., Path], model_folder: Path) -> None:
+def test_an_empty_file(make_adapters, model_folder):
     folder = make_adapters(model_folder, "full")
     leave_out(folder, "")
     with pytest.raises(EvalError, match="there are none"):
         models.load(str(model_folder), adapter_path=str(folder))
 
 
-def test_no_such_folder(model_folder: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_no_such_folder(model_folder, refused, tmp_path):
     line = refused("perplexity", "--model", model_folder, "--adapter-path", tmp_path / "missing")
     assert line.endswith("missing is not an adapter folder in mlx-lm's layout: there is none")

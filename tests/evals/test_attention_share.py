@@ -1,16 +1,14 @@
 """Attention's share of the time: which calls are seen, by which arm, and what is timed of them."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import mlx.core as mx
 import pytest
 from flash_evals import attention_share, measure
 from flash_evals.attention_share import Stopwatch, watching
-from flash_evals.measure import ARMS, Arm
-from flash_evals.models import LoadedModel
+from flash_evals.measure import ARMS
 from mlx_lm.models import qwen2
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlxlm_flash_patch.direct import StandIn
@@ -20,13 +18,13 @@ from model_configs import config, prepared
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restored():
     """mlx-lm is as it was after each test."""
     yield
     assert all(place.is_original(place.held) for place in places() if is_mlx_lm(place.module))
 
 
-def small(model_type: str) -> Callable[[], None]:
+def small(model_type):
     """The forward pass of a random model of two layers."""
     module = importlib.import_module(f"mlx_lm.models.{model_type}")
     model = prepared(module.Model(module.ModelArgs.from_dict(config(model_type))))
@@ -44,7 +42,7 @@ def small(model_type: str) -> Callable[[], None]:
         ("gemma2", 0),  # written out in one with the projections
     ],
 )
-def test_calls_that_are_seen(model_type: str, calls: int, arm: Arm) -> None:
+def test_calls_that_are_seen(model_type, calls, arm):
     work, watch = small(model_type), Stopwatch()
     with measure.arm(arm), watching(watch):
         work()
@@ -53,54 +51,45 @@ def test_calls_that_are_seen(model_type: str, calls: int, arm: Arm) -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_the_share_is_a_part(loaded: LoadedModel, arm: Arm) -> None:
+def test_the_share_is_a_part(loaded, arm):
     share = attention_share.attention_share(arm, lambda: mx.eval(loaded.model(mx.arange(64)[None])))
     assert share is not None
     assert 0 < share < 1
 
 
-def test_without_attention_there_is_none() -> None:
+def test_without_attention_there_is_none():
     assert attention_share.attention_share("off", lambda: None) is None
 
 
-def test_flash_runs_where_it_is_watched(loaded: LoadedModel) -> None:
-    """And as often as where it is not."""
-    for watched in (False, True):
-        did = measure.Flash()
+def test_watching_changes_nothing(loaded):
+    """The results are the same, and flash runs as often."""
+    tokens, did = mx.arange(64)[None], measure.Flash()
 
-        def work(watched: bool = watched) -> None:
-            if watched:
-                with watching(Stopwatch()):
-                    mx.eval(loaded.model(mx.arange(64)[None]))
-            else:
-                mx.eval(loaded.model(mx.arange(64)[None]))
+    def work():
+        logits = loaded.model(tokens)
+        mx.eval(logits)
+        return logits
 
-        measure.run("on", work, did)
-        assert did.calls == {"cpu_prefill": 2}
-        assert not did.fallbacks
-
-
-def test_results_are_the_same(loaded: LoadedModel) -> None:
-    tokens = mx.arange(64)[None]
-    expected = loaded.model(tokens)
+    expected, _ = measure.run("on", work, did)
     with watching(Stopwatch()):
-        assert mx.array_equal(loaded.model(tokens), expected)
+        assert mx.array_equal(measure.run("on", work, did)[0], expected)
+    assert did == measure.Flash(Counter(cpu_prefill=4))
 
 
-def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):
     """By a clock that goes while attention is at work, and while the rest is."""
     now = 0.0
-    evaluated: list[Any] = []
+    evaluated = []
 
-    def go(seconds: float) -> None:
+    def go(seconds):
         nonlocal now
         now += seconds
 
-    def evaluate(*arrays: Any) -> None:
+    def evaluate(*arrays):
         evaluated.append(arrays)
         go(1 if len(arrays) == 1 and isinstance(arrays[0], tuple) else 10)
 
-    def attention(*arguments: Any, **others: Any) -> mx.array:
+    def attention(*arguments, **others):
         go(5)
         return scaled_dot_product_attention(*arguments, **others)
 
@@ -112,7 +101,7 @@ def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch:
     q, k, v = (mx.zeros((1, 2, 3, 8)) for _ in range(3))
     mask = mx.zeros((3, 3))
 
-    def work() -> None:
+    def work():
         go(14)
         qwen2.scaled_dot_product_attention(q, k, v, None, 1.0, mask)
 
@@ -124,8 +113,8 @@ def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch:
     assert share == (5 + 10) / (14 + 1 + 5 + 10)
 
 
-def test_an_interrupt_leaves_nothing_behind(loaded: LoadedModel) -> None:
-    def interrupted() -> None:
+def test_an_interrupt_leaves_nothing_behind(loaded):
+    def interrupted():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click.testing
@@ -21,7 +20,7 @@ DOCUMENTS = ["One line.\r\nAnother – “quoted”.\n", "", "Third document."]
 JOINED = "\n\n".join(DOCUMENTS)
 
 
-def write(path: Path, column: str = "text") -> Path:
+def write(path, column="text"):
     """The documents in the format that the suffix says."""
     if path.suffix == ".txt":
         path.write_bytes(JOINED.encode())
@@ -33,33 +32,26 @@ def write(path: Path, column: str = "text") -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
-def test_a_file_is_read_byte_for_byte(suffix: str, tmp_path: Path) -> None:
+def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
     text = data.load(str(write(tmp_path / f"some{suffix}")))
-    assert text.text == JOINED
-    assert text.name == f"some{suffix}"
+    assert (text.text, text.name) == (JOINED, f"some{suffix}")
     assert len(text.documents) == (1 if suffix == ".txt" else 3)
-    described = text.describe()
-    assert described["fingerprint"] == "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()
-    assert (described["words"], described["bytes"]) == (7, len(JOINED.encode()))
+    fingerprint = "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()
+    assert text.describe().items() >= {"fingerprint": fingerprint, "words": 7, "bytes": len(JOINED.encode())}.items()
+    if suffix != ".txt":
+        path = str(write(tmp_path / f"other{suffix}", column="page"))
+        assert data.load(path, column="page").text == JOINED
+        with pytest.raises(EvalError, match=r"column 'text'.*it has: page"):
+            data.load(path)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_the_column_can_be_named(suffix: str, tmp_path: Path) -> None:
-    path = write(tmp_path / f"some{suffix}", column="page")
-    assert data.load(str(path), column="page").text == JOINED
-    with pytest.raises(EvalError, match=r"column 'text'.*it has: page"):
-        data.load(str(path))
-
-
-def test_a_name_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("pydoc").write_text("a file")
     assert data.load("pydoc").name == "pydoc topics, held out"
 
 
-def test_several_files_are_read_one_after_the_other(
-    tmp_path: Path, invoke: Callable[..., click.testing.Result], model_folder: Path
-) -> None:
+def test_several_files_are_read_one_after_the_other(tmp_path, invoke, model_folder):
     files = [write(tmp_path / name) for name in ("b.txt", "a.jsonl", "c.parquet")]
     text = data.load(*map(str, files))
     assert text.text == "\n\n".join([JOINED] * 3)
@@ -70,7 +62,7 @@ def test_several_files_are_read_one_after_the_other(
 
 
 @pytest.mark.parametrize("other", ["pydoc", "wikitext", "-", ".", "someone/text", "/no/such/folder"])
-def test_several_are_files(other: str, text_file: Path) -> None:
+def test_several_are_files(other, text_file):
     with pytest.raises(EvalError, match=r"several --dataset are files, one after the other; .* is none"):
         data.load(str(text_file), other)
     with pytest.raises(EvalError, match=r"no such file or folder: missing.txt"):
@@ -78,7 +70,7 @@ def test_several_are_files(other: str, text_file: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """Empty, for data files; what `datasets` makes of them is gone after the test."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
@@ -87,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
-def test_a_folder(suffix: str, folder: Path) -> None:
+def test_a_folder(suffix, folder):
     """Split by the names of its files, each of them read as it would be alone."""
     for name in ("test-00000", "test-00001", "train"):
         write(folder / f"{name}{suffix}")
@@ -97,7 +89,7 @@ def test_a_folder(suffix: str, folder: Path) -> None:
     assert data.load(str(folder), split="train").text == JOINED
 
 
-def test_a_folder_whose_readme_says_what_it_holds(folder: Path) -> None:
+def test_a_folder_whose_readme_says_what_it_holds(folder):
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: small\n  data_files: part/*.txt\n---\n")
     (folder / "part").mkdir()
     write(folder / "part" / "some.txt")
@@ -105,23 +97,25 @@ def test_a_folder_whose_readme_says_what_it_holds(folder: Path) -> None:
     assert data.load(str(folder), config="small", split="train").text == JOINED
 
 
-def test_a_folder_of_files_that_only_datasets_can_read(folder: Path) -> None:
+def test_a_folder_of_files_that_only_datasets_can_read(folder):
     (folder / "test.csv").write_text("text,n\nfirst,1\nsecond,2\n")
     assert data.load(str(folder)).text == "first\n\nsecond"
-    for options, says in {"split": "Unknown split", "column": "has no column 'nonsense'"}.items():
+    for options, says in (
+        ({"split": "nonsense"}, "Unknown split"),
+        ({"column": "nonsense"}, "has no column 'nonsense'"),
+        ({"column": "n"}, r"'n' of .* holds int64, not text"),
+    ):
         with pytest.raises(EvalError, match=says):
-            data.load(str(folder), **{options: "nonsense"})
-    with pytest.raises(EvalError, match=r"'n' of .* holds int64, not text"):
-        data.load(str(folder), column="n")
+            data.load(str(folder), **options)
 
 
-def test_a_folder_named_like_a_format(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_named_like_a_format(folder, monkeypatch):
     write(folder.rename(folder.with_name("text")) / "test.txt")
     monkeypatch.chdir(folder.parent)
     assert data.load("text").text == JOINED
 
 
-def test_what_a_folder_does_not_have(folder: Path) -> None:
+def test_what_a_folder_does_not_have(folder):
     with pytest.raises(EvalError, match=f"cannot read {folder}: .*doesn't contain any data files"):
         data.load(str(folder))
     write(folder / "notes.parquet")
@@ -136,25 +130,22 @@ def test_what_a_folder_does_not_have(folder: Path) -> None:
         data.load(str(folder), split="train")
 
 
-def perplexity_of(stdin: bytes, model_folder: Path) -> click.testing.Result:
+def perplexity_of(stdin, model_folder):
     arguments = ["perplexity", "--model", str(model_folder), "--context", "32", "--dataset", "-", "-o", "json"]
     return click.testing.CliRunner().invoke(main, arguments, input=stdin)
 
 
-def test_stdin(model_folder: Path) -> None:
+def test_stdin(model_folder):
     described = json.loads(perplexity_of(JOINED.encode(), model_folder).stdout)["dataset"]
     assert (described["name"], described["bytes"]) == ("stdin", len(JOINED.encode()))
     assert described["fingerprint"] == "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()
+    for content, says in ((b"", "stdin holds no text"), (b"\xff", "cannot read stdin: .*utf-8")):
+        result = perplexity_of(content, model_folder)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert re.search(says, result.stderr)
 
 
-@pytest.mark.parametrize(("content", "says"), [(b"", "stdin holds no text"), (b"\xff", "cannot read stdin: .*utf-8")])
-def test_stdin_without_a_text(content: bytes, says: str, model_folder: Path) -> None:
-    result = perplexity_of(content, model_folder)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert re.search(says, result.stderr)
-
-
-def test_stdin_that_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_that_is_a_terminal(monkeypatch):
     controller, terminal = os.openpty()
     with open(terminal) as stdin, open(controller):
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -162,7 +153,7 @@ def test_stdin_that_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
             data.load("-")
 
 
-def test_pydoc_is_the_held_out_part_and_names_its_python() -> None:
+def test_pydoc_is_the_held_out_part_and_names_its_python():
     text = data.load("pydoc")
     assert text.text == "\n\n".join(pydoc_text.documents("heldout"))
     assert text.revision == f"CPython {platform.python_version()}"
@@ -183,7 +174,7 @@ def test_pydoc_is_the_held_out_part_and_names_its_python() -> None:
         ("a.csv", b"text", "not a .txt, .jsonl or .parquet file"),
     ],
 )
-def test_a_file_that_is_not_what_its_name_says(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_what_its_name_says(name, content, says, tmp_path):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(EvalError, match=says):
@@ -191,7 +182,7 @@ def test_a_file_that_is_not_what_its_name_says(name: str, content: bytes, says: 
 
 
 @pytest.mark.parametrize("path", ["missing.txt", "./missing", "/no/such/folder", "~/no-such-file.parquet", "a/b/c"])
-def test_no_such_file(path: str) -> None:
+def test_no_such_file(path):
     with pytest.raises(EvalError, match="no such file or folder"):
         data.load(path)
 
@@ -207,9 +198,7 @@ WITHOUT_MEANING = [
 
 
 @pytest.mark.parametrize(("dataset", "option"), WITHOUT_MEANING)
-def test_an_option_without_a_meaning_is_refused(
-    dataset: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_option_without_a_meaning_is_refused(dataset, option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(Path("text.txt"))
     write(Path("text.jsonl"))

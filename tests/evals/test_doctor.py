@@ -5,11 +5,8 @@ import importlib.metadata
 import io
 import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-import click.testing
 import flashattn_core
 import mlxlm_flash_patch as flash
 import pytest
@@ -17,14 +14,11 @@ from flash_evals import doctor, implementations, machine, measure, models
 from flash_evals.errors import EvalError
 from mlxlm_flash_patch import doctor as patch_doctor
 
-Invoke = Callable[..., click.testing.Result]
-Found = Callable[..., None]
-
 STEADY = machine.Bounds([100e9, 95e9], [10e9, 12e9], [3e9, 5e9])
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quiet(monkeypatch, tmp_path):
     """A machine on which doctor has nothing to say: what a test changes is what it finds."""
     monkeypatch.setattr(patch_doctor, "examine", lambda: iter([patch_doctor.ok("patch", "all well")]))
     monkeypatch.setattr(machine, "bounds", lambda: STEADY)
@@ -37,10 +31,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def findings(invoke: Invoke) -> Callable[[], list[dict[str, str]]]:
+def findings(invoke):
     """All of them; the exit code is that of what is broken."""
 
-    def run() -> list[dict[str, str]]:
+    def run():
         done = invoke("doctor", "-o", "json")
         assert done.stderr == ""
         result = json.loads(done.stdout)
@@ -49,17 +43,16 @@ def findings(invoke: Invoke) -> Callable[[], list[dict[str, str]]]:
         assert result["could_be_better"] == marks.count("warning")
         assert done.exit_code == int(bool(result["broken"]))
         assert all(bool(finding["cure"]) == (finding["mark"] != "ok") for finding in result["findings"])
-        found: list[dict[str, str]] = result["findings"]
-        return found
+        return result["findings"]
 
     return run
 
 
 @pytest.fixture
-def found(findings: Callable[[], list[dict[str, str]]]) -> Found:
+def found(findings):
     """Among the findings is one like this, and no other that is not fine."""
 
-    def check(mark: str, subject: str, what: str, cure: str = "") -> None:
+    def check(mark, subject, what, cure=""):
         all_of_them = findings()
         [one] = [finding for finding in all_of_them if finding["subject"] == subject and what in finding["what"]]
         assert one["mark"] == mark
@@ -69,7 +62,7 @@ def found(findings: Callable[[], list[dict[str, str]]]) -> Found:
     return check
 
 
-def test_nothing_to_find(invoke: Invoke) -> None:
+def test_nothing_to_find(invoke):
     done = invoke("doctor")
     assert (done.exit_code, done.stderr) == (0, "")
     head, *_ = lines = done.stdout.splitlines()
@@ -77,13 +70,12 @@ def test_nothing_to_find(invoke: Invoke) -> None:
     assert lines[2].split() == ["what", "finding"]
     assert all(line.startswith("✓   ") for line in lines[3:-2])
     assert lines[-1] == "broken: 0 · could be better: 0"
-    for subject in ("patch", "processor", "memory", "multiply-adds", "memory reads", "matrix products", "peak memory"):
-        assert any(line.startswith(f"✓   {subject} ") for line in lines), subject
-    for subject in ("demo model", "datasets", "matplotlib", "torch", "cache", "hub"):
+    subjects = ["patch", "processor", "memory", "multiply-adds", "memory reads", "matrix products", "peak memory"]
+    for subject in (*subjects, "demo model", "datasets", "matplotlib", "torch", "cache", "hub"):
         assert any(line.startswith(f"✓   {subject} ") for line in lines), subject
 
 
-def test_a_cure_stands_below_what_it_cures(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cure_stands_below_what_it_cures(invoke, monkeypatch):
     broken = patch_doctor.problem("extension", "does not load", "pip install it")
     monkeypatch.setattr(patch_doctor, "examine", lambda: iter([broken]))
     lines = invoke("doctor").stdout.splitlines()
@@ -92,7 +84,7 @@ def test_a_cure_stands_below_what_it_cures(invoke: Invoke, monkeypatch: pytest.M
     assert lines[4].index("cure") == lines[3].index("does not")
 
 
-def test_the_files_and_the_other_formats(invoke: Invoke, tmp_path: Path) -> None:
+def test_the_files_and_the_other_formats(invoke, tmp_path):
     json_file, csv_file = tmp_path / "out.json", tmp_path / "out.csv"
     page = invoke("doctor", "-o", "md", "--json", json_file, "--csv", csv_file).stdout
     assert page.splitlines()[2:4] == ["|  | what | finding |", "| --- | --- | --- |"]
@@ -102,7 +94,7 @@ def test_the_files_and_the_other_formats(invoke: Invoke, tmp_path: Path) -> None
     assert list(csv.DictReader(io.StringIO(csv_file.read_text()))) == result["findings"]
 
 
-def test_the_patch_s_findings(findings: Callable[[], list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_patch_s_findings(findings, monkeypatch):
     """Its doctor's own, as they are: the real ones this time."""
     monkeypatch.undo()
     monkeypatch.setattr(machine, "bounds", lambda: STEADY)
@@ -114,7 +106,7 @@ def test_the_patch_s_findings(findings: Callable[[], list[dict[str, str]]], monk
     assert all(subject in (doctor.command.help or "") for subject in subjects)
 
 
-def test_what_needs_flash_is_left_out_where_it_does_not_run(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_flash_is_left_out_where_it_does_not_run(invoke, monkeypatch):
     broken = patch_doctor.problem("extension", "does not load", "pip install it")
     monkeypatch.setattr(patch_doctor, "examine", lambda: iter([broken]))
     monkeypatch.delattr(flashattn_core, "backends")
@@ -127,15 +119,15 @@ def test_what_needs_flash_is_left_out_where_it_does_not_run(invoke: Invoke, monk
     assert invoke("doctor").stdout.splitlines()[-1] == left_out
 
 
-def test_a_check_that_fails_costs_no_other(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> int:
+def test_a_check_that_fails_costs_no_other(found, monkeypatch):
+    def fails():
         raise OSError("no such thing\nas this")
 
     monkeypatch.setattr(machine, "physical_memory", fails)
     found("problem", "hardware", "the check failed: OSError: no such thing", "please report it")
 
 
-def test_a_processor_of_which_not_all_may_be_used(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_of_which_not_all_may_be_used(found, monkeypatch):
     threads = implementations.threads()
     monkeypatch.setattr("os.cpu_count", lambda: threads + 1)
     found("warning", "threads", f"flash uses {threads} of {threads + 1} cores", "taskset")
@@ -143,93 +135,76 @@ def test_a_processor_of_which_not_all_may_be_used(found: Found, monkeypatch: pyt
     found("ok", "processor", f"{threads + 1} cores")
 
 
-def test_what_bounds_the_figures(found: Found) -> None:
+def test_what_bounds_the_figures(found, monkeypatch):
     found("ok", "multiply-adds", "95–100 GFLOP/s")
     found("ok", "memory reads", "11 GB/s")
     found("ok", "matrix products", "4.0 GFLOP/s, 4% of the multiply-adds")
-
-
-def test_a_machine_whose_speed_changes(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "bounds", lambda: machine.Bounds([100e9, 79e9], [10e9], [3e9]))
     found("warning", "multiply-adds", "79–100 GFLOP/s within seconds: times will scatter", "stop what else runs")
-
-
-def test_a_gpu_has_other_bounds(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setattr(machine, "describe", lambda: {"processor": "M9"})
     found("ok", "multiply-adds", "measured on a CPU only")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc; run this test on Linux")
-def test_memory_that_is_not_seen(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_seen(found, monkeypatch):
     found("ok", "peak memory", measure.memory_method())
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     found("warning", "peak memory", "peak of MLX's allocator: memory that a kernel takes by itself", "clear_refs")
 
 
-def test_the_demo_model_through_the_patch(found: Found) -> None:
+@pytest.fixture
+def demo_run(monkeypatch):
+    """Replaces how the demo model is run: what each arm's work returns, and what is told of the trial."""
+    real = measure.run
+    return lambda changed: monkeypatch.setattr(measure, "run", partial(changed, real))
+
+
+def test_the_demo_model_through_the_patch(found, monkeypatch, tmp_path):
     found("ok", "demo model", "Qwen2 demo, 1.0 M parameters; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| ")
-
-
-def test_a_demo_model_that_does_not_load(found: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with flash.enabled():
+        found("problem", "demo model", "the patch is on for this whole process", "by itself")
     monkeypatch.setattr(models, "DEMO_MODEL", tmp_path)
     found("problem", "demo model", "it has no config.json", doctor.REINSTALL)
 
 
-def run_with(changed: Callable[[str, Any], Any]) -> Callable[..., Any]:
-    """measure.run, with what its work returns changed."""
-    real = measure.run
-
-    def run(name: measure.Arm, work: Callable[[], Any], flash: measure.Flash) -> Any:
-        result, trial = real(name, work, flash)
-        return changed(name, result), trial
-
-    return run
-
-
 @pytest.mark.parametrize(("off_by", "says"), [(0.01, "1.0e-02"), (float("nan"), "nan")])
-def test_a_patch_that_changes_the_logits(
-    found: Found, monkeypatch: pytest.MonkeyPatch, off_by: float, says: str
-) -> None:
-    monkeypatch.setattr(measure, "run", run_with(lambda name, logits: logits + (off_by if name == "on" else 0)))
+def test_a_patch_that_changes_the_logits(found, demo_run, off_by, says):
+    def changed(real, name, work, did):
+        logits, trial = real(name, work, did)
+        return logits + (off_by if name == "on" else 0), trial
+
+    demo_run(changed)
     found("problem", "demo model", f"its logits differ by {says} with the patch on", "please report it")
 
 
-def test_a_patch_that_takes_no_calls(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "run", lambda name, work, flash: (work(), None))
+def test_a_patch_that_takes_no_calls(found, demo_run):
+    demo_run(lambda real, name, work, did: (work(), None))
     found("problem", "demo model", "flash: no calls, 0 fallbacks", "mlxlm-flash-patch")
 
 
-def test_a_patch_that_is_on_in_both_arms(found: Found) -> None:
-    with flash.enabled():
-        found("problem", "demo model", "the patch is on for this whole process", "by itself")
+MISSING = {
+    "torch": ("no kernels --impl torch", "pip install 'torch==2.13.0'"),
+    "matplotlib": ("no --plot of kernels and finetune", "pip install 'matplotlib<4,>=3.9'"),
+    "datasets": ("no perplexity --dataset from the hub", "pip install 'datasets<6,>=4'"),
+}
 
 
-@pytest.mark.parametrize(
-    ("package", "says", "cure"),
-    [
-        ("torch", "not installed: no kernels --impl torch", "pip install 'torch==2.13.0'"),
-        ("matplotlib", "not installed: no --plot of kernels and finetune", "pip install 'matplotlib<4,>=3.9'"),
-        ("datasets", "not installed: no perplexity --dataset from the hub", "pip install 'datasets<6,>=4'"),
-    ],
-)
-def test_a_package_is_missing(
-    found: Found, monkeypatch: pytest.MonkeyPatch, package: str, says: str, cure: str
-) -> None:
-    def version(name: str) -> str:
+@pytest.mark.parametrize("package", MISSING)
+def test_a_package_is_missing(found, monkeypatch, package):
+    def version(name):
         if name == package:
             raise importlib.metadata.PackageNotFoundError(name)
         return "1.2"
 
     found("ok", package, "1.2: ")
     monkeypatch.setattr(doctor, "version", version)
-    found("warning", package, says, cure)
+    says, cure = MISSING[package]
+    found("warning", package, f"not installed: {says}", cure)
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_DATASETS_CACHE"])
-def test_a_cache_that_cannot_be_written(
-    found: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
-) -> None:
+def test_a_cache_that_cannot_be_written(found, monkeypatch, tmp_path, variable):
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "cache"
     module = "huggingface_hub.constants" if variable == "HF_HUB_CACHE" else "datasets.config"
@@ -237,33 +212,21 @@ def test_a_cache_that_cannot_be_written(
     found("warning", "cache", f"{folder} cannot be written to", f"{variable}=FOLDER")
 
 
-@pytest.mark.parametrize(
-    ("answer", "says", "cure"),
-    [
-        (None, " does not answer: what is in the caches, and nothing else", "--model FOLDER"),
-        (EvalError("no"), "no", ""),
-    ],
-)
-def test_a_hub_that_is_no_help(
-    found: Found, monkeypatch: pytest.MonkeyPatch, answer: EvalError | bool, says: str, cure: str
-) -> None:
-    def hub_answers() -> bool:
-        if isinstance(answer, EvalError):
-            raise answer
-        return answer
+def test_a_hub_that_is_no_help(found, monkeypatch):
+    def refuses():
+        raise EvalError("no")
 
     found("ok", "hub", " answers")
-    monkeypatch.setattr(doctor, "hub_answers", hub_answers)
-    found("warning", "hub", says, cure)
-
-
-def test_a_hub_that_is_not_to_be_asked(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "hub_answers", lambda: None)
+    found("warning", "hub", " does not answer: what is in the caches, and nothing else", "--model FOLDER")
+    monkeypatch.setattr(doctor, "hub_answers", refuses)
+    found("warning", "hub", "no")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.delattr(doctor, "hub_answers")
     found("ok", "hub", "HF_HUB_OFFLINE is set")
 
 
-def test_the_hub_is_asked_once_and_briefly(in_fresh_process: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_the_hub_is_asked_once_and_briefly(in_fresh_process, tmp_path):
     """The real client, where nobody listens; and nothing is written into its caches."""
     cache = tmp_path / "hf"
     [outcome] = in_fresh_process(["doctor"], HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(cache))
@@ -273,7 +236,7 @@ def test_the_hub_is_asked_once_and_briefly(in_fresh_process: Callable[..., list[
     assert not cache.exists()
 
 
-def test_nonsense_in_the_environment(in_fresh_process: Callable[..., list[Any]]) -> None:
+def test_nonsense_in_the_environment(in_fresh_process):
     """As little as this is said, and no traceback."""
     [outcome] = in_fresh_process(["doctor"], FLASHATTN_NUM_THREADS="many", HF_HUB_OFFLINE="1")
     assert (outcome.exit_code, outcome.stderr) == (1, "")

@@ -4,29 +4,25 @@ import ast
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import click
 import click.testing
 import pytest
 from flash_evals.cli import COMMANDS, main
 
-Invoke = Callable[..., click.testing.Result]
-
 SCRIPT = Path(__file__).parents[2] / "packages" / "evals" / "scripts" / "write_help.py"
 
 
-def command(name: str) -> click.Command:
+def command(name):
     found = main.get_command(click.Context(main), name)
     assert found is not None
     return found
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script():
     spec = importlib.util.spec_from_file_location("write_help", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -35,11 +31,11 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_docs_have_the_help(script: ModuleType) -> None:
+def test_the_docs_have_the_help(script):
     assert script.DOCUMENT.read_text(encoding="utf-8") == script.document(), "run packages/evals/scripts/write_help.py"
 
 
-def test_the_help_is_of_all_commands(script: ModuleType) -> None:
+def test_the_help_is_of_all_commands(script):
     paths = dict(script.pages(main, "flash-eval"))
     assert list(paths) == ["flash-eval", *(f"flash-eval {name}" for name in COMMANDS)]
     assert paths["flash-eval speed"].startswith("Usage: flash-eval speed [OPTIONS]\n")
@@ -47,7 +43,7 @@ def test_the_help_is_of_all_commands(script: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_fits(name: str) -> None:
+def test_the_help_fits(name):
     """What is laid out by hand, and not by click, has its place in a terminal of 80 columns, behind click's two."""
     blocks = inspect.cleandoc(command(name).help or "").split("\n\n")
     lines = [line for block in blocks if block.startswith("\b") for line in block.splitlines()]
@@ -57,19 +53,19 @@ def test_the_help_fits(name: str) -> None:
 class Arguments(ast.NodeVisitor):
     """The strings in a file that may be arguments: not what is compared with something, as in `"--json" in line`."""
 
-    def __init__(self) -> None:
-        self.found: set[str] = set()
+    def __init__(self):
+        self.found = set()
 
-    def visit_Compare(self, node: ast.Compare) -> None:
+    def visit_Compare(self, node):
         for side in (node.left, *node.comparators):
             if not isinstance(side, ast.Constant):
                 self.visit(side)
 
-    def visit_Constant(self, node: ast.Constant) -> None:
+    def visit_Constant(self, node):
         if isinstance(node.value, str):
             self.found.add(node.value.partition("=")[0])
 
-    def visit_Call(self, node: ast.Call) -> None:
+    def visit_Call(self, node):
         match node.func:
             case ast.Attribute(attr="split", value=ast.Constant(value=str(text))):
                 self.found.update(text.split())
@@ -77,7 +73,7 @@ class Arguments(ast.NodeVisitor):
 
 
 @cache
-def passed() -> dict[str, set[str]]:
+def passed():
     """The arguments in each other file of this folder, and the words of its name."""
     found = {}
     for path in Path(__file__).parent.glob("test_*.py"):
@@ -88,7 +84,7 @@ def passed() -> dict[str, set[str]]:
     return found
 
 
-def unexercised(name: str, of: click.Command) -> Iterator[str]:
+def unexercised(name, of):
     """The options that no file about the command passes."""
     about = [arguments for arguments in passed().values() if name in arguments]
     for option in of.params:
@@ -98,18 +94,18 @@ def unexercised(name: str, of: click.Command) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["cli", *COMMANDS])
-def test_a_test_stands_behind_every_option(name: str) -> None:
+def test_a_test_stands_behind_every_option(name):
     missing = list(unexercised(name, main if name == "cli" else command(name)))
     assert not missing, f"no test of flash-eval {name} passes {', '.join(missing)}"
 
 
-def test_an_option_without_a_test_would_be_found() -> None:
+def test_an_option_without_a_test_would_be_found():
     new = click.Command("speed", params=[click.Option(["-r"]), click.Option(["-z", "--no-such-option"])])
     assert list(unexercised("speed", new)) == ["--no-such-option"]
 
 
 # Small runs, and what their pages show beside the tables.
-PAGES: dict[str, tuple[list[object], list[str]]] = {
+PAGES = {
     "perplexity": (
         ["--context", 32, "--max-windows", 1],
         ["ΔNLL", "top-1 agreement", "max |Δlogit|", "mean KL", "Same predictions", "flash:", "fallbacks"],
@@ -127,7 +123,7 @@ EXAMPLES = {"tg2 @ d8": "tg32 @ d2048"}  # of which the help speaks by example
 ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
 
 
-def labels(page: str) -> Iterator[str]:
+def labels(page):
     """What stands at the head of the columns of a page in Markdown, and before its rows where they have names."""
     rows = [[cell.strip() for cell in line[1:-1].split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     head, _, *body = rows
@@ -137,7 +133,7 @@ def labels(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_help_explains_every_figure(invoke: Invoke, model_folder: Path, text_file: Path, name: str) -> None:
+def test_the_help_explains_every_figure(invoke, model_folder, text_file, name):
     arguments, others = PAGES[name]
     which = name.partition(",")[0]
     source = [] if which == "kernels" else ["--model", model_folder]

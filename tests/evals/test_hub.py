@@ -3,13 +3,10 @@
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from loopback_hub import Files, Hub, Repo, serve
+from loopback_hub import Repo, serve
 from pyarrow import parquet
 
 FIRST, SECOND = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef"
@@ -38,13 +35,13 @@ configs:
 """
 
 
-def as_parquet(columns: dict[str, list[object]]) -> bytes:
+def as_parquet(columns):
     file = io.BytesIO()
     parquet.write_table(pa.table(columns), file)
     return file.getvalue()
 
 
-def wikitext(rows: list[str]) -> Files:
+def wikitext(rows):
     return {
         "README.md": WIKITEXT_CARD,
         "wikitext-2-raw-v1/test-00000-of-00001.parquet": as_parquet({"text": rows}),
@@ -54,61 +51,58 @@ def wikitext(rows: list[str]) -> Files:
     }
 
 
-def text_of(rows: list[str]) -> str:
+def text_of(rows):
     """The lines of WikiText's file, less a blank start; on the hub a blank line is empty."""
     return "".join(row or " \n" for row in rows).removeprefix(" \n")
 
 
-def fingerprint(rows: list[str]) -> str:
+def fingerprint(rows):
     return "sha256:" + hashlib.sha256(text_of(rows).encode()).hexdigest()
 
 
-def files_of(folder: Path) -> Files:
+def files_of(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.fixture(scope="session")
-def models(make_model: Callable[..., Path], model_folder: Path) -> dict[str, Path]:
+def models(make_model, model_folder):
     """Two versions of one model."""
     return {FIRST: make_model(hidden_size=64), SECOND: model_folder}
 
 
 @pytest.fixture
-def hub(models: dict[str, Path]) -> Iterator[Hub]:
+def hub(models):
     """A hub with WikiText (a few lines of it), a plain dataset and a model; all with a past."""
     plain = {"test.jsonl": b'{"text": "A dataset of one configuration."}\n'}
-    with serve(
-        {
-            ("dataset", "Salesforce/wikitext"): Repo(
-                {FIRST: wikitext(OLD_ROWS), SECOND: wikitext(ROWS)}, tags={"v1": FIRST}
-            ),
-            ("dataset", "someone/plain"): Repo({FIRST: plain}),
-            ("dataset", "someone/gated"): Repo({FIRST: plain}, gated=True),
-            ("model", "someone/tiny-qwen2"): Repo(
-                {commit: files_of(folder) for commit, folder in models.items()}, tags={"v1": FIRST}
-            ),
-            ("model", "someone/gated"): Repo({FIRST: files_of(models[FIRST])}, gated=True),
-        }
-    ) as hub:
+    wikitexts = {FIRST: wikitext(OLD_ROWS), SECOND: wikitext(ROWS)}
+    tiny = {commit: files_of(folder) for commit, folder in models.items()}
+    repos = {
+        ("dataset", "Salesforce/wikitext"): Repo(wikitexts, tags={"v1": FIRST}),
+        ("dataset", "someone/plain"): Repo({FIRST: plain}),
+        ("dataset", "someone/gated"): Repo({FIRST: plain}, gated=True),
+        ("model", "someone/tiny-qwen2"): Repo(tiny, tags={"v1": FIRST}),
+        ("model", "someone/gated"): Repo({FIRST: tiny[FIRST]}, gated=True),
+    }
+    with serve(repos) as hub:
         yield hub
 
 
 @pytest.fixture
-def run(in_fresh_process: Callable[..., list[Any]], model_folder: Path, tmp_path: Path) -> Callable[..., list[Any]]:
+def run(in_fresh_process, model_folder, tmp_path):
     """`flash-eval perplexity ARGUMENTS` for each list of arguments, with a cache that lasts for the test."""
 
-    def run(address: str, *runs: list[object]) -> list[Any]:
+    def run(address, *runs):
         always = ["perplexity", "--model", model_folder, "--context", 32]
-        return in_fresh_process(*(always + run for run in runs), HF_ENDPOINT=address, HF_HOME=str(tmp_path / "hf"))
+        return in_fresh_process(*([*always, *run] for run in runs), HF_ENDPOINT=address, HF_HOME=str(tmp_path / "hf"))
 
     return run
 
 
 @pytest.fixture
-def results(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def results(run):
     """What `--json` writes, of runs that must succeed."""
 
-    def results(address: str, *runs: list[object]) -> list[Any]:
+    def results(address, *runs):
         outcomes = run(address, *([*arguments, "-o", "json"] for arguments in runs))
         assert [(outcome.exit_code, outcome.stderr) for outcome in outcomes] == [(0, "")] * len(outcomes)
         return [json.loads(outcome.stdout) for outcome in outcomes]
@@ -116,7 +110,7 @@ def results(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     return results
 
 
-def refusals(outcomes: list[Any]) -> list[str]:
+def refusals(outcomes):
     for outcome in outcomes:
         assert (outcome.exit_code, outcome.stdout) == (2, "")
         assert outcome.stderr.startswith("Error: ")
@@ -131,7 +125,7 @@ WIKITEXTS = {
 }
 
 
-def test_wikitext(hub: Hub, results: Callable[..., list[Any]]) -> None:
+def test_wikitext(hub, results):
     """From the hub, and then from the cache, with the hub gone: the same text, and the commit still known."""
     runs = [["--dataset", name] for name in WIKITEXTS]
     online, offline = results(hub.address, *runs), results(NOWHERE, *runs)
@@ -152,32 +146,25 @@ def test_wikitext(hub: Hub, results: Callable[..., list[Any]]) -> None:
     assert hub.downloads["test-00000-of-00001.parquet"] == 2  # one for each configuration
 
 
-def test_split_and_config(hub: Hub, results: Callable[..., list[Any]]) -> None:
-    validation, long, plain = results(
-        hub.address,
-        ["--dataset", "wikitext", "--split", "validation"],
-        ["--dataset", "Salesforce/wikitext", "--config", "wikitext-103-raw-v1"],
-        ["--dataset", "someone/plain"],
-    )
-    assert validation["dataset"]["fingerprint"] == fingerprint(["Only this . \n"])
-    assert long["dataset"]["fingerprint"] == fingerprint(LONG_ROWS)
-    assert plain["dataset"].items() >= {"name": "someone/plain test", "config": None, "revision": FIRST}.items()
-
-
-def test_revisions_of_a_dataset(hub: Hub, results: Callable[..., list[Any]]) -> None:
+def test_splits_configurations_and_revisions_of_a_dataset(hub, results):
     """A branch, a tag, a commit; without a network each is what it was, not what was read last."""
-    runs = [["--dataset", "wikitext", "--dataset-revision", revision] for revision in ("main", SECOND, "v1", FIRST)]
-    runs.insert(0, ["--dataset", "wikitext"])
-    online, offline = results(hub.address, *runs), results(NOWHERE, *runs)
-    for result, (commit, rows) in zip(online, [(SECOND, ROWS)] * 3 + [(FIRST, OLD_ROWS)] * 2, strict=True):
-        assert result["dataset"]["revision"] == commit
-        assert result["dataset"]["fingerprint"] == fingerprint(rows)
+    revisions = {"main": (SECOND, ROWS), SECOND: (SECOND, ROWS), "v1": (FIRST, OLD_ROWS), FIRST: (FIRST, OLD_ROWS)}
+    runs = {
+        ("--dataset", "wikitext"): (SECOND, ROWS),
+        **{("--dataset", "wikitext", "--dataset-revision", name): what for name, what in revisions.items()},
+        ("--dataset", "wikitext", "--split", "validation"): (SECOND, ["Only this . \n"]),
+        ("--dataset", "Salesforce/wikitext", "--config", "wikitext-103-raw-v1"): (SECOND, LONG_ROWS),
+    }
+    plain = ("--dataset", "someone/plain")
+    online, offline = results(hub.address, plain, *runs), results(NOWHERE, plain, *runs)
     assert [result["dataset"] for result in offline] == [result["dataset"] for result in online]
+    of_plain, *others = (result["dataset"] for result in online)
+    assert of_plain.items() >= {"name": "someone/plain test", "config": None, "revision": FIRST}.items()
+    for dataset, (commit, rows) in zip(others, runs.values(), strict=True):
+        assert (dataset["revision"], dataset["fingerprint"]) == (commit, fingerprint(rows))
 
 
-def test_revisions_of_a_model(
-    hub: Hub, models: dict[str, Path], results: Callable[..., list[Any]], text_file: Path
-) -> None:
+def test_revisions_of_a_model(hub, models, results, text_file):
     """Each has the figures of its folder, from the hub and then from the cache."""
     repo = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
     runs = [repo, *([*repo, "--revision", revision] for revision in ("main", SECOND, "v1", FIRST))]
@@ -192,9 +179,7 @@ def test_revisions_of_a_model(
     assert hub.downloads["model.safetensors"] == 2
 
 
-def test_every_command_takes_a_revision_and_names_the_commit(
-    hub: Hub, in_fresh_process: Callable[..., list[Any]], text_file: Path, tmp_path: Path
-) -> None:
+def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_process, text_file, tmp_path):
     model = ["--model", "someone/tiny-qwen2", "--revision", "v1"]
     outcomes = in_fresh_process(
         ["perplexity", *model, "--dataset", text_file, "--context", 32],
@@ -208,9 +193,7 @@ def test_every_command_takes_a_revision_and_names_the_commit(
         assert outcome.stdout.startswith(f"tiny-qwen2, {FIRST}, ")
 
 
-def test_a_commit_that_is_in_the_cache_needs_no_hub(
-    hub: Hub, results: Callable[..., list[Any]], text_file: Path
-) -> None:
+def test_a_commit_that_is_in_the_cache_needs_no_hub(hub, results, text_file):
     runs = [
         ["--dataset", "wikitext", "--dataset-revision", FIRST],
         ["--dataset", "someone/plain", "--dataset-revision", FIRST],
@@ -222,7 +205,7 @@ def test_a_commit_that_is_in_the_cache_needs_no_hub(
     assert hub.requests == []
 
 
-def test_what_the_hub_does_not_have(hub: Hub, run: Callable[..., list[Any]]) -> None:
+def test_what_the_hub_does_not_have(hub, run):
     nobody = "f" * 40
     says = {
         ("--dataset", "wikitext", "--split", "nonsense"): 'Unknown split "nonsense"',
@@ -244,7 +227,7 @@ def test_what_the_hub_does_not_have(hub: Hub, run: Callable[..., list[Any]]) -> 
         assert message in line
 
 
-def test_no_network_and_nothing_cached(hub: Hub, run: Callable[..., list[Any]]) -> None:
+def test_no_network_and_nothing_cached(hub, run):
     """One line with two commands that need neither; without the clients' own retries, which take half a minute."""
     hub.hangs_up = True
     works = {
@@ -268,9 +251,7 @@ def test_no_network_and_nothing_cached(hub: Hub, run: Callable[..., list[Any]]) 
     assert sum("/revision/" in request for request in hub.requests) == len(works)
 
 
-def test_another_revision_or_configuration_in_the_cache_is_no_answer(
-    hub: Hub, results: Callable[..., list[Any]], run: Callable[..., list[Any]], text_file: Path
-) -> None:
+def test_another_revision_or_configuration_in_the_cache_is_no_answer(hub, results, run, text_file):
     model = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
     results(hub.address, ["--dataset", "wikitext-2"], ["--dataset", "wikitext-103"], model)
     *lines, unclear = refusals(
@@ -288,7 +269,7 @@ def test_another_revision_or_configuration_in_the_cache_is_no_answer(
     assert "choose one by --config: wikitext-103-raw-v1, wikitext-2-raw-v1" in unclear
 
 
-def test_a_transfer_that_breaks_off_once(hub: Hub, results: Callable[..., list[Any]]) -> None:
+def test_a_transfer_that_breaks_off_once(hub, results):
     """The client asks again, and nothing of the first half is left in the text or the model."""
     hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
     wikitext = ["--dataset", "wikitext"]
@@ -298,9 +279,7 @@ def test_a_transfer_that_breaks_off_once(hub: Hub, results: Callable[..., list[A
     assert broken["off"]["ppl"] == local["off"]["ppl"]
 
 
-def test_a_transfer_that_breaks_off_for_good(
-    hub: Hub, results: Callable[..., list[Any]], run: Callable[..., list[Any]], text_file: Path
-) -> None:
+def test_a_transfer_that_breaks_off_for_good(hub, results, run, text_file):
     """One line; the half that came is not taken for the whole later, and with a better network all is well."""
     model, dataset = ["--dataset", text_file, "--model", "someone/tiny-qwen2"], ["--dataset", "wikitext"]
     hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})

@@ -1,4 +1,4 @@
-"""Each implementation computes the workload that it is given, in each pass, and nothing beside it."""
+"""Workloads for attention kernels: what a call computes, reads and holds, and that each implementation does that."""
 
 from dataclasses import replace
 
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from flash_evals import implementations
 from flash_evals.implementations import GRADIENTS, IMPLEMENTATIONS, RESULTS
-from flash_evals.workload import PASSES, Pass, Workload
+from flash_evals.workload import PASSES, Heads
 from flashattn_core.reference import reference_attention
 from kernel_cases import WORKLOADS, mask_of, visible_in, workload
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
-def gradients_of(work: Workload, seed: int) -> list[np.ndarray]:
+def gradients_of(work, seed):
     """Of query, key and value, by the formula in float64."""
     query, key, value, cotangent = (array.astype(np.float64) for array in work.inputs(seed))
     grouped = (work.batch_size, work.heads.kv, -1, work.query_len, work.heads.dim)
@@ -37,7 +37,7 @@ def gradients_of(work: Workload, seed: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
-def test_every_implementation_computes_the_workload(name: str, work: Workload, pass_: Pass) -> None:
+def test_every_implementation_computes_the_workload(name, work, pass_):
     inputs = work.inputs(seed=1)
     contestant = IMPLEMENTATIONS[name](replace(work, pass_=pass_), inputs)
     results = contestant.as_numpy(contestant.run([contestant.prepare() for _ in range(2)]))
@@ -48,7 +48,7 @@ def test_every_implementation_computes_the_workload(name: str, work: Workload, p
 
 
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
-def test_a_backward_pass_begins_after_the_forward_pass(name: str) -> None:
+def test_a_backward_pass_begins_after_the_forward_pass(name):
     """Whose kept arrays are there when it is prepared: flash's output and lse, the others' weights."""
     work = workload(query_len=256, seq_len=256, pass_="backward")
     contestant = IMPLEMENTATIONS[name](work, work.inputs(seed=0))
@@ -66,7 +66,7 @@ def test_a_backward_pass_begins_after_the_forward_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize("pass_", PASSES)
-def test_calls_are_gone_when_they_have_run(pass_: Pass) -> None:
+def test_calls_are_gone_when_they_have_run(pass_):
     work = workload(pass_=pass_)
     contestant = IMPLEMENTATIONS["flash"](work, work.inputs(seed=0))
     calls = [contestant.prepare() for _ in range(3)]
@@ -74,7 +74,74 @@ def test_calls_are_gone_when_they_have_run(pass_: Pass) -> None:
     assert calls == []
 
 
-def test_threads_are_those_of_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_those_of_flash(monkeypatch):
     for text, number in (("AVX2, 1 thread", 1), ("AVX-512, 32 threads", 32)):
         monkeypatch.setattr(flashattn_core, "backends", lambda text=text: {"cpu": text})
         assert implementations.threads() == number
+
+
+def test_quantised_keys_and_values_are_packed():
+    """A scale and a bias in the dtype for each 64 of them."""
+    plain, packed = workload(heads=Heads(4, 2, 128)), workload(heads=Heads(4, 2, 128), kv_bits=4)
+    rows = 2 * 4 * 32 * 128 * 4 + 4 * 4 * 32
+    assert plain.bytes_read == 2 * 2 * 32 * 128 * 4
+    assert packed.bytes_read == 2 * 2 * 32 * (128 // 2 + 2 * 2 * 4)
+    assert packed.bytes_held - rows == packed.bytes_read
+    assert "4-bit keys and values" in str(packed)
+
+
+@pytest.mark.parametrize("name", implementations.QUANTISED)
+@pytest.mark.parametrize("work", [workload(), workload(causal=False), workload(window=7, query_len=9)], ids=str)
+def test_quantised_outputs(name, work):
+    work = replace(work, heads=Heads(4, 2, 64), kv_bits=8)
+    inputs = work.inputs(0)
+    contestant = IMPLEMENTATIONS[name](work, inputs)
+    (output,) = contestant.as_numpy(contestant.run([contestant.prepare() for _ in range(3)]))
+    query, *others = inputs[:3]
+    floats = (mx.dequantize(*mx.quantize(mx.array(x), 64, 8), group_size=64, bits=8) for x in others)
+    expected, _ = reference_attention(query, *map(np.array, floats), None, mask_of(work))
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+
+
+def test_quantised_beside_plain(run_kernels):
+    entries, page = run_kernels("--shape", "4/2x64", "--kv-bits", "none,8", "--impl", "flash,mlx,naive")
+    found = [(entry["config"]["kv_bits"], entry["config"]["impl"]) for entry in entries]
+    assert found == [(None, "flash"), (None, "mlx"), (None, "naive"), (8, "flash"), (8, "mlx")]
+    assert "float32, 8-bit K/V" in page
+
+
+@pytest.mark.parametrize("work", WORKLOADS, ids=str)
+def test_counts_what_is_visible(work):
+    visible = visible_in(work)
+    given = work.visible()
+    assert (given is None) == visible.all()
+    if given is not None:
+        np.testing.assert_array_equal(given, visible)
+    for pass_, products in (("forward", 2), ("backward", 5), ("forward_backward", 7)):
+        flops = 2 * products * work.heads.dim * visible.sum() * work.heads.query * work.batch_size
+        assert replace(work, pass_=pass_).flops == flops
+    seen = visible.any(axis=0).sum()
+    assert work.bytes_read == 2 * work.batch_size * work.heads.kv * seen * work.heads.dim * 4
+
+
+def test_16_bit_numbers_are_half_as_long():
+    single, half = workload(query_len=16), workload(query_len=16, dtype="bfloat16")
+    lse = 4 * 4 * 16
+    assert single.bytes_held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32) + lse
+    assert half.bytes_held - lse == (single.bytes_held - lse) // 2
+    assert half.bytes_read == single.bytes_read // 2
+
+
+@pytest.mark.parametrize("pass_", ["backward", "forward_backward"])
+def test_gradients_are_held_beside_what_they_are_of(pass_):
+    """And the output's cotangent beside the output, but none beside lse."""
+    forward, work = workload(query_len=16), workload(query_len=16, pass_=pass_)
+    lse = 4 * 4 * 16
+    assert work.bytes_held - lse == 2 * (forward.bytes_held - lse)
+
+
+def test_the_seed_decides_the_numbers():
+    def query(seed):
+        return workload().inputs(seed)[0].ravel().tolist()
+
+    assert query(0) == query(0) != query(1)

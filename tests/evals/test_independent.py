@@ -6,20 +6,13 @@ that the rules let it see; the rules from their definitions.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
 
-import click.testing
 import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals.models import DEMO_MODEL
 from tokenizers import Tokenizer
-
-Invoke = Callable[..., click.testing.Result]
-Weights = dict[str, np.ndarray]
 
 DOCUMENTS = [
     "The lobster of the eastern Atlantic is blue; only cooking makes it “lobster red”.\n",
@@ -30,26 +23,25 @@ DOCUMENTS = [
 ]
 
 
-def dense(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def dense(x, weight):
     """Without BLAS: on a busy machine its threads spend most of their time waiting for each other."""
-    product: np.ndarray = np.einsum("...i,oi->...o", x, weight)
-    return product
+    return np.einsum("...i,oi->...o", x, weight)
 
 
 class Qwen2:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.config = json.loads((folder / "config.json").read_text())
         weights = mx.load(str(folder / "model.safetensors"))
         assert isinstance(weights, dict)
         self.weights = {name: np.array(weight.astype(mx.float32), np.float64) for name, weight in weights.items()}
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    def cost(self, seen: Sequence[int], token: int) -> float:
+    def cost(self, seen, token):
         """-ln p(token | seen)."""
         logits = self._logits(np.array(seen))
         return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[token])
 
-    def _logits(self, ids: np.ndarray) -> np.ndarray:
+    def _logits(self, ids):
         """Of the token that follows the last one."""
         x = self.weights["model.embed_tokens.weight"][ids]
         for layer in range(self.config["num_hidden_layers"]):
@@ -63,11 +55,10 @@ class Qwen2:
             x = x + dense(gate / (1 + np.exp(-gate)) * up, own["mlp.down_proj.weight"])
         return dense(self._norm(x[-1], self.weights["model.norm.weight"]), self.weights["model.embed_tokens.weight"])
 
-    def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        scaled: np.ndarray = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.config["rms_norm_eps"]) * weight
-        return scaled
+    def _norm(self, x, weight):
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.config["rms_norm_eps"]) * weight
 
-    def _attention(self, own: Weights, x: np.ndarray) -> np.ndarray:
+    def _attention(self, own, x):
         n, heads, kv_heads = len(x), self.config["num_attention_heads"], self.config["num_key_value_heads"]
         dim = self.config["hidden_size"] // heads
         query, key, value = (
@@ -84,7 +75,7 @@ class Qwen2:
             outputs.append(p / p.sum(axis=-1, keepdims=True) @ value[:, shared])
         return dense(np.concatenate(outputs, axis=-1), own["self_attn.o_proj.weight"])
 
-    def _rotated(self, x: np.ndarray) -> np.ndarray:
+    def _rotated(self, x):
         """The halves of each head as real and imaginary part, turned by position · theta^(-2k / dim)."""
         n, _, dim = x.shape
         angles = np.outer(np.arange(n), self.config["rope_theta"] ** (-np.arange(0, dim, 2) / dim))
@@ -92,7 +83,7 @@ class Qwen2:
         return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def rolling(model: Qwen2, ids: list[int], context: int, stride: int) -> Iterator[float]:
+def rolling(model, ids, context, stride):
     """Of each token but the first."""
     for token in range(1, len(ids)):
         # The first window scores `context` tokens, and each later one `stride`: this one's, and where it ends.
@@ -101,7 +92,7 @@ def rolling(model: Qwen2, ids: list[int], context: int, stride: int) -> Iterator
         yield model.cost(ids[max(0, last - context) : token], ids[token])
 
 
-def half(model: Qwen2, ids: list[int], n_ctx: int, bos: bool) -> Iterator[float]:
+def half(model, ids, n_ctx, bos):
     for chunk in range(len(ids) // n_ctx):
         tokens = ids[chunk * n_ctx : (chunk + 1) * n_ctx]
         if bos:
@@ -111,21 +102,20 @@ def half(model: Qwen2, ids: list[int], n_ctx: int, bos: bool) -> Iterator[float]
 
 
 @pytest.fixture
-def evaluate(invoke: Invoke, model_folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def evaluate(invoke, model_folder, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))
 
-    def run(*arguments: object, model: Path = model_folder, dataset: Path = texts) -> dict[str, Any]:
+    def run(*arguments, model=model_folder, dataset=texts):
         out = tmp_path / "out.json"
         page = invoke("perplexity", "--model", model, "--dataset", dataset, "--json", out, *arguments)
         assert (page.exit_code, page.stderr) == (0, ""), page.output
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
+        return json.loads(out.read_text())
 
     return run
 
 
-def check(result: dict[str, Any], costs: Sequence[float], texts: Sequence[str] | None) -> None:
+def check(result, costs, texts):
     """To 4 decimals of a perplexity around 30, which is 1e-6 nats a token."""
     total, tokens = math.fsum(costs), len(costs)
     assert result["tokens"] == tokens
@@ -141,12 +131,11 @@ def check(result: dict[str, Any], costs: Sequence[float], texts: Sequence[str] |
         assert arm["bits_per_byte"] == pytest.approx(total / n_bytes / math.log(2), abs=1e-6)
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize(("context", "stride"), [(128, 128), (32, 32), (32, 9), (5, 1), (2, 2)])
 @pytest.mark.parametrize("documents", ["joined", "separate"])
-def test_rolling(
-    evaluate: Callable[..., dict[str, Any]], model_folder: Path, documents: str, context: int, stride: int, bos: str
-) -> None:
+def test_rolling(evaluate, model_folder, documents, context, stride, bos):
     model = Qwen2(model_folder)
     prefix = [model.tokenizer.token_to_id("<|endoftext|>")] if bos == "always" else []
     texts = ["\n\n".join(DOCUMENTS)] if documents == "joined" else DOCUMENTS
@@ -157,9 +146,7 @@ def test_rolling(
 
 
 @pytest.mark.parametrize(("context", "stride"), [(32, 32), (32, 12)])
-def test_the_shipped_model_to_4_decimals(
-    evaluate: Callable[..., dict[str, Any]], tmp_path: Path, context: int, stride: int
-) -> None:
+def test_the_shipped_model_to_4_decimals(evaluate, tmp_path, context, stride):
     """On what it has learned to read."""
     model, path, text = Qwen2(DEMO_MODEL), tmp_path / "topic.txt", topics["booleans"][:250]
     path.write_bytes(text.encode())
@@ -173,7 +160,7 @@ def test_the_shipped_model_to_4_decimals(
 
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize("n_ctx", [3, 16, 33, 128])
-def test_half(evaluate: Callable[..., dict[str, Any]], model_folder: Path, n_ctx: int, bos: str) -> None:
+def test_half(evaluate, model_folder, n_ctx, bos):
     model = Qwen2(model_folder)
     prefix = [model.tokenizer.token_to_id("<|endoftext|>")] if bos == "always" else []
     ids = prefix + model.tokenizer.encode("\n\n".join(DOCUMENTS)).ids

@@ -1,104 +1,214 @@
-"""`-o`: what stdout gets, of every command that measures. The same figures in each format, and in the files."""
+"""How results are shown and kept: numbers as people read them, `-o`, `--json` and `--csv` of every command."""
 
 import csv
 import io
-import json
-from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import click.testing
+import click
+import numpy as np
 import pytest
+from flash_evals import machine, output
+from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs, columns, markdown
-
-Invoke = Callable[..., click.testing.Result]
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
 
 RESULT = {"command": "test", "figure": 1.5, "none": float("nan")}
 ROWS = [{"trial": 0, "seconds": 0.25}, {"trial": 1, "seconds": float("inf")}]
-
-
-def page(table: Any) -> str:
-    return "head\n\n" + table([("trial", "a|b"), ("0", "0.25")])
-
-
-def shown(capsys: pytest.CaptureFixture[str], output_format: str) -> str:
-    Outputs(output_format).deliver(RESULT, ROWS, page)
-    return capsys.readouterr().out
-
-
-def test_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "text") == "head\n\ntrial   a|b\n0       0.25\n"
-
-
-def test_markdown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "md") == "head\n\n| trial | a\\|b |\n| --- | --- |\n| 0 | 0.25 |\n"
-
-
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(shown(capsys, "json")) == {"command": "test", "figure": 1.5, "none": None}
-
-
-def test_jsonl(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, "jsonl").splitlines()
-    assert [json.loads(line) for line in lines] == [{"trial": 0, "seconds": 0.25}, {"trial": 1, "seconds": None}]
-
-
-def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "csv") == "trial,seconds\n0,0.25\n1,inf\n"
-
-
-def test_files_get_theirs_whatever_stdout_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    json_file, csv_file = tmp_path / "out.json", tmp_path / "out.csv"
-    drawn: list[bool] = []
-    Outputs("md", json_file, csv_file).deliver(RESULT, ROWS, page, lambda: drawn.append(True))
-    capsys.readouterr()
-    assert json_file.read_text() == shown(capsys, "json")
-    assert csv_file.read_text() == shown(capsys, "csv")
-    assert drawn == [True]
-
-
-@pytest.mark.parametrize("output_format", FORMATS)
-def test_a_command(invoke: Invoke, output_format: str, tmp_path: Path) -> None:
-    """`kernels` stands for all: they share the option."""
-    out = tmp_path / "out.json"
-    done = invoke("kernels", "--seq-len", 32, "-r", 1, "--impl", "flash", "-o", output_format, "--json", out)
-    assert (done.exit_code, done.stderr) == (0, "")
-    [entry] = json.loads(out.read_text())
-    seconds = entry["forward"]["time(s)"]
-    match output_format:
-        case "json":
-            assert json.loads(done.stdout) == [entry]
-        case "jsonl":
-            assert json.loads(done.stdout)["time(s)"] == seconds
-        case "csv":
-            assert float(next(csv.DictReader(io.StringIO(done.stdout)))["time(s)"]) == seconds
-        case "md":
-            assert done.stdout.splitlines()[2].startswith("| shape | dtype | queries |")
-        case "text":
-            assert done.stdout.splitlines()[2].startswith("shape     dtype     queries")
-
-
-SMALL = {
-    "perplexity": ("--context", 32, "--max-windows", 1),
-    "speed": ("-p", 4, "-g", 0, "-d", 0, "-r", 1),
-    "finetune": ("-p", 8, "-r", 1),
+FORMATTED = {
+    "text": "head\n\ntrial   a|b\n0       0.25\n",
+    "md": "head\n\n| trial | a\\|b |\n| --- | --- |\n| 0 | 0.25 |\n",
+    "json": '{\n  "command": "test",\n  "figure": 1.5,\n  "none": null\n}\n',
+    "jsonl": '{"trial": 0, "seconds": 0.25}\n{"trial": 1, "seconds": null}\n',
+    "csv": "trial,seconds\n0,0.25\n1,inf\n",
 }
 
 
+def page(table):
+    return "head\n\n" + table([("trial", "a|b"), ("0", "0.25")])
+
+
+@pytest.mark.parametrize("output_format", FORMATS)
+def test_what_stdout_gets(capsys, output_format):
+    Outputs(output_format).deliver(RESULT, ROWS, page)
+    assert capsys.readouterr().out == FORMATTED[output_format]
+
+
+def test_files_get_theirs_whatever_stdout_gets(tmp_path):
+    json_file, csv_file = tmp_path / "out.json", tmp_path / "out.csv"
+    drawn = []
+    Outputs("md", json_file, csv_file).deliver(RESULT, ROWS, page, lambda: drawn.append(True))
+    assert (json_file.read_text(), csv_file.read_text()) == (FORMATTED["json"], FORMATTED["csv"])
+    assert drawn == [True]
+
+
+def test_files_are_written_before_stdout_fails(tmp_path, monkeypatch):
+    """As a pipe that is closed, or a full disk behind `>`; and stdout gets its copy where a file cannot be written."""
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(click, "echo", full)
+    with pytest.raises(OSError, match="No space"):
+        Outputs(json_file=tmp_path / "out.json").deliver(RESULT, ROWS, page)
+    assert (tmp_path / "out.json").read_text() == FORMATTED["json"]
+    shown = []
+    monkeypatch.setattr(click, "echo", lambda text, **_: shown.append(text))
+    with pytest.raises(EvalError, match="No space"):
+        Outputs(json_file=Path("/dev/full")).deliver(RESULT, ROWS, page)
+    assert shown == [FORMATTED["text"]]
+
+
+SMALL = {
+    "perplexity": ("--max-windows", 3, "--batch-size", 1),
+    "speed": ("-p", 4, "-g", 2, "-d", 0, "-r", 2),
+    "finetune": ("-p", "8,4", "-r", 2),
+}
+
+
+def trials(result):
+    """What ran when, from a result file: the arms in their order, and all that is known of each."""
+    return [
+        {**test, **trial, "arm": arm, "repetition": number, "batch": number, **trial[arm]}
+        for test in result.get("results", [result])
+        for number, trial in enumerate(test["trials"])
+        for arm in trial["order"]
+    ]
+
+
 @pytest.mark.parametrize("command", SMALL)
-@pytest.mark.parametrize("output_format", ["json", "csv"])
-def test_the_others_too(
-    invoke: Invoke, model_folder: Path, text_file: Path, command: str, output_format: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    text = ("--dataset", text_file) if command == "perplexity" else ()
-    done = invoke(
-        command, "--model", model_folder, *text, *SMALL[command], "-o", output_format, f"--{output_format}", out
-    )
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == out.read_text()
+def test_a_row_for_each_trial_of_each_arm(run_command, tmp_path, command):
+    """In the order they ran, with the figures of the result file."""
+    result = run_command(command, *SMALL[command], "--csv", tmp_path / "out.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    expected = trials(result)
+    assert [row["arm"] for row in rows][:4] == ["off", "on", "on", "off"]
+    assert len(rows) == len(expected)
+    known = set(rows[0]) & set(expected[0])
+    assert known >= {"arm", "seconds", "tokens_per_s", "peak_memory_mb"}
+    for row, trial in zip(rows, expected, strict=True):
+        assert {key: row[key] for key in known} == {key: "" if trial[key] is None else str(trial[key]) for key in known}
 
 
-def test_tables_are_aligned() -> None:
+@pytest.mark.parametrize(("command", "arguments"), [*SMALL.items(), ("kernels", ("--seq-len", 32, "-r", 1))])
+def test_every_command(invoke, model_folder, text_file, command, arguments, tmp_path):
+    """Its stdout is what the file has."""
+    model = () if command == "kernels" else ("--model", model_folder)
+    text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
+    for output_format in ("json", "csv"):
+        out = tmp_path / output_format
+        done = invoke(command, *model, *text, *arguments, "-o", output_format, f"--{output_format}", out)
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert done.stdout == out.read_text()
+
+
+@pytest.mark.parametrize("command", ["speed", "finetune"])
+def test_the_footnote_names_the_reference_blas_where_it_runs(run_command, monkeypatch, command):
+    for blas, named in (("reference", True), ("openblas", False), (None, False)):
+        monkeypatch.setattr(machine, "blas", lambda blas=blas: blas)
+        page = run_command(command, "-p", 4, "-r", 1, *(("-g", 0, "-d", 0) if command == "speed" else ()))["page"]
+        assert (machine.REFERENCE_BLAS in page) is named
+
+
+def test_tables_are_aligned():
     assert columns([("", "off"), ("speed", "1")]) == "        off\nspeed   1"
     assert markdown([("", "off")]) == "|  | off |\n| --- | --- |"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(12, "12"), (1_300, "1.3 k"), (1_017_984, "1.0 M"), (494_032_768, "494 M"), (7_615_616_512, "7.6 B")],
+)
+def test_count(number, text):
+    assert output.count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(35.36123, "35.3612"), (5343.3441, "5,343.3441"), (3.9e35, "3.9000e+35"), (float("inf"), "not finite")],
+)
+def test_plain(number, text):
+    assert output.plain(number) == text
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
+def test_percentile(values, share):
+    assert output.percentile(values, share) == pytest.approx(np.quantile(values, share), abs=1e-6)
+
+
+def test_spread():
+    assert output.spread([1000.0, 1100.0, 1200.0, 1300.0, 1400.0, 9000.0]) == "1,250 (1,100–1,400)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        ([17.24, 17.0, 18.0], "17.2 s (17.1–17.7)"),
+        ([0.00421], "4.21 ms (4.21–4.21)"),
+        ([0.271], "271 ms (271–271)"),
+        ([0.00002, 0.000021, 0.001], "21.0 µs (20.4–608.4)"),
+    ],
+)
+def test_duration(seconds, text):
+    assert output.duration(seconds) == text
+
+
+def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(output, "Console", lambda stderr: Console(file=terminal, force_terminal=stderr, width=150))
+    page = run_command("perplexity", "--stride", 2)["page"]
+    shown = terminal.getvalue()
+    assert "windows, off and on" in shown
+    assert "0:00:0" in shown  # the time that is left
+    assert "tokens/s · peak " in shown
+    assert " MB" in shown
+    assert shown.endswith("\x1b[2K")  # the line is cleared
+    assert "tokens/s · peak" not in page
+
+
+def parsed(page):
+    """Tables as rows of cells, and paragraphs as lines."""
+    tables, paragraphs = [], []
+    for before, token in pairwise(MarkdownIt("commonmark").enable("table").parse(page)):
+        match before.type:
+            case "table_open":
+                tables.append([])
+            case "tr_open":
+                tables[-1].append([])
+            case "th_open" | "td_open":
+                tables[-1][-1].append(token.content)
+            case "paragraph_open":
+                paragraphs.append([""])
+                for child in token.children:
+                    assert child.type in ("text", "hardbreak"), f"{child.type}: {child.content}"
+                    if child.type == "hardbreak":
+                        paragraphs[-1].append("")
+                    paragraphs[-1][-1] += child.content
+    return tables, paragraphs
+
+
+def test_a_page(invoke):
+    done = invoke(
+        *("kernels", "--shape", "2/1x8", "--seq-len", "16,32", "-r", 1, "--impl", "flash,mlx,naive", "-o", "md")
+    )
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    [[titles, *rows]], [header, closing] = parsed(done.stdout)
+    assert len(header) == 1
+    assert all(len(row) == len(titles) for row in rows)
+    assert [row[4] for row in rows] == ["flash", "mlx", "naive"] * 2
+    assert [line.partition(":")[0] for line in closing] == ["flash against mlx", "flash against naive"]
+
+
+def test_lines_after_each_other_and_apart(capsys):
+    def page(table):
+        return "\n".join(["head", "", table([("a", "b"), ("1|2", "3")]), "", "one", "two", "three", "", "four"])
+
+    Outputs("md").deliver({}, [], page)
+    tables, paragraphs = parsed(capsys.readouterr().out)
+    assert tables == [[["a", "b"], ["1|2", "3"]]]
+    assert paragraphs == [["head"], ["one", "two", "three"], ["four"]]
+    Outputs("text").deliver({}, [], page)
+    assert "one\ntwo\nthree\n\nfour" in capsys.readouterr().out

@@ -7,11 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import click.testing
 import pytest
 
 PROGRAMS = Path(sys.executable).parent
@@ -40,18 +37,16 @@ cli.main(arguments)
 
 
 @pytest.fixture
-def command(model_folder: Path, text_file: Path) -> list[str]:
+def command(model_folder, text_file):
     always = ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
     return [*map(str, always)]
 
 
 @pytest.fixture
-def launch() -> Callable[..., tuple[str, str]]:
+def launch():
     """What a program prints on stdout and stderr when mlx.launch starts two of it."""
 
-    def run(
-        *program: object, during: Callable[[subprocess.Popen[str]], None] = lambda process: None
-    ) -> tuple[str, str]:
+    def run(*program, during=lambda process: None):
         port = ["--backend", "ring", "--starting-port", str(two_free_ports())]
         # A session of its own, so that no rank outlives this test.
         with subprocess.Popen(
@@ -71,11 +66,11 @@ def launch() -> Callable[..., tuple[str, str]]:
     return run
 
 
-def two_free_ports() -> int:
+def two_free_ports():
     for _ in range(100):
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
+            port = first.getsockname()[1]
             try:
                 second.bind(("127.0.0.1", port + 1))
             except (OSError, OverflowError):
@@ -84,18 +79,13 @@ def two_free_ports() -> int:
     raise OSError("no two free ports in a row")
 
 
-def test_the_same_scores(
-    launch: Callable[..., tuple[str, str]],
-    invoke: Callable[..., click.testing.Result],
-    command: list[str],
-    tmp_path: Path,
-) -> None:
+def test_the_same_scores(launch, invoke, command, tmp_path):
     """Bit for bit, since the batches are the same; at the end there are fewer of them than ranks."""
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         folder.mkdir()
 
-    def arguments(folder: Path) -> list[object]:
+    def arguments(folder):
         files = ["--json", folder / "out.json", "--save-logprobs", folder / "run.jsonl"]
         return [*command, "--max-windows", 5, *files]
 
@@ -120,31 +110,25 @@ def test_the_same_scores(
     assert shared["ranks"]["tokens_per_s"]["on"] == pytest.approx(sum(medians))
 
 
-def scores(path: Path) -> list[Any]:
+def scores(path):
     _, *batches = map(json.loads, path.read_text().splitlines())
     return [[batch[arm][key] for arm in ("off", "on") for key in ("nll", "top1")] + [batch["kl"]] for batch in batches]
 
 
-def middle(values: Any) -> float:
+def middle(values):
     ordered = sorted(values)
     return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
 
 
-def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(
-    launch: Callable[..., tuple[str, str]], command: list[str], tmp_path: Path
-) -> None:
+def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(launch, command, tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     stdout, stderr = launch(sys.executable, tmp_path / "driver.py", "bug", *command)
     assert "Error: rank 1: ZeroDivisionError: of rank 1" in stderr
     assert "Interrupted after 4 of " in stdout
 
 
-def test_a_rank_that_dies_ends_all(
-    launch: Callable[..., tuple[str, str]],
-    invoke: Callable[..., click.testing.Result],
-    command: list[str],
-    tmp_path: Path,
-) -> None:
+@pytest.mark.long("three processes, which import for seconds")
+def test_a_rank_that_dies_ends_all(launch, invoke, command, tmp_path):
     """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
     (tmp_path / "driver.py").write_text(DRIVER)
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
@@ -156,28 +140,27 @@ def test_a_rank_that_dies_ends_all(
     assert scores(path) == scores(whole)
 
 
-def test_ranks_that_read_different_texts_are_refused(
-    launch: Callable[..., tuple[str, str]], command: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.long("three processes, which import for seconds")
+def test_ranks_that_read_different_texts_are_refused(launch, command, tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     stdout, stderr = launch(sys.executable, tmp_path / "driver.py", "text", *command)
     assert stdout == ""
     assert "Error: rank 1 has not the same text, model and settings as rank 0" in stderr
 
 
-def test_a_wrong_option_is_said_once(launch: Callable[..., tuple[str, str]], command: list[str]) -> None:
+@pytest.mark.long("three processes, which import for seconds")
+def test_a_wrong_option_is_said_once(launch, command):
     stdout, stderr = launch(PROGRAMS / "flash-eval", *command, "--stride", 99)
     assert stdout == ""
     assert stderr.count("Error: --stride must be between 1 and the context of 24, not 99") == 1
 
 
-def test_ctrl_c_keeps_what_is_measured(
-    launch: Callable[..., tuple[str, str]], command: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.long("three processes, which import for seconds")
+def test_ctrl_c_keeps_what_is_measured(launch, command, tmp_path):
     """All processes of the terminal get it. mlx.launch prints no more then, but files are written."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
 
-    def interrupt(process: subprocess.Popen[str]) -> None:
+    def interrupt(process):
         while process.poll() is None and not (path.exists() and path.read_text().count("\n") > 2):
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)

@@ -4,19 +4,12 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import click.testing
 import numpy as np
 import pytest
 from flash_evals import models, paired, reading
 from flash_evals.data import Text
-from flash_evals.models import LoadedModel
 from flash_evals.reading import Rules
-
-Invoke = Callable[..., click.testing.Result]
 
 DOCUMENTS = [
     "The lobster of the eastern Atlantic is blue; only cooking makes it “lobster red”.\n",
@@ -27,8 +20,8 @@ DOCUMENTS = [
 TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4 @.@ 9 lb ) , and is " lobster red " . \n'
 
 
-def rules(**changed: Any) -> Rules:
-    standard: dict[str, Any] = {
+def rules(**changed):
+    standard = {
         "context": 24,
         "stride": None,
         "scoring": "rolling",
@@ -40,46 +33,34 @@ def rules(**changed: Any) -> Rules:
 
 
 @pytest.fixture
-def evaluate(invoke: Invoke, model_folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Runs the command on these documents, and gives the result file and the page."""
+def evaluate(run_command, tmp_path):
+    """Runs the command on these documents."""
 
-    def run(documents: list[str], *arguments: object) -> dict[str, Any]:
-        texts, out = tmp_path / "texts.jsonl", tmp_path / "out.json"
+    def run(documents, *arguments):
+        texts = tmp_path / "texts.jsonl"
         texts.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-        always = ("--model", model_folder, "--dataset", texts, "--context", 24)
-        page = invoke("perplexity", *always, "--json", out, *arguments)
-        assert (page.exit_code, page.stderr) == (0, ""), page.output
-        return {**json.loads(out.read_text()), "page": page.stdout}
+        return run_command("perplexity", "--dataset", texts, *arguments)
 
     return run
 
 
-def cost(result: dict[str, Any]) -> float:
+def test_documents_are_joined_or_separate(evaluate):
+    """Of separate ones, each has a BOS of its own; and none of the text between them."""
+    separate = evaluate(DOCUMENTS, "--documents", "separate", "--bos", "always")
+    joined = evaluate(DOCUMENTS, "--documents", "joined", "--bos", "always")
+    assert joined["bytes"] == separate["bytes"] + len("\n\n") * 3
+    for result, documents in ((separate, "separate"), (joined, "joined")):
+        assert result["settings"]["documents"] == documents
+        assert (", documents one by one · " in result["page"]) is (documents == "separate")
+
+
+def cost(result):
     """Of all tokens together."""
-    total: float = math.log(result["off"]["ppl"]) * result["tokens"]
-    return total
-
-
-@pytest.mark.parametrize("bos", ["always", "never"])
-def test_separate_documents_are_scored_as_if_there_were_no_others(
-    evaluate: Callable[..., dict[str, Any]], bos: str
-) -> None:
-    together = evaluate(DOCUMENTS, "--documents", "separate", "--bos", bos, "--batch-size", 3)
-    alone = [evaluate([document], "--bos", bos) for document in DOCUMENTS if document]
-    for figure in ("tokens", "words", "bytes"):
-        assert together[figure] == sum(result[figure] for result in alone)
-    assert cost(together) == pytest.approx(sum(map(cost, alone)), rel=1e-6)
-    assert together["settings"]["documents"] == "separate"
-    assert ", documents one by one · " in together["page"]
-
-    joined = evaluate(DOCUMENTS, "--documents", "joined", "--bos", bos)
-    assert joined["bytes"] == together["bytes"] + len("\n\n") * 3
-    assert joined["settings"]["documents"] == "joined"
-    assert "one by one" not in joined["page"]
+    return math.log(result["off"]["ppl"]) * result["tokens"]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
-def test_padding_is_neither_scored_nor_counted(loaded: LoadedModel, batch_size: int) -> None:
+def test_padding_is_neither_scored_nor_counted(loaded, batch_size):
     """The scores of windows of many lengths, each read alone: the batch changes them by no more than rounding."""
     read = reading.read(loaded, Text(DOCUMENTS, "some", "some"), rules(documents="separate", context=128))
     assert len({window.end - window.begin for window in read.plan}) > 2
@@ -89,16 +70,6 @@ def test_padding_is_neither_scored_nor_counted(loaded: LoadedModel, batch_size: 
     for arm in ("off", "on"):
         scores, expected = (np.concatenate([b.scores[arm].nll for b in some]) for some in (batches, alone))
         np.testing.assert_allclose(scores, expected, atol=1e-5)
-
-
-def test_a_document_of_one_token_is_left_out(evaluate: Callable[..., dict[str, Any]]) -> None:
-    """There is nothing to predict it from. With a BOS there is."""
-    without = evaluate(DOCUMENTS, "--documents", "separate", "--bos", "never")
-    more = evaluate([*DOCUMENTS, "T"], "--documents", "separate", "--bos", "never")
-    for figure in ("tokens", "words", "bytes"):
-        assert more[figure] == without[figure]
-    with_bos = evaluate([*DOCUMENTS, "T"], "--documents", "separate", "--bos", "always")
-    assert with_bos["words"] == without["words"] + 1
 
 
 @pytest.mark.parametrize(
@@ -112,14 +83,7 @@ def test_a_document_of_one_token_is_left_out(evaluate: Callable[..., dict[str, A
         (True, "never", None, "no BOS"),
     ],
 )
-def test_bos(
-    evaluate: Callable[..., dict[str, Any]],
-    make_model: Callable[..., Path],
-    has_bos: bool,
-    option: str,
-    named: str | None,
-    on_the_page: str,
-) -> None:
+def test_bos(evaluate, make_model, has_bos, option, named, on_the_page):
     """With one, the first token is scored too."""
     folder = make_model(bos=has_bos)
     tokens = len(models.load(str(folder)).tokenizer.encode(DOCUMENTS[0], add_special_tokens=False))
@@ -129,17 +93,7 @@ def test_bos(
     assert f"stride 24, {on_the_page} · " in result["page"]
 
 
-def test_each_separate_document_has_its_own_bos(loaded: LoadedModel) -> None:
-    read = reading.read(loaded, Text(DOCUMENTS, "some", "some"), rules(documents="separate", bos="always"))
-    eos = loaded.tokenizer.eos_token_id
-    assert [read.ids[window.begin] for window in read.plan if read.ids[window.begin] == eos] == [eos] * 3
-    joined = reading.read(loaded, Text(DOCUMENTS, "some", "some"), rules(bos="always"))
-    assert np.flatnonzero(joined.ids == eos).tolist() == [0]
-
-
-def test_always_takes_a_token_to_put_there(
-    refused: Callable[..., str], model_folder: Path, text_file: Path, tmp_path: Path
-) -> None:
+def test_always_takes_a_token_to_put_there(refused, model_folder, text_file, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     about = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**about, "eos_token": None}))
@@ -147,7 +101,7 @@ def test_always_takes_a_token_to_put_there(
     assert line == "Error: --bos always: the tokenizer of model has neither a BOS nor an EOS"
 
 
-def test_words_and_bytes_are_those_of_the_original(evaluate: Callable[..., dict[str, Any]]) -> None:
+def test_words_and_bytes_are_those_of_the_original(evaluate):
     read = evaluate([TOKENISED], "--detokenise")
     plain = evaluate([TOKENISED])
     assert read["settings"]["detokenised"] is True
@@ -162,16 +116,14 @@ def test_words_and_bytes_are_those_of_the_original(evaluate: Callable[..., dict[
 
 
 @pytest.mark.parametrize(("option", "expected"), [(None, True), (True, True), (False, False)])
-def test_wikitext_is_detokenised_unless_told_otherwise(
-    loaded: LoadedModel, option: bool | None, expected: bool
-) -> None:
+def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected):
     read = reading.read(loaded, Text([TOKENISED], "some", "some", tokenised=True), rules(detokenise=option))
     assert read.settings["detokenised"] is expected
     assert loaded.tokenizer.decode(read.ids.tolist()).count("@") == (0 if expected else 8)
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
-def test_of_a_part_the_words_that_were_scored_count(loaded: LoadedModel, documents: str) -> None:
+def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     """Window by window to the end: the original words whose beginning was read."""
     text = Text([TOKENISED, TOKENISED[::-1], TOKENISED], "some", "some", separator="\n", tokenised=True)
     read = reading.read(loaded, text, rules(documents=documents, context=8))
@@ -189,7 +141,7 @@ def test_of_a_part_the_words_that_were_scored_count(loaded: LoadedModel, documen
     assert sizes[-1] == (3 * len(TOKENISED.split()), 3 * len(TOKENISED.encode()) + separators)
 
 
-def test_half_windows_are_named_and_have_no_words(evaluate: Callable[..., dict[str, Any]]) -> None:
+def test_half_windows_are_named_and_have_no_words(evaluate):
     result = evaluate(DOCUMENTS, "--scoring", "half", "--context", 20)
     chunks = result["windows"]["planned"]
     assert result["tokens"] == chunks * 9
@@ -203,27 +155,3 @@ def test_half_windows_are_named_and_have_no_words(evaluate: Callable[..., dict[s
     assert "word / byte perplexity – / – – / –" in lines
     assert "bits per byte – –" in lines
     assert evaluate(DOCUMENTS)["settings"]["scoring"] == "rolling"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--scoring", "half", "--stride", "8"], "--stride has no meaning with --scoring half"),
-        (["--scoring", "half", "--documents", "separate"], "--documents separate has no meaning with --scoring half"),
-        (["--scoring", "half", "--context", "2"], "--scoring half takes a --context of at least 3, not 2"),
-        (
-            ["--scoring", "half", "--context", "40"],
-            "--scoring half takes a --context of them, 40",
-        ),
-        (
-            ["--documents", "separate"],
-            "the longest document of short.txt has 1 tokens for this model",
-        ),
-    ],
-)
-def test_refused(
-    refused: Callable[..., str], model_folder: Path, tmp_path: Path, arguments: list[str], says: str
-) -> None:
-    text = tmp_path / "short.txt"
-    text.write_text("T")
-    assert says in refused("perplexity", "--model", model_folder, "--dataset", text, "--context", 24, *arguments)

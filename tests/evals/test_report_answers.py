@@ -1,18 +1,12 @@
 """`flash-eval report`: four questions, answered by what the files hold, and by no more than that."""
 
 import re
-from collections.abc import Callable
-from typing import Any
 
-import click.testing
 import pytest
-from report_page import Element, answer
-
-Invoke = Callable[..., click.testing.Result]
-Results = dict[str, Any]
+from report_page import answer
 
 
-def faster(speed: Results, *ratios: float | None, overlap: bool = False) -> Results:
+def faster(speed, *ratios, overlap=False):
     """A result of `speed` with one test for each ratio; trials that overlap, or do not."""
     test = speed["results"][0]
     tests = []
@@ -38,14 +32,7 @@ def faster(speed: Results, *ratios: float | None, overlap: bool = False) -> Resu
         ([None], False, "Not measured", "prompts – as fast."),
     ],
 )
-def test_faster(
-    report: Callable[..., Element],
-    results: Results,
-    ratios: list[float | None],
-    overlap: bool,
-    word: str,
-    says: str,
-) -> None:
+def test_faster(report, results, ratios, overlap, word, says):
     page = report(faster(results["speed"], *ratios, overlap=overlap))
     assert answer(page, "Faster?") == (word, f"speed: {says}")
 
@@ -60,9 +47,7 @@ def test_faster(
         (0, 10, False, "Not measured"),
     ],
 )
-def test_less_memory(
-    report: Callable[..., Element], results: Results, off: float, on: float, overlap: bool, word: str
-) -> None:
+def test_less_memory(report, results, off, on, overlap, word):
     result = results["perplexity"]
     memory = {arm: {**result[arm], "peak_memory_mb": value} for arm, value in (("off", off), ("on", on))}
     pairs = [(off, on), *([(on, off)] if overlap else [])]
@@ -84,9 +69,7 @@ def test_less_memory(
         ({"delta_nll": None}, "Not known", "the arms cannot be compared"),
     ],
 )
-def test_same_predictions(
-    report: Callable[..., Element], results: Results, paired: Results, word: str, says: str
-) -> None:
+def test_same_predictions(report, results, paired, word, says):
     result = results["perplexity"]
     page = report({**result, "tokens": 200, "paired": {**result["paired"], **paired}})
     found, sentence = answer(page, "Same predictions?")
@@ -94,7 +77,7 @@ def test_same_predictions(
     assert says in sentence
 
 
-def test_several_runs_have_a_sentence_each(report: Callable[..., Element], results: Results) -> None:
+def test_several_runs_have_a_sentence_each(report, results):
     result = results["perplexity"]
     differ = {**result, "paired": {**result["paired"], "top1_agreement": 0.5}}
     other = {**differ, "model": {**differ["model"], "name": "other"}}
@@ -103,7 +86,7 @@ def test_several_runs_have_a_sentence_each(report: Callable[..., Element], resul
     assert says.index("ranks first at all") < says.index("other on ")
 
 
-def test_training_fits(report: Callable[..., Element], results: Results) -> None:
+def test_training_fits(report, results):
     result = {**results["finetune"], "skipped": []}
     longest = max(result["results"], key=lambda length: length["seq_len"])
     memory = [f"{longest[arm]['peak_memory_mb']:,.1f} MB" for arm in ("off", "on")]
@@ -112,7 +95,7 @@ def test_training_fits(report: Callable[..., Element], results: Results) -> None
     assert f"a step of {longest['seq_len']} tokens took {memory[0]} with the patch off, {memory[1]} with it on" in says
 
 
-def test_training_that_was_skipped(report: Callable[..., Element], results: Results) -> None:
+def test_training_that_was_skipped(report, results):
     reason = "8,192 tokens: a step without the patch needs about 7.30 GB, 6.00 GB are free"
     page = report({**results["finetune"], "skipped": [{"seq_len": 8192, "reason": reason}]})
     word, says = answer(page, "Does training fit?")
@@ -120,14 +103,20 @@ def test_training_that_was_skipped(report: Callable[..., Element], results: Resu
     assert f"skipped {reason}." in says
 
 
-def test_what_no_file_tells(report: Callable[..., Element], results: Results) -> None:
+def test_interrupted(report, results):
+    page = report(results["speed"], {**results["finetune"], "interrupted": True})
+    whole, cut = ("Interrupted: the figures are of what was finished." in run.text for run in page.all("article"))
+    assert (whole, cut) == (False, True)
+
+
+def test_what_no_file_tells(report, results):
     page = report(results["speed"])
     assert answer(page, "Same predictions?") == ("Not measured", "No file of flash-eval perplexity is here.")
     assert answer(page, "Does training fit?") == ("Not measured", "No file of flash-eval finetune is here.")
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
-def test_a_patch_that_never_ran(report: Callable[..., Element], results: Results, command: str) -> None:
+def test_a_patch_that_never_ran(report, results, command):
     """Whatever the figures are, they say nothing of flash."""
     page = report({**results[command], "flash": {"calls": {}, "fallbacks": {"no kernel": 3}}})
     word, says = answer(page, "Faster?")
@@ -137,7 +126,7 @@ def test_a_patch_that_never_ran(report: Callable[..., Element], results: Results
     assert "no calls, 3 fallbacks (no kernel: 3)" in page.all("article")[0].text
 
 
-def test_kernels_beside_others(report: Callable[..., Element], results: Results) -> None:
+def test_kernels_beside_others(report, results):
     """Only MLX's attention is what flash replaces: torch has a sentence, and no say in the word."""
     torch = [
         {**entry, "config": {**entry["config"], "impl": "torch"}}
@@ -148,9 +137,3 @@ def test_kernels_beside_others(report: Callable[..., Element], results: Results)
     word, says = answer(report([*flash, *torch]), "Faster?")
     assert word == "Not measured"
     assert re.search(r"forward [\d.,]+x to [\d.,]+x as fast as torch", says)
-
-
-def test_interrupted(report: Callable[..., Element], results: Results) -> None:
-    assert "Interrupted" not in report(results["speed"]).text
-    page = report({**results["speed"], "interrupted": True})
-    assert "Interrupted: the figures are of what was finished." in page.all("article")[0].text

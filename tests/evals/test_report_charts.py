@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,7 @@ from flash_evals.page.chart import HEIGHT, WIDTH, Axis, Point, Series
 LINEAR = Axis(units.share, units.percent_tick, logarithmic=False)
 
 
-def ticks(axis: Axis, values: Sequence[float]) -> list[str]:
+def ticks(axis, values):
     """What stands at the grid lines, from below."""
     picture = chart.lines(
         "Title", axis, "keys", [Series("flash", "on", [Point(2**n, v) for n, v in enumerate(values)])]
@@ -35,13 +34,13 @@ def ticks(axis: Axis, values: Sequence[float]) -> list[str]:
         (LINEAR, [0.001, 1.3], ["0 %", "50 %", "100 %", "150 %"]),
     ],
 )
-def test_ticks(axis: Axis, values: list[float], expected: list[str]) -> None:
+def test_ticks(axis, values, expected):
     assert ticks(axis, values) == expected
 
 
 @pytest.mark.parametrize("low", [1e-30, 1e-9, 0.3, 999.9999999999999, 1e20])
 @pytest.mark.parametrize("factor", [1, 1.0000001, 3, 1e3, 1e9])
-def test_ticks_hold_the_values(low: float, factor: float) -> None:
+def test_ticks_hold_the_values(low, factor):
     plain = Axis(units.rate, lambda x: f"{x:e}")
     shown = [float(text) for text in ticks(plain, [low, low * factor])]
     assert 2 <= len(shown) <= 7
@@ -59,13 +58,13 @@ def test_ticks_hold_the_values(low: float, factor: float) -> None:
         ([Point(4, 3.0), Point(1, 1.0)], [1, 4]),  # by growing length
     ],
 )
-def test_what_has_no_place_is_left_out(points: list[Point], drawn: list[int]) -> None:
+def test_what_has_no_place_is_left_out(points, drawn):
     picture = chart.lines("Title", chart.TIME, "keys", [Series("flash", "on", points)])
     assert picture is not None
     assert [int(length) for length in re.findall(r'data-length="(\d+)"', picture)] == drawn
 
 
-def test_labels_of_lengths_do_not_meet() -> None:
+def test_labels_of_lengths_do_not_meet():
     points = [Point(length, 1.0) for length in range(1000, 1100, 5)]
     picture = chart.lines("Title", chart.TIME, "keys", [Series("flash", "on", points)])
     assert picture is not None
@@ -92,9 +91,8 @@ def test_labels_of_lengths_do_not_meet() -> None:
         (units.seconds, 3.5e-6, "3.50 µs"),
         (units.seconds, 2e-8, "0.02 µs"),
         (units.megabytes, 7326.24, "7,326.2 MB"),
-        (units.times, 10.224, "10.22x"),
         (units.signed, 7e-9, "+7.0e-09"),
     ],
 )
-def test_figures(shown: units.Shown, value: float, text: str) -> None:
+def test_figures(shown, value, text):
     assert shown(value) == text

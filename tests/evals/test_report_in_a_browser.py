@@ -4,16 +4,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import click.testing
 import pytest
 from chromium import Chromium
+from flash_evals.cli import main
 from report_page import hostile
-
-Results = dict[str, Any]
 
 SIZES = {"screen": 1200, "phone": 390}
 PAPER = 688  # CSS pixels between the margins of A4
@@ -59,7 +55,7 @@ FAINT = """
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+def browser(tmp_path_factory):
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         demanded = os.environ.get("CI") and sys.platform == "linux"
@@ -70,14 +66,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 
 @pytest.fixture(scope="module")
-def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(results, tmp_path_factory):
     """Of a run of each command, and with a file that is left out."""
     return make(list(results.values()), tmp_path_factory.mktemp("report"))
 
 
-def make(results: list[Any], folder: Path) -> Path:
-    from flash_evals.cli import main
-
+def make(results, folder):
     files = [folder / f"{number}.json" for number in range(len(results))]
     for file, result in zip(files, results, strict=True):
         file.write_text(json.dumps(result))
@@ -88,7 +82,7 @@ def make(results: list[Any], folder: Path) -> Path:
     return out
 
 
-def is_quiet(browser: Chromium) -> bool:
+def is_quiet(browser):
     """One request, for the page itself, and nothing that a console would show."""
     requests = [event["request"]["url"] for event in browser.seen("Network.requestWillBeSent")]
     said = [
@@ -99,37 +93,30 @@ def is_quiet(browser: Chromium) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
-def test_it_opens(browser: Chromium, page: Path, size: str, dark: bool) -> None:
-    """Without a word on the console, without the network, and no wider than the screen."""
+LONG = pytest.mark.long("another look at the same page")
+
+
+@pytest.mark.parametrize(
+    ("size", "dark"),
+    [("phone", True), *(pytest.param(*look, marks=LONG) for look in (("phone", False), ("screen", True)))],
+)
+def test_it_opens(browser, page, results, size, dark):
+    """Without a word on the console, without the network, no wider than the screen, and nothing of it is faint."""
     browser.open(page, SIZES[size], dark)
     assert is_quiet(browser)
     assert browser.evaluate("document.documentElement.scrollWidth") <= SIZES[size]
     assert browser.evaluate("document.querySelectorAll('article').length") == 4
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_it_can_be_read(browser: Chromium, page: Path, dark: bool) -> None:
-    browser.open(page, dark=dark)
+    color = browser.evaluate("getComputedStyle(document.body).backgroundColor").removeprefix("rgb(").removesuffix(")")
+    assert (sum(map(int, color.split(","))) < 400) is dark
     browser.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     seen, faint = browser.evaluate(FAINT)
     assert seen > 300
     assert faint == []
 
 
-def test_light_and_dark_differ(browser: Chromium, page: Path) -> None:
-    colors = []
-    for dark in (False, True):
-        browser.open(page, dark=dark)
-        colors.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
-    light, dark_color = (sum(map(int, color.removeprefix("rgb(").removesuffix(")").split(","))) for color in colors)
-    assert light > 600
-    assert dark_color < 150
-
-
-def test_a_phone_gets_letters_of_a_phone(browser: Chromium, page: Path) -> None:
-    """Text of at least 11 pixels, that of plots too, and tables that scroll by themselves."""
+@LONG
+def test_a_phone_gets_letters_of_a_phone(browser, page):
+    """Those of plots too, and tables scroll by themselves."""
     browser.open(page, SIZES["phone"])
     sizes = browser.evaluate(
         "[...document.querySelectorAll('p, td, th, figure text')].map((element) => "
@@ -140,27 +127,25 @@ def test_a_phone_gets_letters_of_a_phone(browser: Chromium, page: Path) -> None:
     assert any(wide)
 
 
-def test_paper(browser: Chromium, page: Path) -> None:
-    """All of it, settings and machine included, and no wider than the sheet."""
+@LONG
+def test_paper(browser, page):
+    """All of it, settings and machine included, which a fold hides on a screen; and no wider than the sheet."""
+    visible = "[...document.querySelectorAll('.about')].map((part) => part.checkVisibility())"
     browser.open(page, PAPER, media="print")
     assert browser.evaluate("document.documentElement.scrollWidth") <= PAPER
-    folds = browser.evaluate("[...document.querySelectorAll('.about')].map((part) => part.checkVisibility())")
-    assert folds == [True] * 4
-    browser.open(page)
-    assert browser.evaluate("document.querySelector('.about').checkVisibility()") is False
+    assert browser.evaluate(visible) == [True] * 4
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF-")
     assert pdf.rstrip().endswith(b"%%EOF")
-
-
-def test_a_fold_opens_without_a_script(browser: Chromium, page: Path) -> None:
     browser.open(page)
+    assert browser.evaluate(visible) == [False] * 4
     browser.evaluate("document.querySelector('summary').click()")
-    assert browser.evaluate("document.querySelector('.about').offsetHeight") > 0
+    assert browser.evaluate(visible) == [True] + [False] * 3
 
 
-def test_numbers_are_seen(browser: Chromium, page: Path, results: Results) -> None:
-    """What the browser shows of them is what the files have."""
+@LONG
+def test_numbers_and_plots_are_seen(browser, page, results):
+    """What the browser shows is what the files have, and no marker and no text of a plot lies outside of it."""
     browser.open(page)
     values = set(browser.evaluate("[...document.querySelectorAll('td data')].map((data) => Number(data.value))"))
     hidden = browser.evaluate("[...document.querySelectorAll('td data')].filter((data) => !data.offsetWidth).length")
@@ -170,11 +155,6 @@ def test_numbers_are_seen(browser: Chromium, page: Path, results: Results) -> No
         assert {test[arm]["tokens_per_s"] for test in results["speed"]["results"]} <= values
         assert {length[arm]["seconds"] for length in results["finetune"]["results"]} <= values
     assert {entry["forward"]["time(s)"] for entry in results["kernels"]} <= values
-
-
-def test_plots_are_drawn_where_they_belong(browser: Chromium, page: Path) -> None:
-    """No marker and no text of a plot lies outside of it."""
-    browser.open(page)
     outside = browser.evaluate(
         """[...document.querySelectorAll('figure > svg')].flatMap((svg) => {
           const box = svg.getBoundingClientRect();
@@ -188,27 +168,19 @@ def test_plots_are_drawn_where_they_belong(browser: Chromium, page: Path) -> Non
     assert browser.evaluate("document.querySelectorAll('figure > svg .mark').length") > 20
 
 
-def test_markup_in_a_file_does_nothing(browser: Chromium, results: Results, tmp_path: Path) -> None:
+def test_markup_in_a_file_does_nothing(browser, results, tmp_path):
+    """And what should get into the page all the same, its own policy refuses: no scripts, nothing from elsewhere."""
     browser.open(make(hostile(results), tmp_path), SIZES["phone"])
     assert is_quiet(browser)
     assert browser.evaluate("document.title") == "Flash attention, off and on"
     assert browser.evaluate("document.querySelectorAll('script, img').length") == 0
     assert browser.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"]
-
-
-@pytest.mark.parametrize(
-    ("name", "attribute", "refused"), [("script", "text", "script-src-elem"), ("img", "src", "img-src")]
-)
-def test_what_should_get_into_it_all_the_same_is_refused(
-    browser: Chromium, page: Path, name: str, attribute: str, refused: str
-) -> None:
-    """The page's own policy: no scripts, nothing from elsewhere."""
-    browser.open(page)
-    add = f"""new Promise((resolve) => {{
-      document.addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
-      const element = document.createElement("{name}");
-      element.{attribute} = "http://localhost:1/x";
-      document.body.append(element);
-      setTimeout(() => resolve("allowed"), 5000);
-    }})"""
-    assert browser.evaluate(add) == refused
+    for name, attribute, refused in (("script", "text", "script-src-elem"), ("img", "src", "img-src")):
+        add = f"""new Promise((resolve) => {{
+          document.addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
+          const element = document.createElement("{name}");
+          element.{attribute} = "http://localhost:1/x";
+          document.body.append(element);
+          setTimeout(() => resolve("allowed"), 5000);
+        }})"""
+        assert browser.evaluate(add) == refused

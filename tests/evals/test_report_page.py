@@ -2,21 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import click.testing
 import pytest
 from report_page import Element
 
-Invoke = Callable[..., click.testing.Result]
-Results = dict[str, Any]
-
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
-def test_settings_and_machine_are_in_a_fold(report: Callable[..., Element], results: Results, command: str) -> None:
+def test_settings_and_machine_are_in_a_fold(report, results, command):
     result = results[command]
     [fold] = report(result).all("details")
     assert fold.all("summary")[0].text == "Settings and machine"
@@ -28,7 +22,7 @@ def test_settings_and_machine_are_in_a_fold(report: Callable[..., Element], resu
     assert pairs["memory"] == about["settings"]["memory"]
 
 
-def test_it_is_self_contained(report: Callable[..., Element], results: Results) -> None:
+def test_it_is_self_contained(report, results):
     """Nothing is loaded, nothing runs, and links lead to places of the page."""
     page = report(*results.values())
     assert page.all("script") == page.all("link") == page.all("img") == []
@@ -39,7 +33,7 @@ def test_it_is_self_contained(report: Callable[..., Element], results: Results) 
     assert {str(link.attributes["href"]) for link in page.all("a")} == {f"#{anchor}" for anchor in anchors}
 
 
-def test_it_is_accessible(report: Callable[..., Element], results: Results) -> None:
+def test_it_is_accessible(report, results):
     page = report(*results.values())
     [html] = page.all("html")
     assert html.attributes["lang"] == "en"
@@ -55,12 +49,12 @@ def test_it_is_accessible(report: Callable[..., Element], results: Results) -> N
         assert picture.attributes.get("aria-label") or picture.attributes["aria-hidden"] == "true"
 
 
-def in_order(element: Element) -> list[Element]:
+def in_order(element):
     inner = [child for child in element.children if isinstance(child, Element)]
     return [each for child in inner for each in (child, *in_order(child))]
 
 
-def test_the_same_files_make_the_same_page(report: Callable[..., Element], results: Results, tmp_path: Path) -> None:
+def test_the_same_files_make_the_same_page(report, results, tmp_path):
     pages = []
     for _ in range(2):
         report(*results.values())
@@ -69,7 +63,7 @@ def test_the_same_files_make_the_same_page(report: Callable[..., Element], resul
 
 
 @pytest.mark.parametrize("option", ["-o", "--html"])
-def test_the_page_goes_where_it_is_told(invoke: Invoke, results: Results, tmp_path: Path, option: str) -> None:
+def test_the_page_goes_where_it_is_told(invoke, results, tmp_path, option):
     file, out = tmp_path / "run.json", tmp_path / "out.html"
     file.write_text(json.dumps(results["speed"]))
     done = invoke("report", file, option, out)
@@ -77,16 +71,14 @@ def test_the_page_goes_where_it_is_told(invoke: Invoke, results: Results, tmp_pa
     assert out.read_text("utf-8").startswith("<!doctype html>\n<html")
 
 
-def test_it_is_report_html_unless_told(
-    invoke: Invoke, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_report_html_unless_told(invoke, results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.json").write_text(json.dumps(results["speed"]))
     assert invoke("report", "run.json").stdout == "report.html\n"
     assert Path("report.html").exists()
 
 
-def test_a_result_file_is_not_written_over(refused: Callable[..., str], results: Results, tmp_path: Path) -> None:
+def test_a_result_file_is_not_written_over(refused, results, tmp_path):
     file = tmp_path / "run.json"
     file.write_text(json.dumps(results["speed"]))
     line = refused("report", file, "--html", tmp_path / "." / "run.json")
@@ -94,12 +86,12 @@ def test_a_result_file_is_not_written_over(refused: Callable[..., str], results:
     assert json.loads(file.read_text()) == results["speed"]
 
 
-def test_a_folder_that_is_not_there(refused: Callable[..., str]) -> None:
+def test_a_folder_that_is_not_there(refused):
     line = refused("report", "run.json", "-o", "/no/such/folder/page.html")
     assert line == "Error: -o /no/such/folder/page.html: /no/such/folder cannot be written to"
 
 
-def test_a_full_disk(refused: Callable[..., str], results: Results, tmp_path: Path) -> None:
+def test_a_full_disk(refused, results, tmp_path):
     file = tmp_path / "run.json"
     file.write_text(json.dumps(results["speed"]))
     assert refused("report", file, "-o", "/dev/full") == "Error: cannot write /dev/full: No space left on device"

@@ -1,11 +1,14 @@
-"""The statistics, against straightforward float64 numpy."""
+"""The statistics of the scores, against straightforward float64 numpy; and which token an arm ranks first."""
 
 import math
+from itertools import product
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import scoring
+from flash_evals import paired, scoring
+from flash_evals.paired import Scores, top1_agrees
+from flash_evals.scoring import Window
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -18,20 +21,20 @@ LOGITS = hnp.arrays(
 )
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
+def log_softmax(logits):
     logits = logits.astype(np.float64)
     top = logits.max(axis=-1, keepdims=True)
     return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
 
 
 @given(LOGITS, st.randoms(use_true_random=False))
-def test_token_nll(logits: np.ndarray, random: "np.random.Generator") -> None:
+def test_token_nll(logits, random):
     targets = np.array([random.randrange(logits.shape[1]) for _ in logits], np.int32)
     expected = -log_softmax(logits)[np.arange(len(targets)), targets]
     np.testing.assert_allclose(scoring.token_nll(logits, targets), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_token_nll_of_a_large_vocabulary() -> None:
+def test_token_nll_of_a_large_vocabulary():
     """A float32 sum of so many, one after the other, is off by 2e-4, always to the same side."""
     logits = (3 * np.random.default_rng(0).standard_normal((16, 151_936))).astype(np.float32)
     error = scoring.token_nll(logits, np.arange(16)) + log_softmax(logits)[np.arange(16), np.arange(16)]
@@ -39,13 +42,13 @@ def test_token_nll_of_a_large_vocabulary() -> None:
     assert abs(error.mean()) < 5e-7
 
 
-def kl64(off: np.ndarray, on: np.ndarray) -> np.ndarray:
+def kl64(off, on):
     log_p, log_q = log_softmax(off), log_softmax(on)
     return (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
 
 
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100])
-def test_kl_is_exact_from_rounding_noise_to_nonsense(size: float) -> None:
+def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
     """Where the usual float32 sum gives 1e-8 of noise, the value itself is 1e-11 and must come out."""
     random = np.random.default_rng(0)
     off = (random.standard_normal((64, 500)) * 4).astype(np.float32)
@@ -55,36 +58,36 @@ def test_kl_is_exact_from_rounding_noise_to_nonsense(size: float) -> None:
 
 
 @given(LOGITS, st.floats(-5, 5))
-def test_kl_of_a_shifted_copy_is_zero(logits: np.ndarray, shift: float) -> None:
+def test_kl_of_a_shifted_copy_is_zero(logits, shift):
     """Softmax does not see a constant; float32 rounds it away differently in each logit, hence not exactly 0."""
     shifted = (logits + np.float32(shift)).astype(np.float32)
     assert np.array(scoring.kl_divergence(mx.array(logits), mx.array(shifted))).max() <= 1e-10
 
 
-def test_kl_says_that_a_broken_arm_is_broken() -> None:
+def test_kl_says_that_a_broken_arm_is_broken():
     off = mx.array([[1.0, 2.0]])
     assert math.isnan(scoring.kl_divergence(off, mx.array([[math.nan, 0.0]])).item())
 
 
 @given(hnp.arrays(np.float64, st.integers(2, 50), elements=st.floats(0, 20)))
-def test_mean_and_its_standard_error(values: np.ndarray) -> None:
+def test_mean_and_its_standard_error(values):
     average, se = scoring.mean(values)
     n = len(values)
     assert average == pytest.approx(sum(values) / n, abs=1e-12)
     assert se == pytest.approx(math.sqrt(sum((values - average) ** 2) / (n - 1) / n), abs=1e-12)
 
 
-def test_sums_are_float64() -> None:
+def test_sums_are_float64():
     """A float32 sum of a million tenths is off by 1 %."""
     assert scoring.mean(np.full(1_000_000, 0.1, np.float32)).value == pytest.approx(np.float32(0.1), rel=1e-12)
 
 
-def test_one_token_has_no_standard_error() -> None:
+def test_one_token_has_no_standard_error():
     assert math.isnan(scoring.mean(np.array([1.0])).se)
 
 
 @given(hnp.arrays(np.float64, st.integers(2, 50), elements=st.floats(0, 12)), st.integers(1, 60), st.integers(1, 300))
-def test_perplexity_per_token_word_and_byte(nll: np.ndarray, words: int, n_bytes: int) -> None:
+def test_perplexity_per_token_word_and_byte(nll, words, n_bytes):
     result = scoring.perplexity(nll, words, n_bytes)
     assert result.ppl == pytest.approx(np.exp(nll.mean()))
     assert result.ppl_se == pytest.approx(np.exp(nll.mean()) * nll.std(ddof=1) / np.sqrt(len(nll)))
@@ -93,18 +96,67 @@ def test_perplexity_per_token_word_and_byte(nll: np.ndarray, words: int, n_bytes
     assert result.bits_per_byte == pytest.approx(nll.sum() / n_bytes / np.log(2))
 
 
-def test_a_text_without_a_word_has_no_finite_word_perplexity() -> None:
+def test_a_text_without_a_word_has_no_finite_word_perplexity():
     result = scoring.perplexity(np.array([1.0, 2.0]), words=0, n_bytes=2)
     assert result.word_ppl == math.inf
     assert result.byte_ppl == pytest.approx(math.exp(1.5))
 
 
-def test_without_a_text_there_is_nothing_per_word_and_byte() -> None:
+def test_without_a_text_there_is_nothing_per_word_and_byte():
     result = scoring.perplexity(np.array([1.0, 2.0]), None, None)
     assert result.ppl == pytest.approx(math.exp(1.5))
     assert (result.word_ppl, result.byte_ppl, result.bits_per_byte) == (None, None, None)
 
 
-def test_a_perplexity_beyond_float64_is_infinite_and_one_of_nothing_is_none() -> None:
+def test_a_perplexity_beyond_float64_is_infinite_and_one_of_nothing_is_none():
     assert scoring.perplexity(np.array([800.0, 800.0]), 1, 1).word_ppl == math.inf
     assert math.isnan(scoring.perplexity(np.array([math.nan, 1.0]), 1, 1).ppl)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def scored(*rows):
+    """Of a window whose logits these are."""
+    ids = np.zeros(len(rows) + 1, np.int32)
+    return paired._score(mx.array(list(rows)), ids, Window(0, len(rows), 1))
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "agrees"),
+    [
+        ([1.0, 2.0, 0.0], [1.1, 1.9, 0.0], True),
+        ([1.0, 2.0, 0.0], [2.1, 1.9, 0.0], False),
+        ([16.0, 16.0, 0.0], [16.0, 16.1, 0.0], True),  # a tie may be broken either way
+        ([16.0, 16.00001, 0.0], [16.1, 16.0, 0.0], True),  # ... and 5 roundings apart is a tie
+        ([16.0, 16.0001, 0.0], [16.1, 16.0, 0.0], False),  # ... and 52 are none
+        ([1e-9, 0.0, -1.0], [0.0, 1e-9, -1.0], True),
+        ([NAN, 1.0, 0.0], [0.0, 1.0, 0.0], False),
+        ([0.0, 1.0, 0.0], [NAN, 1.0, 0.0], False),
+        ([NAN, NAN, NAN], [NAN, NAN, NAN], False),
+        ([1.0, NAN, 0.0], [1.0, NAN, 0.0], False),
+        ([1.0, INF, 0.0], [1.0, INF, 0.0], False),
+        ([1.0, 0.0, -INF], [1.0, 0.0, -INF], True),  # a token that the model may not choose
+    ],
+)
+def test_agreement(off, on, agrees):
+    assert top1_agrees(scored(off), scored(on)).tolist() == [agrees]
+
+
+def test_each_token_for_itself(monkeypatch):
+    """However many rows are looked at together, and after windows are joined and cut."""
+    kinds = [[3.0, 2.0, 1.0], [1.0, 2.0, 3.0], [3.0, 3.0, 1.0], [2.0, 2.0, 2.0], [NAN, 1.0, 2.0]]
+    off, on = zip(*product(kinds, kinds), strict=True)
+    expected = [bool(top1_agrees(scored(a), scored(b))[0]) for a, b in zip(off, on, strict=True)]
+    assert 0 < sum(expected) < len(expected)
+    for rows in (1, 4, 1000):
+        monkeypatch.setattr(paired, "ROWS_AT_ONCE", rows)
+        assert top1_agrees(scored(*off), scored(*on)).tolist() == expected
+    joined = Scores.join([scored(*on[:7]), scored(*on[7:8]), scored(*on[8:])])
+    assert top1_agrees(scored(*off), joined).tolist() == expected
+    assert top1_agrees(joined.first(9), scored(*on[:9])).tolist() == [row is not kinds[4] for row in on[:9]]
+
+
+def test_ties_are_kept_while_they_are_few():
+    """A model that likes all of 150,000 tokens the same must not fill the memory."""
+    assert len(scored([0.0] * 1000).ties) == paired.TIES_KEPT

@@ -2,12 +2,9 @@
 
 import csv
 import json
-from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
-import click.testing
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -19,29 +16,19 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 
 mlx_lm_generate = import_module("mlx_lm.generate")  # mlx_lm has a function of this name
 
-Invoke = Callable[..., click.testing.Result]
+
+@pytest.fixture
+def evaluate(run_command):
+    return partial(run_command, "speed", "-r", 1)
 
 
 @pytest.fixture(scope="session")
-def draft_folder(make_model: Callable[..., Path]) -> Path:
+def draft_folder(make_model):
     """One layer of other weights."""
     return make_model(num_hidden_layers=1)
 
 
-@pytest.fixture
-def evaluate(invoke: Invoke, model_folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    def run(*arguments: object) -> dict[str, Any]:
-        out = tmp_path / "out.json"
-        result = invoke("speed", "--model", model_folder, "-r", 1, "--json", out, *arguments)
-        assert (result.exit_code, result.stderr) == (0, ""), result.output
-        return {**json.loads(out.read_text()), "page": result.stdout}
-
-    return run
-
-
-def test_a_model_that_drafts_for_itself_is_always_right(
-    evaluate: Callable[..., dict[str, Any]], model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, tmp_path):
     arguments = ("-p", 8, "-g", 12, "-d", "0,16", "--draft-model", model_folder, "--csv", tmp_path / "out.csv")
     result = evaluate(*arguments)
     assert [test["test"] for test in result["results"]] == ["pp8", "tg12", "pp8 @ d16", "tg12 @ d16"]
@@ -66,7 +53,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
         }
 
 
-def test_without_one_the_page_says_nothing_of_it(evaluate: Callable[..., dict[str, Any]]) -> None:
+def test_without_one_the_page_says_nothing_of_it(evaluate):
     result = evaluate("-p", 0, "-g", 4, "-d", 0)
     assert (result["draft_model"], result["settings"]["num_draft_tokens"]) == (None, None)
     assert "accepted" not in result["page"]
@@ -74,17 +61,11 @@ def test_without_one_the_page_says_nothing_of_it(evaluate: Callable[..., dict[st
 
 
 @pytest.mark.parametrize(("more", "guessed"), [((), 3), (("--num-draft-tokens", 5), 5)])
-def test_it_is_mlx_lm_that_speculates(
-    evaluate: Callable[..., dict[str, Any]],
-    draft_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    more: tuple[object, ...],
-    guessed: int,
-) -> None:
-    asked: list[tuple[int, int]] = []
+def test_it_is_mlx_lm_that_speculates(evaluate, draft_folder, monkeypatch, more, guessed):
+    asked = []
     generate = mlx_lm_generate.speculative_generate_step
 
-    def spy(*arguments: Any, num_draft_tokens: int, max_tokens: int, **others: Any) -> Any:
+    def spy(*arguments, num_draft_tokens, max_tokens, **others):
         asked.append((num_draft_tokens, max_tokens))
         return generate(*arguments, num_draft_tokens=num_draft_tokens, max_tokens=max_tokens, **others)
 
@@ -96,12 +77,10 @@ def test_it_is_mlx_lm_that_speculates(
 
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_tokens_are_those_of_the_model_and_guesses_are_counted(
-    loaded: LoadedModel, draft_folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, ahead: int
-) -> None:
+def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, draft_folder, monkeypatch, count, ahead):
     """What the model would have generated alone, from a cache with something in it; each guess is a draft step."""
     prompt, depth = np.array([7]), np.arange(10)
-    alone: list[int] = []
+    alone = []
     cache = generation._cache(loaded, depth)
     for token, _ in mlx_lm_generate.generate_step(
         mx.array(prompt), loaded.model, max_tokens=count, prompt_cache=generation._copy(cache)
@@ -109,10 +88,10 @@ def test_tokens_are_those_of_the_model_and_guesses_are_counted(
         alone.append(token)
 
     draft = Draft(models.load(str(draft_folder)), ahead)
-    steps: list[tuple[int, bool]] = []
+    steps = []
     generate = mlx_lm_generate.speculative_generate_step
 
-    def spy(*arguments: Any, **others: Any) -> Any:
+    def spy(*arguments, **others):
         for token, logprobs, was_drafted in generate(*arguments, **others):
             steps.append((token, was_drafted))
             yield token, logprobs, was_drafted
@@ -120,7 +99,7 @@ def test_tokens_are_those_of_the_model_and_guesses_are_counted(
     guesses = 0
     call = type(draft.loaded.model).__call__
 
-    def counted(self: Any, inputs: mx.array, *arguments: Any, **others: Any) -> mx.array:
+    def counted(self, inputs, *arguments, **others):
         nonlocal guesses
         guesses += self is draft.loaded.model
         return call(self, inputs, *arguments, **others)
@@ -135,25 +114,7 @@ def test_tokens_are_those_of_the_model_and_guesses_are_counted(
     assert [layer.offset for layer in (*filled.own, *filled.draft)] == [10, 10, 10]  # the next trial's
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--num-draft-tokens", "2"], "--num-draft-tokens goes with --draft-model"),
-        (["--draft-model", "FOLDER", "--num-draft-tokens", "0"], "--num-draft-tokens must be at least 1, not 0"),
-        (["--draft-model", "FOLDER", "-g", "0"], "--draft-model goes with -g: a prompt is read without it"),
-        (["--draft-model", "FOLDER", "-b", "1,2"], "--draft-model goes with -b 1: mlx-lm has no speculative decoding"),
-        (["--draft-model", "./missing"], "no such model folder: ./missing"),
-        (["--draft-model", "FOLDER", "-p", "0", "-g", "128", "-d", "0"], "tg128 needs 129 positions"),
-    ],
-)
-def test_refused(
-    refused: Callable[..., str], model_folder: Path, draft_folder: Path, arguments: list[str], says: str
-) -> None:
-    given = [draft_folder if argument == "FOLDER" else argument for argument in arguments]
-    assert says in refused("speed", "--model", model_folder, *given)
-
-
-def test_another_tokenizer_is_refused(refused: Callable[..., str], model_folder: Path, make_model: Any) -> None:
+def test_another_tokenizer_is_refused(refused, model_folder, make_model):
     folder = make_model()
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["merges"].pop()
@@ -169,9 +130,9 @@ def test_another_tokenizer_is_refused(refused: Callable[..., str], model_folder:
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_a_cache_that_takes_nothing_back_is_refused(loaded: LoadedModel, drafts: bool) -> None:
+def test_a_cache_that_takes_nothing_back_is_refused(loaded, drafts):
     class Snake:
-        def make_cache(self) -> list[object]:
+        def make_cache(self):
             return [KVCache(), ArraysCache(1)]
 
     snake = LoadedModel(Snake(), loaded.tokenizer, loaded.config, "Snake", "", None)

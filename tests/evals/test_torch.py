@@ -1,38 +1,34 @@
 """PyTorch among the implementations, in a shape that needs no PyTorch: what it is asked for."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals import implementations
-from flash_evals.workload import PASSES, Pass
-from flashattn_core.reference import reference_attention
+from flash_evals.workload import PASSES
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
 class FakeTensor:
-    def __init__(self, array: np.ndarray, dtype: str = "as given") -> None:
-        self.array, self.dtype = array, dtype
-        self.requires_grad = False
-        self.graph: tuple[list[FakeTensor], mx.array] | None = None  # what attention was computed from, and its mask
+    def __init__(self, array, dtype="as given", requires_grad=False, graph=None):
+        self.array, self.dtype, self.requires_grad = array, dtype, requires_grad
+        self.graph = graph  # the function that attention was, and what it was given
 
-    def requires_grad_(self, requires_grad: bool) -> None:
+    def requires_grad_(self, requires_grad):
         self.requires_grad = requires_grad
 
-    def detach(self) -> "FakeTensor":
+    def detach(self):
         return FakeTensor(self.array, self.dtype)
 
-    def to(self, dtype: str) -> "FakeTensor":
+    def to(self, dtype):
         return FakeTensor(self.array, dtype)
 
-    def float(self) -> "FakeTensor":
+    def float(self):
         return self
 
-    def numpy(self) -> np.ndarray:
+    def numpy(self):
         assert not self.requires_grad  # torch refuses it
         return self.array
 
@@ -40,9 +36,9 @@ class FakeTensor:
 class FakeTorch:
     """What of torch is used. Its attention has torch's mask: causal is aligned to the upper left."""
 
-    def __init__(self) -> None:
-        self.calls: list[dict[str, Any]] = []
-        self.threads: list[int] = []
+    def __init__(self):
+        self.calls = []
+        self.threads = []
         self.gradients = 0
         self.float32, self.bfloat16 = "float32", "bfloat16"
         self.tensor = FakeTensor
@@ -50,49 +46,36 @@ class FakeTorch:
         self.nn = SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=self.attention))
         self.autograd = SimpleNamespace(grad=self.grad)
 
-    def attention(
-        self,
-        query: FakeTensor,
-        key: FakeTensor,
-        value: FakeTensor,
-        *,
-        attn_mask: Any,
-        is_causal: bool,
-        enable_gqa: bool,
-    ) -> FakeTensor:
+    def attention(self, *inputs, attn_mask, is_causal, enable_gqa):
         assert not (is_causal and attn_mask is not None)
         assert enable_gqa
-        dtypes = {tensor.dtype for tensor in (query, key, value)}
+        query, key, _ = inputs
         recorded = query.requires_grad
-        self.calls.append(
-            {"is_causal": is_causal, "masked": attn_mask is not None, "dtypes": dtypes, "recorded": recorded}
-        )
+        asked = {"is_causal": is_causal, "masked": attn_mask is not None, "recorded": recorded}
+        self.calls.append(asked | {"dtypes": {tensor.dtype for tensor in inputs}})
         visible = np.ones((query.array.shape[-2], key.array.shape[-2]), bool) if attn_mask is None else attn_mask.array
         mask = mx.array(np.tril(visible) if is_causal else visible)
-        out, _ = reference_attention(query.array, key.array, value.array, mask=mask)
-        output = FakeTensor(out.astype(np.float32))
-        if recorded:
-            output.requires_grad, output.graph = True, ([query, key, value], mask)
-        return output
+        scale = query.array.shape[-1] ** -0.5
 
-    def grad(self, output: FakeTensor, inputs: list[FakeTensor], cotangent: FakeTensor) -> list[FakeTensor]:
+        def attend(q, k, v):
+            return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+
+        output = np.array(attend(*(mx.array(tensor.array) for tensor in inputs)))
+        return FakeTensor(output, requires_grad=recorded, graph=(attend, list(inputs)) if recorded else None)
+
+    def grad(self, output, inputs, cotangent):
         """Frees the graph, as torch does."""
-        assert output.graph is not None
-        (operands, mask), output.graph = output.graph, None
+        (attend, operands), output.graph = output.graph, None
         assert inputs == operands
         assert all(tensor.requires_grad for tensor in inputs)
         assert not cotangent.requires_grad
-
-        def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-            return mx.fast.scaled_dot_product_attention(query, key, value, scale=query.shape[-1] ** -0.5, mask=mask)
-
-        arrays, [of_output] = ([mx.array(tensor.array) for tensor in tensors] for tensors in (inputs, [cotangent]))
         self.gradients += 1
-        return [FakeTensor(np.array(gradient)) for gradient in mx.vjp(attention, arrays, [of_output])[1]]
+        _, gradients = mx.vjp(attend, [mx.array(tensor.array) for tensor in inputs], [mx.array(cotangent.array)])
+        return [FakeTensor(np.array(gradient)) for gradient in gradients]
 
 
 @pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+def torch(monkeypatch):
     fake = FakeTorch()
     monkeypatch.setattr(implementations, "find_spec", lambda name: name)
     monkeypatch.setattr(implementations, "import_module", {"torch": fake}.__getitem__)
@@ -111,9 +94,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
         (["--window", 7, "--query-len", 5], False, True),
     ],
 )
-def test_torch_is_asked_for_the_same(
-    run_kernels: Callable[..., Any], torch: FakeTorch, options: list[object], is_causal: bool, masked: bool, pass_: Pass
-) -> None:
+def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, pass_):
     """And agrees, or the run would end."""
     entries, _ = run_kernels("--impl", "flash,torch", "--pass", pass_, *options)
     assert [entry["config"]["impl"] for entry in entries] == ["flash", "torch"]
@@ -126,17 +107,12 @@ def test_torch_is_asked_for_the_same(
 
 
 @pytest.mark.parametrize(("options", "masked"), [([], False), (["--window", 7], True)])
-def test_torch_is_asked_for_a_decode_step(
-    run_kernels: Callable[..., Any], torch: FakeTorch, options: list[object], masked: bool
-) -> None:
+def test_torch_is_asked_for_a_decode_step(run_kernels, torch, options, masked):
     run_kernels("--impl", "flash,torch", "--query-len", 1, *options)
     assert torch.calls[-1] == {"is_causal": False, "masked": masked, "dtypes": {"float32"}, "recorded": False}
 
 
-def test_torch_gets_the_dtype(run_kernels: Callable[..., Any], torch: FakeTorch) -> None:
+def test_torch_takes_part_where_it_is_installed_and_gets_the_dtype(run_kernels, torch):
+    assert [entry["config"]["impl"] for entry in run_kernels()[0]] == ["flash", "mlx", "naive", "torch"]
     run_kernels("--impl", "torch", "--dtype", "bfloat16")
     assert torch.calls[-1]["dtypes"] == {"bfloat16"}
-
-
-def test_torch_takes_part_where_it_is_installed(run_kernels: Callable[..., Any], torch: FakeTorch) -> None:
-    assert [entry["config"]["impl"] for entry in run_kernels()[0]] == ["flash", "mlx", "naive", "torch"]

@@ -50,14 +50,14 @@ MUTATIONS: list[Mutation] = [
         f"{EVALS}/perplexity.py",
         'default=["pydoc"],',
         'default=["wikitext"],',
-        "evals/test_defaults.py::test_the_defaults_need_no_network",
+        "evals/test_cli.py::test_the_defaults_need_no_network",
     ),
     Mutation(
         "each window of a batch is scored by the logits of the first",
         f"{EVALS}/paired.py",
         "_score(logits[name][row], ids, window)",
         "_score(logits[name][0 * row], ids, window)",
-        "evals/test_same_scores.py::test_the_batch_size_changes_no_score",
+        "evals/test_perplexity.py::test_the_batch_size_changes_no_score",
     ),
     Mutation(
         "the batches of several ranks come in another order",
@@ -107,5 +107,19 @@ MUTATIONS: list[Mutation] = [
         "shown) for arm in columns.values())] for name, key, shown in ROWS]",
         "shown) for arm in reversed(columns.values()))] for name, key, shown in ROWS]",
         "evals/test_report.py::test_numbers_of_perplexity",
+    ),
+    Mutation(
+        "a ratio is claimed while the trials of both arms overlap",
+        f"{EVALS}/claims.py",
+        "return high < other_low or other_high < low",
+        "return high < other_high or other_high < high",
+        "evals/test_claims.py::test_every_page_claims_what_the_report_does",
+    ),
+    Mutation(
+        "what flash's threads keep from the warm-up is no memory of a trial",
+        f"{EVALS}/measure.py",
+        "    mx.clear_cache()\n    flashattn_core.release_scratch()\n",
+        "    mx.clear_cache()\n",
+        "evals/test_measure.py::test_flash_pays_for_its_scratch_whatever_ran_before",
     ),
 ]

@@ -1,0 +1,67 @@
+"""`flash-eval` commands in processes of their own, for what libraries read from their environment.
+
+Importing those libraries takes seconds. One process does it, without MLX, whose threads a fork would lose, and forks
+another for each list of commands. There the libraries read their environment again.
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import NamedTuple
+
+SERVER = """
+import importlib, json, os, sys
+import datasets, huggingface_hub.constants
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+print(flush=True)
+for line in sys.stdin:
+    commands, environment = json.loads(line)
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        os.environ.update(environment)
+        importlib.reload(huggingface_hub.constants)
+        importlib.reload(datasets.config)
+        from click.testing import CliRunner
+        from flash_evals.cli import main
+        results = [CliRunner().invoke(main, arguments) for arguments in commands]
+        with open(writes, "w") as out:
+            json.dump([[result.exit_code, result.stdout, result.stderr] for result in results], out)
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as outcomes:
+        print(outcomes.read(), flush=True)
+    os.wait()
+"""
+
+
+class Outcome(NamedTuple):
+    """Of one command."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@contextmanager
+def fresh_processes(stderr):
+    """A function that runs commands in a new process; `stderr` is the path of what it says beside them."""
+    with (
+        stderr.open("w") as said,
+        subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True
+        ) as server,
+    ):
+
+        def run(*commands, **environment):
+            before = stderr.stat().st_size
+            server.stdin.write(json.dumps([[list(map(str, command)) for command in commands], environment]) + "\n")
+            server.stdin.flush()
+            outcomes = server.stdout.readline()
+            assert stderr.read_text()[before:] == ""
+            return [Outcome(*outcome) for outcome in json.loads(outcomes)]
+
+        server.stdout.readline()  # it is ready
+        yield run
+        server.stdin.close()

@@ -1,0 +1,98 @@
+"""What is said of two arms: faster, less memory, or nothing while their trials overlap. One rule, on every page."""
+
+import copy
+import statistics
+
+import pytest
+from flash_evals import claims, finetune, kernel_results, perplexity, speed
+from flash_evals.claims import Ratio
+from report_page import answer
+
+# Seconds of trials. The medians are 2.5, 2.0 and 2.0.
+OFF = [1.5, 2.4, 2.5, 2.6, 3.5]
+APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "one", "other", "sign", "shown"),
+    [
+        (1.25, OFF, APART, 1, "1.25x"),
+        (0.8, APART, OFF, -1, "0.80x"),
+        (1.25, OFF, OVERLAPPING, 0, "1.25x ~"),
+        (1.004, [1.004], [1.0], 0, "1.00x ~"),  # as it is shown there is no difference
+        (1.25, [5], [4], 1, "1.25x"),  # a single trial has no spread
+        (1.25, [], [4], 1, "1.25x"),  # nor has a result file that lacks them
+        (None, OFF, APART, None, ""),
+    ],
+)
+def test_the_rule(value, one, other, sign, shown):
+    ratio = Ratio.of(value, one, other)
+    assert (ratio.sign, str(ratio)) == (sign, shown)
+
+
+@pytest.mark.parametrize(
+    ("speed_", "memory", "sentence"),
+    [
+        (Ratio(1.25, True), Ratio(0.5, True), "1.25x the speed, 0.50x the memory"),
+        (Ratio(1.25, False), Ratio(0.5, True), "0.50x the memory, no clear difference in speed"),
+        (Ratio(1.25, False), Ratio(0.5, False), "no clear difference in speed and memory"),
+        (Ratio(1.25, True), Ratio(None, True), "1.25x the speed"),
+        (Ratio(1.25, True), Ratio(0.0, True), "1.25x the speed, 0.00x the memory"),
+    ],
+)
+def test_a_sentence(speed_, memory, sentence):
+    assert claims.sentence({"speed": speed_, "memory": memory}) == sentence
+
+
+def figures(seconds):
+    """Of one token, with a memory that grows with the time."""
+    return {"seconds": seconds, "tokens_per_s": 1 / seconds, "peak_memory_mb": seconds}
+
+
+def timed(results, command, on):
+    """The result of a command, with OFF and these seconds for the trials of its arms, or of mlx and flash."""
+    result = copy.deepcopy(results[command])
+    if command == "kernels":
+        for entry in result:
+            trials = on if entry["config"]["impl"] == "flash" else OFF
+            entry["forward"] |= {"time(s)": statistics.median(trials), "trials(s)": trials}
+            entry["backward"] = {}
+        return result
+    for test in result.get("results", [result]):
+        test["trials"] = [
+            {"order": ["off", "on"], "off": figures(one), "on": figures(other)}
+            for one, other in zip(OFF, on, strict=True)
+        ]
+        for arm, trials in (("off", OFF), ("on", on)):
+            test[arm] |= figures(statistics.median(trials))
+        test |= {"ratio": 1.25, "time_ratio": 0.8, "memory_ratio": 0.8}
+    return result
+
+
+RENDER = {
+    "perplexity": perplexity.render,
+    "speed": speed.render,
+    "finetune": finetune.render,
+    "kernels": kernel_results.render,
+}
+
+
+@pytest.mark.parametrize("command", RENDER)
+def test_every_page_claims_what_the_report_does(results, report, command):
+    """A run whose trials lie apart, and one with the same medians whose trials overlap."""
+    faster, unclear = (timed(results, command, on) for on in (APART, OVERLAPPING))
+    page, report_page = RENDER[command](faster), report(faster)
+    assert "1.25x" in page
+    assert claims.NOTHING not in page
+    assert claims.MARK not in page
+    assert answer(report_page, "Faster?")[0] == "Yes"
+    assert not [cell.text for cell in report_page.all("td") if cell.text.endswith(claims.MARK)]
+
+    page, report_page = RENDER[command](unclear), report(unclear)
+    assert claims.NOTHING in page
+    assert "1.25x the speed" not in page
+    assert "x faster" not in page
+    assert answer(report_page, "Faster?")[0] == "No difference"
+    marked = [cell.text for cell in report_page.all("td") if cell.text.endswith(claims.MARK)]
+    assert marked
+    assert all(text.startswith(("1.25x", "0.80x")) for text in marked)
