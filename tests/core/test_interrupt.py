@@ -1,7 +1,8 @@
 """Ctrl-C during long calls on the CPU, which MLX alone would answer when the last kernel has ended.
 
-The calls end half a second later, KeyboardInterrupt comes, and the process is as it was. What they leave is NaN. Calls
-that are short, or evaluated by another thread, and those of a program that handles SIGINT itself, finish as always.
+Inside of interruptible() the calls that the main thread waits for end half a second later, KeyboardInterrupt comes, and
+the process is as it was. What they leave is NaN. Calls that are short, that another thread waits for or nobody, and those
+of a program that handles SIGINT itself, finish as always. So do all others without it.
 """
 
 import os
@@ -23,7 +24,7 @@ BEFORE = 0.5  # seconds from a call's begin to the signal
 SETUP = """
 import os, signal, sys, threading, time
 import mlx.core as mx
-from flashattn_core import flash_attention, quantized_flash_attention, reset_stats, stats
+from flashattn_core import flash_attention, interruptible, quantized_flash_attention, reset_stats, stats
 
 mx.set_default_device(mx.cpu)
 
@@ -77,6 +78,11 @@ def call_of_3_seconds():
     return lambda **options: flash_attention(q, k, v, **options), expected
 """
 
+INTERRUPTIBLE = """
+watching = interruptible()
+watching.__enter__()
+"""
+
 # Calls of which two threads with AVX-512 have 10 seconds and more.
 LONG = {
     "prefill": """
@@ -108,14 +114,14 @@ class Answer(NamedTuple):
 
 @pytest.fixture
 def interrupt():
-    """Runs a piece of Python and sends it SIGINT half a second after each "begun" that it prints. Returns what each
-    "ended" that follows says."""
+    """Runs a piece of Python, in interruptible() unless told otherwise, and sends it SIGINT half a second after each
+    "begun" that it prints. Returns what each "ended" that follows says."""
 
-    def run(code: str) -> list[Answer]:
+    def run(code: str, before: str = INTERRUPTIBLE) -> list[Answer]:
         answers, sent = [], 0.0
         environment = {**os.environ, "FLASHATTN_NUM_THREADS": "2"}
         with subprocess.Popen(
-            [sys.executable, "-c", SETUP + code], env=environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SETUP + before + code], env=environment, stdout=subprocess.PIPE, text=True
         ) as child:
             for line in child.stdout:
                 match line.split():
@@ -227,12 +233,12 @@ else:
 """)
 
 
-def test_a_program_with_a_handler_of_its_own_gets_its_result(interrupt):
-    # The handler may be there before the first long call or come later: it replaces what that call has put in place.
-    (answer,) = interrupt("""
+@pytest.mark.parametrize("before", ["", INTERRUPTIBLE], ids=["by default", "in the block"])
+def test_a_program_with_a_handler_of_its_own_gets_its_result(interrupt, before):
+    (answer,) = interrupt(
+        """
 call, expected = call_of_3_seconds()
 signals = []
-mx.eval(call())
 signal.signal(signal.SIGINT, lambda *_: signals.append(1))
 out = call()
 begun()
@@ -240,22 +246,48 @@ mx.eval(out)
 ended()
 assert signals == [1]
 assert mx.array_equal(out, mx.broadcast_to(expected, out.shape))
-""")
+""",
+        before,
+    )
     assert answer.seconds > 0.6, "the call was too short to show anything"
 
 
-def test_one_that_puts_the_default_back_is_interrupted_again(interrupt):
-    (answer,) = interrupt(f"""
+def test_by_default_a_call_is_waited_for(interrupt):
+    (answer,) = interrupt(
+        """
+call, expected = call_of_3_seconds()
+out = call()
+evaluate_interrupted(out)
+assert mx.array_equal(out, mx.broadcast_to(expected, out.shape))
+""",
+        before="",
+    )
+    assert answer.seconds > 0.6, "the call was too short to show anything"
+
+
+def test_what_nobody_waits_for_is_not_cut(interrupt):
+    """An mx.async_eval alone; and one beside a call that is waited for, and cut."""
+    answers = interrupt(f"""
 {LONG["prefill"]}
-before = small_but_watched()
-mx.eval(flash_attention(*before))
-signal.signal(signal.SIGINT, lambda *_: None)
-mx.eval(flash_attention(*before))
-signal.signal(signal.SIGINT, signal.default_int_handler)
-evaluate_interrupted(*results)
-assert_nan(*results)
+call, expected = call_of_3_seconds()
+for waited in (False, True):
+    out = call(stream=mx.new_stream(mx.cpu))
+    mx.async_eval(out)
+    if waited:
+        evaluate_interrupted(*results)
+        assert_nan(*results)
+    else:
+        begun()
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            ended()
+        else:
+            raise AssertionError("no KeyboardInterrupt")
+    assert mx.array_equal(out, mx.broadcast_to(expected, out.shape))
 """)
-    assert_soon(answer)
+    assert len(answers) == 2
+    assert_soon(*answers)
 
 
 def test_another_thread_gets_its_result(interrupt):
@@ -297,7 +329,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert_soon(answer)
 
 
-def test_only_long_calls_touch_the_process(run_python):
+def test_the_block_alone_touches_the_process(run_python):
     code = """
 import ctypes
 
@@ -306,21 +338,46 @@ def handler():  # the C function that SIGINT calls, the first thing in struct si
     assert ctypes.CDLL(None).sigaction(signal.SIGINT, None, found) == 0
     return found.raw[:ctypes.sizeof(ctypes.c_void_p)]
 
-small = inputs((1, 4, 500, 64), (1, 1, 500, 64), (1, 1, 500, 64))
+def state():
+    return handler(), signal.getsignal(signal.SIGINT)
+
 watched = small_but_watched()
-mx.eval(flash_attention(*small))
-before = handler()
-signal.signal(signal.SIGINT, signal.default_int_handler)
-assert handler() == before, "Python's own"
+before = state()
+mx.eval(flash_attention(*watched))
+assert state() == before
+with interruptible():
+    assert handler() != before[0]
+    inside = state()
+    with interruptible():
+        assert state() == inside
+    assert state() == inside
+assert state() == before
+
+own = lambda *_: None
+with interruptible():
+    signal.signal(signal.SIGINT, own)
+assert signal.getsignal(signal.SIGINT) is own, "what the block puts in stays"
+with interruptible():
+    signal.raise_signal(signal.SIGINT)
+assert signal.getsignal(signal.SIGINT) is own
+
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-ignore = handler()
-mx.eval(flash_attention(*watched))
-assert handler() == ignore
+ignored = state()
+with interruptible():
+    assert state() == ignored
+
+def elsewhere():
+    try:
+        with interruptible():
+            pass
+    except ValueError as error:
+        refused.append(str(error))
 signal.signal(signal.SIGINT, signal.default_int_handler)
-mx.eval(flash_attention(*watched))
-assert handler() != before
-signal.signal(signal.SIGINT, signal.default_int_handler)
-assert handler() == before
+refused = []
+thread = threading.Thread(target=elsewhere)
+thread.start()
+thread.join()
+assert "main thread" in refused[0], refused
 """
     result = run_python(SETUP + code)
     assert result.returncode == 0, result.stderr

@@ -5,7 +5,7 @@ from .mutation import CORE, CPP, PATCH, Mutation
 MUTATIONS: list[Mutation] = [
     Mutation(
         "the gradient of sinks has the wrong sign",
-        f"{CPP}/gradient.cpp",
+        f"{CPP}/op/gradient.cpp",
         "mx::array terms = mx::negative(mx::multiply(mx::exp(logits, stream), delta, stream), stream);",
         "mx::array terms = mx::multiply(mx::exp(logits, stream), delta, stream);",
         "core/test_gradients.py::test_by_finite_differences",
@@ -26,9 +26,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "the gradient of out is read by the strides of out",
-        f"{CPP}/backend_call.cpp",
-        ".out_gradient_strides = strides_of(saved.out_gradient, batch_dims, {head, row, column}),",
-        ".out_gradient_strides = strides_of(saved.out, batch_dims, {head, row, column}),",
+        f"{CPP}/op/cpu_call.cpp",
+        ".out_gradient_strides = strides_of(further.out_gradient, batch_dims, kTensorAxes),",
+        ".out_gradient_strides = strides_of(further.saved.out, batch_dims, kTensorAxes),",
         "core/test_gradients.py::test_strided",
     ),
     Mutation(
@@ -41,15 +41,15 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "probabilities are exp(score) / exp(lse) in the backward pass",
         f"{CPP}/cpu/backward_kernels.cpp",
-        "vfloat probability = exp2((score - lse) * kLog2e);",
-        "vfloat probability = exp2(score * kLog2e) / exp2(lse * kLog2e);",
+        "vfloat probability = exp2((score - load(tile.row_max + lane)) * kLog2e - log2_sum);",
+        "vfloat probability = exp2(score * kLog2e) / exp2(load(tile.row_max + lane) * kLog2e + log2_sum);",
         "core/test_gradients.py::TestAdversarial::test_lse_beyond_what_exp_can_take",
     ),
     Mutation(
         "the gradient of an additive mask is 0 without a word",
         f"{CORE}/attention.py",
-        "bias=m.bias,",
-        "bias=m.bias if m.bias is None else mx.stop_gradient(m.bias),",
+        "**vars(lower(mask)),",
+        "**{k: mx.stop_gradient(a) if k == 'bias' and a is not None else a for k, a in vars(lower(mask)).items()},",
         "core/test_gradients.py::test_what_has_no_gradient_says_so",
     ),
     Mutation(

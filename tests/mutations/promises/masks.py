@@ -26,16 +26,16 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a window in a decode step hides a run of keys too many",
-        f"{CPP}/cpu/attention.cpp",
-        "params.key_len} - params.query_len - params.window + 1;",
-        "params.key_len} - params.query_len - params.window + 512;",
+        f"{CPP}/call/spans.h",
+        "p.key_len} - p.query_len - p.window + 1;",
+        "p.key_len} - p.query_len - p.window + 512;",
         "core/test_decode_equals_prefill.py::test_rows",
     ),
     Mutation(
         "causal is aligned at the upper left",
-        f"{CPP}/cpu/visibility.h",
-        "end = smaller(end, diagonal + 1);",
-        "end = smaller(end, int64_t{query} + 1);",
+        f"{CPP}/call/spans.h",
+        "end = diagonal + 1;",
+        "end = int64_t{query} + 1;",
         "core/test_masks.py::test_causal",
     ),
     Mutation(
@@ -54,9 +54,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "an array's dimension of 1 is not broadcast",
-        f"{CPP}/backend_call.cpp",
-        "return axis < 0 || a.shape(axis) == 1 ? 0 : a.strides(axis);",
-        "return axis < 0 ? 0 : a.strides(axis);",
+        f"{CPP}/op/strides.cpp",
+        "return axis < 0 || array.shape(axis) == 1 ? 0 : array.strides(axis);",
+        "return axis < 0 ? 0 : array.strides(axis);",
         "core/test_array_masks.py::test_broadcasts",
     ),
     Mutation(

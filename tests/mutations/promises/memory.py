@@ -5,14 +5,14 @@ from .mutation import CORE, CPP, PATCH, Mutation
 MUTATIONS: list[Mutation] = [
     Mutation(
         "memory that MLX does not get is taken for granted",
-        f"{CPP}/primitive.cpp",
+        f"{CPP}/op/memory.cpp",
         "output.nbytes() > 0 && !data.buffer().ptr()",
         "output.nbytes() > 0 && data.buffer().ptr() == &data",
         "core/test_allocation_failure.py::test_results_that_no_machine_holds",
     ),
     Mutation(
         "strides that reach beyond all memory pass the check",
-        f"{CPP}/cpu/check.cpp",
+        f"{CPP}/cpu/contract.cpp",
         "if (last - first >= kMaxElements) {",
         "if (last - first >= kMaxElements && array.element_size == 0) {",
         "core/test_contract.py::test_each_violation_is_refused_and_its_neighbour_is_not",
@@ -20,7 +20,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a bool array is broadcast to L*S",
         f"{CORE}/attention.py",
-        "visible=m.visible,",
+        "**vars(lower(mask)),",
         "visible=None if m.visible is None"
         " else m.visible | mx.zeros((query.shape[-2], key_array.shape[-2]), mx.bool_),",
         "core/test_memory.py::test_extra_memory_is_the_outputs",
@@ -62,9 +62,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "what a call's kernel is told is not freed",
-        f"{CPP}/attention.cpp",
-        "cpu::AttentionArgs args = cpu_forward(named, options_, outputs[0], outputs[1]);",
-        "cpu::AttentionArgs& args = *new auto(cpu_forward(named, options_, outputs[0], outputs[1]));",
+        f"{CPP}/op/forward.cpp",
+        "cpu::AttentionArgs args = cpu_forward(named, options_, {outputs[0], outputs[1], outputs[2]});",
+        "cpu::AttentionArgs& args = *new auto(cpu_forward(named, options_, {outputs[0], outputs[1], outputs[2]}));",
         "core/test_many_calls.py::test_nothing_grows",
     ),
 ]
