@@ -6,6 +6,7 @@ which knows best what a shell should see.
 """
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import runpy
@@ -72,12 +73,14 @@ def switch_on(mode: str) -> None:
 
 
 def start(program: Program, mode: str) -> None:
-    """Runs the program. Under strict, one that succeeds without flash attention exits with 1 all the same."""
+    """Runs the program, where Ctrl-C ends long calls of flash attention. Under strict, one that succeeds without flash
+    attention exits with 1 all the same."""
     sys.argv[:] = program.argv
     _set_folder(program.folder)
     process = os.getpid()
     try:
-        program.start()
+        with flashattn_core.interruptible() if mode != "0" else contextlib.nullcontext():
+            program.start()
     except SystemExit as end:
         if mode != "strict" or end.code not in (None, 0) or os.getpid() != process:
             raise
