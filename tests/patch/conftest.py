@@ -11,12 +11,13 @@ import time
 import urllib.request
 from pathlib import Path
 
+import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 import tokenizers
 from mlx_lm.models import base
-from mlxlm_flash_patch import route
+from mlxlm_flash_patch import obstacles, patch
 from mlxlm_flash_patch.places import places
 from model_configs import random_model
 
@@ -47,9 +48,9 @@ OWN = {
 
 @pytest.fixture(autouse=True)
 def unpatched():
-    """Every test starts and ends with mlx-lm as it was."""
-    flash.disable()
+    """Every test starts and ends with mlx-lm as it was, and without models that another test has left."""
     yield
+    patch.dismiss(list(patch._patched_modules.values()))
     flash.disable()
     for place in places():
         if place.module.startswith("mlx_lm.models."):
@@ -69,10 +70,22 @@ def architecture(request):
 
 
 @pytest.fixture
-def too_wide(monkeypatch):
+def kernels_take(monkeypatch):
+    """kernels_take(head_dim, gradient): the core's table has no more, for a call and for its gradient."""
+
+    def at_most(head_dim, gradient):
+        monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
+        obstacles._max_head_dim.cache_clear()
+
+    yield at_most
+    obstacles._max_head_dim.cache_clear()
+
+
+@pytest.fixture
+def too_wide(kernels_take):
     """Makes every call fall back; this is the reason."""
-    monkeypatch.setattr(route, "MAX_HEAD_DIM", 0)
-    return "head_dim over 0"
+    kernels_take(1, gradient=1)
+    return "head_dim over 1"
 
 
 @pytest.fixture

@@ -99,6 +99,24 @@ def test_modules_arrive_as_they_do_without():
     assert watched.loader.get_source(spec.name) == spec.loader.get_source(spec.name)
 
 
+def test_a_folder_without_code(late, tmp_path, monkeypatch):
+    """A namespace package has no loader."""
+    (tmp_path / "without_code").mkdir()
+    monkeypatch.setattr(mlx_lm.models, "__path__", [*mlx_lm.models.__path__, str(tmp_path)])
+    with flash.enabled():
+        assert late("without_code").__file__ is None
+
+
+@EACH
+def test_however_many_have_arrived(name, late, monkeypatch):
+    """Each has its own back, and so has the first one, which is the module again."""
+    with flash.enabled():
+        modules = [late(name) for _ in range(12)]
+        assert all(is_patched(name, module) for module in modules)
+        monkeypatch.setitem(sys.modules, f"mlx_lm.models.{name}", modules[0])
+    assert not any(is_patched(name, module) for module in modules)
+
+
 def test_enabling_imports_no_model():
     """A process pays for the models that it uses."""
     code = """

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import base
 from mlx_lm.models.qwen2 import TransformerBlock
 from mlx_lm.tuner.trainer import grad_checkpoint
-from mlxlm_flash_patch.route import TRACED_MASK
+from mlxlm_flash_patch.obstacles import TRACED
 
 
 def loss(model, x):
@@ -112,9 +112,29 @@ def test_the_gradient_of_one_argument_alone(name):
     assert close(on, off)
 
 
+@pytest.mark.parametrize("traced_by", ["grad", "compile"])
+def test_where_the_gradient_has_no_kernel(traced_by, kernels_take):
+    """As on a GPU for wide heads: there is a kernel for the call alone."""
+    kernels_take(16, gradient=8)
+    q = mx.random.normal((1, 2, 5, 16), key=mx.random.key(0))
+
+    def total(q):
+        return base.scaled_dot_product_attention(q, q, q, None, 0.3, "causal").sum()
+
+    def traced():  # a new function each time: MLX keeps graphs by function
+        return {"grad": mx.grad, "compile": mx.compile}[traced_by](lambda q: total(q))(q)
+
+    off = traced()
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no gradient here for a head_dim over 8"):
+        assert mx.array_equal(traced(), off)
+    assert flash.status().fallbacks == {f"{TRACED} here for a head_dim over 8": 1}
+    with flash.enabled(strict=True):
+        mx.eval(total(q))
+
+
 def test_the_gradient_of_a_mask_is_mlx_lms_own():
     off = gradient_of("mask")
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no gradient of masks"):
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no gradient of an additive mask"):
         on = gradient_of("mask")
     assert mx.array_equal(on, off)
-    assert flash.status().fallbacks == {TRACED_MASK: 1}
+    assert flash.status().fallbacks == {f"{TRACED} of an additive mask": 1}

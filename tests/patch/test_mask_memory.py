@@ -1,5 +1,7 @@
 """Masks of L*S are never evaluated: what attention takes beyond its inputs and outputs is counted in bytes."""
 
+import contextlib
+
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
@@ -68,7 +70,8 @@ def test_a_prompt_in_two_pieces(make_cache, window):
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("batch", [False, True], ids=["one", "batch"])
-def test_models(tiny, tokens, model_type, batch):
+@pytest.mark.parametrize("one_model", [False, True], ids=["enabled", "patch_model"])
+def test_models(tiny, tokens, model_type, batch, one_model):
     """A prompt of 8,000 tokens, with windows and with left padding: all activations take less than one mask would."""
     length = 8000
     model = tiny(model_type, num_hidden_layers=2, intermediate_size=32, hidden_size=32, head_dim=8)
@@ -83,7 +86,9 @@ def test_models(tiny, tokens, model_type, batch):
             ]
         return model.model(x, cache=own)
 
-    with flash.enabled(strict=True):
+    if one_model:
+        flash.patch_model(model)
+    with contextlib.nullcontext() if one_model else flash.enabled(strict=True):
         peak = peak_beyond(hidden)
     assert peak < length * length
 

@@ -4,6 +4,8 @@ import copy
 import gc
 import pickle
 import sys
+import threading
+import types
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,6 +14,8 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from mlx_lm.models import base, qwen2
+
+SEAM = "scaled_dot_product_attention"
 
 
 def arrays(model):
@@ -35,10 +39,10 @@ def test_this_model_and_no_other(tiny, tokens, architecture, original):
     assert calls_of(model, x) == 2
     assert calls_of(other, x) == 0
     assert calls_of(tiny(architecture), x) == 0  # nor one made later
-    assert module.scaled_dot_product_attention is original
     assert base.scaled_dot_product_attention is original
 
     flash.unpatch_model(model)
+    assert module.scaled_dot_product_attention is original
     assert calls_of(model, x) == 0
     assert mx.array_equal(model(x), off)
     assert flash.status().fallbacks == {}
@@ -87,7 +91,12 @@ def test_saving_and_loading(tiny, tmp_path):
     assert arrays(other) == arrays(model)
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+COPIES = pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
+
+
+@COPIES
 def test_copies_are_patched_too(tiny, tokens, again):
     model, x = tiny(), tokens()
     flash.patch_model(model)
@@ -95,9 +104,115 @@ def test_copies_are_patched_too(tiny, tokens, again):
     assert arrays(twin) == arrays(model)
     assert mx.array_equal(twin(x), model(x))
     assert calls_of(twin, x) == 2
-    flash.unpatch_model(twin)
-    assert calls_of(twin, x) == 0
+    flash.unpatch_model(model)
+    assert calls_of(twin, x) == 2
+    assert calls_of(model, x) == 0
+
+
+class Derived:
+    """Filled with a class that was derived from a patched model's: pickle finds it here."""
+
+
+@COPIES
+def test_a_class_that_was_derived_from_a_patched_one(tiny, tokens, again, monkeypatch):
+    model, x = tiny(), tokens()
+    flash.patch_model(model)
+    derived = type("Derived", (type(model.layers[0].self_attn),), {"__module__": __name__})
+    monkeypatch.setattr(sys.modules[__name__], "Derived", derived)
+    for layer in model.layers:
+        object.__setattr__(layer.self_attn, "__class__", derived)
+    assert calls_of(model, x) == calls_of(again(model), x) == 2
+    with pytest.raises(TypeError, match=r"\[unpatch_model\] model has a .*Derived, a class that was derived from"):
+        flash.unpatch_model(model)
     assert calls_of(model, x) == 2
+
+
+def test_a_module_made_of_a_patched_one_s_class(tiny):
+    """It is patched as long as it lives, whatever becomes of the first."""
+    model, x = tiny(), mx.ones((1, 12, 128))
+    flash.patch_model(model)
+    attention = type(model.layers[0].self_attn)(model.args)
+    flash.unpatch_model(model)
+    assert calls_of(attention, x) == 1
+
+
+def test_nothing_is_left_of_the_last_one(tiny, tokens, original):
+    """Without unpatch_model(): with the next change of any kind."""
+    finders = list(sys.meta_path)
+    model = tiny()
+    flash.patch_model(model)
+    del model
+    gc.collect()
+    flash.disable()
+    assert qwen2.scaled_dot_product_attention is original
+    assert sys.meta_path == finders
+
+
+def test_at_the_same_time_as_others(tiny, tokens):
+    """Of two models of a class that run in two threads, the patched one's attention is flash attention."""
+    model, other, x = tiny(), tiny(seed=1), tokens()
+    off, begun, results = other(x), threading.Barrier(2), {}
+    mx.eval(x, off)  # in this thread, whose stream it is
+    flash.patch_model(model)
+    before = flash.status().calls.get("cpu_prefill", 0)
+
+    def run(name, model):
+        begun.wait()
+        results[name] = [model(x) for _ in range(20)]
+        mx.eval(results[name])
+
+    threads = [threading.Thread(target=run, args=pair) for pair in [("patched", model), ("other", other)]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert flash.status().calls["cpu_prefill"] - before == 20 * 2
+    assert all(mx.array_equal(one, off) for one in results["other"])
+
+
+def test_compiled(tiny, tokens):
+    model, other, x = tiny(), tiny(seed=1), tokens()
+    off = other(x)
+    flash.patch_model(model)
+    assert calls_of(mx.compile(lambda x: model(x)), x) == 2
+    compiled = mx.compile(lambda x: other(x))
+    assert calls_of(compiled, x) == 0
+    assert mx.allclose(compiled(x), off, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_after_an_exception(tiny, tokens, error, monkeypatch):
+    """Nothing remembers the call that did not end."""
+    model, other, x = tiny(), tiny(seed=1), tokens()
+    flash.patch_model(model)
+
+    def fails(x):
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setitem(model.layers[1].self_attn, "o_proj", fails)
+        with pytest.raises(error):
+            model(x)
+    assert calls_of(other, x) == 0
+    assert calls_of(model, x) == 2
+
+
+def test_a_module_of_another_package(monkeypatch, original):
+    """Its global is exchanged, too, as long as a model of it is patched; enable() leaves it alone."""
+    theirs = types.ModuleType("their_model")
+    monkeypatch.setitem(sys.modules, "their_model", theirs)
+    exec(
+        f"import mlx.nn as nn\nfrom mlx_lm.models.base import {SEAM}\nclass Attention(nn.Module):\n"
+        f"    def __call__(self, x): return {SEAM}(x, x, x, None, 1.0, None)",
+        vars(theirs),
+    )
+    model, other, x = theirs.Attention(), theirs.Attention(), mx.ones((1, 2, 12, 8))
+    flash.patch_model(model)
+    with flash.enabled():
+        assert [calls_of(model, x), calls_of(other, x)] == [1, 0]
+    assert [calls_of(model, x), calls_of(other, x)] == [1, 0]
+    flash.unpatch_model(model)
+    assert vars(theirs)[SEAM] is original
 
 
 def test_twice_is_once(tiny, tokens):

@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import types
 
+import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import base, cache, llama, qwen2
@@ -21,6 +22,9 @@ def _as_it_was():
     for variables, values in before:
         variables.clear()
         variables.update(values)
+
+
+THE_TESTED_ONE = "(queries, keys, values, cache, scale, mask, sinks=None)"
 
 
 @pytest.mark.parametrize("models", [None, "qwen2"])
@@ -81,6 +85,8 @@ def test_a_base_with_another_signature_is_refused(monkeypatch):
     with pytest.raises(RuntimeError, match=r"takes \(q, k, v\); .* tested with \(queries, keys, values, cache"):
         importlib.reload(base)
     monkeypatch.undo()
+    with flash.enabled("llama"):
+        pass  # nor is it exchanged when something else changes
     assert base.scaled_dot_product_attention.__code__.co_varnames == ("q", "k", "v")
     assert "mlx_lm.models.qwen2" in flash.status().patched
 
@@ -97,6 +103,28 @@ def test_a_reload_that_fails(monkeypatch):
         importlib.reload(qwen2)
     monkeypatch.undo()
     assert flash.status().patched == ("mlx_lm.models.qwen2",)
+
+
+def test_a_reload_that_fails_and_would_be_refused(monkeypatch):
+    """The module's own error comes first, with the refusal as a note."""
+    flash.enable()
+    monkeypatch.setattr(
+        type(base.__loader__), "exec_module", lambda loader, module: exec(f"def {SEAM}(q): ...\n1 / 0", vars(module))
+    )
+    with pytest.raises(ZeroDivisionError) as caught:
+        importlib.reload(base)
+    monkeypatch.undo()
+    assert "takes (q); this mlxlm-flash-patch was tested with" in caught.value.__notes__[0]
+
+
+def test_what_falls_back_goes_to_the_module_s_own_function():
+    """Also where base has another one since."""
+    exec(f"def {SEAM}{THE_TESTED_ONE}: return 'a later one'", vars(base))
+    q = mx.ones((1, 1, 1, 600))
+    with flash.enabled():
+        with pytest.warns(flash.FlashFallbackWarning):
+            assert base.scaled_dot_product_attention(q, q, q, None, 1.0, None) == "a later one"
+        assert mx.array_equal(qwen2.scaled_dot_product_attention(q, q, q, None, 1.0, None), q)
 
 
 def test_a_module_that_is_imported_anew(monkeypatch, original):

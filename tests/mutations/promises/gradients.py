@@ -19,8 +19,8 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "the gradient of a mask is taken by attention that has none",
-        f"{PATCH}/route.py",
-        "        return TRACED_MASK\n",
+        f"{PATCH}/obstacles.py",
+        '        return f"{TRACED} of an additive mask"\n',
         "        pass\n",
         "patch/test_gradients.py::test_the_gradient_of_a_mask_is_mlx_lms_own",
     ),

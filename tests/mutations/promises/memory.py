@@ -56,8 +56,9 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a module that is imported while the patch is on keeps it",
         f"{PATCH}/patch.py",
-        "_taken.pop(place.key, (place, place.original()))",
-        "_taken.pop(place.key, (place, held))",
+        "            _exchanged.pop(place.key, None)\n        elif place.way is way or _may",
+        "            if not _exchanged.pop(place.key, None):\n                continue\n"
+        "        elif place.way is not way and _may",
         "patch/test_soak.py::test_all_ways_and_all_that_comes_between",
     ),
     Mutation(

@@ -32,7 +32,7 @@ class Arrivals(MetaPathFinder):
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
-        if spec is not None:
+        if spec is not None and spec.loader is not None:  # a namespace package has none, and executes nothing
             spec.loader = _Loader(spec.loader, self._then)  # type: ignore[assignment]
         return spec
 
@@ -52,5 +52,10 @@ class _Loader:
             module.__spec__.loader = self._loader
         try:
             self._loader.exec_module(module)
-        finally:
-            self._then(module)
+        except BaseException as error:
+            try:
+                self._then(module)  # a module that was reloaded stays, with what it has by now
+            except Exception as another:
+                error.add_note(f"And then: {another}")
+            raise
+        self._then(module)

@@ -9,15 +9,13 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 from flashattn_core import array_id
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 
-from . import registry
-
+Function = Callable[..., Any]
 Describe = Callable[..., Mask | None]
 
 
@@ -30,7 +28,6 @@ class _Remembered(NamedTuple):
 
 
 _remembered: dict[int, _Remembered] = {}  # by array_id(), which an operator that writes in place changes
-_originals = weakref.WeakKeyDictionary[FunctionType, FunctionType]()  # by what `describing` made of them
 
 
 def description_of(mask: mx.array, query: mx.array, key_len: int) -> Mask | mx.array:
@@ -41,8 +38,7 @@ def description_of(mask: mx.array, query: mx.array, key_len: int) -> Mask | mx.a
     return known.description if known.batch is None or known.batch == query.shape[:-3] else mask
 
 
-@functools.lru_cache(maxsize=registry.KEPT)
-def describing(original: FunctionType, describe: Describe) -> FunctionType:
+def describing(original: Function, describe: Describe) -> Function:
     """`original`, mlx-lm's maker of masks; what `describe` says of a mask, given the same arguments, is remembered."""
 
     @functools.wraps(original)
@@ -56,14 +52,7 @@ def describing(original: FunctionType, describe: Describe) -> FunctionType:
                     _remember(mask, description)
         return mask
 
-    assert isinstance(make_and_describe, FunctionType)
-    _originals[make_and_describe] = original
     return make_and_describe
-
-
-def described(held: object) -> object:
-    """What a function made by `describing` stands for; anything else as it is."""
-    return _originals.get(held, held) if isinstance(held, FunctionType) else held
 
 
 def causal(

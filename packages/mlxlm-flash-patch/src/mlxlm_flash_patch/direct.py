@@ -4,14 +4,12 @@ The stand-in has one attribute of its own, `fast`, and that one function there; 
 up when it is used.
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from .route import attend
+from .route import Way, attend
 
 GLOBAL = "mx"  # the name by which mlx-lm's modules know mlx.core
 
@@ -29,7 +27,9 @@ class StandIn:
         return f"<{self._other!r} with flash attention>"
 
 
-def _with_flash(attend: Callable[..., mx.array]) -> StandIn:
+def standing_in(original: Any, is_open: Way) -> StandIn:
+    """What the patch puts in the place of MLX, in a module that calls MLX's attention itself."""
+
     def scaled_dot_product_attention(
         q: mx.array,
         k: mx.array,
@@ -41,17 +41,12 @@ def _with_flash(attend: Callable[..., mx.array]) -> StandIn:
         force_fused: bool = False,
         stream: Any = None,
     ) -> mx.array:
-        def own() -> mx.array:
-            return mx.fast.scaled_dot_product_attention(
-                q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused
-            )
-
         with nullcontext() if stream is None else mx.stream(stream):
-            return attend(q, k, v, None, scale, mask, sinks, own=own)
+            out = attend(q, k, v, None, scale, mask, sinks) if is_open() else None
+            if out is None:
+                own = original.fast.scaled_dot_product_attention
+                out = own(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused)
+            return out
 
-    fast = StandIn(mx.fast, scaled_dot_product_attention=scaled_dot_product_attention)
-    return StandIn(mx, fast=fast)
-
-
-routed_mx = _with_flash(attend)
-instance_mx = _with_flash(partial(attend, always=True))
+    fast = StandIn(original.fast, scaled_dot_product_attention=scaled_dot_product_attention)
+    return StandIn(original, fast=fast)

@@ -15,9 +15,9 @@ from typing import Any
 import mlx.core as mx
 
 from . import registry
-from .route import attend
+from .route import Way, attend
 
-Function = Callable[..., Any]
+Function = Callable[..., mx.array]
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,15 @@ class HandWritten:
     module: str  # of mlx_lm.models
     function: str  # as in `Attention.__call__`
     source: str  # registry.fingerprint() of its text in the mlx-lm that this was tested with
-    make: Callable[[Function, Function], Function]  # (the original, attend) -> what takes its place
+    _make: Callable[[Function, Way], Function]
 
-    def routed(self, original: Function) -> Function:
-        """What enable() puts in place of `original`: the same object each time."""
-        return _made(self, original, False)
-
-    def always(self, original: Function) -> Function:
-        """What patch_model() makes one model call."""
-        return _made(self, original, True)
+    def make(self, original: Function, is_open: Way) -> Function:
+        """What takes the place of `original`."""
+        return functools.update_wrapper(self._make(original, is_open), original)
 
     def check(self) -> None:
         """Raises RuntimeError, naming both fingerprints, when mlx-lm's function is not the one tested."""
         registry.check_source(self.module, self.function, self.source)
-
-
-@functools.lru_cache(maxsize=registry.KEPT)
-def _made(what: HandWritten, original: Function, always: bool) -> Function:
-    made = what.make(original, functools.partial(attend, always=True) if always else attend)
-    return functools.update_wrapper(made, original)
 
 
 class _Gemma2:
@@ -55,8 +45,8 @@ class _Gemma2:
     heads' outputs to `o_proj`. Without a cache positions begin at 0.
     """
 
-    def __init__(self, module: Any, cache: Any, mask: Any, attend: Function) -> None:
-        self.module, self.cache, self.mask, self.attend = module, cache, mask, attend
+    def __init__(self, module: Any, cache: Any, mask: Any) -> None:
+        self.module, self.cache, self.mask = module, cache, mask
         self.offset = 0 if cache is None else cache.offset
         self.rotated: list[mx.array] = []
 
@@ -75,71 +65,52 @@ class _Gemma2:
 
     def o_proj(self, written_out: mx.array) -> mx.array:
         queries, module = self.rotated[0], self.module
-        B, H, L, _ = queries.shape
-        heads = self.attend(
-            queries,
-            self.keys,
-            self.values,
-            None,
-            module.scale,
-            self.mask,
-            softcap=module.attn_logit_softcapping,
-            own=lambda: written_out.reshape(B, L, H, -1).transpose(0, 2, 1, 3),
-        )
-        out: mx.array = module.o_proj(heads.transpose(0, 2, 1, 3).reshape(B, L, -1))
+        softcap = module.attn_logit_softcapping
+        heads = attend(queries, self.keys, self.values, None, module.scale, self.mask, softcap=softcap)
+        if heads is not None:
+            B, _, L, _ = queries.shape
+            written_out = heads.transpose(0, 2, 1, 3).reshape(B, L, -1)
+        out: mx.array = module.o_proj(written_out)
         return out
 
 
-def _gemma2(original: Function, attend: Function) -> Function:
+def _gemma2(original: Function, is_open: Way) -> Function:
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        call = _Gemma2(self, cache, mask, attend)
+        if not is_open():
+            return original(self, x, mask, cache)
+        call = _Gemma2(self, cache, mask)
         # The scores have an axis for the group of a key/value head; a batch's masks have none.
         if isinstance(mask, mx.array) and mask.ndim == 4 and self.repeats > 1:
             mask = mask[:, :, None]
-        attended: mx.array = original(call, x, mask, call)
-        return attended
+        return original(call, x, mask, call)
 
     return call
 
 
-def _gear(original: Function, attend: Function) -> Function:
+def _gear(original: Function, is_open: Way) -> Function:
     def softcap_attention(
         queries: mx.array, keys: mx.array, values: mx.array, scale: float, softcap: float, mask: Any
     ) -> mx.array:
-        attended: mx.array = attend(
-            queries,
-            keys,
-            values,
-            None,
-            scale,
-            mask,
-            softcap=softcap,
-            own=lambda: original(queries, keys, values, scale, softcap, mask),
-        )
-        return attended
+        out = attend(queries, keys, values, None, scale, mask, softcap=softcap) if is_open() else None
+        return original(queries, keys, values, scale, softcap, mask) if out is None else out
 
     return softcap_attention
 
 
-def _phi3small(original: Function, attend: Function) -> Function:
+def _phi3small(original: Function, is_open: Way) -> Function:
+    def visible_and_bias(self: Any, queries: mx.array, keys: mx.array, mask: Any) -> mx.array:
+        _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
+        visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
+        # mlx-lm adds a bool mask to the scores: what it shows counts 1 more, and hides nothing.
+        return visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
+
     def block_sparse_attention(
         self: Any, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any
     ) -> mx.array:
-        _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
-        visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
-        if mask is not None:
-            # mlx-lm adds a bool mask to the scores: what it shows counts 1 more, and hides nothing.
-            visible = mx.where(visible, mask.astype(queries.dtype), -float("inf"))
-        attended: mx.array = attend(
-            queries,
-            keys,
-            values,
-            None,
-            scale,
-            visible,
-            own=lambda: original(self, queries, keys, values, scale, mask),
-        )
-        return attended
+        out = None
+        if is_open():
+            out = attend(queries, keys, values, None, scale, visible_and_bias(self, queries, keys, mask))
+        return original(self, queries, keys, values, scale, mask) if out is None else out
 
     return block_sparse_attention
 

@@ -1,32 +1,28 @@
-"""One model only: patch_model() gives its attention modules a class whose code calls flash attention.
+"""One model only: patch_model() gives its attention modules a class whose calls are flash attention.
 
-Neither mlx-lm's modules nor its classes are touched. A generated subclass, with the name of the original, has
-the same code objects over again, in which the global names that are places mean something else; and, where a
-function of the class is the place, what enable() would put there.
+The class, a subclass of their own with the same name, has the methods that call attention say that the call is a
+patched model's. What patch.py puts into mlx-lm's modules for it lets all other calls pass through.
 """
 
-import dis
-import functools
 import importlib
 import inspect
-import threading
-import types
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from mlx.nn.layers.base import Module
 
 from . import patch
 from .direct import GLOBAL
+from .patch import SERVED
 from .places import Place, places
 from .registry import BASE, SEAM
+from .route import call_of_a_patched_model
 
-_lock = threading.RLock()
-_twins: dict[tuple[Any, ...], type[Module]] = {}  # (class, its functions with the seam) → generated subclass
-_original_classes: dict[type[Module], type[Module]] = {}  # and back
-_models: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
+_twins = WeakValueDictionary[Any, type[Module]]()  # by class, and its methods that call attention
+_models = WeakValueDictionary[int, Module]()  # by id
 
 
 def patch_model(model: Module) -> None:
@@ -42,30 +38,37 @@ def patch_model(model: Module) -> None:
     """
     _require_module("patch_model", model)
     importlib.import_module(BASE)
-    with _lock:
+    with patch.lock:
         modules = _modules(model)
-        found = _Found()
-        twin_of = {cls: _twin(cls, found) for cls in {type(module) for module in modules}}
-        twins = [(module, twin_of[type(module)]) for module in modules]
-        if not any(twin in _original_classes for _, twin in twins):
-            name = f"{type(model).__module__}.{type(model).__qualname__}"
-            raise ValueError(f"[patch_model] model is a {name}, no module of which has mlx-lm's own attention")
-        if not patch.is_on() and not _models:
-            patch.start_counting()
-        for module, twin in twins:
-            object.__setattr__(module, "__class__", twin)
+        twins = _twins_of(type(module) for module in modules)
+        patched = [module for module in modules if hasattr(twins[type(module)], SERVED)]
+        if not patched:
+            raise ValueError(
+                f"[patch_model] model is a {_name(type(model))}, no module of which has mlx-lm's own attention"
+            )
+        for module in patched:
+            object.__setattr__(module, "__class__", twins[type(module)])
+        patch.serve(patched)
         _models[id(model)] = model
 
 
 def unpatch_model(model: Module) -> None:
     """Gives the modules of a model their own classes back. Does nothing to a model that is not patched.
 
-    Raises TypeError if `model` is no mlx.nn.Module.
+    Raises TypeError if `model` is no mlx.nn.Module, or if one of its modules has a class that was derived from a
+    patched one.
     """
     _require_module("unpatch_model", model)
-    with _lock:
-        for module in _modules(model):
-            object.__setattr__(module, "__class__", _original_classes.get(type(module), type(module)))
+    with patch.lock:
+        patched = [module for module in _modules(model) if hasattr(type(module), SERVED)]
+        for cls in map(type, patched):
+            if SERVED not in vars(cls):
+                raise TypeError(
+                    f"[unpatch_model] model has a {_name(cls)}, a class that was derived from a patched one"
+                )
+        for module in patched:
+            object.__setattr__(module, "__class__", type(module).__bases__[0])
+        patch.dismiss(patched)
         _models.pop(id(model), None)
 
 
@@ -84,132 +87,83 @@ def _modules(model: Module) -> list[Module]:
     return modules
 
 
-class _Globals(dict[str, Any]):
-    """A module's globals in which some names mean something else: `own`.
-
-    It is a view, not a copy, so that later changes of the module are seen: CPython looks a global name up in a
-    dict subclass as `globals[name]`, and that asks `__missing__`. Copied are the names with underscores, which
-    the import machinery and the making of functions read past `__missing__`; they do not change.
-    """
-
-    def __init__(self, module_globals: dict[str, Any], own: dict[str, Any]) -> None:
-        super().__init__({name: value for name, value in module_globals.items() if name.startswith("__")})
-        self.own: set[str] = set()
-        self._module_globals = module_globals
-        for name, value in own.items():
-            self.exchange(name, value)
-
-    def exchange(self, name: str, value: object) -> None:
-        self[name] = value
-        self.own.add(name)
-
-    def __missing__(self, name: str) -> Any:
-        return self._module_globals[name]
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-class _Found:
-    """The places that there are at one moment, and what modules look like with them exchanged."""
-
-    def __init__(self) -> None:
-        self.places = [place for place in places() if not place.for_all]  # masks are made for all models
-        self._views: dict[int, _Globals] = {}
-
-    def view(self, module_globals: dict[str, Any]) -> _Globals:
-        """A module's globals, but for its places, and its functions that call those."""
-        if id(module_globals) not in self._views:
-            here = [place for place in self.places if vars(place.owner) is module_globals and _is_known(place)]
-            view = _Globals(module_globals, {place.attribute: place.instead for place in here})
-            self._views[id(module_globals)] = view
-            for name, helper in list(module_globals.items()) if here else []:
-                is_own = isinstance(helper, FunctionType) and helper.__globals__ is module_globals
-                if is_own and any(_loads(helper.__code__, place.attribute) for place in here):
-                    view.exchange(name, _exchanged(helper, view))
-        return self._views[id(module_globals)]
+def _twins_of(classes: Iterable[type[Module]]) -> dict[type[Module], type[Module]]:
+    """For each class the one whose calls are flash attention; itself where it calls none, or is such a class."""
+    # Masks are described for all models, and another library's function is left alone.
+    known = [place for place in places() if not place.for_all and place.original is not None]
+    return {cls: cls if hasattr(cls, SERVED) else _twin(cls, known) for cls in set(classes)}
 
 
-def _twin(cls: type[Module], found: _Found) -> type[Module]:
-    """The subclass of `cls` that calls flash attention; `cls` itself where there is nothing to exchange."""
-    if cls in _original_classes:
-        return cls
-    functions, replaced = _calling(cls, found), _replaced(cls, found)
-    if not functions and not replaced:
-        return cls
-    # The functions are part of the key: a class that someone has changed since gets another twin.
-    key = (cls, *functions.values(), *replaced.values())
-    if key not in _twins:
-        body = {
-            "__module__": cls.__module__,
-            "__qualname__": cls.__qualname__,
-            "__doc__": cls.__doc__,
-            "__reduce_ex__": _reduce_twin,
-            **{name: _exchanged(function, found.view(function.__globals__)) for name, function in functions.items()},
-            **replaced,
-        }
-        twin: type[Module] = types.new_class(cls.__name__, (cls,), exec_body=lambda space: space.update(body))
-        _original_classes[twin] = cls
-        _twins[key] = twin
-    return _twins[key]
+def _twin(cls: type[Module], known: list[Place]) -> type[Module]:
+    calls = [
+        (name, place)
+        for name in dir(cls)
+        if isinstance(method := inspect.getattr_static(cls, name, None), FunctionType)
+        for place in known
+        if _leads_to(method, place)
+    ]
+    for _, place in calls:
+        place.check(place.original)
+    key = cls, *sorted({(name, place.module) for name, place in calls})
+    if calls and key not in _twins:
+        return _twins.setdefault(key, _made(cls, {name for name, _ in calls}, {place.module for _, place in calls}))
+    return _twins.get(key, cls)
 
 
-def _calling(cls: type[Module], found: _Found) -> dict[str, FunctionType]:
-    """The functions of `cls`, by attribute, that call attention by a global name, themselves or through another."""
-    attributes = {name: inspect.getattr_static(cls, name, None) for name in dir(cls)}
-    functions = {name: value for name, value in attributes.items() if isinstance(value, FunctionType)}
-    return {
-        name: function
-        for name, function in functions.items()
-        if any(_loads(function.__code__, own) for own in found.view(function.__globals__).own)
+def _leads_to(method: FunctionType, place: Place) -> bool:
+    """Whether it is what the place holds, or calls that by name, itself or through a function of its module."""
+    if isinstance(place.owner, type):
+        return method is place.held
+    if method.__globals__ is not vars(place.owner):
+        return False
+    names = {SEAM if place.attribute == GLOBAL else place.attribute}  # of all of MLX, the one function is meant
+    helpers = {
+        name
+        for name, helper in vars(place.owner).items()
+        if isinstance(helper, FunctionType) and helper.__globals__ is method.__globals__
+        if _names(helper.__code__, names)
     }
+    return _names(method.__code__, names | helpers)
 
 
-def _replaced(cls: type[Module], found: _Found) -> dict[str, object]:
-    """The functions of `cls` that are places, and what is to be there instead."""
-    return {
-        place.attribute: place.instead
-        for place in found.places
-        if place.owner in cls.__mro__
-        and inspect.getattr_static(cls, place.attribute) is place.held
-        and _is_known(place)
-    }
+def _names(code: CodeType, names: set[str]) -> bool:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return not names.isdisjoint(code.co_names) or any(_names(function, names) for function in inner)
 
 
-def _loads(code: CodeType, name: str) -> bool:
-    # Not `name in code.co_names`: that would also be an attribute. Of MLX, the one function is meant.
-    if name == GLOBAL and SEAM not in code.co_names:
-        inside = False
-    else:
-        inside = any(i.opname == "LOAD_GLOBAL" and i.argval == name for i in dis.get_instructions(code))
-    return inside or any(_loads(inner, name) for inner in code.co_consts if isinstance(inner, CodeType))
+def _made(cls: type[Module], methods: set[str], modules: set[str]) -> type[Module]:
+    class Twin(cls):  # type: ignore[misc, valid-type]
+        def __new__(of, *arguments: Any, **options: Any) -> Any:
+            module = super().__new__(of, *arguments, **options)
+            patch.serve([module])
+            return module
+
+        def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+            # pickle finds classes by name, and a twin's name leads to the original: that one is carried.
+            make, (of, *arguments), *state = super().__reduce_ex__(protocol)
+            return _rebuild, (make, cls if of is Twin else of, *arguments), *state
+
+    def opening(name: str) -> Callable[..., Any]:
+        @wraps(getattr(cls, name))
+        def method(self: Module, *arguments: Any, **options: Any) -> Any:
+            return call_of_a_patched_model(getattr(super(Twin, self), name), *arguments, **options)
+
+        return method
+
+    for name in methods:
+        setattr(Twin, name, opening(name))
+    setattr(Twin, SERVED, frozenset(modules))
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(Twin, name, getattr(cls, name))
+    return Twin
 
 
-def _exchanged(function: FunctionType, view: _Globals) -> Callable[..., Any]:
-    twin = FunctionType(
-        function.__code__,
-        view,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    twin.__kwdefaults__ = function.__kwdefaults__
-    return functools.update_wrapper(twin, function)
-
-
-def _is_known(place: Place) -> bool:
-    """Whether mlx-lm's own or ours is there; raises RuntimeError if it is mlx-lm's and not the one tested."""
-    if place.is_original(place.held):
-        place.check(place.held)
-        return True
-    return place.held is place.ours
-
-
-def _reduce_twin(self: Module, protocol: Any) -> tuple[Any, ...]:
-    # pickle finds classes by name, and a twin's name leads to the original: carry that, and make the twin again.
-    reduced: Any = super(type(self), self).__reduce_ex__(protocol)
-    make, (cls, *arguments), *state = reduced
-    return (_rebuild_twin, (make, _original_classes[cls], *arguments), *state)
-
-
-def _rebuild_twin(make: Any, cls: type[Module], *arguments: Any) -> Any:
+def _rebuild(make: Callable[..., Module], cls: type[Module], *arguments: Any) -> Module:
+    """A copy's module, of a twin again, or of a class that was derived from one."""
     importlib.import_module(BASE)
-    with _lock:
-        return make(_twin(cls, _Found()), *arguments)
+    with patch.lock:
+        return make(_twins_of([cls])[cls], *arguments)

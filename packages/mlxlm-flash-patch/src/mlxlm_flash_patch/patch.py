@@ -1,26 +1,29 @@
-"""Put in, take out, for the whole process: through the globals of mlx-lm's modules.
+"""Put in, take out: through the globals of mlx-lm's modules.
 
-Who wants the patch is a list of requests, one from enable() and one from each open enabled() block. After each
-change of the list `_settle()` makes the modules match it, so that blocks may nest, end out of order and run in
-several threads. It does so too when a module arrives meanwhile.
+Who wants the patch is a list of requests, one from enable() and one from each open enabled() block, and the modules
+of models that were given to patch_model() and are alive. After each change `_settle()` makes the places match, so
+that blocks may nest, end out of order and run in several threads. It does so too when a module arrives meanwhile.
+All that is changed is changed under one lock.
 """
 
 import importlib
 import threading
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
+from weakref import WeakValueDictionary
 
 import flashattn_core
+from mlx.nn.layers.base import Module
 
 from . import registry
 from .arrivals import Arrivals
 from .hand_written import HAND_WRITTEN
 from .places import Place, places
 from .registry import BASE, PACKAGE, Models
-from .route import FlashFallbackWarning, route
+from .route import FlashFallbackWarning, Way, for_every_model, for_patched_models, route
 
 
 class FlashNeverRanError(RuntimeError):
@@ -40,9 +43,14 @@ class Request:
         return self.modules is None or place.for_all or place.module in self.modules
 
 
-_lock = threading.RLock()
+SERVED = (
+    "__mlxlm_flash__"  # an attribute of instance.py's classes: the modules through whose places they call attention
+)
+
+lock = threading.RLock()
 _requests: list[Request] = []
-_taken: dict[tuple[int, str], tuple[Place, object]] = {}  # by key: the place, and what was taken out of it
+_patched_modules = WeakValueDictionary[int, Module]()  # by id
+_exchanged: dict[tuple[int, str], Place] = {}  # by key: the places that hold something of ours, or did until now
 _kernels_before: dict[str, int] = {}  # flashattn_core.stats() when counting began
 
 
@@ -64,7 +72,8 @@ def enable(models: Models = None, strict: bool = False) -> None:
     In each case everything stays as it was.
     """
     request = _request(models, strict, from_enable=True)
-    with _lock:
+    with lock:
+        _examine(request)
         previous = [r for r in _requests if r.from_enable]
         if previous:
             request.kernels_before = previous[0].kernels_before
@@ -75,8 +84,8 @@ def disable() -> None:
     """Takes the patch out: mlx-lm's own objects are back in every module, open enabled() blocks end early.
 
     Only where this package's function still sits: a place that someone else has overwritten meanwhile is left,
-    warned about and named by status(). Models given to patch_model() stay patched. Without enable() it does
-    nothing.
+    warned about and named by status(). Models given to patch_model() stay patched, and so do, for them alone, the
+    places that they use. Without enable() it does nothing.
 
     Raises FlashNeverRanError, after everything is restored, if strict was asked for and no kernel ran since.
     Arrays are lazy: one that is not evaluated yet has not run.
@@ -93,7 +102,8 @@ def enabled(models: Models = None, strict: bool = False) -> Iterator[None]:
     """
     request = _request(models, strict, from_enable=False)
     try:  # from here on: an interrupt may come while places are exchanged
-        with _lock:
+        with lock:
+            _examine(request)
             _admit(request)
         yield
     except BaseException:
@@ -120,9 +130,26 @@ def is_on() -> bool:
     return bool(_requests)
 
 
+def serve(modules: Iterable[Module]) -> None:
+    """Attention in the calls of these modules, which have classes of instance.py's, is flash attention."""
+    with lock:
+        if not _requests and not _patched_modules:
+            start_counting()
+        _patched_modules.update({id(module): module for module in modules})
+        _settle()
+
+
+def dismiss(modules: Iterable[Module]) -> None:
+    with lock:
+        for module in modules:
+            _patched_modules.pop(id(module), None)
+        overwritten = _settle()
+    _warn_of(overwritten, "unpatch_model")
+
+
 def patched_places() -> tuple[str, ...]:
-    """The places whose attention is flash attention now."""
-    return tuple(place.name for place in places() if place.held is place.ours and not place.for_all)
+    """The places where every model's attention is flash attention now."""
+    return tuple(place.name for place in places() if place.way is for_every_model and not place.for_all)
 
 
 def foreign_places() -> dict[str, str]:
@@ -131,8 +158,7 @@ def foreign_places() -> dict[str, str]:
 
 
 def _is_foreign(place: Place) -> bool:
-    held = place.held
-    return registry.is_mlx_lm(place.module) and held is not place.ours and not place.is_original(held)
+    return registry.is_mlx_lm(place.module) and place.original is None
 
 
 def _described(held: object) -> str:
@@ -140,9 +166,13 @@ def _described(held: object) -> str:
 
 
 def _request(models: Models, strict: bool, from_enable: bool) -> Request:
-    """All that can fail, before anything is changed."""
+    """Imports what is asked for: outside of the lock, which modules that arrive in other threads wait for."""
     importlib.import_module(BASE)
-    request = Request(registry.modules_of(models), strict, from_enable)
+    return Request(registry.modules_of(models), strict, from_enable)
+
+
+def _examine(request: Request) -> None:
+    """All that can fail, before anything is changed."""
     for what in HAND_WRITTEN:  # also of modules that are yet to come
         if request.modules is None or f"{PACKAGE}.{what.module}" in request.modules:
             what.check()
@@ -150,8 +180,8 @@ def _request(models: Models, strict: bool, from_enable: bool) -> Request:
     _check_originals(wanted)
     for place in wanted:
         if _is_foreign(place):
-            _warn(f"[enable] {place.name} holds {_described(place.held)}, not mlx-lm's own: left alone")
-    return request
+            message = f"[enable] {place.name} holds {_described(place.held)}, not mlx-lm's own: left alone"
+            warnings.warn(message, FlashFallbackWarning, stacklevel=3)
 
 
 def _admit(request: Request, instead_of: Collection[Request] = ()) -> None:
@@ -163,46 +193,72 @@ def _admit(request: Request, instead_of: Collection[Request] = ()) -> None:
 
 def _end(requests: list[Request]) -> None:
     """Withdraws the requests that are still in force, and then says what is to be said about them."""
-    with _lock:
+    with lock:
         ended = [r for r in requests if r in _requests]
         _requests[:] = [r for r in _requests if r not in ended]
         overwritten = _settle()
-    for name, holder in overwritten.items():
-        _warn(f"[disable] {name} was overwritten meanwhile by {holder}: left alone")
+    _warn_of(overwritten, "disable")
     if any(r.strict and not _calls_since(r.kernels_before) for r in ended):
         raise FlashNeverRanError("strict: flash attention never ran while it was enabled")
 
 
 def _settle() -> dict[str, str]:
-    """Makes the modules match the requests: the routed function where one wants it, else what was there before.
+    """Makes the places match what is wanted: what the patch puts there, or what was there before.
 
     Returns the places that should be given back and are someone else's by now.
     """
     route.open = bool(_requests)
     route.strict = any(r.strict for r in _requests)
-    _arrivals.listen(route.open)
+    _arrivals.listen(route.open or bool(_patched_modules))
+    way_of = _ways()
     # Not all places that hold something of ours need be found again: a module may have been loaded anew meanwhile.
-    for place in {place.key: place for place in [*(place for place, _ in _taken.values()), *places()]}.values():
-        held, wanted = place.held, _is_wanted(place)
-        if wanted and registry.is_mlx_lm(place.module) and place.is_original(held):
-            _taken[place.key] = place, held
-            place.put(place.ours)
-        elif not wanted and held is place.ours:
-            # Imported while patched, if nothing was taken: there never was another object in this place.
-            _, original = _taken.pop(place.key, (place, place.original()))
-            place.put(original)
-    left = [place for place, _ in _taken.values() if not _is_wanted(place)]
+    for place in {place.key: place for place in [*_exchanged.values(), *places()]}.values():
+        original, way = place.original, way_of(place)
+        if original is None:  # another library's
+            continue
+        if way is None:
+            _exchanged.pop(place.key, None)
+        elif place.way is way or _may_be_exchanged(place, original, way):
+            _exchanged[place.key] = place
+        else:
+            continue
+        if place.way is not way:
+            place.exchange(original, way)
+    left = [place for place in _exchanged.values() if way_of(place) is None]
     for place in left:
-        del _taken[place.key]
+        del _exchanged[place.key]
     return {place.name: _described(place.held) for place in left if _is_foreign(place)}
 
 
+def _ways() -> Callable[[Place], Way | None]:
+    """For whose calls a place is wanted now; None where nobody wants it."""
+    classes = {type(module) for module in _patched_modules.values()}
+    served = {name for cls in classes for name in getattr(cls, SERVED)}
+
+    def way_of(place: Place) -> Way | None:
+        if any(request.wants(place) for request in _requests) or (place.for_all and served):
+            return for_every_model
+        return for_patched_models if place.module in served else None
+
+    return way_of
+
+
+def _may_be_exchanged(place: Place, original: object, way: Way) -> bool:
+    """Whether it is mlx-lm's, or what a patched model uses; and not of a version that was refused when it arrived."""
+    if not registry.is_mlx_lm(place.module) and way is for_every_model:
+        return False
+    try:
+        place.check(original)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _arrived(module: ModuleType) -> None:
-    """The module has been executed while the patch is on: what was taken out of it before is history."""
-    with _lock:
-        for key in [key for key, (place, _) in _taken.items() if place.owner is module]:
-            del _taken[key]
-        _check_originals([place for place in places() if _is_wanted(place)])
+    """The module has been executed while the patch is on."""
+    with lock:
+        way_of = _ways()
+        _check_originals([place for place in places() if place.module == module.__name__ and way_of(place)])
         _settle()
 
 
@@ -210,14 +266,10 @@ _arrivals = Arrivals(_arrived)
 
 
 def _check_originals(wanted: list[Place]) -> None:
-    for place in reversed(wanted):  # base last: what it holds is what later imports would get
+    for place in wanted:
         # Modules of others may hold the function of a base that has been reloaded since.
         if registry.is_mlx_lm(place.module) and place.is_original(place.held):
             place.check(place.held)
-
-
-def _is_wanted(place: Place) -> bool:
-    return any(request.wants(place) for request in _requests)
 
 
 def _calls_since(before: dict[str, int]) -> dict[str, int]:
@@ -226,5 +278,7 @@ def _calls_since(before: dict[str, int]) -> dict[str, int]:
     return {name: n for name, n in since.items() if n}
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, FlashFallbackWarning, stacklevel=4)
+def _warn_of(overwritten: dict[str, str], caller: str) -> None:
+    for name, holder in overwritten.items():
+        message = f"[{caller}] {name} was overwritten meanwhile by {holder}: left alone"
+        warnings.warn(message, FlashFallbackWarning, stacklevel=4)

@@ -4,7 +4,6 @@ Of four kinds: the seam, MLX under the name `mx` in a module that calls MLX's at
 write attention out, and those that make masks.
 """
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import described_masks, registry
+from . import described_masks, ours, registry
 from .described_masks import Describe
-from .direct import GLOBAL, instance_mx, routed_mx
+from .direct import GLOBAL, standing_in
 from .hand_written import HAND_WRITTEN, HandWritten
 from .registry import BASE, CACHE, PACKAGE, SEAM
-from .route import Attention, instance_attention, route, routed_attention
+from .route import Attention, Way, for_every_model, routing
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,9 @@ class Place:
     module: str  # the module's name: what a request for models goes by
     owner: Any
     attribute: str
-    ours: object  # what enable() puts there
-    instead: object  # what it means in one model that was given to patch_model()
     is_original: Callable[[Any], bool]  # whether something is mlx-lm's own
-    original: Callable[[], object]  # mlx-lm's own, for a place that never held it
-    check: Callable[[Any], object]  # raises RuntimeError if mlx-lm's own is not what this was tested with
+    make: Callable[[Any, Way], Any]  # what the patch puts in the place of mlx-lm's own
+    check: Callable[[Any], None]  # raises RuntimeError if mlx-lm's own is not what this was tested with
     for_all: bool = False  # belongs to every request, whichever models that names
 
     @property
@@ -54,6 +51,24 @@ class Place:
     def held(self) -> Any:
         return vars(self.owner).get(self.attribute)
 
+    @property
+    def original(self) -> Any:
+        """mlx-lm's own, be it here or replaced by the patch; None where another library's object is."""
+        held = self.held
+        if made := ours.known(held):
+            return made.original
+        return held if self.is_original(held) else None
+
+    @property
+    def way(self) -> Way | None:
+        """Whose calls are flash attention here; None where nothing of the patch is."""
+        made = ours.known(self.held)
+        return made.way if made else None
+
+    def exchange(self, original: Any, way: Way | None) -> None:
+        """Makes this way the place's, or gives it mlx-lm's own back."""
+        self.put(ours.instead_of(original, way, self.make) if way else original)
+
     def put(self, what: object) -> None:
         setattr(self.owner, self.attribute, what)
 
@@ -61,11 +76,11 @@ class Place:
 def places() -> Iterator[Place]:
     """Those that exist now: of the modules that are imported."""
     for name, module in registry.holders():
-        yield _seam(name, module)
+        yield Place(name, module, SEAM, registry.is_original, routing, _check_seam)
     for stem in registry.patched_by("mx.fast"):
         module_of = sys.modules.get(f"{PACKAGE}.{stem}")
         if module_of is not None and GLOBAL in vars(module_of):
-            yield _direct(module_of)
+            yield Place(module_of.__name__, module_of, GLOBAL, lambda held: held is mx, standing_in, lambda mlx: None)
     for what in HAND_WRITTEN:
         module_of = sys.modules.get(f"{PACKAGE}.{what.module}")
         if module_of is not None:
@@ -73,36 +88,8 @@ def places() -> Iterator[Place]:
     yield from _mask_places()
 
 
-def _seam(name: str, module: ModuleType) -> Place:
-    return Place(
-        name,
-        module,
-        SEAM,
-        ours=routed_attention,
-        instead=instance_attention,
-        is_original=registry.is_original,
-        original=lambda: route.original,
-        check=_learn_original,
-    )
-
-
-def _learn_original(original: Attention) -> None:
-    """Makes `original` what fallbacks go to."""
-    registry.check_signature(original, tested=routed_attention)
-    route.original = original
-
-
-def _direct(module: ModuleType) -> Place:
-    return Place(
-        module.__name__,
-        module,
-        GLOBAL,
-        ours=routed_mx,
-        instead=instance_mx,
-        is_original=lambda held: held is mx,
-        original=lambda: mx,
-        check=lambda held: None,
-    )
+def _check_seam(original: Attention) -> None:
+    registry.check_signature(original, tested=routing(original, for_every_model))
 
 
 def _hand_written(module: ModuleType, what: HandWritten) -> Iterator[Place]:
@@ -120,18 +107,7 @@ def _hand_written(module: ModuleType, what: HandWritten) -> Iterator[Place]:
             and held.__code__.co_qualname == what.function
         )
 
-    original: Any = inspect.unwrap(vars(owner)[attribute])
-    known = is_original(original)
-    yield Place(
-        module.__name__,
-        owner,
-        attribute,
-        ours=what.routed(original) if known else None,
-        instead=what.always(original) if known else None,
-        is_original=is_original,
-        original=lambda: original,
-        check=lambda held: what.check(),
-    )
+    yield Place(module.__name__, owner, attribute, is_original, what.make, lambda original: what.check())
 
 
 def _mask_places() -> Iterator[Place]:
@@ -148,18 +124,13 @@ def _mask_places() -> Iterator[Place]:
 
 
 def _mask_place(module: str, owner: Any, attribute: str, home: str, describe: Describe) -> Place:
-    held = vars(owner)[attribute]
     path = f"{owner.__name__}.{attribute}" if isinstance(owner, type) else attribute
-    is_original = partial(registry.is_original, module=home, path=path)
-    original = described_masks.described(held)
     return Place(
         module,
         owner,
         attribute,
-        ours=described_masks.describing(original, describe) if is_original(original) else None,
-        instead=None,
-        is_original=is_original,
-        original=lambda: original,
+        is_original=partial(registry.is_original, module=home, path=path),
+        make=lambda original, way: described_masks.describing(original, describe),
         check=partial(registry.check_signature, tested=describe),
         for_all=True,
     )

@@ -24,10 +24,6 @@ PACKAGE = "mlx_lm.models"
 BASE = PACKAGE + ".base"
 CACHE = PACKAGE + ".cache"
 
-# How many functions of each kind (hand-written attention, makers of masks) made in place of mlx-lm's are kept. At most
-# six are in use, and each change of the patch asks for those again; others, of modules since imported anew, drop out.
-KEPT = 8
-
 Models = str | Iterable[str] | None
 
 
@@ -103,10 +99,19 @@ def is_mlx_lm(name: str) -> bool:
 
 def check_signature(original: Callable[..., Any], tested: Callable[..., Any]) -> None:
     """Raises RuntimeError, naming both signatures, when mlx-lm's function does not take what `tested` takes."""
-    here, there = _parameters(tested), _parameters(original)
-    if here != there:
-        name = f"{original.__module__}.{original.__qualname__}"
-        raise RuntimeError(f"[enable] {name} takes {there}; this mlxlm-flash-patch was tested with {here}. {_CURE}")
+    there, here = _parameters(original), _parameters(tested)
+    # Annotations do not change how a function is called.
+    if [(p.name, p.kind, p.default) for p in there] != [(p.name, p.kind, p.default) for p in here]:
+        name, takes, taken = f"{original.__module__}.{original.__qualname__}", _in_words(there), _in_words(here)
+        raise RuntimeError(f"[enable] {name} takes {takes}; this mlxlm-flash-patch was tested with {taken}. {_CURE}")
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def _in_words(parameters: list[inspect.Parameter]) -> str:
+    return str(inspect.Signature([p.replace(annotation=p.empty) for p in parameters]))
 
 
 def check_source(module: str, function: str, tested: str) -> None:
@@ -120,13 +125,6 @@ def check_source(module: str, function: str, tested: str) -> None:
 
 
 _CURE = "Nothing is patched; install the mlx-lm version that mlxlm-flash-patch pins"
-
-
-def _parameters(function: Callable[..., Any]) -> str:
-    """Names, kinds and defaults; annotations do not change how a function is called."""
-    signature = inspect.signature(function)
-    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
 @cache

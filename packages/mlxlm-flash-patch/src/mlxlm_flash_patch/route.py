@@ -4,22 +4,18 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import NoKernelError, flash_attention, is_tracing, quantized_flash_attention
+from flashattn_core import NoKernelError, flash_attention, quantized_flash_attention
 
 from .described_masks import description_of
+from .obstacles import common_dtype, is_quantised, reason_not_to
 
 Attention = Callable[..., mx.array]
-
-# While a function is traced, mx.grad, mx.vmap and mx.compile cannot be told apart.
-TRACED_ON_GPU = "traced by mx.grad, mx.vmap or mx.compile: no gradient on a GPU for a head_dim over 256"
-TRACED_QUANTISED = "a quantised KV cache under mx.grad, mx.vmap or mx.compile: flash attention has no gradient there"
-TRACED_MASK = "an additive mask that mx.grad, mx.vmap or mx.compile traces: flash attention has no gradient of masks"
-MAX_GPU_GRADIENT_DIM = 256
-MAX_HEAD_DIM = 512  # flash_attention() takes more for bad input, mlx-lm's own attention does not
+Way = Callable[[], bool]  # whether a call that is made now is to be flash attention
 
 
 class FlashFallbackWarning(UserWarning):
@@ -32,90 +28,54 @@ class FlashFallbackError(RuntimeError):
 
 @dataclass
 class Route:
-    """What patch.py decides and a call reads: whether the way is open, how strict, and the way back."""
+    """What patch.py decides and a call reads."""
 
-    original: Attention
     open: bool = False
     strict: bool = False
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def _no_original(*_: Any, **__: Any) -> mx.array:
-    raise RuntimeError("the route was called before mlx-lm's function was known")  # patch.py sets it first
+route = Route()
+_in_a_patched_model: ContextVar[bool] = ContextVar("mlxlm_flash_patch: in a patched model", default=False)
 
 
-route = Route(_no_original)
+def for_every_model() -> bool:
+    """What enable() puts in place asks this. After disable() somebody may still hold it: then calls pass through."""
+    return route.open or _in_a_patched_model.get()
 
 
-def routed_attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    cache: Any,
-    scale: float,
-    mask: Any,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """What enable() puts in the place of mlx-lm's function.
-
-    After disable() it passes every call on: a wrapper that another library put around it, or a module that
-    sys.modules does not list, may still hold it.
-    """
-    return attend(queries, keys, values, cache, scale, mask, sinks)
+def for_patched_models() -> bool:
+    """What patch_model() puts in place asks this: the calls of other models pass through."""
+    return _in_a_patched_model.get()
 
 
-def instance_attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    cache: Any,
-    scale: float,
-    mask: Any,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """What patch_model() makes one model call, whether or not enable() is in force."""
-    return attend(queries, keys, values, cache, scale, mask, sinks, always=True)
+def call_of_a_patched_model(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Calls the method of a model that was given to patch_model(): attention in it is flash attention."""
+    before = _in_a_patched_model.get()
+    try:  # Ctrl-C may come after either of the two: nothing is left behind
+        _in_a_patched_model.set(True)
+        return method(*arguments, **options)
+    finally:
+        _in_a_patched_model.set(before)
 
 
-def reason_not_to(
-    queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any, sinks: mx.array | None
-) -> str | None:
-    """Why this call cannot be flash attention, as far as it can be told beforehand; None when it can."""
-    if _is_quantised(cache):
-        # Weights, scales, biases. The scales have the dtype that the keys had.
-        traced = is_tracing(queries) or (isinstance(mask, mx.array) and is_tracing(mask))
-        return TRACED_QUANTISED if traced else _dtype_reason(_common_dtype(queries, keys[1], values[1]))
-    head_dim, value_dim = queries.shape[-1], values.shape[-1]
-    if (
-        max(head_dim, value_dim) > MAX_GPU_GRADIENT_DIM
-        and mx.default_device() == mx.gpu
-        and is_tracing(*(x for x in (queries, keys, values, mask, sinks) if isinstance(x, mx.array)))
-    ):
-        return TRACED_ON_GPU
-    if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.floating) and is_tracing(mask):
-        return TRACED_MASK
-    if head_dim > MAX_HEAD_DIM or value_dim > MAX_HEAD_DIM:
-        return f"head_dim over {MAX_HEAD_DIM}"
-    return _dtype_reason(_common_dtype(queries, keys, values))
+def routing(original: Attention, is_open: Way) -> Attention:
+    """What the patch puts in the place of mlx-lm's function."""
 
+    def scaled_dot_product_attention(
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        out = attend(queries, keys, values, cache, scale, mask, sinks) if is_open() else None
+        return original(queries, keys, values, cache, scale, mask, sinks) if out is None else out
 
-def _is_quantised(cache: Any) -> bool:
-    return hasattr(cache, "bits")  # mlx-lm's own test: keys and values are then tuples
-
-
-def _common_dtype(queries: mx.array, keys: mx.array, values: mx.array) -> mx.Dtype:
-    """What MLX's attention casts the three to: some models compute queries and keys in float32, and values not."""
-    dtype = queries.dtype
-    if keys.dtype == dtype and values.dtype == dtype:
-        return dtype
-    return mx.result_type(queries, keys, values)
-
-
-def _dtype_reason(dtype: mx.Dtype) -> str | None:
-    if dtype != mx.bfloat16 and dtype != mx.float16 and dtype != mx.float32:
-        return f"dtype {str(dtype).removeprefix('mlx.core.')}"
-    return None
+    return scaled_dot_product_attention
 
 
 def attend(
@@ -126,24 +86,17 @@ def attend(
     scale: float,
     mask: Any,
     sinks: mx.array | None = None,
-    *,
     softcap: float | None = None,
-    own: Callable[[], mx.array] | None = None,
-    always: bool = False,
-) -> mx.array:
-    """Flash attention, or what the model would have done without it: `own()`, or mlx-lm's function where it is None.
-
-    `always`: also while the route is not open, as patch_model() wants it.
-    """
-    if always or route.open:
-        reason = reason_not_to(queries, keys, values, cache, mask, sinks)
-        if reason is None:
-            try:
-                return _flash(queries, keys, values, cache, scale, mask, sinks, softcap)
-            except NoKernelError as error:
-                reason = str(error)
-        _note_fallback(reason)
-    return own() if own else route.original(queries, keys, values, cache, scale, mask, sinks)
+) -> mx.array | None:
+    """Flash attention; None where the caller is to do without, which is counted and warned about here."""
+    reason = reason_not_to(queries, keys, values, cache, mask, sinks)
+    if reason is None:
+        try:
+            return _flash(queries, keys, values, cache, scale, mask, sinks, softcap)
+        except NoKernelError as error:
+            reason = str(error)
+    _note_fallback(reason)
+    return None
 
 
 def _flash(
@@ -156,15 +109,14 @@ def _flash(
     sinks: mx.array | None,
     softcap: float | None,
 ) -> mx.array:
-    quantised = _is_quantised(cache)
+    quantised, dtype = is_quantised(cache), common_dtype(queries, keys, values)
     if isinstance(mask, mx.array):
         mask = description_of(mask, queries, (keys[0] if quantised else keys).shape[-2])
     if not quantised:
-        dtype = _common_dtype(queries, keys, values)
         queries, keys, values = (x if x.dtype == dtype else x.astype(dtype) for x in (queries, keys, values))
         return flash_attention(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks)
     return quantized_flash_attention(
-        queries.astype(_common_dtype(queries, keys[1], values[1])),
+        queries.astype(dtype),
         keys,
         values,
         scale,
