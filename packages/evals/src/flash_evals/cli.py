@@ -36,8 +36,11 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         mlxlm_flash_startup.disarm()  # MLXLM_FLASH and `mlxlm-flash hook` would patch both arms
+        from flashattn_core import interruptible  # here: -h does not wait for MLX
+
         try:
-            return super().invoke(ctx)
+            with interruptible():  # several ranks have a handler of their own, and keep the step at work
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             # A command that has something to show by then catches this itself.
             click.echo("Interrupted: nothing was measured.", err=True)
