@@ -22,7 +22,7 @@ SOURCES = ("*.h", "call/**/*", "cpu/**/*")  # in csrc: those of the CPU backend,
 
 # The default lane draws few cases, the same until the next commit. The long lane draws others in each run.
 # `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=hours` takes hours.
-settings.register_profile("default lane", deadline=None, max_examples=25, derandomize=False)
+settings.register_profile("default lane", deadline=None, max_examples=40, derandomize=False)
 settings.register_profile("long lane", deadline=None, max_examples=200, derandomize="CI" in os.environ)
 settings.register_profile("hours", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
 

@@ -100,12 +100,12 @@ def test_plan_computes_nothing(rng):
 
 def test_unknown_device(rng):
     query, key, value = draw(rng, length=9, key_len=9)
-    with pytest.raises(ValueError, match="device is 'tpu', expected 'cpu' or 'metal'"):
+    with pytest.raises(ValueError, match="device is 'tpu', expected 'cpu', 'metal' or 'cuda'"):
         plan(query, key, value, device="tpu")
 
 
 def test_backends():
-    assert set(backends()) == {"cpu", "metal"}
+    assert set(backends()) == {"cpu", "metal", "cuda"}
     assert "thread" in backends()["cpu"]
 
 
