@@ -2,10 +2,8 @@
 
 import sys
 import zipfile
-from importlib.metadata import version
-from pathlib import Path
+from importlib.metadata import distribution, version
 
-import mlx.core
 import pytest
 from virtual_environment import Environment
 
@@ -21,8 +19,9 @@ def stand_in(folder):
     info = f"mlx_cuda_12-{version('mlx')}"
     wheel = folder / f"{info}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        libmlx = Path(mlx.core.__file__).parent / "lib/libmlx.so"
-        archive.writestr("mlx/lib/libmlx.so", libmlx.read_bytes() + OTHER)
+        for file in distribution("mlx-cpu").files:
+            if ".dist-info" not in str(file):
+                archive.writestr(str(file), file.read_binary() + (OTHER if file.name == "libmlx.so" else b""))
         archive.writestr(
             f"{info}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: mlx-cuda-12\nVersion: {version('mlx')}\n"
         )
