@@ -140,6 +140,21 @@ def unfused_gradients(call: Call, out: np.ndarray, lse: np.ndarray, dtype=np.flo
     )
 
 
+def assert_equal_weights(call: Call, got: Gradients) -> None:
+    """Of a call whose scores are all the lowest float, or so low that nothing is left of a product: each key has the
+    same weight. One key/value head for each query head, and no cotangent of lse.
+
+    The rule of the unfused gradient means nothing here: it reads an lse that has lost the number of keys."""
+    query, key, value, dout = (to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value, call.dout))
+    weight = 1 / key.shape[-2]
+    dprobabilities = dout @ value.swapaxes(-1, -2)
+    dscores = weight * (dprobabilities - dprobabilities.mean(axis=-1, keepdims=True)) * query.shape[-1] ** -0.5
+    expected = {"dq": dscores @ key, "dk": dscores.swapaxes(-1, -2) @ query}
+    expected["dv"] = np.broadcast_to(weight * dout.sum(axis=-2, keepdims=True), value.shape)
+    for name, truth in expected.items():
+        np.testing.assert_allclose(to_numpy(getattr(got, name)), truth, atol=1e-5, err_msg=name)
+
+
 def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
     """`got`: None: flash_attention's."""
     got = got or flash_gradients(call)

@@ -13,6 +13,7 @@ from flashattn_core import flash_attention, reset_stats, stats
 from flashattn_core.masks import Causal, KeyRange
 from gradient_oracle import (
     Call,
+    assert_equal_weights,
     assert_obeys_the_rule,
     draw_call,
     flash_gradients,
@@ -166,6 +167,28 @@ class TestAdversarial:
         for length in (64, 192, 320):
             call = draw_call(rng, heads=group, kv_heads=1, length=length, key_len=length, dim=64, dtype=dtype)
             assert_obeys_the_rule(replace(call, mask=mask))
+
+
+@pytest.mark.parametrize("kernel", ["cpu_prefill", "cpu_decode"])
+@pytest.mark.parametrize("length", [1, 8])
+def test_scores_are_rounded_as_by_the_forward_kernel(rng, length, kernel):
+    """A row's weights add up to 1, as far as both passes round a large score alike."""
+    query, key, value = draw(rng, heads=28, kv_heads=14, length=length, key_len=40, dim=128)
+    key = key * mx.where((mx.arange(40) == 7)[:, None], 1000, 1)
+
+    def attend(value):
+        return flash_attention(query, key, value, scale=1.0, kernel=kernel)
+
+    _, (dv,) = mx.vjp(attend, [value], [mx.ones(query.shape)])
+    np.testing.assert_allclose(to_numpy(dv).sum(axis=-2), 2 * length, atol=1e-3)
+
+
+@pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -1e30, -1e9])
+@pytest.mark.parametrize("length", [1, 8, 33])
+def test_rows_that_see_only_keys_with_the_lowest_float_added(rng, length, lowest):
+    call = draw_call(rng, length=length, key_len=65, dlse=False)
+    call = replace(call, mask=mx.full((length, 65), float(lowest)))
+    assert_equal_weights(call, flash_gradients(call))
 
 
 def test_additive_mask_of_the_lowest_float(rng):

@@ -65,8 +65,8 @@ def test_nothing_but_the_outputs_is_allocated(layout, length, dtype):
     mx.reset_peak_memory()
     out = flash_attention(query, key, value, mask=mask)
     mx.eval(out)
-    outputs = out.nbytes + 4 * length * 4
-    assert mx.get_peak_memory() - before <= outputs + 2 * 16384  # two buffers, rounded up to pages
+    outputs = out.nbytes + 4 * length * 3 * 4  # of each row lse, its maximum and its sum
+    assert mx.get_peak_memory() - before <= outputs + 3 * 16384  # three buffers, rounded up to pages
 
 
 def in_the_middle_of_an_element(a):

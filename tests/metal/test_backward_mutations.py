@@ -31,7 +31,7 @@ FAULTS = {
     "dkv: lse of rows beyond the last": Fault(DKV, "if (query >= params.query_len)", "if (false)"),
     "delta: rows beyond the last": Fault(DELTA, "if (query >= params.query_len)", "if (false)", occurrence=1),
     # The mathematics.
-    "a score above lse": Fault(DQ, "exponent > 0 ? 0.0f : exponent", "exponent", mask="lowest float"),
+    "a score above the maximum": Fault(DQ, "exponent > 0 ? 0.0f : exponent", "exponent", mask="rounded"),
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
     "delta left out": Fault(DQ, "dprobability - saved.delta", "dprobability"),
     "softcap: no derivative": Fault(DKV, " * visibility.derivative(scaled)", "", options={"softcap": 1.5}),
@@ -41,13 +41,11 @@ FAULTS = {
     "dq not scaled": Fault(DQ, "store_row<D>(target, sums, params.scale", "store_row<D>(target, sums, 1.0f"),
     "dk not scaled": Fault(DKV, "dk_sums, params.scale", "dk_sums, 1.0f"),
     "dv scaled": Fault(DKV, "dv_sums, 1.0f", "dv_sums, params.scale"),
-    "lse in the wrong unit": Fault(
-        DKV, "multiply_add(natural, M_LOG2E_F, -scaled)", "multiply_add(natural, 1.0f, -scaled)"
-    ),
+    "the sum in the wrong unit": Fault(DKV, "precise_log2(row_sum)", "M_LN2_F * precise_log2(row_sum)"),
     "dkv: a head of the group left out": Fault(DKV, "head < (kv_head + 1) * heads", "head + 1 < (kv_head + 1) * heads"),
     "dkv: another group's heads": Fault(DKV, "int head = kv_head * heads;", "int head = kv_head;"),
     # Masks.
-    "no infinity: a row that sees nothing": Fault(DKV, "natural == -INFINITY", "false", mask="lse"),
+    "no infinity: a row that sees nothing": Fault(DKV, "row_sum == 0", "false", mask="no sum"),
     "dkv: one query too few under causal": Fault(
         DKV, "maximum(0, first - offset)", "maximum(0, first - offset + 1)", lengths=(128, 129)
     ),
@@ -90,7 +88,7 @@ def check(fault: Fault, rng: np.random.Generator, edit) -> None:
             dout=mx.where(row, mx.nan, call.dout),
         )  # fmt: skip
         assert_obeys_the_rule(call, run(poisoned, saved=exactly_saved(call), edit=edit))
-    elif fault.mask == "lse":
+    elif fault.mask == "no sum":
         out, lse, row_stats = exactly_saved(call)
         blind = mx.arange(length) == 10
         saved = out, lse, mx.where(blind[:, None], mx.array([-mx.inf, 0]), row_stats)
@@ -103,9 +101,12 @@ def check(fault: Fault, rng: np.random.Generator, edit) -> None:
         key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
         got = run(replace(call, query=query, key=key), edit=edit)
         assert not mx.isnan(got.dv).any()
-    elif fault.mask == "lowest float":
-        call = replace(call, mask=mx.full((length, key_len), float(np.finfo(np.float32).min)))
-        assert np.isfinite(np.asarray(run(call, edit=edit).dq)).all()
+    elif fault.mask == "rounded":  # by the forward kernel in another way: a unit of the last place is 65,536 here
+        call = replace(call, scale=1e12)
+        out, lse, row_stats = exactly_saved(call)
+        below = np.nextafter(np.array(row_stats[..., 0]), np.float32(-np.inf))
+        saved = out, lse, mx.stack([mx.array(below), row_stats[..., 1]], axis=-1)
+        assert np.isfinite(np.asarray(run(call, saved=saved, edit=edit).dq)).all()
     else:
         call = replace(call, mask=fault.mask)
         assert_obeys_the_rule(call, run(call, edit=edit))
