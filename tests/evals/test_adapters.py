@@ -128,6 +128,6 @@ def test_an_empty_file(make_adapters, model_folder):
         models.load(str(model_folder), adapter_path=str(folder))
 
 
-def test_no_such_folder(model_folder, refused, tmp_path):
-    line = refused("perplexity", "--model", model_folder, "--adapter-path", tmp_path / "missing")
-    assert line.endswith("missing is not an adapter folder in mlx-lm's layout: there is none")
+def test_no_such_folder(model_folder, tmp_path):
+    with pytest.raises(EvalError, match=r"missing is not an adapter folder in mlx-lm's layout: there is none$"):
+        models.load(str(model_folder), adapter_path=str(tmp_path / "missing"))

@@ -177,17 +177,16 @@ def test_every_length_begins_with_the_same_adapters(fresh, monkeypatch):
     assert two[0]["off"] < one[0]["off"]  # but a second call goes on: it is the model that was trained
 
 
-def test_checkpoints_need_less_memory_and_end_with_the_run(invoke, make_model, tmp_path, monkeypatch):
+def test_checkpoints_need_less_memory_and_end_with_the_run(evaluate, make_model, monkeypatch):
     # MLX's allocator counts to the byte; so little is lost in the noise of a process.
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     call = qwen2.TransformerBlock.__call__
-    folder, out = make_model(num_hidden_layers=6, max_position_embeddings=512), tmp_path / "out.json"
+    folder = make_model(num_hidden_layers=6, max_position_embeddings=512)
     peaks, losses = [], []
     for more in ((), ("--grad-checkpoint",)):
-        page = invoke("finetune", "--model", folder, "-p", 256, "-r", 1, "--json", out, *more)
-        assert (page.exit_code, page.stderr) == (0, ""), page.output
-        assert ("gradient checkpoints" in page.stdout) is bool(more)
-        [length] = json.loads(out.read_text())["results"]
+        result = evaluate("--model", folder, "-p", 256, "-r", 1, *more)
+        assert ("gradient checkpoints" in result["page"]) is bool(more)
+        [length] = result["results"]
         peaks.append(length["off"]["peak_memory_mb"])
         losses.append(length["off"]["loss"])
         assert qwen2.TransformerBlock.__call__ is call
@@ -243,7 +242,7 @@ def test_a_shorter_length_shows_what_a_longer_one_needs(make_model, monkeypatch,
         (9, 2),
     ],
 )
-def test_a_length_that_takes_long_takes_fewer_steps(fresh, monkeypatch, max_seconds, steps):
+def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, steps):
     calls = []
 
     def run(name, work, _):
@@ -251,12 +250,11 @@ def test_a_length_that_takes_long_takes_fewer_steps(fresh, monkeypatch, max_seco
         return work(), measure.Trial(seconds=2, peak_memory=0)
 
     monkeypatch.setattr(training, "run", run)
-    with training.trainable(fresh.model, RECIPE, seed=0):
-        pairs = list(training.measured(fresh, [4, 8], RECIPE, 5, max_seconds, seed=0))
-    assert [pair.seq_len for pair in pairs] == [4] * steps + [8] * steps  # each length has the time to itself
-    assert all(pair.trials.keys() == {"off", "on"} for pair in pairs)
+    lengths = evaluate("-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
+    found = [(length["seq_len"], len(length["trials"])) for length in lengths]
+    assert found == [(4, steps), (8, steps)]  # each length has the time to itself
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
-    assert len(calls) == 2 * (len(pairs) + warm_ups)
+    assert len(calls) == 2 * (2 * steps + warm_ups)
 
 
 def test_plot(evaluate, tmp_path, monkeypatch):

@@ -103,13 +103,6 @@ def test_quantised_outputs(name, work):
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_quantised_beside_plain(run_kernels):
-    entries, page = run_kernels("--shape", "4/2x64", "--kv-bits", "none,8", "--impl", "flash,mlx,naive")
-    found = [(entry["config"]["kv_bits"], entry["config"]["impl"]) for entry in entries]
-    assert found == [(None, "flash"), (None, "mlx"), (None, "naive"), (8, "flash"), (8, "mlx")]
-    assert "float32, 8-bit K/V" in page
-
-
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_counts_what_is_visible(work):
     visible = visible_in(work)

@@ -258,3 +258,10 @@ def test_ctrl_c_before_anything_is_measured(invoke, fake_implementation):
 
 def test_more_queries_than_keys_where_all_see_all(run_kernels):
     assert run_kernels("--query-len", 40, "--no-causal", "--impl", "flash,naive")
+
+
+def test_quantised_beside_plain(run_kernels):
+    entries, page = run_kernels("--shape", "4/2x64", "--kv-bits", "none,8", "--impl", "flash,mlx,naive")
+    found = [(entry["config"]["kv_bits"], entry["config"]["impl"]) for entry in entries]
+    assert found == [(None, "flash"), (None, "mlx"), (None, "naive"), (8, "flash"), (8, "mlx")]
+    assert "float32, 8-bit K/V" in page

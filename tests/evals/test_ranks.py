@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_the_same_scores(launch, invoke, command, tmp_path):
     assert stdout.count("token perplexity") == 1
     assert "prefill tokens/s, each rank   " in stdout
     assert "2 ranks together   " in stdout
-    medians = [middle(trial["on"]["tokens_per_s"] for trial in shared["trials"] if trial["rank"] == r) for r in (0, 1)]
+    medians = [median(trial["on"]["tokens_per_s"] for trial in shared["trials"] if trial["rank"] == r) for r in (0, 1)]
     assert shared["ranks"]["tokens_per_s"]["on"] == pytest.approx(sum(medians))
 
 
@@ -115,14 +116,8 @@ def scores(path):
     return [[batch[arm][key] for arm in ("off", "on") for key in ("nll", "top1")] + [batch["kl"]] for batch in batches]
 
 
-def middle(values):
-    ordered = sorted(values)
-    return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
-
-
-def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(launch, command, tmp_path):
-    (tmp_path / "driver.py").write_text(DRIVER)
-    stdout, stderr = launch(sys.executable, tmp_path / "driver.py", "bug", *command)
+def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(launch, command):
+    stdout, stderr = launch(sys.executable, "-c", DRIVER, "bug", *command)
     assert "Error: rank 1: ZeroDivisionError: of rank 1" in stderr
     assert "Interrupted after 4 of " in stdout
 
@@ -130,9 +125,8 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(launch, comman
 @pytest.mark.long("three processes, which import for seconds")
 def test_a_rank_that_dies_ends_all(launch, invoke, command, tmp_path):
     """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
-    (tmp_path / "driver.py").write_text(DRIVER)
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
-    launch(sys.executable, tmp_path / "driver.py", "die", *command, "--resume", path)
+    launch(sys.executable, "-c", DRIVER, "die", *command, "--resume", path)
     assert len(scores(path)) == 2
     launch(PROGRAMS / "flash-eval", *command, "--max-windows", 8, "--resume", path)
     assert len(scores(path)) == 4
@@ -141,15 +135,11 @@ def test_a_rank_that_dies_ends_all(launch, invoke, command, tmp_path):
 
 
 @pytest.mark.long("three processes, which import for seconds")
-def test_ranks_that_read_different_texts_are_refused(launch, command, tmp_path):
-    (tmp_path / "driver.py").write_text(DRIVER)
-    stdout, stderr = launch(sys.executable, tmp_path / "driver.py", "text", *command)
+def test_what_is_refused_is_said_once(launch, command):
+    """Ranks that read different texts, and a wrong option."""
+    stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *command)
     assert stdout == ""
     assert "Error: rank 1 has not the same text, model and settings as rank 0" in stderr
-
-
-@pytest.mark.long("three processes, which import for seconds")
-def test_a_wrong_option_is_said_once(launch, command):
     stdout, stderr = launch(PROGRAMS / "flash-eval", *command, "--stride", 99)
     assert stdout == ""
     assert stderr.count("Error: --stride must be between 1 and the context of 24, not 99") == 1

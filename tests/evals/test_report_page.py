@@ -3,7 +3,6 @@
 import json
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from report_page import Element
@@ -62,36 +61,26 @@ def test_the_same_files_make_the_same_page(report, results, tmp_path):
     assert pages[0] == pages[1]
 
 
-@pytest.mark.parametrize("option", ["-o", "--html"])
-def test_the_page_goes_where_it_is_told(invoke, results, tmp_path, option):
-    file, out = tmp_path / "run.json", tmp_path / "out.html"
-    file.write_text(json.dumps(results["speed"]))
-    done = invoke("report", file, option, out)
-    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{out}\n", "")
-    assert out.read_text("utf-8").startswith("<!doctype html>\n<html")
+@pytest.fixture
+def file(results, tmp_path):
+    """A result file."""
+    (tmp_path / "run.json").write_text(json.dumps(results["speed"]))
+    return tmp_path / "run.json"
 
 
-def test_it_is_report_html_unless_told(invoke, results, tmp_path, monkeypatch):
+def test_the_page_goes_where_it_is_told(invoke, file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("run.json").write_text(json.dumps(results["speed"]))
-    assert invoke("report", "run.json").stdout == "report.html\n"
-    assert Path("report.html").exists()
+    for options, out in ((["-o", "a.html"], "a.html"), (["--html", "b.html"], "b.html"), ([], "report.html")):
+        done = invoke("report", file, *options)
+        assert (done.exit_code, done.stdout, done.stderr) == (0, f"{out}\n", "")
+        assert (tmp_path / out).read_text("utf-8").startswith("<!doctype html>\n<html")
 
 
-def test_a_result_file_is_not_written_over(refused, results, tmp_path):
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(results["speed"]))
+def test_where_it_cannot_go(refused, file, results, tmp_path):
+    """A result file is not written over, and a full disk says so."""
     line = refused("report", file, "--html", tmp_path / "." / "run.json")
     assert line == f"Error: --html {file} is one of the result files, and would be lost"
     assert json.loads(file.read_text()) == results["speed"]
-
-
-def test_a_folder_that_is_not_there(refused):
     line = refused("report", "run.json", "-o", "/no/such/folder/page.html")
     assert line == "Error: -o /no/such/folder/page.html: /no/such/folder cannot be written to"
-
-
-def test_a_full_disk(refused, results, tmp_path):
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(results["speed"]))
     assert refused("report", file, "-o", "/dev/full") == "Error: cannot write /dev/full: No space left on device"

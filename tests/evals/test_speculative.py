@@ -53,13 +53,6 @@ def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, 
         }
 
 
-def test_without_one_the_page_says_nothing_of_it(evaluate):
-    result = evaluate("-p", 0, "-g", 4, "-d", 0)
-    assert (result["draft_model"], result["settings"]["num_draft_tokens"]) == (None, None)
-    assert "accepted" not in result["page"]
-    assert "drafted" not in result["page"]
-
-
 @pytest.mark.parametrize(("more", "guessed"), [((), 3), (("--num-draft-tokens", 5), 5)])
 def test_it_is_mlx_lm_that_speculates(evaluate, draft_folder, monkeypatch, more, guessed):
     asked = []

@@ -40,6 +40,9 @@ def test_none_of_one_kind(evaluate):
     assert [test["test"] for test in result["results"]] == ["tg3"]
     assert result["results"][0]["off"]["tokens_per_s_sd"] is None
     assert set(result["flash"]["calls"]) == {"cpu_decode"}
+    assert (result["draft_model"], result["settings"]["num_draft_tokens"]) == (None, None)
+    assert "accepted" not in result["page"]
+    assert "drafted" not in result["page"]
 
 
 def test_sequences_at_once(evaluate):
@@ -71,12 +74,18 @@ def test_attention_has_a_share_of_the_time(evaluate, monkeypatch, tmp_path):
     assert of_arms == {("pp8", "off", "0.25"), ("pp8", "on", "0.75"), ("tg2", "off", "0.5"), ("tg2", "on", "")}
 
 
-def test_the_delay_reaches_the_work(evaluate, monkeypatch):
-    waited = []
+def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
+    prompts, waited = [], []
     monkeypatch.setattr(generation.time, "sleep", waited.append)
-    result = evaluate("-p", 4, "-g", 0, "-d", 0, "-r", 1, "--delay", 2.5)
-    assert result["settings"]["delay"] == 2.5
-    assert waited == [2.5] * 5  # warm-up, attention's share and one repetition, by two arms
+    monkeypatch.setattr(generation, "_generate", lambda _, tokens, *__: prompts.append(tokens.tolist()) or Guesses())
+    for seed in (0, 0, 1):
+        settings = evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)["settings"]
+        assert (settings["seed"], settings["delay"]) == (seed, 2.5)
+    assert waited == [2.5] * 3 * 5  # between warm-up, attention's share and one repetition, by two arms
+    first, again, other = prompts[:6], prompts[6:12], prompts[12:]
+    assert first == again == [first[0]] * 6
+    assert first[0] != other[0]
+    assert all(0 <= token < 320 for token in first[0] + other[0])
 
 
 def test_a_test_that_fails_keeps_those_before(invoke, model_folder, tmp_path, monkeypatch):
@@ -112,19 +121,3 @@ def test_a_cache_that_mlx_lm_cannot_batch_is_refused():
     with pytest.raises(EvalError, match=r"^-b: mlx-lm cannot batch the ConcatenateKVCache of Snake$"):
         speed._check_models(with_cache(ConcatenateKVCache), None, [Case("prompt", 8, 0, 2)])
     speed._check_models(with_cache(ArraysCache), None, [Case("prompt", 8, 0, 2)])
-
-
-def test_the_seed_reaches_the_work(evaluate, monkeypatch):
-    prompts = []
-
-    def generate(loaded, tokens, steps, cache):
-        prompts.append(tokens.tolist())
-        return Guesses()
-
-    monkeypatch.setattr(generation, "_generate", generate)
-    for seed in (0, 0, 1):
-        assert evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed)["settings"]["seed"] == seed
-    first, again, other = prompts[:6], prompts[6:12], prompts[12:]  # warm-up, attention's share, a repetition; two arms
-    assert first == again == [first[0]] * 6
-    assert first[0] != other[0]
-    assert all(0 <= token < 320 for token in first[0] + other[0])

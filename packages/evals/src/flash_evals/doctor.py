@@ -47,7 +47,7 @@ def command(outputs: Outputs) -> None:
     versions, MLXLM_FLASH, hook, extension, self-test, mlx-lm
                      the findings of `mlxlm-flash doctor`: whether flash attention
                      runs, computes what it should, and takes mlx-lm's calls
-    cpu, metal       instruction set and threads of flash's kernels
+    cpu, metal, cuda instruction set and threads of flash's kernels; the GPU
     BLAS             what multiplies MLX's matrices: on a Linux CPU the linear
                      layers bound all tokens/s, whatever attention does
     processor, threads, memory
