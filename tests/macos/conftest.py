@@ -52,6 +52,13 @@ def run() -> Run:
     return run
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever asks for the programs takes minutes: a compiler of 100 MB, two wheels of MLX's, two builds."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.long("builds the wheel for macOS, or asks what is missing for it"))
+
+
 @pytest.fixture(scope="session")
 def built(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("macos")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from builds import built, contents
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "packages/flashattn-core/csrc"
@@ -36,21 +37,26 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the
 
 
 @pytest.fixture(scope="session")
-def recorder(tmp_path_factory):
+def recorder():
     """The backend's own files and a GPU that prints; a function that runs it and returns what was printed."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("c++ is missing: apt-get install g++")
-    folder = tmp_path_factory.mktemp("recorder")
-    generated = folder / "kernel_sources.cpp"
-    subprocess.run([sys.executable, CSRC / "gpu/embed.py", CSRC, "metal", generated, folder / "d"], check=True)
     own = [CSRC / "metal" / name for name in ("encode.cpp", "launch.cpp", "sources.cpp")] + [CSRC / "dispatch.cpp"]
     here = Path(__file__).parent / "recorder"
-    command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", '-DFLASHATTN_VERSION="1.2"', f"-I{here}"]
-    command += [f"-I{CSRC}", f"-I{CSRC / 'metal'}", "-isystem", MLX / "include", here / "main.cpp", *own, generated]
-    command += [f"-L{MLX / 'lib'}", "-lmlx", f"-Wl,-rpath,{MLX / 'lib'}", "-o", folder / "recorder"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+
+    def compile_it(folder):
+        generated = folder / "kernel_sources.cpp"
+        subprocess.run([sys.executable, CSRC / "metal/embed.py", CSRC, generated, folder / "d"], check=True)
+        command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", '-DFLASHATTN_VERSION="1.2"', f"-I{here}"]
+        command += [f"-I{CSRC}", f"-I{CSRC / 'metal'}", "-isystem", MLX / "include", here / "main.cpp", *own, generated]
+        command += [f"-L{MLX / 'lib'}", "-lmlx", f"-Wl,-rpath,{MLX / 'lib'}", "-o", folder / "recorder"]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    texts = contents(CSRC, here), Path(__file__).read_bytes(), (MLX / "include/mlx/version.h").read_bytes()
+    folder = built(compile_it, "recorder", str(MLX), version, *texts)
 
     def run(kernel, query_len, key_len, repeats=1, limit=1024, bits=0):
         arguments = [folder / "recorder", kernel, query_len, key_len, repeats, limit, bits]
