@@ -58,7 +58,7 @@ def test_source_ends_with_the_instantiation():
 
 def test_inputs_are_cast_as_for_the_cpu():
     query, key = mx.zeros((1, 4, 20, 8), mx.float16), mx.zeros((1, 2, 10, 8), mx.float16)
-    (launch,) = launches(query, key, key, sinks=mx.array([1, 2, 3, 4], mx.float16))
+    (launch,) = forward(query, key, key, sinks=mx.array([1, 2, 3, 4], mx.float16))
     assert launch["buffers"]["sinks"] == (np.array([1, 2, 3, 4], np.float32).tobytes(), 0)
 
 

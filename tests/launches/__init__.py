@@ -47,4 +47,5 @@ def _load() -> ModuleType:
 
 
 _module = _load()
-sources, forward, backward, realign = _module.sources, _module.forward, _module.backward, _module.realign
+sources, buffers = _module.sources, _module.buffers
+forward, backward, realign = _module.forward, _module.backward, _module.realign

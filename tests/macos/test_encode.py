@@ -7,31 +7,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import launches
 import mlx.core as mx
 import pytest
 from builds import built, contents
+from flashattn_core.attention import lowered
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "packages/flashattn-core/csrc"
 MLX = Path(mx.__file__).parent
-BINDINGS = re.search(r"enum Binding : int \{(.*?)\}", (CSRC / "metal/launch.h").read_text(), re.S)[1]
-NAMES = re.findall(r"^\s*(k\w+),", BINDINGS, re.M)
-
-
-def bindings(*names):
-    return [NAMES.index(f"k{name}") for name in names]
-
-
-QUERY, KEY, VALUE, OUT, LSE, PARAMS, SINKS, SPLIT = bindings(
-    "Query", "Key", "Value", "Out", "Lse", "Params", "Sinks", "SplitParams"
+NUMBERS = launches.buffers()
+QUERY, KEY, VALUE, OUT, LSE, ROW_STATS, PARAMS, SINKS, SPLIT = (
+    NUMBERS[name] for name in ("query", "key", "value", "out", "lse", "row_stats", "params", "sinks", "split")
 )
-KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES, QUANT = bindings(
-    "KeyScales", "KeyBiases", "ValueScales", "ValueBiases", "QuantParams"
+GROUPS = {NUMBERS[name] for name in ("key_scales", "key_biases", "value_scales", "value_biases")}
+PARTIALS = {NUMBERS[name] for name in ("partial_out", "partial_max", "partial_sum")}
+DOUT, DLSE, DELTA, DQ, DK, DV, BACKWARD = (
+    NUMBERS[name] for name in ("dout", "dlse", "delta", "dq", "dk", "dv", "backward")
 )
-PARTIALS = set(bindings("PartialOut", "PartialMax", "PartialSum"))
-SAVED_OUT, SAVED_LSE, DOUT, DLSE, DELTA, DQ, DK, DV, BACKWARD = bindings(
-    "SavedOut", "SavedLse", "Dout", "Dlse", "Delta", "Dq", "Dk", "Dv", "BackwardParams"
-)
+CONSTANTS = list(launches.forward(lowered(*[mx.zeros((1, 1, 9, 8), stream=mx.cpu)] * 3))[0]["constants"])
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the real classes there")
 
@@ -42,12 +36,13 @@ def recorder():
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("c++ is missing: apt-get install g++")
-    own = [CSRC / "metal" / name for name in ("encode.cpp", "launch.cpp", "sources.cpp")] + [CSRC / "dispatch.cpp"]
+    own = [CSRC / "metal" / name for name in ("encode.cpp", "launch.cpp", "sources.cpp")]
+    own += [CSRC / "gpu/launch.cpp", CSRC / "call/kernel_table.cpp"]
     here = Path(__file__).parent / "recorder"
 
     def compile_it(folder):
         generated = folder / "kernel_sources.cpp"
-        subprocess.run([sys.executable, CSRC / "metal/embed.py", CSRC, generated, folder / "d"], check=True)
+        subprocess.run([sys.executable, CSRC / "gpu/embed.py", CSRC, "metal", generated, folder / "d"], check=True)
         command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", '-DFLASHATTN_VERSION="1.2"', f"-I{here}"]
         command += [f"-I{CSRC}", f"-I{CSRC / 'metal'}", "-isystem", MLX / "include", here / "main.cpp", *own, generated]
         command += [f"-L{MLX / 'lib'}", "-lmlx", f"-Wl,-rpath,{MLX / 'lib'}", "-o", folder / "recorder"]
@@ -70,6 +65,11 @@ def lines(done, first_word):
     return [line for line in done.stdout.splitlines() if line.split()[0] == first_word]
 
 
+def constants_in(text):
+    """By name. MLX is told their positions."""
+    return {CONSTANTS[int(index)]: value for index, value in re.findall(r"^constant (\d+) (\S+)", text, re.M)}
+
+
 def by_binding(done, kind):
     return {int(line.split()[1]): line.split()[3] for line in lines(done, kind)}
 
@@ -81,7 +81,7 @@ ONE_LAUNCH = ["metal_rowwise", "metal_prefill_tg", "metal_prefill_reg"]
 def test_one_launch(recorder, kernel):
     done = recorder(kernel, 40, 50)
     assert by_binding(done, "input").keys() == {QUERY, KEY, VALUE, SINKS}
-    assert by_binding(done, "output").keys() == {OUT, LSE}
+    assert by_binding(done, "output").keys() == {OUT, LSE, ROW_STATS}
     assert [int(line.split()[1]) for line in lines(done, "bytes")] == [PARAMS]
     assert len(lines(done, "dispatch")) == 1
     assert lines(done, "barrier") == lines(done, "keep") == []
@@ -102,7 +102,7 @@ def test_two_launches_share_scratch_with_a_barrier_between(recorder):
     partials = {str(binding) for binding in PARTIALS}
     assert written.keys() == partials
     assert written == {binding: buffer for binding, buffer in read.items() if binding in partials}
-    assert by_binding(done, "output").keys() == {OUT, LSE, *PARTIALS}
+    assert by_binding(done, "output").keys() == {OUT, LSE, ROW_STATS, *PARTIALS}
     out_bytes, max_bytes, sum_bytes = map(int, re.findall(r"bytes (\d+)$", first, re.M)[:3])
     assert out_bytes == 64 * max_bytes == 64 * sum_bytes
     assert {line.split()[2] for line in lines(done, "keep")} == set(written.values())
@@ -126,9 +126,9 @@ def test_names_tell_every_constant(recorder):
     function, library, name = re.fullmatch(r"specialise (\S+) of (\S+) as (\S+)", specialise).groups()
     assert library == f"flashattn_core_1.2_{function}"
     numbers = {"true": "1", "false": "0"}
-    constants = [line.split()[1:] for line in lines(done, "constant")]
-    assert constants
-    assert name == function + "".join(f"_{index}_{numbers.get(value, value)}" for index, value in constants)
+    constants = constants_in(done.stdout)
+    assert list(constants) == CONSTANTS
+    assert name == "_".join([function, *(numbers.get(value, value) for value in constants.values())])
 
 
 # --- Quantised keys and values ----------------------------------------------------------------------------
@@ -146,36 +146,30 @@ def test_names_tell_every_constant(recorder):
 )
 def test_scales_and_biases_are_bound_where_keys_are_read(recorder, kernel, lengths):
     done = recorder(kernel, *lengths, bits=4)
-    first, *merge = launches(done)
-    of_groups = {KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES}
-    assert buffers(first, "input").keys() - {SINKS} == {QUERY, KEY, VALUE, *of_groups}
-    assert QUANT in {int(binding) for binding in re.findall(r"^bytes (\d+)", first, re.M)}
+    first, *merge = launches_of(done)
+    assert buffers(first, "input").keys() - {SINKS} == {QUERY, KEY, VALUE, *GROUPS}
     assert f"use {kernel}_half_64_64" in first
     assert re.search(r"^use \S*_quantised_", first, re.M)
     specialise = re.findall(r"^specialise \S+_quantised of .*\n((?:constant .*\n)*)", done.stdout, re.M)
-    (constants,) = (dict(re.findall(r"^constant (\d+) (\S+)", each, re.M)) for each in specialise)
-    assert [constants[str(index)] for index in (17, 18, 19, 20)] == ["true", "4", "64", "2"]
+    (constants,) = map(constants_in, specialise)
+    of_groups = ("has_key_scales", "quant_bits", "group_size", "group_dtype")
+    assert [constants[name] for name in of_groups] == ["true", "4", "64", "1"]
     for launch in merge:
-        assert not buffers(launch, "input").keys() & {KEY, VALUE, *of_groups}
-        assert f"bytes {QUANT} " not in launch
+        assert not buffers(launch, "input").keys() & {KEY, VALUE, *GROUPS}
         assert "quantised" not in launch
 
 
 def test_quantised_inputs_are_read_where_they_are(recorder):
     done = recorder("metal_prefill_reg", 40, 50, bits=4)
     assert f"input {KEY} buffer 1 offset {50 * 8 * 4}" in done.stdout
-    for binding in (KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES):
+    for binding in GROUPS:
         assert re.search(rf"^input {binding} buffer \d+ offset {50 * 2}$", done.stdout, re.M)
-
-
-def test_bindings_end_where_metal_ends():
-    assert len(NAMES) <= 31
 
 
 # --- The gradient ----------------------------------------------------------------------------------------
 
 
-def launches(done):
+def launches_of(done):
     """What is printed for each launch, its dispatch included."""
     assert done.returncode == 0, done.stderr
     return re.findall(r"use .*?dispatch [^\n]*", done.stdout, re.S)
@@ -186,21 +180,21 @@ def buffers(launch, kind):
 
 
 def test_what_each_launch_of_the_gradient_takes(recorder):
-    delta, dq, dkv = launches(recorder("backward", 100, 70))
+    delta, dq, dkv = launches_of(recorder("backward", 100, 70))
     assert "use metal_backward_delta_half_8_" in delta
-    assert buffers(delta, "input").keys() == {SAVED_OUT, DOUT, DLSE}
+    assert buffers(delta, "input").keys() == {OUT, DOUT, DLSE}
     assert buffers(delta, "output").keys() == {DELTA}
     for launch, name, outputs in ((dq, "dq", {DQ}), (dkv, "dkv", {DK, DV})):
         assert f"use metal_backward_{name}_half_64_64_" in launch
-        # No sinks: lse has them. No out: delta has it.
-        assert buffers(launch, "input").keys() == {QUERY, KEY, VALUE, SAVED_LSE, DOUT, DELTA}
+        # No sinks: row_stats has them. No out: delta has it.
+        assert buffers(launch, "input").keys() == {QUERY, KEY, VALUE, ROW_STATS, DOUT, DELTA}
         assert buffers(launch, "output").keys() == outputs
     for launch in (delta, dq, dkv):
         assert {int(binding) for binding in re.findall(r"^bytes (\d+)", launch, re.M)} == {PARAMS, BACKWARD}
 
 
 def test_the_grids_of_the_gradient(recorder):
-    grids = [re.search(r"dispatch (.*)", launch)[1] for launch in launches(recorder("backward", 100, 70))]
+    grids = [re.search(r"dispatch (.*)", launch)[1] for launch in launches_of(recorder("backward", 100, 70))]
     # 8 rows a threadgroup; 64 rows; 64 keys of a key/value head.
     assert grids == ["13 4 1 of 256 1 1", "2 4 1 of 256 1 1", "2 2 1 of 256 1 1"]
 
@@ -208,7 +202,7 @@ def test_the_grids_of_the_gradient(recorder):
 def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
     """dq and dkv run side by side: no second barrier. Delta is an output of the primitive, which MLX keeps alive."""
     done = recorder("backward", 100, 70)
-    delta, dq, dkv = launches(done)
+    delta, dq, dkv = launches_of(done)
     assert buffers(delta, "output")[DELTA] == buffers(dq, "input")[DELTA] == buffers(dkv, "input")[DELTA]
     assert ["barrier" in launch for launch in (delta, dq, dkv)] == [False, True, False]
     assert f"output {DELTA} buffer {buffers(delta, 'output')[DELTA]} bytes {4 * 100 * 4}" in done.stdout
@@ -216,7 +210,7 @@ def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
 
 
 def test_inputs_of_the_gradient_are_read_where_they_are(recorder):
-    _, dq, dkv = launches(recorder("backward", 100, 70))
+    _, dq, dkv = launches_of(recorder("backward", 100, 70))
     for launch in (dq, dkv):
         keys, dout = buffers(launch, "input")[KEY], buffers(launch, "input")[DOUT]
         assert f"input {KEY} buffer {keys} offset {70 * 64 * 2}" in launch
@@ -227,16 +221,13 @@ def test_inputs_of_the_gradient_are_read_where_they_are(recorder):
 
 
 def test_constants_of_the_gradient(recorder):
-    """Whole tiles of rows and of keys are another pipeline; dlse is known in the last constant."""
-    whole_rows, whole_keys, has_dlse = 14, 15, 16
+    """Whole tiles of rows and of keys are another pipeline."""
     for lengths, expected in (((100, 70), ("false", "false")), ((128, 96), ("true", "true"))):
-        (delta, dq, dkv) = re.findall(
-            r"^specialise .*\n((?:constant .*\n)*)", recorder("backward", *lengths).stdout, re.M
-        )
-        constants = [dict(re.findall(r"^constant (\d+) (\S+)", each, re.M)) for each in (delta, dq, dkv)]
-        assert {each[str(has_dlse)] for each in constants} == {"true"}
-        assert (constants[1][str(whole_rows)], constants[1][str(whole_keys)]) == expected
-    assert (constants[2][str(whole_rows)], constants[2][str(whole_keys)]) == ("true", "false")  # 96 keys in 64s
+        each = re.findall(r"^specialise .*\n((?:constant .*\n)*)", recorder("backward", *lengths).stdout, re.M)
+        delta, dq, dkv = map(constants_in, each)
+        assert delta["has_dlse"] == dq["has_dlse"] == dkv["has_dlse"] == "true"
+        assert (dq["whole_rows"], dq["whole_keys"]) == expected
+    assert (dkv["whole_rows"], dkv["whole_keys"]) == ("true", "false")  # 96 keys in 64s
 
 
 @pytest.mark.parametrize(("lengths", "names"), [((0, 5), ["dkv"]), ((5, 0), ["delta", "dq"]), ((0, 0), [])], ids=str)

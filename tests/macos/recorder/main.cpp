@@ -38,8 +38,18 @@ mx::array second_half(const mx::Shape& shape, mx::Dtype dtype = mx::float16) {
   return half;
 }
 
-metal::Call call_of(int query_len, int key_len) {
-  metal::Call call = {.params = {}, .dtype = metal::Dtype::float16, .bias_dtype = metal::Dtype::float32};
+struct Arranged {
+  gpu::Call call;
+  metal::Work work;
+
+  void set(gpu::Binding binding, mx::array array) {
+    call.present[gpu::index(binding)] = true;
+    work.arrays[gpu::index(binding)] = std::move(array);
+  }
+};
+
+gpu::Call call_of(int query_len, int key_len) {
+  gpu::Call call = {.params = {}, .dtype = Dtype::float16};
   call.params.batch_dims = call.params.batch_shape[0] = 1;
   call.params.batch_size = 1;
   call.params.num_heads = 4;
@@ -47,47 +57,44 @@ metal::Call call_of(int query_len, int key_len) {
   call.params.query_len = query_len;
   call.params.key_len = key_len;
   call.params.head_dim = call.params.value_dim = 64;
-  call.present[metal::kSinks] = true;
   return call;
 }
 
 metal::Work work_of(const std::string& kernel, int query_len, int key_len, int bits) {
+  using gpu::Binding;
   mx::Shape rows = {1, 4, query_len, 64}, keys = {1, 2, key_len, 64}, numbers = {1, 4, query_len};
-  metal::Call call = call_of(query_len, key_len);
-  metal::Work work;
-  work.params = call.params;
-  work.arrays[metal::kQuery] = allocated(rows, mx::float16);
-  work.arrays[metal::kKey] = work.arrays[metal::kValue] = second_half(keys);
-  work.arrays[metal::kSinks] = allocated({4}, mx::float32);
+  Arranged all = {call_of(query_len, key_len), {}};
+  all.set(Binding::query, allocated(rows, mx::float16));
+  mx::array halves = second_half(keys);
   if (bits > 0) {
-    call.quant.bits = bits;
-    call.quant.group_size = 64;
-    call.group_dtype = metal::Dtype::float16;
-    work.quant = call.quant;
+    all.call.params.bits = bits;
+    all.call.params.group_size = 64;
+    all.call.group_dtype = Dtype::float16;
     keys.back() = 64 * bits / 32;
-    work.arrays[metal::kKey] = work.arrays[metal::kValue] = second_half(keys, mx::uint32);
+    halves = second_half(keys, mx::uint32);
     keys.back() = 1;
-    for (int binding = metal::kKeyScales; binding <= metal::kValueBiases; ++binding) {
-      work.arrays[binding] = second_half(keys);
+    for (Binding binding : {Binding::key_scales, Binding::key_biases, Binding::value_scales, Binding::value_biases}) {
+      all.set(binding, second_half(keys));
     }
   }
+  all.set(Binding::key, halves);
+  all.set(Binding::value, halves);
+  all.set(Binding::sinks, allocated({4}, mx::float32));
+  all.set(Binding::out, allocated(rows, mx::float16));
+  all.set(Binding::lse, allocated(numbers, mx::float32));
+  all.set(Binding::row_stats, allocated({1, 4, query_len, 2}, mx::float32));
   if (kernel != "backward") {
-    work.launches = metal::launches(kernel_called(kernel), call);
-    work.arrays[metal::kOut] = allocated(rows, mx::float16);
-    work.arrays[metal::kLse] = allocated(numbers, mx::float32);
-    return work;
+    all.work.launches = metal::launches(kernel_called(kernel), all.call);
+    return all.work;
   }
-  call.present[metal::kDlse] = true;
-  work.launches = metal::backward_launches(call, work.backward);
-  work.arrays[metal::kSavedOut] = allocated(rows, mx::float16);
-  work.arrays[metal::kSavedLse] = allocated(numbers, mx::float32);
-  work.arrays[metal::kDout] = second_half(rows);
-  work.arrays[metal::kDlse] = allocated(numbers, mx::float32);
-  work.arrays[metal::kDelta] = allocated(numbers, mx::float32);
-  work.arrays[metal::kDq] = allocated(rows, mx::float16);
-  work.arrays[metal::kDk] = allocated(keys, mx::float16);
-  work.arrays[metal::kDv] = allocated(keys, mx::float16);
-  return work;
+  all.set(Binding::dout, second_half(rows));
+  all.set(Binding::dlse, allocated(numbers, mx::float32));
+  all.set(Binding::delta, allocated(numbers, mx::float32));
+  all.set(Binding::dq, allocated(rows, mx::float16));
+  all.set(Binding::dk, allocated(keys, mx::float16));
+  all.set(Binding::dv, allocated(keys, mx::float16));
+  all.work.launches = metal::backward_launches(all.call, {});
+  return all.work;
 }
 
 }  // namespace

@@ -91,6 +91,10 @@ class CommandEncoder {
   }
 
   template <typename T>
+  void set_bytes(const T*, int count, int index) {
+    std::cout << "bytes " << index << " " << count * sizeof(T) << "\n";
+  }
+  template <typename T>
   void set_bytes(const T&, int index) {
     std::cout << "bytes " << index << " " << sizeof(T) << "\n";
   }
