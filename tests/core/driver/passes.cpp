@@ -1,11 +1,11 @@
 // Runs a pass over cases drawn at random, every option of the front door among them, and compares with its formulas
-// written plainly. Needs nothing but the C++ library, so it also runs where Python and MLX do not: cross-built, under an
-// emulator. Case number n is the same in every run and on every machine.
+// written plainly. Needs nothing but the C++ library, so it also runs where Python and MLX do not: cross-built, under
+// an emulator. Case number n is the same in every run and on every machine.
 //
 //   passes forward|backward CASES [FIRST]
 //
-// Prints the instruction set and the number of threads, the worst error, and a checksum of all outputs; or the first case
-// that fails.
+// Prints the instruction set and the number of threads, the worst error, and a checksum of all outputs; or the first
+// case that fails.
 #include "passes.h"
 
 #include <cstdio>

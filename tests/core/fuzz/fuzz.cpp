@@ -73,7 +73,7 @@ void change(Draw& draw, cpu::BackwardArgs& backward) {
   AttentionParams& p = args.params;
   int32_t* const integers[] = {&p.batch_dims, &p.batch_shape[0], &p.batch_shape[1], &p.num_heads, &p.num_kv_heads,
                                &p.query_len,  &p.key_len,        &p.head_dim,       &p.value_dim, &p.window,
-                               &p.tree_size,  &p.bits,       &p.group_size};
+                               &p.tree_size,  &p.bits,           &p.group_size};
   Strides* const strides[] = {&p.query,
                               &p.key,
                               &p.value,

@@ -168,8 +168,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "plan() does not look at its stream",
         f"{CORE}/plan.py",
-        "_backend(\"plan\", device, options.get(\"stream\"))",
-        "_backend(\"plan\", device, None)",
+        '_backend("plan", device, options.get("stream"))',
+        '_backend("plan", device, None)',
         "core/test_surface_refusals.py::test_one_broken_argument_is_named",
     ),
     Mutation(

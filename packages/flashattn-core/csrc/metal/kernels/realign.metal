@@ -5,10 +5,11 @@ using namespace flashattn;
 
 // SIZE: bytes of an element. A thread has an element. Grid: (elements / 256) threadgroups.
 template <int SIZE>
-[[kernel, max_total_threads_per_threadgroup(256)]] void realign(
-    FLASHATTN_VALUE(RealignParams, realign_params), FLASHATTN_READ(uchar, misaligned),
-    FLASHATTN_WRITTEN(uchar, realigned), uint thread_index [[thread_index_in_threadgroup]],
-    uint3 group [[threadgroup_position_in_grid]]) {
+[[kernel, max_total_threads_per_threadgroup(256)]] void realign(FLASHATTN_VALUE(RealignParams, realign_params),
+                                                                FLASHATTN_READ(uchar, misaligned),
+                                                                FLASHATTN_WRITTEN(uchar, realigned),
+                                                                uint thread_index [[thread_index_in_threadgroup]],
+                                                                uint3 group [[threadgroup_position_in_grid]]) {
   int64_t element = int64_t(group.x) * 256 + thread_index;
   if (element >= realign_params.count) {
     return;
