@@ -20,10 +20,13 @@ NUMBERS = launches.buffers()
 QUERY, KEY, VALUE, OUT, LSE, ROW_STATS, PARAMS, SINKS, SPLIT = (
     NUMBERS[name] for name in ("query", "key", "value", "out", "lse", "row_stats", "params", "sinks", "split")
 )
-GROUPS = {NUMBERS[name] for name in ("key_scales", "key_biases", "value_scales", "value_biases")}
-PARTIALS = {NUMBERS[name] for name in ("partial_out", "partial_max", "partial_sum")}
-DOUT, DLSE, DELTA, DQ, DK, DV, BACKWARD = (
-    NUMBERS[name] for name in ("dout", "dlse", "delta", "dq", "dk", "dv", "backward")
+KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES, QUANT = bindings(
+    "KeyScales", "KeyBiases", "ValueScales", "ValueBiases", "QuantParams"
+)
+OF_GROUPS = {KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES}
+PARTIALS = set(bindings("PartialOut", "PartialMax", "PartialSum"))
+SAVED_OUT, SAVED_LSE, DOUT, DLSE, DELTA, DQ, DK, DV, BACKWARD = bindings(
+    "SavedOut", "SavedLse", "Dout", "Dlse", "Delta", "Dq", "Dk", "Dv", "BackwardParams"
 )
 CONSTANTS = list(launches.forward(lowered(*[mx.zeros((1, 1, 9, 8), stream=mx.cpu)] * 3))[0]["constants"])
 
@@ -60,18 +63,33 @@ def recorder():
     return run
 
 
-def lines(done, first_word):
+class Launch:
+    """What is told for one launch: a function's name and constants, buffers by binding, and the grid."""
+
+    def __init__(self, text, constants):
+        self.name = re.search(r"^use (\S+)", text, re.M)[1]
+        self.constants = constants[self.name]
+        self.inputs = {
+            int(i): (buffer, int(offset)) for i, buffer, offset in found(r"input (\d+) buffer (\d+) offset (\d+)", text)
+        }
+        self.outputs = {
+            int(i): (buffer, int(size)) for i, buffer, size in found(r"output (\d+) buffer (\d+) bytes (\d+)", text)
+        }
+        self.structs = {int(i) for i in found(r"bytes (\d+) \d+", text)}
+        self.kept = set(found(r"keep buffer (\d+)", text))
+        self.waits = "\nbarrier\n" in text
+        self.grid, self.threadgroup = found(r"dispatch ([\d ]+) of ([\d ]+)", text)[0]
+
+
+def found(pattern, text):
+    return re.findall(f"^{pattern}$", text, re.M)
+
+
+def launches(done):
     assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if line.split()[0] == first_word]
-
-
-def constants_in(text):
-    """By name. MLX is told their positions."""
-    return {CONSTANTS[int(index)]: value for index, value in re.findall(r"^constant (\d+) (\S+)", text, re.M)}
-
-
-def by_binding(done, kind):
-    return {int(line.split()[1]): line.split()[3] for line in lines(done, kind)}
+    specialised = re.findall(r"^specialise .* as (\S+)\n((?:constant .*\n)*)", done.stdout, re.M)
+    constants = {name: dict(found(r"constant (\d+) (\S+)", text)) for name, text in specialised}
+    return [Launch(text, constants) for text in re.findall(r"use .*?dispatch [^\n]*\n", done.stdout, re.S)]
 
 
 ONE_LAUNCH = ["metal_rowwise", "metal_prefill_tg", "metal_prefill_reg"]
@@ -79,59 +97,57 @@ ONE_LAUNCH = ["metal_rowwise", "metal_prefill_tg", "metal_prefill_reg"]
 
 @pytest.mark.parametrize("kernel", ONE_LAUNCH)
 def test_one_launch(recorder, kernel):
-    done = recorder(kernel, 40, 50)
-    assert by_binding(done, "input").keys() == {QUERY, KEY, VALUE, SINKS}
-    assert by_binding(done, "output").keys() == {OUT, LSE, ROW_STATS}
-    assert [int(line.split()[1]) for line in lines(done, "bytes")] == [PARAMS]
-    assert len(lines(done, "dispatch")) == 1
-    assert lines(done, "barrier") == lines(done, "keep") == []
+    [launch] = launches(recorder(kernel, 40, 50))
+    assert launch.inputs.keys() == {QUERY, KEY, VALUE, SINKS}
+    assert launch.outputs.keys() == {OUT, LSE}
+    assert launch.structs == {PARAMS}
+    assert not launch.waits
+    assert not launch.kept
 
 
 def test_inputs_are_read_where_they_are(recorder):
     """Keys that begin in the middle of a buffer are bound there; nothing is copied."""
-    done = recorder("metal_prefill_reg", 40, 50)
-    assert f"input {KEY} buffer 1 offset {50 * 64 * 2}" in done.stdout
-    assert f"input {VALUE} buffer 1 offset {50 * 64 * 2}" in done.stdout
+    [launch] = launches(recorder("metal_prefill_reg", 40, 50))
+    assert launch.inputs[KEY] == launch.inputs[VALUE]
+    assert launch.inputs[KEY][1] == 50 * 64 * 2
+    [quantised] = launches(recorder("metal_prefill_reg", 40, 50, bits=4))
+    assert quantised.inputs[KEY][1] == 50 * 8 * 4
+    assert {quantised.inputs[binding][1] for binding in OF_GROUPS} == {50 * 2}
+    for launch in launches(recorder("backward", 100, 70))[1:]:
+        assert launch.inputs[KEY][1] == 70 * 64 * 2
+        assert launch.inputs[DOUT][1] == 100 * 64 * 2
 
 
 def test_two_launches_share_scratch_with_a_barrier_between(recorder):
-    done = recorder("metal_decode_split", 2, 4000)
-    first, second = done.stdout.split("dispatch", 1)
-    written = dict(re.findall(r"output (\d+) buffer (\d+)", first))
-    read = dict(re.findall(r"input (\d+) buffer (\d+)", second))
-    partials = {str(binding) for binding in PARTIALS}
-    assert written.keys() == partials
-    assert written == {binding: buffer for binding, buffer in read.items() if binding in partials}
-    assert by_binding(done, "output").keys() == {OUT, LSE, ROW_STATS, *PARTIALS}
-    out_bytes, max_bytes, sum_bytes = map(int, re.findall(r"bytes (\d+)$", first, re.M)[:3])
-    assert out_bytes == 64 * max_bytes == 64 * sum_bytes
-    assert {line.split()[2] for line in lines(done, "keep")} == set(written.values())
-    assert "barrier" not in first
-    assert "barrier" in second
-    for launch in (first, second):
-        assert {int(binding) for binding in re.findall(r"^bytes (\d+)", launch, re.M)} == {PARAMS, SPLIT}
+    first, second = launches(recorder("metal_decode_split", 2, 4000))
+    assert first.outputs.keys() == PARTIALS
+    assert second.outputs.keys() == {OUT, LSE}
+    assert {binding: second.inputs[binding][0] for binding in PARTIALS} == {
+        binding: buffer for binding, (buffer, _) in first.outputs.items()
+    }
+    sizes = sorted(size for _, size in first.outputs.values())
+    assert sizes == [sizes[0], sizes[0], 64 * sizes[0]]
+    assert first.kept | second.kept == {buffer for buffer, _ in first.outputs.values()}
+    assert (first.waits, second.waits) == (False, True)
+    assert first.structs == second.structs == {PARAMS, SPLIT}
 
 
 def test_compiles_and_specialises_once(recorder):
     once, twice = recorder("metal_decode_split", 2, 4000), recorder("metal_decode_split", 2, 4000, repeats=2)
     for what in ("compile", "specialise", "constant"):
-        assert lines(once, what) == lines(twice, what)
-    assert len(lines(once, "compile")) == 2
-    assert len(lines(twice, "dispatch")) == 2 * len(lines(once, "dispatch"))
+        assert found(f"{what} .*", once.stdout) == found(f"{what} .*", twice.stdout)
+    assert len(found("compile .*", once.stdout)) == 2
+    assert len(launches(twice)) == 2 * len(launches(once))
 
 
 def test_names_tell_every_constant(recorder):
     done = recorder("metal_prefill_reg", 40, 50)
-    (specialise,) = lines(done, "specialise")
-    function, library, name = re.fullmatch(r"specialise (\S+) of (\S+) as (\S+)", specialise).groups()
+    [(function, library, name)] = found(r"specialise (\S+) of (\S+) as (\S+)", done.stdout)
     assert library == f"flashattn_core_1.2_{function}"
+    [launch] = launches(done)
     numbers = {"true": "1", "false": "0"}
-    constants = constants_in(done.stdout)
-    assert list(constants) == CONSTANTS
-    assert name == "_".join([function, *(numbers.get(value, value) for value in constants.values())])
-
-
-# --- Quantised keys and values ----------------------------------------------------------------------------
+    assert launch.constants
+    assert name == function + "".join(f"_{i}_{numbers.get(value, value)}" for i, value in launch.constants.items())
 
 
 @pytest.mark.parametrize(
@@ -145,98 +161,72 @@ def test_names_tell_every_constant(recorder):
     ],
 )
 def test_scales_and_biases_are_bound_where_keys_are_read(recorder, kernel, lengths):
-    done = recorder(kernel, *lengths, bits=4)
-    first, *merge = launches_of(done)
-    assert buffers(first, "input").keys() - {SINKS} == {QUERY, KEY, VALUE, *GROUPS}
-    assert f"use {kernel}_half_64_64" in first
-    assert re.search(r"^use \S*_quantised_", first, re.M)
-    specialise = re.findall(r"^specialise \S+_quantised of .*\n((?:constant .*\n)*)", done.stdout, re.M)
-    (constants,) = map(constants_in, specialise)
-    of_groups = ("has_key_scales", "quant_bits", "group_size", "group_dtype")
-    assert [constants[name] for name in of_groups] == ["true", "4", "64", "1"]
+    first, *merge = launches(recorder(kernel, *lengths, bits=4))
+    assert first.inputs.keys() - {SINKS} == {QUERY, KEY, VALUE, *OF_GROUPS}
+    assert QUANT in first.structs
+    assert re.match(rf"{kernel}_half_64_64\S*_quantised_", first.name)
+    assert [first.constants[str(index)] for index in (17, 18, 19, 20)] == ["true", "4", "64", "2"]
     for launch in merge:
-        assert not buffers(launch, "input").keys() & {KEY, VALUE, *GROUPS}
-        assert "quantised" not in launch
-
-
-def test_quantised_inputs_are_read_where_they_are(recorder):
-    done = recorder("metal_prefill_reg", 40, 50, bits=4)
-    assert f"input {KEY} buffer 1 offset {50 * 8 * 4}" in done.stdout
-    for binding in GROUPS:
-        assert re.search(rf"^input {binding} buffer \d+ offset {50 * 2}$", done.stdout, re.M)
+        assert not launch.inputs.keys() & {KEY, VALUE, *OF_GROUPS}
+        assert QUANT not in launch.structs
+        assert "quantised" not in launch.name
 
 
 # --- The gradient ----------------------------------------------------------------------------------------
 
 
-def launches_of(done):
-    """What is printed for each launch, its dispatch included."""
-    assert done.returncode == 0, done.stderr
-    return re.findall(r"use .*?dispatch [^\n]*", done.stdout, re.S)
-
-
-def buffers(launch, kind):
-    return {int(binding): int(buffer) for binding, buffer in re.findall(rf"^{kind} (\d+) buffer (\d+)", launch, re.M)}
-
-
 def test_what_each_launch_of_the_gradient_takes(recorder):
-    delta, dq, dkv = launches_of(recorder("backward", 100, 70))
-    assert "use metal_backward_delta_half_8_" in delta
-    assert buffers(delta, "input").keys() == {OUT, DOUT, DLSE}
-    assert buffers(delta, "output").keys() == {DELTA}
+    delta, dq, dkv = launches(recorder("backward", 100, 70))
+    assert delta.name.startswith("metal_backward_delta_half_8_")
+    assert delta.inputs.keys() == {SAVED_OUT, DOUT, DLSE}
+    assert delta.outputs.keys() == {DELTA}
     for launch, name, outputs in ((dq, "dq", {DQ}), (dkv, "dkv", {DK, DV})):
-        assert f"use metal_backward_{name}_half_64_64_" in launch
-        # No sinks: row_stats has them. No out: delta has it.
-        assert buffers(launch, "input").keys() == {QUERY, KEY, VALUE, ROW_STATS, DOUT, DELTA}
-        assert buffers(launch, "output").keys() == outputs
-    for launch in (delta, dq, dkv):
-        assert {int(binding) for binding in re.findall(r"^bytes (\d+)", launch, re.M)} == {PARAMS, BACKWARD}
+        assert launch.name.startswith(f"metal_backward_{name}_half_64_64_")
+        # No sinks: lse has them. No out: delta has it.
+        assert launch.inputs.keys() == {QUERY, KEY, VALUE, SAVED_LSE, DOUT, DELTA}
+        assert launch.outputs.keys() == outputs
+    assert delta.structs == dq.structs == dkv.structs == {PARAMS, BACKWARD}
 
 
 def test_the_grids_of_the_gradient(recorder):
-    grids = [re.search(r"dispatch (.*)", launch)[1] for launch in launches_of(recorder("backward", 100, 70))]
+    done = launches(recorder("backward", 100, 70))
     # 8 rows a threadgroup; 64 rows; 64 keys of a key/value head.
-    assert grids == ["13 4 1 of 256 1 1", "2 4 1 of 256 1 1", "2 2 1 of 256 1 1"]
+    assert [launch.grid for launch in done] == ["13 4 1", "2 4 1", "2 2 1"]
+    assert {launch.threadgroup for launch in done} == {"256 1 1"}
 
 
 def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
     """dq and dkv run side by side: no second barrier. Delta is an output of the primitive, which MLX keeps alive."""
-    done = recorder("backward", 100, 70)
-    delta, dq, dkv = launches_of(done)
-    assert buffers(delta, "output")[DELTA] == buffers(dq, "input")[DELTA] == buffers(dkv, "input")[DELTA]
-    assert ["barrier" in launch for launch in (delta, dq, dkv)] == [False, True, False]
-    assert f"output {DELTA} buffer {buffers(delta, 'output')[DELTA]} bytes {4 * 100 * 4}" in done.stdout
-    assert lines(done, "keep") == []
+    delta, dq, dkv = launches(recorder("backward", 100, 70))
+    assert delta.outputs[DELTA] == (dq.inputs[DELTA][0], 4 * 100 * 4)
+    assert dq.inputs[DELTA] == dkv.inputs[DELTA]
+    assert [launch.waits for launch in (delta, dq, dkv)] == [False, True, False]
+    assert not delta.kept | dq.kept | dkv.kept
 
 
-def test_inputs_of_the_gradient_are_read_where_they_are(recorder):
-    _, dq, dkv = launches_of(recorder("backward", 100, 70))
-    for launch in (dq, dkv):
-        keys, dout = buffers(launch, "input")[KEY], buffers(launch, "input")[DOUT]
-        assert f"input {KEY} buffer {keys} offset {70 * 64 * 2}" in launch
-        assert f"input {VALUE} buffer {keys} offset {70 * 64 * 2}" in launch
-        assert f"input {DOUT} buffer {dout} offset {100 * 64 * 2}" in launch
-    written = [buffers(launch, "output") for launch in (dq, dkv)]
-    assert len({*written[0].values(), *written[1].values()} - set(buffers(dq, "input").values())) == 3
+def test_what_the_gradient_writes_is_nothing_that_it_reads(recorder):
+    _, dq, dkv = launches(recorder("backward", 100, 70))
+    written = {buffer for launch in (dq, dkv) for buffer, _ in launch.outputs.values()}
+    assert len(written - {buffer for buffer, _ in dq.inputs.values()}) == 3
 
 
-def test_constants_of_the_gradient(recorder):
-    """Whole tiles of rows and of keys are another pipeline."""
-    for lengths, expected in (((100, 70), ("false", "false")), ((128, 96), ("true", "true"))):
-        each = re.findall(r"^specialise .*\n((?:constant .*\n)*)", recorder("backward", *lengths).stdout, re.M)
-        delta, dq, dkv = map(constants_in, each)
-        assert delta["has_dlse"] == dq["has_dlse"] == dkv["has_dlse"] == "true"
-        assert (dq["whole_rows"], dq["whole_keys"]) == expected
-    assert (dkv["whole_rows"], dkv["whole_keys"]) == ("true", "false")  # 96 keys in 64s
+@pytest.mark.parametrize(
+    ("lengths", "dq_tiles", "dkv_tiles"),
+    [((100, 70), ("false", "false"), ("false", "false")), ((128, 96), ("true", "true"), ("true", "false"))],
+    ids=str,
+)
+def test_constants_of_the_gradient(recorder, lengths, dq_tiles, dkv_tiles):
+    """Whole tiles of rows and of keys, 32 in dq and 64 in dkv, are another pipeline; dlse is known in the last one."""
+    delta, dq, dkv = launches(recorder("backward", *lengths))
+    assert {launch.constants["16"] for launch in (delta, dq, dkv)} == {"true"}
+    assert (dq.constants["14"], dq.constants["15"]) == dq_tiles
+    assert (dkv.constants["14"], dkv.constants["15"]) == dkv_tiles
 
 
 @pytest.mark.parametrize(("lengths", "names"), [((0, 5), ["dkv"]), ((5, 0), ["delta", "dq"]), ((0, 0), [])], ids=str)
 def test_a_launch_that_writes_nothing_is_left_out(recorder, lengths, names):
-    used = re.findall(r"^use metal_backward_([a-z]+)", recorder("backward", *lengths).stdout, re.M)
-    assert used == names
-
-
-# --- What the GPU refuses --------------------------------------------------------------------------------
+    done = launches(recorder("backward", *lengths))
+    assert [launch.name.removeprefix("metal_backward_").partition("_")[0] for launch in done] == names
 
 
 def test_a_threadgroup_too_large_for_the_gpu(recorder):
