@@ -11,24 +11,16 @@ import launches
 import mlx.core as mx
 import pytest
 from builds import built, contents
-from flashattn_core.attention import lowered
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "packages/flashattn-core/csrc"
 MLX = Path(mx.__file__).parent
-NUMBERS = launches.buffers()
-QUERY, KEY, VALUE, OUT, LSE, ROW_STATS, PARAMS, SINKS, SPLIT = (
-    NUMBERS[name] for name in ("query", "key", "value", "out", "lse", "row_stats", "params", "sinks", "split")
-)
-KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES, QUANT = bindings(
-    "KeyScales", "KeyBiases", "ValueScales", "ValueBiases", "QuantParams"
-)
-OF_GROUPS = {KEY_SCALES, KEY_BIASES, VALUE_SCALES, VALUE_BIASES}
-PARTIALS = set(bindings("PartialOut", "PartialMax", "PartialSum"))
-SAVED_OUT, SAVED_LSE, DOUT, DLSE, DELTA, DQ, DK, DV, BACKWARD = bindings(
-    "SavedOut", "SavedLse", "Dout", "Dlse", "Delta", "Dq", "Dk", "Dv", "BackwardParams"
-)
-CONSTANTS = list(launches.forward(lowered(*[mx.zeros((1, 1, 9, 8), stream=mx.cpu)] * 3))[0]["constants"])
+SOURCES = [
+    *("call/kernel_table.cpp", "gpu/launch.cpp", "metal/encode.cpp", "metal/launch.cpp", "metal/sources.cpp"),
+    *("op/arguments.cpp", "op/metal_call.cpp", "op/strides.cpp"),
+]
+OF_GROUPS = {"key_scales", "key_biases", "value_scales", "value_biases"}
+PARTIALS = {"partial_out", "partial_max", "partial_sum"}
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the real classes there")
 
@@ -39,15 +31,14 @@ def recorder():
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("c++ is missing: apt-get install g++")
-    own = [CSRC / "metal" / name for name in ("encode.cpp", "launch.cpp", "sources.cpp")]
-    own += [CSRC / "gpu/launch.cpp", CSRC / "call/kernel_table.cpp"]
     here = Path(__file__).parent / "recorder"
 
     def compile_it(folder):
         generated = folder / "kernel_sources.cpp"
         subprocess.run([sys.executable, CSRC / "gpu/embed.py", CSRC, "metal", generated, folder / "d"], check=True)
         command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", '-DFLASHATTN_VERSION="1.2"', f"-I{here}"]
-        command += [f"-I{CSRC}", f"-I{CSRC / 'metal'}", "-isystem", MLX / "include", here / "main.cpp", *own, generated]
+        command += [f"-I{CSRC}", f"-I{CSRC / 'metal'}", "-isystem", MLX / "include", here / "main.cpp"]
+        command += [*(CSRC / name for name in SOURCES), generated]
         command += [f"-L{MLX / 'lib'}", "-lmlx", f"-Wl,-rpath,{MLX / 'lib'}", "-o", folder / "recorder"]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -64,19 +55,16 @@ def recorder():
 
 
 class Launch:
-    """What is told for one launch: a function's name and constants, buffers by binding, and the grid."""
+    """What is told for one launch: a function's name and constants, buffers by their names, and the grid."""
 
-    def __init__(self, text, constants):
+    def __init__(self, text, names, constants):
         self.name = re.search(r"^use (\S+)", text, re.M)[1]
         self.constants = constants[self.name]
-        self.inputs = {
-            int(i): (buffer, int(offset)) for i, buffer, offset in found(r"input (\d+) buffer (\d+) offset (\d+)", text)
-        }
-        self.outputs = {
-            int(i): (buffer, int(size)) for i, buffer, size in found(r"output (\d+) buffer (\d+) bytes (\d+)", text)
-        }
-        self.structs = {int(i) for i in found(r"bytes (\d+) \d+", text)}
-        self.kept = set(found(r"keep buffer (\d+)", text))
+        inputs = found(r"input (\d+) buffer (\d+) offset (\d+)", text)
+        self.inputs = {names[index]: (buffer, int(offset)) for index, buffer, offset in inputs}
+        outputs = found(r"output (\d+) buffer (\d+) bytes (\d+)", text)
+        self.outputs = {names[index]: (buffer, int(size)) for index, buffer, size in outputs}
+        self.structs = {names[index] for index in found(r"bytes (\d+) \d+", text)}
         self.waits = "\nbarrier\n" in text
         self.grid, self.threadgroup = found(r"dispatch ([\d ]+) of ([\d ]+)", text)[0]
 
@@ -85,11 +73,19 @@ def found(pattern, text):
     return re.findall(f"^{pattern}$", text, re.M)
 
 
+def kept(done):
+    return set(found(r"keep buffer (\d+)", done.stdout))
+
+
 def launches(done):
     assert done.returncode == 0, done.stderr
+    names, constants = (dict(found(rf"{kind} (\d+) (\w+)", done.stdout)) for kind in ("binding", "named"))
     specialised = re.findall(r"^specialise .* as (\S+)\n((?:constant .*\n)*)", done.stdout, re.M)
-    constants = {name: dict(found(r"constant (\d+) (\S+)", text)) for name, text in specialised}
-    return [Launch(text, constants) for text in re.findall(r"use .*?dispatch [^\n]*\n", done.stdout, re.S)]
+    values = {
+        name: {constants[index]: value for index, value in found(r"constant (\d+) (\S+)", text)}
+        for name, text in specialised
+    }
+    return [Launch(text, names, values) for text in re.findall(r"use .*?dispatch [^\n]*\n", done.stdout, re.S)]
 
 
 ONE_LAUNCH = ["metal_rowwise", "metal_prefill_tg", "metal_prefill_reg"]
@@ -97,39 +93,41 @@ ONE_LAUNCH = ["metal_rowwise", "metal_prefill_tg", "metal_prefill_reg"]
 
 @pytest.mark.parametrize("kernel", ONE_LAUNCH)
 def test_one_launch(recorder, kernel):
-    [launch] = launches(recorder(kernel, 40, 50))
-    assert launch.inputs.keys() == {QUERY, KEY, VALUE, SINKS}
-    assert launch.outputs.keys() == {OUT, LSE}
-    assert launch.structs == {PARAMS}
+    done = recorder(kernel, 40, 50)
+    [launch] = launches(done)
+    assert not kept(done)
+    assert launch.inputs.keys() == {"query", "key", "value", "sinks"}
+    assert launch.outputs.keys() == {"out", "lse", "row_stats"}
+    assert launch.structs == {"params"}
     assert not launch.waits
-    assert not launch.kept
 
 
 def test_inputs_are_read_where_they_are(recorder):
     """Keys that begin in the middle of a buffer are bound there; nothing is copied."""
     [launch] = launches(recorder("metal_prefill_reg", 40, 50))
-    assert launch.inputs[KEY] == launch.inputs[VALUE]
-    assert launch.inputs[KEY][1] == 50 * 64 * 2
+    assert launch.inputs["key"] == launch.inputs["value"]
+    assert launch.inputs["key"][1] == 50 * 64 * 2
     [quantised] = launches(recorder("metal_prefill_reg", 40, 50, bits=4))
-    assert quantised.inputs[KEY][1] == 50 * 8 * 4
+    assert quantised.inputs["key"][1] == 50 * 8 * 4
     assert {quantised.inputs[binding][1] for binding in OF_GROUPS} == {50 * 2}
     for launch in launches(recorder("backward", 100, 70))[1:]:
-        assert launch.inputs[KEY][1] == 70 * 64 * 2
-        assert launch.inputs[DOUT][1] == 100 * 64 * 2
+        assert launch.inputs["key"][1] == 70 * 64 * 2
+        assert launch.inputs["dout"][1] == 100 * 64 * 2
 
 
 def test_two_launches_share_scratch_with_a_barrier_between(recorder):
-    first, second = launches(recorder("metal_decode_split", 2, 4000))
+    done = recorder("metal_decode_split", 2, 4000)
+    first, second = launches(done)
     assert first.outputs.keys() == PARTIALS
-    assert second.outputs.keys() == {OUT, LSE}
+    assert second.outputs.keys() == {"out", "lse", "row_stats"}
     assert {binding: second.inputs[binding][0] for binding in PARTIALS} == {
         binding: buffer for binding, (buffer, _) in first.outputs.items()
     }
     sizes = sorted(size for _, size in first.outputs.values())
     assert sizes == [sizes[0], sizes[0], 64 * sizes[0]]
-    assert first.kept | second.kept == {buffer for buffer, _ in first.outputs.values()}
+    assert kept(done) == {buffer for buffer, _ in first.outputs.values()}
     assert (first.waits, second.waits) == (False, True)
-    assert first.structs == second.structs == {PARAMS, SPLIT}
+    assert first.structs == second.structs == {"params", "split"}
 
 
 def test_compiles_and_specialises_once(recorder):
@@ -147,7 +145,7 @@ def test_names_tell_every_constant(recorder):
     [launch] = launches(done)
     numbers = {"true": "1", "false": "0"}
     assert launch.constants
-    assert name == function + "".join(f"_{i}_{numbers.get(value, value)}" for i, value in launch.constants.items())
+    assert name == function + "".join(f"_{numbers.get(value, value)}" for value in launch.constants.values())
 
 
 @pytest.mark.parametrize(
@@ -162,13 +160,12 @@ def test_names_tell_every_constant(recorder):
 )
 def test_scales_and_biases_are_bound_where_keys_are_read(recorder, kernel, lengths):
     first, *merge = launches(recorder(kernel, *lengths, bits=4))
-    assert first.inputs.keys() - {SINKS} == {QUERY, KEY, VALUE, *OF_GROUPS}
-    assert QUANT in first.structs
+    assert first.inputs.keys() - {"sinks"} == {"query", "key", "value", *OF_GROUPS}
     assert re.match(rf"{kernel}_half_64_64\S*_quantised_", first.name)
-    assert [first.constants[str(index)] for index in (17, 18, 19, 20)] == ["true", "4", "64", "2"]
+    names = ["has_key_scales", "quant_bits", "group_size", "group_dtype"]
+    assert [first.constants[name] for name in names] == ["true", "4", "64", "1"]
     for launch in merge:
-        assert not launch.inputs.keys() & {KEY, VALUE, *OF_GROUPS}
-        assert QUANT not in launch.structs
+        assert not launch.inputs.keys() & {"key", "value", *OF_GROUPS}
         assert "quantised" not in launch.name
 
 
@@ -178,14 +175,14 @@ def test_scales_and_biases_are_bound_where_keys_are_read(recorder, kernel, lengt
 def test_what_each_launch_of_the_gradient_takes(recorder):
     delta, dq, dkv = launches(recorder("backward", 100, 70))
     assert delta.name.startswith("metal_backward_delta_half_8_")
-    assert delta.inputs.keys() == {SAVED_OUT, DOUT, DLSE}
-    assert delta.outputs.keys() == {DELTA}
-    for launch, name, outputs in ((dq, "dq", {DQ}), (dkv, "dkv", {DK, DV})):
+    assert delta.inputs.keys() == {"out", "dout", "dlse"}
+    assert delta.outputs.keys() == {"delta"}
+    for launch, name, outputs in ((dq, "dq", {"dq"}), (dkv, "dkv", {"dk", "dv"})):
         assert launch.name.startswith(f"metal_backward_{name}_half_64_64_")
         # No sinks: lse has them. No out: delta has it.
-        assert launch.inputs.keys() == {QUERY, KEY, VALUE, SAVED_LSE, DOUT, DELTA}
+        assert launch.inputs.keys() == {"query", "key", "value", "row_stats", "dout", "delta"}
         assert launch.outputs.keys() == outputs
-    assert delta.structs == dq.structs == dkv.structs == {PARAMS, BACKWARD}
+    assert delta.structs == dq.structs == dkv.structs == {"params", "backward"}
 
 
 def test_the_grids_of_the_gradient(recorder):
@@ -197,11 +194,12 @@ def test_the_grids_of_the_gradient(recorder):
 
 def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
     """dq and dkv run side by side: no second barrier. Delta is an output of the primitive, which MLX keeps alive."""
-    delta, dq, dkv = launches(recorder("backward", 100, 70))
-    assert delta.outputs[DELTA] == (dq.inputs[DELTA][0], 4 * 100 * 4)
-    assert dq.inputs[DELTA] == dkv.inputs[DELTA]
+    done = recorder("backward", 100, 70)
+    delta, dq, dkv = launches(done)
+    assert delta.outputs["delta"] == (dq.inputs["delta"][0], 4 * 100 * 4)
+    assert dq.inputs["delta"] == dkv.inputs["delta"]
     assert [launch.waits for launch in (delta, dq, dkv)] == [False, True, False]
-    assert not delta.kept | dq.kept | dkv.kept
+    assert not kept(done)
 
 
 def test_what_the_gradient_writes_is_nothing_that_it_reads(recorder):
@@ -218,9 +216,9 @@ def test_what_the_gradient_writes_is_nothing_that_it_reads(recorder):
 def test_constants_of_the_gradient(recorder, lengths, dq_tiles, dkv_tiles):
     """Whole tiles of rows and of keys, 32 in dq and 64 in dkv, are another pipeline; dlse is known in the last one."""
     delta, dq, dkv = launches(recorder("backward", *lengths))
-    assert {launch.constants["16"] for launch in (delta, dq, dkv)} == {"true"}
-    assert (dq.constants["14"], dq.constants["15"]) == dq_tiles
-    assert (dkv.constants["14"], dkv.constants["15"]) == dkv_tiles
+    assert {launch.constants["has_dlse"] for launch in (delta, dq, dkv)} == {"true"}
+    assert (dq.constants["whole_rows"], dq.constants["whole_keys"]) == dq_tiles
+    assert (dkv.constants["whole_rows"], dkv.constants["whole_keys"]) == dkv_tiles
 
 
 @pytest.mark.parametrize(("lengths", "names"), [((0, 5), ["dkv"]), ((5, 0), ["delta", "dq"]), ((0, 0), [])], ids=str)

@@ -1,12 +1,12 @@
 // Encodes one call of half precision: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT BITS. KERNEL "backward": its
 // gradient. 4 heads, 2 key/value heads, head_dim 64; keys are the second half of a longer array, and dout the last rows
 // of one; there are sinks. LIMIT is how many threads a threadgroup may have; BITS: of quantised keys, 0 if they are
-// not.
-#include "metal/encode.h"
+// not. First come the names of bindings and constants, then what the encoder is told.
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
+#include "op/metal_call.h"
 
 namespace mx = mlx::core;
 using namespace flashattn;
@@ -38,63 +38,43 @@ mx::array second_half(const mx::Shape& shape, mx::Dtype dtype = mx::float16) {
   return half;
 }
 
-struct Arranged {
-  gpu::Call call;
-  metal::Work work;
-
-  void set(gpu::Binding binding, mx::array array) {
-    call.present[gpu::index(binding)] = true;
-    work.arrays[gpu::index(binding)] = std::move(array);
-  }
-};
-
-gpu::Call call_of(int query_len, int key_len) {
-  gpu::Call call = {.params = {}, .dtype = Dtype::float16};
-  call.params.batch_dims = call.params.batch_shape[0] = 1;
-  call.params.batch_size = 1;
-  call.params.num_heads = 4;
-  call.params.num_kv_heads = 2;
-  call.params.query_len = query_len;
-  call.params.key_len = key_len;
-  call.params.head_dim = call.params.value_dim = 64;
-  return call;
-}
-
 metal::Work work_of(const std::string& kernel, int query_len, int key_len, int bits) {
   using gpu::Binding;
   mx::Shape rows = {1, 4, query_len, 64}, keys = {1, 2, key_len, 64}, numbers = {1, 4, query_len};
-  Arranged all = {call_of(query_len, key_len), {}};
-  all.set(Binding::query, allocated(rows, mx::float16));
-  mx::array halves = second_half(keys);
+  Arguments call;
+  const auto set = [&](Input input, mx::array array) { call.inputs[index(input)] = std::move(array); };
+  mx::array key = second_half(keys);
+  set(Input::query, allocated(rows, mx::float16));
+  set(Input::sinks, allocated({4}, mx::float32));
   if (bits > 0) {
-    all.call.params.bits = bits;
-    all.call.params.group_size = 64;
-    all.call.group_dtype = Dtype::float16;
-    keys.back() = 64 * bits / 32;
-    halves = second_half(keys, mx::uint32);
-    keys.back() = 1;
-    for (Binding binding : {Binding::key_scales, Binding::key_biases, Binding::value_scales, Binding::value_biases}) {
-      all.set(binding, second_half(keys));
+    call.options.bits = bits;
+    call.options.group_size = 64;
+    key = second_half({1, 2, key_len, 64 * bits / 32}, mx::uint32);
+    for (Input input : {Input::key_scales, Input::key_biases, Input::value_scales, Input::value_biases}) {
+      set(input, second_half({1, 2, key_len, 1}));
     }
   }
-  all.set(Binding::key, halves);
-  all.set(Binding::value, halves);
-  all.set(Binding::sinks, allocated({4}, mx::float32));
-  all.set(Binding::out, allocated(rows, mx::float16));
-  all.set(Binding::lse, allocated(numbers, mx::float32));
-  all.set(Binding::row_stats, allocated({1, 4, query_len, 2}, mx::float32));
+  set(Input::key, key);
+  set(Input::value, key);
+  mx::array out = allocated(rows, mx::float16), lse = allocated(numbers, mx::float32);
+  mx::array row_stats = allocated({1, 4, query_len, 2}, mx::float32);
   if (kernel != "backward") {
-    all.work.launches = metal::launches(kernel_called(kernel), all.call);
-    return all.work;
+    return metal_forward(kernel_called(kernel), Inputs(call), call.options, {out, lse, row_stats});
   }
-  all.set(Binding::dout, second_half(rows));
-  all.set(Binding::dlse, allocated(numbers, mx::float32));
-  all.set(Binding::delta, allocated(numbers, mx::float32));
-  all.set(Binding::dq, allocated(rows, mx::float16));
-  all.set(Binding::dk, allocated(keys, mx::float16));
-  all.set(Binding::dv, allocated(keys, mx::float16));
-  all.work.launches = metal::backward_launches(all.call, {});
-  return all.work;
+  mx::array dout = second_half(rows), dlse = allocated(numbers, mx::float32), delta = allocated(numbers, mx::float32);
+  mx::array dq = allocated(rows, mx::float16), dk = allocated(keys, mx::float16), dv = allocated(keys, mx::float16);
+  return metal_backward(Inputs(call), call.options, {{out, lse, row_stats}, dout, &dlse}, {dq, dk, dv, delta});
+}
+
+void print_names(const gpu::Launches& launches) {
+  for (const gpu::Launch& launch : launches.launches) {
+    for (const gpu::Argument& argument : launch.arguments) {
+      std::cout << "binding " << metal::buffer_of(argument.binding) << " " << gpu::name(argument.binding) << "\n";
+    }
+    for (const gpu::Constant& constant : launch.constants) {
+      std::cout << "named " << &constant - launch.constants.data() << " " << constant.name << "\n";
+    }
+  }
 }
 
 }  // namespace
@@ -103,6 +83,7 @@ int main(int, char** argv) {
   int repeats = std::stoi(argv[4]);
   MTL::ComputePipelineState::limit = std::stoi(argv[5]);
   metal::Work work = work_of(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), std::stoi(argv[6]));
+  print_names(work.launches);
   try {
     for (int i = 0; i < repeats; ++i) {
       metal::encode(work, mx::Stream(0, mx::Device::gpu));

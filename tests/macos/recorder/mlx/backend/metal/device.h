@@ -94,10 +94,6 @@ class CommandEncoder {
   void set_bytes(const T*, int count, int index) {
     std::cout << "bytes " << index << " " << count * sizeof(T) << "\n";
   }
-  template <typename T>
-  void set_bytes(const T&, int index) {
-    std::cout << "bytes " << index << " " << sizeof(T) << "\n";
-  }
 
   void add_temporary(array a) {
     std::cout << "keep buffer " << id(a) << "\n";
