@@ -44,8 +44,6 @@ def attention64(
     scale: float,
     *,
     causal: bool = False,
-    mask: np.ndarray | None = None,
-    sinks: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The result, and the log-sum-exp."""
     group = query.shape[1] // key.shape[1]
@@ -54,15 +52,10 @@ def attention64(
     scores = scale * query @ key.swapaxes(-1, -2)
     if causal:
         scores = np.where(np.tri(length, key_len, key_len - length, dtype=bool), scores, -np.inf)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + decode(mask)
-    if sinks is not None:
-        column = np.broadcast_to(decode(sinks)[:, None, None], (*scores.shape[:-1], 1))
-        scores = np.concatenate([scores, column], axis=-1)
     row_max = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - row_max)
     row_sum = weights.sum(axis=-1, keepdims=True)
-    return (weights / row_sum)[..., :key_len] @ value, (row_max + np.log(row_sum))[..., 0]
+    return weights / row_sum @ value, (row_max + np.log(row_sum))[..., 0]
 
 
 def relative_error(result: np.ndarray, expected: np.ndarray) -> float:

@@ -1,11 +1,18 @@
-"""Compiles the few lines of kernel that a test of the harness is about."""
+"""Compiles and runs the few lines of kernel that a test of the harness is about."""
 
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from typing import Any
 
+import numpy as np
 from metal_on_cpu import Program, Result
+from metal_on_cpu.program import Buffer
 
 PREAMBLE = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n#line 1\n"
+OUT = "device float* out [[buffer(0)]]"
+INDICES = """uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]"""
+SCHEDULES = ["forward", "reverse", "greedy", "random:3"]
 
 
 @cache
@@ -13,21 +20,32 @@ def compile_text(text: str, *defines: str) -> Program:
     return Program(PREAMBLE + text, defines=defines)
 
 
-ARGUMENTS = """uint thread_index [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]"""
+def run(
+    body: str,
+    arguments: str = OUT,
+    buffers: Mapping[int, Buffer] | None = None,
+    *,
+    together: Iterable[str] = (),
+    groups: int = 1,
+    threads: int = 64,
+    outputs: Collection[int] = (0,),
+    defines: Iterable[str] = (),
+    **options: Any,
+) -> Result:
+    """A kernel whose body knows thread_index, lane, simdgroup and group; its lines start at 1.
 
-
-def one_kernel(arguments: str, body: str, *defines: str) -> Program:
-    """A kernel "k" with these buffers; its body knows thread_index, lane, simdgroup and group. Its lines start at 1."""
-    return compile_text(_kernel("k", arguments, body), *defines)
-
-
-def launcher(arguments: str, bodies: Iterable[str], body: str) -> Callable[..., Result]:
-    """`run` of one of many kernels, which are compiled together: that takes hardly longer than one."""
-    bodies = list(dict.fromkeys(bodies))
-    text = "\n".join(_kernel(f"k{number}", arguments, each) for number, each in enumerate(bodies))
-    return partial(compile_text(text).run, f"k{bodies.index(body)}")
-
-
-def _kernel(name: str, arguments: str, body: str) -> str:
-    return f"kernel void {name}({arguments}, {ARGUMENTS}) {{\n#line 1\n{body}\n}}"
+    `together`: bodies to compile with this one, because many take hardly longer than one. Without buffers, buffer 0
+    is an output of 256 zeros.
+    """
+    bodies = list(dict.fromkeys([*together, body]))
+    kernels = [
+        f"kernel void k{number}({arguments}, {INDICES}) {{\n#line 1\n{each}\n}}" for number, each in enumerate(bodies)
+    ]
+    return compile_text("\n".join(kernels), *defines).run(
+        f"k{bodies.index(body)}",
+        grid=(groups, 1, 1),
+        threadgroup=(threads, 1, 1),
+        buffers=buffers or {0: np.zeros(256, np.float32)},
+        outputs=outputs,
+        **options,
+    )

@@ -3,23 +3,7 @@
 import numpy as np
 import pytest
 from metal_on_cpu import RaceError, Undefined
-from small_kernels import launcher, one_kernel
-
-ALL = ["forward", "reverse", "greedy", "random:3"]
-
-
-OUT = "device float* out [[buffer(0)]]"
-
-
-def run(body, bodies=(), *, arguments=OUT, threads=64, groups=1, schedule="forward", **options):
-    return launcher(arguments, [*bodies, body], body)(
-        grid=(groups, 1, 1),
-        threadgroup=(threads, 1, 1),
-        buffers={0: np.zeros(256, np.float32)},
-        schedule=schedule,
-        **options,
-    )
-
+from small_kernels import SCHEDULES, run
 
 RACES = {
     "two SIMD groups write": "out[lane] = thread_index;",
@@ -68,17 +52,17 @@ NO_RACES = {
 }
 
 
-@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", RACES)
 def test_race(name, schedule):
     with pytest.raises(RaceError, match="with no barrier in between"):
-        run(RACES[name], RACES.values(), schedule=schedule)
+        run(RACES[name], together=RACES.values(), schedule=schedule)
 
 
-@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", NO_RACES)
 def test_no_race(name, schedule):
-    run(NO_RACES[name], NO_RACES.values(), schedule=schedule)
+    run(NO_RACES[name], together=NO_RACES.values(), schedule=schedule)
 
 
 BETWEEN_THREADGROUPS = [
@@ -92,54 +76,26 @@ BETWEEN_THREADGROUPS = [
 ]
 
 
-@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("body", BETWEEN_THREADGROUPS)
 def test_barriers_do_not_order_threadgroups(body, schedule):
     with pytest.raises(RaceError, match="another threadgroup"):
-        run(body, BETWEEN_THREADGROUPS, groups=2, schedule=schedule)
+        run(body, together=BETWEEN_THREADGROUPS, groups=2, schedule=schedule)
 
 
 def test_threadgroup_memory_is_each_threadgroups_own():
     run("threadgroup float x[64]; x[thread_index] = 1; out[group * 64 + thread_index] = x[thread_index];", groups=4)
 
 
-def test_atomics_do_not_race_with_each_other():
-    body = "atomic_fetch_add_explicit(counter, 1u, memory_order_relaxed);"
-    program = one_kernel("device atomic_uint* counter [[buffer(0)]]", body)
-    done = program.run("k", grid=(3, 1, 1), threadgroup=(64, 1, 1), buffers={0: np.zeros(1, np.uint32)}, outputs={0})
-    assert done.buffers[0] == 192
-
-
-def test_atomics_race_with_plain_accesses():
-    body = """atomic_fetch_add_explicit(counter, 1u, memory_order_relaxed);
-        if (thread_index == 40) *(device uint*)counter = 7;"""
-    program = one_kernel("device atomic_uint* counter [[buffer(0)]]", body)
-    with pytest.raises(RaceError, match="counter"):
-        program.run("k", grid=(1, 1, 1), threadgroup=(64, 1, 1), buffers={0: np.zeros(1, np.uint32)})
-
-
 def test_message_names_both_lines():
-    body = "out[thread_index] = 1;\nif (simdgroup == 1)\n  out[lane] = 2;"
     with pytest.raises(RaceError) as caught:
-        run(body)
-    message = str(caught.value)
-    assert message.startswith("buffer 0 (out), byte 0 of 1024: written by thread 32 (simdgroup 1, lane 0)")
-    assert "kernels.metal:3" in message.splitlines()[0]
-    assert "kernels.metal:1" in message.splitlines()[1]
-
-
-def test_dynamic_threadgroup_memory():
-    arguments = "threadgroup float* shared [[threadgroup(1)]], device float* out [[buffer(0)]]"
-    body = """shared[thread_index] = 1;
-        {}
-        out[thread_index] = shared[63 - thread_index];"""
-    memory = {"arguments": arguments, "threadgroup_memory": {1: 256}}
-    run(body.format("threadgroup_barrier(mem_flags::mem_threadgroup);"), **memory)
-    with pytest.raises(RaceError, match="'shared'"):
-        run("float before = 0;\n" + body.format("").replace("63 - thread_index", "0"), **memory)
+        run("out[thread_index] = 1;\nif (simdgroup == 1)\n  out[lane] = 2;")
+    now, past = str(caught.value).splitlines()
+    assert now.startswith("buffer 0 (out), byte 0 of 1024: written by thread 32 (simdgroup 1, lane 0)")
+    assert "kernels.metal:3" in now
+    assert "kernels.metal:1" in past
 
 
 def test_undefined_output_is_tracked_like_any_other():
-    program = one_kernel("device float* out [[buffer(0)]]", "out[lane] = 1;")
     with pytest.raises(RaceError):
-        program.run("k", grid=(1, 1, 1), threadgroup=(64, 1, 1), buffers={0: Undefined(64, np.float32)})
+        run("out[lane] = 1;", buffers={0: Undefined(64, np.float32)})

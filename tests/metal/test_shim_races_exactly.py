@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from metal_on_cpu import RaceError
-from small_kernels import one_kernel
+from small_kernels import SCHEDULES, run
 
 GROUPS, THREADS, STEPS, CELLS = 2, 96, 6, 16
 NOTHING, READ, WRITE = 0, 1, 2
@@ -55,16 +55,15 @@ def has_race(kinds, cells, between):
     return any(race(*pair) for pair in combinations(accesses, 2))
 
 
-@pytest.mark.parametrize("schedule", ["forward", "reverse", "greedy", "random:1"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_random_programs(schedule):
-    program = one_kernel(ARGUMENTS, KERNEL)
     found = []
     for seed in range(50):
         kinds, cells, between = draw(seed)
         buffers = {0: (kinds + 4 * cells).astype(np.int32), 1: between.astype(np.int32)}
         buffers |= {2: np.zeros(CELLS, np.float32), 3: np.zeros(GROUPS * THREADS, np.float32)}
         try:
-            program.run("k", grid=(GROUPS, 1, 1), threadgroup=(THREADS, 1, 1), buffers=buffers, schedule=schedule)
+            run(KERNEL, ARGUMENTS, buffers, groups=GROUPS, threads=THREADS, outputs=(), schedule=schedule)
             found.append(False)
         except RaceError:
             found.append(True)

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 from metal_on_cpu import Undefined, UninitialisedError
-from small_kernels import one_kernel
-
-
-def run(body, buffer, groups=1):
-    program = one_kernel("device float* out [[buffer(0)]]", body)
-    return program.run("k", grid=(groups, 1, 1), threadgroup=(64, 1, 1), buffers={0: buffer}, outputs={0})
+from small_kernels import run
 
 
 @pytest.mark.parametrize(
@@ -22,25 +17,24 @@ def run(body, buffer, groups=1):
 )
 def test_threadgroup_memory(body):
     with pytest.raises(UninitialisedError, match=r"threadgroup array 'x': offset 0 of 256 is read by thread 0 "):
-        run(body, np.zeros(128, np.float32), groups=2)
+        run(body, groups=2)
 
 
 def test_undefined_buffer():
     with pytest.raises(UninitialisedError, match=r"buffer 0 \(out\): offset 0 of 256"):
-        run("out[thread_index] = out[thread_index] + 1;", Undefined(64, np.float32))
+        run("out[thread_index] = out[thread_index] + 1;", buffers={0: Undefined(64, np.float32)})
 
 
-def test_unwritten_outputs_are_counted():
-    done = run("if (thread_index >= 5) out[thread_index] = 1;", Undefined((8, 10), np.float32))
-    assert done.unwritten == {0: 5 + 16}
+@pytest.mark.parametrize(
+    ("body", "unwritten"),
+    [
+        ("out[thread_index] = 1;", 16),
+        ("if (thread_index >= 5) out[thread_index] = 1;", 5 + 16),
+        ("((device half*)out)[2 * thread_index] = 1;", 80),  # a part of an element is not enough
+    ],
+)
+def test_unwritten_outputs_are_counted(body, unwritten):
+    done = run(body, buffers={0: Undefined((8, 10), np.float32)})
+    assert done.unwritten == {0: unwritten}
     assert done.buffers[0].shape == (8, 10)
-    assert np.isnan(done.buffers[0]).sum() == 21
-
-
-def test_a_part_of_an_element_is_not_enough():
-    done = run("((device half*)out)[2 * thread_index] = 1;", Undefined(64, np.float32))
-    assert done.unwritten == {0: 64}
-
-
-def test_what_is_written_is_not_unwritten():
-    assert run("out[thread_index] = 1;", np.zeros(64, np.float32)).unwritten == {0: 0}
+    assert np.isnan(done.buffers[0]).sum() == unwritten

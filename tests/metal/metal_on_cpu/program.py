@@ -77,7 +77,6 @@ class Program:
         buffers: Mapping[int, Buffer],
         outputs: Collection[int] = (),
         constants: Mapping[int, bool | int | float] | None = None,
-        threadgroup_memory: Mapping[int, int] | None = None,
         schedule: str = "forward",
         timeout: float = 120,
     ) -> Result:
@@ -96,12 +95,8 @@ class Program:
         for index in outputs:
             if index not in buffers:
                 raise errors.BindingError(f"output {index} is not among the buffers")
-        for index in threadgroup_memory or {}:
-            if not 0 <= index < 32:
-                raise errors.BindingError(f"threadgroup memory {index}: indices end at 31")
         job = [f"kernel {kernel}", _size("grid", grid), _size("threadgroup", threadgroup), _schedule(schedule)]
         inputs, arrays = _describe(buffers, outputs, job)
-        job += [f"threadgroup_bytes {index} {size}" for index, size in (threadgroup_memory or {}).items()]
         values = ";".join(f"{index}={self._number(index, value)}" for index, value in constants.items())
         return _read_results(self._said("\n".join(job) + "\n", inputs, f";{values};", timeout), arrays)
 

@@ -25,7 +25,7 @@ INSTANTIATION = re.compile(
     r'template\s*\[\[\s*host_name\(\s*((?:"[^"]*"\s*)+)\)\s*\]\]\s*(?:\[\[\s*kernel\b[^\]]*\]\]|kernel\b)?\s*([^;]*);'
 )
 FUNCTION_CONSTANT = re.compile(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant\(\s*(\d+)\s*\)\s*\]\]\s*;")
-THREADGROUP_ATTRIBUTE = re.compile(r"\[\[\s*threadgroup\(\s*\d+\s*\)\s*\]\]")  # on other functions' arguments
+THREADGROUP_ATTRIBUTE = re.compile(r"\[\[\s*threadgroup\(\s*\d+\s*\)\s*\]\]")  # on arguments of MLX's functions
 WIDE_VECTOR = re.compile(r"\b(?:device|constant|threadgroup)\s+(?:const\s+)?(?:metal::)?u?long[34]\b")  # see hooks.cpp
 LINE_MARKER = re.compile(r"^#.*$", re.MULTILINE)
 
@@ -35,10 +35,9 @@ class Binding:
     """One argument of a kernel."""
 
     kind: str
-    """"buffer", "threadgroup", or the name of a built-in value such as "thread_index_in_simdgroup"."""
+    """"device", "constant", or the name of a built-in value such as "thread_index_in_simdgroup"."""
     index: int | None
-    space: str | None
-    """"device", "constant" or "threadgroup"."""
+    """Of a buffer."""
     argument: str
     condition: str | None = None
     """The function constant that must be true for the argument to exist."""
@@ -128,30 +127,23 @@ def _take_kernel_arguments(text: str) -> tuple[dict[str, list[Binding]], set[str
 
 
 def _bindings(arguments: str) -> list[Binding]:
-    """Arguments without an index get the next free one, in their order."""
-    taken = {int(index) for index in re.findall(r"\bbuffer\(\s*(\d+)\s*\)", arguments)}
-    next_buffer, next_threadgroup, bindings = 0, 0, []
+    bindings: list[Binding] = []
     for argument in split_list(arguments):
         attributes = " ".join(re.findall(ATTRIBUTE, argument))
         plain = re.sub(ATTRIBUTE, "", argument)
         name = re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", plain))[-1]
-        condition = re.search(r"\bfunction_constant\(\s*(\w+)\s*\)", attributes)
-        when = condition[1] if condition else None
-        given = re.search(r"\b(?:buffer|threadgroup)\(\s*(\d+)\s*\)", attributes)
-        if "*" not in plain and "&" not in plain:
-            builtin = re.search(r"\b(\w*(?:thread|simdgroup|grid)\w*)\b", attributes)
-            bindings.append(Binding(builtin[1] if builtin else "unknown", None, None, name))
-        elif re.search(r"\bthreadgroup\b", plain):
-            index = int(given[1]) if given else next_threadgroup
-            next_threadgroup = index + 1
-            bindings.append(Binding("threadgroup", index, "threadgroup", name, when))
-        else:
-            while next_buffer in taken:
-                next_buffer += 1
-            index = int(given[1]) if given else next_buffer
-            next_buffer += given is None
+        if "*" in plain or "&" in plain:
+            index = re.search(r"\bbuffer\(\s*(\d+)\s*\)", attributes)
+            if not index:
+                raise CompileError(
+                    f"'{plain.strip()}': only pointers and references with a [[buffer(n)]] are known here"
+                )
+            condition = re.search(r"\bfunction_constant\(\s*(\w+)\s*\)", attributes)
             space = "constant" if re.search(r"\bconstant\b", plain) else "device"
-            bindings.append(Binding("buffer", index, space, name, when))
+            bindings.append(Binding(space, int(index[1]), name, condition[1] if condition else None))
+        else:
+            builtin = re.search(r"\b(\w*(?:thread|simdgroup|grid)\w*)\b", attributes)
+            bindings.append(Binding(builtin[1] if builtin else "unknown", None, name))
     return bindings
 
 
@@ -162,11 +154,11 @@ def _registration(number: int, name: str, expression: str, bindings: list[Bindin
         if binding.index is None:
             arguments.append(f"MSL_BUILTIN({function}, {position}, {binding.kind})")
             continue
-        table = "buffers" if binding.kind == "buffer" else "threadgroup_arrays"
-        arguments.append(f"MSL_POINTER({function}, {position}, {table}, {binding.index})")
+        arguments.append(f"MSL_POINTER({function}, {position}, {binding.index})")
+        is_constant = str(binding.kind == "constant").lower()
         descriptions.append(
             f"metal::binding::describe<{function}, {position}>"
-            f'("{binding.argument}", "{binding.space}", {binding.index}, {binding.condition or "true"})'
+            f'("{binding.argument}", {is_constant}, {binding.index}, {binding.condition or "true"})'
         )
     return (
         f"static constexpr auto* {function} = &{expression};\n"

@@ -1,8 +1,8 @@
 // What compiled kernels and the runtime know of each other. No includes: kernels are compiled without a C library.
 #pragma once
 
-constexpr int kLanes = 32;         // threads per SIMD group
-constexpr int kMaxArguments = 32;  // buffers, and as many [[threadgroup(n)]] arrays
+constexpr int kLanes = 32;  // threads per SIMD group
+constexpr int kMaxBuffers = 32;
 
 // What one lane brings to an operation of its SIMD group.
 struct MslLane {
@@ -49,14 +49,13 @@ enum MslBuiltin {
 
 struct MslThread {
   void* const* buffers;
-  void* const* threadgroup_arrays;
   unsigned values[kBuiltins][3];
 };
 
 // One pointer or reference among a kernel's arguments.
 struct MslBinding {
   const char* name;
-  const char* space;  // "device", "constant" or "threadgroup"
+  bool is_constant;  // in the constant address space
   int index;
   bool is_const;
   bool is_reference;
@@ -78,7 +77,6 @@ void msl_simdgroup_operation(const MslOperation* operation, const void* input, v
                              const char* file, int line);
 void msl_threadgroup_barrier(int fence, const char* file, int line);
 void* msl_threadgroup_variable(const void* key, unsigned long size, const char* name);
-void msl_atomic_access(const volatile void* address, unsigned long size, bool is_read, bool is_written);
 void msl_register(const MslKernel* kernel);
 bool msl_constant_is_set(int index);
 void msl_constant(int index, bool is_float, void* value, unsigned long size);

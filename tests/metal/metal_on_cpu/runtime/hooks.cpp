@@ -8,16 +8,16 @@
 #define RETURN_ADDRESS __builtin_return_address(0)
 #define READ(name, size)                                        \
   void name(void* address) {                                    \
-    access_memory(address, size, false, false, RETURN_ADDRESS); \
+    access_memory(address, size, false, RETURN_ADDRESS); \
   }
 #define WRITE(name, size)                                      \
   void name(void* address) {                                   \
-    access_memory(address, size, true, false, RETURN_ADDRESS); \
+    access_memory(address, size, true, RETURN_ADDRESS); \
   }
 #define READ_WRITE(name, size)                                  \
   void name(void* address) {                                    \
-    access_memory(address, size, false, false, RETURN_ADDRESS); \
-    access_memory(address, size, true, false, RETURN_ADDRESS);  \
+    access_memory(address, size, false, RETURN_ADDRESS); \
+    access_memory(address, size, true, RETURN_ADDRESS);  \
   }
 #define HOOKS(size)                         \
   READ(__tsan_read##size, size)             \
@@ -36,22 +36,17 @@ HOOKS(16)
 
 void __tsan_init() {}
 void* __tsan_memcpy(void* to, const void* from, size_t size) {
-  access_memory(from, size, false, false, RETURN_ADDRESS);
-  access_memory(to, size, true, false, RETURN_ADDRESS);
+  access_memory(from, size, false, RETURN_ADDRESS);
+  access_memory(to, size, true, RETURN_ADDRESS);
   return memcpy(to, from, size);
 }
 void* __tsan_memmove(void* to, const void* from, size_t size) {
-  access_memory(from, size, false, false, RETURN_ADDRESS);
-  access_memory(to, size, true, false, RETURN_ADDRESS);
+  access_memory(from, size, false, RETURN_ADDRESS);
+  access_memory(to, size, true, RETURN_ADDRESS);
   return memmove(to, from, size);
 }
 void* __tsan_memset(void* to, int value, size_t size) {
-  access_memory(to, size, true, false, RETURN_ADDRESS);
+  access_memory(to, size, true, RETURN_ADDRESS);
   return memset(to, value, size);
-}
-
-void msl_atomic_access(const volatile void* address, unsigned long size, bool is_read, bool is_written) {
-  if (is_read) access_memory(address, size, false, true, RETURN_ADDRESS);
-  if (is_written) access_memory(address, size, true, true, RETURN_ADDRESS);
 }
 }

@@ -33,9 +33,7 @@ struct Job {
   std::string kernel, folder;
   unsigned grid[3], threadgroup[3];
   Schedule schedule;
-  Buffer buffers[kMaxArguments];
-  size_t threadgroup_bytes[kMaxArguments] = {};
-  bool has_threadgroup_bytes[kMaxArguments] = {};
+  Buffer buffers[kMaxBuffers];
 };
 
 Job read_job(const std::string& folder) {
@@ -66,10 +64,6 @@ Job read_job(const std::string& folder) {
       buffer.is_output = is_output;
       buffer.is_undefined = is_undefined;
       job.buffers[index] = buffer;
-    } else if (key == "threadgroup_bytes") {
-      int index;
-      is_read = fscanf(file, "%d", &index) == 1 && fscanf(file, "%zu", &job.threadgroup_bytes[index]) == 1;
-      job.has_threadgroup_bytes[index] = true;
     }
     if (!is_read) fail("MetalError", "job: cannot read '%s'", word);
   }
@@ -80,18 +74,18 @@ Job read_job(const std::string& folder) {
 void allocate_buffers(const Job& job, const MslKernel& kernel) {
   FILE* inputs = fopen((job.folder + "/inputs").c_str(), "rb");
   if (!inputs) fail("MetalError", "no inputs");
-  for (int i = 0; i < kMaxArguments; i++) {
+  for (int i = 0; i < kMaxBuffers; i++) {
     const Buffer& buffer = job.buffers[i];
     if (!buffer.is_given) continue;
     const MslBinding* binding = nullptr;
     for (int k = 0; k < kernel.binding_count; k++) {
       const MslBinding& candidate = kernel.bindings[k];
-      if (candidate.is_wanted && candidate.index == i && strcmp(candidate.space, "threadgroup")) binding = &candidate;
+      if (candidate.is_wanted && candidate.index == i) binding = &candidate;
     }
     if (!binding) fail("BindingError", "unused buffer %d: kernel '%s' has no such argument", i, kernel.name);
-    const bool is_constant = !strcmp(binding->space, "constant");
-    Slot& slot = allocate(kBufferSlots + i, buffer.size, is_constant ? kConstant : kDevice, binding->name, i);
-    slot.is_read_only = is_constant || binding->is_const;
+    const Space space = binding->is_constant ? kConstant : kDevice;
+    Slot& slot = allocate(kBufferSlots + i, buffer.size, space, binding->name, i);
+    slot.is_read_only = binding->is_constant || binding->is_const;
     slot.is_undefined = buffer.is_undefined;
     if (slot.is_undefined) {
       memset(slot.begin, 0xff, slot.size);
@@ -112,50 +106,21 @@ void allocate_buffers(const Job& job, const MslKernel& kernel) {
 void check_bindings(const Job& job, const MslKernel& kernel) {
   for (int k = 0; k < kernel.binding_count; k++) {
     const MslBinding& binding = kernel.bindings[k];
-    const bool is_threadgroup = !strcmp(binding.space, "threadgroup");
-    const char* kind = is_threadgroup ? "threadgroup memory" : "buffer";
-    if (binding.index < 0 || binding.index >= kMaxArguments) {
-      fail("BindingError", "%s %d (%s): indices end at %d", kind, binding.index, binding.name, kMaxArguments - 1);
+    if (binding.index < 0 || binding.index >= kMaxBuffers) {
+      fail("BindingError", "buffer %d (%s): indices end at %d", binding.index, binding.name, kMaxBuffers - 1);
     }
     for (int other = 0; other < k; other++) {
       const MslBinding& before = kernel.bindings[other];
-      const bool is_same_kind = is_threadgroup == !strcmp(before.space, "threadgroup");
-      if (binding.is_wanted && before.is_wanted && is_same_kind && before.index == binding.index) {
-        fail("BindingError", "%s %d is doubly bound: to '%s' and to '%s'", kind, binding.index, before.name,
+      if (binding.is_wanted && before.is_wanted && before.index == binding.index) {
+        fail("BindingError", "buffer %d is doubly bound: to '%s' and to '%s'", binding.index, before.name,
              binding.name);
       }
     }
-    const bool is_given =
-        is_threadgroup ? job.has_threadgroup_bytes[binding.index] : job.buffers[binding.index].is_given;
-    if (binding.is_wanted && !is_given) {
-      fail("BindingError", "%s %d (%s) is not bound", kind, binding.index, binding.name);
-    }
-    if (!binding.is_wanted && !is_threadgroup && !job.buffers[binding.index].is_given) {
-      slots[kBufferSlots + binding.index].name = binding.name;  // for the message, should it be read all the same
-      slots[kBufferSlots + binding.index].index = binding.index;
-    }
+    if (job.buffers[binding.index].is_given) continue;
+    if (binding.is_wanted) fail("BindingError", "buffer %d (%s) is not bound", binding.index, binding.name);
+    slots[kBufferSlots + binding.index].name = binding.name;  // for the message, should it be read all the same
+    slots[kBufferSlots + binding.index].index = binding.index;
   }
-  for (int i = 0; i < kMaxArguments; i++) {
-    bool is_declared = false;
-    for (int k = 0; k < kernel.binding_count; k++) {
-      is_declared |= kernel.bindings[k].index == i && !strcmp(kernel.bindings[k].space, "threadgroup");
-    }
-    if (job.has_threadgroup_bytes[i] && !is_declared) {
-      fail("BindingError", "unused threadgroup memory %d: kernel '%s' has no such argument", i, kernel.name);
-    }
-  }
-}
-
-void allocate_threadgroup_arguments(const Job& job, const MslKernel& kernel) {
-  size_t total = 0;
-  for (int k = 0; k < kernel.binding_count; k++) {
-    const MslBinding& binding = kernel.bindings[k];
-    if (strcmp(binding.space, "threadgroup")) continue;
-    const size_t bytes = job.threadgroup_bytes[binding.index];
-    total += bytes;
-    track(allocate(kThreadgroupArgumentSlots + binding.index, bytes, kThreadgroup, binding.name, binding.index));
-  }
-  if (total > 32768) fail("LimitError", "threadgroup memory: %zu bytes, but there are 32768", total);
 }
 
 // "done", a line for each count, an empty line, and the outputs' bytes.
@@ -184,7 +149,7 @@ void write_results(const Job& job) {
   write("reductions", counters.operations[kCountReduction]);
   write("transcendentals", msl_transcendentals);
   std::vector<const Slot*> outputs;
-  for (int i = 0; i < kMaxArguments; i++) {
+  for (int i = 0; i < kMaxBuffers; i++) {
     if (!job.buffers[i].is_given || !job.buffers[i].is_output) continue;
     outputs.push_back(&slots[kBufferSlots + i]);
     write("unwritten." + std::to_string(i), count_unwritten(*outputs.back(), job.buffers[i].element_size));
@@ -217,12 +182,10 @@ void catch_faults() {
 }
 
 void run(Job& job, const MslKernel& kernel) {
-  static void* buffers[kMaxArguments];  // static: kernels read them, as they do all globals
-  static void* threadgroup[kMaxArguments];
-  for (int i = 0; i < kMaxArguments; i++) {
+  static void* buffers[kMaxBuffers];  // static: kernels read them, as they do all globals
+  for (int i = 0; i < kMaxBuffers; i++) {
     buffers[i] =
         arena + (kBufferSlots + i) * kSlotSize + kSlotSize / 4 + job.buffers[i].offset * job.buffers[i].is_given;
-    threadgroup[i] = slots[kThreadgroupArgumentSlots + i].begin;
   }
   const unsigned* grid = job.grid;
   std::vector<unsigned> order(grid[0] * grid[1] * grid[2]);
@@ -233,7 +196,7 @@ void run(Job& job, const MslKernel& kernel) {
   }
   for (unsigned number : order) {
     const unsigned position[3] = {number % grid[0], number / grid[0] % grid[1], number / (grid[0] * grid[1])};
-    run_threadgroup(kernel.entry, position, grid, job.threadgroup, buffers, threadgroup, job.schedule);
+    run_threadgroup(kernel.entry, position, grid, job.threadgroup, buffers, job.schedule);
   }
 }
 
@@ -283,7 +246,6 @@ int main(int count, char** arguments) {
   reserve_arena();
   check_bindings(job, *found->second);
   allocate_buffers(job, *found->second);
-  allocate_threadgroup_arguments(job, *found->second);
   create_threads(static_cast<int>(threads));
   run(job, *found->second);
   write_results(job);

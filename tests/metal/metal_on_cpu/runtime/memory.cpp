@@ -82,7 +82,7 @@ std::string who(const Access& access) {
 
 // Could `past` happen at the same time as `now`?
 bool is_concurrent(const Access& past, const Access& now, Space space) {
-  if (past.epoch == 0 || (past.is_atomic && now.is_atomic)) return false;
+  if (past.epoch == 0) return false;
   if (past.epoch < first_epoch[space]) return space == kDevice;  // another threadgroup
   if (past.epoch != now.epoch) return false;
   if (past.simdgroup != now.simdgroup) return true;
@@ -109,7 +109,6 @@ void remember_read(Cell& cell, const Access& now, Space space) {
   }
   if (reads[0].sequence == now.sequence) {
     reads[0].lanes |= now.lanes;
-    reads[0].is_atomic &= now.is_atomic;
   } else {
     reads[0] = now;
   }
@@ -179,10 +178,9 @@ void pass_barrier(int fence) {
   if (fence & kFenceThreadgroup) epoch[kThreadgroup]++;
 }
 
-void access_memory(const volatile void* pointer, size_t size, bool is_write, bool is_atomic,
-                   const void* return_address) {
+void access_memory(const void* pointer, size_t size, bool is_write, const void* return_address) {
   if (!current_thread) return;
-  char* const address = static_cast<char*>(const_cast<void*>(pointer));
+  const char* const address = static_cast<const char*>(pointer);
   const size_t place = static_cast<size_t>(address - arena);
   if (place >= kArenaSize) {
     if (is_private(address) || (address >= &__executable_start && address < &_end)) return;
@@ -206,8 +204,7 @@ void access_memory(const volatile void* pointer, size_t size, bool is_write, boo
                    current_thread->sequence,
                    1u << current_thread->index % kLanes,
                    static_cast<uint32_t>(code_address(return_address)),
-                   static_cast<uint32_t>(current_thread->index / kLanes),
-                   is_atomic};
+                   static_cast<uint32_t>(current_thread->index / kLanes)};
   for (size_t i = offset >> slot.cell_bits; i <= (offset + size - 1) >> slot.cell_bits; i++) {
     Cell& cell = slot.cells[i];
     const auto check = [&](const Access& past, bool past_is_write) {

@@ -12,8 +12,7 @@ constexpr int kSlotBits = 31;
 constexpr size_t kSlotSize = size_t{1} << kSlotBits;
 constexpr size_t kMaxBytes = kSlotSize / 2;  // half of a slot, the rest is guard
 constexpr int kBufferSlots = 0;
-constexpr int kThreadgroupArgumentSlots = kBufferSlots + kMaxArguments;
-constexpr int kVariableSlots = kThreadgroupArgumentSlots + kMaxArguments;
+constexpr int kVariableSlots = kBufferSlots + kMaxBuffers;
 constexpr int kSlots = kVariableSlots + 64;
 constexpr size_t kArenaSize = kSlots * kSlotSize;
 
@@ -22,9 +21,8 @@ struct Access {
   uint32_t epoch;     // which stretch between two barriers, never the same in two threadgroups; 0: no access
   uint32_t sequence;  // how many operations of the SIMD group came before
   uint32_t lanes;     // a bit for each
-  uint32_t program_counter : 26;  // programs are linked at low addresses, and small
+  uint32_t program_counter : 27;  // programs are linked at low addresses, and small
   uint32_t simdgroup : 5;
-  uint32_t is_atomic : 1;
 };
 
 // The history of a few neighbouring bytes.
@@ -61,5 +59,4 @@ void begin_threadgroup();
 void pass_barrier(int fence);
 
 // Every access of a kernel.
-void access_memory(const volatile void* address, size_t size, bool is_write, bool is_atomic,
-                   const void* return_address);
+void access_memory(const void* address, size_t size, bool is_write, const void* return_address);

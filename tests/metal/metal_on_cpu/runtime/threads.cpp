@@ -135,7 +135,7 @@ bool run_ready(std::vector<int>& order, Schedule& schedule) {
 }
 
 void poison_threadgroup_memory() {
-  for (int i = kThreadgroupArgumentSlots; i < kSlots; i++) {
+  for (int i = kVariableSlots; i < kSlots; i++) {
     if (slots[i].is_bound) memset(slots[i].begin, 0xff, slots[i].size);
   }
   for (auto& [key, variable] : variables) variable.is_declared = false;
@@ -184,7 +184,7 @@ std::string describe(const Thread& thread) {
 }
 
 void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3], const unsigned grid[3],
-                     const unsigned size[3], void* const* buffers, void* const* threadgroup, Schedule& schedule) {
+                     const unsigned size[3], void* const* buffers, Schedule& schedule) {
   const unsigned count = static_cast<unsigned>(threads.size());
   kernel_entry = entry;
   memcpy(current_threadgroup, position, sizeof current_threadgroup);
@@ -195,7 +195,7 @@ void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3]
     Thread& thread = threads[i];
     thread.state = State::kReady;
     thread.sequence = 0;
-    thread.arguments = {buffers, threadgroup, {}};
+    thread.arguments = {buffers, {}};
     const unsigned local[3] = {i % size[0], i / size[0] % size[1], i / (size[0] * size[1])};
     const auto set = [&](MslBuiltin builtin, unsigned x, unsigned y = 0, unsigned z = 0) {
       const unsigned values[3] = {x, y, z};
@@ -269,7 +269,6 @@ void* msl_threadgroup_variable(const void* key, unsigned long size, const char* 
   if (!variable.is_declared) {
     variable.is_declared = true;
     size_t total = 0;
-    for (int i = kThreadgroupArgumentSlots; i < kVariableSlots; i++) total += slots[i].size;
     for (const auto& [other_key, other] : variables) {
       if (other.is_declared) total += slots[other.slot].size;
     }

@@ -36,4 +36,4 @@ bool is_stack_guard(const void* address, int* thread);
 bool is_private(const void* address);  // the current thread's own stack and arguments
 std::string describe(const Thread& thread);
 void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3], const unsigned grid[3],
-                     const unsigned size[3], void* const* buffers, void* const* threadgroup, Schedule& schedule);
+                     const unsigned size[3], void* const* buffers, Schedule& schedule);

@@ -26,11 +26,6 @@ struct pointee<T&> {
   using type = T;
   static T& cast(void* address) { return *(T*)address; }
 };
-template <>
-struct pointee<const void*> {
-  using type = const char;
-  static const void* cast(void* address) { return address; }
-};
 
 template <class T>
 T builtin(const unsigned* values) {
@@ -44,12 +39,12 @@ T builtin(const unsigned* values) {
 }
 
 template <auto* Function, int Position>
-MslBinding describe(const char* name, const char* space, int index, bool is_wanted) {
+MslBinding describe(const char* name, bool is_constant, int index, bool is_wanted) {
   using Argument = argument_t<Function, Position>;
   using Element = typename pointee<Argument>::type;
   static_assert(!vector_traits<remove_cv_t<Element>>::is_vector || sizeof(Element) <= 16,
                 "vectors of 32 bytes in memory would be neither checked nor counted");
-  return {name, space, index, __is_const(Element), __is_reference(Argument), is_wanted, sizeof(Element)};
+  return {name, is_constant, index, __is_const(Element), __is_reference(Argument), is_wanted, sizeof(Element)};
 }
 
 template <class T>
@@ -62,8 +57,8 @@ T function_constant(int index) {
 }  // namespace metal
 
 // Used by the code that translate.py appends to the kernels' text.
-#define MSL_POINTER(function, position, table, index) \
-  metal::binding::pointee<metal::binding::argument_t<function, position>>::cast(thread_->table[index])
+#define MSL_POINTER(function, position, index) \
+  metal::binding::pointee<metal::binding::argument_t<function, position>>::cast(thread_->buffers[index])
 #define MSL_BUILTIN(function, position, name) \
   metal::binding::builtin<metal::remove_cv_t<metal::binding::argument_t<function, position>>>(thread_->values[name])
 

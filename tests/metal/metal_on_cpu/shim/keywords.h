@@ -8,12 +8,6 @@
 #define constant __constant
 #undef kernel
 #define kernel
-// OpenCL's own names for what Metal declares differently.
-#define atomic_uint metal_atomic_uint
-#define atomic_int metal_atomic_int
-#define atomic_float metal_atomic_float
-#define memory_order_relaxed metal_memory_order_relaxed
-#define memory_order metal_memory_order
 #else
 #define device
 #define threadgroup

@@ -29,9 +29,6 @@
 #include "simdgroup_matrix.h"
 //
 #include "arguments.h"
-#include "atomics.h"
 #endif
-#include "logging.h"
 
-using metal::as_type;
 using metal::vec;

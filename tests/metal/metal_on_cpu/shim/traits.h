@@ -37,22 +37,7 @@ using conditional_t = typename conditional<B, T, F>::type;
 template <class T>
 using remove_cv_t = __remove_cv(T);
 template <class T>
-using remove_const_t = __remove_const(T);
-template <class T>
-using remove_reference_t = __remove_reference_t(T);
-template <class T>
 using remove_pointer_t = __remove_pointer(T);
-template <class T>
-using decay_t = __decay(T);
-template <class T>
-struct remove_cv {
-  using type = __remove_cv(T);
-};
-template <class T>
-struct remove_reference {
-  using type = __remove_reference_t(T);
-};
-
 template <class T>
 struct without_address_space {
   using type = T;
@@ -86,23 +71,10 @@ using remove_addrspace_t = typename without_address_space<__remove_cv(T)>::type;
 MSL_TRAIT(is_integral, __is_integral(T))
 MSL_TRAIT(is_floating_point,
           __is_floating_point(T) || __is_same(__remove_cv(T), half) || __is_same(__remove_cv(T), bfloat))
-MSL_TRAIT(is_arithmetic, __is_arithmetic(T) || is_floating_point_v<T>)
-MSL_TRAIT(is_signed, __is_signed(T) || is_floating_point_v<T>)
-MSL_TRAIT(is_unsigned, __is_unsigned(T))
-MSL_TRAIT(is_pointer, __is_pointer(T))
 #undef MSL_TRAIT
 
 template <class T, class U>
 constexpr constant bool is_same_v = __is_same(T, U);
-template <class T, class U>
-struct is_same : bool_constant<__is_same(T, U)> {};
-template <class From, class To>
-constexpr constant bool is_convertible_v = __is_convertible(From, To);
-template <class From, class To>
-struct is_convertible : bool_constant<__is_convertible(From, To)> {};
-
-template <class T>
-T&& declval();
 
 // The element type and the number of elements of a scalar or a vector.
 template <class V>

@@ -1,4 +1,4 @@
-// Vector construction, conversion and the functions that work on whole vectors.
+// Vector construction and conversion.
 #pragma once
 
 namespace metal {
@@ -18,7 +18,7 @@ METAL_FUNC constexpr V make() {
 template <class V, class Part>
 METAL_FUNC constexpr V make(Part part) {
   using E = element_t<V>;
-  if constexpr (!vector_traits<V>::is_vector || __is_class(Part)) {  // a class: of the packed vectors
+  if constexpr (!vector_traits<V>::is_vector) {
     return (V)part;
   } else {
     V result{};
@@ -55,37 +55,4 @@ METAL_FUNC constexpr V make(First first, Second second, Rest... rest) {
 }
 #endif
 
-template <class To, class From>
-METAL_FUNC constexpr To as_type(From from) {
-  static_assert(sizeof(To) == sizeof(From), "as_type between different sizes");
-  return __builtin_bit_cast(To, from);
-}
-
-template <class T, int N>
-METAL_FUNC T dot(vec<T, N> a, vec<T, N> b) {
-  T sum = a[0] * b[0];
-  for (int i = 1; i < N; i++) sum += a[i] * b[i];
-  return sum;
-}
-template <class T, int N>
-METAL_FUNC bool any(vec<T, N> v) {
-  bool result = false;
-  for (int i = 0; i < N; i++) result |= (bool)v[i];
-  return result;
-}
-template <class T, int N>
-METAL_FUNC bool all(vec<T, N> v) {
-  bool result = true;
-  for (int i = 0; i < N; i++) result &= (bool)v[i];
-  return result;
-}
-template <class T>
-METAL_FUNC T select(T if_false, T if_true, bool condition) {
-  return condition ? if_true : if_false;
-}
-template <class T, int N, class B>
-METAL_FUNC vec<T, N> select(vec<T, N> if_false, vec<T, N> if_true, vec<B, N> condition) {
-  for (int i = 0; i < N; i++) if_false[i] = condition[i] ? if_true[i] : if_false[i];
-  return if_false;
-}
 }  // namespace metal
