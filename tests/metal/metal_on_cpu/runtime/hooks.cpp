@@ -6,16 +6,16 @@
 #include "memory.h"
 
 #define RETURN_ADDRESS __builtin_return_address(0)
-#define READ(name, size)                                        \
-  void name(void* address) {                                    \
+#define READ(name, size)                                 \
+  void name(void* address) {                             \
     access_memory(address, size, false, RETURN_ADDRESS); \
   }
-#define WRITE(name, size)                                      \
-  void name(void* address) {                                   \
+#define WRITE(name, size)                               \
+  void name(void* address) {                            \
     access_memory(address, size, true, RETURN_ADDRESS); \
   }
-#define READ_WRITE(name, size)                                  \
-  void name(void* address) {                                    \
+#define READ_WRITE(name, size)                           \
+  void name(void* address) {                             \
     access_memory(address, size, false, RETURN_ADDRESS); \
     access_memory(address, size, true, RETURN_ADDRESS);  \
   }

@@ -200,9 +200,7 @@ void access_memory(const void* pointer, size_t size, bool is_write, const void* 
   }
   while ((offset | size) & ((size_t{1} << slot.cell_bits) - 1)) refine(slot);
 
-  const Access now{epoch[slot.space],
-                   current_thread->sequence,
-                   1u << current_thread->index % kLanes,
+  const Access now{epoch[slot.space], current_thread->sequence, 1u << current_thread->index % kLanes,
                    static_cast<uint32_t>(code_address(return_address)),
                    static_cast<uint32_t>(current_thread->index / kLanes)};
   for (size_t i = offset >> slot.cell_bits; i <= (offset + size - 1) >> slot.cell_bits; i++) {
