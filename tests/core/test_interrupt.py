@@ -1,8 +1,8 @@
 """Ctrl-C during long calls on the CPU, which MLX alone would answer when the last kernel has ended.
 
 Inside of interruptible() the calls that the main thread waits for end half a second later, KeyboardInterrupt comes, and
-the process is as it was. What they leave is NaN. Calls that are short, that another thread waits for or nobody, and those
-of a program that handles SIGINT itself, finish as always. So do all others without it.
+the process is as it was. What they leave is NaN. Calls that are short, that another thread waits for or nobody, and
+those of a program that handles SIGINT itself, finish as always. So do all others without it.
 """
 
 import os

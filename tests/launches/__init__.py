@@ -2,8 +2,8 @@
 
 Each launch is a dict. `source`: the text that Metal compiles. `function`, `constants`, `grid` (in threadgroups),
 `threadgroup` (in threads), `split` (first_key, chunk_len, num_chunks). `buffers`, by name. An input: its memory, and
-where in it the element at index 0 is, in bytes (strides may be negative or 0). What launches write: its size in bytes; all
-launches of a call share it. A struct: its bytes. `numbers`: where the kernel finds each of them.
+where in it the element at index 0 is, in bytes (strides may be negative or 0). What launches write: its size in bytes;
+all launches of a call share it. A struct: its bytes. `numbers`: where the kernel finds each of them.
 """
 
 import importlib.util
@@ -23,9 +23,9 @@ CSRC = HERE.parents[1] / "packages/flashattn-core/csrc"
 
 def _make(folder: Path) -> None:
     environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
+    options = ["-DCMAKE_BUILD_TYPE=MinSizeRel", f"-DPython_EXECUTABLE={sys.executable}"]
     for command in (
-        ["cmake", "-S", HERE, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=MinSizeRel"]
-        + [f"-DPython_EXECUTABLE={sys.executable}"],
+        ["cmake", "-S", HERE, "-B", folder, "-G", "Ninja", *options],
         ["cmake", "--build", folder],
     ):
         done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
