@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import launches
 import mlx.core as mx
 import pytest
 from builds import built, contents

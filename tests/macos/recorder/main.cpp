@@ -39,7 +39,6 @@ mx::array second_half(const mx::Shape& shape, mx::Dtype dtype = mx::float16) {
 }
 
 metal::Work work_of(const std::string& kernel, int query_len, int key_len, int bits) {
-  using gpu::Binding;
   mx::Shape rows = {1, 4, query_len, 64}, keys = {1, 2, key_len, 64}, numbers = {1, 4, query_len};
   Arguments call;
   const auto set = [&](Input input, mx::array array) { call.inputs[index(input)] = std::move(array); };
