@@ -145,17 +145,6 @@ nb::list realign(mx::array misaligned) {
 NB_MODULE(flashattn_launches, m) {
   nb::module_::import_("flashattn_core");  // which knows the arguments' type
   m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
-  m.def(
-      "buffers",
-      [] {
-        nb::dict numbers;
-        for (int i = 0; i < gpu::kNumBindings; ++i) {
-          auto binding = static_cast<gpu::Binding>(i);
-          numbers[std::string(gpu::name(binding)).c_str()] = metal::buffer_of(binding);
-        }
-        return numbers;
-      },
-      "Where Metal's kernels find each argument, by its name.");
   m.def("forward", &forward, "arguments"_a, "The launches of a call. Raises as it does.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
