@@ -319,12 +319,12 @@ def test_the_schedule_changes_no_bit(rng, dim):
 @pytest.mark.parametrize("dim", [64, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_address_spaces(rng, dtype, dim):
-    for launch in launches(draw_call(rng, length=70, key_len=70, dim=dim, dtype=dtype)):
+    for launch in described(draw_call(rng, length=70, key_len=70, dim=dim, dtype=dtype)):
         check_address_spaces(launch["source"])
 
 
 def test_a_mistake_in_an_address_space_is_noticed(rng):
-    source = launches(draw_call(rng, length=70, key_len=70))[2]["source"]
+    source = described(draw_call(rng, length=70, key_len=70))[2]["source"]
     wrong = source.replace("thread Fragment* dk_sums", "threadgroup Fragment* dk_sums")
     assert wrong != source
     with pytest.raises(AddressSpaceError):
