@@ -2,7 +2,7 @@
 
     uv run python tests/core/backward_memory.py [--heads 14/2] [--dtype float32]
 
-prints it for lengths from 1k to 32k, causal, beside what the call holds: inputs, out, lse and gradients.
+prints it for lengths from 1k to 32k, causal, beside what the call holds: inputs, what the forward pass leaves, gradients.
 """
 
 import argparse
@@ -44,17 +44,17 @@ class Call:
 
     @property
     def _rows(self) -> int:
-        """Bytes of one float32 a row, as lse is."""
+        """Bytes of one float32 a row, as lse is, and each row's maximum and sum."""
         return self.heads * self.length * 4
 
     @property
     def made(self) -> int:
-        """Bytes of out, lse and the gradients."""
-        return 2 * self._queries + 2 * self._keys + self._rows
+        """Bytes of out, lse, maximum and sum, and the gradients."""
+        return 2 * self._queries + 2 * self._keys + 3 * self._rows
 
     @property
     def held(self) -> int:
-        """Bytes of inputs, out, lse and gradients."""
+        """Bytes of the inputs and of those."""
         return self._queries + 2 * self._keys + self.made
 
     @property

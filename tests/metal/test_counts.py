@@ -18,10 +18,10 @@ from test_quantised import normal, quantised
 DTYPES = ["float32", "float16", "bfloat16"]
 
 
-def assert_no_more(ours: Counts, theirs: Counts, lse_bytes: int = 0) -> None:
-    """`lse_bytes`: of an output that theirs does not have."""
+def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
+    """`row_bytes`: of lse, maximum and sum, which theirs does not give."""
     assert sum(ours.mma.values()) <= sum(theirs.mma.values())
-    assert ours.device_read + ours.device_written <= theirs.device_read + theirs.device_written + lse_bytes
+    assert ours.device_read + ours.device_written <= theirs.device_read + theirs.device_written + row_bytes
     assert ours.threadgroup_read + ours.threadgroup_written <= theirs.threadgroup_read + theirs.threadgroup_written
     assert ours.barriers <= theirs.barriers
 
@@ -43,7 +43,7 @@ def test_decode_beside_sdpa_vector(rng, model, dtype, key_len):
     counts = decode(rng, HEAD_DIMS[model], dtype, key_len)
     ours = counts.pop("ours")
     for theirs in counts.values():
-        assert_no_more(ours, theirs, lse_bytes=4 * GROUP)
+        assert_no_more(ours, theirs, row_bytes=3 * 4 * GROUP)
 
 
 @pytest.mark.parametrize("length", [1, 3, 8])
