@@ -2,7 +2,7 @@
 
     uv run python tests/core/backward_memory.py [--heads 14/2] [--dtype float32]
 
-prints it for lengths from 1k to 32k, causal, beside what the call holds: inputs, what the forward pass leaves, gradients.
+prints it for lengths from 1k to 32k, causal, beside what the call holds: inputs, results, gradients.
 """
 
 import argparse

@@ -47,5 +47,5 @@ def _load() -> ModuleType:
 
 
 _module = _load()
-sources, buffers = _module.sources, _module.buffers
+sources = _module.sources
 forward, backward, realign = _module.forward, _module.backward, _module.realign
