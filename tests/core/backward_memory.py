@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import mlx.core as mx
 from flash_evals import measure
-from flashattn_core import flash_attention
+from flashattn_core import flash_attention, release_scratch
 from flashattn_core.masks import SlidingWindow
 
 MASKS = {
@@ -64,15 +64,15 @@ class Call:
         return self.made + self._rows + (self._queries if self.dtype != "float32" else 0)
 
 
-def peak_extra(call: Call) -> int:
+def peak_extra(call: Call) -> tuple[int, int]:
     """Bytes of the process at the highest point of forward and backward, above those before: of inputs, the gradient
-    that comes in, and threads with their scratch memory. In a fresh process."""
+    that comes in, and threads. And bytes of the threads' scratch, which is part of them. In a fresh process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as fresh_process:
         return fresh_process.submit(_peak_extra, **asdict(call)).result()
 
 
-def _peak_extra(length: int, heads: int, kv_heads: int, dtype: str, mask: str, head_dim: int) -> int:
+def _peak_extra(length: int, heads: int, kv_heads: int, dtype: str, mask: str, head_dim: int) -> tuple[int, int]:
     mx.set_default_device(mx.cpu)
     query, key, value, out_gradient = (
         mx.random.normal((1, n, length, head_dim)).astype(getattr(mx, dtype))
@@ -88,10 +88,10 @@ def _peak_extra(length: int, heads: int, kv_heads: int, dtype: str, mask: str, h
 
     mx.eval(query, key, value, out_gradient)
     for _ in range(20):  # on a busy machine a thread may come too late for the first ones
-        forward_and_backward(600)  # threads and their scratch are there now
+        forward_and_backward(600)  # threads are there now
     with measure.peak_memory() as peak:
         forward_and_backward(length)
-        return peak()
+        return peak(), release_scratch()
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     print(f"{'L':>6}  {'held MB':>8}  {'peak extra MB':>13}  ratio")
     for length in LENGTHS:
         call = Call(length, heads, kv_heads, options.dtype)
-        extra = peak_extra(call)
+        extra, _ = peak_extra(call)
         print(f"{length:>6}  {call.held / 1e6:>8.1f}  {extra / 1e6:>13.1f}  {extra / call.held:>5.2f}", flush=True)
 
 

@@ -129,7 +129,7 @@ FAULTS = {
     "a bias for a scale": quantised_fault(PARALLEL, "bool has_scale = lane % 2 == 0", "bool has_scale = lane % 2 == 1"),
     "a group too many": quantised_fault(SPLIT, "row < count ? load_float", "row <= count ? load_float"),
     "a key too many": quantised_fault(SPLIT, "        if (exists) {", "        if (true) {"),
-    "half taken for bfloat": quantised_fault(REG, "dtype == 2 ?", "dtype == 3 ?"),
+    "half taken for bfloat": quantised_fault(REG, "dtype == 1 ?", "dtype == 3 ?"),
     "offsets of scales in elements": quantised_fault(
         SPLIT, "scale_layout.offset(row, 0) * size_of_dtype(group_dtype)", "scale_layout.offset(row, 0)"
     ),
@@ -137,7 +137,7 @@ FAULTS = {
     "biases of the first batch element": quantised_fault(ROWWISE, "batch_offset(params, bias_strides, batch) + "),
     "values with the keys' scales": quantised_fault(REG, "stored.value_scales,", "stored.key_scales,"),
     "values with the keys' biases' strides": quantised_fault(
-        FAST, "stored.quant->value_biases", "stored.quant->key_biases"
+        FAST, "params.value_scales, params.value_biases", "params.value_scales, params.key_biases"
     ),
     "a tile of 16 bits": quantised_fault(REG, "typedef float Element;", "typedef half Element;"),
 }

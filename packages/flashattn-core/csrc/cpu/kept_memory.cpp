@@ -3,59 +3,87 @@
 
 #include <pthread.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <new>
-#include <set>
 #include <shared_mutex>
 
 namespace flashattn::cpu {
-namespace {
 
-struct Registry {
-  std::shared_mutex in_use;  // shared by the threads that work
-  std::mutex mutex;          // guards the set
-  std::set<KeptMemory*> kept;
+struct KeptMemoryList {
+  std::shared_mutex in_use = {};  // shared by the threads that work
+  std::mutex mutex = {};          // guards the list
+  KeptMemory* first = nullptr;
+  int64_t number;
+
+  explicit KeptMemoryList(int64_t number) : number(number) {}
+
+  void add(KeptMemory& kept) {
+    if (kept.list_ == number) {
+      return;
+    }
+    kept.list_ = number;
+    kept.previous_ = nullptr;
+    kept.next_ = first;
+    if (first) {
+      first->previous_ = &kept;
+    }
+    first = &kept;
+  }
+  void remove(KeptMemory& kept) {
+    if (kept.list_ != number) {
+      return;
+    }
+    (kept.previous_ ? kept.previous_->next_ : first) = kept.next_;
+    if (kept.next_) {
+      kept.next_->previous_ = kept.previous_;
+    }
+  }
+  int64_t release() {
+    int64_t floats = 0;
+    for (KeptMemory* each = first; each; each = each->next_) {
+      floats += each->capacity_;
+      std::free(each->memory_);
+      each->memory_ = nullptr;
+      each->capacity_ = 0;
+    }
+    return floats;
+  }
 };
 
-// Never destroyed: threads may outlive static destruction at exit. A forked child has none of the parent's threads and
-// perhaps their locks, so it forgets the parent's and makes another.
-std::atomic<Registry*> current{nullptr};
+namespace {
 
-Registry& registry() {
-  if (Registry* existing = current.load(std::memory_order_acquire)) {
-    return *existing;
-  }
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { current.store(nullptr, std::memory_order_relaxed); });
-  (void)registered;
-  auto* made = new Registry;
-  Registry* expected = nullptr;
-  if (!current.compare_exchange_strong(expected, made)) {
-    delete made;
-    return *expected;
-  }
+// Never destroyed: threads may outlive static destruction at exit. In static memory: it is needed where there may be no
+// other. A forked child has none of the parent's threads and perhaps their locks, so it begins another list.
+alignas(KeptMemoryList) unsigned char storage[sizeof(KeptMemoryList)];
+
+KeptMemoryList& list() {
+  static KeptMemoryList* const made = [] {
+    pthread_atfork(nullptr, nullptr, [] { new (storage) KeptMemoryList(list().number + 1); });
+    return new (storage) KeptMemoryList(1);
+  }();
   return *made;
 }
 
 }  // namespace
 
 KeptMemory::~KeptMemory() {
-  Registry& all = registry();
+  KeptMemoryList& all = list();
   std::lock_guard lock(all.mutex);
-  all.kept.erase(this);
+  all.remove(*this);
   std::free(memory_);
 }
 
 float* KeptMemory::floats(int64_t count) {
-  if (count > capacity_) {
-    Registry& all = registry();
+  if (count > capacity_ || list_ != list().number) {
+    KeptMemoryList& all = list();
     std::lock_guard lock(all.mutex);
-    all.kept.insert(this);
-    std::free(memory_);
-    memory_ = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(count + 15) / 16 * 64));
-    capacity_ = memory_ ? count : 0;
+    all.add(*this);
+    if (count > capacity_) {
+      std::free(memory_);
+      memory_ = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(count + 15) / 16 * 64));
+      capacity_ = memory_ ? count : 0;
+    }
     if (!memory_) {
       throw std::bad_alloc();
     }
@@ -64,24 +92,17 @@ float* KeptMemory::floats(int64_t count) {
 }
 
 KeptMemoryInUse::KeptMemoryInUse() {
-  registry().in_use.lock_shared();
+  list().in_use.lock_shared();
 }
 KeptMemoryInUse::~KeptMemoryInUse() {
-  registry().in_use.unlock_shared();
+  list().in_use.unlock_shared();
 }
 
 int64_t release_kept_memory() {
-  Registry& all = registry();
+  KeptMemoryList& all = list();
   std::lock_guard idle(all.in_use);
   std::lock_guard lock(all.mutex);
-  int64_t floats = 0;
-  for (KeptMemory* each : all.kept) {
-    floats += each->capacity_;
-    std::free(each->memory_);
-    each->memory_ = nullptr;
-    each->capacity_ = 0;
-  }
-  return floats * static_cast<int64_t>(sizeof(float));
+  return all.release() * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace flashattn::cpu

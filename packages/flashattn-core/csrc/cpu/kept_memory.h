@@ -17,9 +17,12 @@ class KeptMemory {
   float* floats(int64_t count);
 
  private:
-  friend int64_t release_kept_memory();
+  friend struct KeptMemoryList;
   float* memory_ = nullptr;
   int64_t capacity_ = 0;
+  // The list of all. It is made of these, so that nothing is allocated for it: its memory could not be had, either.
+  KeptMemory *previous_ = nullptr, *next_ = nullptr;
+  int64_t list_ = 0;  // the number of the list that this one is in; 0: none
 };
 
 // While a thread has one of these, nobody frees what it keeps.
