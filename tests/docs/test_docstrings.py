@@ -9,6 +9,7 @@ import flashattn_core
 import mlxlm_flash_patch
 import pytest
 from flashattn_core import masks, reference
+from flashattn_core.attention import Options
 
 MASKS = ("Causal", "KeyRange", "Mask", "SlidingWindow", "Tree", "lower")
 PUBLIC: dict[str, Any] = {
@@ -52,7 +53,14 @@ def own_docstring(name: str) -> str:
 def parameters(what: object) -> list[str]:
     if dataclasses.is_dataclass(what):
         return [field.name for field in dataclasses.fields(what) if field.init]
-    return list(inspect.signature(what).parameters) if inspect.isroutine(what) and not inspect.isbuiltin(what) else []
+    if not inspect.isroutine(what) or inspect.isbuiltin(what):
+        return []
+    names = []
+    for name, parameter in inspect.signature(what).parameters.items():
+        # **options: Unpack[Options] stands for the fields of Options.
+        unpacked = parameter.kind is parameter.VAR_KEYWORD and parameter.annotation == "Unpack[Options]"
+        names += list(Options.__annotations__) if unpacked else [name]
+    return names
 
 
 @pytest.mark.parametrize("name", PUBLIC)
