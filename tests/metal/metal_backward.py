@@ -23,8 +23,8 @@ class CountedGradients(Gradients):
 
 
 def exactly_saved(call: Call) -> Saved:
-    """As a forward without errors leaves them: lse in two numbers, maximum and sum to base 2. For the maximum any number
-    near it will do: this one makes sums of about 8."""
+    """As a forward without errors leaves them: lse in two numbers, maximum and sum to base 2. For the maximum any
+    number near it will do: this one makes sums of about 8."""
     out, lse = call.forward()
     row_max = (lse * np.log2(np.e) - 3).astype(np.float32)
     with np.errstate(invalid="ignore"):

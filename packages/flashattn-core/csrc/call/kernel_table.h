@@ -9,15 +9,15 @@
 namespace flashattn {
 
 enum class Kernel {
-  cpu_decode,
   cpu_prefill,
+  cpu_decode,
+  cpu_backward,
+  metal_rowwise,
   metal_decode_fast,
   metal_decode_parallel,
   metal_decode_split,
   metal_prefill_tg,
   metal_prefill_reg,
-  metal_rowwise,
-  cpu_backward,
   metal_backward_dq,
   metal_backward_dkv,
   count
