@@ -45,6 +45,7 @@ NOT_RUN = {
     "uv sync --reinstall-package …": "as uv sync",
     "uv run pytest -n 2 --dist loadfile": "is what runs this test",
     "uv run pytest | tee metal.log": "is what runs this test",
+    "uv run pytest tests/test_style.py": "runs beside this test",
     "uv run packages/flashattn-core/macos/build.py …": "downloads 150 MB; tests/macos/test_wheel.py runs it",
     "mlxlm-flash hook install": "writes into this environment; tests/patch/test_hook.py has one of its own",
     "mlxlm-flash hook remove": "as hook install",
