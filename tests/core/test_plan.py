@@ -80,7 +80,7 @@ def test_what_no_kernel_covers_has_a_reason_and_no_kernel(rng):
     ("kernel", "device", "dim", "reason"),
     [
         ("cpu_prefill", "metal", 8, "cpu_prefill runs on the CPU, the stream does not"),
-        ("metal_rowwise", "cpu", 8, "metal_rowwise runs on a GPU, the stream does not"),
+        ("metal_rowwise", "cpu", 8, "metal_rowwise runs on Metal, the stream does not"),
         ("metal_decode_fast", "metal", 8, "metal_decode_fast takes up to 1 queries, found 9"),
         ("metal_prefill_tg", "metal", 300, "metal_prefill_tg takes a head_dim up to 256, found 300"),
     ],

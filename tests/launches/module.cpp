@@ -8,11 +8,12 @@
 
 #include <string>
 
+#include "metal/launch.h"
 #include "metal/sources.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
 #include "op/check_arguments.h"
-#include "op/metal_call.h"
+#include "op/gpu_call.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -37,7 +38,7 @@ nb::tuple memory(const mx::array& array) {
 }
 
 // An array that no launch has written yet, of so many bytes.
-nb::object unwritten(const metal::Work& work, gpu::Binding binding) {
+nb::object unwritten(const gpu::Work& work, gpu::Binding binding) {
   for (const gpu::Scratch& scratch : work.launches.scratch) {
     if (scratch.binding == binding) {
       return nb::int_(sizeof(float) * scratch.elements());
@@ -46,7 +47,7 @@ nb::object unwritten(const metal::Work& work, gpu::Binding binding) {
   return nb::int_(work.arrays[gpu::index(binding)].value().nbytes());
 }
 
-nb::dict buffers_of(const metal::Work& work, const gpu::Launch& launch, nb::set& written) {
+nb::dict buffers_of(const gpu::Work& work, const gpu::Launch& launch, nb::set& written) {
   nb::dict buffers;
   for (auto [binding, role] : launch.arguments) {
     nb::str name(std::string(gpu::name(binding)).c_str());
@@ -68,7 +69,7 @@ nb::tuple size(const gpu::Size& size) {
 }
 
 // Inputs must be evaluated; nothing reads the outputs' memory.
-nb::list described(const metal::Work& work) {
+nb::list described(const gpu::Work& work) {
   nb::list result;
   nb::set written;
   for (const gpu::Launch& launch : work.launches.launches) {
@@ -114,7 +115,7 @@ nb::list forward(const Arguments& arguments) {
   stats.push_back(2);
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
-  return described(metal_forward(kernel, named, arguments.options, {out, lse, row_stats}));
+  return described(forward_work(kernel, named, arguments.options, {out, lse, row_stats}));
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
@@ -130,14 +131,14 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   mx::array key = not_allocated(named.key().shape(), out.dtype());
   mx::array value = not_allocated(named.value().shape(), out.dtype());
   mx::array delta = not_allocated(lse.shape(), mx::float32);
-  return described(metal_backward(named, arguments.options,
-                                  {{out, lse, row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
-                                  {query, key, value, delta}));
+  return described(backward_work(Backend::metal, named, arguments.options,
+                                 {{out, lse, row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
+                                 {query, key, value, delta}));
 }
 
 nb::list realign(mx::array misaligned) {
   mx::eval(misaligned);
-  return described(metal_realign(misaligned, not_allocated(misaligned.shape(), misaligned.dtype())));
+  return described(realign_work(Backend::metal, misaligned, not_allocated(misaligned.shape(), misaligned.dtype())));
 }
 
 }  // namespace

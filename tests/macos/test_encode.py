@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "packages/flashattn-core/csrc"
 MLX = Path(mx.__file__).parent
 SOURCES = [
-    *("call/kernel_table.cpp", "gpu/launch.cpp", "metal/encode.cpp", "metal/launch.cpp", "metal/sources.cpp"),
-    *("op/arguments.cpp", "op/metal_call.cpp", "op/strides.cpp"),
+    *("call/kernel_table.cpp", "gpu/arguments.cpp", "gpu/launch.cpp", "metal/encode.cpp", "metal/launch.cpp"),
+    *("metal/sources.cpp", "op/arguments.cpp", "op/gpu_call.cpp", "op/strides.cpp"),
 ]
 OF_GROUPS = {"key_scales", "key_biases", "value_scales", "value_biases"}
 PARTIALS = {"partial_out", "partial_max", "partial_sum"}

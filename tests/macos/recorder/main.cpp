@@ -2,11 +2,13 @@
 // gradient. 4 heads, 2 key/value heads, head_dim 64; keys are the second half of a longer array, and dout the last rows
 // of one; there are sinks. LIMIT is how many threads a threadgroup may have; BITS: of quantised keys, 0 if they are
 // not. First come the names of bindings and constants, then what the encoder is told.
+#include "metal/encode.h"
+#include "metal/launch.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
-#include "op/metal_call.h"
+#include "op/gpu_call.h"
 
 namespace mx = mlx::core;
 using namespace flashattn;
@@ -38,7 +40,7 @@ mx::array second_half(const mx::Shape& shape, mx::Dtype dtype = mx::float16) {
   return half;
 }
 
-metal::Work work_of(const std::string& kernel, int query_len, int key_len, int bits) {
+gpu::Work work_of(const std::string& kernel, int query_len, int key_len, int bits) {
   mx::Shape rows = {1, 4, query_len, 64}, keys = {1, 2, key_len, 64}, numbers = {1, 4, query_len};
   Arguments call;
   const auto set = [&](Input input, mx::array array) { call.inputs[index(input)] = std::move(array); };
@@ -58,11 +60,12 @@ metal::Work work_of(const std::string& kernel, int query_len, int key_len, int b
   mx::array out = allocated(rows, mx::float16), lse = allocated(numbers, mx::float32);
   mx::array row_stats = allocated({1, 4, query_len, 2}, mx::float32);
   if (kernel != "backward") {
-    return metal_forward(kernel_called(kernel), Inputs(call), call.options, {out, lse, row_stats});
+    return forward_work(kernel_called(kernel), Inputs(call), call.options, {out, lse, row_stats});
   }
   mx::array dout = second_half(rows), dlse = allocated(numbers, mx::float32), delta = allocated(numbers, mx::float32);
   mx::array dq = allocated(rows, mx::float16), dk = allocated(keys, mx::float16), dv = allocated(keys, mx::float16);
-  return metal_backward(Inputs(call), call.options, {{out, lse, row_stats}, dout, &dlse}, {dq, dk, dv, delta});
+  return backward_work(Backend::metal, Inputs(call), call.options, {{out, lse, row_stats}, dout, &dlse},
+                       {dq, dk, dv, delta});
 }
 
 void print_names(const gpu::Launches& launches) {
@@ -81,7 +84,7 @@ void print_names(const gpu::Launches& launches) {
 int main(int, char** argv) {
   int repeats = std::stoi(argv[4]);
   MTL::ComputePipelineState::limit = std::stoi(argv[5]);
-  metal::Work work = work_of(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), std::stoi(argv[6]));
+  gpu::Work work = work_of(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), std::stoi(argv[6]));
   print_names(work.launches);
   try {
     for (int i = 0; i < repeats; ++i) {

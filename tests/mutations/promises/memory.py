@@ -64,8 +64,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what a call's kernel is told is not freed",
         f"{CPP}/op/forward.cpp",
-        "cpu::AttentionArgs args = cpu_forward(named, options_, {outputs[0], outputs[1], outputs[2]});",
-        "cpu::AttentionArgs& args = *new auto(cpu_forward(named, options_, {outputs[0], outputs[1], outputs[2]}));",
+        "cpu::AttentionArgs args = forward_args(named, options_, {outputs[0], outputs[1], outputs[2]});",
+        "cpu::AttentionArgs& args = *new auto(forward_args(named, options_, {outputs[0], outputs[1], outputs[2]}));",
         "core/test_many_calls.py::test_nothing_grows",
     ),
 ]

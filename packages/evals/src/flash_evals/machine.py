@@ -27,7 +27,8 @@ PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals
 def device() -> str:
     """One phrase: `cpu, AVX-512, 2 threads`."""
     try:
-        backend = flashattn_core.backends()["metal" if kind() == "gpu" else "cpu"]
+        gpu = "cuda" if mx.cuda.is_available() else "metal"
+        backend = flashattn_core.backends()[gpu if kind() == "gpu" else "cpu"]
     except ValueError as error:
         raise EvalError(first_line(error)) from error  # a FLASHATTN_ variable holds nonsense
     return f"{kind()}, {backend}"

@@ -21,14 +21,15 @@ struct Row {
   int max_query_len;
   int max_dim;     // of head_dim and value_dim
   bool quantised;  // also takes quantised keys and values
-  // Where auto prefers the next row. On Metal these lengths are estimates: they have not been measured on a GPU.
+  // Beyond these lengths auto looks further. On Metal they are estimates: they have not been measured on a GPU.
   int auto_query_len;
   int auto_key_len;
   std::string_view why;
 };
 
-// auto takes the first row that covers the call and prefers it.
 constexpr auto forward = Pass::forward, backward = Pass::backward;
+
+// auto takes the first row that can run the call and is meant for its lengths.
 constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, true, kAny, kAny,
      "few queries: work is split over the keys"},
@@ -52,6 +53,20 @@ constexpr std::array<Row, kNumKernels> kTable = {{
 }};
 
 constexpr std::array<std::string_view, 3> kBackendNames = {"cpu", "metal", "cuda"};
+constexpr std::array<std::string_view, 3> kBackendsInWords = {"the CPU", "Metal", "CUDA"};
+
+std::string in_words(Backend backend) {
+  return std::string(kBackendsInWords[static_cast<int>(backend)]);
+}
+
+const Row& row_of(Kernel kernel) {
+  for (const Row& row : kTable) {
+    if (row.kernel == kernel) {
+      return row;
+    }
+  }
+  throw std::logic_error("a kernel is missing from the table");
+}
 
 std::string known_names() {
   std::string names = "'auto'";
@@ -68,7 +83,7 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   std::string name(row.name);
   int dim = std::max(shape.head_dim, shape.value_dim);
   if (row.backend != backend) {
-    return name + (row.backend == Backend::cpu ? " runs on the CPU" : " runs on a GPU") + ", the stream does not";
+    return name + " runs on " + in_words(row.backend) + ", the stream does not";
   }
   if (shape.query_len > row.max_query_len) {
     return name + " takes up to " + std::to_string(row.max_query_len) + " queries, found " +
@@ -86,12 +101,11 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
 }  // namespace
 
 std::string_view name(Kernel kernel) {
-  for (const Row& row : kTable) {
-    if (row.kernel == kernel) {
-      return row.name;
-    }
-  }
-  throw std::logic_error("a kernel is missing from the table");
+  return row_of(kernel).name;
+}
+
+Backend backend_of(Kernel kernel) {
+  return row_of(kernel).backend;
 }
 
 std::string_view name(Backend backend) {
@@ -133,26 +147,31 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
   if (!known) {
     throw std::invalid_argument("[flash_attention] kernel is '" + wanted + "', expected one of " + known_names());
   }
-  return {std::nullopt, "there is no kernel for " + std::string(name(backend)) + " with head_dim " +
-                            std::to_string(std::max(shape.head_dim, shape.value_dim))};
+  return {std::nullopt, "there is no kernel for " + in_words(backend)};
+}
+
+std::vector<Kernel> backward_kernels(Backend backend) {
+  std::vector<Kernel> kernels;
+  for (const Row& row : kTable) {
+    if (row.pass == backward && row.backend == backend) {
+      kernels.push_back(row.kernel);
+    }
+  }
+  return kernels;
 }
 
 void check_backward(Backend backend, CallShape shape) {
   if (shape.quantised) {
     throw NoKernelError("[flash_attention] no kernel has the gradient with quantised keys and values");
   }
-  bool found = false;
-  for (const Row& row : kTable) {
-    if (row.pass == backward && row.backend == backend) {
-      found = true;
-      if (std::string reason = obstacle(row, backend, shape); !reason.empty()) {
-        throw NoKernelError("[flash_attention] " + reason);
-      }
-    }
+  std::vector<Kernel> kernels = backward_kernels(backend);
+  if (kernels.empty()) {
+    throw NoKernelError("[flash_attention] there is no kernel for " + in_words(backend) + " that has the gradient");
   }
-  if (!found) {
-    throw NoKernelError("[flash_attention] there is no kernel for " + std::string(name(backend)) +
-                        " that has the gradient");
+  for (Kernel kernel : kernels) {
+    if (std::string reason = obstacle(row_of(kernel), backend, shape); !reason.empty()) {
+      throw NoKernelError("[flash_attention] " + reason);
+    }
   }
 }
 

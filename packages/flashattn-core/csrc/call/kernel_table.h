@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace flashattn {
 
@@ -29,6 +30,7 @@ enum class Pass { forward, backward };
 
 std::string_view name(Kernel kernel);
 std::string_view name(Backend backend);
+Backend backend_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
@@ -58,7 +60,9 @@ struct CallShape {
 // forward kernel has.
 Choice choose(Backend backend, CallShape shape, const std::string& wanted);
 
-// A backend's gradient has no choice: all of its kernels run. Throws NoKernelError for what they do not cover.
+// A backend's gradient has no choice: all of these kernels run. check_backward() throws NoKernelError for what they do
+// not cover.
+std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
 
 // The largest head_dim that some kernel of the backend takes; 0 where none does.

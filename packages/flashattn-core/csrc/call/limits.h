@@ -7,10 +7,10 @@ constexpr int kMaxHeadDim = 512;
 constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops run up to one tile further
 
 // Of quantised keys and values.
-constexpr bool has_bits(int bits) {
+constexpr bool is_valid_bits(int bits) {
   return (1 <= bits && bits <= 6) || bits == 8;
 }
-constexpr bool has_group_size(int group_size) {
+constexpr bool is_valid_group_size(int group_size) {
   return group_size == 32 || group_size == 64 || group_size == 128;
 }
 

@@ -2,7 +2,7 @@
 // No pointers and no standard library in here, so that host C++ and kernels can include the same file.
 #pragma once
 
-#ifndef __METAL_VERSION__  // Metal has these types without an include
+#if !defined(__METAL_VERSION__) && !defined(__CUDACC_RTC__)  // kernels have these types from their dialect
 #include <cstdint>
 #endif
 

@@ -1,4 +1,8 @@
-// The span of keys that causal, window and key range leave to a query. What hides keys inside of it is each backend's.
+// The span of keys that causal, window and key range leave to a query, for the host and the CPU. GPU kernels have the
+// same arithmetic in gpu/kernels/visibility.h. What hides keys inside of a span is each backend's.
+//
+// Both ends of a span never fall from one query to the next: which tiles are skipped follows from the first and the
+// last query of a block.
 #pragma once
 
 #include "params.h"

@@ -1,4 +1,4 @@
-// The gradient's front door, as attention.h is that of the forward pass.
+// The gradient's front door, as forward.h is that of the forward pass.
 #pragma once
 
 #include "forward.h"
@@ -17,8 +17,8 @@ struct BackwardArgs {
   void* query_gradient;
   void* key_gradient;
   void* value_gradient;
-  // Row-major (*B, H_q, L): sum over the columns of out * out_gradient, less lse_gradient. By this, and lse, the
-  // gradient of everything else that enters the scores follows, such as that of sinks.
+  // Row-major (*B, H_q, L): sum over the columns of out * out_gradient, less lse_gradient. The
+  // gradient of sinks follows from it and lse.
   float* delta;
 };
 

@@ -76,10 +76,10 @@ void check_dtype(const char* field, Dtype dtype) {
 }
 
 void check_quantised(const AttentionParams& p) {
-  if (!has_bits(p.bits)) {
+  if (!is_valid_bits(p.bits)) {
     fail("bits is ", p.bits, ", expected 0 for keys and values as they are, or 1, 2, 3, 4, 5, 6 or 8");
   }
-  if (!has_group_size(p.group_size)) {
+  if (!is_valid_group_size(p.group_size)) {
     fail("group_size is ", p.group_size, ", expected 32, 64 or 128");
   }
   for (auto [field, dim] : {std::pair("head_dim", p.head_dim), std::pair("value_dim", p.value_dim)}) {
@@ -204,7 +204,7 @@ class Memory {
   }
 
   const AttentionParams& params_;
-  std::array<Range, 24> ranges_;
+  std::array<Range, kNumInputs + 9> ranges_;  // of both passes: three outputs, two of their gradients, and four
   int count_ = 0;
 };
 

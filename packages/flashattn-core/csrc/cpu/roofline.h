@@ -6,7 +6,7 @@ namespace flashattn::cpu {
 // Floating-point operations per second of fused multiply-adds in registers, a multiply-add counting two. 30 ms.
 double peak_flops();
 
-// Bytes per second read from memory, out of a buffer larger than the caches (256 MB). 150 ms.
+// Bytes per second read from memory, out of a buffer larger than the caches (256 MB). 0.2 s.
 double read_bandwidth();
 
 }  // namespace flashattn::cpu

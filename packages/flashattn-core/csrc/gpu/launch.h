@@ -116,7 +116,7 @@ struct Call {
   Dtype dtype;                                  // of query and out, and of key and value if they are not quantised
   Dtype bias_dtype = Dtype::float32;            // of bias
   Dtype group_dtype = Dtype::float32;           // of scales and biases
-  std::array<bool, kNumBindings> present = {};  // of the inputs, and dlse
+  std::array<bool, kNumBindings> present = {};  // the arrays that the call has
 
   bool has(Binding binding) const { return present[index(binding)]; }
 };

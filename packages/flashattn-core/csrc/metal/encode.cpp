@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "launch.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
 #include "mlx/backend/metal/utils.h"
@@ -58,7 +59,7 @@ mx::array allocated(const Scratch& scratch) {
 
 }  // namespace
 
-void encode(const Work& work, mx::Stream stream) {
+void encode(const gpu::Work& work, mx::Stream stream) {
   auto& device = mx::metal::device(stream.device);
   auto& encoder = mx::metal::get_command_encoder(stream);
 

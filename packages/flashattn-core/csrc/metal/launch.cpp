@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "../gpu/arguments.h"
 #include "../gpu/split.h"
 
 namespace flashattn::metal {
@@ -18,125 +19,54 @@ std::string type_name(Dtype dtype) {
   return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
 }
 
-bool is_quantised(const Call& call) {
-  return call.params.bits != 0;
+// Of eight rows each. 64 rows read keys and values half as often as 32; larger heads have too much in registers for so
+// many threads.
+int simdgroups_for(int rows, int dim) {
+  return rows > 64 && dim <= 128 ? 8 : 4;
 }
 
-// Of an element of keys or values in threadgroup memory.
-int tile_element_size(const Call& call) {
-  return static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype));
-}
-
-int group_of(const Call& call) {
-  return call.params.num_heads / call.params.num_kv_heads;
-}
-
-// The same names for every kernel. `packed`: the last axis of the rows that it reads has stride 1.
-std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys) {
-  const AttentionParams& p = call.params;
-  std::vector<Constant> result = {
-      {"head_dim", p.head_dim},
-      {"value_dim", p.value_dim},
-      {"bias_dtype", static_cast<int32_t>(call.bias_dtype)},
-      {"quant_bits", p.bits},
-      {"group_size", p.group_size},
-      {"group_dtype", static_cast<int32_t>(call.group_dtype)},
-      {"packed_rows", packed},
-      {"whole_rows", whole_rows},  // the last tile of query rows is full
-      {"whole_keys", whole_keys},  // the last tile of keys is full
-      {"has_dlse", call.has(Binding::dlse)},
-  };
-#define FLASHATTN_HAS_OPTION(type, name) result.push_back({"has_" #name, p.name != type{}});
-#define FLASHATTN_HAS_INPUT(name, ...) result.push_back({"has_" #name, call.has(Binding::name)});
-  FLASHATTN_OPTIONS(FLASHATTN_HAS_OPTION)
-  FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_HAS_INPUT)
-#undef FLASHATTN_HAS_OPTION
-#undef FLASHATTN_HAS_INPUT
-  return result;
-}
-
-// A row of one element has no second: any stride will do.
-bool is_packed(const Strides& strides, int columns) {
-  return strides.column == 1 || columns == 1;
-}
-bool inputs_are_packed(const Call& call) {
-  const AttentionParams& p = call.params;
-  return is_packed(p.query, p.head_dim) && is_packed(p.key, p.head_dim) && is_packed(p.value, p.value_dim);
-}
-
-using Bindings = std::initializer_list<Binding>;
-
-std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings values) {
-  std::vector<Argument> result;
-  for (Binding binding : inputs) result.push_back({binding, Role::input});
-  for (Binding binding : outputs) result.push_back({binding, Role::output});
-  for (Binding binding : values) result.push_back({binding, Role::value});
-  return result;
-}
-
-void add_if_present(std::vector<Argument>& arguments, const Call& call, Bindings optional) {
-  for (Binding binding : optional) {
-    if (call.has(binding)) arguments.push_back({binding, Role::input});
-  }
-}
-
-#define FLASHATTN_BINDING(name, ...) Binding::name,
-constexpr Bindings kMasksAndGroups = {FLASHATTN_MASKS(FLASHATTN_BINDING) FLASHATTN_GROUPS(FLASHATTN_BINDING)};
-#undef FLASHATTN_BINDING
-
-uint32_t size(int64_t n) {
-  return static_cast<uint32_t>(n);
-}
-uint32_t batches(const Call& call) {
-  return size(call.params.batch_size);
+// 32 keys, unless their tile takes more than half of the 32 KB of threadgroup memory.
+int keys_of_tile(int dim, int element_size) {
+  return 32 * (dim * element_size + 16) <= 17 * 1024 ? 32 : 16;
 }
 
 // Instantiates `function` of a file for the call's dtype: "decode_fast<half, 64, 64>", "metal_decode_fast_half_64_64";
-// with quantised keys and values, if it takes any, "decode_fast<half, 64, 64, uint>".
+// with quantised keys and values, if it reads them, "decode_fast<half, 64, 64, uint>".
 struct Instance {
   std::string source, function;
   std::vector<int> sizes;
   std::vector<Argument> arguments;
   Size grid;
   int simdgroups;
-  bool packed;
   bool whole_rows = false, whole_keys = false;
 };
 
-Launch launch(const Call& call, Instance instance) {
+Launch launch(const Call& call, bool packed, Instance instance) {
   std::string types_and_sizes = type_name(call.dtype);
   std::string name = "metal_" + instance.function + "_" + type_name(call.dtype);
   for (int size : instance.sizes) {
     types_and_sizes += ", " + std::to_string(size);
     name += "_" + std::to_string(size);
   }
-  constexpr Argument kWords = {Binding::key_scales, Role::input};
-  if (std::find(instance.arguments.begin(), instance.arguments.end(), kWords) != instance.arguments.end()) {
+  constexpr Argument kKey = {Binding::key, Role::input};
+  bool reads_keys = std::find(instance.arguments.begin(), instance.arguments.end(), kKey) != instance.arguments.end();
+  if (reads_keys && is_quantised(call)) {
     types_and_sizes += ", uint";
     name += "_quantised";
   }
   return {.source = std::move(instance.source),
           .function = name,
           .instantiation = instance.function + "<" + types_and_sizes + ">",
-          .constants = constants(call, instance.packed, instance.whole_rows, instance.whole_keys),
+          .constants = constants(call, packed, instance.whole_rows, instance.whole_keys),
           .arguments = std::move(instance.arguments),
           .grid = instance.grid,
           .threadgroup = {size(instance.simdgroups * kLanes), 1, 1}};
 }
 
-// What a kernel takes that has the whole call in one launch.
-std::vector<Argument> whole_call(const Call& call) {
-  auto result = arguments({Binding::query, Binding::key, Binding::value},
-                          {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params});
-  add_if_present(result, call, kMasksAndGroups);
-  add_if_present(result, call, {Binding::sinks});
-  return result;
-}
-
 Launch single(const Call& call, const std::string& function, std::vector<int> sizes, Size grid, int simdgroups,
               bool whole_rows = false, bool whole_keys = false) {
-  return launch(call, {function, function, std::move(sizes), whole_call(call), grid, simdgroups,
-                       inputs_are_packed(call), whole_rows, whole_keys});
+  return launch(call, inputs_are_packed(call),
+                {function, function, std::move(sizes), whole_call(call), grid, simdgroups, whole_rows, whole_keys});
 }
 
 std::vector<int> whole_lanes(const Call& call) {
@@ -171,11 +101,8 @@ Launch prefill_tg(const Call& call) {
 Launch prefill_reg(const Call& call) {
   const AttentionParams& p = call.params;
   int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
-  // 64 rows read keys and values half as often as 32; larger heads have too much in registers for so many threads.
-  int simdgroups = p.query_len > 64 && dim <= 128 ? 8 : 4;
-  // 32 keys, unless their tile takes more than half of the 32 KB.
-  int tile_row = dim * tile_element_size(call) + 16;
-  int keys = 32 * tile_row <= 17 * 1024 ? 32 : 16;
+  int simdgroups = simdgroups_for(p.query_len, dim);
+  int keys = keys_of_tile(dim, static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)));
   return single(call, "prefill_reg", {depth, columns, simdgroups, keys},
                 {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)}, simdgroups,
                 p.query_len % (8 * simdgroups) == 0, p.key_len % keys == 0);
@@ -200,15 +127,14 @@ Launches decode_split(const Call& call) {
   auto of_chunk =
       arguments({Binding::query, Binding::key, Binding::value},
                 {Binding::partial_out, Binding::partial_max, Binding::partial_sum}, {Binding::params, Binding::split});
-  add_if_present(of_chunk, call, kMasksAndGroups);
+  add_masks_and_groups(of_chunk, call);
   Instance chunk = {
       .source = "decode_split",
       .function = "decode_split",
       .sizes = {dim, value_dim, rows},
       .arguments = std::move(of_chunk),
       .grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads), batches(call)},
-      .simdgroups = kChunksPerThreadgroup,
-      .packed = inputs_are_packed(call)};
+      .simdgroups = kChunksPerThreadgroup};
   if (rows > max_rows) {
     // With more SIMD groups each thread has fewer registers: half the rows, in up to 16 of them.
     max_rows /= 2;
@@ -228,31 +154,13 @@ Launches decode_split(const Call& call) {
                     .sizes = {value_dim},
                     .arguments = std::move(of_merge),
                     .grid = {size(p.query_len), size(p.num_heads), batches(call)},
-                    .simdgroups = 1,
-                    .packed = inputs_are_packed(call)};
-  result.launches = {launch(call, std::move(chunk)), launch(call, std::move(merge))};
+                    .simdgroups = 1};
+  bool packed = inputs_are_packed(call);
+  result.launches = {launch(call, packed, std::move(chunk)), launch(call, packed, std::move(merge))};
   return result;
 }
 
 // --- The gradient ------------------------------------------------------------------------------------------
-
-bool backward_is_packed(const Call& call, const BackwardParams& backward) {
-  return inputs_are_packed(call) && is_packed(backward.dout, call.params.value_dim);
-}
-
-std::vector<Argument> delta_arguments(const Call& call) {
-  auto result = arguments({Binding::out, Binding::dout}, {Binding::delta}, {Binding::params, Binding::backward});
-  add_if_present(result, call, {Binding::dlse});
-  return result;
-}
-
-std::vector<Argument> backward_arguments(const Call& call, Bindings outputs) {
-  auto result =
-      arguments({Binding::query, Binding::key, Binding::value, Binding::row_stats, Binding::dout, Binding::delta},
-                outputs, {Binding::params, Binding::backward});
-  add_if_present(result, call, kMasksAndGroups);
-  return result;
-}
 
 Instance backward_delta(const Call& call) {
   constexpr int kRowsPerThreadgroup = 8;  // a SIMD group each
@@ -262,23 +170,20 @@ Instance backward_delta(const Call& call) {
           .sizes = {kRowsPerThreadgroup},
           .arguments = delta_arguments(call),
           .grid = {size(divide_up(p.query_len, kRowsPerThreadgroup)), size(p.num_heads), batches(call)},
-          .simdgroups = kRowsPerThreadgroup,
-          .packed = false};
+          .simdgroups = kRowsPerThreadgroup};
 }
 
 Instance backward_dq(const Call& call) {
   const AttentionParams& p = call.params;
   int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
-  int simdgroups = p.query_len > 64 && dim <= 128 ? 8 : 4;
-  // 32 keys, unless their tile takes more than half of the 32 KB.
-  int keys = 32 * (dim * size_of(call.dtype) + 16) <= 17 * 1024 ? 32 : 16;
+  int simdgroups = simdgroups_for(p.query_len, dim);
+  int keys = keys_of_tile(dim, static_cast<int>(size_of(call.dtype)));
   return {.source = "backward_dq",
           .function = "backward_dq",
           .sizes = {depth, columns, simdgroups, keys},
           .arguments = backward_arguments(call, {Binding::dq}),
           .grid = {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)},
           .simdgroups = simdgroups,
-          .packed = false,
           .whole_rows = p.query_len % (8 * simdgroups) == 0,
           .whole_keys = p.key_len % keys == 0};
 }
@@ -286,7 +191,7 @@ Instance backward_dq(const Call& call) {
 Instance backward_dkv(const Call& call) {
   const AttentionParams& p = call.params;
   int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
-  int simdgroups = p.key_len > 64 && dim <= 128 ? 8 : 4;
+  int simdgroups = simdgroups_for(p.key_len, dim);
   // Rows of query and dout lie in threadgroup memory side by side: as many as take little more than half of the 32 KB.
   int64_t row_bytes = (depth + columns) * size_of(call.dtype) + 32;
   int rows = 32 * row_bytes <= 18 * 1024 ? 32 : 16 * row_bytes <= 18 * 1024 ? 16 : 8;
@@ -299,7 +204,6 @@ Instance backward_dkv(const Call& call) {
           .arguments = backward_arguments(call, {Binding::dk, Binding::dv}),
           .grid = {size(divide_up(p.key_len, 8 * simdgroups) * parts), size(p.num_kv_heads), batches(call)},
           .simdgroups = simdgroups,
-          .packed = false,
           .whole_rows = p.query_len % rows == 0,
           .whole_keys = p.key_len % (8 * simdgroups) == 0};
 }
@@ -308,10 +212,10 @@ Instance backward_dkv(const Call& call) {
 
 Launches backward_launches(const Call& call, const BackwardParams& backward) {
   Launches result = {.params = call.params, .backward = backward};
+  bool packed = backward_is_packed(call, backward);
   for (Instance instance : {backward_delta(call), backward_dq(call), backward_dkv(call)}) {
     if (std::find(instance.grid.begin(), instance.grid.end(), 0) == instance.grid.end()) {
-      instance.packed = backward_is_packed(call, backward);
-      result.launches.push_back(launch(call, std::move(instance)));
+      result.launches.push_back(launch(call, packed, std::move(instance)));
     }
   }
   return result;

@@ -5,8 +5,8 @@
 
 namespace flashattn::metal {
 
-void encode(const Work&, mx::Stream) {
-  throw std::runtime_error("FlashAttention has no GPU implementation.");
+void encode(const gpu::Work&, mx::Stream) {
+  throw std::runtime_error("[flash_attention] this MLX has no Metal");
 }
 
 }  // namespace flashattn::metal

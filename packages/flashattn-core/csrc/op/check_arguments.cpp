@@ -53,10 +53,10 @@ void check_storage(const Inputs& inputs, const Options& options) {
     }
     return;
   }
-  if (!has_bits(options.bits)) {
+  if (!is_valid_bits(options.bits)) {
     fail("bits is ", options.bits, ", expected 1, 2, 3, 4, 5, 6 or 8");
   }
-  if (!has_group_size(options.group_size)) {
+  if (!is_valid_group_size(options.group_size)) {
     fail("group_size is ", options.group_size, ", expected 32, 64 or 128");
   }
   const mx::array *key_scales = inputs[Input::key_scales], *value_scales = inputs[Input::value_scales];

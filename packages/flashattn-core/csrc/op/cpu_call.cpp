@@ -24,7 +24,7 @@ cpu::Cancellable cancellation_of(const AttentionParams& params) {
   return source ? source(params) : cpu::Cancellable{};
 }
 
-cpu::AttentionArgs cpu_forward(const Inputs& inputs, const Options& options, const Outputs& outputs) {
+cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, const Outputs& outputs) {
   cpu::AttentionArgs args = {.params = make_params(inputs, options, outputs),
                              .dtype = dtype_of(inputs[Input::query]),
                              .bias_dtype = dtype_of(inputs[Input::bias]),
@@ -32,15 +32,16 @@ cpu::AttentionArgs cpu_forward(const Inputs& inputs, const Options& options, con
 #define FLASHATTN_SET_POINTER(name, ...) set_pointer(args.name, inputs[Input::name]);
   FLASHATTN_INPUTS(FLASHATTN_SET_POINTER)
 #undef FLASHATTN_SET_POINTER
+  // The forward pass writes what the gradient, which has the same arguments, reads.
   args.out = const_cast<void*>(outputs.out.data<void>());
   args.lse = const_cast<float*>(outputs.lse.data<float>());
   args.row_stats = const_cast<float*>(outputs.row_stats.data<float>());
   return args;
 }
 
-cpu::BackwardArgs cpu_backward(const Inputs& inputs, const Options& options, const GradientInputs& further,
-                               const Gradients& gradients) {
-  cpu::AttentionArgs forward = cpu_forward(inputs, options, further.saved);
+cpu::BackwardArgs backward_args(const Inputs& inputs, const Options& options, const GradientInputs& further,
+                                const Gradients& gradients) {
+  cpu::AttentionArgs forward = forward_args(inputs, options, further.saved);
   int batch_dims = forward.params.batch_dims;
   Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(inputs, options), options.kernel));
   const mx::array* lse_gradient = further.lse_gradient;

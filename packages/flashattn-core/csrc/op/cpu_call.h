@@ -7,9 +7,9 @@
 
 namespace flashattn {
 
-cpu::AttentionArgs cpu_forward(const Inputs& inputs, const Options& options, const Outputs& outputs);
-cpu::BackwardArgs cpu_backward(const Inputs& inputs, const Options& options, const GradientInputs& further,
-                               const Gradients& gradients);
+cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, const Outputs& outputs);
+cpu::BackwardArgs backward_args(const Inputs& inputs, const Options& options, const GradientInputs& further,
+                                const Gradients& gradients);
 
 // Which calls end early when somebody wishes it; null: none. See python/interrupt.h.
 using CancellationSource = cpu::Cancellable (*)(const AttentionParams& params);

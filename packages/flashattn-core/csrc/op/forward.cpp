@@ -6,9 +6,10 @@
 #include "check_arguments.h"
 #include "counts.h"
 #include "cpu_call.h"
+#include "gpu_call.h"
+#include "gpu_stream.h"
 #include "gradient.h"
 #include "memory.h"
-#include "metal_call.h"
 
 namespace flashattn {
 
@@ -46,7 +47,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   allocate(outputs);
   prefer_huge_pages(outputs);
   Inputs named(inputs, present_);
-  cpu::AttentionArgs args = cpu_forward(named, options_, {outputs[0], outputs[1], outputs[2]});
+  cpu::AttentionArgs args = forward_args(named, options_, {outputs[0], outputs[1], outputs[2]});
   cpu::check(args);  // here, where the caller still hears of it
   Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_), options_.kernel));
   count(kernel);
@@ -56,6 +57,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   if (outputs[0].size() == 0) {
     return;
   }
+  // The job lives from here on until it has run: so long do the threads wait awake for it.
   encoder.dispatch([kernel, args, expected = cpu::ExpectedJob()] {
     kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args);
   });
@@ -63,7 +65,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
 
 void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   if (!are_aligned(inputs)) {
-    return eval_gpu(aligned_on_metal(inputs, stream()), outputs);
+    return eval_gpu(aligned_on_gpu(inputs, stream()), outputs);
   }
   allocate(outputs);
   Inputs named(inputs, present_);
@@ -72,7 +74,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
   if (outputs[0].size() == 0) {
     return;
   }
-  metal::encode(metal_forward(kernel, named, options_, {outputs[0], outputs[1], outputs[2]}), stream());
+  run_on_gpu(forward_work(kernel, named, options_, {outputs[0], outputs[1], outputs[2]}), stream());
 }
 
 std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,

@@ -5,8 +5,9 @@
 #include "../cpu/contract.h"
 #include "counts.h"
 #include "cpu_call.h"
+#include "gpu_call.h"
+#include "gpu_stream.h"
 #include "memory.h"
-#include "metal_call.h"
 #include "mlx/ops.h"
 
 namespace flashattn {
@@ -39,6 +40,7 @@ mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx:
 // The gradient's inputs behind those of the forward pass: its outputs, and what comes back for two of them. Nobody sees
 // row_stats, so nothing comes back for it.
 enum Further { kOut, kLse, kRowStats, kOutGradient, kLseGradient, kNumFurther };
+const std::vector<int> kDimsOfFurther = {3, 2, 3, 3, 2};  // besides the batch's
 
 GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
   const mx::array* further = &inputs[inputs.size() - kNumFurther];
@@ -47,6 +49,12 @@ GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
 
 Gradients named(std::vector<mx::array>& outputs) {
   return {outputs[0], outputs[1], outputs[2], outputs[3]};
+}
+
+void count_backward(Backend backend) {
+  for (Kernel kernel : backward_kernels(backend)) {
+    count(kernel);
+  }
 }
 
 }  // namespace
@@ -82,21 +90,22 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std:
     return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
   }
   allocate(outputs);
-  cpu::BackwardArgs args = cpu_backward(Inputs(inputs, present_), options_, further_inputs(inputs), named(outputs));
+  cpu::BackwardArgs args = backward_args(Inputs(inputs, present_), options_, further_inputs(inputs), named(outputs));
   cpu::check(args);  // here, where the caller still hears of it
-  count(Kernel::cpu_backward);
+  count_backward(Backend::cpu);
   args.forward.cancellation = cancellation_of(args.forward.params);
   cpu_encoder(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
 }
 
 void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   if (!are_aligned(inputs)) {
-    return eval_gpu(aligned_on_metal(inputs, stream()), outputs);
+    return eval_gpu(aligned_on_gpu(inputs, stream()), outputs);
   }
   allocate(outputs);
-  count(Kernel::metal_backward_dq);
-  count(Kernel::metal_backward_dkv);
-  metal::encode(metal_backward(Inputs(inputs, present_), options_, further_inputs(inputs), named(outputs)), stream());
+  Backend backend = backend_of(stream().device);
+  count_backward(backend);
+  Inputs forward_inputs(inputs, present_);
+  run_on_gpu(backward_work(backend, forward_inputs, options_, further_inputs(inputs), named(outputs)), stream());
 }
 
 std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>&, const std::vector<mx::array>&,
@@ -123,7 +132,7 @@ std::vector<mx::Dtype> FlashAttentionGradient::output_dtypes(const std::vector<m
 }
 
 std::vector<int> FlashAttentionGradient::dims_of_further_inputs() const {
-  return {3, 2, 3, 3, 2};
+  return kDimsOfFurther;
 }
 
 }  // namespace flashattn

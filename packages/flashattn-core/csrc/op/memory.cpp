@@ -10,7 +10,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "metal_call.h"
+#include "gpu_call.h"
+#include "gpu_stream.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 
@@ -93,9 +94,9 @@ std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, cons
   });
 }
 
-std::vector<mx::array> aligned_on_metal(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
+std::vector<mx::array> aligned_on_gpu(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
   return aligned(inputs, [&](const mx::array& input, const mx::array& copy) {
-    metal::encode(metal_realign(input, copy), stream);
+    run_on_gpu(realign_work(backend_of(stream.device), input, copy), stream);
   });
 }
 

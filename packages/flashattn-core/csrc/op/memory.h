@@ -20,6 +20,6 @@ void prefer_huge_pages(std::vector<mx::array>& arrays);
 bool are_aligned(const std::vector<mx::array>& inputs);
 // The inputs, with copies, which the stream makes before its next job, of those that do not.
 std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, const mx::Stream& stream);
-std::vector<mx::array> aligned_on_metal(const std::vector<mx::array>& inputs, const mx::Stream& stream);
+std::vector<mx::array> aligned_on_gpu(const std::vector<mx::array>& inputs, const mx::Stream& stream);
 
 }  // namespace flashattn

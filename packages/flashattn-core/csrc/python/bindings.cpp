@@ -1,4 +1,5 @@
-// Names for Python; no logic. flashattn_core/attention.py says what the arguments mean.
+// Names for Python, and the check that MLX is the one that this module was built for. flashattn_core/attention.py says
+// what the arguments mean.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>

@@ -25,7 +25,7 @@ from .argument_types import INT32_MAX, describe, integer
 
 @dataclass(frozen=True)
 class Lowered:
-    """A mask as the primitive takes it: each kind at most once."""
+    """A mask as the primitive takes it: each kind at most once. The names are those of csrc/call/inputs.def."""
 
     causal: bool = False
     window: int = 0  # 0: none
@@ -193,7 +193,7 @@ def lower(mask: object) -> Lowered:
             raise ValueError(
                 f"[flash_attention] mask holds {describe(part)}, expected one of the masks in flashattn_core.masks"
             )
-    return Lowered(causal, window, start, stop, tree, visible, bias)
+    return Lowered(causal, window, key_start=start, key_stop=stop, tree=tree, visible=visible, bias=bias)
 
 
 _NOTHING = Lowered()

@@ -18,7 +18,7 @@ FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, F
   return offset + batch * strides.batch[0];
 }
 
-// Where the keys or values of one key/value head begin.
+// Where the rows of one head begin, of an array that is read.
 template <typename T>
 FLASHATTN_FUNC const FLASHATTN_DEVICE T* head_of(const FLASHATTN_DEVICE T* tensor,
                                                  FLASHATTN_UNIFORM AttentionParams& params,

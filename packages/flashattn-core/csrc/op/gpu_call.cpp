@@ -1,15 +1,23 @@
-// Which array each binding of a call's launches has.
-#include "metal_call.h"
+// Which array each binding of a call's launches has, and whose launches they are.
+#include "gpu_call.h"
+
+#include <stdexcept>
+
+#include "../metal/launch.h"
 
 namespace flashattn {
 namespace {
 
 using gpu::Binding, gpu::index;
 
+[[noreturn]] void no_launches(Backend backend) {
+  throw std::logic_error("no launches are made for " + std::string(name(backend)));
+}
+
 // The arrays that both passes read, and what the choice of launches depends on.
 struct CallAndWork {
   gpu::Call call;
-  metal::Work work;
+  gpu::Work work;
 
   CallAndWork(const Inputs& inputs, const Options& options, const Outputs& outputs)
       : call{.params = make_params(inputs, options, outputs),
@@ -34,14 +42,17 @@ struct CallAndWork {
 
 }  // namespace
 
-metal::Work metal_forward(Kernel kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
+gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
   CallAndWork both(inputs, options, outputs);
-  both.work.launches = metal::launches(kernel, both.call);
+  switch (backend_of(kernel)) {
+    case Backend::metal: both.work.launches = metal::launches(kernel, both.call); break;
+    default: no_launches(backend_of(kernel));
+  }
   return std::move(both.work);
 }
 
-metal::Work metal_backward(const Inputs& inputs, const Options& options, const GradientInputs& further,
-                           const Gradients& gradients) {
+gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,
+                        const Gradients& gradients) {
   CallAndWork both(inputs, options, further.saved);
   int batch_dims = both.call.params.batch_dims;
   const auto tensor_strides = [&](const mx::array& array) { return strides_of(array, batch_dims, kTensorAxes); };
@@ -59,11 +70,14 @@ metal::Work metal_backward(const Inputs& inputs, const Options& options, const G
   both.set(Binding::dk, gradients.key);
   both.set(Binding::dv, gradients.value);
   both.set(Binding::delta, gradients.delta);
-  both.work.launches = metal::backward_launches(both.call, strides);
+  switch (backend) {
+    case Backend::metal: both.work.launches = metal::backward_launches(both.call, strides); break;
+    default: no_launches(backend);
+  }
   return std::move(both.work);
 }
 
-metal::Work metal_realign(const mx::array& misaligned, const mx::array& copy) {
+gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::array& copy) {
   RealignParams params = {.count = static_cast<int64_t>(misaligned.size()),
                           .ndim = static_cast<int32_t>(misaligned.ndim()),
                           .shape = {},
@@ -72,8 +86,13 @@ metal::Work metal_realign(const mx::array& misaligned, const mx::array& copy) {
     params.shape[d] = misaligned.shape(d);
     params.strides[d] = misaligned.strides(d);
   }
-  metal::Work work;
-  work.launches = metal::realign_launches(params, static_cast<int>(misaligned.itemsize()));
+  gpu::Work work;
+  switch (backend) {
+    case Backend::metal:
+      work.launches = metal::realign_launches(params, static_cast<int>(misaligned.itemsize()));
+      break;
+    default: no_launches(backend);
+  }
   work.arrays[index(Binding::misaligned)] = misaligned;
   work.arrays[index(Binding::realigned)] = copy;
   work.temporaries = {copy};

@@ -1,0 +1,104 @@
+// Which arrays and constants a launch has, by what the call has.
+#include "arguments.h"
+
+namespace flashattn::gpu {
+namespace {
+
+// A row of one element has no second: any stride will do.
+bool is_packed(const Strides& strides, int columns) {
+  return strides.column == 1 || columns == 1;
+}
+
+}  // namespace
+
+bool is_quantised(const Call& call) {
+  return call.params.bits != 0;
+}
+
+int group_of(const Call& call) {
+  return call.params.num_heads / call.params.num_kv_heads;
+}
+
+uint32_t size(int64_t n) {
+  return static_cast<uint32_t>(n);
+}
+
+uint32_t batches(const Call& call) {
+  return size(call.params.batch_size);
+}
+
+bool inputs_are_packed(const Call& call) {
+  const AttentionParams& p = call.params;
+  return is_packed(p.query, p.head_dim) && is_packed(p.key, p.head_dim) && is_packed(p.value, p.value_dim);
+}
+
+bool backward_is_packed(const Call& call, const BackwardParams& backward) {
+  return inputs_are_packed(call) && is_packed(backward.dout, call.params.value_dim);
+}
+
+std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys) {
+  const AttentionParams& p = call.params;
+  std::vector<Constant> result = {
+      {"head_dim", p.head_dim},
+      {"value_dim", p.value_dim},
+      {"bias_dtype", static_cast<int32_t>(call.bias_dtype)},
+      {"quant_bits", p.bits},
+      {"group_size", p.group_size},
+      {"group_dtype", static_cast<int32_t>(call.group_dtype)},
+      {"packed_rows", packed},
+      {"whole_rows", whole_rows},  // the last tile of query rows is full
+      {"whole_keys", whole_keys},  // the last tile of keys is full
+      {"has_dlse", call.has(Binding::dlse)},
+  };
+#define FLASHATTN_HAS_OPTION(type, name) result.push_back({"has_" #name, p.name != type{}});
+#define FLASHATTN_HAS_INPUT(name, ...) result.push_back({"has_" #name, call.has(Binding::name)});
+  FLASHATTN_OPTIONS(FLASHATTN_HAS_OPTION)
+  FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_HAS_INPUT)
+#undef FLASHATTN_HAS_OPTION
+#undef FLASHATTN_HAS_INPUT
+  return result;
+}
+
+std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings values) {
+  std::vector<Argument> result;
+  for (Binding binding : inputs) result.push_back({binding, Role::input});
+  for (Binding binding : outputs) result.push_back({binding, Role::output});
+  for (Binding binding : values) result.push_back({binding, Role::value});
+  return result;
+}
+
+void add_if_present(std::vector<Argument>& arguments, const Call& call, Bindings optional) {
+  for (Binding binding : optional) {
+    if (call.has(binding)) arguments.push_back({binding, Role::input});
+  }
+}
+
+void add_masks_and_groups(std::vector<Argument>& arguments, const Call& call) {
+#define FLASHATTN_BINDING(name, ...) Binding::name,
+  add_if_present(arguments, call, {FLASHATTN_MASKS(FLASHATTN_BINDING) FLASHATTN_GROUPS(FLASHATTN_BINDING)});
+#undef FLASHATTN_BINDING
+}
+
+std::vector<Argument> whole_call(const Call& call) {
+  auto result = arguments({Binding::query, Binding::key, Binding::value},
+                          {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params});
+  add_masks_and_groups(result, call);
+  add_if_present(result, call, {Binding::sinks});
+  return result;
+}
+
+std::vector<Argument> delta_arguments(const Call& call) {
+  auto result = arguments({Binding::out, Binding::dout}, {Binding::delta}, {Binding::params, Binding::backward});
+  add_if_present(result, call, {Binding::dlse});
+  return result;
+}
+
+std::vector<Argument> backward_arguments(const Call& call, Bindings outputs) {
+  auto result =
+      arguments({Binding::query, Binding::key, Binding::value, Binding::row_stats, Binding::dout, Binding::delta},
+                outputs, {Binding::params, Binding::backward});
+  add_masks_and_groups(result, call);
+  return result;
+}
+
+}  // namespace flashattn::gpu

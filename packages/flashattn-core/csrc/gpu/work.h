@@ -1,0 +1,19 @@
+// One call as MLX's GPU backends take it: what to run, and the arrays that its arguments are.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "launch.h"
+#include "mlx/array.h"
+
+namespace flashattn::gpu {
+
+struct Work {
+  Launches launches;
+  std::array<std::optional<mlx::core::array>, kNumBindings> arrays;  // by binding; encode() makes the scratch
+  std::vector<mlx::core::array> temporaries;                         // alive until the GPU is done
+};
+
+}  // namespace flashattn::gpu

@@ -1,0 +1,17 @@
+// Which backend's encoder takes the launches.
+#include "gpu_stream.h"
+
+#include <stdexcept>
+
+#include "../metal/encode.h"
+
+namespace flashattn {
+
+void run_on_gpu(const gpu::Work& work, const mx::Stream& stream) {
+  switch (Backend backend = backend_of(stream.device)) {
+    case Backend::metal: return metal::encode(work, stream);
+    default: throw std::logic_error("nothing runs on " + std::string(name(backend)));
+  }
+}
+
+}  // namespace flashattn

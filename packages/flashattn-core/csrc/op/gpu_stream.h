@@ -1,0 +1,12 @@
+// Onto MLX's GPU stream.
+#pragma once
+
+#include "../gpu/work.h"
+#include "primitive.h"
+
+namespace flashattn {
+
+// Queues the work. Its launches are of the stream's backend.
+void run_on_gpu(const gpu::Work& work, const mx::Stream& stream);
+
+}  // namespace flashattn
