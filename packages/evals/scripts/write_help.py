@@ -13,8 +13,8 @@ PROGRAMS = {"flash-eval": flash_evals.cli.main, "mlxlm-flash": mlxlm_flash_patch
 HEAD = """\
 # Commands
 
-What each command says of itself under `-h`. Written by `packages/evals/scripts/write_help.py`: the words are in the
-commands, and are changed there.
+What each command says of itself under `-h`, without that option. `packages/evals/scripts/write_help.py` writes this
+page. The words are in the commands, and are changed there.
 """
 
 
@@ -34,7 +34,7 @@ def pages(command: click.Command, name: str, parent: click.Context | None = None
         info_name=name,
         terminal_width=WIDTH,
         max_content_width=WIDTH,
-        help_option_names=["-h", "--help"],
+        help_option_names=[],
     )
     yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):
