@@ -8,7 +8,6 @@ that does not hold ends the run, with exit code 1. Ctrl-C ends it early and repo
 
 import contextlib
 import gc
-import json
 import platform
 import random
 import signal
@@ -16,10 +15,10 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import click
@@ -30,9 +29,9 @@ import mlxlm_flash_patch as flash
 from flash_evals import machine, output
 from flash_evals.measure import ARMS
 from mlx_lm.generate import generation_stream
-from soak_checks import GROWTH, Growth, Own, check_is_off, occupied
+from soak_checks import GROWTH, Own, check_is_off, growth, occupied
 from soak_switching import WAYS, ControlC, another_thread_switches, arrival, bad_call
-from soak_work import OTHER_TYPES, Broken, Kinds, Result, Work, difference
+from soak_work import KINDS, OTHER_TYPES, Broken, Kinds, Result, Run, Work, difference
 
 
 @dataclass
@@ -52,11 +51,13 @@ class Seen:
 class Soak:
     """A run that can be watched: `round()` after `round()`, and what was seen."""
 
-    def __init__(self, seed: int, other_types: Sequence[str] = OTHER_TYPES) -> None:
+    def __init__(
+        self, seed: int, other_types: Sequence[str] = OTHER_TYPES, kinds: Collection[str] = tuple(KINDS)
+    ) -> None:
         flash.disable()
         self.seed, self.rng = seed, random.Random(seed)
         self.of = Kinds(other_types)
-        self.kinds = self.of.all()
+        self.kinds = {kind: partial(KINDS[kind], self.of) for kind in kinds}
         self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX keeps a thread for each that generates
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
@@ -105,23 +106,17 @@ class Soak:
         seen.near_ties[kind] += tie
         seen.worst[kind] = max(seen.worst.get(kind, 0.0), worst)
 
-    def _elsewhere(self, run: Callable[[list[nn.Module]], Result]) -> Callable[[list[nn.Module]], Result]:
-        def elsewhere(of: list[nn.Module]) -> Result:
-            answer: Future[Result] = self.thread.submit(lambda: _waited_for(run(of)))
-            return answer.result()
+    def _elsewhere(self, run: Run) -> Run:
+        return lambda of: self.thread.submit(lambda: _waited_for(run(of))).result()
 
-        return elsewhere
-
-    def _off(self, run: Callable[[list[nn.Module]], Result], of: list[nn.Module]) -> Result:
+    def _off(self, run: Run, of: list[nn.Module]) -> Result:
         before = flashattn_core.stats()
         result = _waited_for(run(of))
         if ran := Counter(flashattn_core.stats()) - Counter(before):
             raise Broken(f"with the patch off, {dict(ran)} ran")
         return result
 
-    def _on(
-        self, run: Callable[[list[nn.Module]], Result], of: list[nn.Module], way: str, between: str, rng: random.Random
-    ) -> Result:
+    def _on(self, run: Run, of: list[nn.Module], way: str, between: str, rng: random.Random) -> Result:
         classes = [(module, type(module)) for model in of for module in model.modules()]
         before = flashattn_core.stats()
         with contextlib.ExitStack() as stays:
@@ -166,15 +161,12 @@ class Soak:
             flash.disable()
         check_is_off(self.own, classes)
 
-    def growth(self) -> dict[str, Growth | None]:
-        return {name: Growth.of(name, values) for name, values in self.seen.occupied.items()}
-
     def check_growth(self) -> None:
-        """Raises Broken, naming all that has grown by more than GROWTH allows."""
+        """Raises Broken, naming all that has grown by more than it may."""
         too_much = [
-            f"{_with_unit(name)} grows: by {growth.grown:,.3g} in {growth.rounds:,} rounds"
-            for name, growth in self.growth().items()
-            if growth and growth.grown > growth.allowed
+            f"{name} grows: by {grown.after - grown.before:,.3g} in {self.seen.rounds:,} rounds"
+            for name, values in self.seen.occupied.items()
+            if (grown := growth(name, values)) and grown.after - grown.before > grown.allowed
         ]
         if too_much:
             raise Broken("; ".join(too_much))
@@ -210,75 +202,40 @@ def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, boo
     return None, interrupted
 
 
-def summary(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> dict[str, Any]:
-    """For the JSON file."""
-    seen = soak.seen
-    return {
-        "command": "soak",
-        "seed": soak.seed,
-        "seconds": seconds,
-        "rounds": seen.rounds,
-        "broken": broken,
-        "interrupted": interrupted,
-        "work": {
-            kind: {"rounds": n, "worst": seen.worst[kind], "near_ties": seen.near_ties[kind]}
-            for kind, n in sorted(seen.work.items())
-        },
-        "ways": dict(seen.ways.most_common()),
-        "between": dict(seen.between.most_common()),
-        "calls": dict(sorted(seen.calls.items())),
-        "growth": {name: vars(growth) if growth else None for name, growth in soak.growth().items()},
-        "occupied": seen.occupied,
-        "machine": machine.describe(),
-    }
-
-
-def render(result: dict[str, Any]) -> str:
+def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> str:
     """What docs/reliability.md quotes."""
-    device, system = result["machine"]["device"], platform.system()
-    ended = ", ended by Ctrl-C" if result["interrupted"] else ""
-    minutes, rounds, seed = result["seconds"] / 60, result["rounds"], result["seed"]
-    head = f"Soak, seed {seed} · {minutes:.1f} minutes, {rounds:,} rounds{ended} · {system}, {device}"
+    seen = soak.seen
+    ended = ", ended by Ctrl-C" if interrupted else ""
+    length = f"{seconds / 60:.1f} minutes, {seen.rounds:,} rounds{ended}"
+    head = f"Soak, seed {soak.seed} · {length} · {platform.system()}, {machine.describe()['device']}"
     work = [("work, patch off and on", "rounds", "largest difference", "near-ties")]
     work += [
-        (kind, f"{of['rounds']:,}", f"{of['worst']:.1e}", f"{of['near_ties']}") for kind, of in result["work"].items()
+        (kind, f"{n:,}", f"{seen.worst[kind]:.1e}", f"{seen.near_ties[kind]}") for kind, n in sorted(seen.work.items())
     ]
-    ways = [("switched on by", "rounds"), *((name, f"{n:,}") for name, n in result["ways"].items())]
-    between = [("in between", "times"), *((name, f"{n:,}") for name, n in result["between"].items())]
-    memory = [("occupied", "after a quarter", "at the end", "slope in 1,000 rounds", "grown", "allowed")]
-    for name, growth in result["growth"].items():
-        if growth:
-            first, last, grown, allowed = (f"{growth[key]:,.1f}" for key in ("first", "last", "grown", "allowed"))
-            slope = f"{growth['per_1000']:+,.2f} ± {growth['error']:.2f}"
-            memory.append((_with_unit(name), first, last, slope, grown, allowed))
-    calls = ", ".join(f"{kernel} {n:,}" for kernel, n in result["calls"].items())
-    verdict = f"BROKEN: {result['broken']}" if result["broken"] else "Everything held."
+    ways = [("switched on by", "rounds"), *((name, f"{n:,}") for name, n in seen.ways.most_common())]
+    between = [("in between", "times"), *((name, f"{n:,}") for name, n in seen.between.most_common())]
+    memory = [("occupied", "in the second quarter", "in the last", "more", "allowed")]
+    for name, values in seen.occupied.items():
+        if grown := growth(name, values):
+            numbers = (grown.before, grown.after, grown.after - grown.before, grown.allowed)
+            memory.append((name, *(f"{x:,.1f}" for x in numbers)))
+    calls = ", ".join(f"{kernel} {n:,}" for kernel, n in sorted(seen.calls.items()))
+    verdict = f"BROKEN: {broken}" if broken else "Everything held."
     tables = (output.columns(rows) for rows in (work, ways, between, memory))
     return "\n\n".join([head, *tables, f"kernel calls: {calls}\n{verdict}"])
 
 
-def _with_unit(name: str) -> str:
-    unit = GROWTH[name][0]
-    return f"{name}, {unit}" if unit else name
-
-
 @click.command()
 @click.option("--minutes", default=30.0, show_default=True, help="How long.")
-@click.option("--rounds", type=int, help="So many rounds instead, however long they take.")
 @click.option("--seed", type=int, help="Repeats a run's sequence of rounds.  [default: a new one, which is printed]")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything that was measured here.")
-def command(minutes: float, rounds: int | None, seed: int | None, json_file: Path | None) -> None:
+def command(minutes: float, seed: int | None) -> None:
     """Mixed work with the patch going in and out at random, and checks after every round."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell in the background ignores it
-    seed = random.randrange(10**6) if seed is None else seed
-    soak, begin = Soak(seed), time.monotonic()
-    broken, interrupted = run(soak, minutes, rounds)
+    soak, begin = Soak(random.randrange(10**6) if seed is None else seed), time.monotonic()
+    broken, interrupted = run(soak, minutes, None)
     # Now: MLX has a cache of compiled functions for each thread, and aborts if one ends together with Python.
     soak.thread.shutdown()
-    result = summary(soak, time.monotonic() - begin, broken, interrupted)
-    print(render(result))
-    if json_file:
-        json_file.write_text(json.dumps(result))
+    print(page(soak, time.monotonic() - begin, broken, interrupted))
     sys.exit(1 if broken else 130 if interrupted else 0)
 
 

@@ -6,14 +6,13 @@ import resource
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlxlm_flash_patch as flash
-import numpy as np
 from soak_work import Broken
 
 MB = 1e6
@@ -67,13 +66,13 @@ def check_is_off(own: Own, classes: list[tuple[nn.Module, type]]) -> None:
     own.check()
 
 
-GROWTH = {  # what is measured, in which unit; how much of it 1,000 rounds may add; and how much a shorter run may
-    "resident memory": ("MB", 1.0, 4.0),  # the C library and MLX keep some of what is freed
-    "MLX, active": ("MB", 0.1, 0.1),
-    "MLX, freed and kept": ("MB", 1.0, 32.0),  # of the last round, and so of what work that was
-    "Python objects": ("", 100.0, 500.0),
-    "threads": ("", 0.1, 1.0),
-    "file descriptors": ("", 0.1, 1.0),
+GROWTH = {  # what is measured; how much of it 1,000 rounds may add; and how much a shorter run may
+    "resident memory, MB": (1.0, 4.0),  # the C library and MLX keep some of what is freed
+    "MLX, active, MB": (0.1, 0.1),
+    "MLX, freed and kept, MB": (1.0, 32.0),  # of the last round, and so of what work that was
+    "Python objects": (100.0, 500.0),
+    "threads": (0.1, 1.0),
+    "file descriptors": (0.1, 1.0),
 }
 
 
@@ -82,14 +81,15 @@ def occupied() -> dict[str, float]:
     gc.collect()
     kept = mx.get_cache_memory()
     mx.clear_cache()
-    return {
-        "resident memory": _resident() / MB,
-        "MLX, active": mx.get_active_memory() / MB,
-        "MLX, freed and kept": kept / MB,
-        "Python objects": len(gc.get_objects()),
-        "threads": _entries("/proc/self/task", threading.active_count()),
-        "file descriptors": _entries("/proc/self/fd", 0) or _entries("/dev/fd", 0),
-    }
+    numbers = (
+        _resident() / MB,
+        mx.get_active_memory() / MB,
+        kept / MB,
+        len(gc.get_objects()),
+        _entries("/proc/self/task", threading.active_count()),
+        _entries("/proc/self/fd", 0) or _entries("/dev/fd", 0),
+    )
+    return dict(zip(GROWTH, numbers, strict=True))
 
 
 def _resident() -> int:
@@ -106,29 +106,19 @@ def _entries(folder: str, otherwise: int) -> int:
         return otherwise
 
 
-@dataclass(frozen=True)
-class Growth:
-    """A straight line through what was measured after the first quarter of the rounds."""
+class Growth(NamedTuple):
+    """What is occupied in the second quarter of the rounds and in the last, and how much more that may be."""
 
-    rounds: int
-    first: float
-    last: float
-    per_1000: float  # the slope
-    error: float  # of the slope, one standard error
-    grown: float  # in these rounds, by the line
-    allowed: float  # of that
+    before: float
+    after: float
+    allowed: float
 
-    @classmethod
-    def of(cls, name: str, values: Sequence[float]) -> "Growth | None":
-        """None of fewer than ten rounds."""
-        some = np.array(values[len(values) // 4 :], float)
-        if len(some) < 10:
-            return None
-        x = np.arange(len(some)) - (len(some) - 1) / 2
-        slope = float((x * some).sum() / (x * x).sum())
-        rest = some - some.mean() - slope * x
-        error = float(np.sqrt((rest * rest).sum() / (len(some) - 2) / (x * x).sum()))
-        _, in_1000, in_few = GROWTH[name]
-        allowed = max(in_few, in_1000 * len(some) / 1000)
-        ends = float(some[0]), float(some[-1])
-        return cls(len(some), *ends, slope * 1000, error * 1000, slope * len(some), allowed)
+
+def growth(name: str, values: Sequence[float]) -> Growth | None:
+    """The first quarter does not count, in which caches fill. None of fewer than twelve rounds."""
+    quarter = len(values) // 4
+    if quarter < 3:
+        return None
+    per_1000, in_few = GROWTH[name]
+    before, after = median(values[quarter : 2 * quarter]), median(values[-quarter:])
+    return Growth(before, after, max(in_few, per_1000 * 2 * quarter / 1000))

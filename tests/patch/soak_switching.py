@@ -16,19 +16,10 @@ from soak_work import Broken
 
 
 @contextlib.contextmanager
-def by_enable(_: list[nn.Module]) -> Iterator[None]:
-    flash.enable()
+def by_enable(models: list[str] | None = None, strict: bool = False) -> Iterator[None]:
     try:
-        yield
-    finally:
-        flash.disable()
-
-
-@contextlib.contextmanager
-def by_enable_strict(_: list[nn.Module]) -> Iterator[None]:
-    flash.enable("qwen2")  # the second replaces the first
-    flash.enable(strict=True)
-    try:
+        flash.enable("qwen2")
+        flash.enable(models, strict)  # the second replaces the first
         yield
     except BaseException:
         with contextlib.suppress(flash.FlashNeverRanError):  # a Ctrl-C may come first
@@ -38,20 +29,7 @@ def by_enable_strict(_: list[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def by_model_type(of: list[nn.Module]) -> Iterator[None]:
-    flash.enable(["qwen2", *(model.model_type for model in of)])
-    try:
-        yield
-    finally:
-        flash.disable()
-
-
-def by_enabled_block(_: list[nn.Module]) -> contextlib.AbstractContextManager[None]:
-    return flash.enabled()
-
-
-@contextlib.contextmanager
-def by_nested_blocks(_: list[nn.Module]) -> Iterator[None]:
+def by_nested_blocks() -> Iterator[None]:
     with flash.enabled(), flash.enabled("gemma2"), flash.enabled(strict=True):
         yield
 
@@ -67,12 +45,12 @@ def by_patch_model(of: list[nn.Module]) -> Iterator[None]:
             flash.unpatch_model(model)
 
 
-WAYS = {
-    "enable()": by_enable,
-    "enable(strict=True)": by_enable_strict,
-    "enable(model types)": by_model_type,
-    "enabled() block": by_enabled_block,
-    "nested blocks": by_nested_blocks,
+WAYS: dict[str, Callable[[list[nn.Module]], contextlib.AbstractContextManager[None]]] = {
+    "enable()": lambda of: by_enable(),
+    "enable(strict=True)": lambda of: by_enable(strict=True),
+    "enable(model types)": lambda of: by_enable(["qwen2", *(model.model_type for model in of)]),
+    "enabled() block": lambda of: flash.enabled(),
+    "nested blocks": lambda of: by_nested_blocks(),
     "patch_model()": by_patch_model,
 }
 
@@ -80,12 +58,17 @@ WAYS = {
 def bad_call(rng: random.Random) -> None:
     """Something that must be refused, and that nothing may remember."""
     q, k = mx.zeros((1, 8, 4, 16)), mx.zeros((1, 3, 4, 16))
+
+    def fails_in_a_block() -> None:
+        with flash.enabled(strict=True):
+            raise ZeroDivisionError
+
     bad: list[tuple[type[Exception], Callable[[], object]]] = [
         (ValueError, lambda: flashattn_core.flash_attention(q, k, k)),
         (ValueError, lambda: flashattn_core.flash_attention(q, q, q, mask=mx.zeros((3, 5)) > 0)),
         (ValueError, lambda: flash.enable("no such type")),
         (TypeError, lambda: flash.patch_model("no model")),  # type: ignore[arg-type]
-        (ZeroDivisionError, lambda: _fails_in_a_block()),
+        (ZeroDivisionError, fails_in_a_block),
     ]
     error, call = rng.choice(bad)
     try:
@@ -93,11 +76,6 @@ def bad_call(rng: random.Random) -> None:
     except error:
         return
     raise Broken(f"a bad call is not refused with {error.__name__}")
-
-
-def _fails_in_a_block() -> None:
-    with flash.enabled(strict=True):
-        raise ZeroDivisionError
 
 
 class ControlC:
