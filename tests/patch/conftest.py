@@ -1,6 +1,7 @@
 """What the tests of the patch share: it is off before and after each test, and small random models to try it on."""
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -13,37 +14,21 @@ from pathlib import Path
 
 import flashattn_core
 import mlx.core as mx
+import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
 import tokenizers
 from mlx_lm.models import base
 from mlxlm_flash_patch import obstacles, patch
 from mlxlm_flash_patch.places import places
-from model_configs import random_model
+from model_configs import ARCHITECTURES, config, random_model
 
 ORIGINAL = base.scaled_dot_product_attention
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-}
-# What an architecture has that Qwen2 has not, which is why it is here.
-OWN = {
-    "qwen2": {},
-    "llama": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
-    "qwen3": {"tie_word_embeddings": False},  # and normalised queries and keys
-    "gemma3_text": {"sliding_window": 8, "sliding_window_pattern": 2, "query_pre_attn_scalar": 32},
-    "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},  # and sinks
-}
+
+def tiny_config(model_type="qwen2", **changes):
+    """Two layers with heads of 32 elements, which a cache can quantise."""
+    return {**config(model_type), "hidden_size": 128, "head_dim": 32, **changes}
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +48,8 @@ def original():
     return ORIGINAL
 
 
-@pytest.fixture(params=OWN)
+@pytest.fixture(params=ARCHITECTURES)
 def architecture(request):
-    """The model types that are tried with weights."""
     return request.param
 
 
@@ -89,38 +73,50 @@ def too_wide(kernels_take):
 
 
 @pytest.fixture
-def make_model():
-    """make_model(model_type, config, dtype, seed): a model with random weights."""
-    return random_model
-
-
-@pytest.fixture
 def tiny():
-    """tiny(model_type, dtype, seed, **config): a model of two layers with grouped-query attention, random weights."""
-
-    def make(model_type="qwen2", dtype=mx.float32, seed=0, **config):
-        return random_model(model_type, {"model_type": model_type, **SIZES, **OWN[model_type], **config}, dtype, seed)
-
-    return make
+    """tiny(model_type, dtype, seed, **changes): a model of two layers with random weights."""
+    return lambda model_type="qwen2", dtype=mx.float32, seed=0, **changes: random_model(
+        model_type, tiny_config(model_type, **changes), dtype, seed
+    )
 
 
 @pytest.fixture
 def tokens():
-    """tokens(batch, length): random token ids."""
+    """tokens(batch, length, seed): random token ids."""
+    return lambda batch=1, length=20, seed=0: mx.random.randint(0, 97, (batch, length), key=mx.random.key(seed))
 
-    def make(batch=1, length=20, seed=0):
-        return mx.random.randint(0, SIZES["vocab_size"], (batch, length), key=mx.random.key(seed))
 
-    return make
+@pytest.fixture
+def late(monkeypatch):
+    """late(name): imports a module of mlx_lm.models as if for the first time."""
+
+    def fresh(name):
+        monkeypatch.delitem(sys.modules, f"mlx_lm.models.{name}", raising=False)
+        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # where `from . import name` would look
+        return importlib.import_module(f"mlx_lm.models.{name}")
+
+    return fresh
+
+
+@pytest.fixture(scope="session")
+def light(tmp_path_factory):
+    """An environment in which `import mlx_lm` imports nothing: its models start 20 times as fast without the rest."""
+    folder = tmp_path_factory.mktemp("light")
+    (folder / "mlx_lm").mkdir()
+    (folder / "mlx_lm" / "__init__.py").touch()
+    for path in Path(mlx_lm.__file__).parent.iterdir():
+        if path.name != "__init__.py":
+            (folder / "mlx_lm" / path.name).symlink_to(path)
+    return {"PYTHONPATH": str(folder)}
 
 
 @pytest.fixture
 def command():
     """command(name, *arguments, flash="1"): runs a command of this environment in a process of its own."""
 
-    def run(name, *arguments, flash=None, timeout=60, **options):
-        env = {key: value for key, value in os.environ.items() if key != "MLXLM_FLASH"}
-        env.update({"HF_HUB_OFFLINE": "1"} if flash is None else {"HF_HUB_OFFLINE": "1", "MLXLM_FLASH": flash})
+    def run(name, *arguments, flash=None, env=None, timeout=60, **options):
+        env = {**os.environ, "HF_HUB_OFFLINE": "1", **(env or {}), "MLXLM_FLASH": flash}
+        env = {name: value for name, value in env.items() if value is not None}
         path = Path(sys.executable).parent / name
         return subprocess.run([path, *arguments], env=env, capture_output=True, text=True, timeout=timeout, **options)
 
@@ -141,9 +137,8 @@ def model_folder(tmp_path_factory):
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
 
-    config = {"model_type": "qwen2", **SIZES, "vocab_size": len(vocabulary)}
-    (folder / "config.json").write_text(json.dumps(config))
-    model = random_model("qwen2", config)
+    (folder / "config.json").write_text(json.dumps(tiny_config(vocab_size=len(vocabulary))))
+    model = random_model("qwen2", tiny_config(vocab_size=len(vocabulary)))
     model.save_weights(str(folder / "model.safetensors"))
     return folder
 
@@ -173,12 +168,12 @@ def served(chat_folder):
             headers = {"Content-Type": "application/json"}
             request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
             with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)
+                return json.load(answer)["choices"][0]["text"]
 
         arguments = [*command, "--model", chat_folder, "--port", port]
         with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
-                for _ in range(600):
+                for _ in range(1200):  # two minutes: the machine may be busy
                     with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=60):
                         break
                     assert process.poll() is None, process.stderr.read()

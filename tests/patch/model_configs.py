@@ -6,61 +6,46 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
+# The model types that are tried with weights: what the others have that Qwen2 has not is a window, normalised queries
+# and keys, both of them with scaled embeddings, and sinks.
+ARCHITECTURES = ("qwen2", "llama", "qwen3", "gemma3_text", "gpt_oss")
 LAYERS = 2
 
-COMMON = {
+# What the types have in common, under all the names that it has in them.
+NAMES = {
     "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
+    "hidden_size n_embd": 64,
+    "intermediate_size n_inner": 48,
+    "num_hidden_layers num_layers n_layer": LAYERS,
+    "num_attention_heads n_head": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "norm_eps": 1e-6,
-    "layer_norm_eps": 1e-6,
-    "layer_norm_epsilon": 1e-6,
-    "layernorm_epsilon": 1e-6,
-    "max_position_embeddings": 512,
+    "rms_norm_eps norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon": 1e-6,
+    "max_position_embeddings n_positions n_ctx": 512,
     "rope_theta": 10000.0,
     "rope_scaling": None,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_bias": False,
-    "use_qkv_bias": False,
-    "use_qk_norm": True,
-    "qk_norm": True,
+    "partial_rotary_factor": 0.5,
+    "attention_bias mlp_bias use_bias use_qkv_bias": False,
+    "use_qk_norm qk_norm tie_word_embeddings": True,
     "post_norm": False,
     "hidden_act": "silu",
+    "attention_multiplier": 0.25,
+    "embedding_multiplier residual_multiplier logits_scaling": 1.0,
     # mixtures of experts
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "shared_intermediate_size": 32,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "num_shared_expert": 1,
-    "moe_topk": 2,
-    "n_group": 1,
-    "topk_group": 1,
+    "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size": 32,
+    "num_experts num_local_experts n_routed_experts moe_num_experts": 4,
+    "num_experts_per_tok moe_topk": 2,
+    "n_shared_experts num_shared_experts num_shared_expert": 1,
+    "n_group topk_group": 1,
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
-    "moe_layer_freq": 1,
-    "first_k_dense_replace": 1,
-    "decoder_sparse_step": 1,
+    "moe_layer_freq first_k_dense_replace decoder_sparse_step": 1,
     "mlp_only_layers": [],
     # latent attention
-    "kv_lora_rank": 32,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 16,
+    "kv_lora_rank q_lora_rank": 32,
+    "qk_rope_head_dim qk_nope_head_dim": 16,
     "v_head_dim": 24,
     "index_head_dim": 32,
     "index_n_heads": 2,
@@ -69,20 +54,8 @@ COMMON = {
     "sliding_window": 8,
     "sliding_window_pattern": 2,
     "layer_types": ["sliding_attention", "full_attention"],
-    "partial_rotary_factor": 0.5,
-    # names of old
-    "n_embd": 64,
-    "n_head": 4,
-    "n_layer": LAYERS,
-    "n_ctx": 512,
-    "n_positions": 512,
-    "n_inner": 48,
-    "num_layers": LAYERS,
-    "attention_multiplier": 0.25,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
 }
+COMMON = {name: value for names, value in NAMES.items() for name in names.split()}
 
 LINEAR = {  # every second layer has linear attention
     "linear_num_value_heads": 2,
@@ -132,7 +105,7 @@ KDA = {"num_heads": 4, "head_dim": 16, "kda_layers": [1], "full_attn_layers": [2
 OWN = {
     "afm7": {"hidden_dim": 64, "num_kv_reuse_layers": 1, "num_heads": 4, "num_kv_heads": 2},
     "baichuan_m1": {"sliding_window_layers": [0], "conv_window": 2, "tie_word_embeddings": False},
-    "bailing_hybrid": {"layer_group_size": 2, "group_norm_size": 1, "num_key_value_heads": 4},
+    "bailing_hybrid": {"layer_group_size": 2, "group_norm_size": 1},
     "bailing_moe_linear": {"layer_group_size": 2, "group_norm_size": 1},
     "bailing_moe_v3": {"layer_group_size": 2},
     "dbrx": {
@@ -142,7 +115,7 @@ OWN = {
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
     },
-    "deepseek_v2": {"rope_scaling": YARN, "topk_method": "greedy"},
+    "deepseek_v2": {"rope_scaling": YARN},
     "deepseek_v41": {
         "head_dim": 32,
         "o_groups": 2,
@@ -162,7 +135,6 @@ OWN = {
         "mamba_n_heads": 4,
         "mamba_d_head": 16,
         "lm_head_multiplier": 1.0,
-        "ssm_out_multiplier": 1.0,
     },
     "gear": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 16},
     "gemma2": {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
@@ -192,17 +164,14 @@ OWN = {
     },
     "glm_moe_dsa": {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
     "gpt_neox": {"rotary_emb_base": 10000, "rotary_pct": 0.5},
-    "gpt_oss": {"num_local_experts": 4},
     "gptj": {"rotary_dim": 8},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"],
         "mamba_n_heads": 4,
         "mamba_d_head": 32,
-        "mamba_proj_bias": False,
         "mamba_d_state": 16,
         "mamba_d_conv": 3,
         "mamba_n_groups": 1,
-        "mamba_conv_bias": False,
     },
     "hunyuan": {
         "use_mixed_mlp_moe": True,
@@ -210,7 +179,6 @@ OWN = {
         "cla_share_factor": 2,
         "rope_scaling": {"alpha": 1.0, "factor": 1.0, "type": "dynamic"},
     },
-    "hunyuan_v1_dense": {"rope_scaling": {"alpha": 1.0, "factor": 1.0, "type": "dynamic"}},
     "iquestloopcoder": {"loop_window_size": 8},
     "jamba": {
         "attn_layer_offset": 1,
@@ -233,8 +201,6 @@ OWN = {
     "kimi_linear": {"linear_attn_config": KDA, "model_max_length": 512, "num_experts_per_token": 2},
     "laguna": {
         "rope_parameters": {name: {**rope, "rope_type": "default"} for name, rope in ROPES.items()},
-        "mlp_layer_types": ["dense", "sparse"],
-        "num_attention_heads_per_layer": [4, 4],
     },
     "lfm2": SHORT_CONV,
     "lfm2_moe": SHORT_CONV,
@@ -278,10 +244,9 @@ OWN = {
         "index_block_size": 8,
         "index_topk_blocks": 2,
         "index_head_dim": 16,
-        "sparse_attention_freq": [0, 1],
     },
     "ministral3": {"rope_parameters": YARN},
-    "mistral4": {"rope_parameters": YARN, "rope_interleave": True},
+    "mistral4": {"rope_parameters": YARN},
     "muse_spark": {
         "post_norm_eps": 1e-6,
         "rope_parameters": {"rope_theta": 10000.0},
@@ -303,7 +268,6 @@ OWN = {
         "n_groups": 2,
         "time_step_limit": [0.0, 2.0],
         "use_conv_bias": True,
-        "layer_types": None,
         "hybrid_override_pattern": ["M", "*"],
     },
     "olmo_hybrid": {
@@ -330,8 +294,7 @@ OWN = {
     },
     "phixtral": {"num_vocab": 97, "model_dim": 64, "num_heads": 4, "num_layers": LAYERS, "rotary_dim": 8},
     "plamo": {"n_shared_head": 2},
-    "plamo2": {"hidden_size_per_head": 16, "mamba_d_state": 16, "mamba_num_heads": 4, "full_attention_idx": None},
-    "plamo3": {"window_size": 8},
+    "plamo2": {"hidden_size_per_head": 16, "mamba_d_state": 16, "mamba_num_heads": 4},
     "prism_hadamard_qwen35": {
         "schema_version": 1,
         "tensor_namespace": "mlx-lm-text",
@@ -339,7 +302,6 @@ OWN = {
         "modules": [{"path": "model.layers.0.mlp.down_proj", "embedding": False, "dtype": "float16", "block": 0}],
     },
     "qwen": {"kv_channels": 16},
-    "qwen2_moe": {"tie_word_embeddings": False},
     "qwen3_5": {**LINEAR, "num_experts": 0, "intermediate_size": 128},
     "qwen3_5_moe": LINEAR,
     "qwen3_next": LINEAR,
@@ -348,7 +310,6 @@ OWN = {
         "logits_soft_cap": 30.0,
         "attention_window_size": 8,
         "block_types": ["recurrent", "attention"],
-        "num_key_value_heads": 1,
     },
     "smollm3": {"no_rope_layer_interval": 2},
     "spark2_5": {"rope_parameters": ROPES, "hidden_act": "gelu"},
@@ -356,29 +317,23 @@ OWN = {
         "num_attention_groups": 2,
         "moe_top_k": 2,
         "share_expert_dim": 32,
-        "moe_layers_enum": "1",
-        "attention_other_setting": {"num_attention_heads": 4, "num_attention_groups": 2},
     },
 }
 
 # Types whose configuration has the language model's inside: of which type that is.
 INSIDE = {
+    **{
+        name: name for name in ("gemma3n", "kimi_k3", "llama4", "minimax_m3_vl", "muse_spark", "qwen3_5", "qwen3_5_moe")
+    },
     "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n",
     "gemma4": "gemma4_text",
     "kimi_k25": "deepseek_v3",
-    "kimi_k3": "kimi_k3",
     "kimi_vl": "deepseek_v3",
     "lfm2-vl": "lfm2",
-    "llama4": "llama4",
-    "minimax_m3_vl": "minimax_m3_vl",
     "mistral3": "ministral3",
-    "muse_spark": "muse_spark",
     "pixtral": "llama",
     "prism_hadamard_qwen35": "qwen3_5",
     "qwen2_vl": "qwen2",
-    "qwen3_5": "qwen3_5",
-    "qwen3_5_moe": "qwen3_5_moe",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }

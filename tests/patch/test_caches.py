@@ -3,6 +3,7 @@
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
+from arms import batch_caches, close, off_and_on
 from mlx_lm.models.cache import (
     BatchKVCache,
     BatchRotatingKVCache,
@@ -17,12 +18,23 @@ from mlx_lm.models.cache import (
 )
 from mlxlm_flash_patch import route
 
+pytestmark = pytest.mark.usefixtures("masks")
+
 STEPS = [9, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1, 1, 1, 1]  # how many tokens at a time
+PADDING = [0, 3, 7]
+CACHES = {
+    "KVCache": KVCache,
+    "ConcatenateKVCache": ConcatenateKVCache,
+    "ChunkedKVCache": lambda: ChunkedKVCache(13),
+    "RotatingKVCache": lambda: RotatingKVCache(64),
+    "RotatingKVCache, wrapped": lambda: RotatingKVCache(12),
+    "RotatingKVCache, wrapped, keep": lambda: RotatingKVCache(12, keep=4),
+}
 
 
 @pytest.fixture
 def masks(monkeypatch):
-    """What the kernels get as masks."""
+    """What the kernels get as masks. In the end, none was an array of more than one row."""
     seen = []
 
     def record(attention):
@@ -34,11 +46,8 @@ def masks(monkeypatch):
 
     for name in ("flash_attention", "quantized_flash_attention"):
         monkeypatch.setattr(route, name, record(getattr(route, name)))
-    return seen
-
-
-def arrays_of_more_than_one_row(masks):
-    return [m for m in masks if isinstance(m, mx.array) and m.ndim > 1 and m.shape[-2] > 1]
+    yield seen
+    assert not [m for m in seen if isinstance(m, mx.array) and m.ndim > 1 and m.shape[-2] > 1]
 
 
 def logits(model, tokens, caches, steps=STEPS):
@@ -49,92 +58,58 @@ def logits(model, tokens, caches, steps=STEPS):
         for cache in caches:
             if isinstance(cache, ChunkedKVCache):
                 cache.maybe_trim_front()  # as llama4 does
-    result = mx.concatenate(out, axis=1)
-    mx.eval(result)
-    return result
+    return mx.concatenate(out, axis=1)
 
 
-def off_and_on(run):
-    """What `run` gives without the patch and with it."""
-    off = run()
-    with flash.enabled(strict=True):
-        on = run()
-        mx.eval(on)
-    return off, on
-
-
-def assert_same(off, on):
-    assert (mx.abs(on - off).max() / mx.abs(off).max()).item() < 1e-4
-
-
-def assert_all_was_flash(layers=2):
-    counts = flash.status()
+def assert_the_same(run, rows=lambda logits: logits, layers=2):
+    """The logits, and all calls of STEPS are flash attention."""
+    off, on = off_and_on(run)
+    assert close(rows(on), rows(off))
     long = sum(length > 8 for length in STEPS)
-    assert counts.calls == {"cpu_prefill": layers * long, "cpu_decode": layers * (len(STEPS) - long)}
-    assert counts.fallbacks == {}
-
-
-CACHES = {
-    "KVCache": KVCache,
-    "ConcatenateKVCache": ConcatenateKVCache,
-    "ChunkedKVCache": lambda: ChunkedKVCache(13),
-    "RotatingKVCache": lambda: RotatingKVCache(64),
-    "RotatingKVCache, wrapped": lambda: RotatingKVCache(12),
-    "RotatingKVCache, wrapped, keep": lambda: RotatingKVCache(12, keep=4),
-}
+    assert flash.status().calls == {"cpu_prefill": layers * long, "cpu_decode": layers * (len(STEPS) - long)}
 
 
 @pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
-def test_plain(tiny, tokens, masks, cache, batch):
+def test_plain(tiny, tokens, cache, batch):
     model, x = tiny(), tokens(batch, sum(STEPS))
-    assert_same(*off_and_on(lambda: logits(model, x, [cache() for _ in model.layers])))
-    assert_all_was_flash()
-    assert not arrays_of_more_than_one_row(masks)
+    assert_the_same(lambda: logits(model, x, [cache() for _ in model.layers]))
 
 
 @pytest.mark.parametrize("max_kv_size", [10, 14], ids=lambda n: f"max_kv_size {n}")
-def test_windows_smaller_than_the_rotating_cache(tiny, tokens, masks, max_kv_size):
+def test_windows_smaller_than_the_rotating_cache(tiny, tokens, max_kv_size):
     """One query then has a mask, too: where the window lies in the buffer, whole or in two parts."""
     model, x = tiny("llama"), tokens(1, sum(STEPS))  # a window of 8
-
-    def caches():
-        return [RotatingKVCache(max_kv_size) for _ in model.layers]
-
-    assert_same(*off_and_on(lambda: logits(model, x, caches())))
-    assert_all_was_flash()
-    assert not arrays_of_more_than_one_row(masks)
+    assert_the_same(lambda: logits(model, x, [RotatingKVCache(max_kv_size) for _ in model.layers]))
 
 
-PADDING = [0, 3, 7]
+def test_lists_of_caches(tiny, tokens):
+    """baichuan_m1: each layer has a convolution's state and a KV cache, every other one with a window."""
+    model, x = tiny("baichuan_m1", sliding_window_layers=[1], hidden_size=64, head_dim=16), tokens(2, sum(STEPS))
+    assert_the_same(lambda: logits(model, x, make_prompt_cache(model)))
 
 
-def batch_caches(model, max_size):
-    """The model's own kinds of cache, for a batch; the rotating ones of the model's size, or of the one given."""
-    own = make_prompt_cache(model, max_size)
-    return [
-        BatchRotatingKVCache(cache.max_size, PADDING) if isinstance(cache, RotatingKVCache) else BatchKVCache(PADDING)
-        for cache in own
-    ]
-
-
-def without_padding(logits):
-    return mx.concatenate([row[padding:] for row, padding in zip(logits, PADDING, strict=True)])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
+def test_quantised(tiny, tokens, bits, batch):
+    """One layer, whose keys are quantised to the same bits with and without the patch: none depends on attention."""
+    model, x = tiny(num_hidden_layers=1), tokens(batch, sum(STEPS))
+    assert_the_same(lambda: logits(model, x, [QuantizedKVCache(32, bits)]), layers=1)
 
 
 @pytest.mark.parametrize("max_size", [None, 64, 12], ids=lambda n: f"max_kv_size {n}")
 def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
     """Padding itself sees no key, and what is predicted there means nothing."""
     model, x = tiny(architecture), tokens(3, sum(STEPS))
-    off, on = off_and_on(lambda: logits(model, x, batch_caches(model, max_size)))
-    assert_same(without_padding(off), without_padding(on))
-    assert_all_was_flash()
-    assert not arrays_of_more_than_one_row(masks)
+    assert_the_same(
+        lambda: logits(model, x, batch_caches(model, PADDING, max_size)),
+        lambda logits: mx.concatenate([row[padding:] for row, padding in zip(logits, PADDING, strict=True)]),
+    )
     assert any(not isinstance(mask, mx.array | str | None) for mask in masks)
 
 
 @pytest.mark.parametrize("cache", [BatchKVCache, lambda none: BatchRotatingKVCache(12, none)], ids=["", "rotating"])
-def test_batches_with_right_padding(tiny, tokens, masks, cache):
+def test_batches_with_right_padding(tiny, tokens, cache):
     """As mlx-lm reads prompts of different lengths: padded at the right, rolled to the left before tokens follow."""
     model, x = tiny(), tokens(3, 20)
     lengths = [20 - padding for padding in PADDING]
@@ -149,16 +124,16 @@ def test_batches_with_right_padding(tiny, tokens, masks, cache):
         real = [row[:length] for row, length in zip(prompt, lengths, strict=True)]
         return mx.concatenate([*real, *(model(x[:, :1], cache=caches)[:, 0] for _ in range(6))])
 
-    assert_same(*off_and_on(run))
-    assert not arrays_of_more_than_one_row(masks)
+    off, on = off_and_on(run)
+    assert close(on, off)
 
 
-def test_batches_that_shrink_and_grow(tiny, tokens, masks):
+def test_batches_that_shrink_and_grow(tiny, tokens):
     """Requests end and others join: rows are dropped, padding is cut off or added."""
     model, x = tiny(), tokens(3, 30)
 
     def run():
-        caches, others = batch_caches(model, None), [BatchKVCache([0, 1]) for _ in model.layers]
+        caches, others = batch_caches(model, PADDING), [BatchKVCache([0, 1]) for _ in model.layers]
         out = [model(x[:, :9], cache=caches)[:, 7:]]
         for c in caches:
             c.filter(mx.array([1, 2]))
@@ -169,31 +144,8 @@ def test_batches_that_shrink_and_grow(tiny, tokens, masks):
         out += [model(mx.concatenate([x[:2, i : i + 1]] * 2), cache=caches) for i in range(10, 14)]
         return mx.concatenate([o.reshape(-1, o.shape[-1]) for o in out])
 
-    assert_same(*off_and_on(run))
-    assert not arrays_of_more_than_one_row(masks)
-
-
-def test_lists_of_caches(make_model, tokens, masks):
-    """baichuan_m1: each layer has a convolution's state and a KV cache, every other one with a window."""
-    config = {
-        "model_type": "baichuan_m1", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0,
-        "sliding_window": 8, "sliding_window_layers": [1], "conv_window": 2, "rms_norm_eps": 1e-6,
-    }  # fmt: skip
-    model, x = make_model("baichuan_m1", config), tokens(2, sum(STEPS))
-    assert_same(*off_and_on(lambda: logits(model, x, make_prompt_cache(model))))
-    assert_all_was_flash()
-    assert not arrays_of_more_than_one_row(masks)
-
-
-@pytest.mark.parametrize("bits", [3, 4, 8])
-@pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
-def test_quantised(tiny, tokens, masks, bits, batch):
-    """One layer, whose keys are quantised to the same bits with and without the patch: none depends on attention."""
-    model, x = tiny(num_hidden_layers=1), tokens(batch, sum(STEPS))
-    assert_same(*off_and_on(lambda: logits(model, x, [QuantizedKVCache(32, bits)])))
-    assert_all_was_flash(layers=1)
-    assert not arrays_of_more_than_one_row(masks)
+    off, on = off_and_on(run)
+    assert close(on, off)
 
 
 FILES = {**CACHES, "QuantizedKVCache": lambda: QuantizedKVCache(32, 8)}
@@ -207,17 +159,17 @@ def test_prompt_cache_files(tiny, tokens, tmp_path, cache):
 
     def write(name):
         caches = [cache()]
-        logits(model, x[:, :16], caches, [*STEPS[:3], 5])
+        mx.eval(logits(model, x[:, :16], caches, [*STEPS[:3], 5]))
         save_prompt_cache(str(tmp_path / name), caches)
 
     def read(name):
         return logits(model, x[:, 16:], load_prompt_cache(str(tmp_path / name)), [12, 1, 1, 1, 1, 1])
 
     write("off.safetensors")
-    expected = read("off.safetensors")
+    expected, read_on = off_and_on(lambda: read("off.safetensors"))
     with flash.enabled(strict=True):
         write("on.safetensors")
-        read_on = [read("off.safetensors"), read("on.safetensors")]
-    for on in (*read_on, read("on.safetensors")):
-        assert_same(expected, on)
-    assert flash.status().fallbacks == {}
+        both_on = read("on.safetensors")
+        mx.eval(both_on)
+    for on in (read_on, both_on, read("on.safetensors")):
+        assert close(on, expected)

@@ -8,6 +8,7 @@ import shutil
 import mlx.core as mx
 import pytest
 from flash_evals.models import DEMO_MODEL
+from model_configs import random_model
 
 STEPS = 6
 PRINTED = 0.0011  # losses are printed with three digits: the last one may round either way
@@ -59,27 +60,22 @@ def assert_ran(said, backward_calls):
 SGD = ("--optimizer", "sgd", "--learning-rate", "0.01")
 
 
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize(
-    "more",
+    ("data", "more"),
     [
-        (),
-        ("--grad-checkpoint",),
-        ("--grad-accumulation-steps", "3"),
-        ("--fine-tune-type", "dora"),
-        ("--fine-tune-type", "full"),
-        ("--mask-prompt",),
+        ("texts", ()),
+        ("texts", ("--grad-checkpoint",)),
+        ("texts", ("--grad-accumulation-steps", "3")),
+        ("texts", ("--fine-tune-type", "dora")),
+        ("texts", ("--fine-tune-type", "full")),
+        ("completions", ("--mask-prompt",)),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_the_same_training(train, model_folder, tmp_path, more):
-    data = "texts"
-    if "--mask-prompt" in more:
-        data = "completions"
-        model_folder = shutil.copytree(model_folder, tmp_path / "model")
-        template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-        (model_folder / "chat_template.jinja").write_text(template)
-    off_losses, off, _ = train(model_folder, "0", *SGD, *more, data=data)
-    on_losses, on, said = train(model_folder, "strict", *SGD, *more, data=data)
+def test_the_same_training(train, chat_folder, data, more):
+    off_losses, off, _ = train(chat_folder, "0", *SGD, *more, data=data)
+    on_losses, on, said = train(chat_folder, "strict", *SGD, *more, data=data)
     assert on_losses == pytest.approx(off_losses, abs=PRINTED)
     assert len(set(off_losses)) > 1
     assert on.keys() == off.keys()
@@ -88,6 +84,7 @@ def test_the_same_training(train, model_folder, tmp_path, more):
     assert_ran(said, 2 * STEPS)  # the model has two layers
 
 
+@pytest.mark.long("minutes of training; test_gradients.py trains in its process")
 def test_the_shipped_model(train):
     """With mlx-lm's own optimizer."""
     off, _, _ = train(DEMO_MODEL, "0")
@@ -96,28 +93,25 @@ def test_the_shipped_model(train):
     assert_ran(said, 4 * STEPS)
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
-def half_billion(request, make_model, tmp_path):
-    """A random Qwen2 with Qwen2-0.5B's dimensions, but two layers and the shipped model's vocabulary; its dtype."""
+@pytest.mark.long("minutes of training; test_gradients.py trains in its process")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_dimensions_of_qwen2_half_billion(train, dtype, tmp_path):
+    """A random Qwen2 with Qwen2-0.5B's dimensions, but two layers and the shipped model's vocabulary.
+
+    A bfloat16 model's loss of a token is a bfloat16 too. Between 8 and 16 these are 2^-4 apart: a token's may be off by
+    half of that by its own rounding, and so may their mean, whatever else is rounded on the way.
+    """
     config = json.loads((DEMO_MODEL / "config.json").read_text()) | {
         "hidden_size": 896, "num_hidden_layers": 2, "intermediate_size": 4864, "num_attention_heads": 14,
-        "num_key_value_heads": 2, "max_position_embeddings": 32768, "rope_theta": 1e6, "torch_dtype": request.param,
+        "num_key_value_heads": 2, "max_position_embeddings": 32768, "rope_theta": 1e6, "torch_dtype": dtype,
     }  # fmt: skip
-    folder = tmp_path / "qwen2"
-    folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO_MODEL / name, folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    make_model("qwen2", config, getattr(mx, request.param)).save_weights(str(folder / "model.safetensors"))
-    return folder, request.param
+        shutil.copy(DEMO_MODEL / name, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    random_model("qwen2", config, getattr(mx, dtype)).save_weights(str(tmp_path / "model.safetensors"))
 
-
-def test_the_dimensions_of_qwen2_half_billion(train, half_billion):
-    """A bfloat16 model's loss of a token is a bfloat16 too. Between 8 and 16 these are 2^-4 apart: a token's may be off
-    by half of that by its own rounding, and so may their mean, whatever else is rounded on the way."""
-    folder, dtype = half_billion
     short = ("--batch-size", "1", "--max-seq-length", "70")  # these dimensions are slow on MLX's reference BLAS
-    off, _, _ = train(folder, "0", *SGD, *short, steps=3)
-    on, _, said = train(folder, "strict", *SGD, *short, steps=3)
+    off, _, _ = train(tmp_path, "0", *SGD, *short, steps=3)
+    on, _, said = train(tmp_path, "strict", *SGD, *short, steps=3)
     assert on == pytest.approx(off, abs=PRINTED if dtype == "float32" else 2**-5)
     assert_ran(said, 2 * 3)

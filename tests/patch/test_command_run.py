@@ -15,6 +15,7 @@ import pytest
 from mlx_lm.models import base
 from mlxlm_flash_patch import cli, launch
 
+OWN = "[mlxlm-flash] "
 WHO_AM_I = """
 import json, sys
 print(json.dumps({
@@ -23,20 +24,25 @@ print(json.dumps({
     "doc": __doc__, "spec": getattr(__spec__, "name", None), "cwd": __import__("os").getcwd(),
 }))
 """
+ATTENTION = """
+import sys, threading
+import mlx.core as mx
+from mlx_lm.models.qwen2 import scaled_dot_product_attention
+
+def attend(length):
+    q = mx.ones((1, 2, length, 8))
+    mx.eval(scaled_dot_product_attention(q, q, q, cache=None, scale=1.0, mask="causal"))
+"""
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a script, a module and a package that tell what they see."""
-    (tmp_path / "script.py").write_text(WHO_AM_I)
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "script.py").write_text(WHO_AM_I)
+    for name in ("script.py", "inner/script.py", "module.py", "package/__main__.py", "package/part.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(WHO_AM_I)
     (tmp_path / "link.py").symlink_to(tmp_path / "inner" / "script.py")
-    (tmp_path / "module.py").write_text(WHO_AM_I)
-    (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
-    (tmp_path / "package" / "__main__.py").write_text(WHO_AM_I)
-    (tmp_path / "package" / "part.py").write_text(WHO_AM_I)
     return tmp_path
 
 
@@ -46,46 +52,66 @@ def run(command):
 
 
 @pytest.fixture
+def run_script(run, light, tmp_path):
+    """run_script(text): what becomes of this program."""
+
+    def write_and_run(text, **options):
+        (tmp_path / "script.py").write_text(text)
+        return run(tmp_path / "script.py", env=light, **options)
+
+    return write_and_run
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """refused(*arguments): the exit code, and the one line that says why nothing was run."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mlxlm-flash", "run", *arguments])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        [line] = printed.err.splitlines()
+        return end.value.code, line
+
+    return run
+
+
+@pytest.fixture
 def python(command):
     return lambda *arguments, **options: command("python", *arguments, **options)
 
 
-def own_lines(stderr):
-    return [line for line in stderr.splitlines() if line.startswith("[mlxlm-flash] ")]
-
-
 def other_lines(stderr):
-    return [line for line in stderr.splitlines() if not line.startswith("[mlxlm-flash] ")]
+    return [line for line in stderr.splitlines() if not line.startswith(OWN)]
 
 
 @pytest.mark.parametrize(
-    "program",
-    [["script.py"], ["./inner/script.py"], ["link.py"], ["-m", "module"], ["-m", "package"], ["-m", "package.part"]],
-    ids=" ".join,
-)
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["-h", "--help", "--version", "-m", "--", "-x=1", "", "two words", "--strict"]],
-    ids=["no arguments", "arguments like ours"],
+    ("program", "arguments"),
+    [
+        (["link.py"], ["-h", "--help", "--version", "-m", "--", "-x=1", "", "two words", "--strict"]),
+        (["script.py"], []),
+        (["./inner/script.py"], []),
+        (["-m", "module"], []),
+        (["-m", "package"], ["-h", "--", "-x=1"]),
+        (["-m", "package.part"], []),
+    ],
+    ids=lambda words: " ".join(words),
 )
 def test_what_the_program_sees(run, python, folder, program, arguments):
-    expected = python(*program, *arguments, cwd=folder)
     done = run(*program, *arguments, cwd=folder, flash="0")
-    assert json.loads(done.stdout) == json.loads(expected.stdout)
+    assert json.loads(done.stdout) == json.loads(python(*program, *arguments, cwd=folder).stdout)
     assert json.loads(done.stdout)["argv"][1:] == arguments
 
 
-def test_a_script_by_its_absolute_path(run, python, folder, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    script = str(folder / "script.py")
-    assert run(script, cwd=elsewhere, flash="0").stdout == python(script, cwd=elsewhere).stdout
-
-
-def test_safe_path(run, folder, monkeypatch):
+def test_a_script_by_its_absolute_path(run, python, folder, tmp_path_factory, monkeypatch):
     """PYTHONSAFEPATH keeps the script's folder out of sys.path, here too."""
+    elsewhere, script = tmp_path_factory.mktemp("elsewhere"), str(folder / "script.py")
+    assert run(script, cwd=elsewhere, flash="0").stdout == python(script, cwd=elsewhere).stdout
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    done = run(folder / "script.py", flash="0")
-    assert json.loads(done.stdout)["path0"] != str(folder)
+    assert json.loads(run(script, flash="0").stdout)["path0"] != str(folder)
 
 
 ENDS = {
@@ -109,90 +135,69 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_how_it_ends(run, python, tmp_path, end):
-    script = tmp_path / "script.py"
-    script.write_text(f"import atexit, os, signal, sys, threading, time\n{ENDS[end]}\n")
-    expected, done = python(script), run(script, flash="0")
-    assert done.returncode == expected.returncode
-    assert done.stdout == expected.stdout
+def test_how_it_ends(run_script, python, tmp_path, end):
+    done = run_script(f"import atexit, os, signal, sys, threading, time\n{ENDS[end]}\n", flash="0")
+    expected = python(tmp_path / "script.py")
+    assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
     assert other_lines(done.stderr)[-1:] == other_lines(expected.stderr)[-1:]
     if "Error" not in end and end != "KeyboardInterrupt":  # a traceback shows the runner's frames too
         assert other_lines(done.stderr) == other_lines(expected.stderr)
 
 
-@pytest.mark.parametrize(("flash", "own"), [("0", "True"), ("1", "False")])
-def test_long_calls_heed_control_c(run, tmp_path, flash, own):
-    """While flash attention is on: flashattn_core.interruptible() puts a handler in, which is gone at the end."""
-    script = tmp_path / "script.py"
-    script.write_text("import signal\nprint(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n")
-    assert run(script, flash=flash).stdout == f"{own}\n"
-
-
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
-    """The shell sees a process that died of SIGINT, so that it stops its own loop too."""
+    """The shell sees a process that died of SIGINT, so that it stops its own loop too.
+
+    While flash attention is on, flashattn_core.interruptible() has a handler in, by which long calls heed it.
+    """
     script = tmp_path / "script.py"
-    script.write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    script.write_text(
+        "import signal, time\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)\n"
+        "time.sleep(60)\n"
+    )
     arguments = [Path(sys.executable).parent / "mlxlm-flash", "run", script]
     env = {**os.environ, "MLXLM_FLASH": flash}
     with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.readline() == f"{flash == '0'}\n"
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT
     assert other_lines(stderr)[-1] == "KeyboardInterrupt"
 
 
-def test_streams(run, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nsys.stdout.write(sys.stdin.read().upper())\nsys.stderr.write('to stderr\\n')\n")
-    done = run(script, input="from stdin\n", flash="0")
+def test_streams(run_script):
+    text = "import sys\nsys.stdout.write(sys.stdin.read().upper())\nsys.stderr.write('to stderr\\n')\n"
+    done = run_script(text, input="from stdin\n", flash="0")
     assert done.stdout == "FROM STDIN\n"
     assert other_lines(done.stderr) == ["to stderr"]
 
 
-ATTENTION = """
-import sys, threading
-import mlx.core as mx
-from mlx_lm.models.qwen2 import scaled_dot_product_attention
-
-def attend(length):
-    q = mx.ones((1, 2, length, 8))
-    mx.eval(scaled_dot_product_attention(q, q, q, cache=None, scale=1.0, mask="causal"))
-"""
-
-
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('the reason')", 1)])
-def test_patched_to_the_end(run, tmp_path, end, code):
+def test_patched_to_the_end(run_script, end, code):
     """Both lines are there however the program ends, and the last one comes last."""
-    script = tmp_path / "script.py"
-    script.write_text(f"{ATTENTION}\nattend(12)\n{end}\n")
-    done = run(script)
+    done = run_script(f"{ATTENTION}\nattend(12)\n{end}\n")
     assert done.returncode == code
-    lines = done.stderr.splitlines()
-    assert lines[0].startswith("[mlxlm-flash] flash attention on: mlx ")
-    assert lines[-1] == "[mlxlm-flash] flash attention ran: cpu_prefill 1 · fallbacks: none"
-    assert len(own_lines(done.stderr)) == 2
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith(f"{OWN}flash attention on: mlx ")
+    assert last == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
+    assert done.stderr.count(OWN) == 2
 
 
-def test_threads_that_outlive_the_main_one_count(run, tmp_path):
+def test_threads_that_outlive_the_main_one_count(run_script):
     """Under strict too: the program is over when its last thread is."""
-    script = tmp_path / "script.py"
-    script.write_text(f"{ATTENTION}\nthreading.Timer(0.3, attend, [1]).start()\n")
-    done = run(script, flash="strict")
+    done = run_script(f"{ATTENTION}\nthreading.Timer(0.3, attend, [1]).start()\n", flash="strict")
     assert done.returncode == 0
-    assert done.stderr.splitlines()[-1].startswith("[mlxlm-flash] flash attention ran: cpu_decode 1 ")
+    assert done.stderr.splitlines()[-1].startswith(f"{OWN}flash attention ran: cpu_decode 1 ")
 
 
-def test_strict_and_flash_never_ran(run, tmp_path):
-    """A success without flash attention is none."""
-    script = tmp_path / "script.py"
-    script.write_text("print('done')")
-    done = run(script, flash="strict")
-    assert done.returncode == 1
-    assert done.stdout == "done\n"
-    assert done.stderr.startswith("[mlxlm-flash] flash attention on, strict: ")
-    assert "\n[mlxlm-flash] strict: flash attention never ran\n" in done.stderr
+def test_strict_and_flash_never_ran(run_script):
+    """A success without flash attention is none. A child that the program forks is left alone."""
+    fork = "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    done = run_script(fork, flash="strict")
+    assert (done.returncode, done.stdout) == (1, "0\n")
+    assert done.stderr.startswith(f"{OWN}flash attention on, strict: ")
+    assert done.stderr.count(f"{OWN}strict: flash attention never ran\n") == 1  # the parent's
 
 
 @pytest.mark.parametrize(
@@ -208,39 +213,22 @@ def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expect
     assert end.value.code == expected
 
 
-def test_a_forked_child_does_not_speak_at_its_end():
+def test_the_last_line():
+    """A forked child does not say it, and a closed stderr is no error."""
     stream = io.StringIO()
     launch._say_what_ran(stream, os.getpid() + 1)
     assert stream.getvalue() == ""
     launch._say_what_ran(stream, os.getpid())
-    assert stream.getvalue().startswith("[mlxlm-flash] flash attention ran: ")
-
-
-def test_strict_leaves_a_forked_child_alone(run, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))\n"
-    )
-    done = run(script, flash="strict")
-    assert done.stdout == "0\n"
-    assert done.stderr.count("never ran") == 1  # the parent's
-    assert done.returncode == 1
-
-
-def test_a_closed_stderr_is_no_error_at_the_end():
-    stream = io.StringIO()
+    assert stream.getvalue().startswith(f"{OWN}flash attention ran: ")
     stream.close()
     launch._say_what_ran(stream, os.getpid())
 
 
 @pytest.mark.parametrize("value", ["", "2", "yes", "STRICT"])
-def test_other_values_of_the_variable(run, tmp_path, value):
-    script = tmp_path / "script.py"
-    script.write_text("print('ran')")
-    done = run(script, flash=value)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == f"Error: MLXLM_FLASH is {value!r}, expected one of 0, 1, strict\n"
+def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
+    monkeypatch.setenv("MLXLM_FLASH", value)
+    says = f"Error: MLXLM_FLASH is {value!r}, expected one of 0, 1, strict"
+    assert refused(str(folder / "script.py")) == (2, says)
 
 
 @pytest.mark.parametrize(
@@ -260,33 +248,19 @@ def test_other_values_of_the_variable(run, tmp_path, value):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_unknown_programs(run, program, says):
-    done = run(*program)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith(f"Error: {says}")
-    assert done.stderr.count("\n") == 1
+def test_unknown_programs(refused, program, says):
+    code, line = refused(*program)
+    assert code == 2
+    assert line.startswith(f"Error: {says}")
 
 
-def test_no_program(run):
-    done = run()
-    assert done.returncode == 2
-    assert "Missing argument" in done.stderr
-
-
-def test_a_refusal_to_patch_is_one_line(monkeypatch, capsys, tmp_path):
-    """Another mlx-lm: nothing is run, since it would run without flash attention."""
+def test_another_mlx_lm(refused, monkeypatch, folder):
+    """Nothing is run, since it would run without flash attention."""
     monkeypatch.setattr(base, "scaled_dot_product_attention", base.scaled_dot_product_attention)
     exec("def scaled_dot_product_attention(q, k, v): ...", vars(base))
-    (tmp_path / "script.py").write_text("print('ran')")
-    monkeypatch.setattr(sys, "argv", ["mlxlm-flash", "run", str(tmp_path / "script.py")])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    printed = capsys.readouterr()
-    assert end.value.code == 1
-    assert printed.out == ""
-    assert printed.err.startswith("Error: [enable] mlx_lm.models.base.scaled_dot_product_attention takes (q, k, v);")
-    assert printed.err.count("\n") == 1
+    code, line = refused(str(folder / "script.py"))
+    assert code == 1
+    assert line.startswith("Error: [enable] mlx_lm.models.base.scaled_dot_product_attention takes (q, k, v);")
 
 
 @pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))

@@ -1,77 +1,58 @@
-"""mlxlm-flash run mlx_lm.server: requests that come at the same time are answered as without it."""
+"""mlxlm-flash run mlx_lm.server and mlx_lm.chat: programs that talk for as long as somebody talks to them."""
 
-import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+RAN = re.compile(r"^\[mlxlm-flash\] flash attention ran: cpu_decode \d+, cpu_prefill \d+ · fallbacks: none$", re.M)
 PROMPTS = ["Attention is all you need", "The class", "x", "A window of keys, and a longer prompt than all the others"]
 
 
-@contextmanager
-def server(model, log, flash, *options):
-    """The server's address, while it runs; it is ended as by Ctrl-C."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [Path(sys.executable).parent / "mlxlm-flash", "run", "mlx_lm.server", "--model", model]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "MLXLM_FLASH": flash}
-    with open(log, "w") as stderr:
-        process = subprocess.Popen([*command, "--port", str(port), *options], env=env, stderr=stderr)
-    try:
-        address = f"http://127.0.0.1:{port}"
-        for _ in range(1200):  # two minutes: the machine may be busy
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.1)
-        yield address
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def answer(address, prompt):
-    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
-    request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode())
-    request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return json.load(response)["choices"][0]["text"]
-
-
-def answers(address):
-    """To all prompts at once, and once more: then there are prompt caches."""
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        return [list(pool.map(lambda prompt: answer(address, prompt), PROMPTS)) for _ in range(2)]
-
-
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize(
-    "options",
-    [(), ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0")],
+    ("options", "number", "returncodes"),
+    [
+        ((), signal.SIGINT, {0, -signal.SIGABRT}),
+        (
+            ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0"),
+            signal.SIGTERM,
+            {-signal.SIGTERM},
+        ),
+    ],
     ids=["batched", "kv_bits"],
 )
-def test_concurrent_requests(model_folder, tmp_path, options):
-    texts = {}
+def test_server(served, options, number, returncodes):
+    """Requests that come at the same time, and once more when there are prompt caches, are answered as without it.
+
+    Ctrl-C is an end, which the server sees to itself; SIGTERM is the end of everything. After the last line of Python
+    the stock server, too, often aborts while MLX's threads are taken down.
+    """
+    run = [Path(sys.executable).parent / "mlxlm-flash", "run", "mlx_lm.server", *options]
+    answers = {}
     for flash in ("0", "strict"):
-        with server(model_folder, tmp_path / flash, flash, *options) as address:
-            texts[flash] = answers(address)
-    assert texts["strict"] == texts["0"]
-    assert all(len(text) > 0 for round_ in texts["0"] for text in round_)
-    said = (tmp_path / "strict").read_text()  # not the last line: mlx_lm.server aborts at its end, patched or not
-    assert re.search(
-        r"^\[mlxlm-flash\] flash attention ran: .*cpu_decode [\d,]+ · fallbacks: none$", said, re.MULTILINE
-    )
+        env = {**os.environ, "MLXLM_FLASH": flash, "HF_HUB_OFFLINE": "1"}
+        with served(run, env) as (ask, process), ThreadPoolExecutor(len(PROMPTS)) as pool:
+            answers[flash] = [ask(PROMPTS[0]), *pool.map(ask, PROMPTS), *pool.map(ask, PROMPTS)]
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=60)
+        assert process.returncode in returncodes
+    assert answers["strict"] == answers["0"]
+    assert all(answers["0"])
+    assert bool(RAN.search(stderr)) == (number == signal.SIGINT)
+
+
+@pytest.mark.rotate(2)
+@pytest.mark.parametrize("said", ["Attention is\nAttention is\nr\nAttention is\nq\n", "Attention is\n"])
+def test_chat_through_a_pipe(command, chat_folder, said):
+    """`q` ends it, `r` begins anew; so does the end of what is piped in, with an error of mlx-lm's own."""
+    arguments = ("mlxlm-flash", "run", "mlx_lm.chat", "--model", chat_folder, "--max-tokens", "8")
+    off, on = (command(*arguments, input=said, flash=flash) for flash in ("0", "strict"))
+    assert on.returncode == off.returncode == int("q" not in said)
+    conversation, expected = (re.sub(r"[\d.]+ tok/s", "", done.stdout) for done in (on, off))
+    assert conversation == expected
+    assert RAN.search(on.stderr.splitlines()[-1])

@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from mlx_lm.models import base, llama
 from mlxlm_flash_patch import blas, doctor, hook
 from mlxlm_flash_patch.cli import cli
+from mlxlm_flash_patch.registry import SEAM
 
-SEAM = "scaled_dot_product_attention"
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,18 @@ def found(line, *arguments, broken):
     assert code == int(broken)
     assert sum(each.startswith("✗ ") for each in lines) == int(broken)
     return lines
+
+
+@pytest.fixture
+def examined_with(command, light):
+    """examined_with(env): the same of a process of its own, with these variables."""
+
+    def run(env):
+        done = command("mlxlm-flash", "doctor", env={**light, **env}, timeout=180)
+        assert done.stderr == ""
+        return done.stdout.splitlines(), done.returncode
+
+    return run
 
 
 def test_nothing_to_find():
@@ -98,56 +111,51 @@ def test_a_package_is_missing(monkeypatch, package, cure):
 @pytest.mark.parametrize("value", ["", "on"])
 def test_a_variable_that_means_nothing(monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
-    line = f"✗ MLXLM_FLASH: {value!r} means nothing · cure: unset it, or one of 0, 1, strict"
-    found(line, broken=True)
+    found(f"✗ MLXLM_FLASH: {value!r} means nothing · cure: unset it, or one of 0, 1, strict", broken=True)
 
 
 def test_the_hook(monkeypatch):
     monkeypatch.setenv("MLXLM_FLASH", "0")
     found("✓ hook: not installed", broken=False)
     monkeypatch.setenv("MLXLM_FLASH", "1")
-    without = (
-        "! hook: not installed, so that only `mlxlm-flash run` looks at MLXLM_FLASH · cure: mlxlm-flash hook install"
+    found(
+        "! hook: not installed, so that only `mlxlm-flash run` looks at MLXLM_FLASH · cure: mlxlm-flash hook install",
+        broken=False,
     )
-    found(without, broken=False)
-    found("✓ MLXLM_FLASH: 1", broken=False)
     path = hook.install()
-    found(f"✓ hook: installed, {path}", broken=False)
-    path.write_text("import older\n")
-    found(f"! hook: {path} is installed by another version of mlxlm-flash-patch · cure: mlxlm-", broken=False)
-    path.write_bytes(b"\xff")
-    found(f"! hook: {path} is installed by another version of mlxlm-flash-patch · cure: mlxlm-", broken=False)
+    assert "✓ MLXLM_FLASH: 1" in found(f"✓ hook: installed, {path}", broken=False)
+    for other in (b"import older\n", b"\xff"):
+        path.write_bytes(other)
+        found(f"! hook: {path} is installed by another version of mlxlm-flash-patch · cure: mlxlm-", broken=False)
 
-
-def test_a_hook_that_could_not_be(monkeypatch):
-    def path():
+    def nowhere():
         raise LookupError("/x holds mlxlm-flash-patch, and is no site-packages folder")
 
-    monkeypatch.setattr(hook, "path", path)
+    monkeypatch.setattr(hook, "path", nowhere)
     found("! hook: /x holds mlxlm-flash-patch, and is no site-packages folder · cure: pip install ", broken=False)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-def test_an_extension_made_for_another_mlx(command, monkeypatch, tmp_path):
+@LINUX
+def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
     """doctor speaks, where nothing else of the package can; and the others say the same in one line."""
     source, library = tmp_path / "other.cpp", tmp_path / "other.so"
     source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
     subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
-    monkeypatch.setenv("LD_PRELOAD", str(library))
+    env = {**light, "LD_PRELOAD": str(library)}
 
-    done = command("mlxlm-flash", "doctor", timeout=180)
-    assert (done.returncode, done.stderr) == (1, "")
+    lines, code = examined_with(env)
+    assert code == 1
     why = "flashattn_core was built for mlx 0.32.4 and found mlx 0.99.1."
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("✗ ")]
+    [line] = [line for line in lines if line.startswith("✗ ")]
     assert line.startswith(f"✗ extension: {why}")
     assert re.search(rf" · cure: pip install '{re.escape(MLX)}==0\.32\.4'(, or .*)?$", line)
 
     for arguments in (["run", "mlx_lm.generate"], ["status"]):
-        done = command("mlxlm-flash", *arguments)
+        done = command("mlxlm-flash", *arguments, env=env)
         assert done.returncode == 1
         assert done.stderr.startswith(f"Error: {why}")
         assert done.stderr.count("\n") == 1
-    done = command("python", "-c", "import mlxlm_flash_patch as flash; flash.enable()")
+    done = command("python", "-c", "import mlxlm_flash_patch as flash; flash.enable()", env=env)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"ImportError: {why}")
 
@@ -165,30 +173,23 @@ def test_two_versions_of_nanobind_s_abi(monkeypatch):
 
 
 @pytest.mark.parametrize("name", doctor.CPU_VARIABLES)
-def test_nonsense_in_the_environment(command, monkeypatch, name):
-    monkeypatch.setenv(name, "nonsense")
-    done = command("mlxlm-flash", "doctor", timeout=180)
-    assert (done.returncode, done.stderr) == (1, "")
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("✗ ")]
+def test_nonsense_in_the_environment(examined_with, name):
+    lines, code = examined_with({name: "nonsense"})
+    assert code == 1
+    [line] = [line for line in lines if line.startswith("✗ ")]
     assert line.startswith(f"✗ cpu: {name} is 'nonsense', expected ")
     assert line.endswith(f" · cure: unset {name}")
 
 
-def test_a_forced_instruction_set_and_number_of_threads(command, monkeypatch):
+def test_a_forced_instruction_set_and_number_of_threads(examined_with):
     free = flashattn_core.backends()["cpu"]
-    monkeypatch.setenv("FLASHATTN_CPU_ISA", "baseline")
-    monkeypatch.setenv("FLASHATTN_NUM_THREADS", "3")
-    done = command("mlxlm-flash", "doctor", timeout=180)
-    assert done.returncode == 0, done.stdout
+    lines, code = examined_with({"FLASHATTN_CPU_ISA": "baseline", "FLASHATTN_NUM_THREADS": "3"})
+    assert code == 0, lines
     expected = f"! cpu: FLASHATTN_CPU_ISA=baseline, FLASHATTN_NUM_THREADS=3; without, {free}"
-    assert f"{expected} · cure: unset FLASHATTN_CPU_ISA FLASHATTN_NUM_THREADS" in done.stdout.splitlines()
-    assert "3 threads" in done.stdout
-
-
-def test_a_forced_number_of_threads_that_is_the_machine_s_own(command, monkeypatch):
-    threads = flashattn_core.backends()["cpu"].split(", ")[1].split()[0]
-    monkeypatch.setenv("FLASHATTN_NUM_THREADS", threads)
-    assert "! cpu" not in command("mlxlm-flash", "doctor", timeout=180).stdout
+    assert f"{expected} · cure: unset FLASHATTN_CPU_ISA FLASHATTN_NUM_THREADS" in lines
+    assert any("3 threads" in line for line in lines)
+    lines, _ = examined_with({"FLASHATTN_NUM_THREADS": free.split(", ")[1].split()[0]})  # the machine's own
+    assert not any("! cpu" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -202,18 +203,31 @@ def test_the_reference_blas(monkeypatch, library, cure):
     assert f" · cure: {cure}" in line
 
 
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("/venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "reference"),
+        ("/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblasp-r0.3.21.so", "openblas"),
+        ("/venv/numpy.libs/libscipy_openblas64_-8fb3d286.so", "reference"),
+        ("/opt/intel/libmkl_rt.so.2", "mkl"),
+    ],
+)
+def test_which_blas(library, name):
+    always = "7f00-7f01 r-xp 00000000 fe:00 1 /venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0\n"
+    assert blas.blas_in(always + always.replace("/venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", library)) == name
+
+
 def test_where_mlx_brings_another_blas(monkeypatch):
     monkeypatch.setattr(blas, "blas", lambda: None)
     assert not any("BLAS" in line for line in examined()[0])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-def test_a_preloaded_blas(command, monkeypatch, tmp_path):
+@LINUX
+def test_a_preloaded_blas(examined_with, tmp_path):
     library = tmp_path / "libopenblas.so.0"
     subprocess.run(["c++", "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", library], check=True)
-    assert "! BLAS: the reference one" in command("mlxlm-flash", "doctor", timeout=180).stdout
-    monkeypatch.setenv("LD_PRELOAD", str(library))
-    assert "✓ BLAS: openblas" in command("mlxlm-flash", "doctor", timeout=180).stdout
+    lines, _ = examined_with({"LD_PRELOAD": str(library)})
+    assert "✓ BLAS: openblas" in lines
 
 
 def test_wrong_numbers(monkeypatch):
@@ -250,52 +264,22 @@ def test_another_library_in_the_same_place(monkeypatch):
     assert "theirs, not mlx-lm's own: left alone · cure: switch that library off" in line
 
 
-@pytest.fixture
-def model(tmp_path):
-    """model(model_type): a folder with this configuration and nothing else."""
-
-    def make(**config):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return str(tmp_path)
-
-    return make
-
-
 @pytest.mark.parametrize(
-    ("model_type", "module"),
+    ("config", "line", "broken"),
     [
-        ("qwen2", "qwen2"),
-        ("mistral", "llama"),  # mlx-lm's own remapping
-        ("gemma3", "gemma3_text"),  # a shell around another
+        ({"model_type": "qwen2"}, "✓ model: qwen2 is covered: mlx_lm.models.qwen2", False),
+        ({"model_type": "mistral"}, "✓ model: mistral is covered: mlx_lm.models.llama", False),  # mlx-lm's remapping
+        ({"model_type": "gemma3"}, "✓ model: gemma3 is covered: mlx_lm.models.gemma3_text", False),  # built of another
+        ({"model_type": "mamba"}, "! model: mamba is not covered", False),
+        ({"model_type": "none"}, "✗ model: none: Model type none not supported. · cure: ", True),
+        ({"hidden_size": 8}, "✗ model: ", True),
     ],
+    ids=lambda value: value.get("model_type", "no type") if isinstance(value, dict) else "",
 )
-def test_a_model_that_is_covered(model, model_type, module):
-    found(
-        f"✓ model: {model_type} is covered: mlx_lm.models.{module}",
-        "--model",
-        model(model_type=model_type),
-        broken=False,
-    )
-
-
-def test_a_model_without_attention(model):
-    folder = model(model_type="mamba")
-    lines = found("! model: mamba is not covered", "--model", folder, broken=False)
-    assert lines[-1] == "broken: 0 · could be better: 1"
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"model_type": "no_such_type"}, "no_such_type: Model type no_such_type not supported."),
-        ({"hidden_size": 8}, "config.json names no model_type"),
-    ],
-)
-def test_a_model_that_mlx_lm_does_not_run(model, config, says):
-    lines, code = examined("--model", model(**config))
-    assert code == 1
-    assert says in lines[-3]
-    assert " · cure: " in lines[-3]
+def test_a_model(tmp_path, config, line, broken):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    lines = found(line, "--model", str(tmp_path), broken=broken)
+    assert lines[-1] == f"broken: {int(broken)} · could be better: {int('mamba' in line)}"
 
 
 @pytest.mark.parametrize("name", ["no/such_model", "no such model", "no/such/folder"])

@@ -3,13 +3,15 @@
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
+from arms import off_and_on
 from mlx_lm.generate import batch_generate, generate_step, speculative_generate_step, stream_generate
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
 
-def greedy(model, prompt, **options):
-    return [token for token, _ in generate_step(prompt, model, max_tokens=24, **options)]
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
+    return load(str(model_folder))[1]
 
 
 @pytest.mark.parametrize(
@@ -17,9 +19,7 @@ def greedy(model, prompt, **options):
 )
 def test_generate_step(architecture, tiny, tokens, options):
     model, prompt = tiny(architecture), tokens(1, 20)[0]
-    off = greedy(model, prompt, **options)
-    with flash.enabled(strict=True):
-        on = greedy(model, prompt, **options)
+    off, on = off_and_on(lambda: [token for token, _ in generate_step(prompt, model, max_tokens=24, **options)])
     assert on == off
     assert flash.status().calls["cpu_decode"] >= 2 * 24
 
@@ -27,41 +27,30 @@ def test_generate_step(architecture, tiny, tokens, options):
 def test_speculative_decoding(tiny, tokens):
     """The draft's tokens are verified a few at a time: short causal queries against a long cache."""
     model, draft, prompt = tiny(seed=0), tiny(seed=1), tokens(1, 20)[0]
-
-    def generate():
-        return [token for token, *_ in speculative_generate_step(prompt, model, draft, max_tokens=16)]
-
-    off = generate()
-    with flash.enabled(strict=True):
-        on = generate()
-    assert on == off == greedy(model, mx.array(prompt))[:16]
-
-
-@pytest.fixture
-def tokenizer(model_folder):
-    return load(str(model_folder))[1]
+    off, on = off_and_on(lambda: [t for t, *_ in speculative_generate_step(prompt, model, draft, max_tokens=16)])
+    assert on == off == [token for token, _ in generate_step(prompt, model, max_tokens=16)]
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0}, {"kv_bits": 4, "kv_group_size": 32}],
+    [
+        {},
+        {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0},
+        {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 24},  # quantised on the way
+    ],
     ids=["plain", "kv_bits 8", "kv_bits 4"],
 )
 @pytest.mark.parametrize("drafted", [False, True], ids=["alone", "with a draft model"])
 def test_stream_generate(tiny, tokenizer, drafted, options):
-    vocabulary = {"vocab_size": 257}
-    model, draft = tiny(**vocabulary), tiny(**vocabulary, num_hidden_layers=1) if drafted else None
-    options = {"quantized_kv_start": 24, **options}
+    model = tiny(vocab_size=257)
+    draft = tiny(vocab_size=257, num_hidden_layers=1) if drafted else None
 
     def texts():
         responses = stream_generate(model, tokenizer, "Attention is", 32, draft, **options)
         return [(r.token, r.text, r.from_draft) for r in responses]
 
-    off = texts()
-    with flash.enabled(strict=True):
-        on = texts()
+    off, on = off_and_on(texts)
     assert on == off
-    assert flash.status().fallbacks == {}
 
 
 @pytest.mark.parametrize("max_kv_size", [None, 16], ids=lambda n: f"max_kv_size {n}")
@@ -72,13 +61,11 @@ def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
 
     def texts():
         options = {"max_tokens": [12, 20, 4, 9, 15], "completion_batch_size": 3, "prefill_batch_size": 2}
-        return batch_generate(model, tokenizer, prompts, max_kv_size=max_kv_size, return_token_ids=True, **options)
+        answer = batch_generate(model, tokenizer, prompts, max_kv_size=max_kv_size, return_token_ids=True, **options)
+        return answer.token_ids
 
-    off = texts()
-    with flash.enabled(strict=True):
-        on = texts()
-    assert on.token_ids == off.token_ids
-    assert flash.status().fallbacks == {}
+    off, on = off_and_on(texts)
+    assert on == off
     assert flash.status().calls["cpu_decode"] >= 2 * 20
 
 
@@ -92,8 +79,5 @@ def test_batch_generate_with_prompt_caches(tiny, tokenizer):
             model(mx.array([prompt * 3]), cache=cache)
         return batch_generate(model, tokenizer, prompts, caches, 16, return_token_ids=True).token_ids
 
-    off = texts()
-    with flash.enabled(strict=True):
-        on = texts()
+    off, on = off_and_on(texts)
     assert on == off
-    assert flash.status().fallbacks == {}

@@ -7,6 +7,7 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import mlxlm_flash_patch as flash
 import pytest
+from arms import off_and_on
 from mlx.utils import tree_flatten
 from mlx_lm.models import base
 from mlx_lm.models.qwen2 import TransformerBlock
@@ -34,12 +35,14 @@ def train(model, x, compiled):
     for _ in range(3):
         value, gradients = step(x)
         mx.eval(state, value, gradients)
-        results.append((value.item(), dict(tree_flatten(gradients))))
+        results.append((value.item(), gradients))
     return [value for value, _ in results], results[0][1]
 
 
-def close(a, b):
-    return mx.abs(a - b).max() <= 1e-4 * mx.abs(b).max() + 1e-6
+def assert_close(on, off):
+    """Of each array in the two trees."""
+    for (name, a), (_, b) in zip(tree_flatten(on), tree_flatten(off), strict=True):
+        assert mx.abs(a - b).max() <= 1e-4 * mx.abs(b).max() + 1e-6, name
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
@@ -48,18 +51,14 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
     if checkpointed:
         monkeypatch.setattr(TransformerBlock, "__call__", TransformerBlock.__call__)  # is exchanged in the class
         grad_checkpoint(tiny().layers[0])
-    off_losses, off = train(tiny(), tokens(2, 20), compiled)
-    with flash.enabled(strict=True):
-        on_losses, on = train(tiny(), tokens(2, 20), compiled)
+    (off_losses, off), (on_losses, on) = off_and_on(lambda: train(tiny(), tokens(2, 20), compiled))
     assert on_losses == pytest.approx(off_losses, rel=1e-5)
-    assert on.keys() == off.keys()
-    assert all(close(on[name], off[name]) for name in off)
-    assert flash.status().fallbacks == {}
+    assert_close(on, off)
     # Two layers and three steps; checkpointed layers run forward twice.
     assert flash.status().calls == {"cpu_prefill": 12 if checkpointed else 6, "cpu_backward": 6}
 
 
-def test_padded_batches(tiny, tokens):
+def test_padded_batches(tiny):
     """A bool mask, as for left padding. Padding rows see nothing: what comes of them is not part of the loss."""
     real = mx.arange(19) >= mx.array([0, 7])[:, None]
     mask = real[:, None, None] & (mx.arange(19)[:, None] >= mx.arange(19))
@@ -68,28 +67,8 @@ def test_padded_batches(tiny, tokens):
         return (mx.where(real[..., None], attention(x, mask), 0) ** 2).sum()
 
     attention, x = tiny().layers[0].self_attn, mx.random.normal((2, 19, 128), key=mx.random.key(0))
-    _, off = nn.value_and_grad(attention, masked_loss)(attention, x)
-    with flash.enabled(strict=True):
-        _, on = nn.value_and_grad(attention, masked_loss)(attention, x)
-        mx.eval(on)
-    for (name, a), (_, b) in zip(tree_flatten(on), tree_flatten(off), strict=True):
-        assert close(a, b), name
-
-
-@pytest.mark.parametrize("transform", ["grad", "vjp"])
-def test_gradients_of_the_input(tiny, transform):
-    attention, x = tiny().layers[0].self_attn, mx.random.normal((1, 12, 128), key=mx.random.key(0))
-
-    def gradient():
-        if transform == "grad":
-            return mx.grad(lambda x: attention(x, "causal").square().sum())(x)
-        return mx.vjp(lambda x: attention(x, "causal"), [x], [mx.ones(x.shape)])[1][0]
-
-    off = gradient()
-    with flash.enabled(strict=True):
-        on = gradient()
-        mx.eval(on)
-    assert close(on, off)
+    off, on = off_and_on(lambda: nn.value_and_grad(attention, masked_loss)(attention, x)[1])
+    assert_close(on, off)
 
 
 def gradient_of(name):
@@ -105,11 +84,16 @@ def gradient_of(name):
 @pytest.mark.parametrize("name", ["queries", "keys", "values", "sinks"])
 def test_the_gradient_of_one_argument_alone(name):
     """Such as sinks that are trained in a model that is otherwise frozen."""
-    off = gradient_of(name)
-    with flash.enabled(strict=True):
-        on = gradient_of(name)
-        mx.eval(on)
-    assert close(on, off)
+    off, on = off_and_on(lambda: gradient_of(name))
+    assert_close([on], [off])
+
+
+def test_the_gradient_of_a_mask_is_mlx_lms_own():
+    off = gradient_of("mask")
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no gradient of an additive mask"):
+        on = gradient_of("mask")
+    assert mx.array_equal(on, off)
+    assert flash.status().fallbacks == {f"{TRACED} of an additive mask": 1}
 
 
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
@@ -130,11 +114,3 @@ def test_where_the_gradient_has_no_kernel(traced_by, kernels_take):
     assert flash.status().fallbacks == {f"{TRACED} here for a head_dim over 8": 1}
     with flash.enabled(strict=True):
         mx.eval(total(q))
-
-
-def test_the_gradient_of_a_mask_is_mlx_lms_own():
-    off = gradient_of("mask")
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no gradient of an additive mask"):
-        on = gradient_of("mask")
-    assert mx.array_equal(on, off)
-    assert flash.status().fallbacks == {f"{TRACED} of an additive mask": 1}

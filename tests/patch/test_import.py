@@ -1,41 +1,27 @@
 """Importing the package changes nothing, loads nothing of mlx-lm, and is quick."""
 
 import importlib.metadata
-import subprocess
-import sys
 from pathlib import Path
 
 import mlxlm_flash_patch
-import pytest
 
 
-def python(code):
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-
-
-@pytest.mark.parametrize("module", ["mlxlm_flash_patch", "mlxlm_flash_patch.cli"])
-def test_nothing_of_mlx_lm_is_imported(module):
-    code = f"import sys, {module}; print([m for m in sys.modules if m.split('.')[0] in ('mlx_lm', 'transformers')])"
-    assert python(code) == "[]\n"
-
-
-def test_neither_do_status_and_disable():
-    code = "import sys, mlxlm_flash_patch as f; f.disable(); f.status(); print('mlx_lm' in sys.modules)"
-    assert python(code) == "False\n"
-
-
-def test_nothing_is_patched_by_it():
+def test_what_is_loaded_by_it(command):
+    """MLX, the core and the standard library; nothing of mlx-lm. status() and disable() load no more."""
     code = """
-from mlx_lm.models import base, qwen2
-before = base.scaled_dot_product_attention
-import mlxlm_flash_patch
-print(base.scaled_dot_product_attention is before is qwen2.scaled_dot_product_attention)
-print(mlxlm_flash_patch.status().patched)
+import sys
+import mlx.core, mlx.nn
+bare = {m.split(".")[0] for m in sys.modules}
+import mlxlm_flash_patch as flash, mlxlm_flash_patch.cli
+flash.disable()
+flash.status()
+print(*{m.split(".")[0] for m in sys.modules} - bare - sys.stdlib_module_names)
 """
-    assert python(code) == "True\n()\n"
+    ours = {"flashattn_core", "nanobind_backend", "mlxlm_flash_patch", "mlxlm_flash_startup", "click"}
+    assert {"mlxlm_flash_patch"} <= set(command("python", "-c", code).stdout.split()) <= ours
 
 
-def test_nothing_is_changed_by_it():
+def test_nothing_is_changed_by_it(command):
     """Neither in mlx-lm and MLX, nor in what Python itself imports, warns and ends with."""
     code = """
 import builtins, sys, threading, warnings
@@ -54,19 +40,9 @@ def python():
 before = contents(), python()
 import mlxlm_flash_patch
 print((contents(), python()) == before)
-mlxlm_flash_patch.status()
-print((contents(), python()) == before)
+print(mlxlm_flash_patch.status().patched, (contents(), python()) == before)
 """
-    assert python(code) == "True\nTrue\n"
-
-
-def test_what_is_loaded_by_it():
-    """MLX, the core and the standard library: what a start-up file costs is this."""
-    code = "import sys, mlxlm_flash_patch; print(*{m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
-    ours = {"flashattn_core", "nanobind_backend", "mlxlm_flash_patch", "mlx", "__main__"}
-    # The rest comes with the interpreter or MLX, without this package.
-    bare = set(python(code.replace("mlxlm_flash_patch", "mlx.core, mlx.nn")).split())
-    assert set(python(code).split()) <= ours | bare
+    assert command("python", "-c", code).stdout == "True\n() True\n"
 
 
 def test_installing_changes_nothing():

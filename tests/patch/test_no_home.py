@@ -4,9 +4,7 @@ HOME is /proc, where nobody can make anything, root neither, of whom file modes 
 """
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,28 +17,27 @@ from mlx_lm.models.qwen2 import scaled_dot_product_attention
 print((scaled_dot_product_attention(x, x, x, cache=None, scale=1.0, mask="causal") == 1).all().item())
 flash.disable()
 """
+TURNS = pytest.mark.rotate(3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc; run this test on Linux")
-@pytest.mark.parametrize("home", ["/proc", "/proc/no/home"])
+@pytest.mark.parametrize("home", ["/proc/no/home", pytest.param("/proc", marks=TURNS)])
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("program", "said"),
     [
-        (["python", "-c", CALL], "True\n"),
-        (["mlxlm-flash", "status"], "flashattn-core"),
-        (["mlxlm-flash", "doctor"], "flashattn-core"),
         (["flash-eval", "doctor"], "flashattn-core"),
-        (["flash-eval", "kernels", "--shape", "2/1x8", "--seq-len", "16", "--impl", "flash"], "flash"),
+        pytest.param(["python", "-c", CALL], "True\n", marks=TURNS),
+        pytest.param(["mlxlm-flash", "status"], "flashattn-core", marks=TURNS),
+        pytest.param(["mlxlm-flash", "doctor"], "flashattn-core", marks=TURNS),
+        pytest.param(
+            ["flash-eval", "kernels", "--shape", "2/1x8", "--seq-len", "16", "--impl", "flash"], "flash", marks=TURNS
+        ),
     ],
     ids=lambda x: " ".join(x[:2]) if isinstance(x, list) else "",
 )
-def test_it_works(command, said, home):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "HF_"))}
-    env |= {"HOME": home, "HF_HUB_OFFLINE": "1"}
-    program = Path(sys.executable).with_name(command[0])
-    done = subprocess.run(
-        [program, *command[1:]], env=env, capture_output=True, text=True, timeout=180, check=False
-    )  # fmt: skip
+def test_it_works(command, program, said, home):
+    without = {name: None for name in os.environ if name.startswith(("XDG_", "HF_"))}
+    done = command(*program, env={**without, "HF_HUB_OFFLINE": "1", "HOME": home}, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     assert said in done.stdout
     assert "Traceback" not in done.stderr

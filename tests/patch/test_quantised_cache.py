@@ -1,15 +1,12 @@
 """A quantised KV cache is read by flash attention as it lies: mlx-lm's numbers, and sinks, which mlx-lm refuses."""
 
-import warnings
-
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from flashattn_core import NoKernelError
-from mlx_lm.generate import generate_step
+from arms import error, normal, off_and_on
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache
-from mlxlm_flash_patch import obstacles, route
+from mlxlm_flash_patch import obstacles
 
 MASKS = {
     "none": lambda length, offset: None,
@@ -20,10 +17,6 @@ MASKS = {
 }
 
 
-def normal(seed, *shape, dtype=mx.float32):
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
-
-
 def filled(bits=8, group_size=32, length=40, dtype=mx.float32, batch=1):
     """(cache, keys, values) as a model has them after `length` tokens, of two heads of 128 elements."""
     cache = QuantizedKVCache(group_size, bits)
@@ -32,14 +25,9 @@ def filled(bits=8, group_size=32, length=40, dtype=mx.float32, batch=1):
 
 
 def attend(queries, filled, mask=None, **options):
+    """mlx-lm scales the queries in place, visibly to its caller."""
     cache, keys, values = filled
-    return base.scaled_dot_product_attention(queries, keys, values, cache, 0.09, mask, **options)
-
-
-def assert_same(on, off, tolerance=1e-4):
-    assert on.dtype == off.dtype
-    on, off = on.astype(mx.float32), off.astype(mx.float32)
-    assert (mx.abs(on - off).max() / mx.abs(off).max()).item() < tolerance
+    return base.scaled_dot_product_attention(mx.array(queries), keys, values, cache, 0.09, mask, **options)
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
@@ -51,24 +39,23 @@ def test_mlx_lm_s_numbers(bits, group_size, length, mask):
         given = QuantizedKVCache(group_size, bits), keys, values
     else:
         given = filled(bits, group_size)
-    queries, seen = normal(3, 1, 6, length, 128), mask(length, 40 - length)
-    off = attend(mx.array(queries), given, seen)
-    with flash.enabled(strict=True):
-        on = attend(queries, given, mask(length, 40 - length))
-        mx.eval(on)
-    assert_same(on, off)
+    queries = normal(3, 1, 6, length, 128)
+    off, on = off_and_on(lambda: attend(queries, given, mask(length, 40 - length)))
+    assert error(on, off) < 1e-4
     assert sum(flash.status().calls.values()) == 1
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_16_bits(dtype):
-    """mlx-lm rounds scores and probabilities to the model's dtype: as far as that goes, the same."""
-    given, queries = filled(dtype=dtype), normal(3, 1, 6, 9, 128, dtype=dtype)
-    off = attend(mx.array(queries), given, "causal")
-    with flash.enabled(strict=True):
-        on = attend(queries, given, "causal")
-        mx.eval(on)
-    assert_same(on, off, tolerance=4 * mx.finfo(dtype).eps)
+@pytest.mark.parametrize(
+    ("dtype", "of_keys", "roundings"),
+    [(mx.float16, mx.float16, 4), (mx.bfloat16, mx.bfloat16, 4), (mx.bfloat16, mx.float32, 1)],
+    ids=str,
+)
+def test_16_bits(dtype, of_keys, roundings):
+    """The wider of two dtypes, as MLX's products have it. mlx-lm rounds scaled queries, scores and probabilities."""
+    given, queries = filled(dtype=of_keys), normal(3, 1, 6, 9, 128, dtype=dtype)
+    off, on = off_and_on(lambda: attend(queries, given, "causal"))
+    assert on.dtype == off.dtype
+    assert error(on, off) < roundings * mx.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("length", [1, 12])
@@ -83,47 +70,23 @@ def test_sinks(length):
     with flash.enabled(strict=True):
         on = attend(queries, (cache, keys, values), "causal", sinks=sinks)
         mx.eval(on)
-    assert_same(on, off)
+    assert error(on, off) < 1e-4
 
 
 def test_left_padding():
     """A row's padding hides its keys; queries that see none are the padding's own."""
     given, queries = filled(batch=2), normal(3, 2, 6, 40, 128)
-
-    def run():
-        return attend(mx.array(queries), given, base.create_causal_mask(40, left_padding=mx.array([0, 11])))
-
-    off = run()
-    with flash.enabled(strict=True):
-        on = run()
-        mx.eval(on)
-    assert_same(on[0], off[0])
-    assert_same(on[1, :, 11:], off[1, :, 11:])
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_cache_that_is_quantised_on_the_way(tiny, tokens, bits):
-    """Flash attention before and after; the same tokens as without the patch."""
-    model, prompt = tiny(), tokens(1, 20)[0]
-
-    def generate():
-        steps = generate_step(prompt, model, max_tokens=30, kv_bits=bits, kv_group_size=32, quantized_kv_start=32)
-        return [token for token, _ in steps]
-
-    off = generate()
-    with flash.enabled(strict=True):
-        on = generate()
-    assert on == off
-    assert flash.status().calls["cpu_decode"] >= 2 * 30
-    assert flash.status().fallbacks == {}
+    off, on = off_and_on(lambda: attend(queries, given, base.create_causal_mask(40, left_padding=mx.array([0, 11]))))
+    assert error(on[0], off[0]) < 1e-4
+    assert error(on[1, :, 11:], off[1, :, 11:]) < 1e-4
 
 
 def test_queries_keep_their_values():
-    """mlx-lm scales them in place, visibly to its caller; no model looks at them afterwards."""
-    queries = normal(3, 1, 6, 1, 128)
+    """Where mlx-lm scales them in place; no model looks at them afterwards."""
+    (cache, keys, values), queries = filled(), normal(3, 1, 6, 1, 128)
     before = mx.array(queries)
     with flash.enabled(strict=True):
-        mx.eval(attend(queries, filled()))
+        mx.eval(base.scaled_dot_product_attention(queries, keys, values, cache, 0.09, None))
     assert mx.array_equal(queries, before)
 
 
@@ -132,39 +95,12 @@ def test_traced_calls_fall_back(traced_by):
     """The kernel has no gradient there, mlx-lm's own attention has; which of the two it is, cannot be told."""
     given, queries = filled(), normal(3, 1, 6, 3, 128)
 
-    def total(queries):
-        return attend(queries + 0.0, given, "causal").sum()
+    def traced():
+        transform = {"grad": mx.grad, "compile": mx.compile}[traced_by]
+        return transform(lambda queries: attend(queries + 0.0, given, "causal").sum())(queries)
 
-    traced = {"grad": mx.grad(total), "compile": mx.compile(lambda queries: total(queries))}[traced_by]
-    off = traced(queries)
+    off = traced()
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no gradient with a quantised KV cache"):
-        on = {"grad": mx.grad(total), "compile": mx.compile(lambda queries: total(queries))}[traced_by](queries)
+        on = traced()
     assert mx.array_equal(on, off)
     assert flash.status().fallbacks == {f"{obstacles.TRACED} with a quantised KV cache": 1}
-
-
-def test_queries_of_another_dtype():
-    """MLX's products give the wider of the two."""
-    given, queries = filled(), normal(3, 1, 6, 3, 128, dtype=mx.bfloat16)
-    off = attend(mx.array(queries), given)
-    with flash.enabled(strict=True):
-        on = attend(queries, given)
-        assert_same(on, off, tolerance=2**-7)  # mlx-lm scales queries in their own dtype
-    assert on.dtype == mx.float32
-
-
-def test_no_kernel(monkeypatch):
-    """As on Metal, as long as there is none."""
-
-    def refuse(*_, **__):
-        raise NoKernelError("no kernels for the moon")
-
-    monkeypatch.setattr(route, "quantized_flash_attention", refuse)
-    given, queries = filled(), normal(3, 1, 6, 3, 128)
-    off = attend(mx.array(queries), given)
-    with flash.enabled(), warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        on = [attend(mx.array(queries), given) for _ in range(2)]
-    assert all(mx.array_equal(out, off) for out in on)
-    assert len(warned) == 1
-    assert flash.status().fallbacks == {"no kernels for the moon": 2}

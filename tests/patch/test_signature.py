@@ -1,52 +1,43 @@
-"""If mlx-lm's function has another signature than the one tested, enable() refuses and names both."""
+"""If mlx-lm's function has another signature than the one tested, enable() and patch_model() refuse and name both."""
 
 import inspect
+import re
 
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models import base, qwen2
+from mlx_lm.models import base, cache
+from mlxlm_flash_patch.registry import SEAM
 
-TESTED = "(queries, keys, values, cache, scale, mask, sinks=None)"
 
-
-@pytest.fixture(
-    params=[
-        "(queries, keys, values, cache, scale, mask, sinks=None, softcap=None)",
-        "(queries, keys, values, cache, scale, mask)",
-        "(q, k, v, cache, scale, mask, sinks=None)",
-        "(queries, keys, values, cache, scale, mask=None, sinks=None)",
-        "(queries, keys, values, cache, scale, mask, *, sinks=None)",
-    ]
+@pytest.mark.parametrize(
+    ("owner", "name", "takes"),
+    [
+        (base, SEAM, "(queries, keys, values, cache, scale, mask, sinks=None, softcap=None)"),
+        (base, SEAM, "(queries, keys, values, cache, scale, mask)"),
+        (base, SEAM, "(q, k, v, cache, scale, mask, sinks=None)"),
+        (base, SEAM, "(queries, keys, values, cache, scale, mask=None, sinks=None)"),
+        (base, SEAM, "(queries, keys, values, cache, scale, mask, *, sinks=None)"),
+        (base, "create_causal_mask", "(N, offset=0, extra=0)"),
+        (cache.RotatingKVCache, "make_mask", "(self, N, window_size=None, extra=0)"),
+        (cache.BatchRotatingKVCache, "make_mask", "(self, N, window_size=None, extra=0)"),
+    ],
 )
-def drifted(request, monkeypatch):
-    """Another mlx-lm: a function of its own, in its own module, that takes something else."""
-    monkeypatch.setattr(base, "scaled_dot_product_attention", base.scaled_dot_product_attention)
-    exec(f"def scaled_dot_product_attention{request.param}: ...", vars(base))
-    monkeypatch.setattr(qwen2, "scaled_dot_product_attention", base.scaled_dot_product_attention)
-    return request.param
-
-
-def refused(signature, call):
-    with pytest.raises(RuntimeError) as caught:
-        call()
-    assert signature in str(caught.value)
-    assert TESTED in str(caught.value)
-
-
-@pytest.mark.parametrize("models", [None, "qwen2"])
-def test_refused(drifted, models):
-    held = qwen2.scaled_dot_product_attention
-    refused(drifted, lambda: flash.enable(models))
-    assert qwen2.scaled_dot_product_attention is base.scaled_dot_product_attention is held
-    assert not flash.status().enabled
-    assert not flash.status().patched
-
-
-def test_a_model_is_refused_too(drifted, tiny):
-    model = tiny()
-    before = [type(m) for m in model.modules()]
-    refused(drifted, lambda: flash.patch_model(model))
-    assert [type(m) for m in model.modules()] == before
+def test_refused(owner, name, takes, monkeypatch, tiny):
+    held, model, space = vars(owner)[name], tiny(), {}
+    exec(f"def another{takes}: ...", space)
+    monkeypatch.setattr(held, "__signature__", inspect.signature(space["another"]), raising=False)
+    types = [type(m) for m in model.modules()]
+    says = re.escape(f"{name} takes {takes}; this mlxlm-flash-patch was tested with (")
+    users = [flash.enable, lambda: flash.enable("qwen2")]
+    if name == SEAM:  # patch_model() does without descriptions of masks
+        users.append(lambda: flash.patch_model(model))
+    for refused in users:
+        with pytest.raises(RuntimeError, match=says):
+            refused()
+        assert vars(owner)[name] is held
+        assert not flash.status().enabled
+        assert not flash.status().patched
+    assert [type(m) for m in model.modules()] == types
 
 
 def test_annotations_do_not_matter(monkeypatch):

@@ -1,0 +1,73 @@
+"""The same work without the patch and with it, and how far apart the results are."""
+
+import copy
+import pickle
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}
+
+
+def normal(seed, *shape, dtype=mx.float32):
+    """The same random numbers for a seed."""
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def batch_caches(model, padding, max_size=None):
+    """The model's own kinds of cache, for a batch; the rotating ones of the model's size, or of the one given."""
+    return [
+        BatchRotatingKVCache(cache.max_size, padding) if isinstance(cache, RotatingKVCache) else BatchKVCache(padding)
+        for cache in make_prompt_cache(model, max_size)
+    ]
+
+
+def off_and_on(run, models=None):
+    """What `run` gives without the patch, and with it. None of its calls may fall back."""
+    off = run()
+    mx.eval(off)
+    with flash.enabled(models, strict=True):
+        on = run()
+        mx.eval(on)
+    assert flash.status().fallbacks == {}
+    return off, on
+
+
+def error(one, other):
+    """The largest difference, of the largest number. Models that hide tokens have -inf there in both."""
+    hidden = other == -mx.inf
+    assert mx.array_equal(one == -mx.inf, hidden)
+    one, other = (mx.where(hidden, 0, x).astype(mx.float32) for x in (one, other))
+    return (mx.abs(one - other).max() / mx.abs(other).max()).item()
+
+
+def close(one, other):
+    return error(one, other) < 1e-4
+
+
+def patched():
+    """What status() names as patched, without the package's name before it."""
+    return {name.removeprefix("mlx_lm.models.") for name in flash.status().patched}
+
+
+def calls():
+    """How often a kernel of flash attention has run since counting began."""
+    return sum(flash.status().calls.values())
+
+
+def calls_of(run):
+    """How often one runs in this work."""
+    before = calls()
+    mx.eval(run())
+    return calls() - before
+
+
+def peak_beyond(run):
+    """The most memory, in bytes, that arrays of this work took at any moment, beyond what was there before."""
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(run())
+    return mx.get_peak_memory() - before
