@@ -94,6 +94,7 @@ def test_the_shipped_model(train):
 
 
 @pytest.mark.long("minutes of training; test_gradients.py trains in its process")
+@pytest.mark.rotate(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_dimensions_of_qwen2_half_billion(train, dtype, tmp_path):
     """A random Qwen2 with Qwen2-0.5B's dimensions, but two layers and the shipped model's vocabulary.

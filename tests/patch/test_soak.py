@@ -83,6 +83,7 @@ LEAKS = {
 }
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("what", LEAKS)
 def test_a_leak(what, quick, monkeypatch):
     kept = []

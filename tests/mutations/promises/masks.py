@@ -13,8 +13,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the start of a key range is ignored",
         f"{CORE}/masks.py",
-        "return Lowered(causal, window, start, stop,",
-        "return Lowered(causal, window, None, stop,",
+        "key_start=start, key_stop=stop",
+        "key_start=None, key_stop=stop",
         "core/test_masks.py::test_key_range",
     ),
     Mutation(
