@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 #include "contract.h"
@@ -19,7 +20,9 @@ constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
 constexpr bool kAddressSanitizer = false;
 #endif
 
-// An output: its memory is all 0xff before the call, and stays so between the elements and behind them.
+constexpr uint8_t kUntouched = 0x55;  // is no NaN in any dtype
+
+// An output: its memory is all kUntouched before the call, and stays so between the elements and behind them.
 class Result {
  public:
   Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, Dtype dtype)
@@ -29,11 +32,11 @@ class Result {
         rows_(rows),
         columns_(columns),
         dtype_(dtype),
-        memory_(layout.numbers.size() * format(dtype).bytes + kMargin, 0xff) {}
+        memory_(layout.numbers.size() * format(dtype).bytes + kMargin, kUntouched) {}
 
   void* first() { return layout_.first(memory_, format(dtype_).bytes); }
   const Strides& strides() const { return layout_.strides; }
-  void overwrite() { std::fill(memory_.begin(), memory_.end(), 0xff); }
+  void overwrite() { std::fill(memory_.begin(), memory_.end(), kUntouched); }
 
   std::vector<double> numbers() const {
     std::vector<double> numbers;
@@ -42,8 +45,8 @@ class Result {
   }
   bool gaps_untouched() const {
     std::vector<uint8_t> gaps = memory_;
-    for_each_element([&](size_t at) { std::memset(gaps.data() + at, 0xff, format(dtype_).bytes); });
-    return std::count(gaps.begin(), gaps.end(), 0xff) == std::ptrdiff_t(gaps.size());
+    for_each_element([&](size_t at) { std::memset(gaps.data() + at, kUntouched, format(dtype_).bytes); });
+    return std::count(gaps.begin(), gaps.end(), kUntouched) == std::ptrdiff_t(gaps.size());
   }
 
  private:
@@ -68,95 +71,93 @@ class Result {
 
 // The forward pass of a case. `args` points into the other members.
 struct Call {
-  std::vector<uint8_t> query, key, value, bias, sinks, alibi_slopes, visible;  // as large as their strides reach
-  std::vector<uint8_t> key_scales, key_biases, value_scales, value_biases;
-  std::vector<uint32_t> tree, key_words, value_words;
-  std::vector<int32_t> key_start, key_stop;
+  bool decode;
   Result out, lse, row_stats;
   cpu::AttentionArgs args = {};
 
   Call(const Case& c, const Inputs& in, Draw& draw)
-      : query(in.query.in_memory(c.dtype)),
-        key(in.key.in_memory(c.dtype)),
-        value(in.value.in_memory(c.dtype)),
-        bias(in.bias.in_memory(c.bias_dtype)),
-        sinks(in.sinks.in_memory(Dtype::float32)),
-        alibi_slopes(in.alibi_slopes.in_memory(Dtype::float32)),
-        visible(in.visible.numbers.size()),
-        key_start(in.key_start),
-        key_stop(in.key_stop),
+      : decode(c.decode),
         out(c, any_tensor(c, draw, c.heads(), c.query_len, c.value_dim), c.heads(), c.query_len, c.value_dim, c.dtype),
         lse(c, any_tensor(c, draw, c.heads(), c.query_len, 1), c.heads(), c.query_len, 1, Dtype::float32),
-        row_stats(c, Tensor(c.batch, c.heads(), c.query_len, 2, kRowMajor), c.heads(), c.query_len, 2, Dtype::float32) {
-    for (size_t i = 0; i < visible.size(); ++i) visible[i] = in.visible.numbers[i] == 1;
-    int words = pack_tree(c, in);
-    set_params(c, in, words);
+        row_stats(c, Tensor(c.batch, c.heads(), c.query_len, 2, kGaps), c.heads(), c.query_len, 2, Dtype::float32) {
+    AttentionParams& p = args.params;
+    set_sizes(c);
     args.dtype = c.dtype;
     args.bias_dtype = c.bias_dtype;
-    args.query = in.query.first(query, format(c.dtype).bytes);
-    args.key = in.key.first(key, format(c.dtype).bytes);
-    args.value = in.value.first(value, format(c.dtype).bytes);
+    args.group_dtype = c.group_dtype;
     args.out = out.first();
     args.lse = static_cast<float*>(lse.first());
     args.row_stats = static_cast<float*>(row_stats.first());
-    if (c.visible) args.visible = reinterpret_cast<const bool*>(in.visible.first(visible, 1));
-    if (c.bias) args.bias = in.bias.first(bias, format(c.bias_dtype).bytes);
-    if (c.key_range) args.key_start = key_start.data(), args.key_stop = key_stop.data();
-    if (c.tree_size > 0) args.tree = tree.data();
-    if (c.sinks) args.sinks = reinterpret_cast<const float*>(in.sinks.first(sinks, 4));
-    if (c.alibi) args.alibi_slopes = reinterpret_cast<const float*>(in.alibi_slopes.first(alibi_slopes, 4));
-    if (c.bits > 0) set_quantised(c, in);
-    cpu::check(args);
-    c.decode ? cpu::decode(args) : cpu::prefill(args);
+    p.out = out.strides();
+    p.lse = lse.strides();
+    p.row_stats = row_stats.strides();
+    give(args.query, p.query, in.query, c.dtype);
+    if (c.bits == 0) {
+      give(args.key, p.key, in.key, c.dtype);
+      give(args.value, p.value, in.value, c.dtype);
+    } else {
+      const Quantised &key = in.quantised[0], &value = in.quantised[1];
+      give_whole<uint32_t>(args.key, p.key, key.words);
+      give_whole<uint32_t>(args.value, p.value, value.words);
+      give(args.key_scales, p.key_scales, key.scales, c.group_dtype);
+      give(args.key_biases, p.key_biases, key.biases, c.group_dtype);
+      give(args.value_scales, p.value_scales, value.scales, c.group_dtype);
+      give(args.value_biases, p.value_biases, value.biases, c.group_dtype);
+    }
+    if (c.visible) give_whole<bool>(args.visible, p.visible, in.visible);
+    if (c.bias) give(args.bias, p.bias, in.bias, c.bias_dtype);
+    if (c.key_range) {
+      give_whole<int32_t>(args.key_start, p.key_start, in.key_start);
+      give_whole<int32_t>(args.key_stop, p.key_stop, in.key_stop);
+    }
+    if (c.tree_size > 0) give_whole<uint32_t>(args.tree, p.tree, packed_tree(c, in));
+    if (c.sinks) give(args.sinks, p.sinks, in.sinks, Dtype::float32);
+    if (c.alibi) give(args.alibi_slopes, p.alibi_slopes, in.alibi_slopes, Dtype::float32);
   }
   Call(const Call&) = delete;
 
+  void run() {
+    cpu::check(args);
+    decode ? cpu::decode(args) : cpu::prefill(args);
+  }
+
  private:
-  // Returns the words of a row.
-  int pack_tree(const Case& c, const Inputs& in) {
+  inline static const Layout kGaps = {kRowMajor.order, 1};
+
+  template <typename T>
+  void give(const T*& pointer, Strides& strides, const Tensor& tensor, Dtype dtype) {
+    give(pointer, strides, tensor, format(dtype).bytes, [&](double x, uint8_t* to) { write_element(x, dtype, to); });
+  }
+  template <typename Whole, typename T>
+  void give_whole(const T*& pointer, Strides& strides, const Tensor& tensor) {
+    give(pointer, strides, tensor, sizeof(Whole), [](double x, uint8_t* to) {
+      Whole whole = std::isfinite(x) ? static_cast<Whole>(x) : static_cast<Whole>(~0u);
+      std::memcpy(to, &whole, sizeof(whole));
+    });
+  }
+  // Memory of an input's own, as large as its strides reach.
+  template <typename T, typename Write>
+  void give(const T*& pointer, Strides& strides, const Tensor& tensor, size_t bytes, Write write) {
+    std::vector<uint8_t>& memory = memory_.emplace_back(tensor.in_memory(bytes, write));
+    pointer = reinterpret_cast<const T*>(tensor.first(memory, bytes));
+    strides = tensor.strides;
+  }
+
+  static Tensor packed_tree(const Case& c, const Inputs& in) {
     int words = (c.tree_size + 31) / 32;
-    tree.resize(static_cast<size_t>(c.batch_size() * c.tree_size * words));
-    for (size_t word = 0; word < tree.size(); ++word) {
-      int64_t row = int64_t(word) / words;
-      for (int j = int(word) % words * 32; j < std::min(c.tree_size, int(word) % words * 32 + 32); ++j) {
-        tree[word] |= uint32_t(in.tree.at(row / c.tree_size, 0, int(row % c.tree_size), j)) << (j % 32);
+    Tensor tree(c.batch, 1, c.tree_size, words, kRowMajor);
+    for (size_t at = 0; at < tree.numbers.size(); ++at) {
+      int64_t row = int64_t(at) / words;
+      int first = int(at) % words * 32;
+      tree.numbers[at] = 0;
+      for (int j = first; j < std::min(c.tree_size, first + 32); ++j) {
+        tree.numbers[at] += std::ldexp(in.tree.at(row / c.tree_size, 0, int(row % c.tree_size), j), j - first);
       }
     }
-    return words;
+    return tree;
   }
 
-  void set_quantised(const Case& c, const Inputs& in) {
-    const Quantised &of_key = in.quantised[0], &of_value = in.quantised[1];
-    const auto words = [](const std::vector<double>& numbers) {
-      std::vector<uint32_t> words(numbers.size());
-      for (size_t i = 0; i < words.size(); ++i) words[i] = std::isfinite(numbers[i]) ? uint32_t(numbers[i]) : ~0u;
-      return words;
-    };
-    key_words = words(of_key.words.numbers);
-    value_words = words(of_value.words.numbers);
-    key_scales = of_key.scales.in_memory(c.group_dtype);
-    key_biases = of_key.biases.in_memory(c.group_dtype);
-    value_scales = of_value.scales.in_memory(c.group_dtype);
-    value_biases = of_value.biases.in_memory(c.group_dtype);
-    args.key = of_key.words.first(key_words, 4);
-    args.value = of_value.words.first(value_words, 4);
-    args.params.key = of_key.words.strides;
-    args.params.value = of_value.words.strides;
-    args.params.bits = c.bits;
-    args.params.group_size = c.group_size;
-    args.params.key_scales = of_key.scales.strides;
-    args.params.key_biases = of_key.biases.strides;
-    args.params.value_scales = of_value.scales.strides;
-    args.params.value_biases = of_value.biases.strides;
-    args.group_dtype = c.group_dtype;
-    size_t bytes = format(c.group_dtype).bytes;
-    args.key_scales = of_key.scales.first(key_scales, bytes);
-    args.key_biases = of_key.biases.first(key_biases, bytes);
-    args.value_scales = of_value.scales.first(value_scales, bytes);
-    args.value_biases = of_value.biases.first(value_biases, bytes);
-  }
-
-  void set_params(const Case& c, const Inputs& in, int tree_words) {
+  void set_sizes(const Case& c) {
     AttentionParams& p = args.params;
     p.batch_dims = static_cast<int32_t>(c.batch.size());
     std::copy(c.batch.begin(), c.batch.end(), p.batch_shape);
@@ -172,19 +173,11 @@ struct Call {
     p.causal = c.causal;
     p.window = c.window;
     p.tree_size = c.tree_size;
-    p.query = in.query.strides;
-    p.key = in.key.strides;
-    p.value = in.value.strides;
-    p.out = out.strides();
-    p.lse = lse.strides();
-    p.row_stats = row_stats.strides();
-    p.visible = in.visible.strides;
-    p.bias = in.bias.strides;
-    p.sinks = in.sinks.strides;
-    p.alibi_slopes = in.alibi_slopes.strides;
-    p.tree = Tensor(c.batch, 1, c.tree_size, tree_words, kRowMajor).strides;
-    p.key_start = p.key_stop = Tensor(c.batch, 1, 1, 1, kRowMajor).strides;
+    p.bits = c.bits;
+    p.group_size = c.group_size;
   }
+
+  std::deque<std::vector<uint8_t>> memory_;  // of the inputs
 };
 
 }  // namespace flashattn::driver

@@ -1,8 +1,6 @@
 // Breaks the kernels' contract in one place at a time, see cpu/check.h: each violation is refused with a message that
 // names the field, and its neighbour, just inside of the contract, is not. Prints what does not hold.
 #include <cstdio>
-#include <functional>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -34,12 +32,14 @@ struct Legal {
     if (quantised) c.bits = 4, c.group_size = 32;
     return c;
   }
-  Legal(bool quantised, Draw& draw) : c(make_case(quantised)), in(draw_inputs(c, draw)), call(c, in, draw) {}
+  Legal(bool quantised, Draw& draw) : c(make_case(quantised)), in(draw_inputs(c, draw)), call(c, in, draw) {
+    call.run();
+  }
 };
 
 // `part`: of the message; null: accepted.
-template <typename Args>
-void expect(const Args& legal, const char* what, const char* part, const std::function<void(Args&)>& change) {
+template <typename Args, typename Change>
+void expect(const Args& legal, const char* what, const char* part, Change change) {
   Args args = legal;
   change(args);
   ++expectations;
@@ -58,11 +58,10 @@ void expect(const Args& legal, const char* what, const char* part, const std::fu
 }
 
 // The name of a row is its change.
-#define REFUSED(part, change) expect<Args>(legal, #change, part, [&](Args& a) { change; })
-#define ACCEPTED(change) expect<Args>(legal, #change, nullptr, [&](Args& a) { change; })
+#define REFUSED(part, change) expect(legal, #change, part, [&](auto& a) { change; })
+#define ACCEPTED(change) expect(legal, #change, nullptr, [&](auto& a) { change; })
 
 void sizes(const cpu::AttentionArgs& legal) {
-  using Args = cpu::AttentionArgs;
   ACCEPTED((void)a);
   REFUSED("batch_dims is 9, expected 0 to 8", a.params.batch_dims = 9);
   REFUSED("batch_dims is -1", a.params.batch_dims = -1);
@@ -88,7 +87,6 @@ void sizes(const cpu::AttentionArgs& legal) {
 }
 
 void options(const cpu::AttentionArgs& legal) {
-  using Args = cpu::AttentionArgs;
   REFUSED("scale is nan", a.params.scale = NAN);
   REFUSED("scale is inf", a.params.scale = INFINITY);
   ACCEPTED(a.params.scale = -1e30f);
@@ -109,7 +107,6 @@ void options(const cpu::AttentionArgs& legal) {
 }
 
 void pointers(const cpu::AttentionArgs& legal) {
-  using Args = cpu::AttentionArgs;
   REFUSED("query is null", a.query = nullptr);
   REFUSED("key is null", a.key = nullptr);
   ACCEPTED(a.key = a.value = nullptr; a.params.key_len = 0; a.params.tree_size = 0);
@@ -129,7 +126,6 @@ void pointers(const cpu::AttentionArgs& legal) {
 }
 
 void strides(const cpu::AttentionArgs& legal) {
-  using Args = cpu::AttentionArgs;
   constexpr int64_t kHuge = int64_t{1} << 62;
   REFUSED("query has strides that reach over 9223372036854775807", a.params.query.row = kHuge);
   REFUSED("key has strides that reach over", a.params.key.batch[0] = -kHuge);
@@ -149,7 +145,6 @@ void strides(const cpu::AttentionArgs& legal) {
 }
 
 void quantised(const cpu::AttentionArgs& legal) {
-  using Args = cpu::AttentionArgs;
   ACCEPTED((void)a);
   REFUSED("bits is 7, expected 0", a.params.bits = 7);
   REFUSED("bits is -1", a.params.bits = -1);
@@ -167,7 +162,6 @@ void quantised(const cpu::AttentionArgs& legal) {
 }
 
 void backward(const cpu::BackwardArgs& legal, const cpu::AttentionArgs& quantised) {
-  using Args = cpu::BackwardArgs;
   ACCEPTED((void)a);
   REFUSED("num_heads is 3", a.forward.params.num_heads = 3);
   REFUSED("bits is 4, expected 0: quantised keys and values have no gradient", a.forward = quantised);
@@ -192,7 +186,8 @@ void backward(const cpu::BackwardArgs& legal, const cpu::AttentionArgs& quantise
 int main() {
   Draw draw{std::mt19937(0)};
   Legal plain(false, draw), packed(true, draw);
-  GradientCall gradient(plain.c, plain.call, draw);
+  GradientCall gradient(plain.c, plain.call, draw_cotangents(plain.c, draw));
+  gradient.run();
   sizes(plain.call.args);
   options(plain.call.args);
   pointers(plain.call.args);

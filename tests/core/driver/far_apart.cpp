@@ -92,6 +92,7 @@ class FarRows {
 
 bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   Call call(c, in, draw);
+  call.run();
   std::deque<FarRows> moved;
   const auto move = [&]<typename T>(T*& first, Strides& strides, int heads, int rows, int columns, int64_t bytes) {
     if (!first) return;
@@ -120,10 +121,10 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   move(args.alibi_slopes, p.alibi_slopes, c.heads(), 1, 1, 4);
   if (c.bits > 0) {
     int64_t group_bytes = size_of(c.group_dtype);
-    move(args.key_scales, args.params.key_scales, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
-    move(args.key_biases, args.params.key_biases, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
-    move(args.value_scales, args.params.value_scales, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
-    move(args.value_biases, args.params.value_biases, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
+    move(args.key_scales, p.key_scales, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
+    move(args.key_biases, p.key_biases, c.kv_heads, c.key_len, c.head_dim / c.group_size, group_bytes);
+    move(args.value_scales, p.value_scales, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
+    move(args.value_biases, p.value_biases, c.kv_heads, c.key_len, c.value_dim / c.group_size, group_bytes);
   }
   out.overwrite();
   lse.overwrite();
@@ -133,17 +134,18 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   bool same = out.same() && lse.same() && row_stats.same();
   if (c.bits > 0) return same;  // they have no gradient
 
-  GradientCall near(c, call, draw);
+  GradientCall near(c, call, draw_cotangents(c, draw));
+  near.run();
   std::vector<std::vector<double>> expected, found;
-  for (Result* result : {&near.query, &near.key, &near.value, &near.delta}) expected.push_back(result->numbers());
+  for (Result* result : near.results()) expected.push_back(result->numbers());
   cpu::BackwardArgs gradient = near.args;
   gradient.forward = args;
   move(gradient.out_gradient, gradient.out_gradient_strides, c.heads(), c.query_len, c.value_dim, bytes);
   move(gradient.lse_gradient, gradient.lse_gradient_strides, c.heads(), c.query_len, 1, 4);
-  for (Result* result : {&near.query, &near.key, &near.value, &near.delta}) result->overwrite();
+  for (Result* result : near.results()) result->overwrite();
   cpu::check(gradient);
   cpu::backward(gradient);
-  for (Result* result : {&near.query, &near.key, &near.value, &near.delta}) found.push_back(result->numbers());
+  for (Result* result : near.results()) found.push_back(result->numbers());
   for (size_t i = 0; i < found.size(); ++i) {
     size_t size = found[i].size() * sizeof(double);
     same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // NaN is NaN

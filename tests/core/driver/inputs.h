@@ -16,15 +16,15 @@ struct Quantised {
 struct Inputs {
   Tensor query, key, value, visible, bias, tree;  // key and value: what the words stand for, if they are quantised
   Tensor sinks, alibi_slopes;                     // one a head
-  std::vector<int32_t> key_start, key_stop;       // one a batch element
-  std::vector<Quantised> quantised;               // key and value, or nothing
+  Tensor key_start, key_stop;                     // one a batch element
+  std::vector<Quantised> quantised = {};          // key and value, or nothing
 };
 
 inline bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, int j) {
   int position = i + c.key_len - c.query_len;
   if (c.causal && j > position) return false;
   if (c.window > 0 && position - j >= c.window) return false;
-  if (c.key_range && (j < in.key_start[size_t(b)] || j >= in.key_stop[size_t(b)])) return false;
+  if (c.key_range && (j < in.key_start.at(b, 0, 0, 0) || j >= in.key_stop.at(b, 0, 0, 0))) return false;
   if (c.visible && in.visible.at(b, head, i, j) == 0) return false;
   if (c.bias && in.bias.at(b, head, i, j) == -kInf) return false;
   int node = i + c.tree_size - c.query_len, other = j + c.tree_size - c.key_len;
@@ -167,9 +167,8 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
                Tensor(c.batch, 1, c.tree_size, c.tree_size, kRowMajor),
                one_a_head(),
                one_a_head(),
-               {},
-               {},
-               {}};
+               Tensor(c.batch, 1, 1, 1, kRowMajor),
+               Tensor(c.batch, 1, 1, 1, kRowMajor)};
   fill(in.query, c.heads(), c.query_len, c.head_dim, [&] { return rounded(c.query_size * draw.normal(), c.dtype); });
   fill(in.key, c.kv_heads, c.key_len, c.head_dim, [&] { return rounded(draw.normal(), c.dtype); });
   fill(in.value, c.kv_heads, c.key_len, c.value_dim, [&] { return rounded(draw.normal(), c.dtype); });
@@ -181,8 +180,9 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
   }
   fill(in.tree, 1, c.tree_size, c.tree_size, [&] { return draw.chance(40); });
   for (int64_t b = 0; b < c.batch_size(); ++b) {
-    in.key_start.push_back(draw.below(c.key_len / 2 + 1) - 1);
-    in.key_stop.push_back(draw.chance(20) ? in.key_start.back() - 1 : c.key_len + 1 - draw.below(c.key_len / 2 + 1));
+    double& start = in.key_start.at(b, 0, 0, 0);
+    start = draw.below(c.key_len / 2 + 1) - 1;
+    in.key_stop.at(b, 0, 0, 0) = draw.chance(20) ? start - 1 : c.key_len + 1 - draw.below(c.key_len / 2 + 1);
   }
   fill(in.sinks, c.heads(), 1, 1, [&] { return rounded(3 * draw.normal(), Dtype::float32); });
   fill(in.alibi_slopes, c.heads(), 1, 1, [&] { return rounded(draw.uniform(), Dtype::float32); });

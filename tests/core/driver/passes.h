@@ -8,6 +8,7 @@ namespace flashattn::driver {
 
 inline void check_forward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
   Call call(c, in, draw);
+  call.run();
   Outputs truth = plain_attention<double>(c, in), unfused = plain_attention<float>(c, in);
   check.compare("out", call.out, truth.out, unfused.out, c.dtype);
   check.compare("lse", call.lse, truth.lse, unfused.lse, Dtype::float32);
@@ -38,8 +39,8 @@ struct GradientCall {
   Result query, key, value, delta;
   cpu::BackwardArgs args = {};
 
-  GradientCall(const Case& c, const Call& call, Draw& draw)
-      : cotangents(draw_cotangents(c, draw)),
+  GradientCall(const Case& c, const Call& call, const Cotangents& back)
+      : cotangents(back),
         of_out(cotangents.out.in_memory(c.dtype)),
         of_lse(cotangents.lse.in_memory(Dtype::float32)),
         query(row_major(c, c.heads(), c.query_len, c.head_dim, c.dtype)),
@@ -56,10 +57,14 @@ struct GradientCall {
     args.key_gradient = key.first();
     args.value_gradient = value.first();
     args.delta = static_cast<float*>(delta.first());
+  }
+  GradientCall(const GradientCall&) = delete;
+
+  void run() {
     cpu::check(args);
     cpu::backward(args);
   }
-  GradientCall(const GradientCall&) = delete;
+  std::vector<Result*> results() { return {&query, &key, &value, &delta}; }
 
  private:
   static Result row_major(const Case& c, int heads, int rows, int columns, Dtype dtype) {
@@ -73,7 +78,9 @@ inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& c
   // luck.
   constexpr double kRelative = 1e-6;
   Call call(c, in, draw);
-  GradientCall gradients(c, call, draw);
+  call.run();
+  GradientCall gradients(c, call, draw_cotangents(c, draw));
+  gradients.run();
   std::vector<double> out = call.out.numbers();
   Gradients truth = plain_gradients<double>(c, in, gradients.cotangents, out),
             unfused = plain_gradients<float>(c, in, gradients.cotangents, out);

@@ -77,17 +77,18 @@ struct Tensor {
   double& at(int64_t batch, int head, int row, int column) { return numbers[offset(batch, head, row, column)]; }
   double at(int64_t batch, int head, int row, int column) const { return numbers[offset(batch, head, row, column)]; }
 
-  std::vector<uint8_t> in_memory(Dtype dtype) const {
-    std::vector<uint8_t> memory(numbers.size() * format(dtype).bytes);
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      write_element(numbers[i], dtype, memory.data() + i * format(dtype).bytes);
-    }
+  template <typename Write>
+  std::vector<uint8_t> in_memory(size_t bytes, Write write) const {
+    std::vector<uint8_t> memory(numbers.size() * bytes);
+    for (size_t i = 0; i < numbers.size(); ++i) write(numbers[i], memory.data() + i * bytes);
     return memory;
   }
+  std::vector<uint8_t> in_memory(Dtype dtype) const {
+    return in_memory(format(dtype).bytes, [&](double x, uint8_t* to) { write_element(x, dtype, to); });
+  }
   // Element 0, 0, ... in such memory.
-  template <typename T>
-  T* first(std::vector<T>& memory, size_t element_size) const {
-    return memory.data() + origin * static_cast<int64_t>(element_size / sizeof(T));
+  uint8_t* first(std::vector<uint8_t>& memory, size_t element_size) const {
+    return memory.data() + origin * static_cast<int64_t>(element_size);
   }
 };
 

@@ -318,7 +318,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       cpu::BackwardArgs args = {};
       args.forward = call.args;
       if (with_gradient) {
-        GradientCall gradient(c, call, draw);
+        GradientCall gradient(c, call, draw_cotangents(c, draw));
         run_changed(gradient.args, changes, c.decode, true);
       } else {
         run_changed(args, changes, c.decode, false);
