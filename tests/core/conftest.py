@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,24 +52,6 @@ def _on_the_cpu() -> Iterator[None]:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator of its own for each test, the same in every run."""
     return np.random.default_rng(list(request.node.name.encode()))
-
-
-@pytest.fixture
-def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a piece of Python in a fresh process, with extra environment variables."""
-
-    def run(code: str, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-        return subprocess.run(
-            [sys.executable, *flags, "-c", code],
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -45,15 +45,3 @@ void* operator new(size_t size) {
 void* operator new[](size_t size) {
   return allocate(size, __builtin_return_address(0));
 }
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete[](void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, size_t) noexcept {
-  std::free(memory);
-}
-void operator delete[](void* memory, size_t) noexcept {
-  std::free(memory);
-}

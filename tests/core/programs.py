@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,8 +43,10 @@ each_sanitized_set = pytest.mark.parametrize(
 )
 
 
-def run(*command: object, seconds: float | None = 300, **environment: str) -> str:
-    """The output of a program that succeeds, within so many seconds."""
+def finished(
+    *command: object, exit_code: int = 0, seconds: float | None = 300, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What a program has printed that ends with this code, within so many seconds."""
     done = subprocess.run(
         [*map(str, command)],
         env={**os.environ, **environment},
@@ -52,5 +55,17 @@ def run(*command: object, seconds: float | None = 300, **environment: str) -> st
         timeout=seconds,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return done
+
+
+def run(*command: object, seconds: float | None = 300, **environment: str) -> str:
+    """The output of a program that succeeds."""
+    return finished(*command, seconds=seconds, **environment).stdout
+
+
+def python(code: str, *flags: str, exit_code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A piece of Python in a fresh process, which may import what tests do."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, *flags, "-c", code]
+    return finished(*command, exit_code=exit_code, seconds=120, PYTHONPATH=path, **environment)

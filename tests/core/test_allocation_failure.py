@@ -1,12 +1,12 @@
 """Memory that cannot be had is an exception of the call that wanted it, and the process goes on."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention
+from programs import python, run
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMIT_AS; run this test on Linux")
 
@@ -15,6 +15,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMI
 EACH_ALLOCATION = """
 import ctypes, os, sys, traceback, mlx.core as mx
 from flashattn_core import flash_attention
+from programs import python, run
 
 fail_at = ctypes.CDLL(None).fail_at
 fail_at.argtypes, fail_at.restype = [ctypes.c_long], ctypes.c_bool
@@ -76,7 +77,7 @@ def failing_allocations(tmp_path_factory):
     """A library that makes allocations of the extension fail."""
     library = tmp_path_factory.mktemp("failing") / "allocations.so"
     source = Path(__file__).with_name("failing_allocations.cpp")
-    subprocess.run(["c++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)
+    run("c++", "-std=c++20", "-shared", "-fPIC", source, "-o", library)
     return str(library)
 
 
@@ -90,9 +91,8 @@ def failing_allocations(tmp_path_factory):
         ("(40, 700, mx.float32, True)", 20),
     ],
 )
-def test_each_allocation(run_python, failing_allocations, case, fewest):
-    done = run_python(EACH_ALLOCATION.format(case=case), LD_PRELOAD=failing_allocations, FLASHATTN_NUM_THREADS="3")
-    assert done.returncode == 0, done.stderr
+def test_each_allocation(failing_allocations, case, fewest):
+    done = python(EACH_ALLOCATION.format(case=case), LD_PRELOAD=failing_allocations, FLASHATTN_NUM_THREADS="3")
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
     no_memory = "RuntimeError: [flash_attention] no memory for what the kernel works with"
@@ -100,11 +100,12 @@ def test_each_allocation(run_python, failing_allocations, case, fewest):
 
 
 @on_linux
-def test_what_a_call_needs_beside_its_results(run_python):
+def test_what_a_call_needs_beside_its_results():
     """As many partial results as there are runs of keys; here of keys that take no memory."""
     code = """
 import resource, mlx.core as mx
 from flashattn_core import flash_attention
+from programs import python, run
 x = mx.random.normal((1, 1, 1, 512))
 expected = flash_attention(x, x, x)
 mx.eval(x, expected)
@@ -117,9 +118,7 @@ except (MemoryError, RuntimeError) as error:
     print(type(error).__name__, error)
 print(mx.array_equal(flash_attention(x, x, x), expected).item())
 """
-    done = run_python(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "RuntimeError [flash_attention] no memory for what the kernel works with\nTrue\n"
+    assert python(code).stdout == "RuntimeError [flash_attention] no memory for what the kernel works with\nTrue\n"
 
 
 @pytest.mark.parametrize("length", [1, 1 << 10])

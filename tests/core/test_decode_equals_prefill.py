@@ -43,16 +43,6 @@ def test_rows(rng, mask, option, steps):
             np.testing.assert_allclose(to_numpy(a), to_numpy(b)[:, :, end - steps : end], rtol=1e-5, atol=2e-6)
 
 
-def test_chunked_prefill_equals_one(rng):
-    query, key, value = draw(rng, heads=4, length=300, key_len=300)
-    whole = flash_attention(query, key, value, mask="causal")
-    chunks = [
-        flash_attention(query[:, :, a:b], key[:, :, :b], value[:, :, :b], mask="causal")
-        for a, b in ((0, 100), (100, 163), (163, 171), (171, 172), (172, 300))
-    ]
-    np.testing.assert_allclose(to_numpy(mx.concatenate(chunks, axis=2)), to_numpy(whole), rtol=1e-5, atol=2e-6)
-
-
 @pytest.mark.parametrize("length", [1, 9])
 def test_long_sums_keep_their_digits(length):
     # One key of weight 1 and 131,071 of weight 0.3: added one by one in float32, they would lose 1e-3. Tile by

@@ -11,7 +11,7 @@ from flashattn_core.reference import reference_attention
 from oracle import DTYPES, draw, to_numpy
 
 SMALLEST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
-LENGTHS = [(1, 1), (3, 600), (33, 97)]
+LENGTHS = [(1, 1), (8, 1), (33, 1), (3, 600), (33, 97)]
 
 
 def denormal(rng, shape, dtype: str) -> np.ndarray:
@@ -28,19 +28,6 @@ def array(numbers: np.ndarray, dtype: str) -> mx.array:
     return mx.array((steps | sign.astype(np.uint32) << 15).astype(np.uint16)).view(DTYPES[dtype])
 
 
-@pytest.mark.parametrize("length", [1, 8, 33])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_key_s_values_come_through(rng, dtype, length):
-    query, key, _ = draw(rng, length=length, key_len=1, dtype=dtype)
-    value = array(denormal(rng, (1, 2, 1, 23), dtype), dtype)
-    out = flash_attention(query, key, value)
-    width = mx.uint32 if dtype == "float32" else mx.uint16
-    expected = mx.broadcast_to(mx.where(value == 0, mx.abs(value), value), out.shape)  # -0 may become 0
-    out = mx.where(out == 0, mx.abs(out), out)
-    assert (value != 0).any()
-    assert mx.array_equal(out.view(width), mx.contiguous(expected).view(width))
-
-
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values(rng, dtype, length, key_len):
@@ -48,9 +35,9 @@ def test_values(rng, dtype, length, key_len):
     numbers = denormal(rng, (1, 2, key_len, 23), dtype)
     out = to_float64(flash_attention(query, key, array(numbers, dtype)), dtype)
     expected, _ = reference_attention(to_numpy(query), to_numpy(key), numbers)
-    # Each of the sum's terms is rounded once, and so is the result.
+    # Each of the sum's terms is rounded once, and so is the result; one key's values come through as they are.
     steps = np.abs(out - expected) / SMALLEST[dtype]
-    assert steps.max() <= 0.51 + (0.5 * key_len if dtype == "float32" else 0)
+    assert steps.max() <= (0 if key_len == 1 else 0.51 + (0.5 * key_len if dtype == "float32" else 0))
     assert np.abs(out).max() > 0
 
 
@@ -74,12 +61,6 @@ def to_float64(a: mx.array, dtype: str) -> np.ndarray:
     if dtype == "float16":
         return bits.view(np.float16).astype(np.float64)
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-
-
-def test_a_denormal_scale(rng):
-    query, key, value = draw(rng, length=5, key_len=40)
-    out = flash_attention(query, key, value, 1e-40)
-    np.testing.assert_allclose(to_numpy(out), to_numpy(flash_attention(query, key, value, 0.0)), atol=1e-6)
 
 
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)

@@ -5,11 +5,10 @@ every processor runs must hold no instruction that only some have.
 """
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from programs import ARM, sets_here
+from programs import ARM, run, sets_here
 
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
@@ -31,12 +30,8 @@ def objects(build: Path, target: str) -> list[Path]:
     return found
 
 
-def read(tool: str, *arguments: object) -> str:
-    return subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True, check=True).stdout
-
-
 def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
-    return len(re.findall(pattern, read(tool, "--disassemble", "--no-show-raw-insn", object_file)))
+    return len(re.findall(pattern, run(tool, "--disassemble", "--no-show-raw-insn", object_file)))
 
 
 def each_of(*sets: str) -> pytest.MarkDecorator:
@@ -91,6 +86,6 @@ def test_all_that_a_set_defines_is_its_own(drivers, require, isa):
     # for all callers: it must not find one with AVX-512 in it.
     require("nm", "binutils")
     for path in objects(drivers, f"flashattn_cpu_{isa}"):
-        symbols = read("nm", "--demangle", "--defined-only", "--extern-only", path).splitlines()
+        symbols = run("nm", "--demangle", "--defined-only", "--extern-only", path).splitlines()
         assert symbols
         assert [line for line in symbols if f" flashattn::cpu::{isa}::" not in line] == []

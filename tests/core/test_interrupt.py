@@ -13,6 +13,7 @@ import time
 from typing import NamedTuple
 
 import pytest
+from programs import python
 from programs import run as run_program
 
 # Seconds from the signal to the answer. One is promised; the others are for a machine that is busy with something else,
@@ -22,49 +23,46 @@ PROCESSOR = 2 * 1.0
 BEFORE = 0.5  # seconds from a call's begin to the signal
 
 SETUP = """
-import os, signal, sys, threading, time
+import contextlib, os, signal, sys, threading, time
 import mlx.core as mx
 from flashattn_core import flash_attention, interruptible, quantized_flash_attention, reset_stats, stats
 
 mx.set_default_device(mx.cpu)
 
-def inputs(*shapes):
-    arrays = [mx.random.normal(shape) for shape in shapes]
-    mx.eval(arrays)
-    return arrays
-
-def zeros(*shapes):
-    arrays = [mx.zeros(shape) for shape in shapes]
+def evaluated(make, *shapes):
+    arrays = [make(shape) for shape in shapes]
     mx.eval(arrays)
     return arrays
 
 def small_but_watched():  # about the shortest call that heeds Ctrl-C
-    return inputs((1, 4, 1100, 128), (1, 1, 1100, 128), (1, 1, 1100, 128))
+    return evaluated(mx.random.normal, (1, 4, 1100, 128), (1, 1, 1100, 128), (1, 1, 1100, 128))
 
-def begun():
-    global used
+def long_prefill():  # and the calls of LONG: two threads with AVX-512 have 10 seconds of it, and more
+    return evaluated(mx.zeros, (1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
+
+@contextlib.contextmanager
+def interrupted():
     used = time.process_time()
     print("begun", os.getpid(), flush=True)
-
-def ended():
-    print("ended", time.monotonic(), time.process_time() - used, flush=True)
-
-def evaluate_interrupted(*arrays):
-    begun()
     try:
-        mx.eval(*arrays)
+        yield
     except KeyboardInterrupt:
-        ended()
+        print("ended", time.monotonic(), time.process_time() - used, flush=True)
     else:
         raise AssertionError("no KeyboardInterrupt")
+
+def assert_cut(*arrays):
+    with interrupted():
+        mx.eval(*arrays)
+    assert_nan(*arrays)
 
 def assert_nan(*arrays):
     for array in arrays:
         assert mx.all(mx.isnan(array)), array
 
 def call_of_3_seconds():
-    # As many times the same, in a batch, as take so long here. Returns the call and what it shall give.
-    q, k, v = inputs((1, 4, 1024, 64), (1, 1, 1024, 64), (1, 1, 1024, 64))
+    # As many times the same, in a batch, as take so long here. Returns the call and what holds its result to be right.
+    q, k, v = evaluated(mx.random.normal, (1, 4, 1024, 64), (1, 1, 1024, 64), (1, 1, 1024, 64))
     expected = flash_attention(q, k, v)
     mx.eval(expected)
     seconds = []
@@ -75,7 +73,11 @@ def call_of_3_seconds():
     batch = int(3 / min(seconds)) + 1
     q, k, v = (mx.broadcast_to(x, (batch, *x.shape[1:])) for x in (q, k, v))
     mx.eval(q, k, v)
-    return lambda **options: flash_attention(q, k, v, **options), expected
+
+    def assert_right(out):
+        assert mx.array_equal(out, mx.broadcast_to(expected, out.shape))
+
+    return lambda **options: flash_attention(q, k, v, **options), assert_right
 """
 
 INTERRUPTIBLE = """
@@ -83,23 +85,18 @@ watching = interruptible()
 watching.__enter__()
 """
 
-# Calls of which two threads with AVX-512 have 10 seconds and more.
 LONG = {
-    "prefill": """
-q, k, v = zeros((1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
-results = flash_attention(q, k, v, return_lse=True)
-""",
+    "prefill": "results = flash_attention(*long_prefill(), return_lse=True)",
     "prefill in 16 bits": """
-q, k, v = zeros((1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
-results = flash_attention(*(x.astype(mx.bfloat16) for x in (q, k, v)), return_lse=True)
+results = flash_attention(*(x.astype(mx.bfloat16) for x in long_prefill()), return_lse=True)
 """,
     "decode": """
-q, k = zeros((1024, 8, 8, 64), (1, 1, 65536, 64))
+q, k = evaluated(mx.zeros, (1024, 8, 8, 64), (1, 1, 65536, 64))
 k = mx.broadcast_to(k, (1024, 1, 65536, 64))
 results = flash_attention(q, k, k, mask="causal", return_lse=True)
 """,
     "quantised": """
-q, k = zeros((1, 4, 65536, 64), (1, 1, 65536, 64))
+q, k, _ = long_prefill()
 k = mx.quantize(k, bits=8)
 mx.eval(k)
 results = quantized_flash_attention(q, k, k, return_lse=True)
@@ -150,36 +147,26 @@ def test_what_a_cancelled_call_leaves(drivers):
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("call", LONG)
 def test_a_long_call_ends_and_leaves_nan(interrupt, call):
-    (answer,) = interrupt(LONG[call] + "evaluate_interrupted(*results)\nassert_nan(*results)")
+    (answer,) = interrupt(LONG[call] + "\nassert_cut(*results)")
     assert_soon(answer)
 
 
 def test_the_gradient_ends_and_leaves_nan(interrupt):
     (answer,) = interrupt("""
-q, k, v, cotangent = zeros((1, 8, 12288, 64), (1, 1, 12288, 64), (1, 1, 12288, 64), (1, 8, 12288, 64))
+shapes = (1, 8, 12288, 64), (1, 1, 12288, 64), (1, 1, 12288, 64), (1, 8, 12288, 64)
+q, k, v, cotangent = evaluated(mx.zeros, *shapes)
 (out,), gradients = mx.vjp(flash_attention, [q, k, v], [cotangent])
 mx.eval(out)
-evaluate_interrupted(*gradients)
-assert_nan(*gradients)
+assert_cut(*gradients)
 assert not mx.any(mx.isnan(out))
 """)
     assert_soon(answer)
 
 
-def test_all_that_is_queued_ends(interrupt):
-    (answer,) = interrupt(f"""
-{LONG["prefill"]}
-more = [flash_attention(q, k, v, mask="causal"), flash_attention(q, v, k), flash_attention(q, k, k)]
-evaluate_interrupted(*results, *more)
-assert_nan(*results, *more)
-""")
-    assert_soon(answer)
-
-
-def test_so_does_what_the_same_evaluation_has_yet_to_queue(interrupt):
+def test_what_is_queued_and_what_has_yet_to_be_ends(interrupt):
     # MLX queues so many operations and then waits: most of these come to the stream after the signal.
     (answer,) = interrupt("""
-x, k = zeros((1, 4, 8192, 64), (1, 1, 8192, 64))
+x, k = evaluated(mx.zeros, (1, 4, 8192, 64), (1, 1, 8192, 64))
 for layer in range(40):
     x = flash_attention(x, k, k)
     small = x[..., :1, :1]
@@ -187,27 +174,22 @@ for layer in range(40):
         small = small + 1
     x = x + small
 reset_stats()
-evaluate_interrupted(x)
-assert_nan(x)
+assert_cut(x)
 assert stats()["cpu_prefill"] == 40
 """)
     assert_soon(answer)
 
 
 def test_the_process_is_as_it_was(interrupt):
-    answers = interrupt(f"""
-small = inputs((2, 4, 300, 64), (2, 2, 300, 64), (2, 2, 300, 64))
-watched = small_but_watched()
-before = [flash_attention(*small), flash_attention(*watched)]
+    answers = interrupt("""
+calls = evaluated(mx.random.normal, (2, 4, 300, 64), (2, 2, 300, 64), (2, 2, 300, 64)), small_but_watched()
+before = [flash_attention(*call) for call in calls]
+q, k, v = long_prefill()
 mx.eval(before)
-{LONG["prefill"]}
 reset_stats()
 for i in range(2):
-    results = flash_attention(q, k, v, return_lse=True)
-    evaluate_interrupted(*results)
-    assert_nan(*results)
-    after = [flash_attention(*small), flash_attention(*watched)]
-    assert all(mx.array_equal(a, b) for a, b in zip(before, after))
+    assert_cut(*flash_attention(q, k, v, return_lse=True))
+    assert all(mx.array_equal(flash_attention(*call), out) for call, out in zip(calls, before))
 assert stats()["cpu_prefill"] == 6
 before_sleep = time.process_time()
 time.sleep(0.3)
@@ -217,74 +199,59 @@ assert time.process_time() - before_sleep < 0.1, "a thread still works"
     assert_soon(*answers)
 
 
-def test_a_call_that_ends_soon_ends_right(interrupt):
-    interrupt("""
-q, k, v = small_but_watched()
-expected = flash_attention(q, k, v)
-mx.eval(expected)
-out = flash_attention(q, k, v)
-try:
-    mx.async_eval(out)
-    signal.raise_signal(signal.SIGINT)
-except KeyboardInterrupt:
-    assert mx.array_equal(out, expected)
-else:
-    raise AssertionError("no KeyboardInterrupt")
-""")
+def assert_waited_for(answer: Answer) -> None:
+    assert answer.seconds > 0.6, "the call was too short to show anything"
 
 
 @pytest.mark.parametrize("before", ["", INTERRUPTIBLE], ids=["by default", "in the block"])
 def test_a_program_with_a_handler_of_its_own_gets_its_result(interrupt, before):
     (answer,) = interrupt(
         """
-call, expected = call_of_3_seconds()
+def handler(*_):
+    signals.append(1)
+
+call, assert_right = call_of_3_seconds()
 signals = []
-signal.signal(signal.SIGINT, lambda *_: signals.append(1))
+signal.signal(signal.SIGINT, handler)
 out = call()
-begun()
-mx.eval(out)
-ended()
-assert signals == [1]
-assert mx.array_equal(out, mx.broadcast_to(expected, out.shape))
+with interrupted():
+    mx.eval(out)
+    assert signals == [1]
+    raise KeyboardInterrupt
+assert_right(out)
 """,
         before,
     )
-    assert answer.seconds > 0.6, "the call was too short to show anything"
+    assert_waited_for(answer)
 
 
 def test_by_default_a_call_is_waited_for(interrupt):
     (answer,) = interrupt(
         """
-call, expected = call_of_3_seconds()
+call, assert_right = call_of_3_seconds()
 out = call()
-evaluate_interrupted(out)
-assert mx.array_equal(out, mx.broadcast_to(expected, out.shape))
+with interrupted():
+    mx.eval(out)
+assert_right(out)
 """,
         before="",
     )
-    assert answer.seconds > 0.6, "the call was too short to show anything"
+    assert_waited_for(answer)
 
 
 def test_what_nobody_waits_for_is_not_cut(interrupt):
     """An mx.async_eval alone; and one beside a call that is waited for, and cut."""
-    answers = interrupt(f"""
-{LONG["prefill"]}
-call, expected = call_of_3_seconds()
+    answers = interrupt("""
+call, assert_right = call_of_3_seconds()
 for waited in (False, True):
     out = call(stream=mx.new_stream(mx.cpu))
     mx.async_eval(out)
     if waited:
-        evaluate_interrupted(*results)
-        assert_nan(*results)
+        assert_cut(flash_attention(*long_prefill()))
     else:
-        begun()
-        try:
+        with interrupted():
             time.sleep(60)
-        except KeyboardInterrupt:
-            ended()
-        else:
-            raise AssertionError("no KeyboardInterrupt")
-    assert mx.array_equal(out, mx.broadcast_to(expected, out.shape))
+    assert_right(out)
 """)
     assert len(answers) == 2
     assert_soon(*answers)
@@ -292,44 +259,42 @@ for waited in (False, True):
 
 def test_another_thread_gets_its_result(interrupt):
     (answer,) = interrupt("""
-call, expected = call_of_3_seconds()
+call, assert_right = call_of_3_seconds()
 results = []
 def evaluate():
     with mx.stream(mx.new_stream(mx.cpu)):
         out = call()
-        results.append(mx.array_equal(out, mx.broadcast_to(expected, out.shape)).item())
-        ended()
+        assert_right(out)
+        results.append(out)
 thread = threading.Thread(target=evaluate)
 thread.start()
-begun()
-try:
-    time.sleep(60)
-except KeyboardInterrupt:
-    thread.join()
-else:
-    raise AssertionError("no KeyboardInterrupt")
-assert results == [True]
+with interrupted():
+    try:
+        time.sleep(60)
+    finally:
+        thread.join()
+assert len(results) == 1
 """)
-    assert answer.seconds > 0.6, "the call was too short to show anything"
+    assert_waited_for(answer)
 
 
 def test_a_forked_child_is_interrupted(interrupt):
-    (answer,) = interrupt(f"""
-watched = small_but_watched()
-mx.eval(flash_attention(*watched))
-{LONG["prefill"]}
+    (answer,) = interrupt("""
+mx.eval(flash_attention(*small_but_watched()))
+q, k, v = long_prefill()
 child = os.fork()
 if child == 0:
     stream = mx.new_stream(mx.cpu)  # MLX's others do not survive a fork
     out, lse = flash_attention(q, k, v, return_lse=True, stream=stream)
-    evaluate_interrupted(out, lse)
+    with interrupted():
+        mx.eval(out, lse)
     os._exit(0 if mx.all(mx.isnan(out, stream=stream), stream=stream) else 3)
 assert os.waitpid(child, 0)[1] == 0
 """)
     assert_soon(answer)
 
 
-def test_the_block_alone_touches_the_process(run_python):
+def test_the_block_alone_touches_the_process():
     code = """
 import ctypes
 
@@ -379,5 +344,4 @@ thread.start()
 thread.join()
 assert "main thread" in refused[0], refused
 """
-    result = run_python(SETUP + code)
-    assert result.returncode == 0, result.stderr
+    python(SETUP + code)

@@ -29,8 +29,11 @@ def test_causal(length, key_len, mask):
 
 
 @pytest.mark.rotate(4)
-@pytest.mark.parametrize(("length", "key_len"), SIZES)
-@pytest.mark.parametrize("window", [1, 2, 3, 31, 32, 33, 64, 65, 2**31, 2**70])
+@pytest.mark.parametrize(
+    ("length", "key_len", "window"),
+    [(*sizes, window) for window in (1, 2, 3, 31, 32, 33, 64, 65, 2**31 - 1, 2**31, 2**70) for sizes in SIZES]
+    + [(2, 400, 98), (2, 500, 289), (9, 500, 290), (70, 510, 287)],  # these end inside of a tile
+)
 def test_window_is_itself_and_those_before(length, key_len, window):
     position = lambda i: i + key_len - length  # noqa: E731
     expected = by_sentence(length, key_len, lambda i, j: j <= position(i) and position(i) - j < window)
@@ -68,9 +71,8 @@ def test_key_range_beyond_int32_is_cut_off_not_wrapped():
 @pytest.mark.parametrize("packed", [False, True])
 def test_tree(rng, length, key_len, size, packed):
     bits = rng.random((size, size)) > 0.5
-    mask = Tree(mx.array(bits))
-    if packed:
-        mask = Tree(mask.bits)
+    tree = Tree(mx.array(bits))
+    mask = Tree(tree.bits) if packed else tree
 
     def sees(i, j):
         node, other = i + size - length, j - (key_len - size)
@@ -79,9 +81,14 @@ def test_tree(rng, length, key_len, size, packed):
     np.testing.assert_array_equal(seen_by_kernel(mask, length, key_len), by_sentence(length, key_len, sees))
 
 
-def test_tree_of_each_batch_element(rng):
-    bits = rng.random((3, 33, 33)) > 0.5
-    seen = seen_by_kernel(Tree(mx.array(bits)), 33, 70, batch=3)
+@pytest.mark.parametrize("form", ["bool", "packed", "packed, in columns"])
+def test_tree_of_each_batch_element(rng, form):
+    bits = rng.random((3, 70, 70)) > 0.5
+    mask = Tree(mx.array(bits))
+    if form != "bool":
+        strided = mx.contiguous(mask.bits.transpose(2, 1, 0)).transpose(2, 1, 0)
+        mask = Tree(strided if form == "packed, in columns" else mask.bits)
+    seen = seen_by_kernel(mask, 70, 107, batch=3)
     assert seen[..., :37].all()
     np.testing.assert_array_equal(seen[..., 37:], bits)
 
@@ -98,15 +105,8 @@ def test_tree_from_parents_sees_itself_and_ancestors():
 def test_composition_shows_what_all_show(rng):
     length, key_len = 33, 97
     array = mx.array(rng.random((length, key_len)) > 0.3)
-    parts = [
-        Causal(),
-        SlidingWindow(50),
-        KeyRange(3, 90),
-        KeyRange(5, None),
-        SlidingWindow(40),
-        array,
-        Tree(mx.array(rng.random((9, 9)) > 0.3)),
-    ]
+    tree = Tree(mx.array(rng.random((9, 9)) > 0.3))
+    parts = [Causal(), SlidingWindow(50), KeyRange(3, 90), KeyRange(5, None), SlidingWindow(40), array, tree]
     together = parts[0]
     for part in parts[1:]:
         together = together & part
@@ -115,13 +115,8 @@ def test_composition_shows_what_all_show(rng):
 
 
 def test_the_reference_reads_masks_by_the_same_sentences(rng):
-    for mask in (
-        "causal",
-        SlidingWindow(3),
-        KeyRange(1, 6),
-        Tree(mx.array(rng.random((4, 4)) > 0.5)),
-        Causal() & KeyRange(2),
-    ):
+    tree = Tree(mx.array(rng.random((4, 4)) > 0.5))
+    for mask in ("causal", SlidingWindow(3), KeyRange(1, 6), tree, Causal() & KeyRange(2)):
         for length, key_len in [(4, 9), (9, 9), (9, 4)]:
             visible, _ = visible_and_bias((1, 1, length, 8), key_len, mask)
             np.testing.assert_array_equal(visible[:, 0], seen_by_kernel(mask, length, key_len))
@@ -168,12 +163,6 @@ def test_two_of_a_kind_intersect(one, other, swap):
     np.testing.assert_array_equal(seen_by_kernel(both, 9, 12), expected)
 
 
-@pytest.mark.parametrize(("length", "key_len", "window"), [(2, 400, 98), (2, 500, 289), (9, 500, 290), (70, 510, 287)])
-def test_windows_that_end_inside_of_a_tile(length, key_len, window):
-    expected = by_sentence(length, key_len, lambda i, j: 0 <= i + key_len - length - j < window)
-    np.testing.assert_array_equal(seen_by_kernel(SlidingWindow(window), length, key_len), expected)
-
-
 @pytest.mark.parametrize("before", range(283, 293))
 def test_a_tree_that_begins_at_any_place_of_a_tile(before):
     bits = np.eye(40, dtype=bool)
@@ -181,14 +170,3 @@ def test_a_tree_that_begins_at_any_place_of_a_tile(before):
     seen = seen_by_kernel(Tree(mx.array(bits)), 40, before + 40)[0]
     assert seen[:, :before].all()
     np.testing.assert_array_equal(seen[:, before:], bits)
-
-
-def test_whole_numbers_of_numpy_are_whole_numbers():
-    assert seen_by_kernel(SlidingWindow(np.int64(2)) & KeyRange(np.int32(1), np.int64(9)), 9, 9).sum() == 15
-
-
-def test_packed_trees_in_any_layout(rng):
-    bits = rng.random((2, 70, 70)) > 0.5
-    packed = Tree(mx.array(bits)).bits
-    strided = mx.contiguous(packed.transpose(2, 1, 0)).transpose(2, 1, 0)
-    np.testing.assert_array_equal(seen_by_kernel(Tree(strided), 70, 70, batch=2), bits)

@@ -1,4 +1,4 @@
-"""softcap, sinks, ALiBi and scale: each against the reference, each changes the result, alone and together."""
+"""softcap, sinks, ALiBi and scale: each against the reference, alone and together."""
 
 import mlx.core as mx
 import numpy as np
@@ -24,14 +24,6 @@ OPTIONS = {
 def test_against_reference(rng, option, mask, length, key_len):
     query, key, value = draw(rng, heads=4, length=length, key_len=key_len, dim=24, value_dim=17)
     assert_both_ways(query, key, value, mask=mask, **OPTIONS[option])
-
-
-@pytest.mark.parametrize("length", [1, 8, 9, 65])
-@pytest.mark.parametrize("option", OPTIONS)
-def test_is_not_ignored(rng, option, length):
-    query, key, value = draw(rng, heads=4, length=length, key_len=97)
-    plain, with_option = (flash_attention(query, key, value, **kw) for kw in ({}, OPTIONS[option]))
-    assert mx.abs(plain - with_option).max() > 1e-3
 
 
 @pytest.mark.parametrize("length", [1, 65])

@@ -1,8 +1,8 @@
-"""plan(), stats() and backends(): what runs, why, and that it did."""
+"""plan(), stats() and backends(): what runs, why, and that it did; and the bounds on how fast that can be."""
 
 import mlx.core as mx
 import pytest
-from flashattn_core import backends, flash_attention, plan, reset_stats, stats
+from flashattn_core import backends, flash_attention, peak_flops, plan, read_bandwidth, reset_stats, stats
 from oracle import assert_matches_reference, draw
 
 
@@ -22,7 +22,7 @@ def test_the_kernel_that_plan_names_is_the_one_that_runs(rng, length, key_len, k
 
 def test_one_line_that_a_person_can_read(rng):
     query, key, value = draw(rng, heads=14, kv_heads=2, length=512, key_len=1024, dim=64, dtype="bfloat16")
-    assert str(plan(query, key, value, mask="causal", device="cpu")) == (
+    assert str(plan(query, key, value, mask="causal", return_lse=True, device="cpu")) == (
         "L 512, S 1024, heads 14/2, D 64, bfloat16 on cpu: cpu_prefill (many queries: work is split over the queries)"
     )
 
@@ -68,40 +68,21 @@ def test_head_dim_and_value_dim_both_decide(rng, dims):
     assert plan(query, key, value, device="metal").kernel == "metal_rowwise"
 
 
-def test_what_no_kernel_covers_has_a_reason_and_no_kernel(rng):
-    query, key, value = draw(rng, length=9, key_len=9)
-    answer = plan(query, key, value, kernel="cpu_decode", device="cpu")
-    assert answer.kernel is None
-    assert answer.reason == "cpu_decode takes up to 8 queries, found 9"
-    assert "no kernel" in str(answer)
-
-
 @pytest.mark.parametrize(
     ("kernel", "device", "dim", "reason"),
     [
+        ("cpu_decode", "cpu", 8, "cpu_decode takes up to 8 queries, found 9"),
         ("cpu_prefill", "metal", 8, "cpu_prefill runs on the CPU, the stream does not"),
         ("metal_rowwise", "cpu", 8, "metal_rowwise runs on Metal, the stream does not"),
         ("metal_decode_fast", "metal", 8, "metal_decode_fast takes up to 1 queries, found 9"),
         ("metal_prefill_tg", "metal", 300, "metal_prefill_tg takes a head_dim up to 256, found 300"),
     ],
 )
-def test_why_a_kernel_by_name_does_not_run(rng, kernel, device, dim, reason):
+def test_what_a_kernel_by_name_does_not_cover_has_a_reason(rng, kernel, device, dim, reason):
     query, key, value = draw(rng, length=9, key_len=9, dim=dim)
     answer = plan(query, key, value, kernel=kernel, device=device)
     assert (answer.kernel, answer.reason) == (None, reason)
-
-
-def test_plan_computes_nothing(rng):
-    query, key, value = draw(rng, length=9, key_len=9)
-    reset_stats()
-    plan(query, key, value)
-    assert sum(stats().values()) == 0
-
-
-def test_unknown_device(rng):
-    query, key, value = draw(rng, length=9, key_len=9)
-    with pytest.raises(ValueError, match="device is 'tpu', expected 'cpu', 'metal' or 'cuda'"):
-        plan(query, key, value, device="tpu")
+    assert "no kernel" in str(answer)
 
 
 def test_backends():
@@ -109,8 +90,6 @@ def test_backends():
     assert "thread" in backends()["cpu"]
 
 
-def test_plan_takes_what_the_call_takes(rng):
-    query, key, value = draw(rng, length=9, key_len=9)
-    arguments = {"mask": "causal", "return_lse": True, "stream": mx.default_stream(mx.cpu)}
-    assert plan(query, key, value, **arguments).device == "cpu"
-    assert plan(query, key, value, stream=mx.gpu).device == "metal"
+@pytest.mark.parametrize(("bound", "most"), [(peak_flops, 1e14), (read_bandwidth, 1e13)])
+def test_what_benchmarks_divide_by_is_per_second(bound, most):
+    assert 1e8 < bound() < most  # no machine of this decade is outside: a unit that is wrong by a thousand is

@@ -1,7 +1,4 @@
-"""Cases that nobody thought of: shapes, strides, masks and options drawn by hypothesis, against the reference.
-
-Each property is tried on some hundred cases; `--hypothesis-profile=long` (see conftest.py) tries ten thousand.
-"""
+"""Cases that nobody thought of: shapes, strides, masks and options drawn by hypothesis, against the reference."""
 
 import mlx.core as mx
 import numpy as np

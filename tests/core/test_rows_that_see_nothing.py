@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention
-from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from gradient_oracle import assert_both_ways
 from oracle import draw
 
@@ -66,9 +66,3 @@ def test_no_queries(shape):
     mx.eval(out, lse)
     assert out.shape == shape
     assert lse.shape == shape[:-1]
-
-
-def test_a_tree_of_nodes_that_see_nothing(rng):
-    query, key, value = draw(rng, length=5, key_len=5)
-    out = flash_attention(query, key, value, mask=Tree(mx.zeros((5, 5), mx.bool_)))
-    assert (out == 0).all()

@@ -5,9 +5,9 @@ Each report ends the program with an error, and so do wrong results. The default
 instruction set that is taken here: what undefined behaviour and races add takes minutes to compile.
 """
 
+import functools
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from importlib.metadata import version
@@ -16,7 +16,7 @@ from pathlib import Path
 import flashattn_core
 import pytest
 from builds import contents
-from programs import each_sanitized_set, only, run, sets_here
+from programs import each_sanitized_set, finished, only, run, sets_here
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "packages/flashattn-core"
@@ -82,17 +82,16 @@ def sanitized_python(build, tmp_path_factory):
     preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so.6"))
     paths = os.pathsep.join([str(package.parent), sysconfig.get_path("platlib")])
 
-    def python(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-S", *map(str, arguments)],  # -S: not the extension that is installed as editable
-            env={**os.environ, "PYTHONPATH": paths, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0"},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
-
-    return python
+    # -S: not the extension that is installed as editable
+    return functools.partial(
+        finished,
+        sys.executable,
+        "-S",
+        seconds=1200,
+        PYTHONPATH=paths,
+        LD_PRELOAD=preload,
+        ASAN_OPTIONS="detect_leaks=0",
+    )
 
 
 takes_minutes = pytest.mark.long("minutes to compile")
@@ -104,19 +103,18 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run t
 @pytest.mark.parametrize("feature", ["gradients", "quantised", "transforms", "rows_that_see_nothing", "errors"])
 def test_the_extension(sanitized_python, feature):
     """What offers everything that the extension has: these tests, in that Python."""
-    done = sanitized_python(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / f"test_{feature}.py", "-k", "not environment"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    tests = HERE / f"test_{feature}.py"
+    sanitized_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", "not environment")
 
 
 @takes_minutes
 @on_linux
 def test_the_sanitizer_watches_the_arrays_of_mlx(sanitized_python):
-    done = sanitized_python("-c", """
+    code = """
 import ctypes, mlx.core as mx, numpy as np
 mx.set_default_device(mx.cpu)
 memory = np.asarray(memoryview(mx.zeros(1000)))
 ctypes.memset(memory.ctypes.data, 0, memory.nbytes + 64)
-""")  # fmt: skip
+"""
+    done = sanitized_python("-c", code, exit_code=1)
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr

@@ -1,4 +1,4 @@
-"""Many threads at once: those of the pool, and those of Python with streams of their own."""
+"""Many threads at once, those of the pool and those of Python with streams of their own, change no bit of a result."""
 
 import threading
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention
 from oracle import draw
-from programs import run
+from programs import python, run
 
 THREADS, ROUNDS = 8, 12
 LENGTHS = (1, 7, 33, 130)
@@ -56,3 +56,28 @@ def test_many_threads_with_many_streams(rng):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+PRINT_BITS = """
+import hashlib, mlx.core as mx, numpy as np, flashattn_core
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
+mx.set_default_device(mx.cpu)
+rng = np.random.default_rng(0)
+for length, key_len in [(1, 1), (1, 3000), (8, 1025), (33, 97), (200, 513), (700, 1500)]:
+    for mask in [None, SlidingWindow(100), Causal() & KeyRange(mx.array([0, 7]))]:
+        for heads, kv_heads in [(1, 1), (7, 1), (8, 2)]:
+            q, k, v = (mx.array(rng.standard_normal((2, h, n, 40), dtype=np.float32))
+                       for h, n in [(heads, length), (kv_heads, key_len), (kv_heads, key_len)])
+            def attention(q, k, v):
+                return flashattn_core.flash_attention(q, k, v, mask=mask, sinks=mx.zeros(heads), return_lse=True)
+            outputs, gradients = mx.vjp(attention, [q, k, v], [q, q[..., 0]])
+            print(hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in (*outputs, *gradients))).hexdigest())
+print(flashattn_core.backends()["cpu"].split(", ")[1])
+"""
+
+
+def test_any_number_of_threads():
+    lines = [python(PRINT_BITS, FLASHATTN_NUM_THREADS=n).stdout.splitlines() for n in ("1", "2", "7")]
+    assert [text[-1] for text in lines] == ["1 thread", "2 threads", "7 threads"]
+    assert len(lines[0]) == 55
+    assert all(text[:-1] == lines[0][:-1] for text in lines)

@@ -1,28 +1,12 @@
-"""mx.compile, mx.vmap, streams, Python threads; and what is not there says so."""
+"""mx.compile, mx.vmap, streams, graphs; and what is not there says so.
+
+test_surface_transforms.py has compile, vmap and checkpoint of whatever is drawn."""
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from flashattn_core import array_id, flash_attention, is_tracing, reset_stats, stats
-from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from flashattn_core.masks import KeyRange, SlidingWindow
 from oracle import draw
-
-MASKS = [
-    None,
-    "causal",
-    SlidingWindow(5),
-    KeyRange(2, 20),
-    Causal() & KeyRange(mx.array([1, 2])),
-    Tree.from_parents([-1, 0, 0]),
-]
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("length", [1, 33])
-def test_compile(rng, mask, length):
-    arrays = draw(rng, batch=(2,), length=length, key_len=65)
-    function = lambda q, k, v: flash_attention(q * 2, k, v, mask=mask, sinks=mx.array([1.0, 2.0])) + 1  # noqa: E731
-    assert mx.array_equal(mx.compile(function)(*arrays), function(*arrays))
 
 
 @pytest.mark.parametrize("mask", ["causal", SlidingWindow(5), KeyRange(1)], ids=str)
@@ -70,40 +54,6 @@ def test_vmap(rng, axes, length):
     for i in range(4):
         one = function(*(a if axis is None else mx.take(a, i, axis) for a, axis in zip(arrays, axes, strict=True)))
         assert all(mx.array_equal(a[i], b) for a, b in zip(got, one, strict=True))
-
-
-OPTIONAL_INPUTS = {
-    "bool array": lambda x: {"mask": x > 0},
-    "additive array": lambda x: {"mask": x},
-    "key range": lambda x: {"mask": KeyRange(x.astype(mx.int32), 30)},
-    "tree": lambda x: {"mask": Tree(x > 0)},
-    "packed tree": lambda x: {"mask": Tree(x.view(mx.uint32))},
-    "sinks": lambda x: {"sinks": x},
-    "alibi": lambda x: {"alibi_slopes": x},
-}
-SHAPES = {
-    "bool array": (33,),
-    "additive array": (9, 33),
-    "key range": (),
-    "tree": (9, 9),
-    "packed tree": (9, 1),
-    "sinks": (4,),
-    "alibi": (4,),
-}
-
-
-@pytest.mark.parametrize("map_query", [True, False])
-@pytest.mark.parametrize("kind", OPTIONAL_INPUTS)
-def test_vmap_over_the_other_inputs(rng, kind, map_query):
-    query, key, value = draw(rng, batch=(3, 2), heads=4, length=9, key_len=33)
-    query, key, value = (query, key, value) if map_query else (query[0], key[0], value[0])
-    extra = mx.array(rng.uniform(0, 5, (3, *SHAPES[kind])).astype(np.float32)) - (2 if kind != "key range" else 0)
-    function = lambda q, k, v, x: flash_attention(q, k, v, **OPTIONAL_INPUTS[kind](x))  # noqa: E731
-    axis = 0 if map_query else None
-    got = mx.vmap(function, in_axes=(axis, axis, axis, 0))(query, key, value, extra)
-    for i in range(3):
-        q, k, v = ((a[i] if map_query else a) for a in (query, key, value))
-        assert mx.array_equal(got[i], function(q, k, v, extra[i]))
 
 
 def test_vmap_nests(rng):

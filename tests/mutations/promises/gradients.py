@@ -36,7 +36,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/backward.cpp",
         "int queries = std::max(1, max_rows / heads);",
         "int queries = std::max(1, max_rows / heads / num_threads());",
-        "core/test_determinism.py::test_any_number_of_threads",
+        "core/test_threads.py::test_any_number_of_threads",
     ),
     Mutation(
         "probabilities are exp(score) / exp(lse) in the backward pass",

@@ -30,14 +30,14 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/threads.cpp",
         "Job job{body, count};",
         "Job& job = *new Job{body, count};",
-        "core/test_many_calls.py::test_nothing_grows",
+        "core/test_memory.py::test_nothing_grows",
     ),
     Mutation(
         "the sums of a 16-bit gradient take twice the memory",
         f"{CPP}/cpu/backward.cpp",
         "lower = std::make_unique_for_overwrite<uint16_t[]>(rows * p.head_dim);",
         "lower = std::make_unique<uint16_t[]>(2 * rows * p.head_dim);",
-        "core/test_backward_memory.py::test_causal",
+        "core/test_memory.py::test_forward_and_backward",
     ),
     Mutation(
         "the merge of runs looks at one run too many",
@@ -66,6 +66,6 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/op/forward.cpp",
         "cpu::AttentionArgs args = forward_args(named, options_, {outputs[0], outputs[1], outputs[2]});",
         "cpu::AttentionArgs& args = *new auto(forward_args(named, options_, {outputs[0], outputs[1], outputs[2]}));",
-        "core/test_many_calls.py::test_nothing_grows",
+        "core/test_memory.py::test_nothing_grows",
     ),
 ]

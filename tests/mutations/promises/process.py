@@ -57,7 +57,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/threads.cpp",
         "pool.store(nullptr, std::memory_order_relaxed);",
         "pool.load(std::memory_order_relaxed);",
-        "core/test_process.py::test_a_forked_child_has_its_own_threads",
+        "core/test_threads.py::test_promises",
     ),
     Mutation(
         "a system without more threads is one without memory",
@@ -71,7 +71,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/threads.cpp",
         "work_available_.wait(lock, [&] { return !jobs_.empty(); });",
         "for (; jobs_.empty(); lock.lock()) lock.unlock();",
-        "core/test_process.py::test_idle_threads_sleep",
+        "core/test_threads.py::test_promises",
     ),
     Mutation(
         "2.5 threads are two",
@@ -113,7 +113,7 @@ MUTATIONS: list[Mutation] = [
         f"{CORE}/__init__.py",
         "pip install 'flashattn-core[cpu]', or",
         "pip install 'mlx==0.32.4', or",
-        "core/test_missing_mlx.py::test_the_import_says_what_to_install",
+        "core/test_process.py::test_the_import_says_what_to_install",
     ),
     Mutation(
         "threads of the pool are neither detached nor joined at the end",

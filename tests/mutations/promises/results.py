@@ -57,7 +57,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/forward.cpp",
         "constexpr int kKeysPerRun = 512;",
         "const int kKeysPerRun = 512 / num_threads();",
-        "core/test_determinism.py::test_any_number_of_threads",
+        "core/test_threads.py::test_any_number_of_threads",
     ),
     Mutation(
         "arrays that begin in the middle of an element are read as they are",
