@@ -8,7 +8,7 @@ prints it for lengths from 1k to 32k, causal, beside what the call holds: inputs
 import argparse
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import mlx.core as mx
 from flash_evals import measure
@@ -20,6 +20,7 @@ MASKS = {
     "window": lambda length: SlidingWindow(300),
     "keys": lambda length: mx.arange(length) % 5 > 0,  # an array that all heads and rows share
 }
+HEAD_DIM = 64
 LENGTHS = [1024 << i for i in range(6)]
 
 
@@ -30,12 +31,11 @@ class Call:
     kv_heads: int
     dtype: str
     mask: str = "causal"
-    head_dim: int = 64
 
     @property
     def _queries(self) -> int:
         """Bytes of query, of out and of query's gradient."""
-        return self.heads * self.length * self.head_dim * getattr(mx, self.dtype).size
+        return self.heads * self.length * HEAD_DIM * getattr(mx, self.dtype).size
 
     @property
     def _keys(self) -> int:
@@ -69,19 +69,19 @@ def peak_extra(call: Call) -> tuple[int, int]:
     that comes in, and threads. And bytes of the threads' scratch, which is part of them. In a fresh process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as fresh_process:
-        return fresh_process.submit(_peak_extra, **asdict(call)).result()
+        return fresh_process.submit(_peak_extra, call).result()
 
 
-def _peak_extra(length: int, heads: int, kv_heads: int, dtype: str, mask: str, head_dim: int) -> tuple[int, int]:
+def _peak_extra(call: Call) -> tuple[int, int]:
     mx.set_default_device(mx.cpu)
     query, key, value, out_gradient = (
-        mx.random.normal((1, n, length, head_dim)).astype(getattr(mx, dtype))
-        for n in (heads, kv_heads, kv_heads, heads)
+        mx.random.normal((1, heads, call.length, HEAD_DIM)).astype(getattr(mx, call.dtype))
+        for heads in (call.heads, call.kv_heads, call.kv_heads, call.heads)
     )
 
     def forward_and_backward(rows: int) -> None:
         def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-            return flash_attention(query, key, value, mask=MASKS[mask](rows))
+            return flash_attention(query, key, value, mask=MASKS[call.mask](rows))
 
         primals = [x[:, :, :rows] for x in (query, key, value)]
         mx.eval(mx.vjp(attention, primals, [out_gradient[:, :, :rows]]))
@@ -90,7 +90,7 @@ def _peak_extra(length: int, heads: int, kv_heads: int, dtype: str, mask: str, h
     for _ in range(20):  # on a busy machine a thread may come too late for the first ones
         forward_and_backward(600)  # threads are there now
     with measure.peak_memory() as peak:
-        forward_and_backward(length)
+        forward_and_backward(call.length)
         return peak(), release_scratch()
 
 

@@ -67,10 +67,3 @@ def test_alibi_slopes_of_any_floating_dtype(rng, dtype):
     slopes = mx.array([0.5, 0.25])
     out = flash_attention(query, key, value, alibi_slopes=slopes.astype(dtype))
     assert mx.array_equal(out, flash_attention(query, key, value, alibi_slopes=slopes))
-
-
-def test_order_is_scale_softcap_alibi_mask(rng):
-    query, key, value = draw(rng, heads=4, length=33, key_len=65)
-    bias = mx.array(rng.standard_normal((33, 65), dtype=np.float32)) * 3
-    everything = {k: v for option in OPTIONS.values() for k, v in option.items()} | {"scale": 2.0}
-    assert_both_ways(query, key, value, mask=bias, **everything)

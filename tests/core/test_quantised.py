@@ -112,25 +112,6 @@ def test_a_decode_step_equals_the_row_of_a_prefill(rng, bits):
     np.testing.assert_allclose(np.array(last), np.array(whole[:, :, -1:]), atol=2e-6)
 
 
-def test_transforms(rng):
-    query, packed = normal(rng, 3, 1, 4, 5, 64), quantised(rng, 3, 1, 2, 40, 64)
-    expected = mx.stack([quantized_flash_attention(q, *[tuple(x[i] for x in packed)] * 2) for i, q in enumerate(query)])
-
-    def call(query, *packed):
-        return quantized_flash_attention(query, packed, packed)
-
-    for found in (
-        call(query, *packed),
-        mx.compile(call)(query, *packed),
-        mx.compile(call, shapeless=True)(query, *packed),
-        mx.vmap(call)(query, *packed),
-    ):
-        np.testing.assert_array_equal(np.array(found), np.array(expected))
-    shared = [x[1] for x in packed]
-    for_all = mx.vmap(call, in_axes=(0, None, None, None))(query, *shared)
-    np.testing.assert_array_equal(np.array(for_all[1]), np.array(expected[1]))
-
-
 def test_there_is_no_gradient(rng):
     packed = quantised(rng, 1, 2, 40, 64)
     with pytest.raises(ValueError, match="no kernel has the gradient with quantised keys and values"):

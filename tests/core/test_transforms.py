@@ -40,22 +40,6 @@ def test_compile_merges_equal_calls_and_keeps_different_ones(rng):
     assert calls({"mask": SlidingWindow(2)}, {"mask": SlidingWindow(3)}) == 2
 
 
-@pytest.mark.parametrize(
-    "axes", [(0, 0, 0), (1, 1, 1), (2, 0, 1), (0, None, None), (None, 0, None), (None, None, 0), (3, 3, 3)]
-)
-@pytest.mark.parametrize("length", [1, 9])
-def test_vmap(rng, axes, length):
-    arrays = []
-    drawn = draw(rng, batch=(4, 2), heads=4, length=length, key_len=33, value_dim=24)
-    for a, axis in zip(drawn, axes, strict=True):
-        arrays.append(a[0] if axis is None else mx.moveaxis(a, 0, axis))
-    function = lambda q, k, v: flash_attention(q, k, v, mask="causal", return_lse=True)  # noqa: E731
-    got = mx.vmap(function, in_axes=axes)(*arrays)
-    for i in range(4):
-        one = function(*(a if axis is None else mx.take(a, i, axis) for a, axis in zip(arrays, axes, strict=True)))
-        assert all(mx.array_equal(a[i], b) for a, b in zip(got, one, strict=True))
-
-
 def test_vmap_nests(rng):
     arrays = draw(rng, batch=(2, 3, 2), length=9, key_len=33)
     mask = KeyRange(mx.array([1, 2]))

@@ -149,7 +149,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/op/primitive.cpp",
         "mx::moveaxis(input, axes[i], 0, stream)",
         "mx::swapaxes(input, axes[i], 0, stream)",
-        "core/test_transforms.py::test_vmap",
+        "core/test_surface_transforms.py::test_vmap",
     ),
     Mutation(
         "a soft-cap of 0 is taken for none",
