@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from flashattn_core.reference import reference_attention
 from metal_on_cpu import from_bfloat16, to_bfloat16
 
 DTYPES = ("float", "half", "bfloat")
@@ -38,24 +39,10 @@ def draw(
 
 
 def attention64(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    scale: float,
-    *,
-    causal: bool = False,
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, scale: float, *, causal: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """The result, and the log-sum-exp."""
-    group = query.shape[1] // key.shape[1]
-    query, key, value = decode(query), *(np.repeat(decode(each), group, axis=1) for each in (key, value))
-    length, key_len = query.shape[2], key.shape[2]
-    scores = scale * query @ key.swapaxes(-1, -2)
-    if causal:
-        scores = np.where(np.tri(length, key_len, key_len - length, dtype=bool), scores, -np.inf)
-    row_max = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - row_max)
-    row_sum = weights.sum(axis=-1, keepdims=True)
-    return weights / row_sum @ value, (row_max + np.log(row_sum))[..., 0]
+    return reference_attention(decode(query), decode(key), decode(value), scale, "causal" if causal else None)
 
 
 def relative_error(result: np.ndarray, expected: np.ndarray) -> float:

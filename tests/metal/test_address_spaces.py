@@ -4,10 +4,11 @@ import launches
 import mlx.core as mx
 import pytest
 from flashattn_core.attention import lowered
+from gradient_oracle import draw_call
+from metal_backward import described
 from metal_on_cpu import AddressSpaceError, check_address_spaces
 from oracle import DTYPES
-from test_kernels import CASES
-from test_quantised_kernels import CASES as QUANTISED
+from test_kernels import CASES, QUANTISED
 
 
 def sources(kernel, length, group, dtype, dim=64, bits=None):
@@ -29,6 +30,13 @@ def test_kernels(kernel, bits, dtype):
 def test_wide_queries_that_are_not_kept_in_registers():
     for source in sources("metal_prefill_reg", 70, 1, "float32", dim=256):
         check_address_spaces(source)
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients(rng, dtype, dim):
+    for launch in described(draw_call(rng, length=70, key_len=70, dim=dim, dtype=dtype)):
+        check_address_spaces(launch["source"])
 
 
 def test_a_mistake_is_noticed():

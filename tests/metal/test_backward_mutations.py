@@ -115,8 +115,3 @@ def check(fault: Fault, rng: np.random.Generator, edit) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):
     assert_is_noticed(FAULTS[name], lambda edit: check(FAULTS[name], rng, edit))
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_same_call_without_the_fault_passes(rng, name):
-    check(FAULTS[name], rng, lambda source: source)

@@ -171,9 +171,10 @@ def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
     assert counts["backward_delta"].threadgroup_written == counts["backward_delta"].barriers == 0
 
 
-@pytest.mark.parametrize(("dims", "products"), [((128, 128), 7), ((136, 128), 8), ((256, 256), 8)])
-def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products):
-    call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype="float16")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dims", "products"), [((64, 64), 7), ((128, 128), 7), ((136, 128), 8), ((256, 256), 8)])
+def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products, dtype):
+    call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype=dtype)
     counts = run_backward(call).counts
     query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # S, dQ, dK and S again; dP in both, dV
     assert products_of(counts["backward_dq"]) == 2 * query_like + value_like

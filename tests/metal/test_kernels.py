@@ -90,12 +90,6 @@ def test_head_dims_of_a_long_prompt(rng, dims):
     check_dims(rng, "metal_prefill_reg", dims, (66, 65))
 
 
-@pytest.mark.parametrize(("length", "group"), [(8, 33), (3, 100), (8, 8)])
-def test_more_rows_than_a_threadgroup_holds(rng, length, group):
-    query, key, value = draw(rng, heads=group, kv_heads=1, length=length, key_len=70, dim=64)
-    assert_matches_reference(query, key, value, mask="causal", kernel="metal_decode_split", attention=on_metal)
-
-
 def check_dims(rng, kernel, dims, lengths):
     for dtype in ("float32", "bfloat16"):
         query, key, value = draw(
@@ -104,24 +98,50 @@ def check_dims(rng, kernel, dims, lengths):
         assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=on_metal)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("kernel", CASES)
-def test_float32_is_within_2e_6_of_float64(rng, kernel, dim):
+# --- With quantised keys and values, too ------------------------------------------------------------------
+
+QUANTISED = [kernel for kernel in CASES if kernel != "metal_prefill_tg"]
+
+
+def operands(rng, heads, length, key_len, dim=64, bits=None):
+    """Query, key and value as the kernel takes them; and in float32."""
+    query, key, value = draw(rng, heads=heads, kv_heads=1, length=length, key_len=key_len, dim=dim)
+    if bits is None:
+        return (query, key, value), (query, key, value)
+    packed = [mx.quantize(x, bits=bits) for x in (key, value)]
+    return (query, *packed), (query, *(mx.dequantize(*each, bits=bits) for each in packed))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dim", "bits"),
+    [*((kernel, dim, None) for kernel in CASES for dim in (64, 128)), *((k, 64, b) for k in QUANTISED for b in (4, 8))],
+)
+def test_float32_is_within_2e_6_of_float64(rng, kernel, dim, bits):
     for length, key_len in CASES[kernel][0][-4:]:
-        query, key, value = draw(rng, heads=2, kv_heads=1, length=length, key_len=key_len, dim=dim)
-        result = run(query, key, value, mask="causal", kernel=kernel)
-        out, lse = reference_attention(to_numpy(query), to_numpy(key), to_numpy(value), None, "causal")
+        arrays, floats = operands(rng, 2, length, key_len, dim, bits)
+        result = run(*arrays, mask="causal", kernel=kernel, bits=bits)
+        out, lse = reference_attention(*map(to_numpy, floats), None, "causal")
         np.testing.assert_allclose(to_numpy(result.out), out, rtol=0, atol=2e-6)
         np.testing.assert_allclose(to_numpy(result.lse), lse, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("kernel", CASES)
-def test_the_schedule_changes_no_bit(rng, kernel):
-    length, key_len = CASES[kernel][0][7]
-    query, key, value = draw(rng, heads=7, kv_heads=1, length=length, key_len=key_len, dim=64)
-    first = run(query, key, value, mask="causal", kernel=kernel)
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize(("length", "group"), [(8, 33), (3, 100), (8, 8)])
+def test_more_rows_than_a_threadgroup_holds(rng, length, group, bits):
+    arrays, floats = operands(rng, group, length, 70, bits=bits)
+
+    def attention(_query, _key, _value, *args, **options):
+        return on_metal(*arrays, *args, bits=bits, **options)
+
+    assert_matches_reference(*floats, mask="causal", kernel="metal_decode_split", attention=attention)
+
+
+@pytest.mark.parametrize(("kernel", "bits"), [*((kernel, None) for kernel in CASES), *((k, 6) for k in QUANTISED)])
+def test_the_schedule_changes_no_bit(rng, kernel, bits):
+    arrays, _ = operands(rng, 7, *CASES[kernel][0][7], bits=bits)
+    first = run(*arrays, mask="causal", kernel=kernel, bits=bits)
     for schedule in SCHEDULES[1:]:
-        other = run(query, key, value, mask="causal", kernel=kernel, schedule=schedule)
+        other = run(*arrays, mask="causal", kernel=kernel, bits=bits, schedule=schedule)
         assert mx.array_equal(first.out, other.out)
         assert mx.array_equal(first.lse, other.lse)
         assert first.counts == other.counts

@@ -181,8 +181,3 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str]) -> 
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):
     assert_is_noticed(FAULTS[name], lambda edit: call(FAULTS[name], rng, edit))
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_same_call_without_the_fault_passes(rng, name):
-    call(FAULTS[name], rng, lambda source: source)

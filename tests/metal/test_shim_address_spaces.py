@@ -70,7 +70,7 @@ def test_wrong(body):
         "float sum(float* values) { return values[0]; }",
         "float sum(const float& value) { return value; }",
         "struct Row { float* values; };",
-        "template <typename T> struct Row { T* values; }; kernel void k(device float* a) { Row<float> r; (void)r; }",
+        "template <typename T> struct Row { T* values; }; void use() { Row<float> row; (void)row; }",
     ],
 )
 def test_pointers_need_an_address_space(text):

@@ -1,7 +1,7 @@
 // Encodes one call of half precision: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT BITS. KERNEL "backward": its
 // gradient. 4 heads, 2 key/value heads, head_dim 64; keys are the second half of a longer array, and dout the last rows
 // of one; there are sinks. LIMIT is how many threads a threadgroup may have; BITS: of quantised keys, 0 if they are
-// not. First come the names of bindings and constants, then what the encoder is told.
+// not. First comes the description of the launches, then what the encoder is told.
 #include "metal/encode.h"
 #include "metal/launch.h"
 #include "mlx/allocator.h"
@@ -68,14 +68,22 @@ gpu::Work work_of(const std::string& kernel, int query_len, int key_len, int bit
                        {dq, dk, dv, delta});
 }
 
-void print_names(const gpu::Launches& launches) {
+std::string text_of(const gpu::Size& size) {
+  return std::to_string(size[0]) + " " + std::to_string(size[1]) + " " + std::to_string(size[2]);
+}
+
+void describe(const gpu::Launches& launches) {
+  const char* roles[] = {"input", "output", "bytes"};
   for (const gpu::Launch& launch : launches.launches) {
-    for (const gpu::Argument& argument : launch.arguments) {
-      std::cout << "binding " << metal::buffer_of(argument.binding) << " " << gpu::name(argument.binding) << "\n";
+    std::cout << "launch " << launch.function << "\n";
+    for (auto [binding, role] : launch.arguments) {
+      std::cout << "takes " << roles[static_cast<int>(role)] << " " << metal::buffer_of(binding) << " "
+                << gpu::name(binding) << "\n";
     }
     for (const gpu::Constant& constant : launch.constants) {
-      std::cout << "named " << &constant - launch.constants.data() << " " << constant.name << "\n";
+      std::visit([&](auto value) { std::cout << "value " << value << "\n"; }, constant.value);
     }
+    std::cout << "on " << text_of(launch.grid) << " of " << text_of(launch.threadgroup) << "\n";
   }
 }
 
@@ -85,7 +93,7 @@ int main(int, char** argv) {
   int repeats = std::stoi(argv[4]);
   MTL::ComputePipelineState::limit = std::stoi(argv[5]);
   gpu::Work work = work_of(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), std::stoi(argv[6]));
-  print_names(work.launches);
+  describe(work.launches);
   try {
     for (int i = 0; i < repeats; ++i) {
       metal::encode(work, mx::Stream(0, mx::Device::gpu));

@@ -11,31 +11,21 @@ from builds import built
 from . import toolchain
 from .errors import AddressSpaceError
 from .translate import (
-    ATTRIBUTE,
     FUNCTION_CONSTANT,
     INSTANTIATION,
-    KERNEL,
-    LINE_MARKER,
     THREADGROUP_ATTRIBUTE,
     construct_vectors,
-    matching,
+    instantiated,
     share_threadgroup_variables,
+    take_kernel_arguments,
 )
 
 FLAGS = [
-    "-x",
-    "cl",
-    "-cl-std=clc++2021",
-    "-cl-no-stdinc",
-    "-fsyntax-only",
-    "-target",
-    "x86_64-linux-gnu",
-    "-ferror-limit=20",
-    "-DMSL_CHECK_ADDRESS_SPACES",
-    "-Wno-invalid-constexpr",
+    "-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-fsyntax-only", "-target", "x86_64-linux-gnu",
+    "-ferror-limit=20", "-DMSL_CHECK_ADDRESS_SPACES", "-Wno-invalid-constexpr",
     "-Wno-null-dereference",  # a threadgroup variable needs no memory to be checked
     *toolchain.WARNINGS,
-]
+]  # fmt: skip
 
 
 def check_address_spaces(
@@ -65,24 +55,11 @@ def check_address_spaces(
 
 def _translate(text: str) -> str:
     def instantiate(match: re.Match[str]) -> str:
-        declaration = LINE_MARKER.sub("", match[2])
-        start = declaration.find("<")
-        found = re.search(r"(?:decltype\s*\(|void\s+)\s*([\w:]+)\s*(?=<)", declaration)
-        if not found:
-            return match[0]
-        expression = found[1] + declaration[found.end() : matching(declaration, start)]
-        return f"template decltype({' '.join(expression.split())}) {' '.join(expression.split())};" + "\n" * match[
-            0
-        ].count("\n")
+        found = instantiated(match[2])
+        lines = "\n" * match[0].count("\n")
+        return f"template decltype({found[1]}) {found[1]};{lines}" if found else match[0]
 
-    text = INSTANTIATION.sub(instantiate, text)
-    pieces, position = [], 0
-    for match in KERNEL.finditer(text):
-        end = matching(text, match.end() - 1)
-        arguments = re.sub(ATTRIBUTE, lambda attribute: "\n" * attribute[0].count("\n"), text[match.end() : end - 1])
-        pieces += [text[position : match.start()], "\n" * match[0].count("\n"), f"void {match[1]}(", arguments, ")"]
-        position = end
-    text = "".join(pieces) + text[position:]
+    _, _, text = take_kernel_arguments(INSTANTIATION.sub(instantiate, text))
     text = FUNCTION_CONSTANT.sub(r"constant \1 \2 = \1();", text)
     text = THREADGROUP_ATTRIBUTE.sub("", text)
     text = re.sub(r"(\)\s*(?:const\s*)?)thread\b", r"\1", text)  # a method's qualifier: it is private anyway

@@ -95,7 +95,7 @@ class Program:
         for index in outputs:
             if index not in buffers:
                 raise errors.BindingError(f"output {index} is not among the buffers")
-        job = [f"kernel {kernel}", _size("grid", grid), _size("threadgroup", threadgroup), _schedule(schedule)]
+        job = [kernel, _size("grid", grid), _size("threadgroup", threadgroup), _schedule(schedule)]
         inputs, arrays = _describe(buffers, outputs, job)
         values = ";".join(f"{index}={self._number(index, value)}" for index, value in constants.items())
         return _read_results(self._said("\n".join(job) + "\n", inputs, f";{values};", timeout), arrays)
@@ -148,14 +148,14 @@ class Program:
 def _size(name: str, size: Sequence[int]) -> str:
     if len(size) != 3 or min(size) < 0:
         raise errors.BindingError(f"{name} must be three sizes, not {size}")
-    return f"{name} {size[0]} {size[1]} {size[2]}"
+    return " ".join(map(str, size))
 
 
 def _schedule(text: str) -> str:
     name, _, seed = text.partition(":")
     if name not in SCHEDULES or bool(seed) != (name == "random"):
         raise ValueError(f"no schedule {text!r}: forward, reverse, greedy, or random:SEED")
-    return f"schedule {SCHEDULES.index(name)} {int(seed or 0) * 77 + 1}"
+    return f"{SCHEDULES.index(name)} {int(seed or 0) * 77 + 1}"
 
 
 def _describe(
@@ -183,7 +183,7 @@ def _describe(
         if index in outputs:
             arrays[index] = array
         numbers = (index, array.nbytes, offset, array.itemsize, index in outputs, is_undefined)
-        job.append("buffer " + " ".join(str(int(number)) for number in numbers))
+        job.append(" ".join(str(int(number)) for number in numbers))
     return inputs, arrays
 
 

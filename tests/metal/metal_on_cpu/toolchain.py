@@ -26,47 +26,24 @@ DEFINES = ("__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1")
 
 WARNINGS = [
     # Metal's own attributes and pragmas, and what a const in front of `constant` looks like when that is const, too.
-    "-Wno-unknown-attributes",
-    "-Wno-ignored-attributes",
-    "-Wno-unknown-pragmas",
-    "-Wno-duplicate-decl-specifier",
-    "-Wno-user-defined-literals",
-    "-Wno-reserved-user-defined-literal",
-    "-Wno-pass-failed",
-    # A kernel that is only instantiated in part.
-    "-Wno-undefined-internal",
-]
+    "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unknown-pragmas", "-Wno-duplicate-decl-specifier",
+    "-Wno-user-defined-literals", "-Wno-reserved-user-defined-literal", "-Wno-pass-failed",
+    "-Wno-undefined-internal",  # a kernel that is only instantiated in part
+]  # fmt: skip
 
 DEVICE_FLAGS = [
-    "-std=c++17",
-    "-O2",
-    "-g1",
-    "-march=x86-64-v3",
-    "-fno-pie",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-math-errno",
+    "-std=c++17", "-O2", "-g1", "-march=x86-64-v3", "-fno-pie", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
+    "-fno-strict-aliasing", "-ffp-contract=on",
     "-fstack-clash-protection",  # a frame of any size meets the guard below its fiber's stack
-    "-ffp-contract=on",
-    "-fno-strict-aliasing",
     # half and bfloat round after each operation, as on the GPU.
-    "-Xclang",
-    "-ffloat16-excess-precision=none",
-    "-Xclang",
-    "-fbfloat16-excess-precision=none",
+    "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
     # A reference may be unbound: without this clang would read it before the condition that guards it.
     "-fno-delete-null-pointer-checks",
     # One access of the source is one access of the program, and none is wider than the hooks know (16 bytes).
-    "-fno-vectorize",
-    "-fno-slp-vectorize",
-    "-fsanitize=thread",
-    "-mllvm",
-    "-tsan-instrument-func-entry-exit=0",
-    "-mllvm",
-    "-tsan-instrument-atomics=0",
-    "-mllvm",
-    "-tsan-instrument-read-before-write=1",
-]
+    "-fno-vectorize", "-fno-slp-vectorize",
+    "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
+    "-mllvm", "-tsan-instrument-atomics=0", "-mllvm", "-tsan-instrument-read-before-write=1",
+]  # fmt: skip
 RUNTIME_FLAGS = ["-std=c++20", "-O2", "-g1", "-march=x86-64-v3", "-fno-pie", "-Wall", "-Wextra"]
 LINK_FLAGS = ["-no-pie", "-fuse-ld=lld", "-rtlib=compiler-rt", "-unwindlib=libgcc", "-lm"]
 

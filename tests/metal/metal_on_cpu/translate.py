@@ -56,7 +56,7 @@ def translate(text: str) -> Translation:
 
     if wide := WIDE_VECTOR.search(text):
         raise CompileError(f"'{wide[0]}': vectors of 32 bytes in memory would be neither checked nor counted")
-    bindings, templates, text = _take_kernel_arguments(text)
+    bindings, templates, text = take_kernel_arguments(text)
 
     def register(name: str, function: str, expression: str) -> None:
         if name not in kernels:
@@ -65,11 +65,8 @@ def translate(text: str) -> Translation:
 
     def instantiate(match: re.Match[str]) -> str:
         name = "".join(re.findall(r'"([^"]*)"', match[1]))
-        declaration = LINE_MARKER.sub("", match[2])
-        found = re.search(r"(?:decltype\s*\(|void\s+)\s*((?:\w+::)*(\w+))\s*(?=<)", declaration)
-        if found and found[2] in bindings:
-            end = matching(declaration, found.end())
-            register(name, found[2], found[1] + " ".join(declaration[found.end() : end].split()))
+        if (found := instantiated(match[2])) and found[0] in bindings:
+            register(name, *found)
         return "\n" * match[0].count("\n")
 
     text = INSTANTIATION.sub(instantiate, text)
@@ -81,6 +78,16 @@ def translate(text: str) -> Translation:
     text = share_threadgroup_variables(text, _shared_variable)
     text = construct_vectors(text)
     return Translation(f'{text}\n# 1 "registrations"\n' + "\n".join(registrations) + "\n", kernels, constants)
+
+
+def instantiated(declaration: str) -> tuple[str, str] | None:
+    """The function, and its name with the template arguments."""
+    declaration = LINE_MARKER.sub("", declaration)
+    found = re.search(r"(?:decltype\s*\(|void\s+)\s*((?:\w+::)*(\w+))\s*(?=<)", declaration)
+    if not found:
+        return None
+    arguments = declaration[found.end() : matching(declaration, found.end())]
+    return found[2], found[1] + " ".join(arguments.split())
 
 
 def matching(text: str, start: int) -> int:
@@ -107,7 +114,7 @@ def split_list(text: str) -> list[str]:
     return parts if parts[-1].strip() else parts[:-1]
 
 
-def _take_kernel_arguments(text: str) -> tuple[dict[str, list[Binding]], set[str], str]:
+def take_kernel_arguments(text: str) -> tuple[dict[str, list[Binding]], set[str], str]:
     """The bindings of each kernel, the names of those that are templates, and the text without the attributes."""
     bindings: dict[str, list[Binding]] = {}
     templates: set[str] = set()

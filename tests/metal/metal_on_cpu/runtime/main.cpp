@@ -36,36 +36,27 @@ struct Job {
   Buffer buffers[kMaxBuffers];
 };
 
+// The kernel, the sizes of the grid and of a threadgroup, the schedule, and a line for each buffer; see program.py.
 Job read_job(const std::string& folder) {
   Job job;
   job.folder = folder;
   FILE* file = fopen((folder + "/job").c_str(), "r");
   if (!file) fail("MetalError", "no job in %s", folder.c_str());
-  char word[64], text[512];
-  while (fscanf(file, "%63s", word) == 1) {
-    const std::string key = word;
-    bool is_read = false;
-    if (key == "kernel") {
-      is_read = fscanf(file, "%511s", text) == 1;
-      job.kernel = text;
-    } else if (key == "grid" || key == "threadgroup") {
-      unsigned* size = key == "grid" ? job.grid : job.threadgroup;
-      is_read = fscanf(file, "%u %u %u", &size[0], &size[1], &size[2]) == 3;
-    } else if (key == "schedule") {
-      int kind;
-      is_read = fscanf(file, "%d %lu", &kind, &job.schedule.random_state) == 2;
-      job.schedule.kind = static_cast<Schedule::Kind>(kind);
-    } else if (key == "buffer") {
-      int index, is_output, is_undefined;
-      Buffer buffer;
-      is_read = fscanf(file, "%d %zu %zu %zu %d %d", &index, &buffer.size, &buffer.offset, &buffer.element_size,
-                       &is_output, &is_undefined) == 6;
-      buffer.is_given = true;
-      buffer.is_output = is_output;
-      buffer.is_undefined = is_undefined;
-      job.buffers[index] = buffer;
-    }
-    if (!is_read) fail("MetalError", "job: cannot read '%s'", word);
+  char kernel[512];
+  unsigned *grid = job.grid, *group = job.threadgroup;
+  int schedule, index, is_output, is_undefined;
+  if (fscanf(file, "%511s %u %u %u %u %u %u %d %lu", kernel, &grid[0], &grid[1], &grid[2], &group[0], &group[1],
+             &group[2], &schedule, &job.schedule.random_state) != 9) {
+    fail("MetalError", "cannot read the job");
+  }
+  job.kernel = kernel;
+  job.schedule.kind = static_cast<Schedule::Kind>(schedule);
+  for (Buffer buffer; fscanf(file, "%d %zu %zu %zu %d %d", &index, &buffer.size, &buffer.offset, &buffer.element_size,
+                             &is_output, &is_undefined) == 6;) {
+    buffer.is_given = true;
+    buffer.is_output = is_output;
+    buffer.is_undefined = is_undefined;
+    job.buffers[index] = buffer;
   }
   fclose(file);
   return job;

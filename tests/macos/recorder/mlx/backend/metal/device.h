@@ -61,10 +61,10 @@ class Device {
     if (is_new) {
       std::cout << "specialise " << function << " of " << library->name << " as " << name << "\n";
       for (auto [value, type, index] : constants) {
-        std::cout << "constant " << index << " ";
-        type == MTL::DataTypeBool ? std::cout << (*static_cast<const bool*>(value) ? "true" : "false")
-                                  : std::cout << *static_cast<const int32_t*>(value);
-        std::cout << "\n";
+        std::cout << "constant " << index << " "
+                  << (type == MTL::DataTypeBool ? *static_cast<const bool*>(value)
+                                                : *static_cast<const int32_t*>(value))
+                  << "\n";
       }
     }
     return &pipeline->second;
