@@ -21,15 +21,11 @@ import numpy as np  # noqa: E402
 from gradient_oracle import draw_call  # noqa: E402
 from metal_attention import run  # noqa: E402
 from metal_backward import run as run_backward  # noqa: E402
-from metal_on_cpu import Counts, to_bfloat16  # noqa: E402
+from metal_on_cpu import Counts  # noqa: E402
 from oracle import draw  # noqa: E402
 
 HEAD_DIMS = {"Qwen2-0.5B": 64, "Qwen2-7B": 128}
 GROUP = 7  # query heads for each key/value head, in both
-
-
-def as_numpy(a: mx.array) -> np.ndarray:
-    return to_bfloat16(np.asarray(a.astype(mx.float32))) if a.dtype == mx.bfloat16 else np.asarray(a)
 
 
 def total(counts: tuple[Counts, ...]) -> Counts:
@@ -39,19 +35,18 @@ def total(counts: tuple[Counts, ...]) -> Counts:
 def prefill(rng: np.random.Generator, dim: int, dtype: str, length: int, causal: bool) -> dict[str, Counts]:
     """Of one query head: in both kernels a threadgroup has one."""
     arrays = draw(rng, heads=1, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype)
-    ours = run(*arrays, mask="causal" if causal else None)
-    theirs = mlx_kernels.steel_attention(*map(as_numpy, arrays), dim**-0.5, causal=causal)
-    return {"ours": total(ours.counts), "steel_attention": theirs.counts}
+    mask = "causal" if causal else None
+    _, theirs = mlx_kernels.steel_attention(*arrays, mask=mask)
+    return {"ours": total(run(*arrays, mask=mask).counts), "steel_attention": theirs}
 
 
 def decode(rng: np.random.Generator, dim: int, dtype: str, key_len: int) -> dict[str, Counts]:
     """Of a group of query heads."""
     arrays = draw(rng, heads=GROUP, kv_heads=1, length=1, key_len=key_len, dim=dim, dtype=dtype)
     result = {"ours": total(run(*arrays).counts)}
-    operands = tuple(map(as_numpy, arrays))
-    result["sdpa_vector"] = mlx_kernels.sdpa_vector(*operands, dim**-0.5).counts
+    _, result["sdpa_vector"] = mlx_kernels.sdpa_vector(*arrays)
     if key_len >= 1024:  # where MLX takes it on the larger GPUs
-        result["sdpa_vector_2pass"] = mlx_kernels.sdpa_vector_2pass(*operands, dim**-0.5, blocks=64).counts
+        _, result["sdpa_vector_2pass"] = mlx_kernels.sdpa_vector_2pass(*arrays, blocks=64)
     return result
 
 
@@ -68,7 +63,7 @@ def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dic
     call = dataclasses.replace(call, mask="causal")
     rows, pairs = GROUP * length, GROUP * visible_eighths(length)
     least = Counts(
-        {"float": 7 * pairs * dim // 8},
+        mma=7 * pairs * dim // 8,
         device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # with dout, out, lse and delta
         device_written=call.query.nbytes + 2 * call.key.nbytes + 4 * rows,
     )
@@ -79,7 +74,7 @@ def line(case: str, kernel: str, counts: Counts) -> str:
     device = (counts.device_read + counts.device_written) / 1024
     threadgroup = (counts.threadgroup_read + counts.threadgroup_written) / 1024
     operations = counts.shuffles + counts.reductions
-    numbers = [sum(counts.mma.values()), device, threadgroup, counts.barriers, operations, counts.transcendentals]
+    numbers = [counts.mma, device, threadgroup, counts.barriers, operations, counts.transcendentals]
     return " | ".join([f"| {case}", kernel, *(f"{number:,.0f}" for number in numbers)]) + " |"
 
 

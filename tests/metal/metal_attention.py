@@ -14,7 +14,7 @@ import launches
 import mlx.core as mx
 import numpy as np
 from flashattn_core.attention import lowered
-from metal_on_cpu import Counts, Program, Undefined, View, from_bfloat16
+from metal_on_cpu import Counts, Program, Undefined, View
 from metal_on_cpu.program import Buffer
 
 NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
@@ -110,7 +110,12 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit) -> tuple
 
 
 def to_mlx(array: np.ndarray, dtype: mx.Dtype) -> mx.array:
-    return mx.array(from_bfloat16(array)).astype(dtype) if dtype == mx.bfloat16 else mx.array(array)
+    return mx.array(array).view(dtype)
+
+
+def as_numpy(array: mx.array) -> np.ndarray:
+    """bfloat16, which numpy has not, as uint16."""
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def flash_attention(query, key, value, scale=None, mask=None, *, return_lse=False, **options):

@@ -16,8 +16,8 @@ SCHEDULES = ["forward", "reverse", "greedy", "random:3"]
 
 
 @cache
-def compile_text(text: str, *defines: str) -> Program:
-    return Program(PREAMBLE + text, defines=defines)
+def compile_text(text: str) -> Program:
+    return Program(PREAMBLE + text)
 
 
 def run(
@@ -29,7 +29,6 @@ def run(
     groups: int = 1,
     threads: int = 64,
     outputs: Collection[int] = (0,),
-    defines: Iterable[str] = (),
     **options: Any,
 ) -> Result:
     """A kernel whose body knows thread_index, lane, simdgroup and group; its lines start at 1.
@@ -41,7 +40,7 @@ def run(
     kernels = [
         f"kernel void k{number}({arguments}, {INDICES}) {{\n#line 1\n{each}\n}}" for number, each in enumerate(bodies)
     ]
-    return compile_text("\n".join(kernels), *defines).run(
+    return compile_text("\n".join(kernels)).run(
         f"k{bodies.index(body)}",
         grid=(groups, 1, 1),
         threadgroup=(threads, 1, 1),

@@ -8,13 +8,13 @@ from small_kernels import compile_text, run
 TEXT = """
 constant bool has_bias [[function_constant(1)]];
 constant int width [[function_constant(4)]];
-kernel void k(device const float* in [[buffer(0)]], device float* out [[buffer(3)]], constant int4& sizes [[buffer(5)]],
+kernel void k(device const float* in [[buffer(0)]], device float* out [[buffer(3)]], constant int2& sizes [[buffer(5)]],
               device const float* bias [[buffer(7), function_constant(has_bias)]],
-              uint i [[thread_position_in_grid]]) {
+              uint i [[thread_index_in_threadgroup]]) {
   out[i] = in[i] + (has_bias ? bias[i] : width) + sizes.x;
 }"""
 F = np.zeros(32, np.float32)
-GOOD = {0: F + 1, 3: F, 5: np.array([5, 0, 0, 0], np.int32)}
+GOOD = {0: F + 1, 3: F, 5: np.array([5, 0], np.int32)}
 
 
 def launch(buffers=GOOD, constants=None, kernel="k", text=TEXT, outputs=(3,)):
@@ -30,7 +30,7 @@ def test_program_tells_its_kernels_and_constants():
             Binding("device", 3, "out"),
             Binding("constant", 5, "sizes"),
             Binding("device", 7, "bias", "has_bias"),
-            Binding("thread_position_in_grid", None, "i"),
+            Binding("thread_index_in_threadgroup", None, "i"),
         ]
     }
     assert program.constants == {1: ("has_bias", "bool"), 4: ("width", "int")}
@@ -48,7 +48,7 @@ def test_conditional_buffer():
         ({"buffers": GOOD | {9: F}}, "unused buffer 9"),
         ({"buffers": GOOD | {7: F}}, "unused buffer 7"),
         ({"constants": {1: True}}, r"buffer 7 \(bias\) is not bound"),
-        ({"buffers": GOOD | {5: np.zeros(3, np.int32)}}, r"buffer 5 \(sizes\) has 12 bytes, but the argument 16"),
+        ({"buffers": GOOD | {5: np.zeros(1, np.int32)}}, r"buffer 5 \(sizes\) has 4 bytes, but the argument 8"),
         ({"constants": {2: True}}, "function constant 2 is given"),
         ({"buffers": GOOD | {32: F}}, "buffer 32: indices end at 31"),
         ({"outputs": {8}}, "output 8 is not among the buffers"),
@@ -73,7 +73,7 @@ def test_every_pointer_has_the_number_of_a_buffer(argument):
 
 UNBOUND = """constant bool has_bias [[function_constant(0)]];
     kernel void k(device float* out [[buffer(0)]], constant float& bias [[buffer(1), function_constant(has_bias)]],
-                  uint i [[thread_position_in_grid]]) {{ for (int k = 0; k < 3; k++) out[i] += {}; }}"""
+                  uint i [[thread_index_in_threadgroup]]) {{ for (int k = 0; k < 3; k++) out[i] += {}; }}"""
 
 
 def test_unbound_buffer_that_is_read_all_the_same():

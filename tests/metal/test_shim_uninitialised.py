@@ -38,3 +38,8 @@ def test_unwritten_outputs_are_counted(body, unwritten):
     assert done.unwritten == {0: unwritten}
     assert done.buffers[0].shape == (8, 10)
     assert np.isnan(done.buffers[0]).sum() == unwritten
+
+
+def test_a_lane_beyond_the_group_and_a_new_matrix_give_poison():
+    body = "simdgroup_float8x8 m; out[2 * lane] = simd_shuffle(1.0f, 40); out[2 * lane + 1] = m.thread_elements().x;"
+    assert np.isnan(run(body, threads=32).buffers[0][:64]).all()

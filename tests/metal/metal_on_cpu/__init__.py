@@ -1,7 +1,6 @@
 """Compiles Metal kernels for this machine's CPU and runs them, one fiber for each GPU thread, checking every access."""
 
 from .address_spaces import check_address_spaces
-from .bfloat16 import from_bfloat16, to_bfloat16
 from .counts import Counts
 from .errors import (
     AddressSpaceError,
@@ -36,6 +35,4 @@ __all__ = [
     "UninitialisedError",
     "View",
     "check_address_spaces",
-    "from_bfloat16",
-    "to_bfloat16",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from builds import built
@@ -13,7 +12,6 @@ from .errors import AddressSpaceError
 from .translate import (
     FUNCTION_CONSTANT,
     INSTANTIATION,
-    THREADGROUP_ATTRIBUTE,
     construct_vectors,
     instantiated,
     share_threadgroup_variables,
@@ -28,16 +26,14 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def check_address_spaces(
-    source: str, *, name: str = "kernels", include_dirs: Sequence[Path] = (), defines: Sequence[str] = ()
-) -> None:
+def check_address_spaces(source: str) -> None:
     """Raises AddressSpaceError for a pointer that goes into the wrong address space, or is declared for none."""
 
     def make(folder: Path) -> None:
-        text = _translate(toolchain.preprocess(source, name, include_dirs, defines))
+        text = _translate(toolchain.preprocess(source))
         path = folder / "kernels.cl"
         path.write_text(f'#include "shim.h"\n{text}')
-        flags = [*FLAGS, *(f"-D{each}" for each in defines), "-I", toolchain.HERE / "shim", path]
+        flags = [*FLAGS, "-I", toolchain.HERE / "shim", path]
         checked = toolchain.clang(flags)
         wrong = checked.stderr if checked.returncode else ""
         if not wrong:  # with a generic address space, the pointers that name none are in it
@@ -46,9 +42,7 @@ def check_address_spaces(
             wrong = "\n".join(f"{place}: a pointer without an address space" for place in places)
         (folder / "wrong").write_text(wrong)
 
-    headers = toolchain.headers_in(tuple(include_dirs))
-    checker = Path(__file__).read_bytes()
-    folder = built(make, "address spaces", toolchain.harness(), checker, source, name, headers, *defines)
+    folder = built(make, "address spaces", toolchain.harness(), Path(__file__).read_bytes(), source)
     if wrong := (folder / "wrong").read_text():
         raise AddressSpaceError(wrong)
 
@@ -61,7 +55,6 @@ def _translate(text: str) -> str:
 
     _, _, text = take_kernel_arguments(INSTANTIATION.sub(instantiate, text))
     text = FUNCTION_CONSTANT.sub(r"constant \1 \2 = \1();", text)
-    text = THREADGROUP_ATTRIBUTE.sub("", text)
     text = re.sub(r"(\)\s*(?:const\s*)?)thread\b", r"\1", text)  # a method's qualifier: it is private anyway
     text = share_threadgroup_variables(text, _local_variable)
     return construct_vectors(text)

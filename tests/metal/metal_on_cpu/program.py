@@ -57,15 +57,8 @@ class Program:
     """Whether a run that was made before is not made again."""
     runs: ClassVar = Counter[str]()
 
-    def __init__(
-        self,
-        source: str,
-        *,
-        name: str = "kernels",
-        include_dirs: Sequence[str | os.PathLike[str]] = (),
-        defines: Sequence[str] = (),
-    ) -> None:
-        self.folder = toolchain.build(source, name, tuple(map(Path, include_dirs)), defines)
+    def __init__(self, source: str, *, include_dirs: Sequence[Path] = ()) -> None:
+        self.folder = toolchain.build(source, tuple(include_dirs))
         self.kernels, self.constants = pickle.loads((self.folder / "translation").read_bytes())
 
     def run(
@@ -76,7 +69,7 @@ class Program:
         threadgroup: Sequence[int],
         buffers: Mapping[int, Buffer],
         outputs: Collection[int] = (),
-        constants: Mapping[int, bool | int | float] | None = None,
+        constants: Mapping[int, int] | None = None,
         schedule: str = "forward",
         timeout: float = 120,
     ) -> Result:
@@ -97,7 +90,7 @@ class Program:
                 raise errors.BindingError(f"output {index} is not among the buffers")
         job = [kernel, _size("grid", grid), _size("threadgroup", threadgroup), _schedule(schedule)]
         inputs, arrays = _describe(buffers, outputs, job)
-        values = ";".join(f"{index}={self._number(index, value)}" for index, value in constants.items())
+        values = ";".join(f"{index}={int(value)}" for index, value in constants.items())
         return _read_results(self._said("\n".join(job) + "\n", inputs, f";{values};", timeout), arrays)
 
     def _said(self, job: str, inputs: list[bytes], constants: str, timeout: float) -> bytes:
@@ -139,10 +132,6 @@ class Program:
             raise errors.MetalError(f"the kernel's process ended with code {done.returncode}: {done.stderr}")
         message = re.sub(r"<pc (\w+)>", lambda match: toolchain.source_line(program, match[1]), message)
         return f"{name}\n{message}".encode()
-
-    def _number(self, index: int, value: bool | int | float) -> str:
-        _, type_ = self.constants[index]
-        return repr(float(value)) if type_ in ("float", "half") else str(int(value))
 
 
 def _size(name: str, size: Sequence[int]) -> str:
@@ -192,14 +181,10 @@ def _read_results(answer: bytes, arrays: dict[int, np.ndarray]) -> Result:
     if kind != b"done":
         raise errors.BY_NAME[kind.decode()](answer.decode())
     report, _, contents = answer.partition(b"\n\n")
-    numbers: dict[str, dict[str, int]] = {"unwritten": {}, "mma": {}, "": {}}
-    for line in report.decode().splitlines():
-        key, number = line.split()
-        group, _, member = key.rpartition(".")
-        numbers[group][member] = int(number)
+    numbers = {name: int(number) for name, number in map(str.split, report.decode().splitlines())}
     results, position = {}, 0
     for index, array in arrays.items():
         results[index] = np.frombuffer(contents, array.dtype, array.size, position).reshape(array.shape).copy()
         position += array.nbytes
-    unwritten = {int(index): number for index, number in numbers["unwritten"].items()}
-    return Result(results, Counts(numbers["mma"], **numbers[""]), unwritten)
+    unwritten = {index: numbers.pop(f"unwritten.{index}") for index in arrays}
+    return Result(results, Counts(**numbers), unwritten)

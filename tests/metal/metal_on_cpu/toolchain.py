@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 # Kernels include these; what they declare is in shim/, which is put before the preprocessed text.
 METAL_HEADERS = """atomic common compute geometric integer limits logging math matrix numeric pack relational simdgroup
     simdgroup_matrix stdlib types type_traits uniform"""
-DEFINES = ("__METAL__=1", "__METAL_VERSION__=320", "__METAL_MACOS__=1")
+DEFINES = ("-D__METAL__=1", "-D__METAL_VERSION__=320", "-D__METAL_MACOS__=1")
 
 WARNINGS = [
     # Metal's own attributes and pragmas, and what a const in front of `constant` looks like when that is const, too.
@@ -95,12 +95,11 @@ def _compile(arguments: Sequence[str | Path], text: str = "") -> str:
     return done.stdout
 
 
-def preprocess(source: str, name: str, include_dirs: Sequence[Path], defines: Sequence[str]) -> str:
+def preprocess(source: str, include_dirs: Sequence[Path] = ()) -> str:
     """The source with its includes and macros resolved; the shim is not part of it yet."""
     include = [flag for path in (_metal_headers(), *include_dirs) for flag in ("-I", str(path))]
-    define = [f"-D{each}" for each in (*DEFINES, *defines)]
-    flags = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *define, *include, "-"]
-    return _compile(flags, f'#line 1 "{name}.metal"\n{source}\n')
+    flags = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *DEFINES, *include, "-"]
+    return _compile(flags, f'#line 1 "kernels.metal"\n{source}\n')
 
 
 @cache
@@ -120,21 +119,20 @@ def headers_in(folders: Sequence[Path]) -> bytes:
     return contents(*folders, patterns=["**/*.h"])
 
 
-def build(source: str, name: str, include_dirs: tuple[Path, ...], defines: Sequence[str]) -> Path:
+def build(source: str, include_dirs: tuple[Path, ...]) -> Path:
     """A folder with `program`, an executable (see runtime/main.cpp), and `translation`, pickled."""
 
     def make(folder: Path) -> None:
-        translation = translate(preprocess(source, name, include_dirs, defines))
+        translation = translate(preprocess(source, include_dirs))
         (folder / "translation").write_bytes(pickle.dumps((translation.kernels, translation.constants)))
         text, kernels = folder / "kernels.cpp", folder / "kernels.o"
         text.write_text(f'#include "shim.h"\n{translation.text}')
-        define = [f"-D{each}" for each in defines]
-        _compile([*DEVICE_FLAGS, *WARNINGS, *define, "-I", HERE / "shim", "-c", text, "-o", kernels])
+        _compile([*DEVICE_FLAGS, *WARNINGS, "-I", HERE / "shim", "-c", text, "-o", kernels])
         objects = sorted(_runtime().glob("*.o"))
         _compile([*LINK_FLAGS[:1], kernels, *objects, *LINK_FLAGS[1:], "-o", folder / "program"])
         kernels.unlink()
 
-    return built(make, "program", harness(), source, name, headers_in(include_dirs), *defines)
+    return built(make, "program", harness(), source, headers_in(include_dirs))
 
 
 def _runtime() -> Path:

@@ -184,10 +184,7 @@ def _initialise_function_constants(text: str) -> tuple[str, dict[int, tuple[str,
         constants.setdefault(index, (name, type_))
         # Not const: the compiler must not believe that it knows the value.
         return (
-            f"enum {{ msl_index_of_{name} = {index} }}; "
-            f"static {type_} {name} = metal::binding::function_constant<{type_}>({index});"
-            + "\n"
-            * match[0].count("\n")
+            f"static {type_} {name} = metal::binding::function_constant<{type_}>({index});" + "\n" * match[0].count("\n")
         )
 
     return FUNCTION_CONSTANT.sub(initialise, text), constants

@@ -11,15 +11,8 @@ struct MslLane {
   long argument;
 };
 
-// Who counts an operation; the 8x8 products follow as kCountMma + 3 * A + B with the element types float, half, bfloat.
-enum MslCounter {
-  kCountNothing,
-  kCountSimdgroupBarrier,
-  kCountShuffle,
-  kCountReduction,
-  kCountMma,
-  kCounters = kCountMma + 9
-};
+// What an operation is counted as.
+enum MslCounter { kCountNothing, kCountShuffle, kCountReduction, kCountMma, kCounters };
 
 // One operation of a SIMD group: `exchange` runs once, when all 32 lanes have arrived.
 struct MslOperation {
@@ -32,19 +25,13 @@ struct MslOperation {
 enum MslBuiltin {
   threadgroup_position_in_grid,
   threadgroups_per_grid,
-  thread_position_in_grid,
   thread_position_in_threadgroup,
   threads_per_threadgroup,
-  threads_per_grid,
   thread_index_in_threadgroup,
   thread_index_in_simdgroup,
   simdgroup_index_in_threadgroup,
   simdgroups_per_threadgroup,
-  threads_per_simdgroup,
-  kBuiltins,
-  dispatch_threads_per_threadgroup = threads_per_threadgroup,
-  dispatch_simdgroups_per_threadgroup = simdgroups_per_threadgroup,
-  thread_execution_width = threads_per_simdgroup,
+  kBuiltins
 };
 
 struct MslThread {
@@ -78,7 +65,6 @@ void msl_simdgroup_operation(const MslOperation* operation, const void* input, v
 void msl_threadgroup_barrier(int fence, const char* file, int line);
 void* msl_threadgroup_variable(const void* key, unsigned long size, const char* name);
 void msl_register(const MslKernel* kernel);
-bool msl_constant_is_set(int index);
-void msl_constant(int index, bool is_float, void* value, unsigned long size);
+void msl_constant(int index, void* value, unsigned long size);
 extern unsigned long msl_transcendentals;
 }

@@ -122,20 +122,12 @@ void write_results(const Job& job) {
     fprintf(results, "%s %lu\n", name.c_str(), count);
   };
   fprintf(results, "done\n");
-  const char* types[] = {"float", "half", "bfloat"};
-  for (int a = 0; a < 3; a++) {
-    for (int b = 0; b < 3; b++) {
-      const std::string type = a == b ? types[a] : std::string(types[a]) + "*" + types[b];
-      if (const unsigned long count = counters.operations[kCountMma + 3 * a + b]) write("mma." + type, count);
-    }
-  }
+  write("mma", counters.operations[kCountMma]);
   write("device_read", counters.bytes[kDevice][0]);
   write("device_written", counters.bytes[kDevice][1]);
-  write("constant_read", counters.bytes[kConstant][0]);
   write("threadgroup_read", counters.bytes[kThreadgroup][0]);
   write("threadgroup_written", counters.bytes[kThreadgroup][1]);
   write("barriers", counters.threadgroup_barriers);
-  write("simdgroup_barriers", counters.operations[kCountSimdgroupBarrier]);
   write("shuffles", counters.operations[kCountShuffle]);
   write("reductions", counters.operations[kCountReduction]);
   write("transcendentals", msl_transcendentals);
@@ -200,26 +192,13 @@ void msl_register(const MslKernel* kernel) {
 
 // Function constants are read while the program's globals are initialised, before main: hence the environment.
 // METAL_CONSTANTS is "index=value;index=value;".
-static const char* find_constant(int index) {
+void msl_constant(int index, void* value, unsigned long size) {
   const char* text = getenv("METAL_CONSTANTS");
   const std::string key = ";" + std::to_string(index) + "=";
   const char* found = text ? strstr(text, key.c_str()) : nullptr;
-  return found ? found + key.size() : nullptr;
-}
-bool msl_constant_is_set(int index) {
-  return find_constant(index) != nullptr;
-}
-void msl_constant(int index, bool is_float, void* value, unsigned long size) {
-  const char* text = find_constant(index);
-  if (!text) return;
-  if (is_float) {
-    const float number = strtof(text, nullptr);
-    const _Float16 half = static_cast<_Float16>(number);
-    memcpy(value, size == sizeof half ? static_cast<const void*>(&half) : &number, size);
-  } else {
-    const long number = strtol(text, nullptr, 10);
-    memcpy(value, &number, size);
-  }
+  if (!found) return;
+  const long number = strtol(found + key.size(), nullptr, 10);
+  memcpy(value, &number, size);
 }
 }
 

@@ -201,18 +201,14 @@ void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3]
       const unsigned values[3] = {x, y, z};
       memcpy(thread.arguments.values[builtin], values, sizeof values);
     };
-    const auto global = [&](int axis) { return position[axis] * size[axis] + local[axis]; };
     set(threadgroup_position_in_grid, position[0], position[1], position[2]);
     set(threadgroups_per_grid, grid[0], grid[1], grid[2]);
-    set(thread_position_in_grid, global(0), global(1), global(2));
     set(thread_position_in_threadgroup, local[0], local[1], local[2]);
     set(threads_per_threadgroup, size[0], size[1], size[2]);
-    set(threads_per_grid, grid[0] * size[0], grid[1] * size[1], grid[2] * size[2]);
     set(thread_index_in_threadgroup, i);
     set(thread_index_in_simdgroup, i % kLanes);
     set(simdgroup_index_in_threadgroup, i / kLanes);
     set(simdgroups_per_threadgroup, count / kLanes);
-    set(threads_per_simdgroup, kLanes);
     prepare_stack(thread);
     order[i] = static_cast<int>(schedule.kind == Schedule::kReverse ? count - 1 - i : i);
   }

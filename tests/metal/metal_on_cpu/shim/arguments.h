@@ -1,4 +1,4 @@
-// From the runtime's untyped arguments to a kernel's typed ones, and function constants.
+// From the runtime's untyped arguments to a kernel's typed ones, and function constants (bool and int).
 #pragma once
 
 namespace metal {
@@ -12,7 +12,7 @@ struct argument<0, Result(First, Rest...)> {
   using type = First;
 };
 template <auto* Function, int Position>
-using argument_t = typename argument<Position, remove_pointer_t<decltype(Function)>>::type;
+using argument_t = typename argument<Position, __remove_pointer(decltype(Function))>::type;
 
 template <class T>
 struct pointee;
@@ -50,7 +50,7 @@ MslBinding describe(const char* name, bool is_constant, int index, bool is_wante
 template <class T>
 T function_constant(int index) {
   T value{};
-  msl_constant(index, is_floating_point_v<T>, &value, sizeof value);
+  msl_constant(index, &value, sizeof value);
   return value;
 }
 }  // namespace binding
@@ -61,5 +61,3 @@ T function_constant(int index) {
   metal::binding::pointee<metal::binding::argument_t<function, position>>::cast(thread_->buffers[index])
 #define MSL_BUILTIN(function, position, name) \
   metal::binding::builtin<metal::remove_cv_t<metal::binding::argument_t<function, position>>>(thread_->values[name])
-
-#define is_function_constant_defined(name) msl_constant_is_set(msl_index_of_##name)

@@ -4,10 +4,7 @@
 #define MSL_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace metal {
-enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
-METAL_FUNC constexpr mem_flags operator|(mem_flags a, mem_flags b) {
-  return (mem_flags)((int)a | (int)b);
-}
+enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 
 #ifdef MSL_CHECK_ADDRESS_SPACES
 METAL_FUNC void threadgroup_barrier(mem_flags) {}
@@ -18,7 +15,7 @@ METAL_FUNC void threadgroup_barrier(mem_flags flags, MSL_PLACE) {
   msl_threadgroup_barrier((int)flags, file, line);
 }
 METAL_FUNC void simdgroup_barrier(mem_flags, MSL_PLACE) {
-  static constexpr MslOperation operation{"simdgroup_barrier", kCountSimdgroupBarrier, nullptr};
+  static constexpr MslOperation operation{"simdgroup_barrier", kCountNothing, nullptr};
   msl_simdgroup_operation(&operation, nullptr, nullptr, 0, file, line);
 }
 #endif

@@ -17,5 +17,3 @@
 #endif
 
 #define METAL_FUNC inline __attribute__((always_inline))
-#define METAL_ALWAYS_INLINE __attribute__((always_inline))
-#define METAL_CONST const

@@ -18,10 +18,7 @@ struct Maximum {
   }
 };
 struct And {
-  template <class T>
-  static METAL_FUNC T apply(T a, T b) {
-    return a & b;
-  }
+  static METAL_FUNC bool apply(bool a, bool b) { return a && b; }
 };
 // All lanes get the reduction over the SIMD group, as a balanced tree.
 template <class T, class Operator>
@@ -47,40 +44,35 @@ MSL_EXCHANGE void shuffle(MslLane* lanes) {
   }
 }
 
-// A vector is as many operations as it has elements.
-#define MSL_PER_ELEMENT(T, name, call)                                   \
-  template <class T>                                                     \
-  METAL_FUNC T name {                                                    \
-    T result;                                                            \
-    if constexpr (vector_traits<T>::is_vector) {                         \
-      for (int i = 0; i < vector_traits<T>::size; i++) result[i] = call; \
-    } else
-
-#define MSL_REDUCTION(name, ...)                                                           \
-  MSL_PER_ELEMENT(T, name(T value, MSL_PLACE), name((element_t<T>)value[i], file, line)) { \
-    static constexpr MslOperation operation{#name, kCountReduction, __VA_ARGS__};          \
-    msl_simdgroup_operation(&operation, &value, &result, 0, file, line);                   \
-  }                                                                                        \
-  return result;                                                                           \
-  }
-MSL_REDUCTION(simd_sum, reduce<T, Add>)
-MSL_REDUCTION(simd_max, reduce<T, Maximum>)
-MSL_REDUCTION(simd_and, reduce<T, And>)
-#undef MSL_REDUCTION
-
-#define MSL_SHUFFLE(name, ...)                                                                                \
-  MSL_PER_ELEMENT(T, name(T value, ushort lane, MSL_PLACE), name((element_t<T>)value[i], lane, file, line)) { \
-    static constexpr MslOperation operation{#name, kCountShuffle, __VA_ARGS__};                               \
-    msl_simdgroup_operation(&operation, &value, &result, lane, file, line);                                   \
-  }                                                                                                           \
-  return result;                                                                                              \
-  }
-MSL_SHUFFLE(simd_shuffle, shuffle<T, false>)
-MSL_SHUFFLE(simd_shuffle_xor, shuffle<T, true>)
-#undef MSL_SHUFFLE
-#undef MSL_PER_ELEMENT
-
+template <class T>
+METAL_FUNC T meet(const MslOperation* operation, T value, long argument, const char* file, int line) {
+  static_assert(!vector_traits<T>::is_vector, "a vector would be as many operations as it has elements");
+  T result;
+  msl_simdgroup_operation(operation, &value, &result, argument, file, line);
+  return result;
+}
+template <class T>
+METAL_FUNC T simd_sum(T value, MSL_PLACE) {
+  static constexpr MslOperation operation{"simd_sum", kCountReduction, reduce<T, Add>};
+  return meet(&operation, value, 0, file, line);
+}
+template <class T>
+METAL_FUNC T simd_max(T value, MSL_PLACE) {
+  static constexpr MslOperation operation{"simd_max", kCountReduction, reduce<T, Maximum>};
+  return meet(&operation, value, 0, file, line);
+}
 METAL_FUNC bool simd_all(bool value, MSL_PLACE) {
-  return simd_and((int)value, file, line);
+  static constexpr MslOperation operation{"simd_all", kCountReduction, reduce<bool, And>};
+  return meet(&operation, value, 0, file, line);
+}
+template <class T>
+METAL_FUNC T simd_shuffle(T value, ushort lane, MSL_PLACE) {
+  static constexpr MslOperation operation{"simd_shuffle", kCountShuffle, shuffle<T, false>};
+  return meet(&operation, value, lane, file, line);
+}
+template <class T>
+METAL_FUNC T simd_shuffle_xor(T value, ushort mask, MSL_PLACE) {
+  static constexpr MslOperation operation{"simd_shuffle_xor", kCountShuffle, shuffle<T, true>};
+  return meet(&operation, value, mask, file, line);
 }
 }  // namespace metal

@@ -5,9 +5,6 @@ namespace metal {
 template <class T, T v>
 struct integral_constant {
   static constexpr constant T value = v;
-  using value_type = T;
-  using type = integral_constant;
-  constexpr operator T() const { return v; }
 };
 template <bool B>
 using bool_constant = integral_constant<bool, B>;
@@ -37,42 +34,9 @@ using conditional_t = typename conditional<B, T, F>::type;
 template <class T>
 using remove_cv_t = __remove_cv(T);
 template <class T>
-using remove_pointer_t = __remove_pointer(T);
+using remove_addrspace_t = __remove_cv(T);  // where address spaces are erased
 template <class T>
-struct without_address_space {
-  using type = T;
-};
-#ifdef MSL_CHECK_ADDRESS_SPACES
-template <class T>
-struct without_address_space<__private T> {
-  using type = T;
-};
-template <class T>
-struct without_address_space<__global T> {
-  using type = T;
-};
-template <class T>
-struct without_address_space<__local T> {
-  using type = T;
-};
-template <class T>
-struct without_address_space<__constant T> {
-  using type = T;
-};
-#endif
-template <class T>
-using remove_addrspace_t = typename without_address_space<__remove_cv(T)>::type;
-
-#define MSL_TRAIT(name, condition)              \
-  template <class T>                            \
-  constexpr constant bool name##_v = condition; \
-  template <class T>                            \
-  struct name : bool_constant<(condition)> {};
-MSL_TRAIT(is_integral, __is_integral(T))
-MSL_TRAIT(is_floating_point,
-          __is_floating_point(T) || __is_same(__remove_cv(T), half) || __is_same(__remove_cv(T), bfloat))
-#undef MSL_TRAIT
-
+struct is_integral : bool_constant<__is_integral(T)> {};
 template <class T, class U>
 constexpr constant bool is_same_v = __is_same(T, U);
 
