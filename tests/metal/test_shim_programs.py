@@ -19,7 +19,8 @@ def test_a_program_is_kept_by_its_content(tmp_path):
 
 
 ADD = """constant int n [[function_constant(0)]];
-    kernel void k(device int* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) { out[i] += n; }
+    kernel void k(device int* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]],
+                  uint group [[threadgroup_position_in_grid]]) { out[32 * group + i] += n; }
     kernel void twice(device int* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) { out[i] += 2 * n; }"""
 
 

@@ -183,8 +183,8 @@ def _initialise_function_constants(text: str) -> tuple[str, dict[int, tuple[str,
         type_, name, index = match[1], match[2], int(match[3])
         constants.setdefault(index, (name, type_))
         # Not const: the compiler must not believe that it knows the value.
-        return (
-            f"static {type_} {name} = metal::binding::function_constant<{type_}>({index});" + "\n" * match[0].count("\n")
+        return f"static {type_} {name} = metal::binding::function_constant<{type_}>({index});" + "\n" * match[0].count(
+            "\n"
         )
 
     return FUNCTION_CONSTANT.sub(initialise, text), constants

@@ -10,10 +10,10 @@ METAL_FUNC void count_transcendental() {
 #endif
 }
 
-#define MSL_TRANSCENDENTAL(name)     \
-  METAL_FUNC float name(float x) {   \
-    count_transcendental();          \
-    return __builtin_##name##f(x);   \
+#define MSL_TRANSCENDENTAL(name)   \
+  METAL_FUNC float name(float x) { \
+    count_transcendental();        \
+    return __builtin_##name##f(x); \
   }
 MSL_TRANSCENDENTAL(exp)
 MSL_TRANSCENDENTAL(exp2)
