@@ -16,11 +16,16 @@ class Fault:
     old: str
     new: str = ""
     occurrence: int = 0
-    lengths: tuple[int, int] = (33, 70)
+    lengths: tuple[int, int] | None = None
     mask: object = "causal"
     options: dict[str, object] = field(default_factory=dict)
     dim: int = 40
     bits: int | None = None  # of keys and values, if they are quantised
+
+    @property
+    def query_and_key_lengths(self) -> tuple[int, int]:
+        """Unless given, what the kernel is for."""
+        return self.lengths or ((1, 70) if "decode" in self.kernel else (33, 70))
 
     # The source with the fault in it, or as it was.
     def plant(self, source: str) -> str:

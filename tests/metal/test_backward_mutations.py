@@ -76,7 +76,7 @@ FAULTS = {
 
 def check(fault: Fault, rng: np.random.Generator, edit) -> None:
     """The call that the fault is for; raises what notices it."""
-    length, key_len = fault.lengths
+    length, key_len = fault.query_and_key_lengths
     call = draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=key_len, dim=fault.dim)
     call = replace(call, **fault.options)
     if fault.mask == "NaN":  # hidden from all: a key, with its value, and a row

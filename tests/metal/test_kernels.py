@@ -35,12 +35,12 @@ LONG = [
 LONGER = [(65, 65), (66, 127), (127, 64), (128, 128), (129, 33), (80, 16), (96, 15), (72, 17)]
 
 CASES = {
-    "metal_decode_fast": (ONE, [64, 40]),
-    "metal_decode_parallel": (ONE, [64, 40]),
-    "metal_decode_split": (FEW, [64, 40]),
-    "metal_prefill_tg": (SHORT, [64, 40]),
-    "metal_prefill_reg": (LONG + LONGER, [64, 40]),
-    "metal_rowwise": (LONG, [64, 40]),
+    "metal_decode_fast": ONE,
+    "metal_decode_parallel": ONE,
+    "metal_decode_split": FEW,
+    "metal_prefill_tg": SHORT,
+    "metal_prefill_reg": LONG + LONGER,
+    "metal_rowwise": LONG,
 }
 
 
@@ -48,14 +48,10 @@ CASES = {
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kernel", CASES)
 def test_grid(rng, kernel, dtype, group):
-    lengths, dims = CASES[kernel]
     turn = 5 * group + len(dtype)
-    for i in range(max(len(lengths), 12)):
-        length, key_len = lengths[i % len(lengths)]
-        dim = dims[i % len(dims)]
-        query, key, value = draw(
-            rng, batch=(2,), heads=group, kv_heads=1, length=length, key_len=key_len, dim=dim, dtype=dtype
-        )
+    for i, (length, key_len) in enumerate(CASES[kernel]):
+        sizes = {"length": length, "key_len": key_len, "dim": (64, 40)[i % 2]}
+        query, key, value = draw(rng, batch=(2,), heads=group, kv_heads=1, dtype=dtype, **sizes)
         masks = mask_kinds(rng, length, key_len)
         options = option_kinds(rng, group)[(turn + 3 * i) % 8]
         options = {k: v.astype(query.dtype) if k == "sinks" else v for k, v in options.items()}
@@ -71,31 +67,29 @@ def on_metal(*args, return_lse, **options):
     return result.out, result.lse
 
 
+HEAD_DIMS = [(1, 1), (5, 7), (80, 96), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8)]
+ABOVE_256 = [(512, 512), (300, 20), (16, 400)]
+
+
+def kernels_and_dims(kernels, up_to_256, above):
+    """Kernels of a prefill take a head_dim up to 256."""
+    cases = [(kernel, dims) for kernel in kernels for dims in up_to_256]
+    return cases + [(kernel, dims) for kernel in kernels if "prefill" not in kernel for dims in above]
+
+
 @pytest.mark.parametrize(
-    "dims", [(1, 1), (5, 7), (80, 96), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8)], ids=str
+    ("kernel", "dims"),
+    kernels_and_dims(CASES, HEAD_DIMS, ABOVE_256)
+    + [("metal_prefill_reg", dims) for dims in [(96, 96), (128, 64), (256, 40)]],
+    ids=str,
 )
-@pytest.mark.parametrize("kernel", CASES)
 def test_head_dims(rng, kernel, dims):
-    check_dims(rng, kernel, dims, CASES[kernel][0][5])
-
-
-@pytest.mark.parametrize("dims", [(512, 512), (300, 20), (16, 400)], ids=str)
-@pytest.mark.parametrize("kernel", [name for name in CASES if "prefill" not in name])
-def test_head_dims_above_256(rng, kernel, dims):
-    check_dims(rng, kernel, dims, CASES[kernel][0][5])
-
-
-@pytest.mark.parametrize("dims", [(96, 96), (128, 64), (256, 40)], ids=str)
-def test_head_dims_of_a_long_prompt(rng, dims):
-    check_dims(rng, "metal_prefill_reg", dims, (66, 65))
-
-
-def check_dims(rng, kernel, dims, lengths):
-    for dtype in ("float32", "bfloat16"):
-        query, key, value = draw(
-            rng, heads=4, length=lengths[0], key_len=lengths[1], dim=dims[0], value_dim=dims[1], dtype=dtype
-        )
-        assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=on_metal)
+    lengths = [CASES[kernel][5], (66, 65)] if kernel == "metal_prefill_reg" else [CASES[kernel][5]]  # many, and few
+    for length, key_len in lengths:
+        for dtype in ("float32", "bfloat16"):
+            sizes = {"length": length, "key_len": key_len, "dim": dims[0], "value_dim": dims[1]}
+            query, key, value = draw(rng, heads=4, dtype=dtype, **sizes)
+            assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=on_metal)
 
 
 # --- With quantised keys and values, too ------------------------------------------------------------------
@@ -117,7 +111,7 @@ def operands(rng, heads, length, key_len, dim=64, bits=None):
     [*((kernel, dim, None) for kernel in CASES for dim in (64, 128)), *((k, 64, b) for k in QUANTISED for b in (4, 8))],
 )
 def test_float32_is_within_2e_6_of_float64(rng, kernel, dim, bits):
-    for length, key_len in CASES[kernel][0][-4:]:
+    for length, key_len in CASES[kernel][-4:]:
         arrays, floats = operands(rng, 2, length, key_len, dim, bits)
         result = run(*arrays, mask="causal", kernel=kernel, bits=bits)
         out, lse = reference_attention(*map(to_numpy, floats), None, "causal")
@@ -138,7 +132,7 @@ def test_more_rows_than_a_threadgroup_holds(rng, length, group, bits):
 
 @pytest.mark.parametrize(("kernel", "bits"), [*((kernel, None) for kernel in CASES), *((k, 6) for k in QUANTISED)])
 def test_the_schedule_changes_no_bit(rng, kernel, bits):
-    arrays, _ = operands(rng, 7, *CASES[kernel][0][7], bits=bits)
+    arrays, _ = operands(rng, 7, *CASES[kernel][7], bits=bits)
     first = run(*arrays, mask="causal", kernel=kernel, bits=bits)
     for schedule in SCHEDULES[1:]:
         other = run(*arrays, mask="causal", kernel=kernel, bits=bits, schedule=schedule)

@@ -14,7 +14,6 @@ from oracle import assert_matches_reference, draw
 from planted_faults import BARRIER, SHARED_BARRIER, Fault, assert_is_noticed
 from test_quantised import dequantised
 
-ONE, FEW, LONG = (1, 70), (5, 70), (33, 70)
 REG, TG, SPLIT = "metal_prefill_reg", "metal_prefill_tg", "metal_decode_split"
 PARALLEL, FAST, ROWWISE = "metal_decode_parallel", "metal_decode_fast", "metal_rowwise"
 
@@ -38,8 +37,8 @@ FAULTS = {
     "tg: one score buffer instead of two": Fault(TG, "turn = 1 - turn", "turn = 0"),
     "rowwise: keys before they are there": Fault(ROWWISE, SHARED_BARRIER, occurrence=1),
     "rowwise: values over values": Fault(ROWWISE, SHARED_BARRIER, occurrence=2),
-    "parallel: merge before the partial results are there": Fault(PARALLEL, BARRIER, occurrence=1, lengths=ONE),
-    "parallel: a pass over the previous one": Fault(PARALLEL, BARRIER, occurrence=0, lengths=ONE, dim=256),
+    "parallel: merge before the partial results are there": Fault(PARALLEL, BARRIER, occurrence=1),
+    "parallel: a pass over the previous one": Fault(PARALLEL, BARRIER, occurrence=0, dim=256),
     "split: a tile over the previous one": Fault(SPLIT, SHARED_BARRIER, occurrence=0, lengths=(8, 70)),
     "split: tiles before they are there": Fault(SPLIT, SHARED_BARRIER, occurrence=1, lengths=(8, 70)),
     "reg: a barrier that not all pass": Fault(
@@ -53,10 +52,10 @@ FAULTS = {
     "decode: a key too many": Fault(
         FAST, "head_dim, WHOLE || k < count", "head_dim, WHOLE || k <= count", lengths=(1, 71)
     ),
-    "split: a chunk too many": Fault(
-        SPLIT, "if (chunk >= split.num_chunks)", "if (chunk > split.num_chunks)", lengths=ONE
+    "split: a chunk too many": Fault(SPLIT, "if (chunk >= split.num_chunks)", "if (chunk > split.num_chunks)"),
+    "split: padding rows": Fault(
+        SPLIT, "if (position.query < params.query_len) {  //", "if (true) {  //", lengths=(5, 70)
     ),
-    "split: padding rows": Fault(SPLIT, "if (position.query < params.query_len) {  //", "if (true) {  //", lengths=FEW),
     "tg: a key too many": Fault(TG, "metal::min(row + 1, rows - 1)", "row + 1", lengths=(33, 71), mask=None),
     # Masks.
     "causal: one key too many": Fault(REG, "diagonal + 1", "diagonal + 2"),
@@ -65,9 +64,7 @@ FAULTS = {
     "tree: aligned at the start": Fault(
         SPLIT, "query + params->tree_size - params->query_len", "query", lengths=(5, 70), mask="tree"
     ),
-    "bool array: its head stride ignored": Fault(
-        PARALLEL, "row.head * params->visible.head + ", "", lengths=ONE, mask="bool"
-    ),
+    "bool array: its head stride ignored": Fault(PARALLEL, "row.head * params->visible.head + ", "", mask="bool"),
     "additive array: in the wrong unit": Fault(
         REG, "multiply_add(added, M_LOG2E_F, score)", "multiply_add(added, 1.0f, score)", mask="additive"
     ),
@@ -77,23 +74,20 @@ FAULTS = {
     ),
     # Options.
     "softcap ignored": Fault(TG, "has_softcap ? cap * scaled : scaled", "scaled", options={"softcap": 1.5}),
-    "ALiBi's sign": Fault(
-        FAST, "score -= row.slope", "score += row.slope", lengths=ONE, options={"alibi_slopes": True}
-    ),
+    "ALiBi's sign": Fault(FAST, "score -= row.slope", "score += row.slope", options={"alibi_slopes": True}),
     "sinks twice": Fault(
         SPLIT,
         "row_sum += softmax.probability(sink)",
         "row_sum += 2 * softmax.probability(sink)",
-        lengths=ONE,
         options={"sinks": True},
     ),
     "the head of a group": Fault(REG, "head / (params.num_heads / params.num_kv_heads)", "head % params.num_kv_heads"),
     # The online softmax.
     "output not rescaled": Fault(REG, "output[c] *= rescale;"),
     "sum not rescaled": Fault(ROWWISE, "row_sum *= rescale;"),
-    "decode: output not rescaled": Fault(FAST, "output[r][i] *= rescale;", lengths=ONE),
-    "merge: chunks not weighed": Fault(SPLIT, "FLASHATTN_LANE_VALUE(weight, c)", "1.0f", lengths=ONE),
-    "parallel: partial results not weighed": Fault(PARALLEL, "weight * partial_output", "partial_output", lengths=ONE),
+    "decode: output not rescaled": Fault(FAST, "output[r][i] *= rescale;"),
+    "merge: chunks not weighed": Fault(SPLIT, "FLASHATTN_LANE_VALUE(weight, c)", "1.0f"),
+    "parallel: partial results not weighed": Fault(PARALLEL, "weight * partial_output", "partial_output"),
     "nothing visible: -inf - -inf": Fault(REG, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)),
     "lse in base 2": Fault(TG, "M_LN2_F * (softmax.row_max", "1.0f * (softmax.row_max"),
     # Lanes.
@@ -103,17 +97,13 @@ FAULTS = {
         REG, "simd_shuffle_xor(x, ushort(8))", "simd_shuffle_xor(x, ushort(2))"
     ),
     "keys not transposed": Fault(
-        REG,
-        "(k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r",
-        "(k * 8 + fragment_r) * STRIDE + d * 8 + fragment_c",
+        REG, "(k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r", "(k * 8 + fragment_r) * STRIDE + d * 8 + fragment_c"
     ),
     "merge: a lane for a column": Fault(
-        PARALLEL, "(i * FLASHATTN_LANES + int(lane)) * kStride", "(i + int(lane)) * kStride", lengths=ONE, dim=64
+        PARALLEL, "(i * FLASHATTN_LANES + int(lane)) * kStride", "(i + int(lane)) * kStride", dim=64
     ),
     "hidden NaN: weighs 0 instead of nothing": Fault(REG, "if (!finite_tile) {", "if (false) {", mask="NaN"),
-    "decode, hidden NaN: weighs 0 instead of nothing": Fault(
-        FAST, "shown || scores[r][k] != 0", "true", lengths=ONE, mask="NaN"
-    ),
+    "decode, hidden NaN: weighs 0 instead of nothing": Fault(FAST, "shown || scores[r][k] != 0", "true", mask="NaN"),
     # Quantised keys and values: element = scale * q + bias.
     "bias ignored": quantised_fault(REG, "float(q), scale_and_bias.y)", "float(q), 0.0f)"),
     "the next element's bits": quantised_fault(SPLIT, " & ((1u << quant_bits) - 1)", bits=4),
@@ -145,7 +135,7 @@ FAULTS = {
 
 def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str]) -> None:
     """The call that the fault is for; raises what notices it."""
-    length, key_len = fault.lengths
+    length, key_len = fault.query_and_key_lengths
     query, key, value = draw(rng, batch=(2,), heads=6, length=length, key_len=key_len, dim=fault.dim)
     # Growing scores: the maximum rises from tile to tile.
     key = key * mx.linspace(0.2, 2, key_len)[:, None]

@@ -10,11 +10,8 @@ import pytest
 from metal_attention import run
 from oracle import DTYPES, assert_matches_reference, to_numpy
 from test_grid import cast_arrays, mask_kinds, option_kinds
-from test_kernels import CASES as LENGTHS
-from test_kernels import QUANTISED, SCHEDULES
+from test_kernels import CASES, QUANTISED, SCHEDULES, kernels_and_dims
 from test_quantised import BITS, GROUP_SIZES, dequantised, normal, quantised
-
-CASES = {kernel: LENGTHS[kernel][0] for kernel in QUANTISED}
 
 
 def assert_matches(query, key, value, **call):
@@ -35,7 +32,7 @@ def assert_matches(query, key, value, **call):
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", QUANTISED)
 def test_grid(rng, kernel, bits, group_size):
     how = {"group_size": group_size, "bits": bits}
     lengths = CASES[kernel]
@@ -59,21 +56,12 @@ def test_grid(rng, kernel, bits, group_size):
         )
 
 
-@pytest.mark.parametrize(
-    "dims", [(32, 32, 32), (96, 160, 32), (128, 128, 64), (192, 64, 64), (256, 256, 128), (224, 256, 32)], ids=str
-)
-@pytest.mark.parametrize("kernel", CASES)
+HEAD_DIMS = [(32, 32, 32), (96, 160, 32), (128, 128, 64), (192, 64, 64), (256, 256, 128), (224, 256, 32)]
+ABOVE_256 = [(512, 512, 128), (288, 352, 32)]
+
+
+@pytest.mark.parametrize(("kernel", "dims"), kernels_and_dims(QUANTISED, HEAD_DIMS, ABOVE_256), ids=str)
 def test_head_dims(rng, kernel, dims):
-    check_dims(rng, kernel, dims)
-
-
-@pytest.mark.parametrize("dims", [(512, 512, 128), (288, 352, 32)], ids=str)
-@pytest.mark.parametrize("kernel", [name for name in CASES if "prefill" not in name])
-def test_head_dims_above_256(rng, kernel, dims):
-    check_dims(rng, kernel, dims)
-
-
-def check_dims(rng, kernel, dims):
     length, key_len = CASES[kernel][5]
     dim, value_dim, group_size = dims
     for bits, dtype in ((8, mx.float32), (4, mx.bfloat16), (3, mx.float16)):

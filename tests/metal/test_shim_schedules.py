@@ -4,7 +4,9 @@ import pytest
 from metal_on_cpu import Program, RaceError
 from small_kernels import run
 
-SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
+SCHEDULES = ["forward", "reverse", "random:1", "random:2"]
+THREADS, THREADGROUPS = ("out[0] = 1;", 1), ("if (thread_index == 0) out[0] = 1;", 40)
+TWICE = "if (thread_index == 32) out[0] = 1; simdgroup_barrier(mem_flags::mem_none); if (thread_index == 0) out[0] = 2;"
 
 
 def second(schedule, body, groups=1):
@@ -15,31 +17,26 @@ def second(schedule, body, groups=1):
 
 
 @pytest.mark.parametrize(
-    ("body", "groups", "forward", "reverse"),
+    ("schedule", "kernel", "who"),
     [
-        ("out[0] = 1;", 1, "by thread 1 ", "by thread 126 "),
-        ("if (thread_index == 0) out[0] = 1;", 40, "of threadgroup (1, 0, 0)", "of threadgroup (38, 0, 0)"),
+        ("forward", THREADS, "by thread 1 "),
+        ("reverse", THREADS, "by thread 126 "),
+        ("forward", THREADGROUPS, "of threadgroup (1, 0, 0)"),
+        ("reverse", THREADGROUPS, "of threadgroup (38, 0, 0)"),
+        ("forward", (TWICE, 1), "by thread 0 "),
+        ("greedy", (TWICE, 1), "by thread 32 "),  # a SIMD group runs to the barrier
     ],
-    ids=["threads", "threadgroups"],
 )
-def test_each_has_an_order_of_its_own(body, groups, forward, reverse):
-    assert forward in second("forward", body, groups)
-    assert reverse in second("reverse", body, groups)
-    assert len({second(schedule, body, groups) for schedule in SCHEDULES if schedule != "greedy"}) == 4
+def test_who_comes_second(schedule, kernel, who):
+    assert who in second(schedule, *kernel)
 
 
-def test_greedy_lets_a_simd_group_run_to_the_barrier():
-    body = (
-        "if (thread_index == 32) out[0] = 1; simdgroup_barrier(mem_flags::mem_none); if (thread_index == 0) out[0] = 2;"
-    )
-    assert "by thread 0 " in second("forward", body)
-    assert "by thread 32 " in second("greedy", body)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_is_deterministic(schedule, monkeypatch):
+@pytest.mark.parametrize("kernel", [THREADS, THREADGROUPS])
+def test_each_is_another_order_and_always_the_same(kernel, monkeypatch):
     monkeypatch.setattr(Program, "remembers", False)
-    assert second(schedule, "out[0] = 1;") == second(schedule, "out[0] = 1;")
+    orders = [second(schedule, *kernel) for schedule in SCHEDULES]
+    assert len(set(orders)) == len(SCHEDULES)
+    assert [second(schedule, *kernel) for schedule in SCHEDULES] == orders
 
 
 @pytest.mark.parametrize("schedule", ["sideways", "random", "forward:3"])

@@ -15,12 +15,10 @@ from .errors import (
 )
 from .program import Program, Result, Undefined, View
 from .toolchain import MISSING
-from .translate import Binding
 
 __all__ = [
     "MISSING",
     "AddressSpaceError",
-    "Binding",
     "BindingError",
     "CompileError",
     "Counts",

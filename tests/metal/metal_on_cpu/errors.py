@@ -37,15 +37,4 @@ class DivergenceError(MetalError):
     """The threads of a threadgroup do not meet at one barrier, or the lanes of a SIMD group at one operation."""
 
 
-BY_NAME = {
-    error.__name__: error
-    for error in (
-        MetalError,
-        BindingError,
-        LimitError,
-        OutOfBoundsError,
-        UninitialisedError,
-        RaceError,
-        DivergenceError,
-    )
-}
+BY_NAME = {error.__name__: error for error in (MetalError, *MetalError.__subclasses__())}
