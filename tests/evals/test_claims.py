@@ -69,6 +69,27 @@ def timed(results, command, on):
     return result
 
 
+@pytest.mark.parametrize(
+    ("paired", "sentence"),
+    [
+        ({"delta_nll": -9e-5}, "Same predictions; 1.25x the speed, 0.80x the memory."),
+        (
+            {"delta_nll": 1.1e-4},
+            "Predictions differ: top-1 at 0 of 200 tokens, ΔNLL +1.1e-04; 1.25x the speed, 0.80x the memory.",
+        ),
+        (
+            {"delta_nll": 0.0, "top1_agreement": 0.995},
+            "Predictions differ: top-1 at 1 of 200 tokens, ΔNLL +0.0e+00; 1.25x the speed, 0.80x the memory.",
+        ),
+    ],
+)
+def test_predictions(results, paired, sentence):
+    result = timed(results, "perplexity", APART)
+    result["tokens"] = 200
+    result["paired"] |= paired
+    assert perplexity.verdict(result) == sentence
+
+
 RENDER = {
     "perplexity": perplexity.render,
     "speed": speed.render,

@@ -1,12 +1,10 @@
 """`flash-eval finetune`: mlx-lm's own training step, both arms from the same start, and what it writes."""
 
-import json
 import statistics
 from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree
 
-import mlxlm_flash_patch
 import numpy as np
 import pytest
 from flash_evals import finetune, finetune_plot, machine, measure, training
@@ -16,7 +14,7 @@ from flash_evals.training import Recipe
 from matplotlib.figure import Figure
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
-from mlx_lm.models import base, qwen2
+from mlx_lm.models import qwen2
 from mlx_lm.tuner import trainer
 from mlx_lm.tuner.callbacks import TrainingCallback
 from mlxlm_flash_patch import route
@@ -126,13 +124,16 @@ def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
     np.testing.assert_allclose(losses, reported[1:], rtol=1e-6)  # the first warmed up
 
 
-def test_only_the_adapters_learn(fresh):
+@pytest.mark.parametrize(("num_layers", "adapted"), [(1, {"1"}), (-1, {"0", "1"})])
+def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
+    recipe = replace(RECIPE, num_layers=finetune._layers(num_layers, fresh))
     before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
-    with training.trainable(fresh.model, RECIPE, seed=0):
-        assert list(training.measured(fresh, [8], RECIPE, 2, max_seconds=0, seed=0))
+    with training.trainable(fresh.model, recipe, seed=0):
+        assert list(training.measured(fresh, [8], recipe, 2, max_seconds=0, seed=0))
     after = dict(tree_flatten(fresh.model.parameters()))
     adapters = {name for name in after if "lora" in name}
     assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
+    assert {name.split(".")[2] for name in adapters} == adapted
     assert {after[name].shape[-1] for name in adapters if name.endswith("lora_a")} == {RECIPE.rank}
     assert all(np.any(np.array(after[name])) for name in adapters if name.endswith("lora_b"))  # they begin at 0
     for name, weight in before.items():
@@ -154,14 +155,6 @@ def test_taking_turns_costs_no_memory(monkeypatch, falling_back):
         on_its_own = [measure.run("off", step, measure.Flash())[1].peak_memory for _ in range(4)]
     # Holding the old adapters beside the new ones would be a quarter more.
     assert statistics.median(taking_turns) == pytest.approx(statistics.median(on_its_own), rel=0.1)
-
-
-@pytest.mark.parametrize(("num_layers", "adapted"), [(1, {"1"}), (-1, {"0", "1"})])
-def test_the_last_layers_get_adapters(fresh, num_layers, adapted):
-    layers = finetune._layers(num_layers, fresh)
-    with training.trainable(fresh.model, replace(RECIPE, num_layers=layers), seed=0):
-        names = dict(tree_flatten(fresh.model.trainable_parameters()))
-    assert {name.split(".")[2] for name in names} == adapted
 
 
 def test_every_length_begins_with_the_same_adapters(fresh, monkeypatch):
@@ -273,38 +266,6 @@ def test_plot(evaluate, tmp_path, monkeypatch):
             assert (list(x), list(y)) == ([8, 32], [shorter[arm][key], longer[arm][key]])
         assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     assert figure.get_suptitle().endswith(f"\n{result['machine']['device']}")
-
-
-def test_a_step_that_fails_keeps_the_lengths_before(invoke, model_folder, tmp_path, monkeypatch):
-    """As one that a GPU has no memory for."""
-    step = training.Trainee.step
-
-    def fails(self, batch):
-        if batch[0].shape[1] > 20:
-            raise RuntimeError("[metal] Insufficient Memory\nand more")
-        return step(self, batch)
-
-    monkeypatch.setattr(training.Trainee, "step", fails)
-    out = tmp_path / "out.json"
-    page = invoke("finetune", "--model", model_folder, "-p", "16,32", "-r", 1, "--json", out)
-    assert page.exit_code == 2
-    line = "Error: a training step of 32 tokens fails with the patch on: [metal] Insufficient Memory\n"
-    assert page.stderr == line
-    assert [length["seq_len"] for length in json.loads(out.read_text())["results"]] == [16]
-
-    alone = invoke("finetune", "--model", model_folder, "-p", "32", "-r", 1)
-    assert (alone.exit_code, alone.stdout, alone.stderr) == (2, "", line)
-
-
-def test_a_process_that_is_patched_already_has_no_off_arm(fresh):
-    original = base.scaled_dot_product_attention
-    with (
-        mlxlm_flash_patch.enabled(),
-        training.trainable(fresh.model, RECIPE, seed=0),
-        pytest.raises(EvalError, match="there is no arm without it"),
-    ):
-        list(training.measured(fresh, [16], RECIPE, 1, max_seconds=0, seed=0))
-    assert base.scaled_dot_product_attention is original
 
 
 def test_a_config_without_heads_is_refused(loaded):

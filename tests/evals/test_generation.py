@@ -78,27 +78,28 @@ def test_a_trial_does_not_change_the_cache_of_the_next(loaded, batch_size):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_trial_has_buffers_of_its_own(loaded):
-    # Else the first append copies the whole cache while the clock runs, and counts it as memory of the trial.
-    cache = generation._cache(loaded, np.arange(10))
-    held = sum(array.nbytes for layer in cache for array in (layer.keys, layer.values))
-    mx.synchronize()
-    before = mx.get_active_memory()
-    copied = generation._copy(cache)
-    assert mx.get_active_memory() - before >= held
-    assert all(
-        mx.array_equal(a, b) for x, y in zip(cache, copied, strict=True) for a, b in zip(x.state, y.state, strict=True)
-    )
-
-
-def test_a_batch_has_merged_its_caches_before_the_clock_starts(loaded):
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_trial_has_buffers_of_its_own(loaded, batch_size):
+    """Else the first append copies, or merges, the whole cache while the clock runs, as memory of the trial."""
     cache = generation._cache(loaded, np.arange(10))
     held = sum(2 * layer.keys[..., :10, :].nbytes for layer in cache)
     mx.synchronize()
     before = mx.get_active_memory()
-    batch = generation._batch(loaded, Case("generation", 4, 10, 3), cache)
-    assert mx.get_active_memory() - before >= 3 * held
-    assert [layer.size() for layer in batch.prompt_cache] == [10, 10]
+    if batch_size == 1:
+        own = generation._copy(cache)
+    else:
+        own = generation._batch(loaded, Case("generation", 4, 10, batch_size), cache).prompt_cache
+    assert mx.get_active_memory() - before >= batch_size * held
+    assert [layer.size() for layer in own] == [10, 10]
+
+
+def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("[metal] Insufficient Memory\nand more")
+
+    monkeypatch.setattr(generation, "_generate", fails)
+    with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
+        next(generation.measured(loaded, [Case("prompt", 4, 9)], 1, 0))
 
 
 def test_it_waits_between_two_trials(loaded, monkeypatch):
@@ -116,15 +117,3 @@ def test_it_waits_between_two_trials(loaded, monkeypatch):
     trials = ["off", "on", "watched on", "watched off", "off", "on", "on", "off"] * 2
     assert events[::2] == trials
     assert events[1::2] == [7.5] * (len(trials) - 1)
-
-
-def test_what_fails_is_named(loaded, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("[metal] Insufficient Memory\nand more")
-
-    monkeypatch.setattr(generation, "_generate", fails)
-    line = r"^pp4 fails with the patch off: \[metal\] Insufficient Memory$"
-    with pytest.raises(EvalError, match=line):
-        next(generation.measured(loaded, [Case("prompt", 4, 0)], 1, 0))
-    with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
-        next(generation.measured(loaded, [Case("prompt", 4, 9)], 1, 0))

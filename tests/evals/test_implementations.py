@@ -7,31 +7,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals import implementations
-from flash_evals.implementations import GRADIENTS, IMPLEMENTATIONS, RESULTS
+from flash_evals.implementations import IMPLEMENTATIONS, RESULTS
 from flash_evals.workload import PASSES, Heads
 from flashattn_core.reference import reference_attention
+from gradient_oracle import Call, unfused_gradients
 from kernel_cases import WORKLOADS, mask_of, visible_in, workload
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
-
-
-def gradients_of(work, seed):
-    """Of query, key and value, by the formula in float64."""
-    query, key, value, cotangent = (array.astype(np.float64) for array in work.inputs(seed))
-    grouped = (work.batch_size, work.heads.kv, -1, work.query_len, work.heads.dim)
-    query, cotangent = query.reshape(grouped), cotangent.reshape(grouped)
-    key, value = key[:, :, None], value[:, :, None]
-    scale = work.heads.dim**-0.5
-    scores = np.where(visible_in(work), query @ key.swapaxes(-1, -2) * scale, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    of_weights = cotangent @ value.swapaxes(-1, -2)
-    of_scores = weights * (of_weights - (weights * of_weights).sum(axis=-1, keepdims=True)) * scale
-    return [
-        (of_scores @ key).reshape(work.batch_size, work.heads.query, work.query_len, work.heads.dim),
-        (of_scores.swapaxes(-1, -2) @ query).sum(axis=2),
-        (weights.swapaxes(-1, -2) @ cotangent).sum(axis=2),
-    ]
 
 
 @pytest.mark.parametrize("pass_", PASSES)
@@ -41,8 +23,10 @@ def test_every_implementation_computes_the_workload(name, work, pass_):
     inputs = work.inputs(seed=1)
     contestant = IMPLEMENTATIONS[name](replace(work, pass_=pass_), inputs)
     results = contestant.as_numpy(contestant.run([contestant.prepare() for _ in range(2)]))
-    output, _ = reference_attention(*inputs[:3], mask=mask_of(work))
-    expected = {"output": output, **dict(zip(GRADIENTS, gradients_of(work, seed=1), strict=True))}
+    call = Call(*map(mx.array, inputs), mask=mask_of(work))
+    output, lse = call.forward()
+    gradients = unfused_gradients(call, output, lse)
+    expected = dict(zip(RESULTS["forward_backward"], (output, gradients.dq, gradients.dk, gradients.dv), strict=True))
     for what, result in zip(RESULTS[pass_], results, strict=True):
         np.testing.assert_allclose(result, expected[what], atol=1e-5, err_msg=what)
 
@@ -80,8 +64,15 @@ def test_threads_are_those_of_flash(monkeypatch):
         assert implementations.threads() == number
 
 
-def test_quantised_keys_and_values_are_packed():
-    """A scale and a bias in the dtype for each 64 of them."""
+def test_what_is_held_and_read():
+    """Of gradients as much as of what they are of, but of lse none; packed, a scale and a bias for each 64 numbers."""
+    single, half = workload(query_len=16), workload(query_len=16, dtype="bfloat16")
+    backward, lse = workload(query_len=16, pass_="backward"), 4 * 4 * 16
+    assert single.bytes_held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32) + lse
+    assert half.bytes_held - lse == (single.bytes_held - lse) // 2
+    assert half.bytes_read == single.bytes_read // 2
+    assert backward.bytes_held - lse == 2 * (single.bytes_held - lse)
+    assert replace(backward, pass_="forward_backward").bytes_held == backward.bytes_held
     plain, packed = workload(heads=Heads(4, 2, 128)), workload(heads=Heads(4, 2, 128), kv_bits=4)
     rows = 2 * 4 * 32 * 128 * 4 + 4 * 4 * 32
     assert plain.bytes_read == 2 * 2 * 32 * 128 * 4
@@ -115,22 +106,6 @@ def test_counts_what_is_visible(work):
         assert replace(work, pass_=pass_).flops == flops
     seen = visible.any(axis=0).sum()
     assert work.bytes_read == 2 * work.batch_size * work.heads.kv * seen * work.heads.dim * 4
-
-
-def test_16_bit_numbers_are_half_as_long():
-    single, half = workload(query_len=16), workload(query_len=16, dtype="bfloat16")
-    lse = 4 * 4 * 16
-    assert single.bytes_held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32) + lse
-    assert half.bytes_held - lse == (single.bytes_held - lse) // 2
-    assert half.bytes_read == single.bytes_read // 2
-
-
-@pytest.mark.parametrize("pass_", ["backward", "forward_backward"])
-def test_gradients_are_held_beside_what_they_are_of(pass_):
-    """And the output's cotangent beside the output, but none beside lse."""
-    forward, work = workload(query_len=16), workload(query_len=16, pass_=pass_)
-    lse = 4 * 4 * 16
-    assert work.bytes_held - lse == 2 * (forward.bytes_held - lse)
 
 
 def test_the_seed_decides_the_numbers():

@@ -1,4 +1,4 @@
-"""Ctrl-C keeps what was measured, says so, and ends with exit code 130."""
+"""Ctrl-C keeps what was measured, says so, and ends with exit code 130; and so do errors, with theirs."""
 
 import json
 import signal
@@ -59,22 +59,6 @@ def test_perplexity(invoke, at_trial, commands, tmp_path, arm):
     assert len((tmp_path / "cut.csv").read_text().splitlines()) == 1 + 4
 
 
-def test_perplexity_that_fails_in_the_middle(invoke, at_trial, commands, tmp_path):
-    """As when the memory ends: what was measured is shown and written, and the error is not hidden."""
-
-    def fail():
-        raise MemoryError("no more")
-
-    at_trial(2 + 2 * 2 + 1, fail)
-    page = invoke("perplexity", *commands["perplexity"], "--json", tmp_path / "out.json")
-    assert isinstance(page.exception, MemoryError)
-    assert page.exit_code == 1
-    kept = json.loads((tmp_path / "out.json").read_text())
-    assert kept["interrupted"] is True
-    assert kept["windows"]["finished"] == 4
-    assert page.stdout.endswith("windows; the figures are of those.\n")
-
-
 def interrupted(invoke, tmp_path, command, arguments, unit):
     """The results of a run that ends so."""
     page = invoke(command, *arguments, "--json", tmp_path / "out.json")
@@ -97,6 +81,34 @@ def test_finetune(invoke, at_trial, commands, tmp_path):
     at_trial(2 * (1 + 2) + 2 * (1 + 1) + 2)
     results = interrupted(invoke, tmp_path, "finetune", commands["finetune"], "steps")
     assert [(length["seq_len"], len(length["trials"])) for length in results] == [(8, 2), (16, 1)]
+
+
+FAILURES = [
+    ("perplexity", 2 + 2 * 2 + 1, None, 0),
+    ("speed", 2 * (2 + 2) + 1, "pp32 fails with the patch off", 2),
+    ("finetune", 2 * (1 + 2) + 1, "a training step of 16 tokens fails with the patch on", 1),
+    ("finetune", 1, "a training step of 8 tokens fails with the patch on", 0),
+]
+
+
+@pytest.mark.parametrize(("command", "trial", "what", "kept"), FAILURES)
+def test_an_error_in_the_middle(invoke, at_trial, commands, tmp_path, command, trial, what, kept):
+    """As when the memory ends: what was measured is shown and written, and the error is not hidden."""
+
+    def fail():
+        raise RuntimeError("[metal] Insufficient Memory\nand more")
+
+    out = tmp_path / "out.json"
+    at_trial(trial, fail)
+    page = invoke(command, *commands[command], "--json", out)
+    if what:
+        assert (page.exit_code, page.stderr) == (2, f"Error: {what}: [metal] Insufficient Memory\n")
+        assert len(json.loads(out.read_text())["results"] if out.exists() else []) == kept
+        assert bool(page.stdout) is bool(kept)
+    else:
+        assert isinstance(page.exception, RuntimeError)
+        assert json.loads(out.read_text())["windows"]["finished"] == 4
+        assert page.stdout.endswith("windows; the figures are of those.\n")
 
 
 @pytest.mark.parametrize(("command", "trial"), [("perplexity", 1), ("speed", 3), ("finetune", 2)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flash_evals import machine, output
 from flash_evals.errors import EvalError
-from flash_evals.output import FORMATS, Outputs, columns, markdown
+from flash_evals.output import FORMATS, Outputs
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -113,47 +113,30 @@ def test_the_footnote_names_the_reference_blas_where_it_runs(run_command, monkey
         assert (machine.REFERENCE_BLAS in page) is named
 
 
-def test_tables_are_aligned():
-    assert columns([("", "off"), ("speed", "1")]) == "        off\nspeed   1"
-    assert markdown([("", "off")]) == "|  | off |\n| --- | --- |"
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(12, "12"), (1_300, "1.3 k"), (1_017_984, "1.0 M"), (494_032_768, "494 M"), (7_615_616_512, "7.6 B")],
-)
-def test_count(number, text):
-    assert output.count(number) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(35.36123, "35.3612"), (5343.3441, "5,343.3441"), (3.9e35, "3.9000e+35"), (float("inf"), "not finite")],
-)
-def test_plain(number, text):
-    assert output.plain(number) == text
-
-
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
 def test_percentile(values, share):
     assert output.percentile(values, share) == pytest.approx(np.quantile(values, share), abs=1e-6)
 
 
-def test_spread():
-    assert output.spread([1000.0, 1100.0, 1200.0, 1300.0, 1400.0, 9000.0]) == "1,250 (1,100–1,400)"
-
-
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("shown", "value", "text"),
     [
-        ([17.24, 17.0, 18.0], "17.2 s (17.1–17.7)"),
-        ([0.00421], "4.21 ms (4.21–4.21)"),
-        ([0.271], "271 ms (271–271)"),
-        ([0.00002, 0.000021, 0.001], "21.0 µs (20.4–608.4)"),
+        (output.count, 12, "12"),
+        (output.count, 1_300, "1.3 k"),
+        (output.count, 1_017_984, "1.0 M"),
+        (output.count, 494_032_768, "494 M"),
+        (output.count, 7_615_616_512, "7.6 B"),
+        (output.plain, 5343.3441, "5,343.3441"),
+        (output.plain, 3.9e35, "3.9000e+35"),
+        (output.plain, float("inf"), "not finite"),
+        (output.spread, [1000.0, 1100.0, 1200.0, 1300.0, 1400.0, 9000.0], "1,250 (1,100–1,400)"),
+        (output.duration, [17.24, 17.0, 18.0], "17.2 s (17.1–17.7)"),
+        (output.duration, [0.271], "271 ms (271–271)"),
+        (output.duration, [0.00002, 0.000021, 0.001], "21.0 µs (20.4–608.4)"),
     ],
 )
-def test_duration(seconds, text):
-    assert output.duration(seconds) == text
+def test_figures(shown, value, text):
+    assert shown(value) == text
 
 
 def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
@@ -190,25 +173,14 @@ def parsed(page):
     return tables, paragraphs
 
 
-def test_a_page(invoke):
-    done = invoke(
-        *("kernels", "--shape", "2/1x8", "--seq-len", "16,32", "-r", 1, "--impl", "flash,mlx,naive", "-o", "md")
-    )
-    assert (done.exit_code, done.stderr) == (0, ""), done.output
-    [[titles, *rows]], [header, closing] = parsed(done.stdout)
-    assert len(header) == 1
-    assert all(len(row) == len(titles) for row in rows)
-    assert [row[4] for row in rows] == ["flash", "mlx", "naive"] * 2
-    assert [line.partition(":")[0] for line in closing] == ["flash against mlx", "flash against naive"]
-
-
 def test_lines_after_each_other_and_apart(capsys):
     def page(table):
         return "\n".join(["head", "", table([("a", "b"), ("1|2", "3")]), "", "one", "two", "three", "", "four"])
 
     Outputs("md").deliver({}, [], page)
-    tables, paragraphs = parsed(capsys.readouterr().out)
-    assert tables == [[["a", "b"], ["1|2", "3"]]]
-    assert paragraphs == [["head"], ["one", "two", "three"], ["four"]]
+    assert parsed(capsys.readouterr().out) == (
+        [[["a", "b"], ["1|2", "3"]]],
+        [["head"], ["one", "two", "three"], ["four"]],
+    )
     Outputs("text").deliver({}, [], page)
     assert "one\ntwo\nthree\n\nfour" in capsys.readouterr().out

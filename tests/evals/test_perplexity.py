@@ -1,9 +1,13 @@
 """`flash-eval perplexity`: what a score depends on, what both arms are compared by, and everything it writes."""
 
+import json
 import math
+import shutil
+from contextlib import nullcontext
 from functools import partial
 
 import mlx.core as mx
+import mlxlm_flash_patch
 import numpy as np
 import pytest
 from flash_evals import models, paired
@@ -28,17 +32,14 @@ def test_both_arms_agree_and_flash_did_it(evaluate):
     assert "Same predictions; " in result["page"]
 
 
-def test_the_comparison_is_of_the_scored_tokens_only(loaded, text, monkeypatch):
+def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
     """An arm that differs in what a window reads but does not score does not differ."""
-    ids = models.encode(loaded, text).ids
     plan = windows(len(ids), 24, 8)[1:]  # these score the last 8 of 24
-    monkeypatch.setattr(paired, "run", lambda arm, work, flash: (spoiled(work(), arm, until=16), TRIAL))
-    batches = list(paired.measured(loaded.model, ids, plan, 4))
-    assert all(batch.max_abs_dlogit == 0 for batch in batches)
-    assert all(np.array_equal(batch.scores["off"].nll, batch.scores["on"].nll) for batch in batches)
-    monkeypatch.setattr(paired, "run", lambda arm, work, flash: (spoiled(work(), arm, until=17), TRIAL))
-    batches = list(paired.measured(loaded.model, ids, plan, 4))
-    assert all(batch.max_abs_dlogit > 0 for batch in batches)
+    for until, differs in ((16, False), (17, True)):
+        monkeypatch.setattr(paired, "run", lambda arm, work, flash, until=until: (spoiled(work(), arm, until), TRIAL))
+        for batch in paired.measured(loaded.model, ids, plan, 4):
+            assert (batch.max_abs_dlogit > 0) is differs
+            assert differs or np.array_equal(batch.scores["off"].nll, batch.scores["on"].nll)
 
 
 TRIAL = paired.Trial(seconds=1.0, peak_memory=1)
@@ -49,9 +50,8 @@ def spoiled(logits, arm, until):
     return mx.concatenate([logits[:, :until] + noise, logits[:, until:]], axis=1)
 
 
-def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text):
+def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text, ids):
     result = evaluate("--max-windows", 3)
-    ids = models.encode(loaded, text).ids
     scored = loaded.tokenizer.decode(ids[: 3 * 24 + 1].tolist())
     assert text.startswith(scored)
     assert (result["tokens"], result["words"], result["bytes"]) == (72, len(scored.split()), len(scored.encode()))
@@ -61,8 +61,17 @@ def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text
     assert math.log(result["on"]["byte_ppl"]) == pytest.approx(total / len(scored.encode()))
 
 
-def test_the_result_file(evaluate, model_folder, text_file):
+def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
     result = evaluate("--batch-size", 4)
+    lines = result["page"].splitlines()
+    assert lines[0].startswith(f"{model_folder.name}, 25.9 k parameters, float32 · text.txt, text ")
+    assert f"context 24, stride 24, no BOS · {result['tokens']:,} tokens · " in lines[0]
+    assert lines[2].split() == ["patch", "off", "patch", "on", "difference"]
+    names = ["token perplexity", "word / byte perplexity", "bits per byte", "prefill tokens/s", "peak memory"]
+    assert [line.split("  ")[0] for line in lines[3:8]] == names
+    assert lines[9].startswith("top-1 agreement 100.000 % · max |Δlogit| ")
+    assert len(lines) == 11
+
     assert result["model"]["source"] == str(model_folder)
     assert result["dataset"]["source"] == str(text_file)
     assert result["dataset"]["fingerprint"].startswith("sha256:")
@@ -88,39 +97,6 @@ def test_the_result_file(evaluate, model_folder, text_file):
         assert speeds[0] == pytest.approx(trials[0]["tokens"] / trials[0][name]["seconds"])
 
 
-def test_the_page(evaluate, model_folder, text_file):
-    result = evaluate()
-    lines = result["page"].splitlines()
-    assert lines[0].startswith(f"{model_folder.name}, 25.9 k parameters, float32 · text.txt, text ")
-    assert f"context 24, stride 24, no BOS · {result['tokens']:,} tokens · " in lines[0]
-    assert [line.split("  ")[0] for line in lines[3:8]] == [
-        "token perplexity",
-        "word / byte perplexity",
-        "bits per byte",
-        "prefill tokens/s",
-        "peak memory",
-    ]
-    assert lines[2].split() == ["patch", "off", "patch", "on", "difference"]
-    assert lines[9].startswith("top-1 agreement 100.000 % · max |Δlogit| ")
-    assert len(lines) == 11
-
-
-def test_rows_compared_at_once_change_nothing(loaded, monkeypatch):
-    ids = np.arange(60, dtype=np.int32) * 7 % 300
-    plan = windows(len(ids), 24, 10)
-
-    def measured(rows):
-        monkeypatch.setattr(paired, "ROWS_AT_ONCE", rows)
-        batches = list(paired.measured(loaded.model, ids, plan, 2))
-        return [
-            np.concatenate([batch.scores["on"].nll for batch in batches]),
-            np.concatenate([batch.kl for batch in batches]),
-        ]
-
-    for few, many in zip(measured(1), measured(1000), strict=True):
-        np.testing.assert_array_equal(few, many)
-
-
 def scores(loaded, ids, plan, batch_size):
     batches = list(paired.measured(loaded.model, ids, plan, batch_size))
     assert sum(batch.windows for batch in batches) == len(plan)
@@ -134,11 +110,15 @@ def ids(loaded, text):
 
 
 @pytest.mark.parametrize("stride", [24, 10])
-def test_twice_the_same_bit_for_bit(loaded, ids, stride):
+def test_twice_the_same_bit_for_bit(loaded, ids, stride, monkeypatch):
+    """However many rows are compared at once."""
     plan = windows(len(ids), 24, stride)
-    first, second = (scores(loaded, ids, plan, 3) for _ in range(2))
-    for name in ("off", "on", "kl"):
-        np.testing.assert_array_equal(first[name], second[name])
+    expected = scores(loaded, ids, plan, 3)
+    for rows in (paired.ROWS_AT_ONCE, 1, 1000):
+        monkeypatch.setattr(paired, "ROWS_AT_ONCE", rows)
+        again = scores(loaded, ids, plan, 3)
+        for name in ("off", "on", "kl"):
+            np.testing.assert_array_equal(again[name], expected[name])
 
 
 @pytest.mark.parametrize("stride", [24, 10])
@@ -162,3 +142,23 @@ def test_the_order_of_the_windows_changes_no_score(loaded, ids, batch_size):
     for name in ("off", "on", "kl"):
         back = np.concatenate(np.split(backwards[name], len(backwards[name]) - ends[::-1])[::-1])
         np.testing.assert_array_equal(back, forwards[name])
+
+
+def test_logits_that_are_no_numbers(evaluate, model_folder, tmp_path):
+    """The page says so, and the result file is still JSON that any reader takes."""
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    weights = mx.load(str(folder / "model.safetensors"))
+    mx.save_safetensors(str(folder / "model.safetensors"), {name: w * math.nan for name, w in weights.items()})
+    page = evaluate("--model", folder)["page"]
+    assert page.endswith("Not comparable: there are logits that are no finite numbers.\n")
+    assert "top-1 agreement 0.000 %" in page
+    result = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
+    assert result["off"]["ppl"] is None
+
+
+def test_a_patch_that_does_nothing_is_found_out(evaluate, monkeypatch):
+    monkeypatch.setattr(mlxlm_flash_patch, "enabled", nullcontext)
+    result = evaluate()
+    assert result["flash"] == {"calls": {}, "fallbacks": {}}
+    assert "flash: no calls, 0 fallbacks" in result["page"]
+    assert result["page"].endswith("The patch never ran: both columns are MLX's own attention.\n")

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+NAN, INF = float("nan"), float("inf")
+
 # Rows of logits with ties, extremes and a vocabulary of one.
 LOGITS = hnp.arrays(
     np.float32,
@@ -42,11 +44,6 @@ def test_token_nll_of_a_large_vocabulary():
     assert abs(error.mean()) < 5e-7
 
 
-def kl64(off, on):
-    log_p, log_q = log_softmax(off), log_softmax(on)
-    return (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
-
-
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100])
 def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
     """Where the usual float32 sum gives 1e-8 of noise, the value itself is 1e-11 and must come out."""
@@ -54,7 +51,8 @@ def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
     off = (random.standard_normal((64, 500)) * 4).astype(np.float32)
     on = (off + random.standard_normal(off.shape) * size).astype(np.float32)
     kl = np.array(scoring.kl_divergence(mx.array(off), mx.array(on)))
-    np.testing.assert_allclose(kl, kl64(off, on), rtol=1e-4)
+    log_p, log_q = log_softmax(off), log_softmax(on)
+    np.testing.assert_allclose(kl, (np.exp(log_p) * (log_p - log_q)).sum(axis=-1), rtol=1e-4)
 
 
 @given(LOGITS, st.floats(-5, 5))
@@ -64,56 +62,19 @@ def test_kl_of_a_shifted_copy_is_zero(logits, shift):
     assert np.array(scoring.kl_divergence(mx.array(logits), mx.array(shifted))).max() <= 1e-10
 
 
-def test_kl_says_that_a_broken_arm_is_broken():
-    off = mx.array([[1.0, 2.0]])
-    assert math.isnan(scoring.kl_divergence(off, mx.array([[math.nan, 0.0]])).item())
-
-
-@given(hnp.arrays(np.float64, st.integers(2, 50), elements=st.floats(0, 20)))
-def test_mean_and_its_standard_error(values):
-    average, se = scoring.mean(values)
-    n = len(values)
-    assert average == pytest.approx(sum(values) / n, abs=1e-12)
-    assert se == pytest.approx(math.sqrt(sum((values - average) ** 2) / (n - 1) / n), abs=1e-12)
+def test_what_is_not_finite():
+    """The figures of a plain text are those of test_independent.py."""
+    assert math.isnan(scoring.kl_divergence(mx.array([[1.0, 2.0]]), mx.array([[NAN, 0.0]])).item())
+    assert math.isnan(scoring.mean(np.array([1.0])).se)
+    assert math.isnan(scoring.perplexity(np.array([NAN, 1.0]), 1, 1).ppl)
+    assert scoring.perplexity(np.array([800.0, 800.0]), words=1, n_bytes=1).word_ppl == INF
+    without_words = scoring.perplexity(np.array([1.0, 2.0]), words=0, n_bytes=2)
+    assert (without_words.word_ppl, without_words.byte_ppl) == (INF, pytest.approx(math.exp(1.5)))
 
 
 def test_sums_are_float64():
     """A float32 sum of a million tenths is off by 1 %."""
     assert scoring.mean(np.full(1_000_000, 0.1, np.float32)).value == pytest.approx(np.float32(0.1), rel=1e-12)
-
-
-def test_one_token_has_no_standard_error():
-    assert math.isnan(scoring.mean(np.array([1.0])).se)
-
-
-@given(hnp.arrays(np.float64, st.integers(2, 50), elements=st.floats(0, 12)), st.integers(1, 60), st.integers(1, 300))
-def test_perplexity_per_token_word_and_byte(nll, words, n_bytes):
-    result = scoring.perplexity(nll, words, n_bytes)
-    assert result.ppl == pytest.approx(np.exp(nll.mean()))
-    assert result.ppl_se == pytest.approx(np.exp(nll.mean()) * nll.std(ddof=1) / np.sqrt(len(nll)))
-    assert math.log(result.word_ppl) == pytest.approx(nll.sum() / words)
-    assert math.log(result.byte_ppl) == pytest.approx(nll.sum() / n_bytes)
-    assert result.bits_per_byte == pytest.approx(nll.sum() / n_bytes / np.log(2))
-
-
-def test_a_text_without_a_word_has_no_finite_word_perplexity():
-    result = scoring.perplexity(np.array([1.0, 2.0]), words=0, n_bytes=2)
-    assert result.word_ppl == math.inf
-    assert result.byte_ppl == pytest.approx(math.exp(1.5))
-
-
-def test_without_a_text_there_is_nothing_per_word_and_byte():
-    result = scoring.perplexity(np.array([1.0, 2.0]), None, None)
-    assert result.ppl == pytest.approx(math.exp(1.5))
-    assert (result.word_ppl, result.byte_ppl, result.bits_per_byte) == (None, None, None)
-
-
-def test_a_perplexity_beyond_float64_is_infinite_and_one_of_nothing_is_none():
-    assert scoring.perplexity(np.array([800.0, 800.0]), 1, 1).word_ppl == math.inf
-    assert math.isnan(scoring.perplexity(np.array([math.nan, 1.0]), 1, 1).ppl)
-
-
-NAN, INF = float("nan"), float("inf")
 
 
 def scored(*rows):

@@ -1,7 +1,6 @@
 """`flash-eval speed`: the tests it makes of its options, what it writes, and what it refuses."""
 
 import csv
-import json
 import statistics
 from functools import partial
 
@@ -86,24 +85,6 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     assert first == again == [first[0]] * 6
     assert first[0] != other[0]
     assert all(0 <= token < 320 for token in first[0] + other[0])
-
-
-def test_a_test_that_fails_keeps_those_before(invoke, model_folder, tmp_path, monkeypatch):
-    """As one that a GPU has no memory for."""
-    generate = generation._generate
-
-    def fails(loaded, tokens, steps, cache):
-        if len(tokens) > 20:
-            raise RuntimeError("[metal] Insufficient Memory")
-        return generate(loaded, tokens, steps, cache)
-
-    monkeypatch.setattr(generation, "_generate", fails)
-    out = tmp_path / "out.json"
-    page = invoke("speed", "--model", model_folder, "-p", "16,32", "-g", 0, "-d", 0, "-r", 1, "--json", out)
-    line = "Error: pp32 fails with the patch off: [metal] Insufficient Memory\n"
-    assert (page.exit_code, page.stderr) == (2, line)
-    assert [test["test"] for test in json.loads(out.read_text())["results"]] == ["pp16"]
-    assert "pp16" in page.stdout
 
 
 def with_cache(cache):
