@@ -104,7 +104,11 @@ def loaded(model_folder):
 @pytest.fixture
 def invoke():
     """`flash-eval ...` in this process."""
-    return lambda *arguments: click.testing.CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return _invoke
+
+
+def _invoke(*arguments):
+    return click.testing.CliRunner().invoke(main, list(map(str, arguments)))
 
 
 @pytest.fixture
@@ -150,16 +154,15 @@ RUNS = {
 def results(model_folder, tmp_path_factory):
     """What a small run of each command that measures writes to its --json file. Not to be changed."""
     folder = tmp_path_factory.mktemp("results")
-    (folder / "text.txt").write_bytes(TEXT.encode())
-    model = ("--model", model_folder)
+    text, out = folder / "text.txt", folder / "out.json"
+    text.write_bytes(TEXT.encode())
     found = {}
     for name, options in RUNS.items():
-        always = () if name == "kernels" else model
-        text = ("--dataset", folder / "text.txt") if name == "perplexity" else ()
-        arguments = [name, *always, *text, *options, "--json", folder / "out.json"]
-        done = click.testing.CliRunner().invoke(main, list(map(str, arguments)))
+        model = () if name == "kernels" else ("--model", model_folder)
+        dataset = ("--dataset", text) if name == "perplexity" else ()
+        done = _invoke(name, *model, *dataset, *options, "--json", out)
         assert done.exit_code == 0, done.output
-        found[name] = _with_memory(json.loads((folder / "out.json").read_text()))
+        found[name] = _with_memory(json.loads(out.read_text()))
     return found
 
 

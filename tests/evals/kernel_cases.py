@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 from flash_evals import implementations
+from flash_evals.contest import Contest, Entry
 from flash_evals.implementations import RESULTS, Contestant
 from flash_evals.workload import Heads, Workload
 from flashattn_core.masks import Causal, SlidingWindow
@@ -40,6 +41,15 @@ def visible_in(work):
     """Spelled out by the reference, `(L, S)`."""
     shape = (work.batch_size, work.heads.query, work.query_len, work.heads.dim)
     return visible_and_bias(shape, work.seq_len, mask_of(work))[0][0, 0]
+
+
+def timed_contest(milliseconds, memory=2_500_000, spread=0.0, **changes):
+    """Three trials of each implementation, the outer ones that much apart from these times."""
+    held = Contest(workload(heads=Heads(14, 2, 64), **changes))
+    held.peak_flops, held.read_bandwidth = [GFLOPS * 1e9], [GBS * 1e9]
+    for name, time in milliseconds.items():
+        held.entries[name] = Entry(memory, 1, 0, [time / 1e3 * factor for factor in (1 - spread, 1, 1 + spread)])
+    return held
 
 
 class Fake(Contestant):

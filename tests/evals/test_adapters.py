@@ -101,7 +101,8 @@ SPOIL = {
 
 @pytest.mark.parametrize("says", SPOIL)
 def test_adapters_that_cannot_be_loaded(says, make_adapters, make_model, model_folder):
-    folder = make_adapters(make_model(hidden_size=64) if says == OF_ANOTHER_MODEL else model_folder)
+    model = make_model(hidden_size=64) if says == OF_ANOTHER_MODEL else model_folder
+    folder = make_adapters(model, "full" if says == "there are none" else "lora")
     SPOIL[says](folder)
     with pytest.raises(EvalError, match=says) as refusal:
         models.load(str(model_folder), adapter_path=str(folder))

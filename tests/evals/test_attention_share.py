@@ -1,6 +1,7 @@
 """Attention's share of the time: which calls are seen, by which arm, and what is timed of them."""
 
 import importlib
+import signal
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -57,10 +58,13 @@ def test_the_share_is_a_part(loaded, arm):
     share = attention_share.attention_share(arm, lambda: mx.eval(loaded.model(mx.arange(64)[None])))
     assert share is not None
     assert 0 < share < 1
+    assert attention_share.attention_share(arm, lambda: None) is None  # without attention
 
 
-def test_without_attention_there_is_none():
-    assert attention_share.attention_share("off", lambda: None) is None
+def test_an_interrupt_leaves_nothing_behind():
+    with pytest.raises(KeyboardInterrupt):
+        attention_share.attention_share("on", partial(signal.raise_signal, signal.SIGINT))
+    assert qwen2.scaled_dot_product_attention is scaled_dot_product_attention
 
 
 def test_watching_changes_nothing(loaded):
@@ -115,12 +119,3 @@ def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch)
     assert not any(each is mask for each in inputs)  # flash attention never needs most of them
     assert output.shape == q.shape
     assert share == (5 + 10) / (14 + 1 + 5 + 10)
-
-
-def test_an_interrupt_leaves_nothing_behind(loaded):
-    def interrupted():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        attention_share.attention_share("on", interrupted)
-    assert qwen2.scaled_dot_product_attention is scaled_dot_product_attention

@@ -63,14 +63,18 @@ def test_the_other_arm_later(evaluate, saved, held, live):
     assert "Same predictions; " in later["page"]
 
 
-def test_speeds_of_arms_that_ran_under_other_conditions_are_not_compared(evaluate, saved):
-    """Smaller batches are slower: that is not the patch."""
-    result = evaluate("--arm", "on", "--compare", saved("off", "--batch-size", 1))
-    assert "off.jsonl differs in batch size 1, here 4" in result["page"]
-    assert result["page"].endswith("\nSame predictions.\n")
-    assert "x" not in "".join(line for line in result["page"].splitlines() if line.startswith(("prefill", "peak")))
-    alike = evaluate("--arm", "on", "--compare", saved("off"))
-    assert "Same predictions; " in alike["page"]
+def test_under_other_conditions(evaluate, saved):
+    """Smaller batches are slower, which is not the patch. And more windows than are compared: they end within a batch
+    of the file.
+    """
+    together = evaluate("--max-windows", 3)
+    later = evaluate("--arm", "on", "--max-windows", 3, "--compare", saved("off", "--batch-size", 2))
+    assert later["tokens"] == together["tokens"]
+    assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
+    assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
+    assert "off.jsonl differs in batch size 2, here 4" in later["page"]
+    assert later["page"].endswith("\nSame predictions.\n")
+    assert "x" not in "".join(line for line in later["page"].splitlines() if line.startswith(("prefill", "peak")))
 
 
 def test_the_same_arm_of_another_machine(evaluate, saved, monkeypatch):
@@ -105,15 +109,6 @@ def test_another_model_on_the_same_tokens(evaluate, saved, make_model):
     assert "weights sha256:" in result["page"]
 
 
-def test_the_first_windows_of_a_longer_file(evaluate, saved):
-    """Also where they end within a batch of the file."""
-    together = evaluate("--max-windows", 3)
-    later = evaluate("--arm", "on", "--max-windows", 3, "--compare", saved("off", "--batch-size", 2))
-    assert later["tokens"] == together["tokens"]
-    assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
-    assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
-
-
 def test_what_a_file_holds(evaluate, tmp_path):
     """A score and the token ranked first for each scored token, and what they are of."""
     result = evaluate("--save-logprobs", tmp_path / "both.jsonl", "--batch-size", 3)
@@ -128,11 +123,6 @@ def test_what_a_file_holds(evaluate, tmp_path):
         nll = [cost for batch in batches for cost in batch[arm]["nll"]]
         assert len(nll) == sum(len(batch[arm]["top1"]) for batch in batches) == result["tokens"]
         assert sum(nll) / len(nll) == pytest.approx(math.log(result[arm]["ppl"]))
-
-
-def test_a_new_file_takes_the_place_of_an_old_one(saved):
-    long = len(lines(saved("off")))
-    assert len(lines(saved("off", "--max-windows", 1))) == 2 < long
 
 
 def test_a_file_of_something_else_is_refused(refused, saved, make_model, model_folder, text_file, tmp_path):
@@ -154,5 +144,5 @@ def test_a_file_of_something_else_is_refused(refused, saved, make_model, model_f
     ):
         assert f"--compare {path} is of something else: " in said
         assert all(difference in said for difference in named)
-    saved("off", "--max-windows", 2)
+    saved("off", "--max-windows", 2)  # a new file takes the place of an old one
     assert re.search(f"--compare {path} holds 2 of the .*take --max-windows 2", line())

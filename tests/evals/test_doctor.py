@@ -5,7 +5,6 @@ import importlib.metadata
 import io
 import json
 import sys
-from functools import partial
 
 import flashattn_core
 import mlxlm_flash_patch as flash
@@ -75,15 +74,6 @@ def test_nothing_to_find(invoke):
         assert any(line.startswith(f"✓   {subject} ") for line in lines), subject
 
 
-def test_a_cure_stands_below_what_it_cures(invoke, monkeypatch):
-    broken = patch_doctor.problem("extension", "does not load", "pip install it")
-    monkeypatch.setattr(patch_doctor, "examine", lambda: iter([broken]))
-    lines = invoke("doctor").stdout.splitlines()
-    assert lines[3].split(maxsplit=2) == ["✗", "extension", "does not load"]
-    assert lines[4].split(maxsplit=1) == ["cure:", "pip install it"]
-    assert lines[4].index("cure") == lines[3].index("does not")
-
-
 def test_the_files_and_the_other_formats(invoke, tmp_path):
     json_file, csv_file = tmp_path / "out.json", tmp_path / "out.csv"
     page = invoke("doctor", "-o", "md", "--json", json_file, "--csv", csv_file).stdout
@@ -107,6 +97,7 @@ def test_the_patch_s_findings(findings, monkeypatch):
 
 
 def test_what_needs_flash_is_left_out_where_it_does_not_run(invoke, monkeypatch):
+    """And a cure stands below what it cures."""
     broken = patch_doctor.problem("extension", "does not load", "pip install it")
     monkeypatch.setattr(patch_doctor, "examine", lambda: iter([broken]))
     monkeypatch.delattr(flashattn_core, "backends")
@@ -115,8 +106,11 @@ def test_what_needs_flash_is_left_out_where_it_does_not_run(invoke, monkeypatch)
     result = json.loads(done.stdout)
     assert (result["broken"], result["machine"]) == (1, None)
     assert {"datasets", "cache", "hub"} <= {finding["subject"] for finding in result["findings"]}
-    left_out = "Left out, as flash attention does not run: hardware, bounds, peak memory, demo model."
-    assert invoke("doctor").stdout.splitlines()[-1] == left_out
+    lines = invoke("doctor").stdout.splitlines()
+    assert lines[3].split(maxsplit=2) == ["✗", "extension", "does not load"]
+    assert lines[4].split(maxsplit=1) == ["cure:", "pip install it"]
+    assert lines[4].index("cure") == lines[3].index("does not")
+    assert lines[-1] == "Left out, as flash attention does not run: hardware, bounds, peak memory, demo model."
 
 
 def test_a_check_that_fails_costs_no_other(found, monkeypatch):
@@ -153,13 +147,6 @@ def test_memory_that_is_not_seen(found, monkeypatch):
     found("warning", "peak memory", "peak of MLX's allocator: memory that a kernel takes by itself", "clear_refs")
 
 
-@pytest.fixture
-def demo_run(monkeypatch):
-    """Replaces how the demo model is run: what each arm's work returns, and what is told of the trial."""
-    real = measure.run
-    return lambda changed: monkeypatch.setattr(measure, "run", partial(changed, real))
-
-
 def test_the_demo_model_through_the_patch(found, monkeypatch, tmp_path):
     found("ok", "demo model", "Qwen2 demo, 1.0 M parameters; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| ")
     with flash.enabled():
@@ -168,19 +155,26 @@ def test_the_demo_model_through_the_patch(found, monkeypatch, tmp_path):
     found("problem", "demo model", "it has no config.json", doctor.REINSTALL)
 
 
-@pytest.mark.parametrize(("off_by", "says"), [(0.01, "1.0e-02"), (float("nan"), "nan")])
-def test_a_patch_that_changes_the_logits(found, demo_run, off_by, says):
-    def changed(real, name, work, did):
+@pytest.mark.parametrize(
+    ("off_by", "says", "cure"),
+    [
+        (0.01, "its logits differ by 1.0e-02 with the patch on", "please report it"),
+        (float("nan"), "its logits differ by nan with the patch on", "please report it"),
+        (None, "flash: no calls, 0 fallbacks", "mlxlm-flash-patch"),
+    ],
+)
+def test_a_patch_that_does_something_else(found, monkeypatch, off_by, says, cure):
+    """It changes the logits, or takes no calls."""
+    real = measure.run
+
+    def changed(name, work, did):
+        if off_by is None:
+            return work(), None
         logits, trial = real(name, work, did)
         return logits + (off_by if name == "on" else 0), trial
 
-    demo_run(changed)
-    found("problem", "demo model", f"its logits differ by {says} with the patch on", "please report it")
-
-
-def test_a_patch_that_takes_no_calls(found, demo_run):
-    demo_run(lambda real, name, work, did: (work(), None))
-    found("problem", "demo model", "flash: no calls, 0 fallbacks", "mlxlm-flash-patch")
+    monkeypatch.setattr(measure, "run", changed)
+    found("problem", "demo model", says, cure)
 
 
 MISSING = {

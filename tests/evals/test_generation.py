@@ -1,7 +1,5 @@
 """The work of `flash-eval speed`: what a trial reads, on which cache, and what happens between two of them."""
 
-from types import SimpleNamespace
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -100,20 +98,3 @@ def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
     monkeypatch.setattr(generation, "_generate", fails)
     with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
         next(generation.measured(loaded, [Case("prompt", 4, 9)], 1, 0))
-
-
-def test_it_waits_between_two_trials(loaded, monkeypatch):
-    events = []
-
-    def run(arm, *_):
-        events.append(arm)
-        return Guesses(), None
-
-    monkeypatch.setattr(generation, "run", run)
-    monkeypatch.setattr(generation, "attention_share", lambda name, work: events.append(f"watched {name}"))
-    monkeypatch.setattr(generation, "time", SimpleNamespace(sleep=events.append))
-    tests = [Case("prompt", 4, 0), Case("prompt", 8, 0)]
-    list(generation.measured(loaded, tests, repetitions=2, seed=0, delay=7.5))
-    trials = ["off", "on", "watched on", "watched off", "off", "on", "on", "off"] * 2
-    assert events[::2] == trials
-    assert events[1::2] == [7.5] * (len(trials) - 1)

@@ -15,6 +15,7 @@ NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 ROWS = ["", " = Robert <unk> = \n", "", " Robert is an English film , television and theatre actor . \n"]
 OLD_ROWS = ["", " = Robert = \n", "", " Robert is an actor . \n"]
 LONG_ROWS = [" = Valkyria Chronicles III = \n", " Senjō no Valkyria 3 is a tactical role @-@ playing game . \n"]
+ONLY = ["Only this . \n"]
 WIKITEXT_CARD = b"""---
 configs:
 - config_name: wikitext-2-raw-v1
@@ -35,33 +36,32 @@ configs:
 """
 
 
-def as_parquet(columns):
-    file = io.BytesIO()
-    parquet.write_table(pa.table(columns), file)
-    return file.getvalue()
-
-
 def wikitext(rows):
-    return {
-        "README.md": WIKITEXT_CARD,
-        "wikitext-2-raw-v1/test-00000-of-00001.parquet": as_parquet({"text": rows}),
-        "wikitext-2-raw-v1/validation-00000-of-00001.parquet": as_parquet({"text": ["Only this . \n"]}),
-        "wikitext-103-raw-v1/test-00000-of-00001.parquet": as_parquet({"text": LONG_ROWS}),
-        "numbers/test-00000-of-00001.parquet": as_parquet({"n": [1, 2]}),
+    tables = {
+        "wikitext-2-raw-v1/test": {"text": rows},
+        "wikitext-2-raw-v1/validation": {"text": ONLY},
+        "wikitext-103-raw-v1/test": {"text": LONG_ROWS},
+        "numbers/test": {"n": [1, 2]},
     }
+    files = {"README.md": WIKITEXT_CARD}
+    for name, columns in tables.items():
+        file = io.BytesIO()
+        parquet.write_table(pa.table(columns), file)
+        files[f"{name}-00000-of-00001.parquet"] = file.getvalue()
+    return files
 
 
-def text_of(rows):
-    """The lines of WikiText's file, less a blank start; on the hub a blank line is empty."""
-    return "".join(row or " \n" for row in rows).removeprefix(" \n")
-
-
-def fingerprint(rows):
-    return "sha256:" + hashlib.sha256(text_of(rows).encode()).hexdigest()
-
-
-def files_of(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
+    """What a result says of the lines of WikiText's file, less a blank start; on the hub a blank line is empty."""
+    text = "".join(row or " \n" for row in rows).removeprefix(" \n")
+    return {
+        "name": f"Salesforce/wikitext {config} {split}",
+        "revision": commit,
+        "fingerprint": "sha256:" + hashlib.sha256(text.encode()).hexdigest(),
+        "documents": 1,
+        "words": len(text.split()),
+        "bytes": len(text.encode()),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,7 @@ def hub(models):
     """A hub with WikiText (a few lines of it), a plain dataset and a model; all with a past."""
     plain = {"test.jsonl": b'{"text": "A dataset of one configuration."}\n'}
     wikitexts = {FIRST: wikitext(OLD_ROWS), SECOND: wikitext(ROWS)}
-    tiny = {commit: files_of(folder) for commit, folder in models.items()}
+    tiny = {commit: {file.name: file.read_bytes() for file in folder.iterdir()} for commit, folder in models.items()}
     repos = {
         ("dataset", "Salesforce/wikitext"): Repo(wikitexts, tags={"v1": FIRST}),
         ("dataset", "someone/plain"): Repo({FIRST: plain}),
@@ -118,50 +118,35 @@ def refusals(outcomes):
     return [outcome.stderr for outcome in outcomes]
 
 
-WIKITEXTS = {
-    "wikitext": ("wikitext-2-raw-v1", ROWS),
-    "wikitext-2": ("wikitext-2-raw-v1", ROWS),
-    "wikitext-103": ("wikitext-103-raw-v1", LONG_ROWS),
-}
-
-
-def test_wikitext(hub, results):
-    """From the hub, and then from the cache, with the hub gone: the same text, and the commit still known."""
-    runs = [["--dataset", name] for name in WIKITEXTS]
+def test_datasets(hub, results):
+    """Names, configurations, splits, and revisions, which are a branch, a tag or a commit. From the hub, and then from
+    the cache, with the hub gone: the same text, and each revision what it was, not what was read last.
+    """
+    new, old = described(ROWS), described(OLD_ROWS, commit=FIRST)
+    long = described(LONG_ROWS, "wikitext-103-raw-v1")
+    wikitext, plain = ("--dataset", "wikitext"), ("--dataset", "someone/plain")
+    runs = {
+        wikitext: new,
+        ("--dataset", "wikitext-2"): new,
+        ("--dataset", "wikitext-103"): long,
+        ("--dataset", "Salesforce/wikitext", "--config", "wikitext-103-raw-v1"): long,
+        (*wikitext, "--split", "validation"): described(ONLY, split="validation"),
+        (*wikitext, "--dataset-revision", "main"): new,
+        (*wikitext, "--dataset-revision", SECOND): new,
+        (*wikitext, "--dataset-revision", "v1"): old,
+        (*wikitext, "--dataset-revision", FIRST): old,
+        plain: {"name": "someone/plain test", "config": None, "revision": FIRST},
+    }
     online, offline = results(hub.address, *runs), results(NOWHERE, *runs)
-    for from_hub, from_cache, (config, rows) in zip(online, offline, WIKITEXTS.values(), strict=True):
-        text = text_of(rows)
-        expected = {
-            "name": f"Salesforce/wikitext {config} test",
-            "revision": SECOND,
-            "fingerprint": fingerprint(rows),
-            "documents": 1,
-            "words": len(text.split()),
-            "bytes": len(text.encode()),
-        }
+    for from_hub, from_cache, expected in zip(online, offline, runs.values(), strict=True):
         assert from_hub["dataset"].items() >= expected.items()
-        assert from_hub["settings"]["detokenised"]
+        assert from_hub["settings"]["detokenised"] is ("config" not in expected)
         assert from_cache["dataset"] == from_hub["dataset"]
         assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
-    assert hub.downloads["test-00000-of-00001.parquet"] == 2  # one for each configuration
 
-
-def test_splits_configurations_and_revisions_of_a_dataset(hub, results):
-    """A branch, a tag, a commit; without a network each is what it was, not what was read last."""
-    revisions = {"main": (SECOND, ROWS), SECOND: (SECOND, ROWS), "v1": (FIRST, OLD_ROWS), FIRST: (FIRST, OLD_ROWS)}
-    runs = {
-        ("--dataset", "wikitext"): (SECOND, ROWS),
-        **{("--dataset", "wikitext", "--dataset-revision", name): what for name, what in revisions.items()},
-        ("--dataset", "wikitext", "--split", "validation"): (SECOND, ["Only this . \n"]),
-        ("--dataset", "Salesforce/wikitext", "--config", "wikitext-103-raw-v1"): (SECOND, LONG_ROWS),
-    }
-    plain = ("--dataset", "someone/plain")
-    online, offline = results(hub.address, plain, *runs), results(NOWHERE, plain, *runs)
-    assert [result["dataset"] for result in offline] == [result["dataset"] for result in online]
-    of_plain, *others = (result["dataset"] for result in online)
-    assert of_plain.items() >= {"name": "someone/plain test", "config": None, "revision": FIRST}.items()
-    for dataset, (commit, rows) in zip(others, runs.values(), strict=True):
-        assert (dataset["revision"], dataset["fingerprint"]) == (commit, fingerprint(rows))
+    hub.requests.clear()  # a commit that is in the cache needs no hub
+    results(hub.address, *((*name, "--dataset-revision", FIRST) for name in (wikitext, plain)))
+    assert hub.requests == []
 
 
 def test_revisions_of_a_model(hub, models, results, text_file):
@@ -177,6 +162,9 @@ def test_revisions_of_a_model(hub, models, results, text_file):
             assert result["model"].items() >= {"name": "tiny-qwen2", "revision": commit}.items()
             assert result["off"]["ppl"] == local[commit]["off"]["ppl"]
     assert hub.downloads["model.safetensors"] == 2
+    hub.requests.clear()
+    results(hub.address, [*repo, "--revision", FIRST])
+    assert hub.requests == []
 
 
 def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_process, text_file, tmp_path):
@@ -191,18 +179,6 @@ def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_proce
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.stderr
         assert outcome.stdout.startswith(f"tiny-qwen2, {FIRST}, ")
-
-
-def test_a_commit_that_is_in_the_cache_needs_no_hub(hub, results, text_file):
-    runs = [
-        ["--dataset", "wikitext", "--dataset-revision", FIRST],
-        ["--dataset", "someone/plain", "--dataset-revision", FIRST],
-        ["--dataset", text_file, "--model", "someone/tiny-qwen2", "--revision", FIRST],
-    ]
-    results(hub.address, *runs)
-    hub.requests.clear()
-    results(hub.address, *runs)
-    assert hub.requests == []
 
 
 def test_what_the_hub_does_not_have(hub, run):
@@ -223,27 +199,22 @@ def test_what_the_hub_does_not_have(hub, run):
         ("--model", "someone/tiny-qwen2", "--revision", "v9"): "model someone/tiny-qwen2 on the hub has no branch, tag",
         ("--model", "someone/tiny-qwen2", "--revision", nobody): f"has no branch, tag or commit '{nobody}'",
     }
-    for line, message in zip(refusals(run(hub.address, *map(list, says))), says.values(), strict=True):
+    for line, message in zip(refusals(run(hub.address, *says)), says.values(), strict=True):
         assert message in line
 
 
 def test_no_network_and_nothing_cached(hub, run):
     """One line with two commands that need neither; without the clients' own retries, which take half a minute."""
     hub.hangs_up = True
+    dataset, model = ("--dataset", "someone/text"), ("--model", "someone/tiny-qwen2")
     works = {
         ("--dataset", "wikitext"): ("dataset Salesforce/wikitext", "--dataset FILE.txt"),
-        ("--dataset", "someone/text"): ("dataset someone/text", "--dataset FILE.txt"),
-        ("--dataset", "someone/text", "--dataset-revision", "v1"): (
-            "dataset someone/text at revision v1",
-            "--dataset FILE.txt",
-        ),
-        ("--model", "someone/tiny-qwen2"): ("model someone/tiny-qwen2", "--model FOLDER"),
-        ("--model", "someone/tiny-qwen2", "--revision", FIRST): (
-            f"model someone/tiny-qwen2 at revision {FIRST}",
-            "--model FOLDER",
-        ),
+        dataset: ("dataset someone/text", "--dataset FILE.txt"),
+        (*dataset, "--dataset-revision", "v1"): ("dataset someone/text at revision v1", "--dataset FILE.txt"),
+        model: ("model someone/tiny-qwen2", "--model FOLDER"),
+        (*model, "--revision", FIRST): (f"model someone/tiny-qwen2 at revision {FIRST}", "--model FOLDER"),
     }
-    for (what, option), line in zip(works.values(), refusals(run(hub.address, *map(list, works))), strict=True):
+    for (what, option), line in zip(works.values(), refusals(run(hub.address, *works)), strict=True):
         assert line == (
             f"Error: {what} is neither a local path nor in the cache, and the hub cannot be reached; "
             f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
@@ -269,18 +240,8 @@ def test_another_revision_or_configuration_in_the_cache_is_no_answer(hub, result
     assert "choose one by --config: wikitext-103-raw-v1, wikitext-2-raw-v1" in unclear
 
 
-def test_a_transfer_that_breaks_off_once(hub, results):
-    """The client asks again, and nothing of the first half is left in the text or the model."""
-    hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
-    wikitext = ["--dataset", "wikitext"]
-    broken, local = results(hub.address, [*wikitext, "--model", "someone/tiny-qwen2"], wikitext)
-    assert hub.breaks_off.total() == 0
-    assert broken["dataset"]["fingerprint"] == fingerprint(ROWS)
-    assert broken["off"]["ppl"] == local["off"]["ppl"]
-
-
-def test_a_transfer_that_breaks_off_for_good(hub, results, run, text_file):
-    """One line; the half that came is not taken for the whole later, and with a better network all is well."""
+def test_a_transfer_that_breaks_off(hub, results, run, text_file):
+    """Once: the client asks again. For good: one line. The half that came is never taken for the whole."""
     model, dataset = ["--dataset", text_file, "--model", "someone/tiny-qwen2"], ["--dataset", "wikitext"]
     hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})
     of_model, of_dataset = refusals(run(hub.address, model, dataset))
@@ -289,5 +250,8 @@ def test_a_transfer_that_breaks_off_for_good(hub, results, run, text_file):
     for line in refusals(run(NOWHERE, model, dataset)):
         assert "nor in the cache, and the hub cannot be reached" in line
     hub.breaks_off.clear()
-    for result in results(hub.address, model, dataset):
-        assert (result["model"]["revision"] or result["dataset"]["revision"]) == SECOND
+    hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
+    of_model, of_dataset, local = results(hub.address, model, dataset, ["--dataset", text_file])
+    assert hub.breaks_off.total() == 0
+    assert of_dataset["dataset"].items() >= described(ROWS).items()
+    assert of_model["off"]["ppl"] == local["off"]["ppl"]

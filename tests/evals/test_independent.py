@@ -1,7 +1,7 @@
 """Every figure again, by a slow way that shares no code with flash_evals.
 
-A Qwen2 in numpy, in float64, from its weights and its definition; one forward for each scored token, over the tokens
-that the rules let it see; the rules from their definitions.
+A Qwen2 in numpy, in float64, from its weights, its definition and the core's reference of attention; one forward for
+each scored token, over the tokens that the rules let it see; the rules from their definitions.
 """
 
 import json
@@ -11,6 +11,8 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 import pytest
+from flashattn_core.masks import Causal
+from flashattn_core.reference import reference_attention
 from tokenizers import Tokenizer
 
 DOCUMENTS = [
@@ -62,21 +64,14 @@ class Qwen2:
         return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.config["rms_norm_eps"]) * weight
 
     def _attention(self, own, x):
-        n, heads, kv_heads = len(x), self.config["num_attention_heads"], self.config["num_key_value_heads"]
-        dim = self.config["hidden_size"] // heads
+        n, dim = len(x), self.config["hidden_size"] // self.config["num_attention_heads"]
         query, key, value = (
             (dense(x, own[f"self_attn.{name}_proj.weight"]) + own[f"self_attn.{name}_proj.bias"]).reshape(n, -1, dim)
             for name in "qkv"
         )
-        query, key = self._rotated(query), self._rotated(key)
-        outputs = []
-        for head in range(heads):
-            shared = head * kv_heads // heads
-            scores = query[:, head] @ key[:, shared].T / math.sqrt(dim)
-            scores[np.triu_indices(n, 1)] = -np.inf
-            p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            outputs.append(p / p.sum(axis=-1, keepdims=True) @ value[:, shared])
-        return dense(np.concatenate(outputs, axis=-1), own["self_attn.o_proj.weight"])
+        heads_first = [array.swapaxes(0, 1)[None] for array in (self._rotated(query), self._rotated(key), value)]
+        [output], _ = reference_attention(*heads_first, mask=Causal())
+        return dense(output.swapaxes(0, 1).reshape(n, -1), own["self_attn.o_proj.weight"])
 
     def _rotated(self, x):
         """The halves of each head as real and imaginary part, turned by position · theta^(-2k / dim)."""

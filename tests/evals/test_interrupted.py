@@ -117,3 +117,9 @@ def test_before_anything_is_measured(invoke, at_trial, commands, command, trial)
     page = invoke(command, *commands[command])
     assert (page.exit_code, page.stdout) == (130, "")
     assert page.stderr == "Interrupted: nothing was measured.\n"
+
+
+def test_kernels_before_anything_is_measured(invoke, fake_implementation, quick_machine):
+    fake_implementation("naive", before=stop)
+    page = invoke("kernels", "--shape", "2/1x8", "--seq-len", 16, "--impl", "flash,naive")
+    assert (page.exit_code, page.stdout, page.stderr) == (130, "", "Interrupted: nothing was measured.\n")

@@ -134,15 +134,8 @@ def test_what_a_person_reads_is_that_number(report, results):
     assert checked > 50
 
 
-def test_plots_of_finetune(report, results):
-    result = results["finetune"]
-    assert plots(report(result)) == {
-        title: {
-            f"patch {arm}": [(length["seq_len"], length[arm][key]) for length in result["results"]]
-            for arm in ("off", "on")
-        }
-        for title, key in (("Time of a step", "seconds"), ("Peak memory of a step", "peak_memory_mb"))
-    }
+def series(points, key, length="seq_len"):
+    return {f"patch {arm}": [(point[length], point[arm][key]) for point in points] for arm in ("off", "on")}
 
 
 def bands(page, plot):
@@ -153,30 +146,39 @@ def bands(page, plot):
     return [(float(str(at.attributes["data-low"])), float(str(at.attributes["data-high"]))) for at in points]
 
 
-def test_the_spread_is_drawn(report, results):
-    """Around time and speed: from the 20th to the 80th percentile, or a standard deviation to both sides."""
+def test_plots_of_finetune(report, results):
+    """With the 20th and the 80th percentile of the time; and in words, for who cannot see them."""
     lengths = results["finetune"]["results"]
+    page = report(results["finetune"])
+    assert plots(page) == {
+        "Time of a step": series(lengths, "seconds"),
+        "Peak memory of a step": series(lengths, "peak_memory_mb"),
+    }
     steps = [(length[arm]["seconds_p20"], length[arm]["seconds_p80"]) for arm in ("off", "on") for length in lengths]
-    assert bands(report(results["finetune"]), "Time of a step") == steps
-    rate = {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0}
-    tests = [test for test in results["speed"]["results"] if (test["kind"], test["depth"]) == ("prompt", 32)]
-    tests = [{**test, "off": {**test["off"], **rate}, "on": {**test["on"], **rate}} for test in tests]
-    page = report({**results["speed"], "results": tests})
-    assert bands(page, "Prompts, depth 32: tokens per second") == [(85.0, 95.0)] * 4
+    assert bands(page, "Time of a step") == steps
+    for figure in page.all("figure"):
+        [picture] = [svg for svg in figure.all("svg") if svg.attributes.get("role") == "img"]
+        words = str(picture.attributes["aria-label"])
+        assert words.startswith(str(captions(figure)[0].children[0]) + " against tokens in a sequence: patch off from ")
+        assert "; patch on from " in words
+        assert "tokens in a sequence" in [text.text for text in picture.all("text")]
 
 
 def test_plots_of_speed_against_the_length(report, results):
-    result = results["speed"]  # -p 8,16 -g 4 -d 0,32
-    drawn = plots(report(result))
+    """With a standard deviation to both sides."""
+    tests = deepcopy(results["speed"]["results"])  # -p 8,16 -g 4 -d 0,32
+    for test in tests:
+        test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0}
+        test["on"] |= {"tokens_per_s": 190.0, "tokens_per_s_sd": 5.0}
+        test["at_last"] = test["depth"] + test["tokens"]
+    page = report({**results["speed"], "results": tests})
+    drawn = plots(page)
     for depth in (0, 32):
-        of_depth = [test for test in result["results"] if (test["kind"], test["depth"]) == ("prompt", depth)]
-        assert drawn[f"Prompts, depth {depth}: tokens per second"] == {
-            f"patch {arm}": [(test["tokens"], test[arm]["tokens_per_s"]) for test in of_depth] for arm in ("off", "on")
-        }
-    steps = [test for test in result["results"] if test["kind"] == "generation"]
-    assert drawn["Generation, 4 tokens: tokens per second"] == {
-        f"patch {arm}": [(test["depth"] + 4, test[arm]["tokens_per_s"]) for test in steps] for arm in ("off", "on")
-    }
+        of_depth = [test for test in tests if (test["kind"], test["depth"]) == ("prompt", depth)]
+        assert drawn[f"Prompts, depth {depth}: tokens per second"] == series(of_depth, "tokens_per_s", "tokens")
+    steps = [test for test in tests if test["kind"] == "generation"]
+    assert drawn["Generation, 4 tokens: tokens per second"] == series(steps, "tokens_per_s", "at_last")
+    assert bands(page, "Prompts, depth 32: tokens per second") == [(85.0, 95.0)] * 2 + [(185.0, 195.0)] * 2
 
 
 def test_plots_of_kernels(report, results):
@@ -217,14 +219,3 @@ def test_plots_of_perplexity_against_the_context(report, results):
         "patch off": [(32, short["off"]["tokens_per_s"]), (64, 10.0)],
         "patch on": [(32, short["on"]["tokens_per_s"]), (64, 11.0)],
     }
-
-
-def test_a_plot_in_words(report, results):
-    """For who cannot see it: title, axis, and the ends of each line. Its text is text."""
-    page = report(results["finetune"])
-    for figure in page.all("figure"):
-        [picture] = [svg for svg in figure.all("svg") if svg.attributes.get("role") == "img"]
-        words = str(picture.attributes["aria-label"])
-        assert words.startswith(str(captions(figure)[0].children[0]) + " against tokens in a sequence: patch off from ")
-        assert "; patch on from " in words
-        assert "tokens in a sequence" in [text.text for text in picture.all("text")]

@@ -89,30 +89,22 @@ def test_several_runs_have_a_sentence_each(report, results):
 def test_training_fits(report, results):
     result = {**results["finetune"], "skipped": []}
     longest = max(result["results"], key=lambda length: length["seq_len"])
-    memory = [f"{longest[arm]['peak_memory_mb']:,.1f} MB" for arm in ("off", "on")]
+    off, on = (f"{longest[arm]['peak_memory_mb']:,.1f} MB" for arm in ("off", "on"))
     word, says = answer(report(result), "Does training fit?")
     assert word == f"Yes, up to {longest['seq_len']} tokens"
-    assert f"a step of {longest['seq_len']} tokens took {memory[0]} with the patch off, {memory[1]} with it on" in says
-
-
-def test_training_that_was_skipped(report, results):
+    assert f"a step of {longest['seq_len']} tokens took {off} with the patch off, {on} with it on" in says
     reason = "8,192 tokens: a step without the patch needs about 7.30 GB, 6.00 GB are free"
-    page = report({**results["finetune"], "skipped": [{"seq_len": 8192, "reason": reason}]})
+    page = report({**result, "skipped": [{"seq_len": 8192, "reason": reason}]})
     word, says = answer(page, "Does training fit?")
     assert word == "Not at every length"
     assert f"skipped {reason}." in says
+    assert answer(page, "Same predictions?") == ("Not measured", "No file of flash-eval perplexity is here.")
 
 
 def test_interrupted(report, results):
     page = report(results["speed"], {**results["finetune"], "interrupted": True})
     whole, cut = ("Interrupted: the figures are of what was finished." in run.text for run in page.all("article"))
     assert (whole, cut) == (False, True)
-
-
-def test_what_no_file_tells(report, results):
-    page = report(results["speed"])
-    assert answer(page, "Same predictions?") == ("Not measured", "No file of flash-eval perplexity is here.")
-    assert answer(page, "Does training fit?") == ("Not measured", "No file of flash-eval finetune is here.")
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])

@@ -11,12 +11,15 @@ from flash_evals.page.chart import HEIGHT, WIDTH, Axis, Point, Series
 LINEAR = Axis(units.share, units.percent_tick, logarithmic=False)
 
 
+def drawn(points, axis=chart.TIME):
+    picture = chart.lines("Title", axis, "keys", [Series("flash", "on", points)])
+    assert picture is not None
+    return picture
+
+
 def ticks(axis, values):
     """What stands at the grid lines, from below."""
-    picture = chart.lines(
-        "Title", axis, "keys", [Series("flash", "on", [Point(2**n, v) for n, v in enumerate(values)])]
-    )
-    assert picture is not None
+    picture = drawn([Point(2**n, value) for n, value in enumerate(values)], axis)
     assert all(float(x) <= WIDTH for x in re.findall(r' x="([^"]+)"', picture))
     assert all(0 <= float(y) <= HEIGHT for y in re.findall(r' c?y="([^"]+)"', picture))
     return re.findall(r'text-anchor="end">([^<]+)<', picture)
@@ -50,7 +53,7 @@ def test_ticks_hold_the_values(low, factor):
 
 
 @pytest.mark.parametrize(
-    ("points", "drawn"),
+    ("points", "lengths"),
     [
         ([Point(1, 1.0), Point(2, 0.0), Point(4, 3.0)], [1, 4]),  # 0 has no logarithm
         ([Point(1, 1.0), Point(2, 1e300), Point(4, 3.0)], [1, 4]),
@@ -58,16 +61,12 @@ def test_ticks_hold_the_values(low, factor):
         ([Point(4, 3.0), Point(1, 1.0)], [1, 4]),  # by growing length
     ],
 )
-def test_what_has_no_place_is_left_out(points, drawn):
-    picture = chart.lines("Title", chart.TIME, "keys", [Series("flash", "on", points)])
-    assert picture is not None
-    assert [int(length) for length in re.findall(r'data-length="(\d+)"', picture)] == drawn
+def test_what_has_no_place_is_left_out(points, lengths):
+    assert [int(length) for length in re.findall(r'data-length="(\d+)"', drawn(points))] == lengths
 
 
 def test_labels_of_lengths_do_not_meet():
-    points = [Point(length, 1.0) for length in range(1000, 1100, 5)]
-    picture = chart.lines("Title", chart.TIME, "keys", [Series("flash", "on", points)])
-    assert picture is not None
+    picture = drawn([Point(length, 1.0) for length in range(1000, 1100, 5)])
     places = [float(x) for x in re.findall(r'<text x="([^"]+)" y="197"', picture)]
     assert len(places) > 2
     assert min(b - a for a, b in pairwise(places)) >= chart.ROOM
@@ -76,23 +75,15 @@ def test_labels_of_lengths_do_not_meet():
 @pytest.mark.parametrize(
     ("shown", "value", "text"),
     [
-        (units.decimal(4), 30.35114, "30.3511"),
         (units.decimal(2), 0.0041, "0.0041"),
         (units.decimal(3), 1.5e8, "1.50e+08"),
         (units.rate, 1234.5, "1,234"),
-        (units.rate, 12.34, "12.3"),
-        (units.rate, 0.012, "0.012"),
-        (units.percent, 0.9999999, "99.999 %"),
-        (units.percent, 1, "100.000 %"),
-        (units.share, 0.456, "46%"),
+        (units.percent, 0.9999999, "99.999 %"),  # not all of them
         (units.share, 0.0123, "1.2%"),
-        (units.seconds, 132.4, "132 s"),
-        (units.seconds, 0.00421, "4.21 ms"),
-        (units.seconds, 3.5e-6, "3.50 µs"),
         (units.seconds, 2e-8, "0.02 µs"),
-        (units.megabytes, 7326.24, "7,326.2 MB"),
         (units.signed, 7e-9, "+7.0e-09"),
     ],
 )
 def test_figures(shown, value, text):
+    """Those that test_report.py has not."""
     assert shown(value) == text

@@ -22,65 +22,38 @@ def evaluate(run_command):
     return partial(run_command, "speed", "-r", 1)
 
 
-@pytest.fixture(scope="session")
-def draft_folder(make_model):
-    """One layer of other weights."""
-    return make_model(num_hidden_layers=1)
-
-
-def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, tmp_path):
-    arguments = ("-p", 8, "-g", 12, "-d", "0,16", "--draft-model", model_folder, "--csv", tmp_path / "out.csv")
-    result = evaluate(*arguments)
+@pytest.mark.parametrize(("more", "ahead", "guesses"), [((), 3, 9), (("--num-draft-tokens", 5), 5, 10)])
+def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, tmp_path, more, ahead, guesses):
+    csv_file = tmp_path / "out.csv"
+    result = evaluate("-p", 8, "-g", 12, "-d", "0,16", "--draft-model", model_folder, *more, "--csv", csv_file)
     assert [test["test"] for test in result["results"]] == ["pp8", "tg12", "pp8 @ d16", "tg12 @ d16"]
     for test in result["results"]:
+        expected = (0, 0, None) if test["kind"] == "prompt" else (guesses, guesses, 1)
         for arm in ("off", "on"):
             trial = test["trials"][0][arm]
-            if test["kind"] == "prompt":
-                assert (trial["drafted"], trial["accepted"], test[arm]["accepted_share"]) == (0, 0, None)
-            else:
-                assert (trial["drafted"], trial["accepted"], test[arm]["accepted_share"]) == (9, 9, 1)
+            assert (trial["drafted"], trial["accepted"], test[arm]["accepted_share"]) == expected
     name = model_folder.name
     assert result["draft_model"]["name"] == name
-    assert result["settings"]["num_draft_tokens"] == 3
+    assert result["settings"]["num_draft_tokens"] == ahead
     header, _, titles, *rows = result["page"].splitlines()
-    assert f" · 3 tokens at a time drafted by {name}, " in header
+    assert f" · {ahead} tokens at a time drafted by {name}, " in header
     assert titles.endswith("accepted off   on")
     assert [row.split()[-2:] for row in rows[:4]] == [["–", "–"], ["100%", "100%"]] * 2
-    with (tmp_path / "out.csv").open(newline="") as file:
-        assert {(row["kind"], row["drafted"], row["accepted"]) for row in csv.DictReader(file)} == {
-            ("prompt", "0", "0"),
-            ("generation", "9", "9"),
-        }
-
-
-@pytest.mark.parametrize(("more", "guessed"), [((), 3), (("--num-draft-tokens", 5), 5)])
-def test_it_is_mlx_lm_that_speculates(evaluate, draft_folder, monkeypatch, more, guessed):
-    asked = []
-    generate = mlx_lm_generate.speculative_generate_step
-
-    def spy(*arguments, num_draft_tokens, max_tokens, **others):
-        asked.append((num_draft_tokens, max_tokens))
-        return generate(*arguments, num_draft_tokens=num_draft_tokens, max_tokens=max_tokens, **others)
-
-    monkeypatch.setattr(mlx_lm_generate, "speculative_generate_step", spy)
-    result = evaluate("-p", 8, "-g", 12, "-d", 0, "--draft-model", draft_folder, *more)
-    assert asked == [(guessed, 12)] * 6  # warm-up, attention's share, one repetition; two arms; not the prompt
-    assert result["settings"]["num_draft_tokens"] == guessed
+    with csv_file.open(newline="") as file:
+        found = {(row["kind"], row["drafted"], row["accepted"]) for row in csv.DictReader(file)}
+    assert found == {("prompt", "0", "0"), ("generation", str(guesses), str(guesses))}
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, draft_folder, monkeypatch, count, ahead):
+def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
     """What the model would have generated alone, from a cache with something in it; each guess is a draft step."""
     prompt, depth = np.array([7]), np.arange(10)
-    alone = []
     cache = generation._cache(loaded, depth)
-    for token, _ in mlx_lm_generate.generate_step(
-        mx.array(prompt), loaded.model, max_tokens=count, prompt_cache=generation._copy(cache)
-    ):
-        alone.append(token)
+    own = {"max_tokens": count, "prompt_cache": generation._copy(cache)}
+    alone = [token for token, _ in mlx_lm_generate.generate_step(mx.array(prompt), loaded.model, **own)]
 
-    draft = Draft(models.load(str(draft_folder)), ahead)
+    draft = Draft(models.load(str(make_model(num_hidden_layers=1))), ahead)
     steps = []
     generate = mlx_lm_generate.speculative_generate_step
 
@@ -101,9 +74,8 @@ def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, draft_fol
     monkeypatch.setattr(mlx_lm_generate, "speculative_generate_step", spy)
     monkeypatch.setattr(type(draft.loaded.model), "__call__", counted)
     work = generation.prepared(loaded, draft, Case("generation", count, len(depth)), prompt[None], filled)
-    found = work()
+    assert work() == Guesses(guesses, sum(was_drafted for _, was_drafted in steps))
     assert [token for token, _ in steps] == alone
-    assert found == Guesses(guesses, sum(was_drafted for _, was_drafted in steps))
     assert [layer.offset for layer in (*filled.own, *filled.draft)] == [10, 10, 10]  # the next trial's
 
 

@@ -1,6 +1,7 @@
 """`flash-eval speed`: the tests it makes of its options, what it writes, and what it refuses."""
 
 import csv
+import re
 import statistics
 from functools import partial
 
@@ -17,21 +18,27 @@ def evaluate(run_command):
     return partial(run_command, "speed")
 
 
-def test_every_length_at_every_depth(evaluate):
-    result = evaluate("-p", "16,32", "-g", "4", "-d", "0,64", "-r", 2)
-    names = ["pp16", "pp32", "tg4", "pp16 @ d64", "pp32 @ d64", "tg4 @ d64"]
+def test_every_length_and_batch_at_every_depth(evaluate):
+    """The tokens of sequences at once are counted together; flash takes all of them."""
+    result = evaluate("-p", "16,32", "-g", 4, "-d", "0,64", "-b", "1,3", "-r", 2)
+    tests = ["pp16", "pp32", "tg4", "pp16 x3", "pp32 x3", "tg4 x3"]
+    names = [*tests, *(f"{test} @ d64" for test in tests)]
     assert [test["test"] for test in result["results"]] == names
     for test in result["results"]:
+        assert test["batch_size"] == (3 if "x3" in test["test"] else 1)
         assert [trial["order"] for trial in test["trials"]] == [["off", "on"], ["on", "off"]]
         for arm in ("off", "on"):
-            speeds = [trial[arm]["tokens_per_s"] for trial in test["trials"]]
+            trials = [trial[arm] for trial in test["trials"]]
+            speeds = [trial["tokens_per_s"] for trial in trials]
             assert test[arm]["tokens_per_s"] == pytest.approx(statistics.mean(speeds))
             assert test[arm]["tokens_per_s_sd"] == pytest.approx(statistics.stdev(speeds))
-            assert speeds[0] == pytest.approx(test["tokens"] / test["trials"][0][arm]["seconds"])
-            assert test[arm]["peak_memory_mb"] == max(trial[arm]["peak_memory_mb"] for trial in test["trials"])
+            assert speeds[0] == pytest.approx(test["batch_size"] * test["tokens"] / trials[0]["seconds"])
+            assert test[arm]["peak_memory_mb"] == max(trial["peak_memory_mb"] for trial in trials)
     lines = result["page"].splitlines()
-    assert [line.split("  ")[0] for line in lines[2:9]] == ["test", *names]
+    assert [line.split("  ")[0] for line in lines[2:15]] == ["test", *names]
+    assert result["settings"]["batch_size"] == [1, 3]
     assert result["flash"]["fallbacks"] == {}
+    assert set(result["flash"]["calls"]) == {"cpu_prefill", "cpu_decode"}
 
 
 def test_none_of_one_kind(evaluate):
@@ -40,22 +47,7 @@ def test_none_of_one_kind(evaluate):
     assert result["results"][0]["off"]["tokens_per_s_sd"] is None
     assert set(result["flash"]["calls"]) == {"cpu_decode"}
     assert (result["draft_model"], result["settings"]["num_draft_tokens"]) == (None, None)
-    assert "accepted" not in result["page"]
-    assert "drafted" not in result["page"]
-
-
-def test_sequences_at_once(evaluate):
-    """Their tokens are counted together; flash takes all of them."""
-    result = evaluate("-p", 16, "-g", 4, "-d", "0,64", "-b", "1,3", "-r", 1)
-    names = ["pp16", "tg4", "pp16 x3", "tg4 x3", "pp16 @ d64", "tg4 @ d64", "pp16 x3 @ d64", "tg4 x3 @ d64"]
-    assert [test["test"] for test in result["results"]] == names
-    for test in result["results"]:
-        trial = test["trials"][0]["on"]
-        assert test["batch_size"] == (3 if "x3" in test["test"] else 1)
-        assert trial["tokens_per_s"] == pytest.approx(test["batch_size"] * test["tokens"] / trial["seconds"])
-    assert result["settings"]["batch_size"] == [1, 3]
-    assert result["flash"]["fallbacks"] == {}
-    assert set(result["flash"]["calls"]) == {"cpu_prefill", "cpu_decode"}
+    assert not re.search("accepted|drafted", result["page"])
 
 
 def test_attention_has_a_share_of_the_time(evaluate, monkeypatch, tmp_path):
