@@ -45,6 +45,19 @@ def text():
     return TEXT
 
 
+@pytest.fixture(scope="session")
+def documents():
+    """An empty one and one of a single token among them."""
+    return [*TEXT.split("\n")[:3], "T", "Naïve readers take it for a crab — it is none.\n\n"]
+
+
+@pytest.fixture
+def documents_file(tmp_path, documents):
+    path = tmp_path / "documents.jsonl"
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    return path
+
+
 @pytest.fixture
 def text_file(tmp_path):
     path = tmp_path / "text.txt"

@@ -166,15 +166,14 @@ def _tree(files, folder, recursive):
     prefix = f"{folder}/" if folder else ""
     entries = {}
     for name, content in files.items():
+        inside = name.removeprefix(prefix)
         if not name.startswith(prefix):
             continue
-        inside = name.removeprefix(prefix)
         if "/" in inside:
             sub = prefix + inside.split("/")[0]
             entries[sub] = {"type": "directory", "path": sub, "oid": _git_blob(sub.encode()), "size": 0}
         if recursive or "/" not in inside:
-            entry = {"type": "file", "path": name, "oid": _git_blob(content), "size": len(content)}
+            entries[name] = {"type": "file", "path": name, "oid": _git_blob(content), "size": len(content)}
             if name.endswith(LARGE):
-                entry["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 130}
-            entries[name] = entry
+                entries[name]["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 130}
     return list(entries.values())

@@ -77,21 +77,19 @@ def test_watching_changes_nothing(loaded):
             mx.eval(logits)
         return logits
 
-    expected, watched = (
+    plain, watched = (
         measure.run("on", partial(work, watch), did)[0] for watch in (nullcontext(), watching(Stopwatch()))
     )
-    assert mx.array_equal(watched, expected)
+    assert mx.array_equal(watched, plain)
     assert did == measure.Flash(Counter(cpu_prefill=4))
 
 
 def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):
     """By a clock that goes while attention is at work, and while the rest is."""
-    now = 0.0
-    evaluated = []
+    now, evaluated = [0.0], []
 
     def go(seconds):
-        nonlocal now
-        now += seconds
+        now[0] += seconds
 
     def evaluate(*arrays):
         evaluated.append(arrays)
@@ -101,7 +99,7 @@ def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch)
         go(5)
         return scaled_dot_product_attention(*arguments, **others)
 
-    clock = SimpleNamespace(perf_counter=lambda: now)
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr(attention_share, "mx", StandIn(mx, eval=evaluate))
     monkeypatch.setattr(attention_share, "time", clock)
     monkeypatch.setattr(measure, "time", clock)

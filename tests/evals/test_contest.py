@@ -6,7 +6,7 @@ import flashattn_core
 import numpy as np
 import pytest
 from flash_evals import contest
-from flash_evals.contest import BOUNDS, Contest, order
+from flash_evals.contest import BOUNDS, Contest
 from flash_evals.implementations import GRADIENTS, RESULTS
 from flash_evals.measure import memory_method
 from flash_evals.workload import PASSES
@@ -47,28 +47,21 @@ def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
         assert run_kernels("--impl", "flash,naive", "--pass", pass_, *options)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_everybody_is_in_every_place_equally_often(count):
-    names = [str(number) for number in range(count)]
-    rounds = [order(names, number) for number in range(2 * count)]
-    assert all(sorted(turns) == names for turns in rounds)
-    for place in zip(*rounds, strict=True):
-        assert sorted(place) == sorted(names * 2)
-    assert rounds[1] == rounds[0][::-1]
-
-
 def test_turns(monkeypatch, fake_implementation):
-    """Warm-up one by one; then rounds in changing order, the machine's bounds among them."""
+    """Warm-up one by one; then rounds in changing order, the machine's bounds among them: all in every place equally
+    often.
+    """
     turns = []
     for name in ("flash", "mlx"):
         fake_implementation(name, before=lambda name=name: turns.append(name))
     monkeypatch.setattr(flashattn_core, "peak_flops", lambda: turns.append(BOUNDS) or 1.0)
     held = Contest(workload())
-    assert sum(1 for _ in held.hold(["flash", "mlx"], 3, 0, 0)) == 2 * (1 + 3)
-    warm_up = ["flash"] * 2 + ["mlx"] * 2  # a tiny call, and the one whose memory is measured
-    rounds = [[BOUNDS, "flash", "mlx"], ["mlx", "flash", BOUNDS], ["flash", "mlx", BOUNDS]]
-    assert turns == [*warm_up, *(turn for turns in rounds for turn in turns)]
-    assert len(held.peak_flops) == len(held.read_bandwidth) == 3
+    assert sum(1 for _ in held.hold(["flash", "mlx"], 6, 0, 0)) == 2 * (1 + 6)
+    assert turns[:4] == ["flash"] * 2 + ["mlx"] * 2  # a tiny call, and the one whose memory is measured
+    rounds = [turns[first : first + 3] for first in range(4, 4 + 6 * 3, 3)]
+    assert rounds[:3] == [[BOUNDS, "flash", "mlx"], ["mlx", "flash", BOUNDS], ["flash", "mlx", BOUNDS]]
+    assert [sorted(place) for place in zip(*rounds, strict=True)] == [sorted(rounds[0] * 2)] * 3
+    assert len(held.peak_flops) == len(held.read_bandwidth) == 6
 
 
 @pytest.fixture
@@ -85,9 +78,7 @@ def clock(monkeypatch):
     [
         (0, 9),  # no limit
         (1, 1),  # one is taken whatever it costs
-        (9, 1),
         (9.5, 2),
-        (1000, 9),
     ],
 )
 def test_who_is_slow_takes_fewer_trials(run_kernels, fake_implementation, clock, max_seconds, trials):

@@ -45,12 +45,6 @@ def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
             data.load(path)
 
 
-def test_a_name_is_no_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("pydoc").write_text("a file")
-    assert data.load("pydoc").name == "pydoc topics, held out"
-
-
 def test_several_files_are_read_one_after_the_other(tmp_path, invoke, model_folder):
     files = [write(tmp_path / name) for name in ("b.txt", "a.jsonl", "c.parquet")]
     text = data.load(*map(str, files))
@@ -100,31 +94,25 @@ def test_a_folder_whose_readme_says_what_it_holds(folder):
     assert data.load(str(folder), config="small", split="train").text == JOINED
 
 
-def test_a_folder_of_files_that_only_datasets_can_read(folder):
-    (folder / "test.csv").write_text("text,n\nfirst,1\nsecond,2\n")
-    assert data.load(str(folder)).text == "first\n\nsecond"
-    for options, says in (
-        ({"split": "nonsense"}, "Unknown split"),
-        ({"column": "nonsense"}, "has no column 'nonsense'"),
-        ({"column": "n"}, r"'n' of .* holds int64, not text"),
-    ):
+def test_what_a_folder_does_not_have(folder):
+    def refused(says, **options):
         with pytest.raises(EvalError, match=says):
             data.load(str(folder), **options)
 
-
-def test_what_a_folder_does_not_have(folder):
-    with pytest.raises(EvalError, match=f"cannot read {folder}: .*doesn't contain any data files"):
-        data.load(str(folder))
-    write(folder / "notes.parquet")
-    with pytest.raises(EvalError, match=r"has no split 'test'; it has: train \(--split\)"):
-        data.load(str(folder))
-    with pytest.raises(EvalError, match=r"'n' of .*notes.parquet holds int64, not text"):
-        data.load(str(folder), split="train", column="n")
-    with pytest.raises(EvalError, match="BuilderConfig 'nonsense' not found"):
-        data.load(str(folder), config="nonsense")
-    (folder / "notes.parquet").write_bytes(b"no parquet at all")
-    with pytest.raises(EvalError, match=r"cannot read .*notes.parquet"):
-        data.load(str(folder), split="train")
+    refused(f"cannot read {folder}: .*doesn't contain any data files")
+    csv_file = folder / "test.csv"  # which only `datasets` can read
+    csv_file.write_text("text,n\nfirst,1\nsecond,2\n")
+    assert data.load(str(folder)).text == "first\n\nsecond"
+    refused("Unknown split", split="nonsense")
+    refused("has no column 'nonsense'", column="nonsense")
+    refused(r"'n' of .* holds int64, not text", column="n")
+    csv_file.unlink()
+    notes = write(folder / "notes.parquet")
+    refused(r"has no split 'test'; it has: train \(--split\)")
+    refused(r"'n' of .*notes.parquet holds int64, not text", split="train", column="n")
+    refused("BuilderConfig 'nonsense' not found", config="nonsense")
+    notes.write_bytes(b"no parquet at all")
+    refused(r"cannot read .*notes.parquet", split="train")
 
 
 def test_stdin(model_folder):
@@ -149,7 +137,10 @@ def test_stdin_that_is_a_terminal(monkeypatch):
             data.load("-")
 
 
-def test_pydoc_is_the_held_out_part_and_names_its_python():
+def test_pydoc_is_the_held_out_part_and_names_its_python(tmp_path, monkeypatch):
+    """Also where a file has its name."""
+    monkeypatch.chdir(tmp_path)
+    Path("pydoc").write_text("a file")
     text = data.load("pydoc")
     assert text.text == "\n\n".join(pydoc_text.documents("heldout"))
     assert text.revision == f"CPython {platform.python_version()}"

@@ -15,14 +15,6 @@ from flashattn_core.masks import Causal
 from flashattn_core.reference import reference_attention
 from tokenizers import Tokenizer
 
-DOCUMENTS = [
-    "The lobster of the eastern Atlantic is blue; only cooking makes it “lobster red”.\n",
-    "",
-    "It weighs 5 – 6 kilograms, carries its eggs for a year, and has claws of two kinds: the crusher and the cutter.",
-    "T",  # one token
-    "Naïve readers take it for a crab — it is none.\n\n",
-]
-
 
 def dense(x, weight):
     """Without BLAS: on a busy machine its threads spend most of their time waiting for each other."""
@@ -100,11 +92,9 @@ def half(model, ids, n_ctx, bos):
 
 
 @pytest.fixture
-def evaluate(run_command, tmp_path):
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))
+def evaluate(run_command, documents_file):
 
-    return partial(run_command, "perplexity", "--dataset", texts)
+    return partial(run_command, "perplexity", "--dataset", documents_file)
 
 
 def check(result, costs, texts):
@@ -126,20 +116,20 @@ def check(result, costs, texts):
 @pytest.mark.rotate(4)
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize(("context", "stride"), [(128, 128), (32, 32), (32, 9), (5, 1), (2, 2)])
-@pytest.mark.parametrize("documents", ["joined", "separate"])
-def test_rolling(evaluate, model_folder, documents, context, stride, bos):
+@pytest.mark.parametrize("reading", ["joined", "separate"])
+def test_rolling(evaluate, model_folder, documents, reading, context, stride, bos):
     model = Qwen2(model_folder)
-    texts = ["\n\n".join(DOCUMENTS)] if documents == "joined" else DOCUMENTS
+    texts = ["\n\n".join(documents)] if reading == "joined" else documents
     ids = {text: model.tokens(text, bos) for text in texts}
     costs = [cost for text in texts for cost in rolling(model, ids[text], context, stride)]
-    result = evaluate("--documents", documents, "--context", context, "--stride", stride, "--bos", bos)
+    result = evaluate("--documents", reading, "--context", context, "--stride", stride, "--bos", bos)
     check(result, costs, [text for text in texts if len(ids[text]) > 1])
 
 
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize("n_ctx", [3, 16, 33, 128])
-def test_half(evaluate, model_folder, n_ctx, bos):
+def test_half(evaluate, model_folder, documents, n_ctx, bos):
     model = Qwen2(model_folder)
-    ids = model.tokens("\n\n".join(DOCUMENTS), bos)
+    ids = model.tokens("\n\n".join(documents), bos)
     costs = list(half(model, ids, n_ctx, bos == "always"))
     check(evaluate("--scoring", "half", "--context", n_ctx, "--bos", bos), costs, None)

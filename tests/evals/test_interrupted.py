@@ -46,7 +46,8 @@ def test_perplexity(invoke, at_trial, commands, tmp_path, arm):
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
     assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
     at_trial(2 + 2 * 2 + 1 + arm)  # warm-up, two batches
-    page = invoke(*perplexity, "--json", cut, "--csv", tmp_path / "cut.csv")
+    kept_in = ["--resume", tmp_path / "run.jsonl"]
+    page = invoke(*perplexity, *kept_in, "--json", cut, "--csv", tmp_path / "cut.csv")
     assert (page.exit_code, page.stderr) == (130, "")
     expected, kept = json.loads(whole.read_text()), json.loads(cut.read_text())
     assert kept["interrupted"] is True
@@ -57,6 +58,12 @@ def test_perplexity(invoke, at_trial, commands, tmp_path, arm):
     planned = kept["windows"]["planned"]
     assert page.stdout.endswith(f"Interrupted after 4 of {planned} windows; the figures are of those.\n")
     assert len((tmp_path / "cut.csv").read_text().splitlines()) == 1 + 4
+
+    at_trial(None)
+    assert invoke(*perplexity, *kept_in, "--json", cut).exit_code == invoke(*perplexity, "--json", whole).exit_code == 0
+    resumed, expected = (json.loads(file.read_text()) for file in (cut, whole))
+    assert resumed["windows"]["resumed"] == 4
+    assert [resumed[figure] for figure in ("paired", "flash")] == [expected[figure] for figure in ("paired", "flash")]
 
 
 def interrupted(invoke, tmp_path, command, arguments, unit):

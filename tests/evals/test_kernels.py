@@ -163,55 +163,41 @@ def test_quick_changes_defaults_and_nothing_that_is_given(invoke, tmp_path):
         assert {entry["settings"]["max_seconds"] for entry in entries} == {2}
 
 
-WARM_UP = 2  # calls of each implementation and configuration
-
-
-@pytest.fixture
-def interrupted(invoke, fake_implementation, tmp_path):
-    """A run of flash and naive that gets a SIGINT in that call of naive: its entries and its page."""
-
-    def run(number, *arguments):
-        calls = []
-
-        def before():
-            calls.append(None)
-            if len(calls) == number:
-                signal.raise_signal(signal.SIGINT)
-
-        fake_implementation("naive", before=before)
-        options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")
-        page = invoke("kernels", *options, *arguments)
-        assert (page.exit_code, page.stderr) == (130, "")
-        assert page.stdout.endswith("Interrupted; the figures are of the trials that were finished.\n")
-        entries = json.loads((tmp_path / "out.json").read_text())
-        assert all(entry["settings"]["interrupted"] for entry in entries)
-        return entries, page.stdout
-
-    return run
+WARM_UP = 2  # calls of each implementation, configuration and pass
+LENGTHS, PASSES_OF_ONE = ("--seq-len", "16,32,48"), ("--seq-len", 16, "--pass", "forward_backward,backward")
+FIRST = [(16, "flash", (2, 0, 0)), (16, "naive", (2, 0, 0))]
 
 
 @pytest.mark.parametrize(
-    ("trial", "kept"),
+    ("arguments", "trial", "kept"),
     [
-        (1, [(32, "flash", 1)]),
-        (2, [(32, "flash", 1), (32, "naive", 1)]),  # in the second round flash comes after it
+        (LENGTHS, 1, [*FIRST, (32, "flash", (1, 0, 0))]),
+        (LENGTHS, 2, [*FIRST, (32, "flash", (1, 0, 0)), (32, "naive", (1, 0, 0))]),  # in the second round flash is last
+        (PASSES_OF_ONE, 0, [(16, "flash", (0, 0, 2)), (16, "naive", (0, 0, 2))]),
     ],
 )
-def test_ctrl_c_keeps_what_is_finished(interrupted, trial, kept):
-    """In that trial of naive, of the second of three lengths."""
-    entries, page = interrupted(WARM_UP + 2 + WARM_UP + trial, "--seq-len", "16,32,48")
-    trials = [
-        (entry["config"]["seq_len"], entry["config"]["impl"], len(entry["forward"]["trials(s)"])) for entry in entries
+def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, arguments, trial, kept):
+    """In that trial of naive, of the second length or pass."""
+    calls = []
+
+    def before():
+        calls.append(None)
+        if len(calls) == WARM_UP + 2 + WARM_UP + trial:
+            signal.raise_signal(signal.SIGINT)
+
+    fake_implementation("naive", before=before)
+    options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")
+    page = invoke("kernels", *options, *arguments)
+    assert (page.exit_code, page.stderr) == (130, "")
+    assert page.stdout.endswith("Interrupted; the figures are of the trials that were finished.\n")
+    entries = json.loads((tmp_path / "out.json").read_text())
+    assert all(entry["settings"]["interrupted"] for entry in entries)
+    assert kept == [
+        (config["seq_len"], config["impl"], tuple(len(entry[pass_].get("trials(s)", ())) for pass_ in PASSES))
+        for entry in entries
+        for config in [entry["config"]]
     ]
-    assert trials == [(16, "flash", 2), (16, "naive", 2), *kept]
-    assert ("flash against naive" in page) is (len(kept) == 2)  # a single ratio needs no mean
-
-
-def test_ctrl_c_between_two_passes(interrupted):
-    entries, page = interrupted(WARM_UP + 2 + WARM_UP, "--seq-len", 16, "--pass", "forward_backward,backward")
-    assert [entry["backward"] for entry in entries] == [{}, {}]
-    assert [len(entry["forward_backward"]["trials(s)"]) for entry in entries] == [2, 2]
-    assert page.startswith("attention forward_backward, ")
+    assert ("flash against naive" in page.stdout) is (len(kept) == 4)  # a single ratio needs no mean
 
 
 def test_quantised_beside_plain(run_kernels):

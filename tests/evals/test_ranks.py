@@ -39,8 +39,7 @@ cli.main(arguments)
 
 @pytest.fixture
 def command(model_folder, text_file):
-    always = ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
-    return [*map(str, always)]
+    return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
 
 
 @pytest.fixture
@@ -82,23 +81,19 @@ def two_free_ports():
 
 def test_the_same_scores(launch, invoke, command, tmp_path):
     """Bit for bit, since the batches are the same; at the end there are fewer of them than ranks."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    for folder in (one, two):
-        folder.mkdir()
-
-    def arguments(folder):
-        files = ["--json", folder / "out.json", "--save-logprobs", folder / "run.jsonl"]
-        return [*command, "--max-windows", 5, *files]
-
-    assert invoke(*arguments(one)).exit_code == 0
-    stdout, stderr = launch(PROGRAMS / "flash-eval", *arguments(two))
-    alone, shared = (json.loads((folder / "out.json").read_text()) for folder in (one, two))
+    one, two = (
+        [*command, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
+        for n in (1, 2)
+    )
+    assert invoke(*one).exit_code == 0
+    stdout, stderr = launch(PROGRAMS / "flash-eval", *two)
+    alone, shared = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (1, 2))
     for figure in ("tokens", "words", "bytes", "paired", "flash", "windows"):
         assert shared[figure] == alone[figure], stderr
     for arm in ("off", "on"):
         for figure in ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte"):
             assert shared[arm][figure] == alone[arm][figure]
-    assert scores(two / "run.jsonl") == scores(one / "run.jsonl")
+    assert scores(tmp_path / "2.jsonl") == scores(tmp_path / "1.jsonl")
 
     # Each did its share, one of them printed, and says what the speeds are.
     ranks = [trial["rank"] for trial in shared["trials"]]

@@ -4,6 +4,8 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,58 +13,45 @@ from flash_evals import models, paired, reading
 from flash_evals.data import Text
 from flash_evals.reading import Rules
 
-DOCUMENTS = [
-    "The lobster of the eastern Atlantic is blue; only cooking makes it “lobster red”.\n",
-    "",
-    "It weighs 5 – 6 kilograms, and carries its eggs for a year.",
-    "Naïve readers take it for a crab — it is none.\n\n",
-]
 TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4 @.@ 9 lb ) , and is " lobster red " . \n'
 
 
-def rules(**changed):
-    standard = {
-        "context": 24,
-        "stride": None,
-        "scoring": "rolling",
-        "documents": "joined",
-        "bos": "auto",
-        "detokenise": None,
-    }
-    return Rules(**{**standard, **changed})
+STANDARD = Rules(24, None, "rolling", "joined", "auto", None)
 
 
 @pytest.fixture
-def evaluate(run_command, tmp_path):
-    """Runs the command on these documents."""
-
-    def run(documents, *arguments):
-        texts = tmp_path / "texts.jsonl"
-        texts.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-        return run_command("perplexity", "--dataset", texts, *arguments)
-
-    return run
+def evaluate(run_command, documents_file):
+    return partial(run_command, "perplexity", "--dataset", documents_file)
 
 
-def test_documents_are_joined_or_separate(evaluate):
+def test_documents_are_joined_or_separate(evaluate, documents):
     """Of separate ones, each has a BOS of its own; and none of the text between them."""
-    separate = evaluate(DOCUMENTS, "--documents", "separate", "--bos", "always")
-    joined = evaluate(DOCUMENTS, "--documents", "joined", "--bos", "always")
-    assert joined["bytes"] == separate["bytes"] + len("\n\n") * 3
-    for result, documents in ((separate, "separate"), (joined, "joined")):
-        assert result["settings"]["documents"] == documents
-        assert (", documents one by one · " in result["page"]) is (documents == "separate")
+    found = {}
+    for way in ("separate", "joined"):
+        result = found[way] = evaluate("--documents", way, "--bos", "always")
+        assert result["settings"]["documents"] == way
+        assert (", documents one by one · " in result["page"]) is (way == "separate")
+    assert found["joined"]["bytes"] == found["separate"]["bytes"] + len("\n\n") * (len(documents) - 1)
 
 
-def cost(result):
-    """Of all tokens together."""
-    return math.log(result["off"]["ppl"]) * result["tokens"]
+def test_half_windows_are_named_and_have_no_words(evaluate):
+    result = evaluate("--scoring", "half", "--context", 20)
+    assert result["tokens"] == result["windows"]["planned"] * 9
+    assert (result["words"], result["bytes"]) == (None, None)
+    assert (result["settings"]["scoring"], result["settings"]["stride"]) == ("half", None)
+    for arm in ("off", "on"):
+        assert [result[arm][figure] for figure in ("word_ppl", "byte_ppl", "bits_per_byte")] == [None] * 3
+    assert "context 20, second half of each chunk scored, as llama-perplexity does, no BOS · " in result["page"]
+    lines = [" ".join(line.split()) for line in result["page"].splitlines()]
+    assert "word / byte perplexity – / – – / –" in lines
+    assert "bits per byte – –" in lines
+    assert evaluate()["settings"]["scoring"] == "rolling"
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
-def test_padding_is_neither_scored_nor_counted(loaded, batch_size):
+def test_padding_is_neither_scored_nor_counted(loaded, documents, batch_size):
     """The scores of windows of many lengths, each read alone: the batch changes them by no more than rounding."""
-    read = reading.read(loaded, Text(DOCUMENTS, "some", "some"), rules(documents="separate", context=128))
+    read = reading.read(loaded, Text(documents, "some", "some"), replace(STANDARD, documents="separate", context=128))
     assert len({window.end - window.begin for window in read.plan}) > 2
     alone = list(paired.measured(loaded.model, read.ids, read.plan, 1))
     batches = list(paired.measured(loaded.model, read.ids, read.plan, batch_size))
@@ -83,11 +72,11 @@ def test_padding_is_neither_scored_nor_counted(loaded, batch_size):
         (True, "never", None, "no BOS"),
     ],
 )
-def test_bos(evaluate, make_model, has_bos, option, named, on_the_page):
+def test_bos(run_command, make_model, text, has_bos, option, named, on_the_page):
     """With one, the first token is scored too."""
     folder = make_model(bos=has_bos)
-    tokens = len(models.load(str(folder)).tokenizer.encode(DOCUMENTS[0], add_special_tokens=False))
-    result = evaluate(DOCUMENTS[:1], "--model", folder, "--bos", option)
+    tokens = len(models.load(str(folder)).tokenizer.encode(text, add_special_tokens=False))
+    result = run_command("perplexity", "--model", folder, "--bos", option)
     assert result["settings"]["bos"] == named
     assert result["tokens"] == tokens - (named is None)
     assert f"stride 24, {on_the_page} · " in result["page"]
@@ -101,23 +90,26 @@ def test_always_takes_a_token_to_put_there(refused, model_folder, text_file, tmp
     assert line == "Error: --bos always: the tokenizer of model has neither a BOS nor an EOS"
 
 
-def test_words_and_bytes_are_those_of_the_original(evaluate):
-    read = evaluate([TOKENISED], "--detokenise")
-    plain = evaluate([TOKENISED])
+def test_words_and_bytes_are_those_of_the_original(run_command, tmp_path):
+    (tmp_path / "text.txt").write_text(TOKENISED)
+    read, plain = (
+        run_command("perplexity", "--dataset", tmp_path / "text.txt", *options) for options in (["--detokenise"], [])
+    )
     assert read["settings"]["detokenised"] is True
     assert plain["settings"]["detokenised"] is False
     assert read["tokens"] < plain["tokens"]
     for result in (read, plain):
         assert (result["words"], result["bytes"]) == (len(TOKENISED.split()), len(TOKENISED.encode()))
         assert result["dataset"]["bytes"] == len(TOKENISED.encode())
-        assert math.log(result["off"]["byte_ppl"]) == pytest.approx(cost(result) / len(TOKENISED.encode()))
+        cost = math.log(result["off"]["ppl"]) * result["tokens"]
+        assert math.log(result["off"]["byte_ppl"]) == pytest.approx(cost / len(TOKENISED.encode()))
     assert ", detokenised · " in read["page"]
     assert "detokenised" not in plain["page"]
 
 
 @pytest.mark.parametrize(("option", "expected"), [(None, True), (True, True), (False, False)])
 def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected):
-    read = reading.read(loaded, Text([TOKENISED], "some", "some", tokenised=True), rules(detokenise=option))
+    read = reading.read(loaded, Text([TOKENISED], "some", "some", tokenised=True), replace(STANDARD, detokenise=option))
     assert read.settings["detokenised"] is expected
     assert loaded.tokenizer.decode(read.ids.tolist()).count("@") == (0 if expected else 8)
 
@@ -126,7 +118,7 @@ def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected)
 def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     """Window by window to the end: the original words whose beginning was read."""
     text = Text([TOKENISED, TOKENISED[::-1], TOKENISED], "some", "some", separator="\n", tokenised=True)
-    read = reading.read(loaded, text, rules(documents=documents, context=8))
+    read = reading.read(loaded, text, replace(STANDARD, documents=documents, context=8))
     marks = str.maketrans("", "", " \n@")
     sizes = [read.size_up_to(window) for window in read.plan]
     for window, size in zip(read.plan, sizes, strict=True):
@@ -139,19 +131,3 @@ def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     assert sizes == sorted(sizes)
     separators = 2 if documents == "joined" else 0
     assert sizes[-1] == (3 * len(TOKENISED.split()), 3 * len(TOKENISED.encode()) + separators)
-
-
-def test_half_windows_are_named_and_have_no_words(evaluate):
-    result = evaluate(DOCUMENTS, "--scoring", "half", "--context", 20)
-    chunks = result["windows"]["planned"]
-    assert result["tokens"] == chunks * 9
-    assert (result["words"], result["bytes"]) == (None, None)
-    assert result["settings"]["scoring"] == "half"
-    assert result["settings"]["stride"] is None
-    for arm in ("off", "on"):
-        assert [result[arm][figure] for figure in ("word_ppl", "byte_ppl", "bits_per_byte")] == [None] * 3
-    assert "context 20, second half of each chunk scored, as llama-perplexity does, no BOS · " in result["page"]
-    lines = [" ".join(line.split()) for line in result["page"].splitlines()]
-    assert "word / byte perplexity – / – – / –" in lines
-    assert "bits per byte – –" in lines
-    assert evaluate(DOCUMENTS)["settings"]["scoring"] == "rolling"

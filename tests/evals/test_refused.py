@@ -37,11 +37,9 @@ SPEED = {
     "-d 0,-1": "-d takes numbers of tokens separated by commas, not '0,-1'",
     "-g ,": "-g takes numbers of tokens separated by commas, not ','",
     "-b 0": "-b takes numbers of sequences separated by commas, not '0'",
-    "-r 0": "-r must be at least 1, not 0",
     "--delay -1": "--delay must be between 0 and 3600 seconds, not -1",
     "--delay nan": "--delay must be between 0 and 3600 seconds, not nan",
     "--delay inf": "--delay must be between 0 and 3600 seconds, not inf",
-    "--seed -1": "--seed must be at least 0, not -1",
     "-p 100 -d 0,29": "pp100 @ d29 needs 129 positions",
     "-p 0 -g 129 -d 0": "tg129 needs 129 positions",
     "--num-draft-tokens 2": "--num-draft-tokens goes with --draft-model",
@@ -54,14 +52,11 @@ SPEED = {
 FINETUNE = {
     "-p 0": "-p takes numbers of tokens separated by commas, not '0'",
     "-p 8,129": "--seq-len 129 needs 129 positions",
-    "-r 0": "-r must be at least 1, not 0",
     "--rank 0": "--rank must be at least 1, not 0",
-    "--batch-size 0": "-b must be at least 1, not 0",
     "--num-layers 0": "--num-layers must be -1 or between 1 and the 2 of",
     "--num-layers 3": "--num-layers must be -1 or between 1 and the 2 of",
     "--max-seconds -1": "--max-seconds must be at least 0, not -1",
     "--max-memory -1": "--max-memory must be at least 0, not -1",
-    "--seed -1": "--seed must be at least 0, not -1",
     "--plot out.gif": "expected a name that ends in .png or .svg",
 }
 KERNELS = {
@@ -77,14 +72,11 @@ KERNELS = {
     "--pass forward_backward --seq-len 1,32": "--pass forward_backward takes at least 2 queries",
     "--impl flash,xla": "--impl takes flash, mlx, naive, torch separated by commas, not 'flash,xla'",
     "--impl flash,torch": "--impl torch: it is not installed: pip install torch==2.13.0",
-    "--batch-size 0": "-b must be at least 1, not 0",
     "--query-len 0": "--query-len must be at least 1, not 0",
     "--query-len 40": "--query-len must be at most --seq-len, 32, not 40",
     "--window 0": "--window must be at least 1, not 0",
     "--window 4 --no-causal": "--window 4 is causal, and does not go with --no-causal",
-    "-r 0": "-r must be at least 1, not 0",
     "--max-seconds nan": "--max-seconds must be at least 0, not nan",
-    "--seed -1": "--seed must be at least 0, not -1",
     "--kv-bits 5": "--kv-bits takes none, 2, 3, 4, 6, 8 separated by commas, not '5'",
     "--kv-bits 8 --shape 4/2x8": "--kv-bits takes head_dims that are multiples of 64, its groups, not 8",
     "--kv-bits 8 --pass forward,backward": "--kv-bits goes with --pass forward",
@@ -92,11 +84,13 @@ KERNELS = {
     "--plot out.gif": "out.gif: expected a name that ends in .png or .svg",
     "--plot missing/out.png": "missing cannot be written to",
 }
+TIMED = {"--seed -1": "--seed must be at least 0, not -1", "-r 0": "-r must be at least 1, not 0"}
+BATCH = {"--batch-size 0": "-b must be at least 1, not 0"}
 COMMANDS = {
     "perplexity": ("--model MODEL --dataset TEXT --context 24", PERPLEXITY),
-    "speed": ("--model MODEL", SPEED),
-    "finetune": ("--model MODEL", FINETUNE),
-    "kernels": ("--seq-len 32", KERNELS),
+    "speed": ("--model MODEL", SPEED | TIMED),
+    "finetune": ("--model MODEL", FINETUNE | TIMED | BATCH),
+    "kernels": ("--seq-len 32", KERNELS | TIMED | BATCH),
 }
 CASES = [(command, arguments) for command, (_, cases) in COMMANDS.items() for arguments in cases]
 

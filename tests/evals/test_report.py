@@ -7,57 +7,30 @@ import pytest
 from report_page import Element, captions, plots, rows
 
 
+def arms_and_ratio(of, key):
+    off, on = of["off"][key], of["on"][key]
+    return [[off], [on], [on / off]]
+
+
 def test_numbers_of_perplexity(report, results):
     result = results["perplexity"]
     page = report(result)
-    off, on, paired = result["off"], result["on"], result["paired"]
     [table] = page.all("table")
     assert [cell.text for cell in table.all("thead")[0].all("th")] == ["", "patch off", "patch on", "on/off"]
     shown = {name: [cell.figures for cell in cells] for name, cells in rows(table).items()}
+    keys = {"word perplexity": "word_ppl", "byte perplexity": "byte_ppl", "bits per byte": "bits_per_byte"}
     assert shown == {
-        "token perplexity": [[off["ppl"], off["ppl_se"]], [on["ppl"], on["ppl_se"]], []],
-        "word perplexity": [[off["word_ppl"]], [on["word_ppl"]], []],
-        "byte perplexity": [[off["byte_ppl"]], [on["byte_ppl"]], []],
-        "bits per byte": [[off["bits_per_byte"]], [on["bits_per_byte"]], []],
-        "prefill tokens/s": [
-            [off["tokens_per_s"]],
-            [on["tokens_per_s"]],
-            [on["tokens_per_s"] / off["tokens_per_s"]],
-        ],
-        "peak memory": [[off["peak_memory_mb"]], [on["peak_memory_mb"]], _ratio(on, off, "peak_memory_mb")],
+        "token perplexity": [[result[arm]["ppl"], result[arm]["ppl_se"]] for arm in ("off", "on")] + [[]],
+        **{name: [[result[arm][key]] for arm in ("off", "on")] + [[]] for name, key in keys.items()},
+        "prefill tokens/s": arms_and_ratio(result, "tokens_per_s"),
+        "peak memory": arms_and_ratio(result, "peak_memory_mb"),
     }
-    assert page.all("article")[0].all("dl")[0].figures == [
-        paired["top1_agreement"],
-        paired["delta_nll"],
-        paired["delta_nll_se"],
-        paired["max_abs_dlogit"],
-        paired["mean_kl"],
-    ]
-
-
-def _ratio(on, off, key):
-    return [on[key] / off[key] if off[key] else None]
+    compared = ("top1_agreement", "delta_nll", "delta_nll_se", "max_abs_dlogit", "mean_kl")
+    assert page.all("article")[0].all("dl")[0].figures == [result["paired"][key] for key in compared]
 
 
 def test_numbers_of_speed(report, results):
-    result = results["speed"]
-    [table] = report(result).all("table")
-    shown = rows(table)
-    assert list(shown) == [test["test"] for test in result["results"]]
-    for test, cells in zip(result["results"], shown.values(), strict=True):
-        off, on = test["off"], test["on"]
-        assert [cell.figures for cell in cells[:6]] == [
-            [off["tokens_per_s"], off["tokens_per_s_sd"]],
-            [on["tokens_per_s"], on["tokens_per_s_sd"]],
-            [test["ratio"]],
-            [off["peak_memory_mb"]],
-            [on["peak_memory_mb"]],
-            _ratio(on, off, "peak_memory_mb"),
-        ]
-
-
-def test_shares_of_speed(report, results):
-    """Attention's of the time, and the accepted ones of what a draft model guessed: columns where there are any."""
+    """Attention's share of the time, and the accepted guesses of a draft model, have columns where there are any."""
     result = deepcopy(results["speed"])
     for test in result["results"]:
         test["off"] |= {"attention_share": 0.5, "accepted_share": None}
@@ -66,8 +39,15 @@ def test_shares_of_speed(report, results):
     groups, columns = ([cell.text for cell in row.all("th")] for row in table.all("thead")[0].all("tr"))
     assert groups == ["test", "tokens/s", "peak memory", "attention", "accepted"]
     assert columns == ["off", "on", "on/off"] * 2 + ["off", "on"] * 2
-    for cells in rows(table).values():
-        assert [cell.figures for cell in cells[6:]] == [[0.5], [0.125], [None], [0.75]]
+    shown = rows(table)
+    assert list(shown) == [test["test"] for test in result["results"]]
+    for test, cells in zip(result["results"], shown.values(), strict=True):
+        assert [cell.figures for cell in cells] == [
+            *([test[arm]["tokens_per_s"], test[arm]["tokens_per_s_sd"]] for arm in ("off", "on")),
+            [test["ratio"]],
+            *arms_and_ratio(test, "peak_memory_mb"),
+            *([0.5], [0.125], [None], [0.75]),
+        ]
 
 
 def test_numbers_of_finetune(report, results):
@@ -183,24 +163,22 @@ def test_plots_of_speed_against_the_length(report, results):
 
 def test_plots_of_kernels(report, results):
     entries = results["kernels"]
-    page = report(entries)
-    figures = page.all("figure")
-    titles = [str(captions(figure)[0].children[0]) for figure in figures]
-    assert titles == ["Time of a call", "Memory of a call", "Share of the machine's peak"] * 2
+    figures = report(entries).all("figure")
+    titles = ["Time of a call", "Memory of a call", "Share of the machine's peak"]
+    assert [str(captions(figure)[0].children[0]) for figure in figures] == titles * 2
     for number, pass_ in enumerate(("forward", "backward")):
         together = Element("", {})
         together.children = list(figures[3 * number : 3 * number + 3])
-        drawn = plots(together)
+        time, memory, share = map(plots(together).get, titles)
         for impl in ("flash", "mlx"):
-            mine = [entry for entry in entries if entry["config"]["impl"] == impl]
-            lengths = [entry["config"]["seq_len"] for entry in mine]
-            times = [entry[pass_]["time(s)"] for entry in mine]
-            peak = [entry[pass_]["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"] for entry in mine]
-            assert drawn["Time of a call"][impl] == list(zip(lengths, times, strict=True))
-            shares = [(length, pytest.approx(share)) for length, share in zip(lengths, peak, strict=True)]
-            assert drawn["Share of the machine's peak"][impl] == shares
-        held = [(entry["config"]["seq_len"], entry[pass_]["inputs_and_outputs(MB)"]) for entry in mine]
-        assert drawn["Memory of a call"]["inputs and outputs"] == held
+            mine = {entry["config"]["seq_len"]: entry for entry in entries if entry["config"]["impl"] == impl}
+            assert time[impl] == [(keys, entry[pass_]["time(s)"]) for keys, entry in mine.items()]
+            assert share[impl] == [
+                (keys, pytest.approx(entry[pass_]["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"]))
+                for keys, entry in mine.items()
+            ]
+        held = [(keys, entry[pass_]["inputs_and_outputs(MB)"]) for keys, entry in mine.items()]
+        assert memory["inputs and outputs"] == held
 
 
 def test_plots_of_perplexity_against_the_context(report, results):

@@ -58,16 +58,12 @@ def test_null_figures_are_dashes(report, results):
     assert shown["word perplexity"][1].text == shown["byte perplexity"][1].text == "–"
 
 
-def heads(page):
-    return [cell.text for cell in page.all("table")[0].all("thead")[0].all("th")]
-
-
 @pytest.mark.parametrize("arm", ["off", "on"])
 def test_perplexity_of_one_arm(report, results, arm):
     other = {"off": "on", "on": "off"}[arm]
     result = {key: value for key, value in results["perplexity"].items() if key != other} | {"paired": None}
     page = report({**result, "flash": result["flash"] if arm == "on" else {"calls": {}, "fallbacks": {}}})
-    assert heads(page) == ["", f"patch {arm}"]
+    assert [cell.text for cell in page.all("thead")[0].all("th")] == ["", f"patch {arm}"]
     assert rows(page.all("table")[0])["token perplexity"][0].figures == [result[arm]["ppl"], result[arm]["ppl_se"]]
     assert answer(page, "Same predictions?")[0] == answer(page, "Faster?")[0] == "Not measured"
     assert "never ran" not in page.text
@@ -83,7 +79,7 @@ def test_perplexity_compared_with_another_run(report, results, arm):
     page = report({**result, "paired": {**result["paired"], "max_abs_dlogit": None, "mean_kl": None}})
     assert answer(page, "Same predictions?")[0] == ("Yes" if arm == "off" else "Not measured")
     assert answer(page, "Faster?")[0] == "Not measured"
-    assert heads(page) == ["", f"patch {arm}, another run", "patch on"]
+    assert [cell.text for cell in page.all("thead")[0].all("th")] == ["", f"patch {arm}, another run", "patch on"]
     assert "kept in kept.jsonl. It differs in: batch size 1, here 4." in page.all("article")[0].text
 
 
@@ -170,11 +166,9 @@ def test_entries_of_two_machines_are_two_runs(report, results):
     """A list of kernels can be put together from several."""
     here = results["kernels"]
     there = [{**entry, "machine": {**entry["machine"], "device": "gpu, Metal"}} for entry in here]
-    page = report([*here, *there])
-    assert [article.all("p", class_="facts")[0].text.split(" · ")[0] for article in page.all("article")] == [
-        here[0]["machine"]["device"],
-        "gpu, Metal",
-    ]
+    runs = report([*here, *there]).all("article")
+    devices = [run.all("p", class_="facts")[0].text.split(" · ")[0] for run in runs]
+    assert devices == [here[0]["machine"]["device"], "gpu, Metal"]
 
 
 def test_text_of_files_and_their_names_is_text(report, results, tmp_path):

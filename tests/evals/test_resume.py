@@ -27,13 +27,13 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def evaluate(run_command):
-    return partial(run_command, "perplexity", "--batch-size", 2)
+def command(model_folder, text_file):
+    return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
 
 
 @pytest.fixture
-def command(model_folder, text_file):
-    return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
+def evaluate(run_command):
+    return partial(run_command, "perplexity", "--batch-size", 2)
 
 
 def assert_same_scores(a, b):
@@ -84,16 +84,6 @@ def test_a_file_that_is_not_there_or_has_half_a_header_is_begun(evaluate, path):
         assert_same_scores(evaluate("--resume", path), whole)
 
 
-def test_with_another_batch_size(evaluate, path):
-    """As one does when the memory was too small."""
-    evaluate("--resume", path, "--max-windows", 4)
-    resumed, whole = evaluate("--resume", path, "--batch-size", 1), evaluate()
-    assert resumed["windows"]["finished"] == whole["windows"]["finished"]
-    assert [trial["windows"] for trial in resumed["trials"]][:4] == [2, 2, 1, 1]
-    for arm in ("off", "on"):
-        assert resumed[arm]["ppl"] == pytest.approx(whole[arm]["ppl"], rel=1e-6)
-
-
 @pytest.mark.long("a process for each kill, which imports for seconds")
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_a_random_moment(evaluate, command, path, seed):
@@ -116,28 +106,14 @@ def test_killed_at_a_random_moment(evaluate, command, path, seed):
     assert_same_scores(resumed, whole)
 
 
-def test_after_ctrl_c(evaluate, invoke, command, path, monkeypatch):
-    whole, measure, batches = evaluate(), paired._measure, []
-
-    def interrupted(*arguments, **others):
-        batches.append(arguments)
-        if len(batches) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return measure(*arguments, **others)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(paired, "_measure", interrupted)
-        assert invoke(*command, "--resume", path).exit_code == 130
-    resumed = evaluate("--resume", path)
-    assert resumed["windows"]["resumed"] == 4
-    assert_same_scores(resumed, whole)
-
-
 def test_the_file_of_another_run_is_refused(evaluate, refused, command, path, monkeypatch, make_model):
     """Its scores and times would be of two things; also where a model is called the same and looks the same."""
     described = machine.describe()
     evaluate("--resume", path, "--max-windows", 4)
     before = path.read_bytes()
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert f"--resume {path}: another run is writing it" in refused(*command, "--resume", path)
     for arguments, said in (
         (("--stride", 12), "is of something else: stride 24, here 12"),
         (("--arm", "on"), "is of another run: arm off+on, here on"),
@@ -197,21 +173,10 @@ def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, command, pat
         assert path.read_bytes() == before
 
 
-def test_two_runs_at_once_are_refused(refused, command, path):
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert f"--resume {path}: another run is writing it" in refused(*command, "--resume", path)
-
-
-def test_a_full_disk_before_anything_is_measured(refused, command):
-    for option in ("--save-logprobs", "--resume"):
-        assert refused(*command, option, "/dev/full") == "Error: cannot write /dev/full: No space left on device"
-
-
 @pytest.mark.parametrize("fitting", [0, 2])
-def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, command, path, tmp_path, fitting):
-    """The limit on the size of a file stands for the disk. What did fit is there to go on from; shown is also the batch
-    that did not.
+def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused, command, path, tmp_path, fitting):
+    """The limit on the size of a file stands for the disk. What did fit is there to go on from, also in batches of
+    another size; shown is also the batch that did not.
     """
     whole = evaluate("--save-logprobs", tmp_path / "whole.jsonl")
     kept = lines(tmp_path / "whole.jsonl")
@@ -226,6 +191,13 @@ def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, command
     assert done.stderr == f"Error: cannot write {path}: {os.strerror(errno.EFBIG)}\n"
     shown, planned = 2 * (fitting + 1), whole["windows"]["planned"]
     assert done.stdout.endswith(f"Interrupted after {shown} of {planned} windows; the figures are of those.\n")
+    before = path.read_bytes()
     resumed = evaluate("--resume", path)
     assert resumed["windows"]["resumed"] == 2 * fitting
     assert_same_scores(resumed, whole)
+    path.write_bytes(before)
+    resumed = evaluate("--resume", path, "--batch-size", 1)
+    assert [trial["windows"] for trial in resumed["trials"]][: fitting + 1] == [2] * fitting + [1]
+    assert resumed["on"]["ppl"] == pytest.approx(whole["on"]["ppl"], rel=1e-6)
+    for option in ("--save-logprobs", "--resume"):  # and where it is full already
+        assert refused(*command, option, "/dev/full") == "Error: cannot write /dev/full: No space left on device"
