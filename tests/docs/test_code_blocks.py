@@ -61,11 +61,8 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-SMALLEST_IF_GIVEN = {
-    "--context": "64",
-    "--stride": "32",
-    "--num-layers": "2",
-}  # where they are not, the page may show what is the default
+# Where they are not, the page may show what is the default.
+SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # What a page's Python takes for given.
 GIVEN = {

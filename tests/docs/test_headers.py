@@ -11,18 +11,8 @@ ROOT = Path(__file__).parents[2]
 COMMENTS = {
     "//": (".cpp", ".h", ".metal"),
     "#": (
-        ".pyi",
-        ".sh",
-        ".toml",
-        ".cmake",
-        ".yml",
-        ".yaml",
-        ".supp",
-        "Makefile",
-        "CMakeLists.txt",
-        ".clang-format",
-        ".gitignore",
-        "/run",
+        *(".pyi", ".sh", ".toml", ".cmake", ".yml", ".yaml", ".supp"),
+        *("Makefile", "CMakeLists.txt", ".clang-format", ".gitignore", "/run"),
     ),
     "/*": (".css",),
 }

@@ -14,6 +14,8 @@ query = np.random.default_rng(0).normal(size=(2, 6, 70, 64)).astype(np.float32)
 key, value = np.random.default_rng(1).normal(size=(2, 2, 2, 130, 64)).astype(np.float32)
 out = flashattn_core.flash_attention(*map(mx.array, (query, key, value)), mask=SlidingWindow(50))
 print(np.abs(np.array(out) - reference_attention(query, key, value, mask=SlidingWindow(50))[0]).max())
+import mlxlm_flash_patch, flash_evals, mlxlm_flash_startup, sys
+print(*(module.__file__ for name, module in sys.modules.items() if "flash" in name), sep="\n")
 """
 GENERATE = ("--prompt", "The class statement", "--ignore-chat-template", "--max-tokens", "12", "--temp", "0")
 
@@ -26,26 +28,26 @@ def generate(environment, *command, **variables):
     return done.stdout.split("==========")[1], done.stderr
 
 
-def test_everything_comes_from_the_environment(environment):
-    code = "import flashattn_core, mlxlm_flash_patch, flash_evals, mlxlm_flash_startup, sys\n"
-    code += "print(*(m.__file__ for n, m in sys.modules.items() if 'flash' in n), sep='\\n')"
-    files = [Path(line) for line in environment.check("python", "-c", code).splitlines()]
-    assert files
-    assert [file for file in files if environment.site_packages not in file.parents] == []
-
-
 def test_the_op_against_the_reference(environment):
-    assert float(environment.check("python", "-c", FORWARD)) < 1e-5
+    """Everything comes from the environment."""
+    error, *files = environment.check("python", "-c", FORWARD).splitlines()
+    assert float(error) < 1e-5
+    assert files
+    assert [file for file in files if environment.site_packages not in Path(file).parents] == []
 
 
-def test_status(environment):
-    said = environment.check("mlxlm-flash", "status")
-    assert f"flashattn-core {version('flashattn-core')}" in said
-
-
-def test_doctor(environment):
-    """It exits with 1 if anything is broken: versions against the pins, nanobind's ABI, a prefill and a decode step."""
-    assert "shares nanobind's ABI with MLX: v22" in environment.check("mlxlm-flash", "doctor")
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("mlxlm-flash status", f"flashattn-core {version('flashattn-core')}"),
+        # It exits with 1 if anything is broken: versions against the pins, a prefill and a decode step.
+        ("mlxlm-flash doctor", "shares nanobind's ABI with MLX: v22"),
+        ("flash-eval doctor", "broken: 0"),
+        ("flash-eval perplexity --max-windows 4", "Same predictions"),
+    ],
+)
+def test_commands(environment, command, says):
+    assert says in environment.check(*command.split())
 
 
 def test_run(environment):
@@ -55,15 +57,6 @@ def test_run(environment):
     assert "flash attention ran: " in said
     assert "cpu_decode" in said
     assert "fallbacks: none" in said
-
-
-def test_perplexity(environment):
-    said = environment.check("flash-eval", "perplexity", "--max-windows", "4")
-    assert "Same predictions" in said
-
-
-def test_eval_doctor(environment):
-    environment.check("flash-eval", "doctor")
 
 
 def test_hook(environment):

@@ -8,6 +8,7 @@ import yaml
 from build_wheels import ROOT, uv
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+assert WORKFLOWS
 SIMPLE = {
     "python3 -m pip install uv",
     "uv run pytest",
@@ -28,10 +29,6 @@ def workflow(request):
 @pytest.fixture
 def steps(workflow):
     return [step for job in jobs(workflow).values() for step in job["steps"]]
-
-
-def test_there_is_one():
-    assert WORKFLOWS
 
 
 def test_schema(workflow):
@@ -61,7 +58,5 @@ def test_commands_exist(steps):
 def test_linux_and_macos_build_and_test(workflow):
     platforms = {entry["name"] for entry in jobs(workflow)["wheels"]["strategy"]["matrix"]["include"]}
     assert platforms == {"linux-x86_64", "linux-aarch64", "macos-arm64"}
-    assert {jobs(workflow)[f"tests-on-{system}"]["runs-on"].split("-")[0] for system in ("linux", "macos")} == {
-        "ubuntu",
-        "macos",
-    }
+    for system, image in (("linux", "ubuntu-"), ("macos", "macos-")):
+        assert jobs(workflow)[f"tests-on-{system}"]["runs-on"].startswith(image)
