@@ -43,12 +43,9 @@ class Hub:
 
     def large(self, digest):
         """A large file by its SHA-256."""
-        for repo in self.repos.values():
-            for files in repo.commits.values():
-                for name, content in files.items():
-                    if name.endswith(LARGE) and sha256(content) == digest:
-                        return name, content
-        return None
+        commits = [files for repo in self.repos.values() for files in repo.commits.values()]
+        large = [file for files in commits for file in files.items() if file[0].endswith(LARGE)]
+        return next((file for file in large if sha256(file[1]) == digest), None)
 
 
 @contextmanager

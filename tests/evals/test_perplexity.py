@@ -35,19 +35,17 @@ def test_both_arms_agree_and_flash_did_it(evaluate):
 def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
     """An arm that differs in what a window reads but does not score does not differ."""
     plan = windows(len(ids), 24, 8)[1:]  # these score the last 8 of 24
-    for until, differs in ((16, False), (17, True)):
-        monkeypatch.setattr(paired, "run", lambda arm, work, flash, until=until: (spoiled(work(), arm, until), TRIAL))
+    for spoiled, differs in ((16, False), (17, True)):
+
+        def run(arm, work, flash, spoiled=spoiled):
+            logits = work()
+            noise = mx.random.normal(logits.shape) * (mx.arange(logits.shape[1]) < spoiled)[:, None]
+            return logits + (noise if arm == "on" else 0), paired.Trial(seconds=1.0, peak_memory=1)
+
+        monkeypatch.setattr(paired, "run", run)
         for batch in paired.measured(loaded.model, ids, plan, 4):
             assert (batch.max_abs_dlogit > 0) is differs
             assert differs or np.array_equal(batch.scores["off"].nll, batch.scores["on"].nll)
-
-
-TRIAL = paired.Trial(seconds=1.0, peak_memory=1)
-
-
-def spoiled(logits, arm, until):
-    noise = mx.random.normal(logits[:, :until].shape) if arm == "on" else 0
-    return mx.concatenate([logits[:, :until] + noise, logits[:, until:]], axis=1)
 
 
 def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text, ids):

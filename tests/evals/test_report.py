@@ -27,6 +27,8 @@ def test_numbers_of_perplexity(report, results):
     }
     compared = ("top1_agreement", "delta_nll", "delta_nll_se", "max_abs_dlogit", "mean_kl")
     assert page.all("article")[0].all("dl")[0].figures == [result["paired"][key] for key in compared]
+    almost = report({**result, "paired": {**result["paired"], "top1_agreement": 0.9999999}})
+    assert "99.999 %" in almost.text
 
 
 def test_numbers_of_speed(report, results):

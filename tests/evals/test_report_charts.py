@@ -70,20 +70,3 @@ def test_labels_of_lengths_do_not_meet():
     places = [float(x) for x in re.findall(r'<text x="([^"]+)" y="197"', picture)]
     assert len(places) > 2
     assert min(b - a for a, b in pairwise(places)) >= chart.ROOM
-
-
-@pytest.mark.parametrize(
-    ("shown", "value", "text"),
-    [
-        (units.decimal(2), 0.0041, "0.0041"),
-        (units.decimal(3), 1.5e8, "1.50e+08"),
-        (units.rate, 1234.5, "1,234"),
-        (units.percent, 0.9999999, "99.999 %"),  # not all of them
-        (units.share, 0.0123, "1.2%"),
-        (units.seconds, 2e-8, "0.02 µs"),
-        (units.signed, 7e-9, "+7.0e-09"),
-    ],
-)
-def test_figures(shown, value, text):
-    """Those that test_report.py has not."""
-    assert shown(value) == text

@@ -1,11 +1,191 @@
-"""`flash-eval report`: the page as a whole, self-contained and accessible, and where it goes."""
+"""`flash-eval report`: whatever a file holds, the page is whole and self-contained; what cannot be used is named."""
 
 import json
 import re
+from copy import deepcopy
+from functools import reduce
 from itertools import pairwise
+from operator import getitem
 
 import pytest
-from report_page import Element
+from report_page import HOSTILE, Element, answer, hostile, parse, rows
+
+
+def test_unknown_fields_are_fine(report, results):
+    """Of files that are older or newer. Where a name is a kernel or a reason, there are no others."""
+
+    def more(value, key=""):
+        if isinstance(value, dict) and value and key not in ("calls", "fallbacks"):
+            return {**{name: more(item, name) for name, item in value.items()}, "unknown": {"x": [1, None]}}
+        return [more(item) for item in value] if isinstance(value, list) else value
+
+    plain, grown = report(*results.values()), report(*map(more, results.values()))
+    assert [data.attributes for data in grown.all("data")] == [data.attributes for data in plain.all("data")]
+    assert grown.text != plain.text
+
+
+def test_how_a_text_was_read(report, results):
+    half = {"context": 4096, "stride": None, "scoring": "half"}
+    separate = {"context": 32, "stride": 16, "scoring": "rolling", "documents": "separate"}
+    for settings, says in (
+        (half, "context 4,096, half scoring"),
+        (separate, "context 32, stride 16, rolling scoring, separate documents"),
+    ):
+        page = report({**results["perplexity"], "settings": settings})
+        assert says in page.all("p", class_="facts")[0].text.split(" · ")
+
+
+def test_null_figures_are_dashes(report, results):
+    """What is not finite is null in a result file, or a number that JSON does not have."""
+
+    def nulls(value, key=""):
+        if isinstance(value, dict):
+            return {name: nulls(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [nulls(item, key) for item in value]
+        return None if isinstance(value, float) else value
+
+    page = report(*map(nulls, results.values()))
+    assert len(page.all("article")) == 4
+    assert page.all("data") == []
+    cells = [cell.text for table in page.all("table") for cell in table.all("td")]
+    assert set(cells) == {"–", "– ± –", "– to –", "– as fast", ""}
+    assert page.all("figure") == []
+    assert answer(page, "Same predictions?")[0] == "Not known"
+    for question in ("Faster?", "Less memory?"):
+        assert answer(page, question)[0] == "Not measured"
+    result = results["perplexity"]
+    page = report({**result, "on": {**result["on"], "word_ppl": float("inf"), "byte_ppl": 10**400}})
+    shown = rows(page.all("table")[0])
+    assert shown["word perplexity"][1].text == shown["byte perplexity"][1].text == "–"
+
+
+@pytest.mark.parametrize("arm", ["off", "on"])
+def test_perplexity_of_one_arm(report, results, arm):
+    other = {"off": "on", "on": "off"}[arm]
+    result = {key: value for key, value in results["perplexity"].items() if key != other} | {"paired": None}
+    page = report({**result, "flash": result["flash"] if arm == "on" else {"calls": {}, "fallbacks": {}}})
+    assert [cell.text for cell in page.all("thead")[0].all("th")] == ["", f"patch {arm}"]
+    assert rows(page.all("table")[0])["token perplexity"][0].figures == [result[arm]["ppl"], result[arm]["ppl_se"]]
+    assert answer(page, "Same predictions?")[0] == answer(page, "Faster?")[0] == "Not measured"
+    assert "never ran" not in page.text
+
+
+@pytest.mark.parametrize("arm", ["off", "on"])
+def test_perplexity_compared_with_another_run(report, results, arm):
+    """Same predictions can be said of two runs; which one is faster is not to be told from them."""
+    column = "off" if arm == "off" else "other"
+    compared = {"file": "kept.jsonl", "arm": arm, "column": column, "differs_in": ["batch size 1, here 4"]}
+    result = {"other": results["perplexity"]["on"], **results["perplexity"], "compared": compared}
+    del result["other" if arm == "off" else "off"]
+    page = report({**result, "paired": {**result["paired"], "max_abs_dlogit": None, "mean_kl": None}})
+    assert answer(page, "Same predictions?")[0] == ("Yes" if arm == "off" else "Not measured")
+    assert answer(page, "Faster?")[0] == "Not measured"
+    assert [cell.text for cell in page.all("thead")[0].all("th")] == ["", f"patch {arm}, another run", "patch on"]
+    assert "kept in kept.jsonl. It differs in: batch size 1, here 4." in page.all("article")[0].text
+
+
+GONE = object()
+NO_RESULT = "no result file of flash-eval perplexity, speed, finetune or kernels"
+# Where a result is changed, and what stands there then: why the file has no place on the page.
+CHANGES = [
+    ("perplexity", ("on", "ppl"), GONE, "on has no 'ppl'"),
+    ("perplexity", ("off", "ppl"), "many", 'off.ppl is not a number: "many"'),
+    ("perplexity", ("model", "name"), 7, "model.name is not a text: 7"),
+    ("perplexity", ("tokens",), 1.5, "tokens is not a whole number"),
+    ("perplexity", ("command",), "train", NO_RESULT),
+    ("speed", ("model",), GONE, "the file has no 'model'"),
+    ("speed", ("results", 1, "kind"), "training", 'results[1].kind is not prompt or generation: "training"'),
+    ("speed", ("results",), [], "it has no results"),
+    ("speed", ("results",), {}, "results is not a list: {}"),
+    ("speed", ("flash", "calls"), "all", "flash.calls is not names and values"),
+    ("finetune", ("results", 0, "off", "seconds"), -1.5, "results[0].off.seconds is not a number that is not negative"),
+    ("finetune", ("results", 0, "trials", 0, "on", "seconds"), "x", "results[0].trials[0].on.seconds is not a number"),
+    ("kernels", (1, "forward", "time(s)"), GONE, "[1].forward has no 'time(s)'"),
+    ("kernels", (0, "config"), GONE, "[0] has no 'config'"),
+]
+CONTENTS = [
+    (b'"hello"', NO_RESULT),
+    (b"[]", "it has no results"),
+    (b"[1, 2]", "[0] is not names and values: 1"),
+    (b"", "no JSON: Expecting value"),
+    (b'{"command": "\xff"}', "no JSON that can be read: "),
+    (b"[" * 200_000, "no JSON that can be read: "),
+    (b"\x89PNG\r\n\x1a\n\0\0", "no JSON"),
+]
+
+
+def changed(result, path, value):
+    copy = deepcopy(result)
+    *way, last = path
+    at = reduce(getitem, way, copy)
+    if value is GONE:
+        del at[last]
+    else:
+        at[last] = value
+    return json.dumps(copy).encode()
+
+
+def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
+    """Each with the reason, on the page and on stderr; a whole one beside them has its place, once."""
+    broken = [(changed(results[command], path, value), why) for command, path, value, why in CHANGES]
+    armless = {key: value for key, value in results["perplexity"].items() if key not in ("off", "on")}
+    broken.append((json.dumps(armless).encode(), "expected the arms off and on, or one of them, not none"))
+    unmeasured = [{**entry, "forward": {}, "backward": {}} for entry in results["kernels"]]
+    broken.append((json.dumps(unmeasured).encode(), "no pass of its entries was measured"))
+    broken += CONTENTS
+    files = [tmp_path / f"{number}.json" for number in range(len(broken))]
+    for file, (content, _) in zip(files, broken, strict=True):
+        file.write_bytes(content)
+    (tmp_path / "folder.json").mkdir()
+    files += [tmp_path / "folder.json", tmp_path / "missing.json"]
+    broken += [(b"", "Is a directory"), (b"", "No such file or directory")]
+    whole, out = tmp_path / "whole.json", tmp_path / "page.html"
+    whole.write_text(json.dumps(results["speed"]))
+    done = invoke("report", *files, whole, whole, "--html", out)
+    assert done.exit_code == 0, done.output
+    page, said = parse(out), done.stderr.splitlines()
+    for file, (_, why), line in zip(files, broken, said, strict=True):
+        assert line.startswith(f"Left out: {file}: {why}")
+    left_out = [item.text for item in page.all("section", class_="left-out")[0].all("li")]
+    assert left_out == [line.removeprefix("Left out: ") for line in said]
+    assert len(page.all("article")) == 1
+
+
+def test_nothing_usable_makes_no_page(invoke, tmp_path):
+    broken, out = tmp_path / "broken.json", tmp_path / "page.html"
+    broken.write_text("{}")
+    done = invoke("report", broken, "--html", out)
+    assert (done.exit_code, done.stdout) == (2, "")
+    named, line = done.stderr.splitlines()
+    assert named.startswith(f"Left out: {broken}: ")
+    assert line == "Error: none of the files is a result of flash-eval, so there is no page to make"
+    assert not out.exists()
+    assert invoke("report").exit_code == 2
+
+
+def test_entries_of_two_machines_are_two_runs(report, results):
+    """A list of kernels can be put together from several."""
+    here = results["kernels"]
+    there = [{**entry, "machine": {**entry["machine"], "device": "gpu, Metal"}} for entry in here]
+    runs = report([*here, *there]).all("article")
+    devices = [run.all("p", class_="facts")[0].text.split(" · ")[0] for run in runs]
+    assert devices == [here[0]["machine"]["device"], "gpu, Metal"]
+
+
+def test_text_of_files_and_their_names_is_text(report, results, tmp_path):
+    page = report(*hostile(results))
+    assert page.all("script") == page.all("img") == []
+    assert HOSTILE.replace("\ud800", "?") in page.all("h3")[0].text
+    assert "<" not in page.all("style")[0].text
+    file = tmp_path / '<b>&".json'
+    file.write_text(json.dumps(results["speed"]))
+    broken = tmp_path / "<i>.json"
+    broken.write_text("")
+    page = report(file, broken, says=f"Left out: {broken}: no JSON: Expecting value: line 1 column 1 (char 0)\n")
+    assert page.all("b") == page.all("i") == []
+    assert str(file) in page.all("details")[0].text
+    assert str(broken) in page.all("section", class_="left-out")[0].text
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])

@@ -148,7 +148,6 @@ def broken(line, key, value):
 
 NO_SCORES, IN_LINE = "is not a file of flash-eval perplexity's scores", "is broken in line "
 BREAK = [
-    (lambda head, one, two, *_: ["notes\n", "of mine\n"], NO_SCORES),
     (lambda head, *batches: batches, NO_SCORES),
     (lambda head, *batches: [head[:-3] + "\n", *batches], IN_LINE + "1"),
     (lambda head, *batches: [head.replace('"weights"', '"waits"'), *batches], IN_LINE + "1"),
@@ -156,7 +155,6 @@ BREAK = [
     (lambda head, one, two, *more: [head, one, two[:40] + "\n", *more], IN_LINE + "3"),
     (lambda head, one, two, *_: [head, one, "[]\n"], IN_LINE + "3"),
     (lambda head, one, two, *_: [head, one, broken(two, "windows", 1)], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "off", {})], IN_LINE + "3"),
     (lambda head, one, two, *_: [head, one, broken(two, "kl", [0.0])], IN_LINE + "3"),
     (lambda head, one, two, *_: [head, one, broken(two, "order", ["on"])], IN_LINE + "3"),
     (lambda head, *batches: [head, *batches, batches[-1]], IN_LINE),

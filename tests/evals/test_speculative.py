@@ -8,11 +8,8 @@ from importlib import import_module
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import generation, models, speed
-from flash_evals.errors import EvalError
+from flash_evals import generation, models
 from flash_evals.generation import Case, Draft, Filled, Guesses
-from flash_evals.models import LoadedModel
-from mlx_lm.models.cache import ArraysCache, KVCache
 
 mlx_lm_generate = import_module("mlx_lm.generate")  # mlx_lm has a function of this name
 
@@ -92,15 +89,3 @@ def test_another_tokenizer_is_refused(refused, model_folder, make_model):
         f"Error: --draft-model {folder.name} has a tokenizer of {sizes[0]} tokens, "
         f"expected that of {model_folder.name}, with {sizes[1]}"
     )
-
-
-@pytest.mark.parametrize("drafts", [False, True])
-def test_a_cache_that_takes_nothing_back_is_refused(loaded, drafts):
-    class Snake:
-        def make_cache(self):
-            return [KVCache(), ArraysCache(1)]
-
-    snake = LoadedModel(Snake(), loaded.tokenizer, loaded.config, "Snake", "", None)
-    model, draft = (loaded, snake) if drafts else (snake, loaded)
-    with pytest.raises(EvalError, match=r"^--draft-model: mlx-lm cannot take tokens back out of a ArraysCache$"):
-        speed._check_models(model, Draft(draft, 3), [Case("generation", 4, 0)])
