@@ -142,6 +142,12 @@ def run_command(invoke, model_folder, text_file, tmp_path):
 
 
 @pytest.fixture
+def command(model_folder, text_file):
+    """A run of `perplexity` with more than a few batches."""
+    return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
+
+
+@pytest.fixture
 def refused(invoke):
     """`flash-eval ...` that must end with one line on stderr and exit code 2; gives the line."""
 

@@ -12,15 +12,14 @@ class Element:
         self.name, self.attributes = name, attributes
         self.children = []
 
-    def all(self, name, **attributes):
-        """Those of that name below it, in order; a class is one of several."""
+    def all(self, name, class_=None):
+        """Those of that name, and of that class, below it, in order."""
         found = []
         for child in self.children:
             if isinstance(child, Element):
-                has = {key.rstrip("_"): (child.attributes.get(key.rstrip("_")) or "").split() for key in attributes}
-                if child.name == name and all(value in has[key.rstrip("_")] for key, value in attributes.items()):
+                if child.name == name and class_ in (None, *(child.attributes.get("class") or "").split()):
                     found.append(child)
-                found += child.all(name, **attributes)
+                found += child.all(name, class_)
         return found
 
     @property
@@ -70,15 +69,8 @@ def parse(page):
 
 
 def rows(table):
-    """The cells of each row by its name; a name that comes again gets an apostrophe."""
-    found = {}
-    for row in table.all("tbody")[0].all("tr"):
-        [name], cells = row.all("th"), row.all("td")
-        key = name.text
-        while key in found:
-            key += "'"
-        found[key] = cells
-    return found
+    """The cells of each row by its name."""
+    return {row.all("th")[0].text: row.all("td") for row in table.all("tbody")[0].all("tr")}
 
 
 def answer(page, question):
@@ -109,14 +101,19 @@ def plots(page):
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\ud800\u202e" + "x" * 300
 
 
+def mapped(value, change, key=""):
+    """A result with each leaf changed, of which the function also gets the key that it is found by."""
+    if isinstance(value, dict):
+        return {name: mapped(item, change, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [mapped(item, change, key) for item in value]
+    return change(value, key)
+
+
 def hostile(results):
-    """dict[str, Any] that have markup wherever there may be text."""
+    """Results that have markup wherever there may be text."""
 
-    def change(value, key=""):
-        if isinstance(value, dict):
-            return {name: change(item, name) for name, item in value.items()}
-        if isinstance(value, list):
-            return [change(item, key) for item in value]
-        return HOSTILE if isinstance(value, str) and key not in ("command", "kind") else value
+    def change(leaf, key):
+        return HOSTILE if isinstance(leaf, str) and key not in ("command", "kind") else leaf
 
-    return [change(result) for result in results.values()]
+    return [mapped(result, change) for result in results.values()]

@@ -19,12 +19,6 @@ def loaded():
     return load(str(FOLDER))
 
 
-def passages(text, words=12):
-    """All runs of that many words."""
-    split = text.split()
-    return {tuple(split[i : i + words]) for i in range(len(split) - words + 1)}
-
-
 def test_the_text_is_split_by_whole_topics_and_nothing_held_out_is_learned():
     train, heldout = documents("train"), documents("heldout")
     assert (train, heldout) == (documents("train"), documents("heldout"))
@@ -33,7 +27,10 @@ def test_the_text_is_split_by_whole_topics_and_nothing_held_out_is_learned():
     assert 0 < len(heldout) <= len(HELD_OUT) < len(train)
     assert 0.07 < sum(map(len, heldout)) / sum(map(len, train + heldout)) < 0.11
     # The documentation repeats whole sections in its chapters; three words of a heading more or less are no leak.
-    trained, held_out = (set().union(*map(passages, texts)) for texts in (train, heldout))
+    trained, held_out = (
+        {tuple(words[i : i + 12]) for words in map(str.split, texts) for i in range(len(words) - 11)}
+        for texts in (train, heldout)
+    )
     assert len(held_out & trained) / len(held_out) < 0.005
     with pytest.raises(ValueError, match=r'"train" or "heldout", not \'test\''):
         documents("test")

@@ -38,11 +38,6 @@ cli.main(arguments)
 
 
 @pytest.fixture
-def command(model_folder, text_file):
-    return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
-
-
-@pytest.fixture
 def launch():
     """What a program prints on stdout and stderr when mlx.launch starts two of it."""
 

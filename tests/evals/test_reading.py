@@ -119,15 +119,13 @@ def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     """Window by window to the end: the original words whose beginning was read."""
     text = Text([TOKENISED, TOKENISED[::-1], TOKENISED], "some", "some", separator="\n", tokenised=True)
     read = reading.read(loaded, text, replace(STANDARD, documents=documents, context=8))
-    marks = str.maketrans("", "", " \n@")
     sizes = [read.size_up_to(window) for window in read.plan]
     for window, size in zip(read.plan, sizes, strict=True):
-        # As many characters that no rule takes away as in what was read.
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
-        solid = len(re.sub("\ufffd+$", "–", seen).translate(marks))  # a character counts with its first byte
-        original = text.text
-        position = next(p for p in range(len(original) + 1) if len(original[:p].translate(marks)) >= solid)
-        assert size.words == len(original[:position].split())
+        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # by its first byte
+        # Of the original, up to as many characters that no rule takes away.
+        ends = [n for n, character in enumerate(text.text, 1) if character not in " \n@"]
+        assert size.words == len(text.text[: ends[solid - 1]].split())
     assert sizes == sorted(sizes)
     separators = 2 if documents == "joined" else 0
     assert sizes[-1] == (3 * len(TOKENISED.split()), 3 * len(TOKENISED.encode()) + separators)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from operator import getitem
 
 import pytest
-from report_page import HOSTILE, Element, answer, hostile, parse, rows
+from report_page import HOSTILE, Element, answer, hostile, mapped, parse, rows
 
 
 def test_unknown_fields_are_fine(report, results):
@@ -38,14 +38,8 @@ def test_how_a_text_was_read(report, results):
 def test_null_figures_are_dashes(report, results):
     """What is not finite is null in a result file, or a number that JSON does not have."""
 
-    def nulls(value, key=""):
-        if isinstance(value, dict):
-            return {name: nulls(item, name) for name, item in value.items()}
-        if isinstance(value, list):
-            return [nulls(item, key) for item in value]
-        return None if isinstance(value, float) else value
-
-    page = report(*map(nulls, results.values()))
+    nulls = [mapped(each, lambda leaf, _: None if isinstance(leaf, float) else leaf) for each in results.values()]
+    page = report(*nulls)
     assert len(page.all("article")) == 4
     assert page.all("data") == []
     cells = [cell.text for table in page.all("table") for cell in table.all("td")]

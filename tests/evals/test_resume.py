@@ -27,11 +27,6 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def command(model_folder, text_file):
-    return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
-
-
-@pytest.fixture
 def evaluate(run_command):
     return partial(run_command, "perplexity", "--batch-size", 2)
 

@@ -82,12 +82,6 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     assert all(0 <= token < 320 for token in first[0] + other[0])
 
 
-@pytest.fixture
-def unwatched(monkeypatch):
-    """No trials for attention's share."""
-    monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
-
-
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize(
     ("kind", "tokens", "depth", "reads"),
@@ -101,7 +95,7 @@ def unwatched(monkeypatch):
         ("generation", 1, 8, [(1, 8)]),
     ],
 )
-def test_what_a_trial_reads(loaded, monkeypatch, unwatched, kind, tokens, depth, reads, batch_size):
+def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, batch_size):
     """So many tokens at such a depth, and in each trial of both arms the same ones."""
     trials, read, model = [], [], loaded.model
 
@@ -119,6 +113,7 @@ def test_what_a_trial_reads(loaded, monkeypatch, unwatched, kind, tokens, depth,
     spy.layers = model.layers
     watched = LoadedModel(spy, loaded.tokenizer, loaded.config, "", "", None)
     monkeypatch.setattr(generation, "run", run)
+    monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
     test = Case(kind, tokens, depth, batch_size)
     pairs = list(generation.measured(watched, [test], repetitions=2, seed=0))
     assert [pair.test for pair in pairs] == [test, test]
