@@ -133,7 +133,7 @@ def run_command(invoke, model_folder, text_file, tmp_path):
     def run(command, *arguments):
         out = tmp_path / "out.json"
         text = ("--context", 24) if command == "perplexity" else ()
-        text += () if "--dataset" in arguments or command != "perplexity" else ("--dataset", text_file)
+        text += ("--dataset", text_file) if text and "--dataset" not in arguments else ()
         result = invoke(command, "--model", model_folder, *text, "--json", out, *arguments)
         assert (result.exit_code, result.stderr) == (0, ""), result.output
         return {**json.loads(out.read_text()), "page": result.stdout}

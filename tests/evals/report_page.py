@@ -79,16 +79,15 @@ def answer(page, question):
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
 
 
-def captions(page):
-    return page.all("figcaption")
+def title_of(figure):
+    return str(figure.all("figcaption")[0].children[0])
 
 
 def plots(page):
     """Of each plot the points of each line, as exactly as they are drawn."""
     found = {}
     for figure in page.all("figure"):
-        title = str(captions(figure)[0].children[0])
-        found[title] = {
+        found[title_of(figure)] = {
             str(line.attributes["data-series"]): [
                 (int(str(point.attributes["data-length"])), float(str(point.attributes["data-value"])))
                 for point in line.all("g", class_="point")

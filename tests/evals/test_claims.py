@@ -90,26 +90,21 @@ def test_predictions(results, paired, sentence):
     assert perplexity.verdict(result) == sentence
 
 
-RENDER = {
-    "perplexity": perplexity.render,
-    "speed": speed.render,
-    "finetune": finetune.render,
-    "kernels": kernel_results.render,
-}
+PAGES = {"perplexity": perplexity, "speed": speed, "finetune": finetune, "kernels": kernel_results}
 
 
-@pytest.mark.parametrize("command", RENDER)
+@pytest.mark.parametrize("command", PAGES)
 def test_every_page_claims_what_the_report_does(results, report, command):
     """A run whose trials lie apart, and one with the same medians whose trials overlap."""
     faster, unclear = (timed(results, command, on) for on in (APART, OVERLAPPING))
-    page, report_page = RENDER[command](faster), report(faster)
+    page, report_page = PAGES[command].render(faster), report(faster)
     assert "1.25x" in page
     assert claims.NOTHING not in page
     assert claims.MARK not in page
     assert answer(report_page, "Faster?")[0] == "Yes"
     assert not [cell.text for cell in report_page.all("td") if cell.text.endswith(claims.MARK)]
 
-    page, report_page = RENDER[command](unclear), report(unclear)
+    page, report_page = PAGES[command].render(unclear), report(unclear)
     assert claims.NOTHING in page
     assert "1.25x the speed" not in page
     assert "x faster" not in page

@@ -5,6 +5,7 @@ import importlib.metadata
 import io
 import json
 import sys
+from unittest.mock import Mock
 
 import flashattn_core
 import mlxlm_flash_patch as flash
@@ -111,10 +112,7 @@ def test_what_needs_flash_is_left_out_where_it_does_not_run(invoke, monkeypatch)
 
 
 def test_a_check_that_fails_costs_no_other(found, monkeypatch):
-    def fails():
-        raise OSError("no such thing\nas this")
-
-    monkeypatch.setattr(machine, "physical_memory", fails)
+    monkeypatch.setattr(machine, "physical_memory", Mock(side_effect=OSError("no such thing\nas this")))
     found("problem", "hardware", "the check failed: OSError: no such thing", "please report it")
 
 
@@ -205,13 +203,10 @@ def test_a_cache_that_cannot_be_written(found, monkeypatch, tmp_path, module, va
 
 
 def test_a_hub_that_is_no_help(found, monkeypatch):
-    def refuses():
-        raise EvalError("no")
-
     found("ok", "hub", " answers")
     monkeypatch.setattr(doctor, "hub_answers", lambda: None)
     found("warning", "hub", " does not answer: what is in the caches, and nothing else", "--model FOLDER")
-    monkeypatch.setattr(doctor, "hub_answers", refuses)
+    monkeypatch.setattr(doctor, "hub_answers", Mock(side_effect=EvalError("no")))
     found("warning", "hub", "no")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.delattr(doctor, "hub_answers")

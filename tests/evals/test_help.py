@@ -1,6 +1,5 @@
 """What `-h` says: it is in the docs, a test stands behind each option, and each figure of a page is explained."""
 
-import ast
 import inspect
 import re
 import runpy
@@ -37,38 +36,15 @@ def test_the_help_fits(name):
     assert [line for line in lines if len(line) > 78] == []
 
 
-class Arguments(ast.NodeVisitor):
-    """The strings in a file that may be arguments: not what is compared with something, as in `"--json" in line`."""
-
-    def __init__(self):
-        self.found = set()
-
-    def visit_Compare(self, node):
-        for side in (node.left, *node.comparators):
-            if not isinstance(side, ast.Constant):
-                self.visit(side)
-
-    def visit_Constant(self, node):
-        if isinstance(node.value, str):
-            self.found.add(node.value.partition("=")[0])
-
-    def visit_Call(self, node):
-        match node.func:
-            case ast.Attribute(attr="split", value=ast.Constant(value=str(text))):
-                self.found.update(text.split())
-        self.generic_visit(node)
+# A word in quotes that may be an argument: not what is looked for in a page, as in `"--json" in line`.
+ARGUMENT = re.compile(r'"(-{0,2}[a-z][\w-]*)"(?! (?:not )?in )')
 
 
 @cache
 def passed():
     """The arguments in each other file of this folder, and the words of its name."""
-    found = {}
-    for path in Path(__file__).parent.glob("test_*.py"):
-        if path != Path(__file__):
-            arguments = Arguments()
-            arguments.visit(ast.parse(path.read_text(encoding="utf-8")))
-            found[path.name] = arguments.found | set(path.stem.split("_"))
-    return found
+    files = [path for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__)]
+    return {path: {*ARGUMENT.findall(path.read_text(encoding="utf-8")), *path.stem.split("_")} for path in files}
 
 
 def unexercised(name, of):

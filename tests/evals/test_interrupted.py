@@ -2,6 +2,7 @@
 
 import json
 import signal
+from unittest.mock import Mock
 
 import pytest
 from flash_evals import generation, measure, paired, training
@@ -65,28 +66,24 @@ def test_perplexity(invoke, at_trial, command, tmp_path, arm):
     assert [resumed[figure] for figure in ("paired", "flash")] == [expected[figure] for figure in ("paired", "flash")]
 
 
-def interrupted(invoke, tmp_path, command, arguments, unit):
-    """The results of a run that ends so."""
-    page = invoke(command, *arguments, "--json", tmp_path / "out.json")
+@pytest.mark.parametrize(
+    ("command", "trial", "unit", "kept"),
+    [
+        # In the third test, after its warm-up: the first two tests are whole, and the third is not there.
+        ("speed", 2 * (2 + 2) + 2 + 1, "trials", [("pp8", 1), ("pp16", 1)]),
+        # In the second repetition of the second length: the first length is whole, of the second one step is there.
+        ("finetune", 2 * (1 + 2) + 2 * (1 + 1) + 2, "steps", [(8, 2), (16, 1)]),
+    ],
+)
+def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial, unit, kept):
+    at_trial(trial)
+    page = invoke(command, *commands[command], "--json", tmp_path / "out.json")
     assert page.exit_code == 130
     assert page.stdout.endswith(f"Interrupted; the figures are of the {unit} that were finished.\n")
-    kept = json.loads((tmp_path / "out.json").read_text())
-    assert kept["interrupted"] is True
-    return kept["results"]
-
-
-def test_speed(invoke, at_trial, commands, tmp_path):
-    """In the third test, after its warm-up: the first two tests are whole, and the third is not there."""
-    at_trial(2 * (2 + 2) + 2 + 1)
-    results = interrupted(invoke, tmp_path, "speed", commands["speed"], "trials")
-    assert [test["test"] for test in results] == ["pp8", "pp16"]
-
-
-def test_finetune(invoke, at_trial, commands, tmp_path):
-    """In the second repetition of the second length: the first length is whole, of the second one step is there."""
-    at_trial(2 * (1 + 2) + 2 * (1 + 1) + 2)
-    results = interrupted(invoke, tmp_path, "finetune", commands["finetune"], "steps")
-    assert [(length["seq_len"], len(length["trials"])) for length in results] == [(8, 2), (16, 1)]
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["interrupted"] is True
+    name = "test" if command == "speed" else "seq_len"
+    assert [(each[name], len(each["trials"])) for each in result["results"]] == kept
 
 
 FAILURES = [
@@ -100,12 +97,8 @@ FAILURES = [
 @pytest.mark.parametrize(("command", "trial", "what", "kept"), FAILURES)
 def test_an_error_in_the_middle(invoke, at_trial, commands, tmp_path, command, trial, what, kept):
     """As when the memory ends: what was measured is shown and written, and the error is not hidden."""
-
-    def fail():
-        raise RuntimeError("[metal] Insufficient Memory\nand more")
-
     out = tmp_path / "out.json"
-    at_trial(trial, fail)
+    at_trial(trial, Mock(side_effect=RuntimeError("[metal] Insufficient Memory\nand more")))
     page = invoke(command, *commands[command], "--json", out)
     if what:
         assert (page.exit_code, page.stderr) == (2, f"Error: {what}: [metal] Insufficient Memory\n")

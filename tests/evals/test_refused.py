@@ -1,5 +1,7 @@
 """What cannot be done is one line on stderr and exit code 2, before any work starts."""
 
+from unittest.mock import Mock
+
 import flashattn_core
 import pytest
 from flash_evals import models
@@ -114,10 +116,8 @@ def test_an_unwritable_result_file_is_found_before_the_work(refused, tmp_path, m
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nonsense_in_a_variable_is_named(refused, command, monkeypatch):
-    def backends():
-        raise ValueError("FLASHATTN_NUM_THREADS must be a positive number, not 'many'")
-
-    monkeypatch.setattr(flashattn_core, "backends", backends)
+    error = ValueError("FLASHATTN_NUM_THREADS must be a positive number, not 'many'")
+    monkeypatch.setattr(flashattn_core, "backends", Mock(side_effect=error))
     assert "FLASHATTN_NUM_THREADS" in refused(command)
 
 

@@ -4,7 +4,7 @@ import re
 from copy import deepcopy
 
 import pytest
-from report_page import Element, captions, plots, rows
+from report_page import Element, plots, rows, title_of
 
 
 def arms_and_ratio(of, key):
@@ -122,7 +122,7 @@ def series(points, key, length="seq_len"):
 
 def bands(page, plot):
     """Of each point of that plot."""
-    [figure] = [figure for figure in page.all("figure") if str(captions(figure)[0].children[0]) == plot]
+    [figure] = [figure for figure in page.all("figure") if title_of(figure) == plot]
     assert len(figure.all("path", class_="band")) == len(figure.all("g", class_="series"))
     points = figure.all("g", class_="point")
     return [(float(str(at.attributes["data-low"])), float(str(at.attributes["data-high"]))) for at in points]
@@ -141,7 +141,7 @@ def test_plots_of_finetune(report, results):
     for figure in page.all("figure"):
         [picture] = [svg for svg in figure.all("svg") if svg.attributes.get("role") == "img"]
         words = str(picture.attributes["aria-label"])
-        assert words.startswith(str(captions(figure)[0].children[0]) + " against tokens in a sequence: patch off from ")
+        assert words.startswith(title_of(figure) + " against tokens in a sequence: patch off from ")
         assert "; patch on from " in words
         assert "tokens in a sequence" in [text.text for text in picture.all("text")]
 
@@ -167,7 +167,7 @@ def test_plots_of_kernels(report, results):
     entries = results["kernels"]
     figures = report(entries).all("figure")
     titles = ["Time of a call", "Memory of a call", "Share of the machine's peak"]
-    assert [str(captions(figure)[0].children[0]) for figure in figures] == titles * 2
+    assert [title_of(figure) for figure in figures] == titles * 2
     for number, pass_ in enumerate(("forward", "backward")):
         together = Element("", {})
         together.children = list(figures[3 * number : 3 * number + 3])

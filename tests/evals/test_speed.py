@@ -5,6 +5,7 @@ import re
 import statistics
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -155,10 +156,8 @@ def test_a_trial_has_buffers_of_its_own(loaded, batch_size):
 
 
 def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("[metal] Insufficient Memory\nand more")
-
-    monkeypatch.setattr(generation, "_generate", fails)
+    error = RuntimeError("[metal] Insufficient Memory\nand more")
+    monkeypatch.setattr(generation, "_generate", Mock(side_effect=error))
     with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
         next(generation.measured(loaded, [Case("prompt", 4, 9)], 1, 0))
 
