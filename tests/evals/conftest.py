@@ -1,6 +1,7 @@
 """What the tests of flash-evals share: a tiny random Qwen2 with its tokenizer, made once, and the command line."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click.testing
@@ -49,13 +50,6 @@ def text():
 def documents():
     """An empty one and one of a single token among them."""
     return [*TEXT.split("\n")[:3], "T", "Naïve readers take it for a crab — it is none.\n\n"]
-
-
-@pytest.fixture
-def documents_file(tmp_path, documents):
-    path = tmp_path / "documents.jsonl"
-    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
-    return path
 
 
 @pytest.fixture
@@ -139,6 +133,20 @@ def run_command(invoke, model_folder, text_file, tmp_path):
         return {**json.loads(out.read_text()), "page": result.stdout}
 
     return run
+
+
+@pytest.fixture
+def evaluate(request, run_command):
+    """`run_command` with the COMMAND of the test's file."""
+    return partial(run_command, *request.module.COMMAND)
+
+
+@pytest.fixture
+def evaluate_documents(run_command, documents, tmp_path):
+    """`flash-eval perplexity ...` of these documents."""
+    path = tmp_path / "documents.jsonl"
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    return partial(run_command, "perplexity", "--dataset", path)
 
 
 @pytest.fixture

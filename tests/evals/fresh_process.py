@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
-from typing import NamedTuple
+from types import SimpleNamespace
 
 SERVER = """
 import importlib, json, os, sys
@@ -26,22 +26,15 @@ for line in sys.stdin:
         from click.testing import CliRunner
         from flash_evals.cli import main
         results = [CliRunner().invoke(main, arguments) for arguments in commands]
+        names = ("exit_code", "stdout", "stderr")
         with open(writes, "w") as out:
-            json.dump([[result.exit_code, result.stdout, result.stderr] for result in results], out)
+            json.dump([{name: getattr(result, name) for name in names} for result in results], out)
         os._exit(0)
     os.close(writes)
     with open(reads) as outcomes:
         print(outcomes.read(), flush=True)
     os.wait()
 """
-
-
-class Outcome(NamedTuple):
-    """Of one command."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
 
 
 @contextmanager
@@ -60,7 +53,7 @@ def fresh_processes(stderr):
             server.stdin.flush()
             outcomes = server.stdout.readline()
             assert stderr.read_text()[before:] == ""
-            return [Outcome(*outcome) for outcome in json.loads(outcomes)]
+            return [SimpleNamespace(**outcome) for outcome in json.loads(outcomes)]
 
         server.stdout.readline()  # it is ready
         yield run

@@ -1,8 +1,5 @@
 """Workloads that the tests of `flash-eval kernels` share, and an implementation that does as it is told."""
 
-from collections.abc import Callable
-
-import numpy as np
 from flash_evals import implementations
 from flash_evals.contest import Contest, Entry
 from flash_evals.implementations import RESULTS, Contestant
@@ -10,7 +7,6 @@ from flash_evals.workload import Heads, Workload
 from flashattn_core.masks import Causal, SlidingWindow
 from flashattn_core.reference import visible_and_bias
 
-Change = Callable[[np.ndarray], np.ndarray]  # of a result
 GFLOPS, GBS = 100.0, 10.0  # the bounds of the machine of these tests
 
 

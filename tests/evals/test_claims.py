@@ -70,24 +70,17 @@ def timed(results, command, on):
 
 
 @pytest.mark.parametrize(
-    ("paired", "sentence"),
+    ("top1", "delta", "predictions"),
     [
-        ({"delta_nll": -9e-5}, "Same predictions; 1.25x the speed, 0.80x the memory."),
-        (
-            {"delta_nll": 1.1e-4},
-            "Predictions differ: top-1 at 0 of 200 tokens, ΔNLL +1.1e-04; 1.25x the speed, 0.80x the memory.",
-        ),
-        (
-            {"delta_nll": 0.0, "top1_agreement": 0.995},
-            "Predictions differ: top-1 at 1 of 200 tokens, ΔNLL +0.0e+00; 1.25x the speed, 0.80x the memory.",
-        ),
+        (1, -9e-5, "Same predictions"),
+        (1, 1.1e-4, "Predictions differ: top-1 at 0 of 200 tokens, ΔNLL +1.1e-04"),
+        (0.995, 0.0, "Predictions differ: top-1 at 1 of 200 tokens, ΔNLL +0.0e+00"),
     ],
 )
-def test_predictions(results, paired, sentence):
-    result = timed(results, "perplexity", APART)
-    result["tokens"] = 200
-    result["paired"] |= paired
-    assert perplexity.verdict(result) == sentence
+def test_predictions(results, top1, delta, predictions):
+    result = {**timed(results, "perplexity", APART), "tokens": 200}
+    result["paired"] |= {"top1_agreement": top1, "delta_nll": delta}
+    assert perplexity.verdict(result) == f"{predictions}; 1.25x the speed, 0.80x the memory."
 
 
 PAGES = {"perplexity": perplexity, "speed": speed, "finetune": finetune, "kernels": kernel_results}

@@ -3,15 +3,11 @@
 import json
 import math
 import re
-from functools import partial
 
 import pytest
 from flash_evals import machine
 
-
-@pytest.fixture
-def evaluate(run_command):
-    return partial(run_command, "perplexity")
+COMMAND = ("perplexity",)  # of `evaluate`
 
 
 @pytest.fixture

@@ -19,14 +19,11 @@ from mlx_lm.models import qwen2
 from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import route
 
+COMMAND = ("finetune",)  # of `evaluate`
+
 LAYERS = 2  # of the model in conftest.py
 RECIPE = Recipe(batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False)
 NEVER_RAN = "Flash did not run in training: both arms are MLX's own attention."
-
-
-@pytest.fixture
-def evaluate(run_command):
-    return partial(run_command, "finetune")
 
 
 @pytest.fixture

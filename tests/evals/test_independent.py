@@ -6,7 +6,6 @@ each scored token, over the tokens that the rules let it see; the rules from the
 
 import json
 import math
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -91,12 +90,6 @@ def half(model, ids, n_ctx, bos):
             yield model.cost(tokens[: position + 1], tokens[position + 1])
 
 
-@pytest.fixture
-def evaluate(run_command, documents_file):
-
-    return partial(run_command, "perplexity", "--dataset", documents_file)
-
-
 def check(result, costs, texts):
     """To 1e-6 nats a token: 4 decimals of a perplexity around 30."""
     total, tokens = math.fsum(costs), len(costs)
@@ -117,19 +110,19 @@ def check(result, costs, texts):
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize(("context", "stride"), [(128, 128), (32, 32), (32, 9), (5, 1), (2, 2)])
 @pytest.mark.parametrize("reading", ["joined", "separate"])
-def test_rolling(evaluate, model_folder, documents, reading, context, stride, bos):
+def test_rolling(evaluate_documents, model_folder, documents, reading, context, stride, bos):
     model = Qwen2(model_folder)
     texts = ["\n\n".join(documents)] if reading == "joined" else documents
     ids = {text: model.tokens(text, bos) for text in texts}
     costs = [cost for text in texts for cost in rolling(model, ids[text], context, stride)]
-    result = evaluate("--documents", reading, "--context", context, "--stride", stride, "--bos", bos)
+    result = evaluate_documents("--documents", reading, "--context", context, "--stride", stride, "--bos", bos)
     check(result, costs, [text for text in texts if len(ids[text]) > 1])
 
 
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize("n_ctx", [3, 16, 33, 128])
-def test_half(evaluate, model_folder, documents, n_ctx, bos):
+def test_half(evaluate_documents, model_folder, documents, n_ctx, bos):
     model = Qwen2(model_folder)
     ids = model.tokens("\n\n".join(documents), bos)
     costs = list(half(model, ids, n_ctx, bos == "always"))
-    check(evaluate("--scoring", "half", "--context", n_ctx, "--bos", bos), costs, None)
+    check(evaluate_documents("--scoring", "half", "--context", n_ctx, "--bos", bos), costs, None)

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from contextlib import nullcontext
-from functools import partial
 
 import mlx.core as mx
 import mlxlm_flash_patch
@@ -13,10 +12,7 @@ import pytest
 from flash_evals import models, paired
 from flash_evals.scoring import windows
 
-
-@pytest.fixture
-def evaluate(run_command):
-    return partial(run_command, "perplexity")
+COMMAND = ("perplexity",)  # of `evaluate`
 
 
 def test_both_arms_agree_and_flash_did_it(evaluate):
@@ -29,7 +25,6 @@ def test_both_arms_agree_and_flash_did_it(evaluate):
     assert 0 < result["paired"]["mean_kl"] < 1e-8
     assert result["paired"]["top1_agreement"] == 1
     assert f"flash: cpu_prefill {calls:,} calls, 0 fallbacks" in result["page"]
-    assert "Same predictions; " in result["page"]
 
 
 def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
@@ -54,7 +49,6 @@ def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text
     assert text.startswith(scored)
     assert (result["tokens"], result["words"], result["bytes"]) == (72, len(scored.split()), len(scored.encode()))
     assert result["windows"] == {"planned": 3, "finished": 3, "resumed": 0}
-    assert not result["interrupted"]
     total = 72 * math.log(result["on"]["ppl"])
     assert math.log(result["on"]["byte_ppl"]) == pytest.approx(total / len(scored.encode()))
 
@@ -77,7 +71,6 @@ def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
     arm = ["ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte", "tokens_per_s", "peak_memory_mb"]
     assert list(result["off"]) == list(result["on"]) == arm
     assert list(result["paired"]) == ["of", "delta_nll", "delta_nll_se", "max_abs_dlogit", "mean_kl", "top1_agreement"]
-    assert list(result["flash"]) == ["calls", "fallbacks"]
     assert result["machine"]["versions"]["mlx"]
     assert result["interrupted"] is False
 

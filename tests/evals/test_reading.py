@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,23 +18,18 @@ TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4
 STANDARD = Rules(24, None, "rolling", "joined", "auto", None)
 
 
-@pytest.fixture
-def evaluate(run_command, documents_file):
-    return partial(run_command, "perplexity", "--dataset", documents_file)
-
-
-def test_documents_are_joined_or_separate(evaluate, documents):
+def test_documents_are_joined_or_separate(evaluate_documents, documents):
     """Of separate ones, each has a BOS of its own; and none of the text between them."""
     found = {}
     for way in ("separate", "joined"):
-        result = found[way] = evaluate("--documents", way, "--bos", "always")
+        result = found[way] = evaluate_documents("--documents", way, "--bos", "always")
         assert result["settings"]["documents"] == way
         assert (", documents one by one · " in result["page"]) is (way == "separate")
     assert found["joined"]["bytes"] == found["separate"]["bytes"] + len("\n\n") * (len(documents) - 1)
 
 
-def test_half_windows_are_named_and_have_no_words(evaluate):
-    result = evaluate("--scoring", "half", "--context", 20)
+def test_half_windows_are_named_and_have_no_words(evaluate_documents):
+    result = evaluate_documents("--scoring", "half", "--context", 20)
     assert result["tokens"] == result["windows"]["planned"] * 9
     assert (result["words"], result["bytes"]) == (None, None)
     assert (result["settings"]["scoring"], result["settings"]["stride"]) == ("half", None)
@@ -45,7 +39,7 @@ def test_half_windows_are_named_and_have_no_words(evaluate):
     lines = [" ".join(line.split()) for line in result["page"].splitlines()]
     assert "word / byte perplexity – / – – / –" in lines
     assert "bits per byte – –" in lines
-    assert evaluate()["settings"]["scoring"] == "rolling"
+    assert evaluate_documents()["settings"]["scoring"] == "rolling"
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 100])

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 from flash_evals import machine, paired
+
+COMMAND = ("perplexity", "--batch-size", 2)  # of `evaluate`
 
 SCORES = ("tokens", "words", "bytes", "paired", "flash")
 PER_ARM = ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte")
@@ -24,11 +25,6 @@ PER_ARM = ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte")
 def path(tmp_path):
     """Of the file that is resumed."""
     return tmp_path / "run.jsonl"
-
-
-@pytest.fixture
-def evaluate(run_command):
-    return partial(run_command, "perplexity", "--batch-size", 2)
 
 
 def assert_same_scores(a, b):

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from functools import partial
 from importlib import import_module
 
 import mlx.core as mx
@@ -11,12 +10,9 @@ import pytest
 from flash_evals import generation, models
 from flash_evals.generation import Case, Draft, Filled, Guesses
 
+COMMAND = ("speed", "-r", 1)  # of `evaluate`
+
 mlx_lm_generate = import_module("mlx_lm.generate")  # mlx_lm has a function of this name
-
-
-@pytest.fixture
-def evaluate(run_command):
-    return partial(run_command, "speed", "-r", 1)
 
 
 @pytest.mark.parametrize(("more", "ahead", "guesses"), [((), 3, 9), (("--num-draft-tokens", 5), 5, 10)])

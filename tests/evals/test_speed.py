@@ -3,7 +3,6 @@
 import csv
 import re
 import statistics
-from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -16,10 +15,7 @@ from flash_evals.generation import Case, Draft, Guesses
 from flash_evals.models import LoadedModel
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
 
-
-@pytest.fixture
-def evaluate(run_command):
-    return partial(run_command, "speed")
+COMMAND = ("speed",)  # of `evaluate`
 
 
 def test_every_length_and_batch_at_every_depth(evaluate):
