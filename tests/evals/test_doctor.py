@@ -230,13 +230,13 @@ def test_in_a_process_of_its_own(in_fresh_process, tmp_path):
 def test_describe_names_what_a_figure_depends_on():
     described = machine.describe()
     assert described["versions"].keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
-    assert described["cores"] >= 1
     assert 1e8 < machine.free_memory() <= machine.physical_memory() < 1e14  # bytes
     kind, backend = described["device"].split(", ", maxsplit=1)
     assert backend == flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
 
 
-def test_bounds_are_per_second():
+def test_bounds_are_per_second(monkeypatch):
+    monkeypatch.undo()
     measured = machine.bounds(times=2)
     for figures in (measured.multiply_adds, measured.reads, measured.matrix_products):
         assert len(figures) == 2
