@@ -150,7 +150,7 @@ def evaluate_documents(run_command, documents, tmp_path):
 
 
 @pytest.fixture
-def command(model_folder, text_file):
+def perplexity(model_folder, text_file):
     """A run of `perplexity` with more than a few batches."""
     return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
 

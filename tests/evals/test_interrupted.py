@@ -32,9 +32,9 @@ def at_trial(monkeypatch):
 
 
 @pytest.fixture
-def commands(model_folder, command):
+def commands(model_folder, perplexity):
     return {
-        "perplexity": command[1:],
+        "perplexity": perplexity[1:],
         "speed": ["--model", model_folder, "-p", "8,16,32", "-g", 0, "-d", 0, "-r", 1],
         "finetune": ["--model", model_folder, "-p", "8,16,32", "-r", 2, "--grad-checkpoint"],
         "kernels": ["--shape", "2/1x8", "--seq-len", 16, "--impl", "flash"],
@@ -42,13 +42,13 @@ def commands(model_folder, command):
 
 
 @pytest.mark.parametrize("arm", [0, 1])
-def test_perplexity(invoke, at_trial, command, tmp_path, arm):
+def test_perplexity(invoke, at_trial, perplexity, tmp_path, arm):
     """In either arm of the third batch: the figures are those of the first two batches, and nothing of the third."""
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
-    assert invoke(*command, "--max-windows", 4, "--json", whole).exit_code == 0
+    assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
     at_trial(2 + 2 * 2 + 1 + arm)  # warm-up, two batches
     kept_in = ["--resume", tmp_path / "run.jsonl"]
-    page = invoke(*command, *kept_in, "--json", cut, "--csv", tmp_path / "cut.csv")
+    page = invoke(*perplexity, *kept_in, "--json", cut, "--csv", tmp_path / "cut.csv")
     assert (page.exit_code, page.stderr) == (130, "")
     expected, kept = json.loads(whole.read_text()), json.loads(cut.read_text())
     assert kept["interrupted"] is True
@@ -61,7 +61,7 @@ def test_perplexity(invoke, at_trial, command, tmp_path, arm):
     assert len((tmp_path / "cut.csv").read_text().splitlines()) == 1 + 4
 
     at_trial(None)
-    assert invoke(*command, *kept_in, "--json", cut).exit_code == invoke(*command, "--json", whole).exit_code == 0
+    assert invoke(*perplexity, *kept_in, "--json", cut).exit_code == invoke(*perplexity, "--json", whole).exit_code == 0
     resumed, expected = (json.loads(file.read_text()) for file in (cut, whole))
     assert resumed["windows"]["resumed"] == 4
     assert [resumed[figure] for figure in ("paired", "flash")] == [expected[figure] for figure in ("paired", "flash")]

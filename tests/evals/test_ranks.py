@@ -74,10 +74,10 @@ def two_free_ports():
     raise OSError("no two free ports in a row")
 
 
-def test_the_same_scores(launch, invoke, command, tmp_path):
+def test_the_same_scores(launch, invoke, perplexity, tmp_path):
     """Bit for bit, since the batches are the same; at the end there are fewer of them than ranks."""
     one, two = (
-        [*command, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
+        [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
         for n in (1, 2)
     )
     assert invoke(*one).exit_code == 0
@@ -105,37 +105,39 @@ def scores(path):
     return [[batch[arm][key] for arm in ("off", "on") for key in ("nll", "top1")] + [batch["kl"]] for batch in batches]
 
 
-def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(launch, command):
-    stdout, stderr = launch(sys.executable, "-c", DRIVER, "bug", *command)
+def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(launch, perplexity):
+    stdout, stderr = launch(sys.executable, "-c", DRIVER, "bug", *perplexity)
     assert "Error: rank 1: ZeroDivisionError: of rank 1" in stderr
     assert "Interrupted after 4 of " in stdout
 
 
 @pytest.mark.long("three processes, which import for seconds")
-def test_a_rank_that_dies_ends_all(launch, invoke, command, tmp_path):
+def test_a_rank_that_dies_ends_all(launch, invoke, perplexity, tmp_path):
     """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
-    launch(sys.executable, "-c", DRIVER, "die", *command, "--resume", path)
+    launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)
     assert len(scores(path)) == 2
-    launch(PROGRAMS / "flash-eval", *command, "--max-windows", 8, "--resume", path)
+    launch(PROGRAMS / "flash-eval", *perplexity, "--max-windows", 8, "--resume", path)
     assert len(scores(path)) == 4
-    assert invoke(*command, "--resume", path).exit_code == invoke(*command, "--save-logprobs", whole).exit_code == 0
+    assert (
+        invoke(*perplexity, "--resume", path).exit_code == invoke(*perplexity, "--save-logprobs", whole).exit_code == 0
+    )
     assert scores(path) == scores(whole)
 
 
 @pytest.mark.long("three processes, which import for seconds")
-def test_what_is_refused_is_said_once(launch, command):
+def test_what_is_refused_is_said_once(launch, perplexity):
     """Ranks that read different texts, and a wrong option."""
-    stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *command)
+    stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *perplexity)
     assert stdout == ""
     assert "Error: rank 1 has not the same text, model and settings as rank 0" in stderr
-    stdout, stderr = launch(PROGRAMS / "flash-eval", *command, "--stride", 99)
+    stdout, stderr = launch(PROGRAMS / "flash-eval", *perplexity, "--stride", 99)
     assert stdout == ""
     assert stderr.count("Error: --stride must be between 1 and the context of 24, not 99") == 1
 
 
 @pytest.mark.long("three processes, which import for seconds")
-def test_ctrl_c_keeps_what_is_measured(launch, command, tmp_path):
+def test_ctrl_c_keeps_what_is_measured(launch, perplexity, tmp_path):
     """All processes of the terminal get it. mlx.launch prints no more then, but files are written."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
 
@@ -145,7 +147,7 @@ def test_ctrl_c_keeps_what_is_measured(launch, command, tmp_path):
         os.killpg(process.pid, signal.SIGINT)
 
     long = ["--stride", 1, "--batch-size", 1]
-    launch(PROGRAMS / "flash-eval", *command, *long, "--json", out, "--resume", path, during=interrupt)
+    launch(PROGRAMS / "flash-eval", *perplexity, *long, "--json", out, "--resume", path, during=interrupt)
     result = json.loads(out.read_text())
     assert result["interrupted"]
     assert result["windows"]["finished"] == len(scores(path)) < result["windows"]["planned"]

@@ -77,10 +77,10 @@ def test_a_file_that_is_not_there_or_has_half_a_header_is_begun(evaluate, path):
 
 @pytest.mark.long("a process for each kill, which imports for seconds")
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_at_a_random_moment(evaluate, command, path, seed):
+def test_killed_at_a_random_moment(evaluate, perplexity, path, seed):
     """SIGKILL, as often as it takes, each time a little after the file has grown."""
     chance = random.Random(seed)
-    flash_eval = [str(Path(sys.executable).parent / "flash-eval"), *map(str, command), "--stride", "3"]
+    flash_eval = [str(Path(sys.executable).parent / "flash-eval"), *map(str, perplexity), "--stride", "3"]
     whole = evaluate("--stride", 3)
     kills = 0
     for _ in range(2):
@@ -97,25 +97,25 @@ def test_killed_at_a_random_moment(evaluate, command, path, seed):
     assert_same_scores(resumed, whole)
 
 
-def test_the_file_of_another_run_is_refused(evaluate, refused, command, path, monkeypatch, make_model):
+def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, make_model):
     """Its scores and times would be of two things; also where a model is called the same and looks the same."""
     described = machine.describe()
     evaluate("--resume", path, "--max-windows", 4)
     before = path.read_bytes()
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert f"--resume {path}: another run is writing it" in refused(*command, "--resume", path)
+        assert f"--resume {path}: another run is writing it" in refused(*perplexity, "--resume", path)
     for arguments, said in (
         (("--stride", 12), "is of something else: stride 24, here 12"),
         (("--arm", "on"), "is of another run: arm off+on, here on"),
         (("--max-windows", 2), "holds 4 windows, --max-windows is 2"),
         (("--model", make_model(rope_theta=100.0)), "is of another run: weights sha256:"),
     ):
-        assert f"--resume {path} {said}" in refused(*command, "--resume", path, *arguments)
+        assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path, *arguments)
     versions = {**described["versions"], "mlx": "9.9"}
     monkeypatch.setattr(machine, "describe", lambda: {**described, "versions": versions})
     said = f"--resume {path} is of another run: mlx {described['versions']['mlx']}, here 9.9"
-    assert refused(*command, "--resume", path).endswith(said)
+    assert refused(*perplexity, "--resume", path).endswith(said)
     assert path.read_bytes() == before
 
 
@@ -152,18 +152,18 @@ BREAK = [
 ]
 
 
-def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, command, path):
+def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, path):
     evaluate("--save-logprobs", path)
     whole = lines(path)
     for breaks, said in BREAK:
         path.write_text("".join(breaks(*whole)))
         before = path.read_bytes()
-        assert f"--resume {path} {said}" in refused(*command, "--resume", path)
+        assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path)
         assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("fitting", [0, 2])
-def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused, command, path, tmp_path, fitting):
+def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused, perplexity, path, tmp_path, fitting):
     """The limit on the size of a file stands for the disk. What did fit is there to go on from, also in batches of
     another size; shown is also the batch that did not.
     """
@@ -173,7 +173,7 @@ def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
     try:
-        done = invoke(*command, "--resume", path)
+        done = invoke(*perplexity, "--resume", path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert done.exit_code == 2
@@ -189,4 +189,4 @@ def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused
     assert [trial["windows"] for trial in resumed["trials"]][: fitting + 1] == [2] * fitting + [1]
     assert resumed["on"]["ppl"] == pytest.approx(whole["on"]["ppl"], rel=1e-6)
     for option in ("--save-logprobs", "--resume"):  # and where it is full already
-        assert refused(*command, option, "/dev/full") == "Error: cannot write /dev/full: No space left on device"
+        assert refused(*perplexity, option, "/dev/full") == "Error: cannot write /dev/full: No space left on device"
