@@ -1,6 +1,5 @@
-"""Which window scores which token: each token but the first exactly once, with the longest context it can have, and the
-windows of others, from their definitions. The statistics of the scores, against straightforward float64 numpy; and
-which token an arm ranks first.
+"""Which window scores which token: each but the first once, with the longest context it can have, and the windows of
+others; the statistics of the scores, against float64 numpy; and which token an arm ranks first.
 """
 
 import math
