@@ -5,14 +5,24 @@
 commits run them all. A case that is named whole on the command line always runs.
 """
 
+import os
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck, settings
 
 WAITING = pytest.StashKey[dict[str, int]]()
+
+
+# The default lane draws few cases, the same until the next commit. The long lane draws others in each run.
+# `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=hours` takes hours.
+settings.register_profile("default lane", deadline=None, max_examples=40, derandomize=False)
+settings.register_profile("long lane", deadline=None, max_examples=200, derandomize="CI" in os.environ)
+settings.register_profile("hours", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long(reason): runs in the long lane alone")
     config.addinivalue_line("markers", "rotate(n): the default lane runs every n-th case, other ones after each commit")
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("long lane" if config.getoption("--all") else "default lane")
+    if not config.getoption("--all") and config.getoption("--hypothesis-seed") is None:
+        hypothesis.core.global_force_seed = turn()
 
 
 def turn() -> int:

@@ -6,31 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import hypothesis
 import mlx.core as mx
 import numpy as np
 import pytest
 from builds import built, contents
-from hypothesis import HealthCheck, settings
-from lanes import turn
 from programs import only, run, sets_here
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "packages/flashattn-core"
 SOURCES = ("*.h", "call/**/*", "cpu/**/*")  # in csrc: those of the CPU backend, and what they include
-
-# The default lane draws few cases, the same until the next commit. The long lane draws others in each run.
-# `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=hours` takes hours.
-settings.register_profile("default lane", deadline=None, max_examples=40, derandomize=False)
-settings.register_profile("long lane", deadline=None, max_examples=200, derandomize="CI" in os.environ)
-settings.register_profile("hours", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--hypothesis-profile"):
-        settings.load_profile("long lane" if config.getoption("--all") else "default lane")
-    if not config.getoption("--all") and config.getoption("--hypothesis-seed") is None:
-        hypothesis.core.global_force_seed = turn()
 
 
 @pytest.fixture(scope="session")

@@ -82,4 +82,4 @@ def test_backends():
 
 @pytest.mark.parametrize(("bound", "most"), [(peak_flops, 1e14), (read_bandwidth, 1e13)])
 def test_what_benchmarks_divide_by_is_per_second(bound, most):
-    assert 1e8 < bound() < most  # no machine of this decade is outside: a unit that is wrong by a thousand is
+    assert 1e7 < bound() < most  # no machine of this decade is outside: a unit that is wrong by a thousand is
