@@ -107,6 +107,15 @@ def test_rows_that_see_nothing_have_zero_gradients(rng, mask, length):
         assert (gradient == 0).all()
 
 
+@pytest.mark.parametrize(("length", "key_len"), [(5, 0), (0, 5), (0, 0)])
+def test_empty(rng, length, key_len):
+    call = draw_call(rng, length=length, key_len=key_len, dim=8, value_dim=6)
+    got = flash_gradients(call)
+    for gradient, array in ((got.dq, call.query), (got.dk, call.key), (got.dv, call.value)):
+        assert gradient.shape == array.shape
+        assert (gradient == 0).all()
+
+
 @pytest.mark.rotate(5)
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -37,7 +37,7 @@ def test_all_and_back(original):
         ("qwen3_5_moe", {"qwen3_next"}),
         ("mistral3", {"llama", "ministral3", "mistral4"}),
     ],
-    ids=str,
+    ids=lambda names: " ".join(sorted(names)) if isinstance(names, set) else str(names),
 )
 def test_some(models, expected, original):
     flash.enable(models)
