@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 pytest_plugins = ["lanes", "metal_on_cpu.report"]
@@ -14,3 +15,9 @@ def _heeds_control_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator of its own for each test, the same in every run."""
+    return np.random.default_rng(list(request.node.name.encode()))

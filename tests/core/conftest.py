@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from builds import built, contents
 from programs import only, run, sets_here
@@ -30,12 +29,6 @@ def _on_the_cpu() -> Iterator[None]:
     mx.set_default_device(mx.cpu)
     yield
     mx.set_default_device(before)
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator of its own for each test, the same in every run."""
-    return np.random.default_rng(list(request.node.name.encode()))
 
 
 @pytest.fixture(scope="session")

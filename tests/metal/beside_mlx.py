@@ -13,7 +13,8 @@ import operator
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "core")]  # as pytest has them
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "metal"), str(TESTS / "core"), str(TESTS)]  # as pytest has them
 
 import mlx.core as mx  # noqa: E402
 import mlx_kernels  # noqa: E402

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from metal_on_cpu import MISSING
 
@@ -16,9 +15,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         on_gpu = mx.metal.is_available() and item.path.name in RUN_ON_A_GPU_TOO
         if MISSING and item.path.parent == Path(__file__).parent and not on_gpu:
             item.add_marker(pytest.mark.skip(reason=MISSING))
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator of its own for each test, the same in every run."""
-    return np.random.default_rng(list(request.node.name.encode()))

@@ -22,13 +22,6 @@ def test_help(command, help_option):
     assert command or all(name in text for name in cli.commands)
 
 
-def test_help_of_run():
-    text = " ".join(invoke("run", "-h").split())
-    assert "run [-h] COMMAND|SCRIPT|-m MODULE [ARGS]..." in text
-    assert "MLXLM_FLASH" in text
-    assert "mlx_lm.generate" in text
-
-
 def test_version():
     assert invoke("--version") == f"mlxlm-flash, version {importlib.metadata.version('mlxlm-flash-patch')}\n"
 
