@@ -1,15 +1,13 @@
 """Shared by the tests of the core."""
 
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from builds import built, contents
-from programs import only, run, sets_here
+from programs import cmake, only, run, sets_here
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "packages/flashattn-core"
@@ -49,13 +47,8 @@ def build() -> Callable[..., Path]:
     def build(
         sources: Path, *options: str, build_type: str = "Release", target: str = "all", made_of: bytes | None = None
     ) -> Path:
-        # cmake and ninja are installed beside this Python.
-        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-
         def make(folder: Path) -> None:
-            how = ["-G", "Ninja", f"-DCMAKE_BUILD_TYPE={build_type}", *options]
-            run("cmake", "-S", sources, "-B", folder, *how, PATH=path)
-            run("cmake", "--build", folder, "--target", target, seconds=None, PATH=path)
+            cmake(sources, folder, f"-DCMAKE_BUILD_TYPE={build_type}", *options, target=target)
 
         compiler = next((o.partition("=")[2] for o in options if o.startswith("-DCMAKE_CXX_COMPILER=")), "c++")
         if made_of is None:

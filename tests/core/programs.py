@@ -64,6 +64,13 @@ def run(*command: object, seconds: float | None = 300, **environment: str) -> st
     return finished(*command, seconds=seconds, **environment).stdout
 
 
+def cmake(sources: Path, folder: Path, *options: str, target: str = "all") -> None:
+    """Builds what a CMakeLists.txt describes, with the cmake and the ninja that are installed beside this Python."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    run("cmake", "-S", sources, "-B", folder, "-G", "Ninja", *options, PATH=path)
+    run("cmake", "--build", folder, "--target", target, seconds=None, PATH=path)
+
+
 def python(code: str, *flags: str, exit_code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     """A piece of Python in a fresh process, which may import what tests do."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -32,9 +32,6 @@ class Case:
         arrays = self.arrays if arrays is None else arrays
         return {name: make(arrays) for name, make in self.made_of.items()}
 
-    def set(self, name: str, make: Callable[[dict[str, mx.array]], Any]) -> None:
-        self.made_of[name] = make
-
     @property
     def function(self) -> Callable[..., Any]:
         return quantized_flash_attention if self.quantised else flash_attention
@@ -136,25 +133,25 @@ def add_mask(draw, rng, case, dtype, batch, heads, length, key_len):
             whole = whole & part
         return whole
 
-    case.set("mask", mask)
+    case.made_of["mask"] = mask
 
 
 @st.composite
 def add_options(draw, rng, case, dtype, heads, length):
     if draw(st.booleans()):
         scale = draw(st.floats(-2, 2, width=32))
-        case.set("scale", lambda a: scale)
+        case.made_of["scale"] = lambda a: scale
     if draw(st.booleans()):
         softcap = draw(st.floats(0.125, 100, width=32))
-        case.set("softcap", lambda a: softcap)
+        case.made_of["softcap"] = lambda a: softcap
     for name in ("sinks", "alibi_slopes"):
         if draw(st.booleans()):
             numbers = rng.standard_normal(heads) * 3 if name == "sinks" else rng.random(heads)
             case.arrays[name] = draw(layouts(mx.array(numbers).astype(DTYPES[dtype])))
-            case.set(name, lambda a, name=name: a[name])
+            case.made_of[name] = lambda a, name=name: a[name]
     kernels = ["auto", "auto", "cpu_prefill"] + ["cpu_decode"] * (length <= 8)
     if (kernel := draw(st.sampled_from(kernels))) != "auto":
-        case.set("kernel", lambda a: kernel)
+        case.made_of["kernel"] = lambda a: kernel
 
 
 @st.composite
@@ -177,19 +174,19 @@ def cases(draw, *, quantised=False, batches=BATCHES, lengths=lengths, max_dim=51
             parts = draw(packed(rng, of_groups, group_size, bits, *batch, kv_heads, key_len, columns))
             names = [f"{name}_{part}" for part in ("weights", "scales", "biases")]
             case.arrays |= dict(zip(names, parts, strict=True))
-            case.set(name, lambda a, names=names: tuple(a[part] for part in names))
-        case.set("bits", lambda a: bits)
-        case.set("group_size", lambda a: group_size)
+            case.made_of[name] = lambda a, names=names: tuple(a[part] for part in names)
+        case.made_of["bits"] = lambda a: bits
+        case.made_of["group_size"] = lambda a: group_size
     else:
         sizes = dims.filter(lambda n: n <= max_dim)
         dim = draw(sizes)
         value_dim = draw(st.just(dim) | sizes)
         for name, columns in (("key", dim), ("value", value_dim)):
             case.arrays[name] = draw(tensors(rng, dtype, *batch, kv_heads, key_len, columns))
-            case.set(name, lambda a, name=name: a[name])
+            case.made_of[name] = lambda a, name=name: a[name]
     heads = kv_heads * group
     case.arrays["query"] = draw(tensors(rng, dtype, *batch, heads, length, dim))
-    case.set("query", lambda a: a["query"])
+    case.made_of["query"] = lambda a: a["query"]
     draw(add_mask(rng, case, dtype, batch, heads, length, key_len))
     draw(add_options(rng, case, dtype, heads, length))
     return case

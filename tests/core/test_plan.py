@@ -1,8 +1,8 @@
-"""plan(), stats() and backends(): what runs, why, and that it did; and the bounds on how fast that can be."""
+"""plan(), stats() and backends(): what runs, why, and that it did."""
 
 import mlx.core as mx
 import pytest
-from flashattn_core import backends, flash_attention, peak_flops, plan, read_bandwidth, reset_stats, stats
+from flashattn_core import backends, flash_attention, plan, reset_stats, stats
 from oracle import draw
 
 
@@ -78,8 +78,3 @@ def test_what_a_kernel_by_name_does_not_cover_has_a_reason(rng, kernel, device, 
 def test_backends():
     assert set(backends()) == {"cpu", "metal", "cuda"}
     assert "thread" in backends()["cpu"]
-
-
-@pytest.mark.parametrize(("bound", "most"), [(peak_flops, 1e14), (read_bandwidth, 1e13)])
-def test_what_benchmarks_divide_by_is_per_second(bound, most):
-    assert 1e7 < bound() < most  # no machine of this decade is outside: a unit that is wrong by a thousand is

@@ -40,23 +40,8 @@ NOT_KERNELS = [None, 3, b"auto", "AUTO", "", "auto ", "cpu", "\0", "auto\0", "\u
 NOT_TREES = [None, True, [[True]], np.ones((3, 3), bool), "x", mx.array(True), mx.ones(3, mx.bool_), mx.ones((3, 3))]
 NOT_TREES += [mx.ones(shape, mx.bool_) for shape in [(3, 4), (0, 0)]]
 NOT_TREES += [mx.ones(shape, mx.uint32) for shape in [(3, 2), (33, 1)]]
-NOT_PARENTS = [
-    None,
-    5,
-    [],
-    (),
-    "ab",
-    [0],
-    [-2],
-    [-1, 1],
-    [-1, 0.0],
-    [None],
-    [True],
-    [-1, [0]],
-    [mx.array(-1)],
-    Hostile(),
-]
-NOT_PARENTS += [[-(10**5000)], np.array([[-1, 0]]), np.array([-1.0]), mx.array([-1, 0]), {}, iter([-1])]
+NOT_PARENTS = [None, 5, [], (), "ab", [0], [-2], [-1, 1], [-1, 0.0], [None], [True], [-1, [0]], [mx.array(-1)]]
+NOT_PARENTS += [Hostile(), [-(10**5000)], np.array([[-1, 0]]), np.array([-1.0]), mx.array([-1, 0]), {}, iter([-1])]
 BAD = {
     "query": [None, *NOT_ARRAYS],
     "key": [None, *NOT_ARRAYS],

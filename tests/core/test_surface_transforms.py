@@ -34,7 +34,7 @@ def test_twice_the_same_bits_and_inputs_untouched(case):
 
 @given(any_case, st.sampled_from(KERNELS))
 def test_plan_names_the_kernel_that_runs_or_the_reason_why_none_does(case, kernel):
-    case.set("kernel", lambda a: kernel)
+    case.made_of["kernel"] = lambda a: kernel
     arguments = case.arguments()
     reset_stats()
     planned = plan(**arguments)

@@ -1,9 +1,4 @@
-"""A model and dataset hub on loopback that speaks the real one's protocol to the real clients.
-
-What it knows: HEAD and GET of files by `resolve`, at a branch, tag or commit, with ranges and etags; large files by
-a redirect to where they are stored; the API's `revision` and `tree`; the codes for what is missing, private or
-gated. What it can do wrong: break off in the middle of a file, or hang up at once.
-"""
+"""A model and dataset hub on loopback that speaks the real one's protocol to the real clients."""
 
 import hashlib
 import json

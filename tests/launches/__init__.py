@@ -7,8 +7,6 @@ all launches of a call share it. A struct: its bytes. `numbers`: where the kerne
 """
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,21 +14,14 @@ from types import ModuleType
 import mlx.core as mx
 import nanobind
 from builds import built, contents
+from programs import cmake
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "packages/flashattn-core/csrc"
 
 
 def _make(folder: Path) -> None:
-    environment = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-    options = ["-DCMAKE_BUILD_TYPE=MinSizeRel", f"-DPython_EXECUTABLE={sys.executable}"]
-    for command in (
-        ["cmake", "-S", HERE, "-B", folder, "-G", "Ninja", *options],
-        ["cmake", "--build", folder],
-    ):
-        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stdout + done.stderr)
+    cmake(HERE, folder, "-DCMAKE_BUILD_TYPE=MinSizeRel", f"-DPython_EXECUTABLE={sys.executable}")
 
 
 def _load() -> ModuleType:
