@@ -33,6 +33,7 @@ def results(got):
 # --- Correctness ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotate(3)
 @pytest.mark.parametrize("group", [1, 2, 7])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_grid(rng, dtype, group):
@@ -47,6 +48,7 @@ def test_grid(rng, dtype, group):
         assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(turn + i) % len(SCHEDULES)]))
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("mask_turn", range(12))
 def test_each_mask_with_each_option(rng, mask_turn):
     for option_turn in range(8):
@@ -57,6 +59,7 @@ def test_each_mask_with_each_option(rng, mask_turn):
             assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(mask_turn + option_turn) % len(SCHEDULES)]))
 
 
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize(
     "dims",
     [(1, 1), (5, 7), (80, 96), (96, 64), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8), (8, 256)],
