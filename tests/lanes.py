@@ -54,13 +54,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     now, seen = turn(), Counter[str]()
     parts: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("rotate")
+        every = max((mark.args[0] for mark in item.iter_markers("rotate")), default=1)
         lane = "default"
         if item.get_closest_marker("long"):
             lane = "long"
-        elif mark:
+        elif every > 1:
             test = item.nodeid.partition("[")[0]
-            lane = "default" if seen[test] % mark.args[0] == now % mark.args[0] else "rotate"
+            lane = "default" if seen[test] % every == now % every else "rotate"
             seen[test] += 1
         named = any("[" in name and item.nodeid.endswith(name.removeprefix("tests/")) for name in config.args)
         parts["default" if named else lane].append(item)
