@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from programs import each_sanitized_set, only, run, sets_here
 
+pytestmark = pytest.mark.long("another build of the kernels, by clang")
 FUZZ = Path(__file__).parent / "fuzz"
 CORPUS = FUZZ / "corpus"
 

@@ -240,6 +240,7 @@ def test_another_revision_or_configuration_in_the_cache_is_no_answer(hub, result
     assert "choose one by --config: wikitext-103-raw-v1, wikitext-2-raw-v1" in unclear
 
 
+@pytest.mark.long("huggingface_hub tries again for 15 seconds")
 def test_a_transfer_that_breaks_off(hub, results, run, text_file):
     """Once: the client asks again. For good: one line. The half that came is never taken for the whole."""
     model, dataset = ["--dataset", text_file, "--model", "someone/tiny-qwen2"], ["--dataset", "wikitext"]

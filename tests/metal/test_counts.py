@@ -136,6 +136,7 @@ def test_fully_visible_tiles_read_no_mask(rng):
 # --- The gradient ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("model", HEAD_DIMS)
 def test_gradient_beside_seven_products(rng, model, dtype):

@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-@pytest.mark.rotate(6)
+@pytest.mark.rotate(18)
 @pytest.mark.parametrize("group", [1, 2, 7])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kernel", CASES)
@@ -78,7 +78,7 @@ def kernels_and_dims(kernels, up_to_256, above):
     return cases + [(kernel, dims) for kernel in kernels if "prefill" not in kernel for dims in above]
 
 
-@pytest.mark.rotate(6)
+@pytest.mark.rotate(12)
 @pytest.mark.parametrize(
     ("kernel", "dims"),
     kernels_and_dims(CASES, HEAD_DIMS, ABOVE_256)

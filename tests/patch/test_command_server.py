@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-RAN = re.compile(r"^\[mlxlm-flash\] flash attention ran: cpu_decode \d+, cpu_prefill \d+ · fallbacks: none$", re.M)
+RAN = re.compile(r"^\[mlxlm-flash\] flash attention ran: cpu_prefill \d+, cpu_decode \d+ · fallbacks: none$", re.M)
 PROMPTS = ["Attention is all you need", "The class", "x", "A window of keys, and a longer prompt than all the others"]
 
 

@@ -101,6 +101,7 @@ def test_a_model_is_not_a_name(tiny):
         flash.enable(tiny())
 
 
+@pytest.mark.long("17 seconds")
 def test_a_thousand_times(original):
     """With a call each time: nothing grows, all is as it was."""
     x = mx.random.normal((1, 2, 12, 8))

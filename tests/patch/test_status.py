@@ -26,7 +26,7 @@ def test_on(tiny, tokens):
     assert now.fallbacks == {"head_dim over 512": 1}
     assert str(now).splitlines()[:2] == [
         "flash attention on: 1 module, 1 model instance",
-        "calls: cpu_decode 2, cpu_prefill 2 · fallbacks: head_dim over 512 1",
+        "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: head_dim over 512 1",
     ]
 
 
