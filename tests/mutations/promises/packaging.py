@@ -9,6 +9,7 @@ MUTATIONS: list[Mutation] = [
         'INSTALL_RPATH "@loader_path/../mlx/lib"',
         'INSTALL_RPATH "@loader_path/mlx/lib"',
         "macos/test_wheel.py::test_every_check_passes",
+        long="it builds wheels",
     ),
     Mutation(
         "a wheel holds a script of the sdist",
@@ -23,6 +24,7 @@ MUTATIONS: list[Mutation] = [
         '  "nanobind-backend==1.0.0",  #',
         "  #",
         "packaging/test_clean_environment.py::test_the_op_against_the_reference",
+        long="it builds wheels",
     ),
     Mutation(
         "a forgotten start-up file speaks where MLXLM_FLASH is 0",
