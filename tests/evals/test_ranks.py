@@ -3,16 +3,13 @@
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import pytest
+from two_ranks import PROGRAMS, launch
 
-PROGRAMS = Path(sys.executable).parent
 # Rank 1 fails at its second batch (bug) or is killed there (die), or it reads another text.
 DRIVER = """
 import os, sys
@@ -37,44 +34,7 @@ cli.main(arguments)
 """
 
 
-@pytest.fixture
-def launch():
-    """What a program prints on stdout and stderr when mlx.launch starts two of it."""
-
-    def run(*program, during=lambda process: None):
-        port = ["--backend", "ring", "--starting-port", str(two_free_ports())]
-        # A session of its own, so that no rank outlives this test.
-        with subprocess.Popen(
-            [PROGRAMS / "mlx.launch", "-n", "2", *port, *map(str, program)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                during(process)
-                return process.communicate(timeout=120)
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-
-    return run
-
-
-def two_free_ports():
-    for _ in range(100):
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-    raise OSError("no two free ports in a row")
-
-
-def test_the_same_scores(launch, invoke, perplexity, tmp_path):
+def test_the_same_scores(invoke, perplexity, tmp_path):
     """Bit for bit, since the batches are the same; at the end there are fewer of them than ranks."""
     one, two = (
         [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
@@ -105,14 +65,14 @@ def scores(path):
     return [[batch[arm][key] for arm in ("off", "on") for key in ("nll", "top1")] + [batch["kl"]] for batch in batches]
 
 
-def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(launch, perplexity):
+def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "bug", *perplexity)
     assert "Error: rank 1: ZeroDivisionError: of rank 1" in stderr
     assert "Interrupted after 4 of " in stdout
 
 
 @pytest.mark.long("three processes, which import for seconds")
-def test_a_rank_that_dies_ends_all(launch, invoke, perplexity, tmp_path):
+def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path):
     """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)
@@ -125,7 +85,7 @@ def test_a_rank_that_dies_ends_all(launch, invoke, perplexity, tmp_path):
 
 
 @pytest.mark.long("three processes, which import for seconds")
-def test_what_is_refused_is_said_once(launch, perplexity):
+def test_what_is_refused_is_said_once(perplexity):
     """Ranks that read different texts, and a wrong option."""
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *perplexity)
     assert stdout == ""
@@ -136,7 +96,7 @@ def test_what_is_refused_is_said_once(launch, perplexity):
 
 
 @pytest.mark.long("three processes, which import for seconds")
-def test_ctrl_c_keeps_what_is_measured(launch, perplexity, tmp_path):
+def test_ctrl_c_keeps_what_is_measured(perplexity, tmp_path):
     """All processes of the terminal get it. mlx.launch prints no more then, but files are written."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
 

@@ -1,18 +1,12 @@
 """Models spread over two processes by mlx.launch: each rank's share of the attention is flash attention's, and the
 tokens are the same."""
 
-import contextlib
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from mlx.utils import tree_flatten
+from two_ranks import PROGRAMS, launch
 
 SCRIPT = """
 import json, sys
@@ -39,44 +33,6 @@ print(json.dumps({
 """
 
 
-@pytest.fixture
-def launch(tmp_path):
-    """launch(*arguments): what the script printed on each of two ranks, in order, under `mlxlm-flash run`."""
-
-    def run(*arguments):
-        (tmp_path / "script.py").write_text(SCRIPT)
-        programs = Path(sys.executable).parent
-        command = [
-            programs / "mlx.launch", "-n", "2", "--backend", "ring", "--starting-port", str(two_free_ports()),
-            programs / "mlxlm-flash", "run", tmp_path / "script.py", *arguments,
-        ]  # fmt: skip
-        env = {**os.environ, "MLXLM_FLASH": "strict", "HF_HUB_OFFLINE": "1"}
-        # A session of its own, so that no rank that waits for the other outlives this test.
-        with subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=120)
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-        ranks = sorted((json.loads(line) for line in stdout.splitlines()), key=lambda rank: rank["rank"])
-        assert [(rank["rank"], rank["size"]) for rank in ranks] == [(0, 2), (1, 2)], stderr
-        return ranks
-
-    return run
-
-
-def two_free_ports():
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
-
-
 @pytest.mark.rotate(4)
 @pytest.mark.parametrize(
     ("how", "model_type"),
@@ -88,7 +44,7 @@ def two_free_ports():
         ),
     ],
 )
-def test_the_same_tokens(launch, tiny, model_folder, tmp_path, how, model_type):
+def test_the_same_tokens(tiny, model_folder, tmp_path, how, model_type):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     model = tiny(model_type, vocab_size=config["vocab_size"])
@@ -97,7 +53,11 @@ def test_the_same_tokens(launch, tiny, model_folder, tmp_path, how, model_type):
     index = {"weight_map": {name: "model.safetensors" for name, _ in tree_flatten(model.parameters())}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))  # by which a pipeline finds its files
 
-    ranks = launch(how, folder)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = (PROGRAMS / "mlxlm-flash", "run", tmp_path / "script.py", how, folder)
+    stdout, stderr = launch(*run, MLXLM_FLASH="strict", HF_HUB_OFFLINE="1")
+    ranks = sorted((json.loads(line) for line in stdout.splitlines()), key=lambda rank: rank["rank"])
+    assert [(rank["rank"], rank["size"]) for rank in ranks] == [(0, 2), (1, 2)], stderr
     layers = 2 if how == "tensor" else 1
     for rank in ranks:
         assert rank["on"] == rank["off"] == ranks[0]["off"]

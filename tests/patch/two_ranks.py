@@ -1,0 +1,42 @@
+"""mlx.launch with two processes on this machine."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAMS = Path(sys.executable).parent
+
+
+def launch(*program, during=lambda process: None, **variables):
+    """What two processes of a program print on stdout and stderr; `variables` are added to their environment."""
+    options = ["-n", "2", "--backend", "ring", "--starting-port", str(_two_free_ports())]
+    # A session of its own, so that no rank that waits for the other outlives the test.
+    with subprocess.Popen(
+        [PROGRAMS / "mlx.launch", *options, *map(str, program)],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            during(process)
+            return process.communicate(timeout=120)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _two_free_ports():
+    """The first of two in a row."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
