@@ -14,10 +14,8 @@ from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.models import load
 from fresh_process import fresh_processes
 from kernel_cases import GBS, GFLOPS, Fake
-from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models import qwen2
+from model_folders import write_model
 from report_page import parse
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 CONFIG = {
     "model_type": "qwen2",
@@ -65,37 +63,10 @@ def make_model(tmp_path_factory):
 
     def make(bos=False, dtype=mx.float32, **settings):
         folder = tmp_path_factory.mktemp("model")
-        config = {**CONFIG, **settings}
-        mx.random.seed(0)
-        model = qwen2.Model(qwen2.ModelArgs.from_dict(config))
-        # Twice the usual size: predictions that depend on the text, as a trained model's do.
-        weights = tree_map(lambda w: (w * 2 if w.ndim > 1 else w).astype(dtype), model.parameters())
-        mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(weights)))
-        (folder / "config.json").write_text(json.dumps(config))
-        _write_tokenizer(folder, bos)
+        write_model(folder, {**CONFIG, **settings}, dtype, TEXT, bos)
         return folder
 
     return make
-
-
-def _write_tokenizer(folder, bos):
-    """Byte-level BPE as Qwen2 has it; with a BOS that the tokenizer sets by itself, as Llama has it."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    end = "<|endoftext|>"
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=CONFIG["vocab_size"], initial_alphabet=alphabet, special_tokens=[end], show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    if bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{end} $A", special_tokens=[(end, tokenizer.token_to_id(end))]
-        )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "bos_token": end if bos else None}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
 
 
 @pytest.fixture(scope="session")

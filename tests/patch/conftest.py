@@ -1,15 +1,10 @@
 """What the tests of the patch share: it is off before and after each test, and small random models to try it on."""
 
-import contextlib
 import importlib
-import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import flashattn_core
@@ -17,11 +12,11 @@ import mlx.core as mx
 import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
-import tokenizers
 from mlx_lm.models import base
 from mlxlm_flash_patch import obstacles, patch
 from mlxlm_flash_patch.places import places
 from model_configs import ARCHITECTURES, config, random_model
+from model_folders import write_model
 
 ORIGINAL = base.scaled_dot_product_attention
 
@@ -125,21 +120,9 @@ def command():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    """A random Qwen2 in mlx-lm's layout: configuration, weights, and a tokenizer whose tokens are the bytes."""
+    """A random one, whose tokens are the bytes and an end."""
     folder = tmp_path_factory.mktemp("tiny-qwen2")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*alphabet, "<|endoftext|>"])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names))
-
-    (folder / "config.json").write_text(json.dumps(tiny_config(vocab_size=len(vocabulary))))
-    model = random_model("qwen2", tiny_config(vocab_size=len(vocabulary)))
-    model.save_weights(str(folder / "model.safetensors"))
+    write_model(folder, tiny_config(vocab_size=257))
     return folder
 
 
@@ -150,36 +133,3 @@ def chat_folder(model_folder, tmp_path_factory):
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
     return folder
-
-
-@pytest.fixture
-def served(chat_folder):
-    """served(command, env): a context in which that mlx_lm.server runs; ask(prompt) for 8 tokens, and the process."""
-
-    @contextlib.contextmanager
-    def serve(command, env):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        address = f"http://127.0.0.1:{port}"
-
-        def ask(prompt):
-            body = {"prompt": prompt, "max_tokens": 8, "temperature": 0}
-            headers = {"Content-Type": "application/json"}
-            request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)["choices"][0]["text"]
-
-        arguments = [*command, "--model", chat_folder, "--port", port]
-        with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                for _ in range(1200):  # two minutes: the machine may be busy
-                    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=60):
-                        break
-                    assert process.poll() is None, process.stderr.read()
-                    time.sleep(0.1)
-                yield ask, process
-            finally:
-                process.kill()
-
-    return serve

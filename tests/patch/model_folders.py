@@ -1,0 +1,30 @@
+"""A small Qwen2 in a folder of mlx-lm's layout: configuration, random weights and tokenizer."""
+
+import json
+
+import mlx.core as mx
+from model_configs import random_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+END = "<|endoftext|>"
+
+
+def write_model(folder, config, dtype=mx.float32, text="", bos=False):
+    """Byte-level BPE as Qwen2 has it, of up to 320 tokens: the end, the bytes, and what the text repeats. With a BOS
+    that the tokenizer sets by itself, as Llama has it.
+    """
+    random_model("qwen2", config, dtype).save_weights(str(folder / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(config))
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=[END], show_progress=False)
+    tokenizer.train_from_iterator([text], trainer)
+    if bos:
+        end = (END, tokenizer.token_to_id(END))
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[end])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "bos_token": END if bos else None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
