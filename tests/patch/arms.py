@@ -8,6 +8,14 @@ import mlxlm_flash_patch as flash
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
 
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}
+# A program that calls attention, and one that does so in a thread which outlives the main one.
+ATTEND = """
+import mlx.core as mx
+from mlx_lm.models.qwen2 import scaled_dot_product_attention
+q = mx.ones((1, 2, 12, 8))
+mx.eval(scaled_dot_product_attention(q, q, q, cache=None, scale=1.0, mask="causal"))
+"""
+LATER = f"import mlx_lm.models.qwen2, threading\nthreading.Timer(0.3, exec, [{ATTEND!r}, {{}}]).start()"
 
 
 def normal(seed, *shape, dtype=mx.float32):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mlxlm_flash_patch as flash
 import pytest
+from arms import ATTEND, LATER
 from mlx_lm.models import base
 from mlxlm_flash_patch import cli, launch
 
@@ -23,15 +24,6 @@ print(json.dumps({
     "main": sys.modules["__main__"].__dict__ is globals(),
     "doc": __doc__, "spec": getattr(__spec__, "name", None), "cwd": __import__("os").getcwd(),
 }))
-"""
-ATTENTION = """
-import sys, threading
-import mlx.core as mx
-from mlx_lm.models.qwen2 import scaled_dot_product_attention
-
-def attend(length):
-    q = mx.ones((1, 2, length, 8))
-    mx.eval(scaled_dot_product_attention(q, q, q, cache=None, scale=1.0, mask="causal"))
 """
 
 
@@ -79,11 +71,6 @@ def refused(monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def python(command):
-    return lambda *arguments, **options: command("python", *arguments, **options)
-
-
 def other_lines(stderr):
     return [line for line in stderr.splitlines() if not line.startswith(OWN)]
 
@@ -100,16 +87,16 @@ def other_lines(stderr):
     ],
     ids=lambda words: " ".join(words),
 )
-def test_what_the_program_sees(run, python, folder, program, arguments):
+def test_what_the_program_sees(run, command, folder, program, arguments):
     done = run(*program, *arguments, cwd=folder, flash="0")
-    assert json.loads(done.stdout) == json.loads(python(*program, *arguments, cwd=folder).stdout)
+    assert json.loads(done.stdout) == json.loads(command("python", *program, *arguments, cwd=folder).stdout)
     assert json.loads(done.stdout)["argv"][1:] == arguments
 
 
-def test_a_script_by_its_absolute_path(run, python, folder, tmp_path_factory, monkeypatch):
+def test_a_script_by_its_absolute_path(run, command, folder, tmp_path_factory, monkeypatch):
     """PYTHONSAFEPATH keeps the script's folder out of sys.path, here too."""
     elsewhere, script = tmp_path_factory.mktemp("elsewhere"), str(folder / "script.py")
-    assert run(script, cwd=elsewhere, flash="0").stdout == python(script, cwd=elsewhere).stdout
+    assert run(script, cwd=elsewhere, flash="0").stdout == command("python", script, cwd=elsewhere).stdout
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     assert json.loads(run(script, flash="0").stdout)["path0"] != str(folder)
 
@@ -135,9 +122,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_how_it_ends(run_script, python, tmp_path, end):
+def test_how_it_ends(run_script, command, tmp_path, end):
     done = run_script(f"import atexit, os, signal, sys, threading, time\n{ENDS[end]}\n", flash="0")
-    expected = python(tmp_path / "script.py")
+    expected = command("python", tmp_path / "script.py")
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
     assert other_lines(done.stderr)[-1:] == other_lines(expected.stderr)[-1:]
     if "Error" not in end and end != "KeyboardInterrupt":  # a traceback shows the runner's frames too
@@ -176,7 +163,7 @@ def test_streams(run_script):
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('the reason')", 1)])
 def test_patched_to_the_end(run_script, end, code):
     """Both lines are there however the program ends, and the last one comes last."""
-    done = run_script(f"{ATTENTION}\nattend(12)\n{end}\n")
+    done = run_script(f"{ATTEND}import sys\n{end}\n")
     assert done.returncode == code
     first, *_, last = done.stderr.splitlines()
     assert first.startswith(f"{OWN}flash attention on: mlx ")
@@ -186,9 +173,9 @@ def test_patched_to_the_end(run_script, end, code):
 
 def test_threads_that_outlive_the_main_one_count(run_script):
     """Under strict too: the program is over when its last thread is."""
-    done = run_script(f"{ATTENTION}\nthreading.Timer(0.3, attend, [1]).start()\n", flash="strict")
+    done = run_script(LATER, flash="strict")
     assert done.returncode == 0
-    assert done.stderr.splitlines()[-1].startswith(f"{OWN}flash attention ran: cpu_decode 1 ")
+    assert done.stderr.splitlines()[-1].startswith(f"{OWN}flash attention ran: cpu_prefill 1 ")
 
 
 def test_strict_and_flash_never_ran(run_script):

@@ -7,16 +7,9 @@ import os
 import sys
 
 import pytest
+from arms import ATTEND
 
-CALL = """
-import mlx.core as mx, mlxlm_flash_patch as flash
-from mlx_lm.models.qwen2 import scaled_dot_product_attention as before
-x = mx.ones((1, 2, 12, 8))
-flash.enable(strict=True)
-from mlx_lm.models.qwen2 import scaled_dot_product_attention
-print((scaled_dot_product_attention(x, x, x, cache=None, scale=1.0, mask="causal") == 1).all().item())
-flash.disable()
-"""
+CALL = f"import mlxlm_flash_patch as flash\nflash.enable(strict=True)\n{ATTEND}flash.disable()\nprint('ran')"
 TURNS = pytest.mark.rotate(3)
 
 
@@ -26,7 +19,7 @@ TURNS = pytest.mark.rotate(3)
     ("program", "said"),
     [
         (["flash-eval", "doctor"], "flashattn-core"),
-        pytest.param(["python", "-c", CALL], "True\n", marks=TURNS),
+        pytest.param(["python", "-c", CALL], "ran\n", marks=TURNS),
         pytest.param(["mlxlm-flash", "status"], "flashattn-core", marks=TURNS),
         pytest.param(["mlxlm-flash", "doctor"], "flashattn-core", marks=TURNS),
         pytest.param(
