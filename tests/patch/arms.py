@@ -1,13 +1,9 @@
 """The same work without the patch and with it, and how far apart the results are."""
 
-import copy
-import pickle
-
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
 
-COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model))}
 # A program that calls attention, and one that does so in a thread which outlives the main one.
 ATTEND = """
 import mlx.core as mx

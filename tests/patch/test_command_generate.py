@@ -7,7 +7,7 @@ import pytest
 PROMPT = ("--prompt", "Attention is")
 ARGUMENTS = ("--ignore-chat-template", "--max-tokens", "24", "--verbose", "False")
 QUANTISED = ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0")
-RAN = r"\[mlxlm-flash\] flash attention ran: cpu_decode \d+(, cpu_prefill \d+)? · fallbacks: none"
+RAN = r"\[mlxlm-flash\] flash attention ran: (cpu_prefill \d+, )?cpu_decode \d+ · fallbacks: none"
 
 
 @pytest.mark.rotate(3)

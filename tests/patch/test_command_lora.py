@@ -85,15 +85,6 @@ def test_the_same_training(train, chat_folder, data, more):
 
 
 @pytest.mark.long("minutes of training; test_gradients.py trains in its process")
-def test_the_shipped_model(train):
-    """With mlx-lm's own optimizer."""
-    off, _, _ = train(DEMO_MODEL, "0")
-    on, _, said = train(DEMO_MODEL, "strict")
-    assert on == pytest.approx(off, abs=PRINTED)
-    assert_ran(said, 4 * STEPS)
-
-
-@pytest.mark.long("minutes of training; test_gradients.py trains in its process")
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_dimensions_of_qwen2_half_billion(train, dtype, tmp_path):

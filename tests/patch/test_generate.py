@@ -1,11 +1,9 @@
 """mlx-lm's own generation loops give the same greedy tokens."""
 
-import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from arms import off_and_on
-from mlx_lm.generate import batch_generate, generate_step, speculative_generate_step, stream_generate
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.generate import batch_generate, generate_step, stream_generate
 from mlx_lm.utils import load
 
 
@@ -24,13 +22,6 @@ def test_generate_step(architecture, tiny, tokens, options):
     assert flash.status().calls["cpu_decode"] >= 2 * 24
 
 
-def test_speculative_decoding(tiny, tokens):
-    """The draft's tokens are verified a few at a time: short causal queries against a long cache."""
-    model, draft, prompt = tiny(seed=0), tiny(seed=1), tokens(1, 20)[0]
-    off, on = off_and_on(lambda: [t for t, *_ in speculative_generate_step(prompt, model, draft, max_tokens=16)])
-    assert on == off == [token for token, _ in generate_step(prompt, model, max_tokens=16)]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -42,6 +33,7 @@ def test_speculative_decoding(tiny, tokens):
 )
 @pytest.mark.parametrize("drafted", [False, True], ids=["alone", "with a draft model"])
 def test_stream_generate(tiny, tokenizer, drafted, options):
+    """A draft's tokens are verified a few at a time: short causal queries against a long cache."""
     model = tiny(vocab_size=257)
     draft = tiny(vocab_size=257, num_hidden_layers=1) if drafted else None
 
@@ -67,17 +59,3 @@ def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
     off, on = off_and_on(texts)
     assert on == off
     assert flash.status().calls["cpu_decode"] >= 2 * 20
-
-
-def test_batch_generate_with_prompt_caches(tiny, tokenizer):
-    """Caches of different lengths are merged into one with left padding."""
-    model, prompts = tiny(vocab_size=257), [tokenizer.encode(text) for text in ("Attention is", "all", "you need")]
-
-    def texts():
-        caches = [make_prompt_cache(model) for _ in prompts]
-        for cache, prompt in zip(caches, prompts, strict=True):
-            model(mx.array([prompt * 3]), cache=cache)
-        return batch_generate(model, tokenizer, prompts, caches, 16, return_token_ids=True).token_ids
-
-    off, on = off_and_on(texts)
-    assert on == off

@@ -18,7 +18,7 @@ NAME = "mlxlm-flash.pth"
 GENERATE = ("--prompt", "Attention is", "--ignore-chat-template", "--max-tokens", "12", "--verbose", "False")
 IMPORT = "import mlx_lm.models.base"
 FIRST = r"\[mlxlm-flash\] flash attention on(, strict)?: mlx .* · mlx-lm .* · cpu .*"
-LAST = r"\[mlxlm-flash\] flash attention ran: (cpu_decode \d+, )?cpu_prefill \d+ · fallbacks: none"
+LAST = r"\[mlxlm-flash\] flash attention ran: cpu_prefill \d+(, cpu_decode \d+)? · fallbacks: none"
 
 
 class Environment:

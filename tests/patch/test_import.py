@@ -51,9 +51,3 @@ def test_installing_changes_nothing():
     lines = [line for file in files for line in file.read_text().splitlines()]
     assert all(Path(line).is_dir() for line in lines)
     assert not list(Path(mlxlm_flash_patch.__file__).parents[1].rglob("*.pth"))
-
-
-def test_the_public_names():
-    contract = {"enable", "disable", "enabled", "patch_model", "unpatch_model", "status", "Status"}
-    assert contract <= set(mlxlm_flash_patch.__all__)
-    assert all(getattr(mlxlm_flash_patch, name).__doc__ for name in mlxlm_flash_patch.__all__)
