@@ -15,7 +15,7 @@ key, value = np.random.default_rng(1).normal(size=(2, 2, 2, 130, 64)).astype(np.
 out = flashattn_core.flash_attention(*map(mx.array, (query, key, value)), mask=SlidingWindow(50))
 print(np.abs(np.array(out) - reference_attention(query, key, value, mask=SlidingWindow(50))[0]).max())
 import mlxlm_flash_patch, flash_evals, mlxlm_flash_startup, sys
-print(*(module.__file__ for name, module in sys.modules.items() if "flash" in name), sep="\n")
+print(*(module.__file__ for name, module in sys.modules.items() if "flash" in name), sep="\\n")
 """
 GENERATE = ("--prompt", "The class statement", "--ignore-chat-template", "--max-tokens", "12", "--temp", "0")
 
