@@ -1,4 +1,4 @@
-"""The packages' versions, and those that they are made for, are the same wherever they stand."""
+"""The packages' versions, and those that they are made for, are the same wherever they stand; uv knows all sources."""
 
 import re
 import tomllib
@@ -34,6 +34,13 @@ def test_who_installs_it_chooses_libmlx():
         assert core["optional-dependencies"][name] == [f"mlx[{name}]=={EXACT['mlx']}"]
     needed = [need for name in PACKAGES for need in read(name)["project"]["dependencies"]]
     assert [need for need in needed if re.match(r"(mlx|mlx-lm|flashattn-core)\[|mlx-(cpu|cuda)", need)] == []
+
+
+def test_uv_builds_again_after_a_change_of_any_source():
+    package = PROJECTS["flashattn-core"].parent
+    keys = [key["file"] for key in read("flashattn-core")["tool"]["uv"]["cache-keys"]]
+    known = {file for key in keys for file in package.glob(key)}
+    assert {file for file in package.glob("csrc/**/*") if file.is_file()} - known == set()
 
 
 @pytest.mark.parametrize("distribution", PACKAGES)
