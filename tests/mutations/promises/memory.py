@@ -37,7 +37,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cpu/backward.cpp",
         "lower = std::make_unique_for_overwrite<uint16_t[]>(rows * p.head_dim);",
         "lower = std::make_unique<uint16_t[]>(2 * rows * p.head_dim);",
-        "core/test_memory.py::test_forward_and_backward",
+        "core/test_memory.py::test_many_query_heads_of_one_key_head",
     ),
     Mutation(
         "the merge of runs looks at one run too many",
