@@ -82,7 +82,7 @@ def test_more_than_2_to_the_31_elements(rng, length):
 
 def test_rows_further_apart_than_32_bits_count(drivers, everything):
     """Of every array that a call has, forward and backward: driver/far_apart.cpp, in memory that is never touched."""
-    cases = 100 if everything else 20
+    cases = 100 if everything else 30  # a tile of keys that is not the first one comes from case 21 on
     assert run(drivers / "far_apart", cases) == f"{cases} cases, the same bits\n"
 
 
