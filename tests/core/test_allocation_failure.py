@@ -15,7 +15,6 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMI
 EACH_ALLOCATION = """
 import ctypes, os, sys, traceback, mlx.core as mx
 from flashattn_core import flash_attention
-from programs import python, run
 
 fail_at = ctypes.CDLL(None).fail_at
 fail_at.argtypes, fail_at.restype = [ctypes.c_long], ctypes.c_bool
@@ -105,7 +104,6 @@ def test_what_a_call_needs_beside_its_results():
     code = """
 import resource, mlx.core as mx
 from flashattn_core import flash_attention
-from programs import python, run
 x = mx.random.normal((1, 1, 1, 512))
 expected = flash_attention(x, x, x)
 mx.eval(x, expected)
