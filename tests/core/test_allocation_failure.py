@@ -95,7 +95,8 @@ def test_each_allocation(failing_allocations, case, fewest):
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
     no_memory = "RuntimeError: [flash_attention] no memory for what the kernel works with"
-    assert {"MemoryError: std::bad_alloc", no_memory, "fewer threads"} <= set(outcomes)
+    # Whether the memory of a new thread is met is luck, since others allocate meanwhile: test_threads.py has that case.
+    assert {"MemoryError: std::bad_alloc", no_memory} <= set(outcomes)
 
 
 @on_linux
