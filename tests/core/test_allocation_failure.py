@@ -95,8 +95,9 @@ def test_each_allocation(failing_allocations, case, fewest):
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
     no_memory = "RuntimeError: [flash_attention] no memory for what the kernel works with"
-    # Whether the memory of a new thread is met is luck, since others allocate meanwhile: test_threads.py has that case.
-    assert {"MemoryError: std::bad_alloc", no_memory} <= set(outcomes)
+    # In a gradient, the second pass is prepared while the first one makes threads: whose allocation fails is luck.
+    threads = set() if "True" in case else {"fewer threads"}
+    assert {"MemoryError: std::bad_alloc", no_memory} | threads <= set(outcomes)
 
 
 @on_linux
