@@ -6,6 +6,7 @@ was there when it began: the loaded model and the other arm's results are no par
 """
 
 import ctypes
+import gc
 import os
 import time
 import warnings
@@ -125,9 +126,10 @@ def memory_method() -> str:
 def peak_memory() -> Iterator[Callable[[], int]]:
     """Gives a function that says how many bytes above the start the highest point since then has been.
 
-    What flash's threads keep for their next call is freed before: the work pays for all that it needs, and for nothing
-    that earlier work needed.
+    Garbage and what flash's threads keep for their next call are freed before: the work pays for all that it needs, and
+    neither gains nor loses by what earlier work needed.
     """
+    gc.collect()
     mx.clear_cache()
     flashattn_core.release_scratch()
     _return_free_memory()
