@@ -126,22 +126,28 @@ def memory_method() -> str:
 def peak_memory() -> Iterator[Callable[[], int]]:
     """Gives a function that says how many bytes above the start the highest point since then has been.
 
-    Garbage and what flash's threads keep for their next call are freed before: the work pays for all that it needs, and
-    neither gains nor loses by what earlier work needed.
+    What flash's threads keep for their next call is freed before: the work pays for all that it needs, and for nothing
+    that earlier work needed. As in timeit, Python collects no garbage meanwhile: that of earlier work would count as
+    memory saved, and as time.
     """
-    gc.collect()
     mx.clear_cache()
     flashattn_core.release_scratch()
     _return_free_memory()
-    if "resident" in memory_method():
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
-        before = _status_bytes("VmRSS")
-        yield lambda: max(0, _status_bytes("VmHWM") - before)
-    else:
-        mx.reset_peak_memory()
-        active = mx.get_active_memory()
-        # Only what the work has needed is kept by now, and MLX's allocator knows nothing of it.
-        yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        if "resident" in memory_method():
+            Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
+            before = _status_bytes("VmRSS")
+            yield lambda: max(0, _status_bytes("VmHWM") - before)
+        else:
+            mx.reset_peak_memory()
+            active = mx.get_active_memory()
+            # Only what the work has needed is kept by now, and MLX's allocator knows nothing of it.
+            yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _status_bytes(field_name: str) -> int:
