@@ -47,14 +47,17 @@ def test_stream_generate(tiny, tokenizer, drafted, options):
 
 @pytest.mark.parametrize("max_kv_size", [None, 16], ids=lambda n: f"max_kv_size {n}")
 def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
-    """Prompts of different lengths, more than fit into a batch, and answers of different lengths."""
+    """Prompts of different lengths, more than fit into a batch, answers of different lengths, and what follows them."""
     model = tiny(architecture, vocab_size=257)
     prompts = [tokenizer.encode("Attention is all you need, and more than that"[:n]) for n in (45, 3, 17, 9, 30)]
 
     def texts():
-        options = {"max_tokens": [12, 20, 4, 9, 15], "completion_batch_size": 3, "prefill_batch_size": 2}
-        answer = batch_generate(model, tokenizer, prompts, max_kv_size=max_kv_size, return_token_ids=True, **options)
-        return answer.token_ids
+        options = {"max_kv_size": max_kv_size, "completion_batch_size": 3, "prefill_batch_size": 2}
+        keep = {"return_token_ids": True, "return_prompt_caches": True}
+        first = batch_generate(model, tokenizer, prompts, None, [12, 20, 4, 9, 15], **keep, **options)
+        then = [prompt[:5] for prompt in prompts]
+        second = batch_generate(model, tokenizer, then, first.caches, 8, return_token_ids=True, **options)
+        return first.token_ids, second.token_ids
 
     off, on = off_and_on(texts)
     assert on == off

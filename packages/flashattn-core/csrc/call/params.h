@@ -1,4 +1,4 @@
-// The one plain struct that every backend reads: shapes, strides and options of one attention call.
+// The plain structs that backends read: shapes, strides and options of one attention call.
 // No pointers and no standard library in here, so that host C++ and kernels can include the same file.
 #pragma once
 

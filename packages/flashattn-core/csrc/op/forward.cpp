@@ -20,7 +20,7 @@ Choice plan(const Arguments& arguments, Backend backend) {
 
 std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice stream_or_device) {
   mx::Stream stream = mx::to_stream(stream_or_device);
-  kernel_of(plan(arguments, backend_of(stream.device)));
+  kernel_of(plan(arguments, backend_of(stream.device)));  // throws where no kernel covers the call
   if (stream.device == mx::Device::cpu) {
     cpu::initialise();  // nonsense in the environment fails here, where it can be caught
   }
@@ -92,7 +92,7 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   // Also called with new shapes by shapeless compilation, which has passed no check yet.
   Inputs named(inputs, present_);
   check_shapes(named, options_);
-  kernel_of(choose(backend_of(stream().device), call_shape(named, options_), options_.kernel));
+  kernel_of(choose(backend_of(stream().device), call_shape(named, options_), options_.kernel));  // throws, as above
   return shapes_of_outputs(named, options_);
 }
 

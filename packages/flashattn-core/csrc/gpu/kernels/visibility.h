@@ -125,7 +125,7 @@ struct Visibility {
     }
     return score;
   }
-  // Of the score, by what tanh took.
+  // Of the score, by what scaled() gave.
   FLASHATTN_FUNC float derivative(float scaled) const FLASHATTN_THREAD {
     return has_softcap ? (1 - scaled) * (1 + scaled) : 1.0f;
   }
