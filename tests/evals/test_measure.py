@@ -78,8 +78,7 @@ def test_flash_counts_add_up_and_survive_a_file():
     assert Flash.of((a + b).describe()) == a + b
 
 
-# Within bytes: MLX's allocator counts the array alone; the process's other threads may touch a megabyte or two of their
-# own meanwhile.
+# MLX's allocator counts the array alone. The process's other threads may touch a megabyte or two of their own.
 @pytest.mark.parametrize(
     ("method", "megabytes", "tolerance"),
     [("process", 32, 3 * MB), ("process", 128, 3 * MB), ("allocator", 2, 20_000), ("allocator", 128, 20_000)],

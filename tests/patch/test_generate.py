@@ -53,9 +53,9 @@ def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
 
     def texts():
         options = {"max_kv_size": max_kv_size, "completion_batch_size": 3, "prefill_batch_size": 2}
-        keep = {"return_token_ids": True, "return_prompt_caches": True}
-        first = batch_generate(model, tokenizer, prompts, None, [12, 20, 4, 9, 15], **keep, **options)
-        second = batch_generate(model, tokenizer, prompts, first.caches, 8, return_token_ids=True, **options)
+        options |= {"return_token_ids": True, "return_prompt_caches": True}
+        first = batch_generate(model, tokenizer, prompts, None, [12, 20, 4, 9, 15], **options)
+        second = batch_generate(model, tokenizer, prompts, first.caches, 8, **options)
         return first.token_ids, second.token_ids
 
     off, on = off_and_on(texts)
