@@ -13,7 +13,7 @@ RUN_ON_A_GPU_TOO = {"test_rules.py", "test_kernels.py", "test_quantised_kernels.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.startswith("test_shim_"):  # of the harness itself, which seldom changes
-            item.add_marker(pytest.mark.rotate(4))
+            item.add_marker(pytest.mark.rotate(8))
         on_gpu = mx.metal.is_available() and item.path.name in RUN_ON_A_GPU_TOO
         if MISSING and item.path.parent == Path(__file__).parent and not on_gpu:
             item.add_marker(pytest.mark.skip(reason=MISSING))

@@ -12,7 +12,7 @@ import oracle
 import pytest
 from metal_attention import flash_attention
 
-pytestmark = pytest.mark.rotate(48)  # 3,500 cases, of which most differ in the kernels' team alone
+pytestmark = pytest.mark.rotate(72)  # 3,500 cases, of which most differ in the kernels' team alone
 
 MODULES = {
     name: importlib.import_module(f"test_{name}")
