@@ -1,9 +1,8 @@
 """Shared by the tests of the Metal kernels."""
 
-from pathlib import Path
-
 import mlx.core as mx
 import pytest
+from demanded import lacking
 from metal_on_cpu import MISSING
 
 # Where there is one, see metal_attention.py.
@@ -14,6 +13,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.startswith("test_shim_"):  # of the harness itself, which seldom changes
             item.add_marker(pytest.mark.rotate(8))
-        on_gpu = mx.metal.is_available() and item.path.name in RUN_ON_A_GPU_TOO
-        if MISSING and item.path.parent == Path(__file__).parent and not on_gpu:
-            item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _clang(request: pytest.FixtureRequest) -> None:
+    if MISSING and not (mx.metal.is_available() and request.path.name in RUN_ON_A_GPU_TOO):
+        lacking(MISSING)
