@@ -69,6 +69,18 @@ def test_a_row_for_each_trial_of_each_arm(run_command, tmp_path, command):
         assert {key: row[key] for key in known} == {key: "" if trial[key] is None else str(trial[key]) for key in known}
 
 
+@pytest.mark.parametrize(("command", "arguments"), [*SMALL.items(), ("kernels", ("--seq-len", 32, "-r", 1))])
+def test_every_command(invoke, model_folder, text_file, command, arguments, tmp_path):
+    """Its stdout is what the file has."""
+    model = () if command == "kernels" else ("--model", model_folder)
+    text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
+    for output_format in ("json", "csv"):
+        out = tmp_path / output_format
+        done = invoke(command, *model, *text, *arguments, "-o", output_format, f"--{output_format}", out)
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert done.stdout == out.read_text()
+
+
 @pytest.mark.parametrize("command", ["speed", "finetune"])
 def test_the_footnote_names_the_reference_blas_where_it_runs(run_command, monkeypatch, command):
     for blas, named in (("reference", True), ("openblas", False), (None, False)):

@@ -142,6 +142,11 @@ class TestReload:
         tiny()(tokens()).tolist()
         assert flash.status().calls == {"cpu_prefill": 2}
 
+    def test_a_module_that_is_not_wanted_stays_as_it_is(self, original):
+        flash.enable("qwen2")
+        importlib.reload(llama)
+        assert llama.scaled_dot_product_attention is original
+
     def test_base_gets_its_new_function_back_and_others_what_they_took_from_it(self, original, monkeypatch):
         """Also while a module that is not mlx-lm's keeps the old one."""
         theirs = types.ModuleType("theirs")
@@ -155,6 +160,13 @@ class TestReload:
         assert base.scaled_dot_product_attention.__globals__ is vars(base)
         assert qwen2.scaled_dot_product_attention is base.scaled_dot_product_attention
         assert llama.scaled_dot_product_attention is theirs.scaled_dot_product_attention is original
+
+    def test_between_two_blocks(self):
+        for _ in range(2):
+            with flash.enabled():
+                assert "mlx_lm.models.base" in flash.status().patched
+            importlib.reload(base)
+        assert not flash.status().patched
 
     def test_what_falls_back_goes_to_the_module_s_own_function(self):
         """Also where base has another one since."""

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
     load_prompt_cache,
+    make_prompt_cache,
     save_prompt_cache,
 )
 from mlxlm_flash_patch import route
@@ -82,6 +83,12 @@ def test_windows_smaller_than_the_rotating_cache(tiny, tokens, max_kv_size):
     assert_the_same(lambda: logits(model, x, [RotatingKVCache(max_kv_size) for _ in model.layers]))
 
 
+def test_lists_of_caches(tiny, tokens):
+    """baichuan_m1: each layer has a convolution's state and a KV cache, every other one with a window."""
+    model, x = tiny("baichuan_m1", sliding_window_layers=[1], hidden_size=64, head_dim=16), tokens(2, sum(STEPS))
+    assert_the_same(lambda: logits(model, x, make_prompt_cache(model)))
+
+
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
 def test_quantised(tiny, tokens, bits, batch):
@@ -116,6 +123,26 @@ def test_batches_with_right_padding(tiny, tokens, cache):
             c.finalize()
         real = [row[:length] for row, length in zip(prompt, lengths, strict=True)]
         return mx.concatenate([*real, *(model(x[:, :1], cache=caches)[:, 0] for _ in range(6))])
+
+    off, on = off_and_on(run)
+    assert close(on, off)
+
+
+def test_batches_that_shrink_and_grow(tiny, tokens):
+    """Requests end and others join: rows are dropped, padding is cut off or added."""
+    model, x = tiny(), tokens(3, 30)
+
+    def run():
+        caches, others = batch_caches(model, PADDING), [BatchKVCache([0, 1]) for _ in model.layers]
+        out = [model(x[:, :9], cache=caches)[:, 7:]]
+        for c in caches:
+            c.filter(mx.array([1, 2]))
+        out.append(model(x[1:, 9:10], cache=caches))
+        model(x[:2, :25], cache=others)
+        for c, other in zip(caches, others, strict=True):
+            c.extend(other)
+        out += [model(mx.concatenate([x[:2, i : i + 1]] * 2), cache=caches) for i in range(10, 14)]
+        return mx.concatenate([o.reshape(-1, o.shape[-1]) for o in out])
 
     off, on = off_and_on(run)
     assert close(on, off)

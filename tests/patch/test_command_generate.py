@@ -32,7 +32,7 @@ def test_the_same_text(command, model_folder, program, flash, first, last):
 
 
 def test_fallbacks(command, light, tmp_path):
-    """They are said; test_strict.py has them refused."""
+    """They are said, and refused under strict."""
     script = tmp_path / "falls_back.py"
     script.write_text(
         "import mlx.core as mx\n"
@@ -45,3 +45,7 @@ def test_fallbacks(command, light, tmp_path):
     assert done.returncode == 0
     assert done.stderr.splitlines()[-1].endswith("fallbacks: head_dim over 512 2")
     assert done.stderr.count("FlashFallbackWarning: ") == 1
+    done = command("mlxlm-flash", "run", script, env=light, flash="strict")
+    assert done.returncode == 1
+    assert "FlashFallbackError: " in done.stderr
+    assert "head_dim over 512" in done.stderr

@@ -8,6 +8,16 @@ from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
 
+def test_a_compiled_function(tiny, tokens):
+    model, x = tiny(), tokens(1, 20)
+    off = mx.compile(tiny())(x)
+    with flash.enabled(strict=True):
+        compiled = mx.compile(model)
+        assert close(compiled(x), off)
+        assert close(compiled(x), off)
+    assert flash.status().calls == {"cpu_prefill": 4}
+
+
 def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
     """The patch cannot reach into a graph; what runs in it is counted all the same.
 

@@ -187,8 +187,16 @@ class TestWhatIsRemembered:
 
 @pytest.mark.parametrize("models", [None, "qwen2"])
 def test_masks_are_described_while_the_patch_is_on(models):
-    """Whichever models the patch is for: masks are made in functions that all of them share."""
+    """Whichever models the patch is for: masks are made in functions that all of them share, and these come back."""
+
+    def held():
+        rotating = [cache.make_mask for cache in (caches.RotatingKVCache, caches.BatchRotatingKVCache)]
+        return [base.create_causal_mask, caches.create_causal_mask, *rotating]
+
+    before = held()
     with flash.enabled(models):
+        assert not any(now is then for now, then in zip(held(), before, strict=True))
         assert knows(base.create_attention_mask(mx.zeros((1, 6, 8)), window_size=2))
+    assert held() == before
     assert not knows(described_mask())
     assert not hasattr(caches.ChunkedKVCache, "make_mask")  # which needs no place of its own, then

@@ -288,6 +288,11 @@ def test_a_model_that_is_not_here(name):
     assert f" · cure: --model a folder with a config.json, or `hf download {name}` first" in lines[-3]
 
 
+def test_a_folder_that_holds_no_model(tmp_path):
+    lines = found("✗ model: [Errno 2] No such file or directory: ", "--model", str(tmp_path), broken=True)
+    assert str(tmp_path / "config.json") in lines[-3]
+
+
 def test_a_hub_id_of_which_the_cache_knows(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--someone--model"

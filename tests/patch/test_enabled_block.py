@@ -100,6 +100,15 @@ def test_an_interrupt_while_places_are_exchanged(strict, monkeypatch, original):
     assert base.scaled_dot_product_attention is qwen2.scaled_dot_product_attention is original
 
 
+def test_as_decorator():
+    @flash.enabled("qwen2")
+    def inside():
+        return patched()
+
+    assert inside() == inside() == {"qwen2"}
+    assert not patched()
+
+
 @pytest.fixture
 def restless():
     """Threads take turns as often as they can."""

@@ -6,6 +6,8 @@ import mlxlm_flash_patch as flash
 import pytest
 from arms import calls_of
 from mlx_lm.models import base, gemma2, llama, plamo2, qwen2
+from mlx_lm.models.cache import KVCache
+from mlxlm_flash_patch.described_masks import description_of
 from mlxlm_flash_patch.registry import SEAM
 
 
@@ -42,6 +44,15 @@ def test_in_each_kind_of_place(owner, attribute, name, monkeypatch, original):
     flash.disable()
     assert vars(owner)[attribute] is other
     assert llama.scaled_dot_product_attention is original
+
+
+def test_masks_that_another_library_makes_are_arrays(monkeypatch):
+    made = base.create_causal_mask
+    monkeypatch.setattr("mlx_lm.models.cache.create_causal_mask", lambda *args, **kwargs: made(*args, **kwargs))
+    with pytest.warns(flash.FlashFallbackWarning, match=r"cache\.create_causal_mask holds"):
+        flash.enable()
+    mask = KVCache().make_mask(6, return_array=True, window_size=None)
+    assert description_of(mask, mask[None], 6) is mask
 
 
 def test_elsewhere_than_asked_for_is_no_matter(monkeypatch):
