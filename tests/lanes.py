@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any(waiting.values()):
         config.stash[WAITING] = waiting
         config.hook.pytest_deselected(items=parts["long"] + parts["rotate"])
-        items[:] = parts["default"]
+        items[:] = sorted(parts["default"], key=lambda item: item.path.name != "test_style.py")  # mypy takes longest
 
 
 @pytest.hookimpl(optionalhook=True)

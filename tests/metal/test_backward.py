@@ -33,7 +33,7 @@ def results(got):
 # --- Correctness ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.rotate(9)
+@pytest.mark.rotate(18)
 @pytest.mark.parametrize("group", [1, 2, 7])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_grid(rng, dtype, group):
@@ -48,7 +48,7 @@ def test_grid(rng, dtype, group):
         assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(turn + i) % len(SCHEDULES)]))
 
 
-@pytest.mark.rotate(6)
+@pytest.mark.rotate(12)
 @pytest.mark.parametrize("mask_turn", range(12))
 def test_each_mask_with_each_option(rng, mask_turn):
     for option_turn in range(8):
@@ -59,7 +59,7 @@ def test_each_mask_with_each_option(rng, mask_turn):
             assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(mask_turn + option_turn) % len(SCHEDULES)]))
 
 
-@pytest.mark.rotate(10)
+@pytest.mark.rotate(20)
 @pytest.mark.parametrize(
     "dims",
     [(1, 1), (5, 7), (80, 96), (96, 64), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8), (8, 256)],
@@ -187,7 +187,7 @@ def assert_same(got, clean, where=slice(None)):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.rotate(6)
+@pytest.mark.rotate(12)
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"alibi_slopes": mx.array([1.0, 0.5])}], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("mask", HIDING)
@@ -201,7 +201,7 @@ def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
         assert_same(run(replace(call, key=key, value=value)), clean)
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
@@ -216,7 +216,7 @@ def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
         assert not np.isfinite(to_numpy(got.dq)[:, :, 70:]).all(axis=(2, 3)).any()
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(8)
 @pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("name", ["query", "dout"])
@@ -252,7 +252,7 @@ def test_batches(rng):
     assert_obeys_the_rule(call, run(call))
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("dim", [64, 256])
 def test_the_schedule_changes_no_bit(rng, dim):
     call = draw_call(rng, heads=7, kv_heads=1, length=70, key_len=97, dim=dim, dtype="float16")
@@ -264,7 +264,7 @@ def test_the_schedule_changes_no_bit(rng, dim):
         assert all(mx.array_equal(getattr(first, name), getattr(other, name)) for name in GRADIENTS)
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("kernel", ["backward_dq", "backward_dkv"])
 def test_hidden_tiles_are_left_out(rng, kernel):
     call = draw_call(rng, heads=1, kv_heads=1, length=512, key_len=512, dim=64, dtype="float16")
@@ -275,7 +275,7 @@ def test_hidden_tiles_are_left_out(rng, kernel):
         assert counts.device_read < 0.5 * everything.device_read
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("kernel", ["backward_dq", "backward_dkv"])
 def test_shown_tiles_read_no_mask(rng, kernel):
     # Causal: only tiles on the diagonal compare positions. An array is read for every score.

@@ -26,7 +26,7 @@ def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
     assert ours.barriers <= theirs.barriers
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(10)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [256, 512])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -36,7 +36,7 @@ def test_prefill_beside_steel_attention(rng, model, dtype, length, causal):
     assert_no_more(counts["ours"], counts["steel_attention"])
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("key_len", [512, 2048])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", HEAD_DIMS)
@@ -47,7 +47,7 @@ def test_decode_beside_sdpa_vector(rng, model, dtype, key_len):
         assert_no_more(ours, theirs, row_bytes=3 * 4 * GROUP)
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(10)
 @pytest.mark.parametrize("length", [1, 3, 8])
 @pytest.mark.parametrize("group", [1, 2, 7])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -58,7 +58,7 @@ def test_decode_split_reads_each_key_and_value_once(rng, dtype, group, length):
     assert result.counts[0].device_read == key.nbytes + value.nbytes + result.chunks * query.nbytes
 
 
-@pytest.mark.rotate(9)
+@pytest.mark.rotate(18)
 @pytest.mark.parametrize("length", [1, 8])  # through registers, through threadgroup memory
 @pytest.mark.parametrize("group", [1, 7])
 @pytest.mark.parametrize("dim", [64, 128])
@@ -82,7 +82,7 @@ def bytes_of(first, count):
     return (first + count + 7) // 8 - first // 8
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_prefill_reg_writes_only_keys_and_values_to_threadgroup_memory(rng, dtype, dim):
@@ -100,7 +100,7 @@ MASKS = {
 }
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(10)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(
     ("kernel", "length"),
@@ -136,7 +136,7 @@ def test_fully_visible_tiles_read_no_mask(rng):
 # --- The gradient ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(8)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("model", HEAD_DIMS)
 def test_gradient_beside_seven_products(rng, model, dtype):
@@ -157,7 +157,7 @@ def test_gradient_beside_seven_products(rng, model, dtype):
     )
 
 
-@pytest.mark.rotate(2)
+@pytest.mark.rotate(4)
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
@@ -174,7 +174,7 @@ def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
     assert counts["backward_delta"].threadgroup_written == counts["backward_delta"].barriers == 0
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(10)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dims", "products"), [((64, 64), 7), ((128, 128), 7), ((136, 128), 8), ((256, 256), 8)])
 def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products, dtype):

@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-@pytest.mark.rotate(18)
+@pytest.mark.rotate(27)
 @pytest.mark.parametrize("group", [1, 2, 7])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kernel", CASES)
@@ -78,7 +78,7 @@ def kernels_and_dims(kernels, up_to_256, above):
     return cases + [(kernel, dims) for kernel in kernels if "prefill" not in kernel for dims in above]
 
 
-@pytest.mark.rotate(12)
+@pytest.mark.rotate(18)
 @pytest.mark.parametrize(
     ("kernel", "dims"),
     kernels_and_dims(CASES, HEAD_DIMS, ABOVE_256)
@@ -108,7 +108,7 @@ def operands(rng, heads, length, key_len, dim=64, bits=None):
     return (query, *packed), (query, *(mx.dequantize(*each, bits=bits) for each in packed))
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize(
     ("kernel", "dim", "bits"),
     [*((kernel, dim, None) for kernel in CASES for dim in (64, 128)), *((k, 64, b) for k in QUANTISED for b in (4, 8))],
@@ -122,7 +122,7 @@ def test_float32_is_within_2e_6_of_float64(rng, kernel, dim, bits):
         np.testing.assert_allclose(to_numpy(result.lse), lse, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.rotate(3)
+@pytest.mark.rotate(5)
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize(("length", "group"), [(8, 33), (3, 100), (8, 8)])
 def test_more_rows_than_a_threadgroup_holds(rng, length, group, bits):
@@ -134,7 +134,7 @@ def test_more_rows_than_a_threadgroup_holds(rng, length, group, bits):
     assert_matches_reference(*floats, mask="causal", kernel="metal_decode_split", attention=attention)
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize(("kernel", "bits"), [*((kernel, None) for kernel in CASES), *((k, 6) for k in QUANTISED)])
 def test_the_schedule_changes_no_bit(rng, kernel, bits):
     arrays, _ = operands(rng, 7, *CASES[kernel][7], bits=bits)

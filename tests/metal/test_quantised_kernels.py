@@ -30,7 +30,7 @@ def assert_matches(query, key, value, **call):
     assert_matches_reference(query.astype(mx.float32), *floats, attention=attention, **call)
 
 
-@pytest.mark.rotate(35)
+@pytest.mark.rotate(53)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("kernel", QUANTISED)
@@ -61,7 +61,7 @@ HEAD_DIMS = [(32, 32, 32), (96, 160, 32), (128, 128, 64), (192, 64, 64), (256, 2
 ABOVE_256 = [(512, 512, 128), (288, 352, 32)]
 
 
-@pytest.mark.rotate(12)
+@pytest.mark.rotate(18)
 @pytest.mark.parametrize(("kernel", "dims"), kernels_and_dims(QUANTISED, HEAD_DIMS, ABOVE_256), ids=str)
 def test_head_dims(rng, kernel, dims):
     length, key_len = CASES[kernel][5]
