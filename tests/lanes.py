@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 WAITING = pytest.StashKey[dict[str, int]]()
+FIRST = ("test_hook.py", "test_soak.py")  # files that take a minute: the other process would wait for the last of them
 
 
 # The default lane draws few cases, the same until the next commit. The long lane draws others in each run.
@@ -68,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any(waiting.values()):
         config.stash[WAITING] = waiting
         config.hook.pytest_deselected(items=parts["long"] + parts["rotate"])
-        items[:] = sorted(parts["default"], key=lambda item: item.path.name != "test_style.py")  # mypy takes longest
+        items[:] = sorted(parts["default"], key=lambda item: item.path.name not in FIRST)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,7 +18,7 @@ def sources(kernel, length, group, dtype, dim=64, bits=None):
     return [launch["source"] for launch in launches.forward(arguments)]
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kernel", "bits"), [*((kernel, None) for kernel in CASES), *((k, 4) for k in QUANTISED)])
 def test_kernels(kernel, bits, dtype):

@@ -112,7 +112,7 @@ def check(fault: Fault, rng: np.random.Generator, edit) -> None:
         assert_obeys_the_rule(call, run(call, edit=edit))
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):
     assert_is_noticed(FAULTS[name], lambda edit: check(FAULTS[name], rng, edit))

@@ -168,7 +168,7 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str]) -> 
     assert_matches_reference(query, key, value, mask=mask, kernel=fault.kernel, attention=attention, **options)
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):
     assert_is_noticed(FAULTS[name], lambda edit: call(FAULTS[name], rng, edit))
