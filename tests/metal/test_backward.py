@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import test_gradients
 from flashattn_core import NoKernelError
-from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from gradient_oracle import assert_equal_weights, assert_obeys_the_rule, draw_call
 from metal_backward import described, exactly_saved, run
 from oracle import DTYPES, to_numpy
 from test_gradients import with_options
 from test_grid import mask_kinds, option_kinds
+from test_hidden_nan import MASKS
 from test_kernels import CASES, SCHEDULES
 from test_strides import column_major, reversed_rows, transposed
 
@@ -54,8 +55,7 @@ def test_each_mask_with_each_option(rng, mask_turn):
     for option_turn in range(8):
         for length, key_len in [(5, 97), (33, 97), (97, 33)]:
             call = draw_call(rng, batch=(2,), heads=4, length=length, key_len=key_len, dim=40, value_dim=24)
-            mask = mask_kinds(rng, length, key_len)[mask_turn]()
-            call = with_options(call, mask, option_kinds(rng, 4)[option_turn])
+            call = with_options(call, mask_kinds(rng, length, key_len)[mask_turn](), option_kinds(rng, 4)[option_turn])
             assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(mask_turn + option_turn) % len(SCHEDULES)]))
 
 
@@ -171,16 +171,6 @@ def test_keys_that_no_row_sees_have_zero_gradients(rng):
     assert not to_numpy(got.dv)[:, :, unseen].any()
 
 
-HIDING = {
-    "key range": KeyRange(10, 60),
-    "window": SlidingWindow(5) & KeyRange(0, 95),
-    "tree": KeyRange(4) & Tree(mx.array(np.eye(16, dtype=bool))),
-    "bool array": mx.arange(97) % 3 == 0,
-    "additive array": mx.where(mx.arange(97) % 3 == 0, 0.5, -mx.inf),
-    "causal and array": Causal() & (mx.arange(97) % 2 == 1),
-}
-
-
 def assert_same(got, clean, where=slice(None)):
     for name in GRADIENTS:  # the path for what is not finite sums in another order
         a, b = (to_numpy(getattr(each, name))[..., where, :] for each in (got, clean))
@@ -190,10 +180,10 @@ def assert_same(got, clean, where=slice(None)):
 @pytest.mark.rotate(12)
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"alibi_slopes": mx.array([1.0, 0.5])}], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
-@pytest.mark.parametrize("mask", HIDING)
+@pytest.mark.parametrize("mask", MASKS)
 def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
     for length in (8, 97):
-        call = replace(draw_call(rng, length=length, key_len=97, value_dim=24), mask=HIDING[mask], **options)
+        call = replace(draw_call(rng, length=length, key_len=97, value_dim=24), mask=MASKS[mask], **options)
         clean = run(call)
         seen = mx.array(to_numpy(clean.dv).any(axis=(0, 1, 3)))
         assert not seen.all()
@@ -206,8 +196,7 @@ def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
     # Causal: the key is seen from the query at its own place on.
-    call = draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1])
-    call = replace(call, mask="causal")
+    call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     clean = run(call)
     at = (mx.arange(97) == 70)[:, None]
     for name in ("key", "value"):

@@ -4,18 +4,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from arms import batch_caches, close, off_and_on
-from mlx_lm.models.cache import (
-    BatchKVCache,
-    BatchRotatingKVCache,
-    ChunkedKVCache,
-    ConcatenateKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    load_prompt_cache,
-    make_prompt_cache,
-    save_prompt_cache,
-)
+from mlx_lm.models import cache as mlx_caches
 from mlxlm_flash_patch import route
 
 pytestmark = pytest.mark.usefixtures("masks")
@@ -23,12 +12,12 @@ pytestmark = pytest.mark.usefixtures("masks")
 STEPS = [9, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1, 1, 1, 1]  # how many tokens at a time
 PADDING = [0, 3, 7]
 CACHES = {
-    "KVCache": KVCache,
-    "ConcatenateKVCache": ConcatenateKVCache,
-    "ChunkedKVCache": lambda: ChunkedKVCache(13),
-    "RotatingKVCache": lambda: RotatingKVCache(64),
-    "RotatingKVCache, wrapped": lambda: RotatingKVCache(12),
-    "RotatingKVCache, wrapped, keep": lambda: RotatingKVCache(12, keep=4),
+    "KVCache": mlx_caches.KVCache,
+    "ConcatenateKVCache": mlx_caches.ConcatenateKVCache,
+    "ChunkedKVCache": lambda: mlx_caches.ChunkedKVCache(13),
+    "RotatingKVCache": lambda: mlx_caches.RotatingKVCache(64),
+    "RotatingKVCache, wrapped": lambda: mlx_caches.RotatingKVCache(12),
+    "RotatingKVCache, wrapped, keep": lambda: mlx_caches.RotatingKVCache(12, keep=4),
 }
 
 
@@ -56,7 +45,7 @@ def logits(model, tokens, caches, steps=STEPS):
         out.append(model(tokens[:, start : start + length], cache=caches))
         start += length
         for cache in caches:
-            if isinstance(cache, ChunkedKVCache):
+            if isinstance(cache, mlx_caches.ChunkedKVCache):
                 cache.maybe_trim_front()  # as llama4 does
     return mx.concatenate(out, axis=1)
 
@@ -80,13 +69,13 @@ def test_plain(tiny, tokens, cache, batch):
 def test_windows_smaller_than_the_rotating_cache(tiny, tokens, max_kv_size):
     """One query then has a mask, too: where the window lies in the buffer, whole or in two parts."""
     model, x = tiny("llama"), tokens(1, sum(STEPS))  # a window of 8
-    assert_the_same(lambda: logits(model, x, [RotatingKVCache(max_kv_size) for _ in model.layers]))
+    assert_the_same(lambda: logits(model, x, [mlx_caches.RotatingKVCache(max_kv_size) for _ in model.layers]))
 
 
 def test_lists_of_caches(tiny, tokens):
     """baichuan_m1: each layer has a convolution's state and a KV cache, every other one with a window."""
     model, x = tiny("baichuan_m1", sliding_window_layers=[1], hidden_size=64, head_dim=16), tokens(2, sum(STEPS))
-    assert_the_same(lambda: logits(model, x, make_prompt_cache(model)))
+    assert_the_same(lambda: logits(model, x, mlx_caches.make_prompt_cache(model)))
 
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
@@ -94,7 +83,7 @@ def test_lists_of_caches(tiny, tokens):
 def test_quantised(tiny, tokens, bits, batch):
     """One layer, whose keys are quantised to the same bits with and without the patch: none depends on attention."""
     model, x = tiny(num_hidden_layers=1), tokens(batch, sum(STEPS))
-    assert_the_same(lambda: logits(model, x, [QuantizedKVCache(32, bits)]), layers=1)
+    assert_the_same(lambda: logits(model, x, [mlx_caches.QuantizedKVCache(32, bits)]), layers=1)
 
 
 @pytest.mark.parametrize("max_size", [None, 64, 12], ids=lambda n: f"max_kv_size {n}")
@@ -108,7 +97,9 @@ def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
     assert any(not isinstance(mask, mx.array | str | None) for mask in masks)
 
 
-@pytest.mark.parametrize("cache", [BatchKVCache, lambda none: BatchRotatingKVCache(12, none)], ids=["", "rotating"])
+@pytest.mark.parametrize(
+    "cache", [mlx_caches.BatchKVCache, lambda none: mlx_caches.BatchRotatingKVCache(12, none)], ids=["", "rotating"]
+)
 def test_batches_with_right_padding(tiny, tokens, cache):
     """As mlx-lm reads prompts of different lengths: padded at the right, rolled to the left before tokens follow."""
     model, x = tiny(), tokens(3, 20)
@@ -133,7 +124,7 @@ def test_batches_that_shrink_and_grow(tiny, tokens):
     model, x = tiny(), tokens(3, 30)
 
     def run():
-        caches, others = batch_caches(model, PADDING), [BatchKVCache([0, 1]) for _ in model.layers]
+        caches, others = batch_caches(model, PADDING), [mlx_caches.BatchKVCache([0, 1]) for _ in model.layers]
         out = [model(x[:, :9], cache=caches)[:, 7:]]
         for c in caches:
             c.filter(mx.array([1, 2]))
@@ -148,7 +139,7 @@ def test_batches_that_shrink_and_grow(tiny, tokens):
     assert close(on, off)
 
 
-FILES = {**CACHES, "QuantizedKVCache": lambda: QuantizedKVCache(32, 8)}
+FILES = {**CACHES, "QuantizedKVCache": lambda: mlx_caches.QuantizedKVCache(32, 8)}
 del FILES["ChunkedKVCache"]  # the same as KVCache, once it is read
 
 
@@ -160,10 +151,10 @@ def test_prompt_cache_files(tiny, tokens, tmp_path, cache):
     def write(name):
         caches = [cache()]
         mx.eval(logits(model, x[:, :16], caches, [*STEPS[:3], 5]))
-        save_prompt_cache(str(tmp_path / name), caches)
+        mlx_caches.save_prompt_cache(str(tmp_path / name), caches)
 
     def read(name):
-        return logits(model, x[:, 16:], load_prompt_cache(str(tmp_path / name)), [12, 1, 1, 1, 1, 1])
+        return logits(model, x[:, 16:], mlx_caches.load_prompt_cache(str(tmp_path / name)), [12, 1, 1, 1, 1, 1])
 
     write("off.safetensors")
     expected, read_on = off_and_on(lambda: read("off.safetensors"))

@@ -7,14 +7,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from arms import batch_caches, close, normal, peak_beyond
 from mlx_lm.models import base
-from mlx_lm.models.cache import (
-    BatchKVCache,
-    BatchRotatingKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
+from mlx_lm.models import cache as mlx_caches
 
 LENGTH, OFFSET = 3000, 1000
 BATCH, HEADS, HEAD_DIM = 2, 2, 32
@@ -22,12 +15,12 @@ MASK_BYTES = LENGTH * (OFFSET + LENGTH)  # of one bool array, without the batch
 PADDING = [0, 37]
 
 CACHES = {
-    "KVCache": KVCache,
-    "RotatingKVCache": lambda: RotatingKVCache(OFFSET + 1),
-    "RotatingKVCache, keep": lambda: RotatingKVCache(OFFSET + 1, keep=4),
-    "QuantizedKVCache": lambda: QuantizedKVCache(32, 8),
-    "BatchKVCache": lambda: BatchKVCache(PADDING),
-    "BatchRotatingKVCache": lambda: BatchRotatingKVCache(OFFSET + 1, PADDING),
+    "KVCache": mlx_caches.KVCache,
+    "RotatingKVCache": lambda: mlx_caches.RotatingKVCache(OFFSET + 1),
+    "RotatingKVCache, keep": lambda: mlx_caches.RotatingKVCache(OFFSET + 1, keep=4),
+    "QuantizedKVCache": lambda: mlx_caches.QuantizedKVCache(32, 8),
+    "BatchKVCache": lambda: mlx_caches.BatchKVCache(PADDING),
+    "BatchRotatingKVCache": lambda: mlx_caches.BatchRotatingKVCache(OFFSET + 1, PADDING),
 }
 SMALL = {"num_hidden_layers": 2, "intermediate_size": 32, "hidden_size": 32, "head_dim": 8}
 
@@ -65,7 +58,7 @@ def test_models(tiny, tokens, model_type, batch, one_model):
     model, x = tiny(model_type, **SMALL), tokens(1, length)
 
     def hidden():
-        return model.model(x, cache=batch_caches(model, [5]) if batch else make_prompt_cache(model))
+        return model.model(x, cache=batch_caches(model, [5]) if batch else mlx_caches.make_prompt_cache(model))
 
     if one_model:
         flash.patch_model(model)
