@@ -20,18 +20,12 @@ WIKITEXT_CARD = b"""---
 configs:
 - config_name: wikitext-2-raw-v1
   data_files:
-  - split: test
-    path: wikitext-2-raw-v1/test-*
-  - split: validation
-    path: wikitext-2-raw-v1/validation-*
+  - {split: test, path: wikitext-2-raw-v1/test-*}
+  - {split: validation, path: wikitext-2-raw-v1/validation-*}
 - config_name: wikitext-103-raw-v1
-  data_files:
-  - split: test
-    path: wikitext-103-raw-v1/test-*
+  data_files: [{split: test, path: wikitext-103-raw-v1/test-*}]
 - config_name: numbers
-  data_files:
-  - split: test
-    path: numbers/test-*
+  data_files: [{split: test, path: numbers/test-*}]
 ---
 """
 

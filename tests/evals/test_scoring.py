@@ -19,9 +19,7 @@ NAN, INF = float("nan"), float("inf")
 
 # Rows of logits with ties, extremes and a vocabulary of one.
 LOGITS = hnp.arrays(
-    np.float32,
-    hnp.array_shapes(min_dims=2, max_dims=2, max_side=9),
-    elements=st.floats(-60, 60, width=32),
+    np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=st.floats(-60, 60, width=32)
 )
 
 
@@ -74,8 +72,7 @@ def test_sums_are_float64():
 
 def scored(*rows):
     """Of a window whose logits these are."""
-    ids = np.zeros(len(rows) + 1, np.int32)
-    return paired._score(mx.array(list(rows)), ids, Window(0, len(rows), 1))
+    return paired._score(mx.array(list(rows)), np.zeros(len(rows) + 1, np.int32), Window(0, len(rows), 1))
 
 
 @pytest.mark.parametrize(

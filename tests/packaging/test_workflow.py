@@ -9,11 +9,7 @@ from build_wheels import ROOT, uv
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 assert WORKFLOWS
-SIMPLE = {
-    "python3 -m pip install uv",
-    "uv run pytest",
-    'git config --global --add safe.directory "$GITHUB_WORKSPACE"',
-}
+SIMPLE = {"python3 -m pip install uv", "uv run pytest", 'git config --global --add safe.directory "$GITHUB_WORKSPACE"'}
 SCHEMA = ("--with", "check-jsonschema==0.39.0", "check-jsonschema", "--builtin-schema", "vendor.github-workflows")
 
 

@@ -133,10 +133,7 @@ OWN = {
     "gemma4_text": {
         "global_head_dim": 32,
         "hidden_size_per_layer_input": 16,
-        "rope_parameters": {
-            **ROPES,
-            "full_attention": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-        },
+        "rope_parameters": {**ROPES, "full_attention": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}},
     },
     "glm_moe_dsa": {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_d_head": 32},
@@ -183,22 +180,13 @@ OWN = {
         "num_shared_experts": 0,
     },
     "nemotron-nas": {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}}] * LAYERS},
-    "nemotron_h": {
-        "mamba_proj_bias": False,
-        "time_step_limit": [0.0, 2.0],
-        "hybrid_override_pattern": ["M", "*"],
-    },
+    "nemotron_h": {"mamba_proj_bias": False, "time_step_limit": [0.0, 2.0], "hybrid_override_pattern": ["M", "*"]},
     "olmo_hybrid": {
         "linear_allow_neg_eigval": True,
         "layer_types": ["linear_attention", "full_attention"],
         "num_key_value_heads": 4,
     },
-    "openelm": {
-        "ffn_dim_divisor": 8,
-        "num_query_heads": [4, 4],
-        "num_kv_heads": [2, 2],
-        "ffn_multipliers": [1.0, 1.0],
-    },
+    "openelm": {"ffn_dim_divisor": 8, "num_query_heads": [4, 4], "num_kv_heads": [2, 2], "ffn_multipliers": [1.0, 1.0]},
     "phi3small": {
         "dense_attention_every_n_layers": 2,
         "gegelu_limit": 20.0,

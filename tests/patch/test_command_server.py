@@ -52,11 +52,7 @@ def served(folder, command, env):
     ("options", "number", "returncodes"),
     [
         ((), signal.SIGINT, {0, -signal.SIGABRT}),
-        (
-            ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0"),
-            signal.SIGTERM,
-            {-signal.SIGTERM},
-        ),
+        (("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "0"), signal.SIGTERM, {-signal.SIGTERM}),
     ],
     ids=["batched", "kv_bits"],
 )
