@@ -67,8 +67,7 @@ class Call:
 def peak_extra(call: Call) -> tuple[int, int]:
     """Bytes of the process at the highest point of forward and backward, above those before: of inputs, the gradient
     that comes in, and threads. And bytes of the threads' scratch, which is part of them. In a fresh process."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as fresh_process:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         return fresh_process.submit(_peak_extra, call).result()
 
 

@@ -165,8 +165,7 @@ def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
     def by_steps(order: int) -> Gradients:
         return unfused_in_order(call, *map(to_numpy, call.rounded(out, lse)), order)
 
-    inputs = (call.query, call.key, call.value, call.sinks)
-    for field, given in zip(fields(Gradients), inputs, strict=True):
+    for field, given in zip(fields(Gradients), (call.query, call.key, call.value, call.sinks), strict=True):
         result = getattr(got, field.name)
         if result is None:
             continue

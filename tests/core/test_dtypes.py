@@ -27,8 +27,7 @@ def test_same_bits_as_float32_and_back(rng, dtype, mask, length, key_len):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_16_bit_number_is_loaded_exactly(dtype):
     # One key with weight 1: the output is the value itself, so loading and storing must be the identity.
-    bits = np.arange(2**16, dtype=np.uint16)
-    value = mx.array(bits).view(DTYPES[dtype]).reshape(1, 1024, 1, 64)
+    value = mx.array(np.arange(2**16, dtype=np.uint16)).view(DTYPES[dtype]).reshape(1, 1024, 1, 64)
     query = key = mx.zeros((1, 1024, 1, 4), value.dtype)
     out = flash_attention(query, key, value)
     is_nan = mx.isnan(value)

@@ -97,8 +97,7 @@ for call in (flashattn_core.backends, attend, flashattn_core.peak_flops, flashat
     except ValueError as error:
         print(error)
 """
-    result = python(code, **{variable: text})
-    assert result.stdout.count(f"{variable} is '{text}', expected") == 4
+    assert python(code, **{variable: text}).stdout.count(f"{variable} is '{text}', expected") == 4
 
 
 def test_lengths_that_int32_does_not_hold():

@@ -89,8 +89,7 @@ def test_rows_further_apart_than_32_bits_count(drivers, everything):
 @pytest.mark.parametrize("length", [1, 9])
 def test_the_last_positions_that_there_are(rng, length):
     """Window and distance at positions just below 2^31, of the most keys that a call may have."""
-    count = MOST_KEYS - length
-    key, value = (mx.broadcast_to(mx.array(x), (1, 1, count, 1)) for x in (0.5, 2.0))
+    key, value = (mx.broadcast_to(mx.array(x), (1, 1, MOST_KEYS - length, 1)) for x in (0.5, 2.0))
     query = mx.ones((1, 1, length, 1))
     out, lse = flash_attention(query, key, value, mask=SlidingWindow(3), alibi_slopes=mx.array([1.0]), return_lse=True)
     assert (out == 2).all()

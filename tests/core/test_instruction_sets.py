@@ -15,8 +15,7 @@ def test_each_one_from_python(name):
 
 
 def test_the_best_is_taken():
-    result = python(PRINT_SET)
-    assert result.stdout.startswith(f"{NAMES[sets_here()[0]]}, ")
+    assert python(PRINT_SET).stdout.startswith(f"{NAMES[sets_here()[0]]}, ")
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(sets_here())))

@@ -37,8 +37,7 @@ print(json.dumps({{"extra": resident("VmHWM") - before, "tensors": 4 * q.nbytes 
 )
 @pytest.mark.parametrize("length", [2048, pytest.param(8192, marks=pytest.mark.long("twice as long is linear, too"))])
 def test_extra_memory_is_the_outputs(length, mask):
-    result = python(PEAK.format(length=length, mask=mask.format(length=length)))
-    measured = json.loads(result.stdout)
+    measured = json.loads(python(PEAK.format(length=length, mask=mask.format(length=length))).stdout)
     # Scores alone would take 4 * L * L * 4 bytes: 268 MB at 2048. The outputs are a quarter of the tensors.
     assert measured["extra"] <= 0.3 * measured["tensors"] + 2e6
 
@@ -100,8 +99,7 @@ print(json.dumps({name: number - before[name] for name, number in held().items()
 @pytest.mark.skipif("sys.platform != 'linux'", reason="/proc; run this test on Linux")
 def test_nothing_grows(everything):
     """10,000 calls, 100,000 in the long lane."""
-    done = python(GROWTH.replace("{rounds}", "10_000" if everything else "1000"))
-    grown = json.loads(done.stdout)
+    grown = json.loads(python(GROWTH.replace("{rounds}", "10_000" if everything else "1000")).stdout)
     assert grown.pop("resident") < 1 << 19  # of 10,000 calls, 53 bytes each would be more
     assert grown == {"active": 0, "cache": 0, "threads": 0, "files": 0}
 

@@ -65,8 +65,7 @@ def embed(tmp_path):
 def test_includes_come_once_and_are_what_the_build_depends_on(embed, tmp_path):
     done = embed(b'#include "b.h"\n#include "c.h"\nint a;\n', b=b"int b;\n", c=b'#include "b.h"\nint c;\n')
     assert done.returncode == 0, done.stderr
-    text = (tmp_path / "a.cpp").read_text()
-    assert re.findall(r"^int .;", text, re.M) == ["int b;", "int c;", "int a;"]
+    assert re.findall(r"^int .;", (tmp_path / "a.cpp").read_text(), re.M) == ["int b;", "int c;", "int a;"]
     assert {Path(path).name for path in (tmp_path / "a.d").read_text().split()[1:]} == {"a.metal", "b.h", "c.h"}
 
 

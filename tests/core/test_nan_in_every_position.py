@@ -111,8 +111,7 @@ def assert_reached(got, clean, expected, poison, where: str) -> None:
     """NaN is in all that is expected, and all else has its bits."""
     for output, found in got.items():
         mask = np.broadcast_to(expected[output], found.shape)
-        same = np.array(bits(found) == bits(clean[output]))
-        assert same[~mask].all(), f"{poison} in {where}, seen in {output}"
+        assert np.array(bits(found) == bits(clean[output]))[~mask].all(), f"{poison} in {where}, seen in {output}"
         if np.isnan(poison):
             assert np.array(mx.isnan(found))[mask].all(), f"{where}, {output}"
 

@@ -19,8 +19,7 @@ def test_another_mlx_is_refused_before_anything_runs(tmp_path):
     source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
     library = tmp_path / "other.so"
     run("c++", "-shared", "-fPIC", source, "-o", library)
-    result = python("import flashattn_core", exit_code=1, LD_PRELOAD=str(library))
-    last = result.stderr.strip().splitlines()[-1]
+    last = python("import flashattn_core", exit_code=1, LD_PRELOAD=str(library)).stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: flashattn_core was built for mlx 0.32.4 and found mlx 0.99.1.")
     assert f"pip install '{'mlx[cpu]' if sys.platform == 'linux' else 'mlx'}==0.32.4'" in last
 
@@ -96,8 +95,7 @@ def test_exit_code_and_streams_are_the_program_s(state, end, code):
 
 def test_arrays_that_outlive_the_interpreter_s_modules():
     """An array that an exit handler evaluates, when much of the interpreter is gone."""
-    code = SET_UP + "import atexit; atexit.register(lambda: print(mx.isfinite(attend()).all().item()))"
-    done = python(code)
+    done = python(SET_UP + "import atexit; atexit.register(lambda: print(mx.isfinite(attend()).all().item()))")
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 

@@ -54,8 +54,7 @@ def masks_and_options(rng, heads, length, key_len):
         mx.array(rng.random((length, key_len)) > 0.4),
         normal(rng, 2, 1, length, key_len),
     ]
-    options = [{}, {"softcap": 4.0}, {"sinks": sinks}, {"alibi_slopes": slopes}, {"sinks": sinks, "softcap": 2.0}]
-    return masks, options
+    return masks, [{}, {"softcap": 4.0}, {"sinks": sinks}, {"alibi_slopes": slopes}, {"sinks": sinks, "softcap": 2.0}]
 
 
 @pytest.mark.rotate(4)

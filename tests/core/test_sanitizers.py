@@ -80,7 +80,6 @@ def sanitized_python(build, tmp_path_factory):
     # libstdc++ before Python, too: the sanitizer looks for its throw at the start. Python and MLX leave at the end what
     # they have for as long as they live: leaks would be theirs.
     preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so.6"))
-    paths = os.pathsep.join([str(package.parent), sysconfig.get_path("platlib")])
 
     # -S: not the extension that is installed as editable
     return functools.partial(
@@ -88,7 +87,7 @@ def sanitized_python(build, tmp_path_factory):
         sys.executable,
         "-S",
         seconds=1200,
-        PYTHONPATH=paths,
+        PYTHONPATH=os.pathsep.join([str(package.parent), sysconfig.get_path("platlib")]),
         LD_PRELOAD=preload,
         ASAN_OPTIONS="detect_leaks=0",
     )
@@ -116,5 +115,4 @@ mx.set_default_device(mx.cpu)
 memory = np.asarray(memoryview(mx.zeros(1000)))
 ctypes.memset(memory.ctypes.data, 0, memory.nbytes + 64)
 """
-    done = sanitized_python("-c", code, exit_code=1)
-    assert "AddressSanitizer: heap-buffer-overflow" in done.stderr
+    assert "AddressSanitizer: heap-buffer-overflow" in sanitized_python("-c", code, exit_code=1).stderr

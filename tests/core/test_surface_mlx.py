@@ -54,8 +54,7 @@ def calls(draw):
         numbers = np.where(rng.random(shape) > 0.7, -np.inf, rng.standard_normal(shape))
         if not mx.issubdtype(kind, mx.floating):
             numbers = rng.integers(0, 2, shape)
-        mask = mx.array(numbers.astype(np.float32)).astype(kind, stream=mx.cpu)
-        arguments["mask"] = draw(layouts(mask))
+        arguments["mask"] = draw(layouts(mx.array(numbers.astype(np.float32)).astype(kind, stream=mx.cpu)))
     if draw(st.booleans()):
         kind = draw(st.sampled_from([DTYPES[dtype], *NUMBERS]))
         shape = (1,) * draw(st.sampled_from([0] * 9 + [1])) + (draw(off_by(heads)),)

@@ -66,5 +66,4 @@ class Fake(Contestant):
         return self.flash.run(calls)
 
     def as_numpy(self, results):
-        arrays = self.flash.as_numpy(results)
-        return [change(array) for change, array in zip(self.changes, arrays, strict=True)]
+        return [change(array) for change, array in zip(self.changes, self.flash.as_numpy(results), strict=True)]

@@ -46,8 +46,7 @@ class Hub:
 @contextmanager
 def serve(repos):
     hub = Hub(repos)
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub})) as server:
         hub.address = f"http://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield hub
@@ -130,8 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _error(self, status, code, message="", headers=None):
-        said = {"X-Error-Code": code, "X-Error-Message": message or code}
-        self._send(status, b"{}", {**said, **(headers or {})})
+        self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": message or code, **(headers or {})})
 
     def _send(self, status, body, headers, sent=None):
         """Of the body `sent` bytes and then nothing more; all of it if None."""

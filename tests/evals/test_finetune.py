@@ -55,8 +55,7 @@ def test_every_length(evaluate):
     lines = result["page"].splitlines()
     about = ["LoRA of rank 4 in 1 layers", "batch size 2, random tokens", "off and on taking turns"]
     assert lines[0].split(" · ")[1:4] == about
-    firsts = [line.split()[0] for line in lines[2:9]]
-    assert firsts == ["tokens", "32", "on", "on/off", "8", "on", "on/off"]
+    assert [line.split()[0] for line in lines[2:9]] == ["tokens", "32", "on", "on/off", "8", "on", "on/off"]
     assert result["interrupted"] is False
     assert result["skipped"] == []
 
@@ -181,9 +180,8 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, falling_back, ch
 
 
 def test_a_config_without_heads_is_refused(loaded):
-    headless = replace(loaded, config={"model_type": "mamba"}, name="Snake")
     with pytest.raises(EvalError, match=r"config.json of Snake does not say how many heads it has"):
-        training.least_memory(headless, 8, RECIPE)
+        training.least_memory(replace(loaded, config={"model_type": "mamba"}, name="Snake"), 8, RECIPE)
 
 
 def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, monkeypatch):

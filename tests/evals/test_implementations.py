@@ -98,8 +98,7 @@ def test_counts_what_is_visible(work):
     for pass_, products in (("forward", 2), ("backward", 5), ("forward_backward", 7)):
         flops = 2 * products * work.heads.dim * visible.sum() * work.heads.query * work.batch_size
         assert replace(work, pass_=pass_).flops == flops
-    seen = visible.any(axis=0).sum()
-    assert work.bytes_read == 2 * work.batch_size * work.heads.kv * seen * work.heads.dim * 4
+    assert work.bytes_read == 2 * work.batch_size * work.heads.kv * visible.any(axis=0).sum() * work.heads.dim * 4
 
 
 def test_the_seed_decides_the_numbers():
@@ -150,10 +149,9 @@ class FakeTorch:
         self.calls.append(asked | {"dtypes": {tensor.dtype for tensor in inputs}})
         visible = np.ones((query.array.shape[-2], key.array.shape[-2]), bool) if attn_mask is None else attn_mask.array
         mask = mx.array(np.tril(visible) if is_causal else visible)
-        scale = query.array.shape[-1] ** -0.5
 
         def attend(q, k, v):
-            return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+            return mx.fast.scaled_dot_product_attention(q, k, v, scale=query.array.shape[-1] ** -0.5, mask=mask)
 
         output = np.array(attend(*(mx.array(tensor.array) for tensor in inputs)))
         return FakeTensor(output, requires_grad=recorded, graph=(attend, list(inputs)) if recorded else None)
@@ -198,8 +196,7 @@ def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, mas
     entries, _ = run_kernels("--impl", "flash,torch", "--pass", pass_, *options)
     assert [entry["config"]["impl"] for entry in entries] == ["flash", "torch"]
     recorded = pass_ != "forward"
-    asked = {"is_causal": is_causal, "masked": masked, "dtypes": {"float32"}, "recorded": recorded}
-    assert torch.calls[-1] == asked
+    assert torch.calls[-1] == {"is_causal": is_causal, "masked": masked, "dtypes": {"float32"}, "recorded": recorded}
     assert torch.gradients == (len(torch.calls) if recorded else 0)
     assert set(torch.threads) == {implementations.threads()}
     assert entries[0]["machine"]["versions"]["torch"] == "that of torch"

@@ -123,6 +123,5 @@ def test_rolling(evaluate_documents, model_folder, documents, reading, context, 
 @pytest.mark.parametrize("n_ctx", [3, 16, 33, 128])
 def test_half(evaluate_documents, model_folder, documents, n_ctx, bos):
     model = Qwen2(model_folder)
-    ids = model.tokens("\n\n".join(documents), bos)
-    costs = list(half(model, ids, n_ctx, bos == "always"))
+    costs = list(half(model, model.tokens("\n\n".join(documents), bos), n_ctx, bos == "always"))
     check(evaluate_documents("--scoring", "half", "--context", n_ctx, "--bos", bos), costs, None)

@@ -52,14 +52,11 @@ def render(contests):
 
 
 def test_page():
-    times = {"flash": 0.1, "mlx": 1.0, "torch": 0.08}
-    header, rows, _ = render([timed_contest(times, query_len=32)])
-    expected = "attention forward, causal, batch size 1 · cpu, AVX2, 2 threads · peak 100 GFLOP/s, reads 10 GB/s"
-    assert header == expected
+    header, rows, _ = render([timed_contest({"flash": 0.1, "mlx": 1.0, "torch": 0.08}, query_len=32)])
+    assert header == "attention forward, causal, batch size 1 · cpu, AVX2, 2 threads · peak 100 GFLOP/s, reads 10 GB/s"
     gflops = 4 * 64 * 14 * (32 * 33 // 2) / 1e-4 / 1e9  # 18.9
-    titles = ["shape", "dtype", "queries", "keys", "impl", "time", "GFLOP/s", "of peak", "flash is", "memory", "trials"]
     assert rows == [
-        titles,
+        ["shape", "dtype", "queries", "keys", "impl", "time", "GFLOP/s", "of peak", "flash is", "memory", "trials"],
         ["14/2x64", "float32", "32", "32", "flash", "100 µs (100–100)", f"{gflops:.1f}", "19%", "2.5 MB", "3"],
         ["mlx", "1.00 ms (1.00–1.00)", f"{gflops / 10:.1f}", "1.9%", "10.00x faster", "2.5 MB", "3"],
         ["torch", "80.0 µs (80.0–80.0)", f"{gflops / 0.8:.1f}", "24%", "1.25x slower", "2.5 MB", "3"],
@@ -71,11 +68,10 @@ def test_page():
 
 def test_several_passes_share_an_entry_and_a_page():
     """What the rows of a problem share stands in the first, and the pass in the first of its own."""
-    times = [{"flash": 0.1, "mlx": 1}, {"flash": 0.25, "mlx": 2}, {"flash": 0.3}]
     contests = [
         timed_contest(of_pass, 1_000_000 * number, seq_len=seq_len, pass_=PASSES[number - 1])
         for seq_len in (32, 64)
-        for number, of_pass in enumerate(times, 1)
+        for number, of_pass in enumerate([{"flash": 0.1, "mlx": 1}, {"flash": 0.25, "mlx": 2}, {"flash": 0.3}], 1)
     ]
     flash, mlx, *_ = kernel_results.describe(contests)
     assert (flash["config"]["impl"], mlx["config"]["impl"]) == ("flash", "mlx")

@@ -140,8 +140,7 @@ def test_logits_that_are_no_numbers(evaluate, model_folder, tmp_path):
     page = evaluate("--model", folder)["page"]
     assert page.endswith("Not comparable: there are logits that are no finite numbers.\n")
     assert "top-1 agreement 0.000 %" in page
-    result = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)
-    assert result["off"]["ppl"] is None
+    assert json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)["off"]["ppl"] is None
 
 
 def test_a_patch_that_does_nothing_is_found_out(evaluate, monkeypatch):

@@ -44,8 +44,7 @@ def test_ticks(axis, values, expected):
 @pytest.mark.parametrize("low", [1e-30, 1e-9, 0.3, 999.9999999999999, 1e20])
 @pytest.mark.parametrize("factor", [1, 1.0000001, 3, 1e3, 1e9])
 def test_ticks_hold_the_values(low, factor):
-    plain = Axis(units.rate, lambda x: f"{x:e}")
-    shown = [float(text) for text in ticks(plain, [low, low * factor])]
+    shown = [float(text) for text in ticks(Axis(units.rate, lambda x: f"{x:e}"), [low, low * factor])]
     assert 2 <= len(shown) <= 7
     assert shown[0] <= low * (1 + 1e-6)
     assert shown[-1] >= low * factor * (1 - 1e-6)

@@ -37,7 +37,6 @@ def test_how_a_text_was_read(report, results):
 
 def test_null_figures_are_dashes(report, results):
     """What is not finite is null in a result file, or a number that JSON does not have."""
-
     nulls = [mapped(each, lambda leaf, _: None if isinstance(leaf, float) else leaf) for each in results.values()]
     page = report(*nulls)
     assert len(page.all("article")) == 4
@@ -162,8 +161,7 @@ def test_entries_of_two_machines_are_two_runs(report, results):
     """A list of kernels can be put together from several."""
     here = results["kernels"]
     there = [{**entry, "machine": {**entry["machine"], "device": "gpu, Metal"}} for entry in here]
-    runs = report([*here, *there]).all("article")
-    devices = [run.all("p", class_="facts")[0].text.split(" · ")[0] for run in runs]
+    devices = [run.all("p", class_="facts")[0].text.split(" · ")[0] for run in report([*here, *there]).all("article")]
     assert devices == [here[0]["machine"]["device"], "gpu, Metal"]
 
 

@@ -112,8 +112,7 @@ def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path,
         (("--model", make_model(rope_theta=100.0)), "is of another run: weights sha256:"),
     ):
         assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path, *arguments)
-    versions = {**described["versions"], "mlx": "9.9"}
-    monkeypatch.setattr(machine, "describe", lambda: {**described, "versions": versions})
+    monkeypatch.setattr(machine, "describe", lambda: {**described, "versions": {**described["versions"], "mlx": "9.9"}})
     said = f"--resume {path} is of another run: mlx {described['versions']['mlx']}, here 9.9"
     assert refused(*perplexity, "--resume", path).endswith(said)
     assert path.read_bytes() == before

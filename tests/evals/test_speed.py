@@ -34,8 +34,7 @@ def test_every_length_and_batch_at_every_depth(evaluate):
             assert test[arm]["tokens_per_s_sd"] == pytest.approx(statistics.stdev(speeds))
             assert speeds[0] == pytest.approx(test["batch_size"] * test["tokens"] / trials[0]["seconds"])
             assert test[arm]["peak_memory_mb"] == max(trial["peak_memory_mb"] for trial in trials)
-    lines = result["page"].splitlines()
-    assert [line.split("  ")[0] for line in lines[2:15]] == ["test", *names]
+    assert [line.split("  ")[0] for line in result["page"].splitlines()[2:15]] == ["test", *names]
     assert result["settings"]["batch_size"] == [1, 3]
     assert result["flash"]["fallbacks"] == {}
     assert set(result["flash"]["calls"]) == {"cpu_prefill", "cpu_decode"}
@@ -112,8 +111,7 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
     monkeypatch.setattr(generation, "run", run)
     monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
     test = Case(kind, tokens, depth, batch_size)
-    pairs = list(generation.measured(watched, [test], repetitions=2, seed=0))
-    assert [pair.test for pair in pairs] == [test, test]
+    assert [pair.test for pair in generation.measured(watched, [test], repetitions=2, seed=0)] == [test, test]
     if depth:
         assert sum(size for _, size, _ in trials.pop(0)) == depth  # the cache is filled once
         read.pop(0)
@@ -152,8 +150,9 @@ def test_a_trial_has_buffers_of_its_own(loaded, batch_size):
 
 
 def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
-    error = RuntimeError("[metal] Insufficient Memory\nand more")
-    monkeypatch.setattr(generation, "_generate", Mock(side_effect=error))
+    monkeypatch.setattr(
+        generation, "_generate", Mock(side_effect=RuntimeError("[metal] Insufficient Memory\nand more"))
+    )
     with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
         next(generation.measured(loaded, [Case("prompt", 4, 9)], 1, 0))
 

@@ -58,10 +58,9 @@ def found(pattern, text):
 def described(done):
     """Of each launch: its function, the role of each binding, the constants and the grid."""
     assert done.returncode == 0, done.stderr
-    parts = re.findall(r"^launch (\S+)\n(.*?)^on ([^\n]*)\n", done.stdout, re.M | re.S)
     return [
         (function, {n: role for role, n in found(r"takes (\w+) (\d+) \w+", text)}, found(r"value (\S+)", text), grid)
-        for function, text, grid in parts
+        for function, text, grid in re.findall(r"^launch (\S+)\n(.*?)^on ([^\n]*)\n", done.stdout, re.M | re.S)
     ]
 
 

@@ -80,8 +80,7 @@ def check(fault: Fault, rng: np.random.Generator, edit) -> None:
     call = draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=key_len, dim=fault.dim)
     call = replace(call, **fault.options)
     if fault.mask == "NaN":  # hidden from all: a key, with its value, and a row
-        visible = (mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None]
-        call = replace(call, mask=visible)
+        call = replace(call, mask=(mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None])
         key, row = (mx.arange(key_len) == 20)[:, None], (mx.arange(length) == 10)[:, None]
         poisoned = replace(
             call, key=mx.where(key, mx.nan, call.key), value=mx.where(key, mx.nan, call.value),

@@ -42,8 +42,7 @@ CASES = {
 
 @pytest.mark.parametrize("body", CASES)
 def test_kernel(body):
-    done = run(body, ARGUMENTS, BUFFERS, together=CASES, groups=GROUPS, outputs=())
-    assert done.counts == Counts(**CASES[body])
+    assert run(body, ARGUMENTS, BUFFERS, together=CASES, groups=GROUPS, outputs=()).counts == Counts(**CASES[body])
 
 
 def test_counts_add():

@@ -40,8 +40,7 @@ def test_a_launch_is_known_by_all_that_it_is_made_of(monkeypatch, change):
     def launch(**change):
         before = Program.runs["executed"]
         call = {"kernel": "k", **SIZE, "buffers": {0: ONES}, "outputs": {0}, "constants": {0: 3}, **change}
-        done = compile_text(ADD).run(**call)
-        return done.buffers[0], Program.runs["executed"] - before
+        return compile_text(ADD).run(**call).buffers[0], Program.runs["executed"] - before
 
     monkeypatch.setattr(Program, "remembers", False)
     first, executed = zip(launch(), launch(**change), strict=True)

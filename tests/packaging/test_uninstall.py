@@ -4,12 +4,10 @@ import pytest
 from mlxlm_flash_patch import hook
 from virtual_environment import Environment
 
-USE = "import flashattn_core, mlxlm_flash_patch, flash_evals.cli, mlx_lm.models.qwen2"
-
 
 @pytest.mark.long("installs the three wheels")
 def test_nothing_is_left(environment):
-    environment.check("python", "-c", USE)
+    environment.check("python", "-c", "import flashattn_core, mlxlm_flash_patch, flash_evals.cli, mlx_lm.models.qwen2")
     environment.check("flash-eval", "perplexity", "--max-windows", "1")
     assert environment.files() > environment.without_us
     environment.uninstall()

@@ -49,8 +49,7 @@ def test_pins(distribution):
     project = read(distribution)
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
-    wrong = [(name, pin) for name, pin in found if name in EXACT and pin != f"=={EXACT[name]}"]
-    assert wrong == []
+    assert [(name, pin) for name, pin in found if name in EXACT and pin != f"=={EXACT[name]}"] == []
 
 
 def test_of_the_workspace_the_changelog_and_the_wheel_for_macos():

@@ -130,6 +130,5 @@ def model_folder(tmp_path_factory):
 def chat_folder(model_folder, tmp_path_factory):
     """The same with a chat template: what is said, one after the other."""
     folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("tiny-chat") / "model")
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     return folder

@@ -189,8 +189,7 @@ def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, boo
                 bar = progress.add_task("soak", total=rounds or round(minutes * 60))
                 while soak.seen.rounds < rounds if rounds else time.monotonic() - begin < minutes * 60:
                     soak.round()
-                    done = soak.seen.rounds if rounds else round(time.monotonic() - begin)
-                    progress.update(bar, completed=done)
+                    progress.update(bar, completed=soak.seen.rounds if rounds else round(time.monotonic() - begin))
         except KeyboardInterrupt:
             interrupted = True
         soak.check_growth()

@@ -79,16 +79,14 @@ class Kinds:
         return self._streamed(rng, max_kv_size=rng.randint(8, 32))
 
     def quantised_cache(self, rng: random.Random) -> Work:
-        start = rng.choice((0, 16))
-        return self._streamed(rng, QUANTISED, kv_bits=8, kv_group_size=32, quantized_kv_start=start)
+        return self._streamed(rng, QUANTISED, kv_bits=8, kv_group_size=32, quantized_kv_start=rng.choice((0, 16)))
 
     def draft(self, rng: random.Random) -> Work:
         prompt, count, drafted = self._prompt(rng), rng.randint(4, 16), rng.randint(1, 6)
 
         def run(of: list[nn.Module]) -> Result:
             model, draft = of
-            responses = stream_generate(model, self.demo.tokenizer, prompt, count, draft, num_draft_tokens=drafted)
-            return _answer(responses)
+            return _answer(stream_generate(model, self.demo.tokenizer, prompt, count, draft, num_draft_tokens=drafted))
 
         return Work(lambda: [self.demo.model, self.smaller], run)
 

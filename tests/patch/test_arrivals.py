@@ -170,8 +170,7 @@ class TestReload:
 
     def test_what_falls_back_goes_to_the_module_s_own_function(self):
         """Also where base has another one since."""
-        tested = "(queries, keys, values, cache, scale, mask, sinks=None)"
-        exec(f"def {SEAM}{tested}: return 'a later one'", vars(base))
+        exec(f"def {SEAM}(queries, keys, values, cache, scale, mask, sinks=None): return 'a later one'", vars(base))
         q = mx.ones((1, 1, 1, 600))
         with flash.enabled():
             with pytest.warns(flash.FlashFallbackWarning):

@@ -194,9 +194,8 @@ def test_strict_and_flash_never_ran(run_script):
 def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expected):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    program = launch.Program(["program"], str(tmp_path), lambda: sys.exit(code))
     with flash.enabled(), pytest.raises(SystemExit) as end:
-        launch.start(program, mode)
+        launch.start(launch.Program(["program"], str(tmp_path), lambda: sys.exit(code)), mode)
     assert end.value.code == expected
 
 
@@ -214,8 +213,7 @@ def test_the_last_line():
 @pytest.mark.parametrize("value", ["", "2", "yes", "STRICT"])
 def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
-    says = f"Error: MLXLM_FLASH is {value!r}, expected one of 0, 1, strict"
-    assert refused(str(folder / "script.py")) == (2, says)
+    assert refused(str(folder / "script.py")) == (2, f"Error: MLXLM_FLASH is {value!r}, expected one of 0, 1, strict")
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,7 @@ print(json.dumps({
 )
 def test_the_same_tokens(tiny, model_folder, tmp_path, how, model_type):
     folder = shutil.copytree(model_folder, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    model = tiny(model_type, vocab_size=config["vocab_size"])
+    model = tiny(model_type, vocab_size=json.loads((folder / "config.json").read_text())["vocab_size"])
     model.save_weights(str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(vars(model.args)))
     index = {"weight_map": {name: "model.safetensors" for name, _ in tree_flatten(model.parameters())}}

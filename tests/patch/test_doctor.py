@@ -259,8 +259,7 @@ def test_another_library_in_the_same_place(monkeypatch):
         return None
 
     monkeypatch.setattr(llama, SEAM, theirs)
-    lines = found("! mlx-lm: mlx_lm.models.llama holds ", broken=False)
-    [line] = [line for line in lines if "holds" in line]
+    [line] = [line for line in found("! mlx-lm: mlx_lm.models.llama holds ", broken=False) if "holds" in line]
     assert "theirs, not mlx-lm's own: left alone · cure: switch that library off" in line
 
 

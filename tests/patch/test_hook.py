@@ -236,10 +236,8 @@ def test_a_program_that_enables_the_patch_itself(hooked):
     code = f"import mlxlm_flash_patch as flash\nflash.enable()\n{ATTEND}flash.disable()\n{ATTEND}"
     done = hooked.python("-c", code, flash="1")
     assert done.returncode == 0
-    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
-        "[mlxlm-flash] flash attention on",
-        "[mlxlm-flash] flash attention ran",
-    ]
+    begins = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert begins == ["[mlxlm-flash] flash attention on", "[mlxlm-flash] flash attention ran"]
     assert "cpu_prefill 1 " in done.stderr
 
 

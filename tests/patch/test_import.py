@@ -48,6 +48,5 @@ print(mlxlm_flash_patch.status().patched, (contents(), python()) == before)
 def test_installing_changes_nothing():
     """No start-up code: a wheel's files are these, and an editable install's .pth names a folder and no import."""
     files = [file for file in importlib.metadata.files("mlxlm-flash-patch") if file.suffix == ".pth"]
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    assert all(Path(line).is_dir() for line in lines)
+    assert all(Path(line).is_dir() for file in files for line in file.read_text().splitlines())
     assert not list(Path(mlxlm_flash_patch.__file__).parents[1].rglob("*.pth"))
