@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 WAITING = pytest.StashKey[dict[str, int]]()
-FIRST = ("test_hook.py", "test_soak.py")  # files that take a minute: the other process would wait for the last of them
+# Files that take a minute, or build what others wait for, so that at the end no process waits for the other's.
+FIRST = ("test_contract.py", "test_hook.py", "test_soak.py")
 
 
 # The default lane draws few cases, the same until the next commit. The long lane draws others in each run.
@@ -69,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any(waiting.values()):
         config.stash[WAITING] = waiting
         config.hook.pytest_deselected(items=parts["long"] + parts["rotate"])
-        items[:] = sorted(parts["default"], key=lambda item: item.path.name not in FIRST)
+        items[:] = sorted(parts["default"], key=lambda item: (*FIRST, item.path.name).index(item.path.name))
 
 
 @pytest.hookimpl(optionalhook=True)

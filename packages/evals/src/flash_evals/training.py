@@ -166,10 +166,10 @@ def least_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe) -> int:
     """Bytes that the scores of MLX's own attention take in one step, without anything else.
 
     Each layer that learns keeps its softmax for the gradient, with checkpoints only the one at work does; that one
-    has two more such arrays.
+    has one more such array, and where MLX's thread lags behind two.
     """
     kept = 1 if recipe.grad_checkpoint else recipe.num_layers
-    return (kept + 2) * recipe.batch_size * loaded.heads * seq_len**2 * ITEM_SIZE[loaded.dtype.split(", ")[-1]]
+    return (kept + 1) * recipe.batch_size * loaded.heads * seq_len**2 * ITEM_SIZE[loaded.dtype.split(", ")[-1]]
 
 
 def expected_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe, pairs: Sequence[Pair]) -> float:
