@@ -112,6 +112,7 @@ def test_figures(shown, value, text):
 
 def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
     terminal = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(output, "Console", lambda stderr: Console(file=terminal, force_terminal=stderr, width=150))
     page = run_command("perplexity", "--stride", 2)["page"]
     shown = terminal.getvalue()
