@@ -93,8 +93,10 @@ def occupied() -> dict[str, float]:
 
 
 def _resident() -> int:
+    """Without the pages of files, which the system takes and brings back as it likes."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        return (resident - shared) * resource.getpagesize()
     except FileNotFoundError:  # macOS: the highest so far, in bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -1,7 +1,6 @@
 """Attention that a model writes out: gemma2's with soft-cap, gear's, phi3small's block-sparse one."""
 
 import dataclasses
-import statistics
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
@@ -159,11 +158,11 @@ def test_memory_is_linear(dtype):
     """Of gemma2's attention, at 4,096 tokens twice that of 2,048, and less than a tenth of the scores of 8 heads."""
     layer = small(dtype=dtype, num_attention_heads=8, num_key_value_heads=4, head_dim=32).layers[0].self_attn
 
-    def peak(length, times=5):
+    def peak(length, times=7):
         x, mask = mx.zeros((1, length, 64), dtype), causal(length)
         mx.eval(x, mask)
-        # When an array is freed depends on how far MLX's thread lags behind: a fifth of the peak.
-        return statistics.median(peak_beyond(lambda: layer(x, mask)) for _ in range(times))
+        # When an array is freed depends on how far MLX's thread lags behind: up to a fifth of the peak.
+        return max(peak_beyond(lambda: layer(x, mask)) for _ in range(times))
 
     assert peak(1024, times=1) > 8 * 1024 * 1024 * dtype.size  # unpatched
     with flash.enabled(strict=True):
