@@ -1,5 +1,6 @@
 """What must hold after every round of the soak: mlx-lm is as it was, and nothing that the process occupies grows."""
 
+import ctypes
 import gc
 import os
 import resource
@@ -81,6 +82,8 @@ def occupied() -> dict[str, float]:
     gc.collect()
     kept = mx.get_cache_memory()
     mx.clear_cache()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc, which hands out again what was freed
+        trim(0)
     numbers = (
         _resident() / MB,
         mx.get_active_memory() / MB,
