@@ -8,6 +8,8 @@
 
 #include <string>
 
+#include "cuda/launch.h"
+#include "cuda/sources.h"
 #include "metal/launch.h"
 #include "metal/sources.h"
 #include "mlx/transforms.h"
@@ -69,18 +71,20 @@ nb::tuple size(const gpu::Size& size) {
 }
 
 // Inputs must be evaluated; nothing reads the outputs' memory.
-nb::list described(const gpu::Work& work) {
+nb::list described(const gpu::Work& work, Backend backend) {
+  const bool is_cuda = backend == Backend::cuda;
   nb::list result;
   nb::set written;
   for (const gpu::Launch& launch : work.launches.launches) {
     nb::dict constants, numbers, description;
     for (const gpu::Constant& constant : launch.constants) {
-      constants[constant.name.c_str()] = std::visit([](auto number) { return nb::cast(number); }, constant.value);
+      constants[nb::cast(constant.name)] = std::visit([](auto number) { return nb::cast(number); }, constant.value);
     }
     for (auto [binding, role] : launch.arguments) {
-      numbers[std::string(gpu::name(binding)).c_str()] = metal::buffer_of(binding);
+      numbers[std::string(gpu::name(binding)).c_str()] = is_cuda ? gpu::index(binding) : metal::buffer_of(binding);
     }
-    description["source"] = metal::source_text(launch);
+    description["source"] = is_cuda ? cuda::source_text(launch) : metal::source_text(launch);
+    description["dynamic_shared"] = launch.dynamic_shared;
     description["function"] = launch.function;
     description["constants"] = constants;
     description["grid"] = size(launch.grid);
@@ -105,17 +109,18 @@ std::vector<mx::array> evaluated_inputs(const Arguments& arguments) {
   return inputs;
 }
 
-nb::list forward(const Arguments& arguments) {
+nb::list forward(const Arguments& arguments, const std::string& device) {
+  Backend backend = backend_of(device);
   std::vector<mx::array> inputs = evaluated_inputs(arguments);
   Inputs named(inputs, present_in(arguments));
-  CallShape shape = call_shape(named, arguments.options);
-  Kernel kernel = kernel_of(choose(Backend::metal, shape, arguments.options.kernel));
+  CallShape shape = call_shape(named, arguments.options, backend);
+  Kernel kernel = kernel_of(choose(backend, shape, arguments.options.kernel));
   mx::Shape rows(named.query().shape().begin(), named.query().shape().end() - 1), wide = rows, stats = rows;
   wide.push_back(shape.value_dim);
   stats.push_back(2);
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
-  return described(forward_work(kernel, named, arguments.options, {out, lse, row_stats}));
+  return described(forward_work(kernel, named, arguments.options, {out, lse, row_stats}), backend);
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
@@ -126,19 +131,21 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   }
   mx::eval(given);
   Inputs named(inputs, present_in(arguments));
-  check_backward(Backend::metal, call_shape(named, arguments.options));
+  check_backward(Backend::metal, call_shape(named, arguments.options, Backend::metal));
   mx::array query = not_allocated(named.query().shape(), out.dtype());
   mx::array key = not_allocated(named.key().shape(), out.dtype());
   mx::array value = not_allocated(named.value().shape(), out.dtype());
   mx::array delta = not_allocated(lse.shape(), mx::float32);
   return described(backward_work(Backend::metal, named, arguments.options,
                                  {{out, lse, row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
-                                 {query, key, value, delta}));
+                                 {query, key, value, delta}),
+                   Backend::metal);
 }
 
 nb::list realign(mx::array misaligned) {
   mx::eval(misaligned);
-  return described(realign_work(Backend::metal, misaligned, not_allocated(misaligned.shape(), misaligned.dtype())));
+  return described(realign_work(Backend::metal, misaligned, not_allocated(misaligned.shape(), misaligned.dtype())),
+                   Backend::metal);
 }
 
 }  // namespace
@@ -146,7 +153,8 @@ nb::list realign(mx::array misaligned) {
 NB_MODULE(flashattn_launches, m) {
   nb::module_::import_("flashattn_core");  // which knows the arguments' type
   m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
-  m.def("forward", &forward, "arguments"_a, "The launches of a call. Raises as it does.");
+  m.def("cuda_sources", &cuda::sources, "The CUDA kernels' texts likewise.");
+  m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "The launches of a call. Raises as it does.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "The launch that copies an array.");

@@ -21,6 +21,10 @@ enum class Kernel {
   metal_prefill_reg,
   metal_backward_dq,
   metal_backward_dkv,
+  cuda_prefill,
+  cuda_prefill_hopper,
+  cuda_decode,
+  cuda_rowwise,
   count
 };
 constexpr int kNumKernels = static_cast<int>(Kernel::count);
@@ -54,6 +58,8 @@ struct CallShape {
   int head_dim;
   int value_dim;
   bool quantised;  // keys and values
+  int element_size;
+  int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
 };
 
 // `wanted` is "auto" or the name of the only kernel to consider. Throws std::invalid_argument for a name that no

@@ -69,7 +69,7 @@ struct Argument {
 
 // What a kernel is specialised for. Code for what a call does not have is not in it.
 struct Constant {
-  std::string name;
+  std::string_view name;
   std::variant<bool, int32_t> value;
 
   bool operator==(const Constant&) const = default;
@@ -85,6 +85,11 @@ struct Launch {
   std::vector<Argument> arguments;
   Size grid;         // in threadgroups
   Size threadgroup;  // in threads
+  // On CUDA: bytes of shared memory beside the kernel's own, and how many blocks a multiprocessor is to run at once.
+  uint32_t dynamic_shared = 0;
+  int blocks_at_once = 1;
+  // On CUDA: query, key and value, if the tensor memory accelerator copies them, and how many rows of each at once.
+  std::vector<int> box_rows = {};
 };
 
 // An array that launches write and later ones read: float32, alive until the last of them is done.
@@ -117,6 +122,7 @@ struct Call {
   Dtype bias_dtype = Dtype::float32;            // of bias
   Dtype group_dtype = Dtype::float32;           // of scales and biases
   std::array<bool, kNumBindings> present = {};  // the arrays that the call has
+  std::array<bool, kNumBindings> aligned = {};  // those that begin at a multiple of 16 bytes
 
   bool has(Binding binding) const { return present[index(binding)]; }
 };

@@ -14,7 +14,7 @@ std::string declarations(const gpu::Launch& launch) {
   int number = 0;
   for (const gpu::Constant& constant : launch.constants) {
     const char* type = std::holds_alternative<bool>(constant.value) ? "bool" : "int";
-    text += std::string("constant ") + type + " " + constant.name + " [[function_constant(" + std::to_string(number++) +
+    text += std::string("constant ") + type + " " + std::string(constant.name) + " [[function_constant(" + std::to_string(number++) +
             ")]];\n";
   }
   for (int i = 0; i < gpu::kNumBindings; ++i) {

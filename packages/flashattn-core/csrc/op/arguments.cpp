@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "../cuda/encode.h"
 #include "mlx/ops.h"
 
 namespace flashattn {
@@ -61,12 +62,14 @@ int columns_of(const mx::array& tensor, const Options& options) {
   return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks refuse that
 }
 
-CallShape call_shape(const Inputs& inputs, const Options& options) {
+CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend) {
   return {.query_len = inputs.query().shape(kRow),
           .key_len = inputs.key().shape(kRow),
           .head_dim = inputs.query().shape(kColumn),
           .value_dim = columns_of(inputs.value(), options),
-          .quantised = options.bits != 0};
+          .quantised = options.bits != 0,
+          .element_size = static_cast<int>(inputs.query().itemsize()),
+          .compute_capability = backend == Backend::cuda ? cuda::compute_capability() : 0};
 }
 
 mx::Shape batch_shape(const mx::array& query) {

@@ -59,7 +59,7 @@ class Inputs {
 int columns_of(const mx::array& tensor, const Options& options);
 
 // What the choice of a kernel depends on.
-CallShape call_shape(const Inputs& inputs, const Options& options);
+CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend);
 
 mx::Shape batch_shape(const mx::array& query);
 

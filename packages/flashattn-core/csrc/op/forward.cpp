@@ -3,6 +3,7 @@
 
 #include "../cpu/contract.h"
 #include "../cpu/threads.h"
+#include "../cuda/encode.h"
 #include "check_arguments.h"
 #include "counts.h"
 #include "cpu_call.h"
@@ -15,14 +16,17 @@ namespace flashattn {
 
 Choice plan(const Arguments& arguments, Backend backend) {
   check_arguments(arguments);
-  return choose(backend, call_shape(Inputs(arguments), arguments.options), arguments.options.kernel);
+  return choose(backend, call_shape(Inputs(arguments), arguments.options, backend), arguments.options.kernel);
 }
 
 std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice stream_or_device) {
   mx::Stream stream = mx::to_stream(stream_or_device);
   kernel_of(plan(arguments, backend_of(stream.device)));  // throws where no kernel covers the call
+  // Nonsense in the environment, and a GPU that is not fit, fail here, where it can be caught.
   if (stream.device == mx::Device::cpu) {
-    cpu::initialise();  // nonsense in the environment fails here, where it can be caught
+    cpu::initialise();
+  } else if (backend_of(stream.device) == Backend::cuda) {
+    cuda::check(stream.device);
   }
   auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, present_in(arguments));
   mx::Dtype dtype = arguments.inputs[index(Input::query)]->dtype();
@@ -41,15 +45,15 @@ std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& op
 }
 
 void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs)) {
+  if (!are_aligned(inputs, stream())) {
     return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
   }
-  allocate(outputs);
+  allocate(outputs, stream());
   prefer_huge_pages(outputs);
   Inputs named(inputs, present_);
   cpu::AttentionArgs args = forward_args(named, options_, {outputs[0], outputs[1], outputs[2]});
   cpu::check(args);  // here, where the caller still hears of it
-  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_), options_.kernel));
+  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_, Backend::cpu), options_.kernel));
   count(kernel);
 
   args.cancellation = cancellation_of(args.params);
@@ -64,12 +68,13 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
 }
 
 void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs)) {
+  if (!are_aligned(inputs, stream())) {
     return eval_gpu(aligned_on_gpu(inputs, stream()), outputs);
   }
-  allocate(outputs);
+  allocate(outputs, stream());
   Inputs named(inputs, present_);
-  Kernel kernel = kernel_of(choose(backend_of(stream().device), call_shape(named, options_), options_.kernel));
+  Backend backend = backend_of(stream().device);
+  Kernel kernel = kernel_of(choose(backend, call_shape(named, options_, backend), options_.kernel));
   count(kernel);
   if (outputs[0].size() == 0) {
     return;
@@ -92,7 +97,8 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   // Also called with new shapes by shapeless compilation, which has passed no check yet.
   Inputs named(inputs, present_);
   check_shapes(named, options_);
-  kernel_of(choose(backend_of(stream().device), call_shape(named, options_), options_.kernel));  // throws, as above
+  Backend backend = backend_of(stream().device);
+  kernel_of(choose(backend, call_shape(named, options_, backend), options_.kernel));  // throws, as above
   return shapes_of_outputs(named, options_);
 }
 

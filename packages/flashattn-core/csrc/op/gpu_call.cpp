@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "../cuda/launch.h"
 #include "../metal/launch.h"
 
 namespace flashattn {
@@ -36,6 +37,7 @@ struct CallAndWork {
 
   void set(Binding binding, const mx::array& array) {
     call.present[index(binding)] = true;
+    call.aligned[index(binding)] = array.offset() % 16 == 0;
     work.arrays[index(binding)] = array;
   }
 };
@@ -46,6 +48,7 @@ gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& optio
   CallAndWork both(inputs, options, outputs);
   switch (backend_of(kernel)) {
     case Backend::metal: both.work.launches = metal::launches(kernel, both.call); break;
+    case Backend::cuda: both.work.launches = cuda::launches(kernel, both.call); break;
     default: no_launches(backend_of(kernel));
   }
   return std::move(both.work);
@@ -90,6 +93,9 @@ gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::a
   switch (backend) {
     case Backend::metal:
       work.launches = metal::realign_launches(params, static_cast<int>(misaligned.itemsize()));
+      break;
+    case Backend::cuda:
+      work.launches = cuda::realign_launches(params, static_cast<int>(misaligned.itemsize()));
       break;
     default: no_launches(backend);
   }

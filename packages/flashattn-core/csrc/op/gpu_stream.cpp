@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "../cuda/encode.h"
 #include "../metal/encode.h"
 
 namespace flashattn {
@@ -10,6 +11,7 @@ namespace flashattn {
 void run_on_gpu(const gpu::Work& work, const mx::Stream& stream) {
   switch (Backend backend = backend_of(stream.device)) {
     case Backend::metal: return metal::encode(work, stream);
+    case Backend::cuda: return cuda::encode(work, stream);
     default: throw std::logic_error("nothing runs on " + std::string(name(backend)));
   }
 }

@@ -63,7 +63,8 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
                                  const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
                                  const std::vector<mx::array>& cotangents, const std::vector<int>& argnums) {
   Inputs named(inputs, present);
-  check_backward(backend_of(stream.device), call_shape(named, options));
+  Backend backend = backend_of(stream.device);
+  check_backward(backend, call_shape(named, options, backend));
   const mx::array* sinks = named[Input::sinks];
   for (int argument : argnums) {
     if (argument >= kNumTensors && &inputs[argument] != sinks) {
@@ -86,10 +87,10 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
 }
 
 void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs)) {
+  if (!are_aligned(inputs, stream())) {
     return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
   }
-  allocate(outputs);
+  allocate(outputs, stream());
   cpu::BackwardArgs args = backward_args(Inputs(inputs, present_), options_, further_inputs(inputs), named(outputs));
   cpu::check(args);  // here, where the caller still hears of it
   count_backward(Backend::cpu);
@@ -98,10 +99,10 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std:
 }
 
 void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs)) {
+  if (!are_aligned(inputs, stream())) {
     return eval_gpu(aligned_on_gpu(inputs, stream()), outputs);
   }
-  allocate(outputs);
+  allocate(outputs, stream());
   Backend backend = backend_of(stream().device);
   count_backward(backend);
   Inputs forward_inputs(inputs, present_);

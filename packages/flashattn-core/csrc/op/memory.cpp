@@ -10,15 +10,24 @@
 #include <stdexcept>
 #include <string>
 
+#include "../cuda/encode.h"
 #include "gpu_call.h"
 #include "gpu_stream.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "primitive.h"
 
 namespace flashattn {
 namespace {
 
-void allocate(mx::array& output) {
+bool is_cuda(const mx::Stream& stream) {
+  return backend_of(stream.device) == Backend::cuda;
+}
+
+void allocate(mx::array& output, const mx::Stream& stream) {
+  if (is_cuda(stream)) {
+    return cuda::allocate(output, stream);
+  }
   mx::allocator::Data data = mx::allocator::malloc(output.nbytes());
   if (output.nbytes() > 0 && !data.buffer().ptr()) {  // MLX leaves it to the caller to look
     throw std::runtime_error("[flash_attention] no memory for an array of " + std::to_string(output.nbytes()) +
@@ -27,16 +36,17 @@ void allocate(mx::array& output) {
   output.set_data(std::move(data));
 }
 
-bool is_aligned(const mx::array& input) {
-  return reinterpret_cast<uintptr_t>(input.data<void>()) % input.itemsize() == 0;
+bool is_aligned(const mx::array& input, const mx::Stream& stream) {
+  const void* address = is_cuda(stream) ? cuda::address(input) : input.data<void>();
+  return reinterpret_cast<uintptr_t>(address) % input.itemsize() == 0;
 }
 
 template <typename Copy>
-std::vector<mx::array> aligned(std::vector<mx::array> inputs, const Copy& copy_elements) {
+std::vector<mx::array> aligned(std::vector<mx::array> inputs, const mx::Stream& stream, const Copy& copy_elements) {
   for (mx::array& input : inputs) {
-    if (!is_aligned(input)) {
+    if (!is_aligned(input, stream)) {
       mx::array copy(input.shape(), input.dtype(), nullptr, {});
-      allocate(copy);
+      allocate(copy, stream);
       copy_elements(input, copy);
       input = copy;
     }
@@ -62,9 +72,9 @@ void advise_huge_pages(void* data, size_t size) {
 
 }  // namespace
 
-void allocate(std::vector<mx::array>& outputs) {
+void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream) {
   for (mx::array& output : outputs) {
-    allocate(output);
+    allocate(output, stream);
   }
 }
 
@@ -74,13 +84,14 @@ void prefer_huge_pages(std::vector<mx::array>& arrays) {
   }
 }
 
-bool are_aligned(const std::vector<mx::array>& inputs) {
-  return std::all_of(inputs.begin(), inputs.end(), is_aligned);
+bool are_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [&](const mx::array& input) { return is_aligned(input, stream); });
 }
 
 std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
   auto& encoder = mx::cpu::get_command_encoder(stream);
-  return aligned(inputs, [&](const mx::array& input, const mx::array& copy) {
+  return aligned(inputs, stream, [&](const mx::array& input, const mx::array& copy) {
     encoder.dispatch([from = input.data<char>(), to = const_cast<char*>(copy.data<char>()), shape = input.shape(),
                       strides = input.strides(), count = static_cast<int64_t>(input.size()),
                       size = static_cast<int64_t>(input.itemsize())] {
@@ -95,7 +106,7 @@ std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, cons
 }
 
 std::vector<mx::array> aligned_on_gpu(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
-  return aligned(inputs, [&](const mx::array& input, const mx::array& copy) {
+  return aligned(inputs, stream, [&](const mx::array& input, const mx::array& copy) {
     run_on_gpu(realign_work(backend_of(stream.device), input, copy), stream);
   });
 }

@@ -87,7 +87,8 @@ Backend backend_of(const mx::Device& device) {
   if (device == mx::Device::cpu) {
     return Backend::cpu;
   }
-  return mx::cu::is_available() ? Backend::cuda : Backend::metal;
+  static const Backend gpu = mx::cu::is_available() ? Backend::cuda : Backend::metal;
+  return gpu;
 }
 
 }  // namespace flashattn

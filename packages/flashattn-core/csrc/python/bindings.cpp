@@ -14,6 +14,7 @@
 #include "../cpu/forward.h"
 #include "../cpu/kept_memory.h"
 #include "../cpu/roofline.h"
+#include "../cuda/encode.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
 #include "interrupt.h"
@@ -120,6 +121,9 @@ NB_MODULE(_ext, m) {
       "Evaluated calls of each kernel, by its name, since the module was loaded or reset_stats() was called.");
   m.def("reset_stats", &reset_calls, "Sets the counts of stats() to 0.");
   m.def("describe_cpu", &cpu::describe, "The CPU backend in words.");
+  m.def(
+      "describe_cuda", [] { return cuda::describe(mx::Device(mx::Device::gpu)); },
+      "The GPU, its architecture and its software in words. Raises NoKernelError where something is missing.");
   m.def("peak_flops", &cpu::peak_flops, nb::call_guard<nb::gil_scoped_release>(),
         "Floating-point operations per second that the CPU backend's threads reach with fused multiply-adds in\n"
         "registers, one of which counts two. Takes 30 ms.");

@@ -47,7 +47,12 @@ def backends() -> dict[str, str]:
     """
     missing = "not in this MLX build"
     metal = str(mx.device_info(mx.gpu)["device_name"]) if mx.metal.is_available() else missing
-    cuda = "there are no kernels for it yet" if _ext.backend_of(mx.Device(mx.gpu)) == "cuda" else missing
+    cuda = missing
+    if _ext.backend_of(mx.Device(mx.gpu)) == "cuda":
+        try:
+            cuda = _ext.describe_cuda()
+        except NoKernelError as error:
+            cuda = str(error).removeprefix("[flash_attention] ")
     return {"cpu": _ext.describe_cpu(), "metal": metal, "cuda": cuda}
 
 

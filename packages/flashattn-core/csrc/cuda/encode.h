@@ -1,0 +1,29 @@
+// Hands a call to MLX's CUDA backend. encode.cpp is compiled on Linux, no_cuda.cpp elsewhere.
+#pragma once
+
+#include "../gpu/work.h"
+#include "mlx/stream.h"
+
+namespace flashattn::cuda {
+
+namespace mx = mlx::core;
+
+// Puts the launches into the stream's command encoder. Arrays are read and written in place, through their strides.
+void encode(const gpu::Work& work, mx::Stream stream);
+
+// Gives the array memory of the GPU, in the order of the stream, as MLX's own ops get it.
+void allocate(mx::array& output, mx::Stream stream);
+
+// Where kernels find the array. array::data() would move it to memory that the CPU shares.
+void* address(const mx::array& array);
+
+// Throws NoKernelError, with the cure, where the device or its software cannot run the kernels.
+void check(mx::Device device);
+
+// Of the first GPU: 90 for 9.0; 0 where MLX has none.
+int compute_capability();
+
+// The device, its architecture and its software in words.
+std::string describe(mx::Device device);
+
+}  // namespace flashattn::cuda

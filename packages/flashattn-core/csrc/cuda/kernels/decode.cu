@@ -1,0 +1,137 @@
+// cuda_decode: few queries, many keys. The rows are the queries of all heads that share a key/value head, so each key and
+// value is read once for all of them. A block has a chunk of the keys. Its warps take tiles of it in turns, each with a
+// ring of tiles of its own, so that nothing in the loop waits for another warp. decode_split.cu merges the chunks.
+#include "kernel.h"
+#include "decode_split.h"
+#include "warp_rows.h"
+
+using namespace flashattn;
+
+// ROW_WARPS: warps of 16 rows each, which share their tiles. KEY_GROUPS: so many of them take turns. KEYS: of a tile.
+// STAGES: tiles of a ring. Blocks: kv_heads and batch elements for each chunk.
+template <typename T, int D, int DV, int ROW_WARPS, int KEY_GROUPS, int KEYS, int STAGES>
+FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
+  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_VALUE(SplitParams, split);
+  FLASHATTN_WRITTEN(float, partial_out);
+  FLASHATTN_WRITTEN(float, partial_max);
+  FLASHATTN_WRITTEN(float, partial_sum);
+  constexpr int kRows = ROW_WARPS * kWarpRows, kMembers = ROW_WARPS * FLASHATTN_LANES;
+  constexpr int kThreads = KEY_GROUPS * kMembers;
+  using Queries = SharedTile<T, kRows, D>;
+  using Keys = SharedTile<T, KEYS, D>;
+  using Values = SharedTile<T, KEYS, DV>;
+  constexpr int kStage = Keys::kBytes + Values::kBytes;
+  extern __shared__ __align__(1024) uchar shared[];
+
+  BlockPosition block = block_position(params, params.num_kv_heads);
+  int batch = block.batch, kv_head = block.head, chunk = block.part;
+  int group = params.num_heads / params.num_kv_heads;
+  int key_group = int(warp_index()) / ROW_WARPS, own_row = int(warp_index()) % ROW_WARPS * kWarpRows;
+  int lane = lane_index();
+  uint member = threadIdx.x % kMembers;
+
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
+  KeySpan any = seen_in_chunk(visibility, split, chunk);
+  KeySpan all = intersection(any, visibility.seen_by_all(0, params.query_len - 1));
+
+  auto keys = keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
+  auto values = values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
+  const auto key_tile = [&](int tile) {
+    return Keys{shared_address(shared) + Queries::kBytes + (key_group * STAGES + tile % STAGES) * kStage};
+  };
+  const auto value_tile = [&](int tile) { return Values{key_tile(tile).memory + Keys::kBytes}; };
+  const auto first_key = [&](int tile) { return any.begin + (tile * KEY_GROUPS + key_group) * KEYS; };
+  const auto bring = [&](int tile) {
+    int first = first_key(tile);
+    if (first < any.end) {
+      key_tile(tile).template load<kMembers>(keys.from(first).data, keys.layout, any.end - first, head_dim, member);
+      value_tile(tile).template load<kMembers>(values.from(first).data, values.layout, any.end - first, value_dim,
+                                               member);
+    }
+    commit_copies();
+  };
+
+  Queries queries = {shared_address(shared)};
+  for (int row = 0; row < kRows; ++row) {
+    RowPosition position = row_position(row, kv_head, group);
+    bool exists = position.query < params.query_len;
+    for (int column = threadIdx.x; column < D; column += kThreads) {
+      bool inside = exists && column < head_dim;
+      queries.element(row, column) =
+          inside ? head_of(query, params, params.query, batch,
+                           position.head)[row_layout(params.query).offset(position.query, column)]
+                 : T(0.0f);
+    }
+  }
+  FLASHATTN_UNROLL
+  for (int tile = 0; tile < STAGES - 1; ++tile) bring(tile);
+  WarpRows<T, DV, KEYS> rows;
+  rows.begin(visibility, own_row, kv_head, group, lane);
+  FLASHATTN_UNROLL
+  for (int h = 0; h < 2; ++h) rows.rows[h].seen = intersection(rows.rows[h].seen, any);
+  __syncthreads();  // the queries are there
+  WarpQueries<T, kRows, D> own_queries(queries, own_row, lane);
+
+  for (int tile = 0; first_key(tile) < any.end; ++tile) {
+    wait_for_copies<STAGES - 2>();
+    meet<kMembers>(key_group + 1);  // the tile is there, and the one before has been read
+    bring(tile + STAGES - 1);
+    Fragment scores[KEYS / 8];
+    multiply_keys(scores, own_queries, key_tile(tile), lane);
+    bool shown = all.contains(first_key(tile), KEYS);
+    rows.rescale(rows.to_probabilities(scores, visibility, first_key(tile), shown, lane));
+    add_values(rows.output, scores, value_tile(tile), lane);
+  }
+
+  // The key groups' results meet in shared memory, where the tiles were.
+  wait_for_copies<0>();
+  __syncthreads();
+  float* results = reinterpret_cast<float*>(shared);  // KEY_GROUPS x rows x DV
+  OnlineSoftmax* sums = reinterpret_cast<OnlineSoftmax*>(results + KEY_GROUPS * kRows * DV);
+  FLASHATTN_UNROLL
+  for (int h = 0; h < 2; ++h) {
+    int row = key_group * kRows + own_row + lane / 4 + h * kRowStep;
+    rows.softmax[h].row_sum = across_row_sum(rows.softmax[h].row_sum);
+    if (lane % 4 == 0) sums[row] = rows.softmax[h];
+    FLASHATTN_UNROLL
+    for (int c = 0; c < DV / 8; ++c) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        results[row * DV + output_column<T>(c, lane) + e * kNext<T>] = rows.output[c][2 * h + e];
+      }
+    }
+  }
+  __syncthreads();
+  bool finite = true;
+  for (int at = threadIdx.x; at < group * params.query_len * DV; at += kThreads) {
+    int row = at / DV, column = at % DV;
+    OnlineSoftmax whole = empty_row();
+    FLASHATTN_UNROLL
+    for (int g = 0; g < KEY_GROUPS; ++g) whole.raise(sums[g * kRows + row].row_max);
+    float sum = 0;
+    FLASHATTN_UNROLL
+    for (int g = 0; g < KEY_GROUPS; ++g) {
+      float weight = whole.probability(sums[g * kRows + row].row_max);
+      whole.row_sum += weight * sums[g * kRows + row].row_sum;
+      sum += weight * results[(g * kRows + row) * DV + column];
+    }
+    finite &= is_finite(sum);
+    RowPosition position = row_position(row, kv_head, group);
+    int64_t index = partial_index(params, split, batch, position.head, position.query, chunk);
+    if (column < value_dim) partial_out[index * value_dim + column] = sum;
+    if (column == 0) {
+      partial_max[index] = whole.row_max;
+      partial_sum[index] = whole.row_sum;
+    }
+  }
+  // See attend_again(). That these are a chunk's rows and not a call's is all the difference.
+  if (!__syncthreads_and(finite)) {
+    for (int row = warp_index(); row < group * params.query_len; row += kThreads / FLASHATTN_LANES) {
+      DecodeRows<T, kLaneColumns<head_dim>, kLaneColumns<value_dim>, 1> exact;
+      exact.load(query, row_position(row, kv_head, group), visibility, batch, lane);
+      exact.attend(keys, values, visibility, all, any.begin, any.end, exact.kKeys, 0, lane);
+      store_partials(exact, {partial_out, partial_max, partial_sum}, params, split, batch, chunk, lane);
+    }
+  }
+}

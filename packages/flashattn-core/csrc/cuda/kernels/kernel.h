@@ -1,0 +1,57 @@
+// What a kernel begins with: its arguments by their names, and which of the launch's blocks it is.
+//
+// A kernel is a function of cuda::Arguments. source_text() writes the entry that calls it, and in front of this text the
+// constants that it is specialised for and the numbers of the bindings.
+#pragma once
+
+#include "cuda/arguments.h"
+#include "dialect.h"
+#include "elements.h"
+
+#define FLASHATTN_KERNEL FLASHATTN_FUNC void
+#define FLASHATTN_ARRAY(T, name) T* name = static_cast<T*>(arguments.arrays[FLASHATTN_BINDING_##name])
+#define FLASHATTN_READ(T, name) FLASHATTN_ARRAY(const T, name)
+#define FLASHATTN_WRITTEN(T, name) FLASHATTN_ARRAY(T, name)
+#define FLASHATTN_VALUE(T, name) const T& name = arguments.name
+
+// With the semicolon before it: lists of inputs.def are made of these.
+#define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
+  ;                                                   \
+  FLASHATTN_READ(FLASHATTN_ELEMENT_##dtype, name)
+
+// K: the type of keys and values, or uint for quantised words.
+#define FLASHATTN_INPUT_ARGUMENTS(T, K)     \
+  FLASHATTN_VALUE(AttentionParams, params); \
+  FLASHATTN_READ(T, query);                 \
+  FLASHATTN_READ(K, key);                   \
+  FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
+
+// And the sinks, which are read when a row is finished.
+#define FLASHATTN_OUTPUT_ARGUMENTS(T) \
+  FLASHATTN_WRITTEN(T, out);          \
+  FLASHATTN_WRITTEN(float, lse);      \
+  FLASHATTN_WRITTEN(float, row_stats) FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
+
+namespace flashattn {
+
+FLASHATTN_FUNC uint lane_index() {
+  return threadIdx.x % FLASHATTN_LANES;
+}
+FLASHATTN_FUNC uint warp_index() {
+  return threadIdx.x / FLASHATTN_LANES;
+}
+
+// Blocks are numbered in one dimension, which alone may have more than 65,535 of them: heads of all batch elements side
+// by side, part after part.
+struct BlockPosition {
+  int head;
+  int batch;
+  int part;
+};
+FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads) {
+  uint heads_and_batches = uint(heads) * uint(params.batch_size);
+  uint in_part = blockIdx.x % heads_and_batches;
+  return BlockPosition{int(in_part % heads), int(in_part / heads), int(blockIdx.x / heads_and_batches)};
+}
+
+}  // namespace flashattn

@@ -1,0 +1,163 @@
+// cuda_prefill_hopper: cuda_prefill for 16-bit floats on compute capability 9.0. One warpgroup brings the tiles, the
+// others have 64 rows each. The scores of the next tile are begun before the product of this one with its values, so
+// that the softmax runs while the tensor cores work.
+#include "kernel.h"
+#include "stored_rows.h"
+#include "tile_ring.h"
+#include "warp_rows.h"
+#include "wgmma.h"
+
+using namespace flashattn;
+
+// D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. KEYS: of a tile. BLOCKS: to
+// run at once. REGISTERS and FEW: of a thread that computes and of one that loads. TMA: whether the tensor memory
+// accelerator can read the arrays; if not, the loading threads do. Blocks: heads and batch elements for each GROUPS * 64
+// queries.
+template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, bool TMA>
+FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
+  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_OUTPUT_ARGUMENTS(T);
+  constexpr int kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;
+  constexpr int kLaunched = 65536 / BLOCKS / ((GROUPS + 1) * kWarpgroup) / 8 * 8;
+  static_assert(REGISTERS * GROUPS + FEW <= kLaunched * (GROUPS + 1), "more registers than the block has");
+  static_assert(STAGES >= 2, "the next keys are asked for before these values have been read");
+  using Queries = SharedTile<T, kRows, D>;
+  using Keys = SharedTile<T, KEYS, D>;
+  using Values = SharedTile<T, KEYS, DV>;
+  using KeyRing = TileRing<Keys, STAGES>;
+  using ValueRing = TileRing<Values, STAGES>;
+  extern __shared__ __align__(1024) uchar shared[];
+  Queries queries = {shared_address(shared)};
+  uint key_memory = queries.memory + Queries::kBytes, value_memory = key_memory + KeyRing::kBytes;
+  uint barriers = value_memory + ValueRing::kBytes;
+  KeyRing keys = {key_memory, barriers};
+  ValueRing values = {value_memory, barriers + KeyRing::kBarriers};
+  Barrier queries_arrived = {values.barriers + ValueRing::kBarriers};
+
+  // The last queries first: under a causal mask they see the most keys, and a long block should not start last.
+  BlockPosition block = block_position(params, params.num_heads);
+  int first_query = ((params.query_len - 1) / kRows - block.part) * kRows;
+  int last_query = minimum(first_query + kRows, params.query_len) - 1;
+  int batch = block.batch, head = block.head, kv_head = head / (params.num_heads / params.num_kv_heads);
+  int lane = lane_index(), group = __shfl_sync(~0u, int(warp_index()) / 4, 0);
+
+  // The block sees tiles 0 to tile_count - 1.
+  Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
+  KeySpan any = visibility.seen_by_any(first_query, last_query);
+  int origin = any.begin / KEYS * KEYS;
+  int tile_count = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
+
+  if (threadIdx.x == 0) {
+    keys.initialise(TMA ? 1 : kWarpgroup, kReaders);
+    values.initialise(TMA ? 1 : kWarpgroup, kReaders);
+    queries_arrived.initialise(TMA ? 1 : kWarpgroup);
+    publish_barriers();
+  }
+  __syncthreads();
+
+  if (group == GROUPS) {
+    leave_registers<FEW>();
+    uint thread = threadIdx.x % kWarpgroup;
+    if (TMA) {
+      if (thread == 0) {
+        queries_arrived.arrive_and_expect(Queries::kBytes);
+        for (int row = 0; row < kRows; row += kWarpgroupRows) {
+          bring_boxes<kWarpgroupRows>(queries, row, arguments.query_map, first_query + row, head, batch,
+                                      queries_arrived);
+        }
+        for (int n = 0; n <= tile_count; ++n) {
+          if (n < tile_count) {
+            keys.wait_for_room(n);
+            keys.arrived(n).arrive_and_expect(Keys::kBytes);
+            bring_boxes<KEYS>(keys.tile(n), 0, arguments.key_map, origin + n * KEYS, kv_head, batch, keys.arrived(n));
+          }
+          if (n > 0) {
+            values.wait_for_room(n - 1);
+            values.arrived(n - 1).arrive_and_expect(Values::kBytes);
+            bring_boxes<KEYS>(values.tile(n - 1), 0, arguments.value_map, origin + (n - 1) * KEYS, kv_head, batch,
+                              values.arrived(n - 1));
+          }
+        }
+      }
+    } else {
+      const auto bring = [&](auto tile, const auto& rows, int first, int count, int columns, Barrier arrived) {
+        tile.template load<kWarpgroup>(rows.from(first).data, rows.layout, count - first, columns, thread);
+        commit_copies();
+        wait_for_copies<0>();
+        publish_stores();
+        arrived.arrive();
+      };
+      auto key_rows = keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
+      auto value_rows = values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
+      bring(queries, rows_of(query, params, params.query, batch, head), first_query, params.query_len, head_dim,
+            queries_arrived);
+      for (int n = 0; n < tile_count; ++n) {
+        keys.wait_for_room(n);
+        bring(keys.tile(n), key_rows, origin + n * KEYS, params.key_len, head_dim, keys.arrived(n));
+        values.wait_for_room(n);
+        bring(values.tile(n), value_rows, origin + n * KEYS, params.key_len, value_dim, values.arrived(n));
+      }
+    }
+    return;
+  }
+  take_registers<REGISTERS>();
+
+  // The warpgroup's rows see tiles own_first to own_end - 1 of them.
+  int group_query = first_query + group * kWarpgroupRows;
+  int group_last = minimum(group_query + kWarpgroupRows - 1, last_query);
+  KeySpan own_any = group_query <= group_last ? visibility.seen_by_any(group_query, group_last) : KeySpan{0, 0};
+  KeySpan own_all = group_query <= group_last ? visibility.seen_by_all(group_query, group_last) : KeySpan{0, 0};
+  bool sees = own_any.begin < own_any.end;
+  int own_first = sees ? (own_any.begin - origin) / KEYS : 0;
+  int own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
+  const auto first_key = [&](int n) { return origin + n * KEYS; };
+
+  WarpRows<T, DV, KEYS> rows;
+  int own_query = group_query + int(warp_index()) % 4 * kWarpRows;
+  rows.begin(visibility, own_query, head, 1, lane);
+  const auto pass = [&](int n) {  // a tile that the warpgroup does not see
+    keys.wait_for_tile(n);
+    keys.release(n, lane);
+    values.wait_for_tile(n);
+    values.release(n, lane);
+  };
+  queries_arrived.wait(0);
+  int n = 0;
+  for (; n < own_first; ++n) pass(n);
+  if (sees) {
+    Fragment scores[KEYS / 8];
+    TwoParts<KEYS> probabilities;
+    keys.wait_for_tile(n);
+    begin_products();
+    begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n));
+    wait_for_products<0>(scores);
+    keys.release(n, lane);
+    rows.to_probabilities(scores, visibility, first_key(n), own_all.contains(first_key(n), KEYS), lane);
+    probabilities.template split<T>(scores);
+    for (; n < own_end - 1; ++n) {
+      keys.wait_for_tile(n + 1);
+      begin_products();
+      begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n + 1));
+      values.wait_for_tile(n);
+      begin_add_values(rows.output, probabilities, values.tile(n));
+      wait_for_products<1>(scores);
+      keys.release(n + 1, lane);
+      bool shown = own_all.contains(first_key(n + 1), KEYS);
+      Rescaling rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
+      wait_for_products<0>(rows.output);
+      values.release(n, lane);
+      probabilities.template split<T>(scores);
+      rows.rescale(rescaling);
+    }
+    values.wait_for_tile(n);
+    begin_products();
+    begin_add_values(rows.output, probabilities, values.tile(n));
+    wait_for_products<0>(rows.output);
+    values.release(n, lane);
+    ++n;
+  }
+  for (; n < tile_count; ++n) pass(n);
+  uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
+  attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
+               own_query, lane);
+}

@@ -1,0 +1,93 @@
+// The instructions of NVIDIA's GPUs that C++ has no words for: copies that go on in the background, and the tensor cores.
+#pragma once
+
+#include "dialect.h"
+
+namespace flashattn {
+
+// Addresses in shared memory have 32 bits, which take half the arithmetic of pointers.
+FLASHATTN_FUNC uint shared_address(const void* pointer) {
+  return uint(__cvta_generic_to_shared(pointer));
+}
+FLASHATTN_FUNC void* shared_pointer(uint address) {
+  return __cvta_shared_to_generic(address);
+}
+
+// Copies `bytes` of 16 bytes to shared memory, and zeros for the rest. Both addresses are multiples of 16.
+FLASHATTN_FUNC void copy_async(uint to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+FLASHATTN_FUNC void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until at most N of the groups that this thread has committed are under way.
+template <int N>
+FLASHATTN_FUNC void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Where THREADS threads of a block meet, which are whole warps. number: 1 to 15, one for each such group.
+template <int THREADS>
+FLASHATTN_FUNC void meet(int number) {
+  if (THREADS == FLASHATTN_LANES) {
+    __syncwarp();
+  } else {
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
+  }
+}
+
+// Four matrices of 8 rows of 16 bytes: lane n gives the address of row n % 8 of matrix n / 8, and gets the four bytes
+// at 4 * (n % 4) of row n / 4 of each.
+FLASHATTN_FUNC void load_matrices(uint (&r)[4], uint row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row));
+}
+// Of 16-bit elements, transposed: the lane gets those of rows 2 * (n % 4) and the next, in column n / 4.
+FLASHATTN_FUNC void load_matrices_transposed(uint (&r)[4], uint row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row));
+}
+
+FLASHATTN_FUNC void load_four(uint (&r)[4], uint from) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from));
+}
+
+// c += a b, of 16 x 8 sums. Of 16-bit floats a is 16 x 16: lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and
+// the next, then those 8 further. Of float32, which TF32 cuts to 11 bits, a is 16 x 8: columns n % 4 and n % 4 + 4. b has
+// a column n / 4 alike. c: rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and the next.
+template <typename T>
+FLASHATTN_FUNC void multiply_add_tile(float (&c)[4], const uint (&a)[4], uint b0, uint b1);
+#define FLASHATTN_MMA(T, SHAPE)                                                                           \
+  template <>                                                                                             \
+  FLASHATTN_FUNC void multiply_add_tile<T>(float (&c)[4], const uint (&a)[4], uint b0, uint b1) {         \
+    asm("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"      \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                  \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                  \
+  }
+FLASHATTN_MMA(bfloat, "m16n8k16.row.col.f32.bf16.bf16.f32")
+FLASHATTN_MMA(half, "m16n8k16.row.col.f32.f16.f16.f32")
+FLASHATTN_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
+#undef FLASHATTN_MMA
+
+// Two floats rounded to 16 bits, in one register: `low` is the first.
+template <typename T>
+FLASHATTN_FUNC uint rounded_pair(float low, float high);
+template <>
+FLASHATTN_FUNC uint rounded_pair<bfloat>(float low, float high) {
+  uint pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <>
+FLASHATTN_FUNC uint rounded_pair<half>(float low, float high) {
+  uint pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+}  // namespace flashattn

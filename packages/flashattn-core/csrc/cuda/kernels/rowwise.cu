@@ -1,0 +1,18 @@
+// cuda_rowwise, see rowwise.h.
+#include "rowwise.h"
+
+#include "kernel.h"
+
+using namespace flashattn;
+
+// Blocks: kv_heads and batch elements for each 32 rows, of 1024 threads.
+template <typename T, int D, int DV, typename K = T>
+FLASHATTN_KERNEL rowwise(const cuda::Arguments& arguments) {
+  FLASHATTN_INPUT_ARGUMENTS(T, K);
+  FLASHATTN_OUTPUT_ARGUMENTS(T);
+  __shared__ float tile[kRowwiseTile];
+  BlockPosition block = block_position(params, params.num_kv_heads);
+  rowwise_body<D, DV>(query, FLASHATTN_STORED_INPUTS(K), FLASHATTN_ROW_OUTPUTS(T), params, FLASHATTN_MASK_INPUTS, sinks,
+                      tile, block.batch, block.head, block.part * kRowwiseRows, lane_index(), warp_index(),
+                      threadIdx.x);
+}

@@ -1,0 +1,73 @@
+// A tile of rows in shared memory.
+//
+// Panels of 128 bytes of columns lie one behind the other. In a panel, the 16 bytes of piece c of row r lie at piece
+// c ^ r % 8 of that row: so eight rows of a piece, or eight pieces of a row, are in different banks.
+#pragma once
+
+#include "offsets.h"
+#include "ptx.h"
+
+namespace flashattn {
+
+template <typename T, int ROWS, int COLUMNS>
+struct SharedTile {
+  static constexpr int kElements = 16 / sizeof(T);  // of a piece
+  static constexpr int kPieces = COLUMNS / kElements;
+  static constexpr int kPanel = ROWS * 128;
+  static constexpr int kBytes = (kPieces + 7) / 8 * kPanel;
+  static_assert(COLUMNS % kElements == 0, "whole pieces");
+
+  uint memory;  // its address
+
+  FLASHATTN_FUNC uint piece(uint row, uint c) const {
+    return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
+  }
+  // What a lane reads step after step: piece 2 * step + `odd` of `row`, and of the rows 8 and more below it. The first is
+  // computed once, and then an exclusive or is all there is to do.
+  static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
+  FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
+    return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
+  }
+  FLASHATTN_FUNC T& element(int row, int column) const {
+    return static_cast<T*>(shared_pointer(piece(row, column / kElements)))[column % kElements];
+  }
+
+  // Brings `count` rows of `columns` elements, and zeros beside them. All of THREADS threads call it, each with its
+  // number among them; the copies are under way afterwards.
+  template <int THREADS>
+  FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
+    bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
+    if (wide && THREADS % kPieces == 0 && ROWS * kPieces % THREADS == 0) {
+      constexpr uint kRowsAtOnce = THREADS / kPieces;  // a thread has one column of pieces
+      uint row = thread / kPieces, c = thread % kPieces;
+      const T* from = rows + layout.offset(row, c * kElements);
+      int bytes = clamped((columns - int(c) * kElements) * int(sizeof(T)), 0, 16);
+      if (count >= ROWS && columns == COLUMNS) {
+        FLASHATTN_UNROLL
+        for (int i = 0; i < ROWS / int(kRowsAtOnce); ++i, row += kRowsAtOnce, from += kRowsAtOnce * layout.row) {
+          copy_async(piece(row, c), from, 16);
+        }
+      } else {
+        _Pragma("unroll 1") for (; row < ROWS; row += kRowsAtOnce, from += kRowsAtOnce * layout.row) {
+          bool inside = int(row) < count && bytes > 0;
+          copy_async(piece(row, c), inside ? from : rows, inside ? bytes : 0);
+        }
+      }
+    } else if (wide) {
+      for (uint at = thread; at < ROWS * kPieces; at += THREADS) {
+        uint row = at / kPieces, c = at % kPieces;
+        int bytes = clamped((columns - int(c) * kElements) * int(sizeof(T)), 0, 16);
+        bool inside = int(row) < count && bytes > 0;
+        copy_async(piece(row, c), inside ? rows + layout.offset(row, c * kElements) : rows, inside ? bytes : 0);
+      }
+    } else {
+      _Pragma("unroll 1") for (int at = thread; at < ROWS * COLUMNS; at += THREADS) {
+        int row = at / COLUMNS, column = at % COLUMNS;
+        bool inside = row < count && column < columns;
+        element(row, column) = inside ? rows[layout.offset(row, column)] : T(0.0f);
+      }
+    }
+  }
+};
+
+}  // namespace flashattn

@@ -1,0 +1,177 @@
+// What a warp does with its 16 rows and a tile of keys: scores = query key^T, and output += probabilities value, on the
+// tensor cores, with an error of float32. 16-bit products are exact, and probabilities are taken as two 16-bit parts.
+// float32 is taken as two TF32 parts of 11 bits: three products, the small ones summed by themselves, since a tensor
+// core cuts its sums off.
+//
+// Lane n has rows n / 4 and n / 4 + 8 of all of them. Of the scores' columns it has 8 j + 2 (n % 4) + {0, 1}.
+#pragma once
+
+#include "finite.h"
+#include "shared_tile.h"
+
+namespace flashattn {
+
+constexpr int kWarpRows = 16;
+
+// 8 columns of a warp's rows: [0] and [1] of the first row, [2] and [3] of the second.
+typedef float Fragment[4];
+
+// The bits of x as a + b: a in TF32, rounded, so that b is small and of either sign.
+FLASHATTN_FUNC void split_tf32(uint x, uint& a, uint& b) {
+  a = (x + 0x1000u) & 0xffffe000u;
+  b = __float_as_uint(__uint_as_float(x) - __uint_as_float(a));
+}
+
+// Two numbers as the sums of two 16-bit parts.
+template <typename T>
+FLASHATTN_FUNC void split_pair(float low, float high, uint& a, uint& b) {
+  a = rounded_pair<T>(low, high);
+  T first, second;
+  first.bits = ushort(a);
+  second.bits = ushort(a >> 16);
+  b = rounded_pair<T>(low - float(first), high - float(second));
+}
+
+// The rows of a warp, as the first operand of multiply_keys(): in registers where these have room for them, and else
+// where they lie in shared memory.
+template <typename T, int ROWS, int D>
+struct WarpQueries {
+  static constexpr bool kHeld = D * sizeof(T) <= 256 && sizeof(T) == 2;
+  static constexpr int kSteps = SharedTile<T, ROWS, D>::kPieces / 2;  // of 32 bytes
+
+  SharedTile<T, ROWS, D> tile;
+  int first_row;
+  uint offset;
+  uint held[kHeld ? kSteps : 1][4];
+
+  // The tile is in shared memory.
+  FLASHATTN_FUNC WarpQueries(SharedTile<T, ROWS, D> tile, int first_row, int lane)
+      : tile(tile), first_row(first_row), offset(tile.lane_offset(lane % 16, lane / 16)) {
+    if constexpr (kHeld) {
+      FLASHATTN_UNROLL
+      for (int step = 0; step < kSteps; ++step) load_matrices(held[step], tile.piece_at(offset, first_row, step));
+    }
+  }
+
+  FLASHATTN_FUNC void operand(uint (&a)[4], int step) const {
+    if constexpr (kHeld) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 4; ++e) a[e] = held[step][e];
+    } else {
+      load_matrices(a, tile.piece_at(offset, first_row, step));
+    }
+  }
+};
+
+// scores = the warp's queries times all of `keys`.
+template <typename T, int ROWS, int KEYS, int D>
+FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], const WarpQueries<T, ROWS, D>& queries,
+                                  SharedTile<T, KEYS, D> keys, int lane) {
+  constexpr bool kIsFloat = sizeof(T) == 4;
+  Fragment small[kIsFloat ? KEYS / 8 : 1] = {};
+  FLASHATTN_UNROLL
+  for (int j = 0; j < KEYS / 8; ++j) {
+    FLASHATTN_UNROLL
+    for (int e = 0; e < 4; ++e) scores[j][e] = 0;
+  }
+  uint of_key = keys.lane_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  FLASHATTN_UNROLL
+  for (int step = 0; step < queries.kSteps; ++step) {
+    uint a[4], a_small[4];
+    queries.operand(a, step);
+    if constexpr (kIsFloat) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 4; ++e) split_tf32(a[e], a[e], a_small[e]);
+    }
+    FLASHATTN_UNROLL
+    for (int j = 0; j < KEYS / 8; j += 2) {
+      uint b[4], b_small[4];
+      load_matrices(b, keys.piece_at(of_key, j * 8, step));
+      if constexpr (kIsFloat) {
+        FLASHATTN_UNROLL
+        for (int e = 0; e < 4; ++e) split_tf32(b[e], b[e], b_small[e]);
+        multiply_add_tile<T>(small[j], a_small, b[0], b[1]);
+        multiply_add_tile<T>(small[j + 1], a_small, b[2], b[3]);
+        multiply_add_tile<T>(small[j], a, b_small[0], b_small[1]);
+        multiply_add_tile<T>(small[j + 1], a, b_small[2], b_small[3]);
+      }
+      multiply_add_tile<T>(scores[j], a, b[0], b[1]);
+      multiply_add_tile<T>(scores[j + 1], a, b[2], b[3]);
+    }
+  }
+  if constexpr (kIsFloat) {
+    FLASHATTN_UNROLL
+    for (int j = 0; j < KEYS / 8; ++j) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 4; ++e) scores[j][e] += small[j][e];
+    }
+  }
+}
+
+// Which column of the output a lane has in [0] of fragment c; [1] is `kNext` further. float32 has its columns as 16-byte
+// loads of values bring them: eight neighbours of each 32.
+template <typename T>
+FLASHATTN_FUNC int output_column(int c, int lane) {
+  return sizeof(T) == 4 ? c / 4 * 32 + lane % 4 * 8 + c % 4 : c * 8 + lane % 4 * 2;
+}
+template <typename T>
+constexpr int kNext = sizeof(T) == 4 ? 4 : 1;
+
+// output += probabilities times `values`.
+template <typename T, int KEYS, int DV>
+FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&probabilities)[KEYS / 8],
+                               SharedTile<T, KEYS, DV> values, int lane) {
+  if constexpr (sizeof(T) == 2) {
+    uint of_value = values.lane_offset(lane % 16, lane / 16);
+    FLASHATTN_UNROLL
+    for (int i = 0; i < KEYS / 16; ++i) {
+      uint a[4], a_small[4];
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
+        split_pair<T>(p[0], p[1], a[e], a_small[e]);
+      }
+      FLASHATTN_UNROLL
+      for (int c = 0; c < DV / 8; c += 2) {
+        uint b[4];
+        load_matrices_transposed(b, values.piece_at(of_value, i * 16, c / 2));
+        multiply_add_tile<T>(output[c], a_small, b[0], b[1]);
+        multiply_add_tile<T>(output[c + 1], a_small, b[2], b[3]);
+        multiply_add_tile<T>(output[c], a, b[0], b[1]);
+        multiply_add_tile<T>(output[c + 1], a, b[2], b[3]);
+      }
+    }
+  } else {
+    // Keys are taken as the lanes hold them, 2 (n % 4) and the next, so that the probabilities stay where they are.
+    FLASHATTN_UNROLL
+    for (int j = 0; j < DV / 32; ++j) {
+      Fragment sums[4] = {};  // of this tile: short, and added to the output outside of the tensor core
+      FLASHATTN_UNROLL
+      for (int i = 0; i < KEYS / 8; ++i) {
+        uint a[4], a_small[4];
+        FLASHATTN_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          split_tf32(__float_as_uint(probabilities[i][e % 2 * 2 + e / 2]), a[e], a_small[e]);
+        }
+        uint b0[4], b1[4], b0_small[4], b1_small[4];
+        load_four(b0, values.piece(i * 8 + lane % 4 * 2, j * 8 + lane / 4));
+        load_four(b1, values.piece(i * 8 + lane % 4 * 2 + 1, j * 8 + lane / 4));
+        FLASHATTN_UNROLL
+        for (int c = 0; c < 4; ++c) {
+          split_tf32(b0[c], b0[c], b0_small[c]);
+          split_tf32(b1[c], b1[c], b1_small[c]);
+        }
+        FLASHATTN_UNROLL
+        for (int c = 0; c < 4; ++c) multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);
+        FLASHATTN_UNROLL
+        for (int c = 0; c < 4; ++c) multiply_add_tile<T>(sums[c], a, b0_small[c], b1_small[c]);
+        FLASHATTN_UNROLL
+        for (int c = 0; c < 4; ++c) multiply_add_tile<T>(sums[c], a, b0[c], b1[c]);
+      }
+      FLASHATTN_UNROLL
+      for (int c = 0; c < 16; ++c) output[4 * j + c / 4][c % 4] += sums[c / 4][c % 4];
+    }
+  }
+}
+
+}  // namespace flashattn

@@ -1,0 +1,235 @@
+// Which instantiation, constants and blocks each kernel gets for a call.
+#include "launch.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "../gpu/arguments.h"
+#include "../gpu/split.h"
+
+namespace flashattn::cuda {
+namespace {
+
+using namespace gpu;
+
+constexpr int kLanes = 32;  // threads of a warp
+
+std::string type_name(Dtype dtype) {
+  return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
+}
+
+// Instantiates `function` of a file for the call's dtype: "rowwise<half, 64, 64>", "cuda_rowwise_half_64_64"; with
+// quantised keys and values, if it reads them, "rowwise<half, 64, 64, uint>".
+struct Instance {
+  std::string source, function;
+  std::vector<int> sizes;
+  std::vector<Argument> arguments;
+  int64_t blocks;
+  int threads;
+  bool whole_rows = false, whole_keys = false;
+};
+
+Launch launch(const Call& call, Instance instance) {
+  std::string types_and_sizes = type_name(call.dtype);
+  std::string name = "cuda_" + instance.function + "_" + type_name(call.dtype);
+  for (int size : instance.sizes) {
+    types_and_sizes += ", " + std::to_string(size);
+    name += "_" + std::to_string(size);
+  }
+  constexpr Argument kKey = {Binding::key, Role::input};
+  bool reads_keys = std::find(instance.arguments.begin(), instance.arguments.end(), kKey) != instance.arguments.end();
+  if (reads_keys && is_quantised(call)) {
+    types_and_sizes += ", uint";
+    name += "_quantised";
+  }
+  return {.source = std::move(instance.source),
+          .function = name,
+          .instantiation = instance.function + "<" + types_and_sizes + ">",
+          .constants = constants(call, inputs_are_packed(call), instance.whole_rows, instance.whole_keys),
+          .arguments = std::move(instance.arguments),
+          .grid = {size(instance.blocks), 1, 1},
+          .threadgroup = {size(instance.threads), 1, 1}};
+}
+
+std::vector<int> whole_lanes(const Call& call) {
+  return {round_up(call.params.head_dim, kLanes), round_up(call.params.value_dim, kLanes)};
+}
+
+Launch rowwise(const Call& call) {
+  constexpr int kRows = 32;
+  const AttentionParams& p = call.params;
+  int64_t parts = divide_up(int64_t{p.query_len} * group_of(call), kRows);
+  return launch(call, {"rowwise", "rowwise", whole_lanes(call), whole_call(call),
+                       parts * p.num_kv_heads * p.batch_size, kRows * kLanes});
+}
+
+// Blocks that a multiprocessor of compute capability 9.0 runs at once, by shared memory: it has 227 KB for them.
+int blocks_that_fit(int shared_bytes, int registers_allow) {
+  constexpr int kShared = 227 * 1024, kReserved = 1024;
+  return std::clamp(kShared / (shared_bytes + kReserved), 1, registers_allow);
+}
+
+// Bytes of a tile in shared memory: whole panels of 128 bytes.
+int tile_bytes(int rows, int columns, int element_size) {
+  return round_up(columns * element_size, 128) * rows;
+}
+
+Launch prefill(const Call& call) {
+  const AttentionParams& p = call.params;
+  int element_size = static_cast<int>(size_of(call.dtype));
+  bool wide = element_size == 4;
+  int dim = round_up(p.head_dim, wide ? 8 : 16), value_dim = round_up(p.value_dim, wide ? 32 : 16);
+  int widest = std::max(dim, value_dim);
+  constexpr int kWarps = 4, kRows = 16 * kWarps;
+  int keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 || !wide ? 32 : 16;
+  int shared = tile_bytes(kRows, dim, element_size) + 2 * tile_bytes(keys, dim, element_size) +
+               2 * tile_bytes(keys, value_dim, element_size);
+  Launch result = launch(call, {"prefill",
+                                "prefill",
+                                {dim, value_dim, kWarps, keys},
+                                whole_call(call),
+                                divide_up(p.query_len, kRows) * p.num_heads * p.batch_size,
+                                kWarps * kLanes});
+  result.dynamic_shared = size(shared);
+  result.blocks_at_once = blocks_that_fit(shared, widest <= 64 && !wide ? 3 : 2);
+  return result;
+}
+
+// Whether the tensor memory accelerator can read an array of 16-bit floats: pieces of 16 bytes, and no stride 0.
+bool has_boxes(const Call& call, Binding binding, const Strides& strides, int64_t rows, int64_t heads) {
+  const AttentionParams& p = call.params;
+  const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
+  return call.aligned[index(binding)] && strides.column == 1 && fits(strides.row, rows) && fits(strides.head, heads) &&
+         fits(strides.batch[0], p.batch_size) && p.batch_dims <= 1;
+}
+
+Launch prefill_hopper(const Call& call) {
+  struct Shape {
+    int groups, keys, stages, blocks, registers, few;
+  };
+  const AttentionParams& p = call.params;
+  int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64), widest = std::max(dim, value_dim);
+  Shape shape = widest <= 64                    ? Shape{1, 64, 2, 3, 136, 24}
+                : widest <= 128 && p.window == 0 ? Shape{2, 128, 2, 1, 240, 24}
+                : widest <= 128                  ? Shape{3, 64, 3, 1, 160, 32}
+                                                 : Shape{2, 64, 2, 1, 240, 24};
+  bool boxes = inputs_are_packed(call) && has_boxes(call, Binding::query, p.query, p.query_len, p.num_heads) &&
+               has_boxes(call, Binding::key, p.key, p.key_len, p.num_kv_heads) &&
+               has_boxes(call, Binding::value, p.value, p.key_len, p.num_kv_heads);
+  int rows = 64 * shape.groups;
+  Launch result = launch(call, {"prefill_hopper",
+                                "prefill_hopper",
+                                {dim, value_dim, shape.groups, shape.keys, shape.stages, shape.blocks, shape.registers,
+                                 shape.few, boxes},
+                                whole_call(call),
+                                divide_up(p.query_len, rows) * p.num_heads * p.batch_size,
+                                (shape.groups + 1) * 4 * kLanes});
+  int barriers = (4 * shape.stages + 1) * 8;
+  result.dynamic_shared = size(tile_bytes(rows, dim, 2) + shape.stages * (tile_bytes(shape.keys, dim, 2) +
+                                                                          tile_bytes(shape.keys, value_dim, 2)) + barriers);
+  result.blocks_at_once = shape.blocks;
+  if (boxes) {
+    result.box_rows = {64, shape.keys, shape.keys};
+  }
+  return result;
+}
+
+std::vector<Argument> of_chunk(const Call& call) {
+  auto result =
+      arguments({Binding::query, Binding::key, Binding::value},
+                {Binding::partial_out, Binding::partial_max, Binding::partial_sum}, {Binding::params, Binding::split});
+  add_masks_and_groups(result, call);
+  return result;
+}
+
+// Quantised keys and values, and large heads: each warp has a chunk of keys.
+Launch decode_split(const Call& call, const SplitParams& split) {
+  constexpr int kWarps = 4;
+  const AttentionParams& p = call.params;
+  std::vector<int> sizes = whole_lanes(call);
+  int widest = std::max(sizes[0], sizes[1]), max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
+  int rows = group_of(call) * p.query_len, rows_each = std::min(rows, max_rows);
+  int64_t warps = divide_up(rows, rows_each) * split.num_chunks;
+  sizes.insert(sizes.end(), {rows_each, kWarps});
+  return launch(call, {"decode_split", "decode_split", std::move(sizes), of_chunk(call),
+                       divide_up(warps, kWarps) * p.num_kv_heads * p.batch_size, kWarps * kLanes});
+}
+
+// All others: a block has a chunk, and its warps take tiles in turns.
+Launch decode(const Call& call, const SplitParams& split) {
+  constexpr int kKeys = 16, kShared = 200 * 1024;
+  const AttentionParams& p = call.params;
+  int element_size = static_cast<int>(size_of(call.dtype));
+  int dim = round_up(p.head_dim, element_size == 4 ? 8 : 16), value_dim = round_up(p.value_dim, 32);
+  int row_warps = static_cast<int>(divide_up(group_of(call) * p.query_len, 16)), rows = 16 * row_warps;
+  int stage = tile_bytes(kKeys, dim, element_size) + tile_bytes(kKeys, value_dim, element_size);
+  int queries = tile_bytes(rows, dim, element_size);
+  // As many warps as there is memory for three tiles of each, or two.
+  int key_groups = 8 / row_warps, stages = 3;
+  while (key_groups > 1 && queries + key_groups * stages * stage > kShared) {
+    stages == 3 && key_groups <= 4 ? stages = 2 : (key_groups /= 2, stages = 3);
+  }
+  int results = key_groups * rows * (value_dim + 2) * static_cast<int>(sizeof(float));
+  Launch result = launch(call, {"decode",
+                                "decode",
+                                {dim, value_dim, row_warps, key_groups, kKeys, stages},
+                                of_chunk(call),
+                                int64_t{split.num_chunks} * p.num_kv_heads * p.batch_size,
+                                row_warps * key_groups * kLanes});
+  result.dynamic_shared = size(std::max(queries + key_groups * stages * stage, results));
+  return result;
+}
+
+Launches split_and_merge(const Call& call) {
+  const AttentionParams& p = call.params;
+  constexpr int kMultiprocessors = 132;  // of an H100; a block of decode() takes one
+  bool by_warps = is_quantised(call) || std::max(p.head_dim, p.value_dim) > 256 || group_of(call) * p.query_len > 128;
+  int64_t groups = p.batch_size * p.num_kv_heads;
+  SplitGoal goal = by_warps ? SplitGoal{.chunks = 2048, .min_chunk = 64, .max_chunks = 512}
+                            : SplitGoal{.chunks = std::max<int64_t>(1, kMultiprocessors / groups) * groups,
+                                        .min_chunk = 128,
+                                        .max_chunks = kMultiprocessors};
+  Launches result = {.params = p, .split = split_keys(p, goal)};
+  int64_t partial_rows = p.batch_size * p.num_heads * p.query_len * result.split.num_chunks;
+  result.scratch = {{Binding::partial_out, partial_rows, p.value_dim},
+                    {Binding::partial_max, partial_rows, 1},
+                    {Binding::partial_sum, partial_rows, 1}};
+  auto of_merge = arguments({Binding::partial_out, Binding::partial_max, Binding::partial_sum},
+                            {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params, Binding::split});
+  add_if_present(of_merge, call, {Binding::sinks});
+  result.launches = {by_warps ? decode_split(call, result.split) : decode(call, result.split),
+                     launch(call, {"decode_split",
+                                   "decode_merge",
+                                   {round_up(p.value_dim, kLanes)},
+                                   std::move(of_merge),
+                                   int64_t{p.query_len} * p.num_heads * p.batch_size,
+                                   kLanes})};
+  return result;
+}
+
+}  // namespace
+
+Launches realign_launches(const RealignParams& params, int itemsize) {
+  constexpr int kThreads = 256;
+  Launches result = {.realign = params};
+  result.launches = {{.source = "realign",
+                      .function = "cuda_realign_" + std::to_string(itemsize),
+                      .instantiation = "realign<" + std::to_string(itemsize) + ">",
+                      .constants = constants({}, false, false, false),
+                      .arguments = arguments({Binding::misaligned}, {Binding::realigned}, {Binding::realign_params}),
+                      .grid = {size(divide_up(params.count, kThreads)), 1, 1},
+                      .threadgroup = {kThreads, 1, 1}}};
+  return result;
+}
+
+Launches launches(Kernel kernel, const Call& call) {
+  switch (kernel) {
+    case Kernel::cuda_decode: return split_and_merge(call);
+    case Kernel::cuda_prefill_hopper: return {.launches = {prefill_hopper(call)}, .params = call.params};
+    case Kernel::cuda_prefill: return {.launches = {prefill(call)}, .params = call.params};
+    case Kernel::cuda_rowwise: return {.launches = {rowwise(call)}, .params = call.params};
+    default: throw std::logic_error(std::string(name(kernel)) + " is no forward kernel of CUDA's");
+  }
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,51 @@
+// The part of libmlx's CUDA backend that this module uses.
+//
+// MLX's own header for it includes the CUDA toolkit's, which nobody needs to have. What stands here has the same mangled
+// names. All of it is weak: beside a libmlx without CUDA the addresses are null, and nothing asks for them, since
+// mx::cu::is_available() is false there. No compiler compares this file with MLX, so MLX must be exactly 0.32.4, which
+// importing the package sees to.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "mlx/array.h"
+#include "mlx/stream.h"
+
+// As CUDA's own headers declare them.
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+struct CUfunc_st;
+using CUfunction = CUfunc_st*;
+
+#define FLASHATTN_WEAK __attribute__((weak, visibility("default")))
+
+namespace mlx::core::cu {
+
+// What buffer().ptr() of an array points to.
+struct CudaBuffer {
+  void* data;
+  size_t size;
+  int device;  // -1: managed memory
+};
+
+// MLX alone makes it, so its members and its size do not matter.
+class CommandEncoder {
+ public:
+  CommandEncoder() = delete;
+
+  // What the next kernel reads and writes. It runs behind the last one that writes any of it.
+  FLASHATTN_WEAK void set_input_array(const array& input);
+  FLASHATTN_WEAK void set_output_array(const array& output);
+  // Copies the parameters before it returns.
+  FLASHATTN_WEAK void add_kernel_node_raw(CUfunction function, dim3 grid, dim3 block, dim3 cluster,
+                                          uint32_t dynamic_shared, void** parameters);
+  // The task runs once the kernels that were added so far have.
+  FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
+};
+
+FLASHATTN_WEAK CommandEncoder& get_command_encoder(Stream stream);
+
+}  // namespace mlx::core::cu

@@ -1,0 +1,57 @@
+// Two caches in front of the compiler: functions by their specialisation, machine code by its text.
+#include "programs.h"
+
+#include <mutex>
+#include <unordered_map>
+
+#include "cubin_cache.h"
+#include "launch.h"
+
+namespace flashattn::cuda {
+namespace {
+
+// A function and what it is specialised for, on a device. Made for every call, so these are bytes and no words.
+std::string specialisation(const gpu::Launch& launch, int device) {
+  std::string name = launch.function;
+  const auto append = [&](int32_t number) { name.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
+  name.reserve(name.size() + (launch.constants.size() + 1) * sizeof(int32_t));
+  append(device);
+  for (const gpu::Constant& constant : launch.constants) {
+    std::visit([&](auto number) { append(number); }, constant.value);
+  }
+  return name;
+}
+
+CUfunction built(const gpu::Launch& launch, int device) {
+  // The warnings that are off: constants that a kernel does not use, and divisions by those that a call does not have.
+  std::vector<std::string> options = {"--gpu-architecture=" + architecture(device), "--std=c++17",
+                                      "--device-as-default-execution-space", "--diag-suppress=39,177"};
+  std::string text = source_text(launch);
+  std::string key = "flashattn_core " FLASHATTN_VERSION ", NVRTC " + nvrtc_version();
+  for (const std::string& option : options) {
+    key += " " + option;
+  }
+  key += "\n" + text;
+  std::string cubin = read_cubin(key);
+  if (cubin.empty()) {
+    cubin = compiled(text, launch.function, options);
+    write_cubin(key, cubin);
+  }
+  return loaded(cubin, launch.function, static_cast<int>(launch.dynamic_shared));
+}
+
+}  // namespace
+
+CUfunction function_of(const gpu::Launch& launch, int device) {
+  static std::mutex mutex;
+  static std::unordered_map<std::string, CUfunction> functions;
+  std::string name = specialisation(launch, device);
+  std::lock_guard lock(mutex);  // also while it compiles: of two threads that want a kernel one makes it
+  auto found = functions.find(name);
+  if (found == functions.end()) {
+    found = functions.emplace(name, built(launch, device)).first;
+  }
+  return found->second;
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,12 @@
+// Kernels ready to run: compiled at their first use, for the GPU that is there.
+#pragma once
+
+#include "../gpu/launch.h"
+#include "driver.h"
+
+namespace flashattn::cuda {
+
+// Of the device, which must be current. Machine code is kept in memory, and on disk for the next process.
+CUfunction function_of(const gpu::Launch& launch, int device);
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,39 @@
+// A launch's text: what it is specialised for, by name; its kernel's file; and the entry, which is the one kernel that
+// NVRTC compiles.
+#include "sources.h"
+
+#include <stdexcept>
+
+#include "launch.h"
+
+namespace flashattn::cuda {
+namespace {
+
+std::string declarations(const gpu::Launch& launch) {
+  std::string text = "typedef int int32_t;\ntypedef long long int64_t;\ntypedef unsigned long long uint64_t;\n";
+  for (const gpu::Constant& constant : launch.constants) {
+    const bool* flag = std::get_if<bool>(&constant.value);
+    std::string value = flag ? (*flag ? "true" : "false") : std::to_string(std::get<int32_t>(constant.value));
+    text += std::string("constexpr ") + (flag ? "bool " : "int ") + std::string(constant.name) + " = " + value + ";\n";
+  }
+  for (int i = 0; i < gpu::kNumBindings; ++i) {
+    text += "#define FLASHATTN_BINDING_" + std::string(gpu::name(static_cast<gpu::Binding>(i))) + " " +
+            std::to_string(i) + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string source_text(const gpu::Launch& launch) {
+  auto source = sources().find(launch.source);
+  if (source == sources().end()) {
+    throw std::logic_error("no CUDA kernel file is called '" + launch.source + "'");
+  }
+  return declarations(launch) + std::string(source->second) + "\nextern \"C\" __global__ void __launch_bounds__(" +
+         std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
+         "(const __grid_constant__ flashattn::cuda::Arguments arguments) {\n  " + launch.instantiation +
+         "(arguments);\n}\n";
+}
+
+}  // namespace flashattn::cuda

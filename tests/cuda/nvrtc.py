@@ -1,0 +1,43 @@
+"""NVRTC, which compiles for any GPU and needs none: the package nvidia-cuda-nvrtc."""
+
+import ctypes
+import importlib.metadata
+import re
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+
+
+class Compiled(NamedTuple):
+    registers: int  # of a thread
+    spilled: int  # bytes
+    warnings: str
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
+    for file in files:
+        if re.fullmatch(r"libnvrtc\.so\.\d+", file.name):
+            return ctypes.CDLL(str(file.locate()))
+    pytest.skip("nvidia-cuda-nvrtc has no library for this machine")
+
+
+def compiled(text: str, architecture: str) -> Compiled:
+    """A launch's text, as csrc/cuda/programs.cpp has it compiled. Fails with the compiler's log."""
+    nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--device-as-default-execution-space"]
+    options += ["--diag-suppress=39,177", "--ptxas-options=-v"]
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    failed = nvrtc.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    )
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    said = log.value.decode()
+    assert not failed, said
+    found = [re.search(pattern, said) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")]
+    return Compiled(*(int(number[1]) for number in found if number), "".join(re.findall(r".*warning.*\n", said)))

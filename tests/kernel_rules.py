@@ -1,0 +1,71 @@
+"""The rules that every backend keeps: the core's own tests, which tests/metal and tests/cuda run through their kernels."""
+
+import importlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import gradient_oracle
+import mlx.core as mx
+import oracle
+import pytest
+
+MODULES = {
+    name: importlib.import_module(f"test_{name}")
+    for name in (
+        "array_masks",
+        "batch_and_heads",
+        "dtypes",
+        "hidden_nan",
+        "masks",
+        "options",
+        "quantised",
+        "rows_that_see_nothing",
+        "strides",
+    )
+}
+NOT_OF_THE_KERNELS = {
+    "test_nothing_but_the_outputs_is_allocated",  # measures MLX's allocator
+    # What happens before a kernel is chosen is no kernel's.
+    "test_transforms",
+    "test_there_is_no_gradient",
+    "test_plan",
+    "test_plan_on_metal",
+    "test_errors",
+    "test_flash_attention_takes_no_tuples",
+}
+
+
+def rules(*but: str) -> dict[str, Callable[..., None]]:
+    """The tests by names that tell them apart, `but` for these."""
+    return {
+        f"test_{name}__{test.removeprefix('test_')}": function
+        for name, module in MODULES.items()
+        for test, function in vars(module).items()
+        if isinstance(function, types.FunctionType)
+        and test.startswith("test_")
+        and test not in {*NOT_OF_THE_KERNELS, *but}
+    }
+
+
+def run_through(
+    monkeypatch: pytest.MonkeyPatch,
+    attention: Callable[..., Any],
+    quantised_attention: Callable[..., Any],
+    kernel_for: Callable[..., str],
+) -> None:
+    """The tests call these functions, with the kernel for a query, the larger head_dim and `quantised`."""
+
+    def plain(query, key, value, *args, kernel="auto", **options):
+        if all(isinstance(a, mx.array) and a.ndim >= 3 for a in (query, key, value)):
+            kernel = kernel_for(query, max(query.shape[-1], value.shape[-1]))
+        return attention(query, key, value, *args, kernel=kernel, **options)
+
+    def quantised(query, key, value, *args, bits=8, **options):
+        options["kernel"] = kernel_for(query, max(query.shape[-1], value[0].shape[-1] * 32 // bits), quantised=True)
+        return quantised_attention(query, key, value, *args, bits=bits, **options)
+
+    for module in (oracle, *MODULES.values()):
+        monkeypatch.setattr(module, "flash_attention", plain)
+    monkeypatch.setattr(MODULES["quantised"], "quantized_flash_attention", quantised)
+    monkeypatch.setattr(gradient_oracle, "assert_obeys_the_rule", lambda call: None)  # gradients have tests of their own
