@@ -18,7 +18,7 @@ struct Arguments {
   SplitParams split;
   BackwardParams backward;
   RealignParams realign_params;
-  void* arrays[kMaxArrays];  // by gpu::Binding; null: the launch does not have it
+  void* arrays[kMaxArrays];                 // by gpu::Binding; null: the launch does not have it
   TensorMap query_map, key_map, value_map;  // only where the launch has boxes
 };
 

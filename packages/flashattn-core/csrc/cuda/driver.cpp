@@ -172,10 +172,10 @@ TensorMap tensor_map(const BoxOfArray& box) {
   constexpr uint32_t kDimensions = 4, kColumns = 64;
   const uint32_t sizes[kDimensions] = {kColumns, static_cast<uint32_t>(box.rows), 1, 1}, steps[] = {1, 1, 1, 1};
   TensorMap map;
-  driver().check(driver().encode_tiled(&map, box.bfloat ? kBfloat16 : kFloat16, kDimensions,
-                                       const_cast<void*>(box.address), box.sizes, box.steps, sizes, steps,
-                                       kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros),
-                 "cuTensorMapEncodeTiled");
+  driver().check(
+      driver().encode_tiled(&map, box.bfloat ? kBfloat16 : kFloat16, kDimensions, const_cast<void*>(box.address),
+                            box.sizes, box.steps, sizes, steps, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros),
+      "cuTensorMapEncodeTiled");
   return map;
 }
 

@@ -22,8 +22,8 @@ std::string device_name(int device);
 std::string nvrtc_version();   // "13.0"
 std::string driver_version();  // "13.0": the newest CUDA that the driver knows
 
-// An array of 16-bit floats, its dimensions and their steps in bytes from the fastest on, and a box of it: 64 columns of
-// `rows` rows, which come as SharedTile has them. The first dimension's elements lie side by side.
+// An array of 16-bit floats, its dimensions and their steps in bytes from the fastest on, and a box of it: 64 columns
+// of `rows` rows, which come as SharedTile has them. The first dimension's elements lie side by side.
 struct BoxOfArray {
   bool bfloat;
   const void* address;

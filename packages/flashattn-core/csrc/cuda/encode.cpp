@@ -129,10 +129,9 @@ void encode(const Work& work, mx::Stream stream) {
     }
     Arguments arguments = arguments_of(work, launch, arrays);
     void* parameters[] = {&arguments};
-    encoder.add_kernel_node_raw(function_of(launch, stream.device.index),
-                                {launch.grid[0], launch.grid[1], launch.grid[2]},
-                                {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
-                                launch.dynamic_shared, parameters);
+    encoder.add_kernel_node_raw(
+        function_of(launch, stream.device.index), {launch.grid[0], launch.grid[1], launch.grid[2]},
+        {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {}, launch.dynamic_shared, parameters);
   }
 }
 

@@ -59,8 +59,8 @@ Launch rowwise(const Call& call) {
   constexpr int kRows = 32;
   const AttentionParams& p = call.params;
   int64_t parts = divide_up(int64_t{p.query_len} * group_of(call), kRows);
-  return launch(call, {"rowwise", "rowwise", whole_lanes(call), whole_call(call),
-                       parts * p.num_kv_heads * p.batch_size, kRows * kLanes});
+  return launch(call, {"rowwise", "rowwise", whole_lanes(call), whole_call(call), parts * p.num_kv_heads * p.batch_size,
+                       kRows * kLanes});
 }
 
 // Blocks that a multiprocessor of compute capability 9.0 runs at once, by shared memory: it has 227 KB for them.
@@ -95,12 +95,17 @@ Launch prefill(const Call& call) {
   return result;
 }
 
-// Whether the tensor memory accelerator can read an array of 16-bit floats: pieces of 16 bytes, and no stride 0.
-bool has_boxes(const Call& call, Binding binding, const Strides& strides, int64_t rows, int64_t heads) {
+// Whether the tensor memory accelerator can read query, key and value: pieces of 16 bytes, and no stride 0.
+bool has_boxes(const Call& call) {
   const AttentionParams& p = call.params;
   const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
-  return call.aligned[index(binding)] && strides.column == 1 && fits(strides.row, rows) && fits(strides.head, heads) &&
-         fits(strides.batch[0], p.batch_size) && p.batch_dims <= 1;
+  const auto is_fit = [&](Binding binding, const Strides& strides, int64_t rows, int64_t heads) {
+    return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
+           fits(strides.batch[0], p.batch_size);
+  };
+  return inputs_are_packed(call) && p.batch_dims <= 1 && is_fit(Binding::query, p.query, p.query_len, p.num_heads) &&
+         is_fit(Binding::key, p.key, p.key_len, p.num_kv_heads) &&
+         is_fit(Binding::value, p.value, p.key_len, p.num_kv_heads);
 }
 
 Launch prefill_hopper(const Call& call) {
@@ -109,28 +114,24 @@ Launch prefill_hopper(const Call& call) {
   };
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64), widest = std::max(dim, value_dim);
-  Shape shape = widest <= 64                    ? Shape{1, 64, 2, 3, 136, 24}
+  Shape shape = widest <= 64                     ? Shape{1, 64, 2, 3, 136, 24}
                 : widest <= 128 && p.window == 0 ? Shape{2, 128, 2, 1, 240, 24}
                 : widest <= 128                  ? Shape{3, 64, 3, 1, 160, 32}
                                                  : Shape{2, 64, 2, 1, 240, 24};
-  bool boxes = inputs_are_packed(call) && has_boxes(call, Binding::query, p.query, p.query_len, p.num_heads) &&
-               has_boxes(call, Binding::key, p.key, p.key_len, p.num_kv_heads) &&
-               has_boxes(call, Binding::value, p.value, p.key_len, p.num_kv_heads);
   int rows = 64 * shape.groups;
-  Launch result = launch(call, {"prefill_hopper",
-                                "prefill_hopper",
-                                {dim, value_dim, shape.groups, shape.keys, shape.stages, shape.blocks, shape.registers,
-                                 shape.few, boxes},
-                                whole_call(call),
-                                divide_up(p.query_len, rows) * p.num_heads * p.batch_size,
-                                (shape.groups + 1) * 4 * kLanes});
+  Launch result =
+      launch(call, {"prefill_hopper",
+                    "prefill_hopper",
+                    {dim, value_dim, shape.groups, shape.keys, shape.stages, shape.blocks, shape.registers, shape.few},
+                    whole_call(call),
+                    divide_up(p.query_len, rows) * p.num_heads * p.batch_size,
+                    (shape.groups + 1) * 4 * kLanes});
   int barriers = (4 * shape.stages + 1) * 8;
-  result.dynamic_shared = size(tile_bytes(rows, dim, 2) + shape.stages * (tile_bytes(shape.keys, dim, 2) +
-                                                                          tile_bytes(shape.keys, value_dim, 2)) + barriers);
+  result.dynamic_shared =
+      size(tile_bytes(rows, dim, 2) +
+           shape.stages * (tile_bytes(shape.keys, dim, 2) + tile_bytes(shape.keys, value_dim, 2)) + barriers);
   result.blocks_at_once = shape.blocks;
-  if (boxes) {
-    result.box_rows = {64, shape.keys, shape.keys};
-  }
+  result.box_rows = {64, shape.keys, shape.keys};
   return result;
 }
 
@@ -225,7 +226,9 @@ Launches realign_launches(const RealignParams& params, int itemsize) {
 Launches launches(Kernel kernel, const Call& call) {
   switch (kernel) {
     case Kernel::cuda_decode: return split_and_merge(call);
-    case Kernel::cuda_prefill_hopper: return {.launches = {prefill_hopper(call)}, .params = call.params};
+    case Kernel::cuda_prefill_hopper:
+      // Arrays that have no boxes are read by the other prefill kernel; strides are not known before.
+      return {.launches = {has_boxes(call) ? prefill_hopper(call) : prefill(call)}, .params = call.params};
     case Kernel::cuda_prefill: return {.launches = {prefill(call)}, .params = call.params};
     case Kernel::cuda_rowwise: return {.launches = {rowwise(call)}, .params = call.params};
     default: throw std::logic_error(std::string(name(kernel)) + " is no forward kernel of CUDA's");

@@ -1,9 +1,9 @@
 // The part of libmlx's CUDA backend that this module uses.
 //
-// MLX's own header for it includes the CUDA toolkit's, which nobody needs to have. What stands here has the same mangled
-// names. All of it is weak: beside a libmlx without CUDA the addresses are null, and nothing asks for them, since
-// mx::cu::is_available() is false there. No compiler compares this file with MLX, so MLX must be exactly 0.32.4, which
-// importing the package sees to.
+// MLX's own header for it includes the CUDA toolkit's, which nobody needs to have. What stands here has the same
+// mangled names. All of it is weak: beside a libmlx without CUDA the addresses are null, and nothing asks for them,
+// since mx::cu::is_available() is false there. No compiler compares this file with MLX, so MLX must be exactly 0.32.4,
+// which importing the package sees to.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,9 @@
-// cuda_decode: few queries, many keys. The rows are the queries of all heads that share a key/value head, so each key and
-// value is read once for all of them. A block has a chunk of the keys. Its warps take tiles of it in turns, each with a
-// ring of tiles of its own, so that nothing in the loop waits for another warp. decode_split.cu merges the chunks.
-#include "kernel.h"
+// cuda_decode: few queries, many keys. The rows are the queries of all heads that share a key/value head, so each key
+// and value is read once for all of them. A block has a chunk of the keys. Its warps take tiles of it in turns, each
+// with a ring of tiles of its own, so that nothing in the loop waits for another warp. decode_split.cu merges the
+// chunks.
 #include "decode_split.h"
+#include "kernel.h"
 #include "warp_rows.h"
 
 using namespace flashattn;

@@ -33,15 +33,17 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
 
   auto keys = keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
   auto values = values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
-  const auto key_tile = [&](int stage) { return Keys{shared_address(shared) + Queries::kBytes + stage * Keys::kBytes}; };
+  const auto key_tile = [&](int stage) {
+    return Keys{shared_address(shared) + Queries::kBytes + stage * Keys::kBytes};
+  };
   const auto value_tile = [&](int stage) {
     return Values{shared_address(shared) + Queries::kBytes + 2 * Keys::kBytes + stage * Values::kBytes};
   };
   const auto bring = [&](int first, int stage) {
     key_tile(stage).template load<kThreads>(keys.from(first).data, keys.layout, params.key_len - first, head_dim,
-                                          threadIdx.x);
-    value_tile(stage).template load<kThreads>(values.from(first).data, values.layout, params.key_len - first,
-                                              value_dim, threadIdx.x);
+                                            threadIdx.x);
+    value_tile(stage).template load<kThreads>(values.from(first).data, values.layout, params.key_len - first, value_dim,
+                                              threadIdx.x);
   };
 
   Queries queries = {shared_address(shared)};

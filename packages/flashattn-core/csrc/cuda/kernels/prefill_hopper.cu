@@ -9,11 +9,11 @@
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. KEYS: of a tile. BLOCKS: to
-// run at once. REGISTERS and FEW: of a thread that computes and of one that loads. TMA: whether the tensor memory
-// accelerator can read the arrays; if not, the loading threads do. Blocks: heads and batch elements for each GROUPS * 64
-// queries.
-template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, bool TMA>
+// D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. KEYS: of a tile. BLOCKS:
+// to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. TMA: whether the tensor memory
+// accelerator can read the arrays; if not, the loading threads do. Blocks: heads and batch elements for each GROUPS *
+// 64 queries.
+template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW>
 FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
@@ -48,54 +48,23 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
   int tile_count = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
 
   if (threadIdx.x == 0) {
-    keys.initialise(TMA ? 1 : kWarpgroup, kReaders);
-    values.initialise(TMA ? 1 : kWarpgroup, kReaders);
-    queries_arrived.initialise(TMA ? 1 : kWarpgroup);
+    keys.initialise(kReaders);
+    values.initialise(kReaders);
+    queries_arrived.initialise(1);
     publish_barriers();
   }
   __syncthreads();
 
   if (group == GROUPS) {
     leave_registers<FEW>();
-    uint thread = threadIdx.x % kWarpgroup;
-    if (TMA) {
-      if (thread == 0) {
-        queries_arrived.arrive_and_expect(Queries::kBytes);
-        for (int row = 0; row < kRows; row += kWarpgroupRows) {
-          bring_boxes<kWarpgroupRows>(queries, row, arguments.query_map, first_query + row, head, batch,
-                                      queries_arrived);
-        }
-        for (int n = 0; n <= tile_count; ++n) {
-          if (n < tile_count) {
-            keys.wait_for_room(n);
-            keys.arrived(n).arrive_and_expect(Keys::kBytes);
-            bring_boxes<KEYS>(keys.tile(n), 0, arguments.key_map, origin + n * KEYS, kv_head, batch, keys.arrived(n));
-          }
-          if (n > 0) {
-            values.wait_for_room(n - 1);
-            values.arrived(n - 1).arrive_and_expect(Values::kBytes);
-            bring_boxes<KEYS>(values.tile(n - 1), 0, arguments.value_map, origin + (n - 1) * KEYS, kv_head, batch,
-                              values.arrived(n - 1));
-          }
-        }
+    if (threadIdx.x % kWarpgroup == 0) {
+      queries_arrived.arrive_and_expect(Queries::kBytes);
+      for (int row = 0; row < kRows; row += kWarpgroupRows) {
+        bring_boxes<kWarpgroupRows>(queries, row, arguments.query_map, first_query + row, head, batch, queries_arrived);
       }
-    } else {
-      const auto bring = [&](auto tile, const auto& rows, int first, int count, int columns, Barrier arrived) {
-        tile.template load<kWarpgroup>(rows.from(first).data, rows.layout, count - first, columns, thread);
-        commit_copies();
-        wait_for_copies<0>();
-        publish_stores();
-        arrived.arrive();
-      };
-      auto key_rows = keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
-      auto value_rows = values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
-      bring(queries, rows_of(query, params, params.query, batch, head), first_query, params.query_len, head_dim,
-            queries_arrived);
-      for (int n = 0; n < tile_count; ++n) {
-        keys.wait_for_room(n);
-        bring(keys.tile(n), key_rows, origin + n * KEYS, params.key_len, head_dim, keys.arrived(n));
-        values.wait_for_room(n);
-        bring(values.tile(n), value_rows, origin + n * KEYS, params.key_len, value_dim, values.arrived(n));
+      for (int n = 0; n <= tile_count; ++n) {
+        if (n < tile_count) keys.bring(n, arguments.key_map, origin + n * KEYS, kv_head, batch);
+        if (n > 0) values.bring(n - 1, arguments.value_map, origin + (n - 1) * KEYS, kv_head, batch);
       }
     }
     return;

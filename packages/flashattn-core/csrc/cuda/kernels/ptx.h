@@ -1,4 +1,5 @@
-// The instructions of NVIDIA's GPUs that C++ has no words for: copies that go on in the background, and the tensor cores.
+// The instructions of NVIDIA's GPUs that C++ has no words for: copies that go on in the background, and the tensor
+// cores.
 #pragma once
 
 #include "dialect.h"
@@ -15,8 +16,7 @@ FLASHATTN_FUNC void* shared_pointer(uint address) {
 
 // Copies `bytes` of 16 bytes to shared memory, and zeros for the rest. Both addresses are multiples of 16.
 FLASHATTN_FUNC void copy_async(uint to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 FLASHATTN_FUNC void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -52,22 +52,23 @@ FLASHATTN_FUNC void load_matrices_transposed(uint (&r)[4], uint row) {
 }
 
 FLASHATTN_FUNC void load_four(uint (&r)[4], uint from) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from));
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
 }
 
-// c += a b, of 16 x 8 sums. Of 16-bit floats a is 16 x 16: lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and
-// the next, then those 8 further. Of float32, which TF32 cuts to 11 bits, a is 16 x 8: columns n % 4 and n % 4 + 4. b has
-// a column n / 4 alike. c: rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and the next.
+// 8 columns of a warp's 16 rows: lane n has columns 2 * (n % 4) and the next, of row n / 4 and then of row n / 4 + 8.
+typedef float Fragment[4];
+
+// c += a b. Of 16-bit floats a is 16 x 16: lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and
+// the next, then those 8 further. Of float32, which TF32 cuts to 11 bits, a is 16 x 8: columns n % 4 and n % 4 + 4. b
+// has a column n / 4 alike.
 template <typename T>
-FLASHATTN_FUNC void multiply_add_tile(float (&c)[4], const uint (&a)[4], uint b0, uint b1);
-#define FLASHATTN_MMA(T, SHAPE)                                                                           \
-  template <>                                                                                             \
-  FLASHATTN_FUNC void multiply_add_tile<T>(float (&c)[4], const uint (&a)[4], uint b0, uint b1) {         \
-    asm("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"      \
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                  \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                  \
+FLASHATTN_FUNC void multiply_add_tile(Fragment& c, const uint (&a)[4], uint b0, uint b1);
+#define FLASHATTN_MMA(T, SHAPE)                                                                      \
+  template <>                                                                                        \
+  FLASHATTN_FUNC void multiply_add_tile<T>(Fragment & c, const uint(&a)[4], uint b0, uint b1) {      \
+    asm("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                             \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                             \
   }
 FLASHATTN_MMA(bfloat, "m16n8k16.row.col.f32.bf16.bf16.f32")
 FLASHATTN_MMA(half, "m16n8k16.row.col.f32.f16.f16.f32")

@@ -11,6 +11,7 @@ namespace flashattn {
 
 template <typename T, int ROWS, int COLUMNS>
 struct SharedTile {
+  static constexpr int kRows = ROWS;
   static constexpr int kElements = 16 / sizeof(T);  // of a piece
   static constexpr int kPieces = COLUMNS / kElements;
   static constexpr int kPanel = ROWS * 128;
@@ -22,8 +23,8 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // What a lane reads step after step: piece 2 * step + `odd` of `row`, and of the rows 8 and more below it. The first is
-  // computed once, and then an exclusive or is all there is to do.
+  // What a lane reads step after step: piece 2 * step + `odd` of `row`, and of the rows 8 and more below it. The first
+  // is computed once, and then an exclusive or is all there is to do.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);

@@ -13,9 +13,6 @@ namespace flashattn {
 
 constexpr int kWarpRows = 16;
 
-// 8 columns of a warp's rows: [0] and [1] of the first row, [2] and [3] of the second.
-typedef float Fragment[4];
-
 // The bits of x as a + b: a in TF32, rounded, so that b is small and of either sign.
 FLASHATTN_FUNC void split_tf32(uint x, uint& a, uint& b) {
   a = (x + 0x1000u) & 0xffffe000u;
@@ -108,8 +105,8 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], const WarpQuerie
   }
 }
 
-// Which column of the output a lane has in [0] of fragment c; [1] is `kNext` further. float32 has its columns as 16-byte
-// loads of values bring them: eight neighbours of each 32.
+// Which column of the output a lane has in [0] of fragment c; [1] is `kNext` further. float32 has its columns as
+// 16-byte loads of values bring them: eight neighbours of each 32.
 template <typename T>
 FLASHATTN_FUNC int output_column(int c, int lane) {
   return sizeof(T) == 4 ? c / 4 * 32 + lane % 4 * 8 + c % 4 : c * 8 + lane % 4 * 2;

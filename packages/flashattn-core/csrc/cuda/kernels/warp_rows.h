@@ -123,7 +123,8 @@ struct WarpRows {
         probe = multiply_add(output[c][2 * h], 0, multiply_add(output[c][2 * h + 1], 0, probe));
       }
       uint spoilt = __ballot_sync(~0u, exists && !(probe == 0));  // four bits for each row
-      for (int row = 0; spoilt != 0; ++row, spoilt >>= 4) not_finite |= uint((spoilt & 15) != 0) << (row + h * kRowStep);
+      for (int row = 0; spoilt != 0; ++row, spoilt >>= 4)
+        not_finite |= uint((spoilt & 15) != 0) << (row + h * kRowStep);
       if (!exists || not_finite >> (lane / 4 + h * kRowStep) & 1) continue;
       T* row = outputs.out_row(params, batch, head, query);
       FLASHATTN_UNROLL

@@ -1,0 +1,131 @@
+// The instructions of compute capability 9.0: barriers in shared memory, the tensor memory accelerator, and products of
+// a warpgroup, four warps, on the tensor cores.
+#pragma once
+
+#include "cuda/arguments.h"
+#include "ptx.h"
+
+namespace flashattn {
+
+// It opens each time that so many have arrived at it, and so many bytes as were expected.
+struct Barrier {
+  uint address;
+
+  FLASHATTN_FUNC void initialise(int arrivals) const {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
+  }
+  FLASHATTN_FUNC void arrive() const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+  }
+  FLASHATTN_FUNC void arrive_and_expect(int bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+  }
+  // Until it has opened for the time of this number, counted from 0.
+  FLASHATTN_FUNC void wait(int time) const {
+    asm volatile(
+        "{ .reg .pred open; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 open, [%0], %1; @open bra DONE; bra AGAIN;"
+        " DONE: }" ::"r"(address),
+        "r"(time % 2)
+        : "memory");
+  }
+};
+constexpr int kBarrierBytes = 8;
+
+// Before anyone waits at a barrier, once all of them are initialised.
+FLASHATTN_FUNC void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// What this thread has stored in shared memory is there for the tensor cores.
+FLASHATTN_FUNC void publish_stores() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Registers that the warps of this warpgroup need, of those that the block was launched with. More than there are would
+// wait for ever.
+template <int COUNT>
+FLASHATTN_FUNC void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+FLASHATTN_FUNC void leave_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Copies a box of an array to shared memory: what its map says, from this row and column on, and zeros for what is
+// outside of the array. The barrier counts the bytes.
+FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, int row, int head, int batch,
+                             Barrier arrived) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(arrived.address)
+      : "memory");
+}
+
+// In front of products: what was written to their registers, and to shared memory by ordinary stores, is there.
+FLASHATTN_FUNC void begin_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+FLASHATTN_FUNC void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until at most N of the groups committed are under way. The compiler must not move a use of their results above it.
+template <int N, int COUNT>
+FLASHATTN_FUNC void wait_for_products(Fragment (&result)[COUNT]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+  FLASHATTN_UNROLL
+  for (int i = 0; i < COUNT; ++i) {
+    asm volatile("" : "+f"(result[i][0]), "+f"(result[i][1]), "+f"(result[i][2]), "+f"(result[i][3])::"memory");
+  }
+}
+
+// Where an operand is: panels of 128-byte rows, as in SharedTile. next_panel: bytes from a panel to the next, for
+// values, whose columns are not what is summed over.
+typedef unsigned long long Descriptor;
+FLASHATTN_FUNC Descriptor descriptor(uint address, uint next_panel) {
+  constexpr Descriptor kSwizzle128 = 1ull << 62, kEightRows = Descriptor(1024 >> 4) << 32;
+  return (address & 0x3ffff) >> 4 | Descriptor(next_panel >> 4) << 16 | kEightRows | kSwizzle128;
+}
+
+// One instruction: of 16 columns of a, and N columns of the result.
+template <typename T, int N>
+struct Product;
+
+#define FLASHATTN_TEN(t) \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
+#define FLASHATTN_OUTPUTS_64 FLASHATTN_TEN() FLASHATTN_TEN(1) FLASHATTN_TEN(2) "%30, %31"
+#define FLASHATTN_OUTPUTS_128 \
+  FLASHATTN_TEN()             \
+  FLASHATTN_TEN(1) FLASHATTN_TEN(2) FLASHATTN_TEN(3) FLASHATTN_TEN(4) FLASHATTN_TEN(5) "%60, %61, %62, %63"
+#define FLASHATTN_R1(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define FLASHATTN_R4(i) FLASHATTN_R1(i), FLASHATTN_R1(i + 1), FLASHATTN_R1(i + 2), FLASHATTN_R1(i + 3)
+#define FLASHATTN_REGISTERS_64 FLASHATTN_R4(0), FLASHATTN_R4(4)
+#define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_64, FLASHATTN_R4(8), FLASHATTN_R4(12)
+
+// X0 to X4: the operands behind the outputs. The last numbers of an instruction: no sign is changed, and whether the
+// rows of an operand are what is summed over.
+#define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4)                                              \
+  template <>                                                                                           \
+  struct Product<T, N> {                                                                                \
+    /* c = a b, or c += a b. a: rows; b: N rows. */                                                     \
+    static FLASHATTN_FUNC void of_rows(Fragment* c, Descriptor a, Descriptor b, bool add) {             \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, " X0 ", " X1 ", add, 1, 1, 0, 0; }"  \
+                   : FLASHATTN_REGISTERS_##N                                                            \
+                   : "l"(a), "l"(b), "r"(int(add)));                                                    \
+    }                                                                                                   \
+    /* c += a b. b: 16 rows of N columns. */                                                            \
+    static FLASHATTN_FUNC void of_columns(Fragment* c, const uint (&a)[4], Descriptor b) {              \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N   \
+                   "}, {" X0 ", " X1 ", " X2 ", " X3 "}, " X4 ", 1, 1, 1, 1;"                           \
+                   : FLASHATTN_REGISTERS_##N                                                            \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                               \
+    }                                                                                                   \
+  };
+#define FLASHATTN_PRODUCTS(T, TYPES)                                 \
+  FLASHATTN_PRODUCT(T, TYPES, 64, "%32", "%33", "%34", "%35", "%36") \
+  FLASHATTN_PRODUCT(T, TYPES, 128, "%64", "%65", "%66", "%67", "%68")
+FLASHATTN_PRODUCTS(bfloat, "bf16.bf16")
+FLASHATTN_PRODUCTS(half, "f16.f16")
+
+}  // namespace flashattn
