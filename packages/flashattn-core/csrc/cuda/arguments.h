@@ -16,7 +16,6 @@ struct alignas(64) TensorMap {
 struct Arguments {
   AttentionParams params;
   SplitParams split;
-  BackwardParams backward;
   RealignParams realign_params;
   void* arrays[kMaxArrays];                 // by gpu::Binding; null: the launch does not have it
   TensorMap query_map, key_map, value_map;  // only where the launch has boxes

@@ -1,7 +1,10 @@
 // Launches as nodes of MLX's graphs.
 #include "encode.h"
 
+#include <bit>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -17,16 +20,32 @@ namespace {
 
 using namespace gpu;
 
-// An array that launches write. Its primitive only says whose stream it is on.
-mx::array allocated(const Scratch& scratch, mx::Stream stream) {
-  if (scratch.rows > std::numeric_limits<mx::ShapeElem>::max()) {
-    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(scratch.rows) +
-                             " rows of partial results");
+// Scratch that the stream keeps, one array for each binding: zeros at first, and then what launches leave there. These
+// run one behind the other, since all of them write it.
+mx::array kept(const Scratch& scratch, mx::Stream stream) {
+  static std::mutex mutex;
+  static auto& arrays = *new std::map<std::pair<int, Binding>, mx::array>;  // never destroyed: MLX may be gone by then
+  std::lock_guard lock(mutex);
+  auto found = arrays.find({stream.index, scratch.binding});
+  if (found != arrays.end() && static_cast<int64_t>(found->second.size()) >= scratch.elements()) {
+    return found->second;
   }
-  mx::Shape shape = {static_cast<mx::ShapeElem>(scratch.rows), scratch.columns};
-  mx::array array(std::move(shape), mx::float32, std::make_shared<mx::Exp>(stream), {});
-  allocate(array, stream);
-  return array;
+  if (scratch.elements() > std::numeric_limits<mx::ShapeElem>::max() / 2) {
+    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(scratch.elements()) +
+                             " numbers of partial results");
+  }
+  auto size = static_cast<mx::ShapeElem>(std::bit_ceil(static_cast<uint64_t>(scratch.elements())));
+  // As many numbers -inf as one, and exp() makes them zeros: of MLX's ops that fill an array no other is exported.
+  static const auto& minus_infinity = *new mx::array(-std::numeric_limits<float>::infinity());
+  mx::array many({size}, mx::float32, nullptr, {});
+  many.copy_shared_buffer(minus_infinity, {0}, {.contiguous = false, .row_contiguous = false, .col_contiguous = false}, 1);
+  auto exp = std::make_shared<mx::Exp>(stream);
+  mx::array made({size}, mx::float32, exp, {});
+  exp->eval_gpu({many}, made);
+  if (found != arrays.end()) {  // launches that are on their way may still use it
+    mx::cu::get_command_encoder(stream).add_completed_handler([old = found->second] {});
+  }
+  return arrays.insert_or_assign({stream.index, scratch.binding}, made).first->second;
 }
 
 using Arrays = std::array<const mx::array*, kNumBindings>;  // null: the call does not have it
@@ -35,7 +54,6 @@ using Arrays = std::array<const mx::array*, kNumBindings>;  // null: the call do
 Arguments arguments_of(const Work& work, const Launch& launch, const Arrays& arrays) {
   Arguments result = {.params = work.launches.params,
                       .split = work.launches.split,
-                      .backward = work.launches.backward,
                       .realign_params = work.launches.realign,
                       .arrays = {},
                       .query_map = {},
@@ -108,13 +126,10 @@ void encode(const Work& work, mx::Stream stream) {
   for (int i = 0; i < kNumBindings; ++i) {
     arrays[i] = work.arrays[i] ? &*work.arrays[i] : nullptr;
   }
-  std::vector<mx::array> between;
-  between.reserve(work.launches.scratch.size());
-  for (const Scratch& scratch : work.launches.scratch) {
-    arrays[index(scratch.binding)] = &between.emplace_back(allocated(scratch, stream));
-  }
-  if (!between.empty()) {
-    encoder.add_completed_handler([between] {});
+  std::vector<mx::array> scratch;
+  scratch.reserve(work.launches.scratch.size());
+  for (const Scratch& wanted : work.launches.scratch) {
+    arrays[index(wanted.binding)] = &scratch.emplace_back(kept(wanted, stream));
   }
   if (!work.temporaries.empty()) {
     encoder.add_completed_handler([temporaries = work.temporaries] {});

@@ -135,11 +135,13 @@ Launch prefill_hopper(const Call& call) {
   return result;
 }
 
-std::vector<Argument> of_chunk(const Call& call) {
-  auto result =
-      arguments({Binding::query, Binding::key, Binding::value},
-                {Binding::partial_out, Binding::partial_max, Binding::partial_sum}, {Binding::params, Binding::split});
-  add_masks_and_groups(result, call);
+// Of kernels whose blocks have a chunk of the keys each.
+std::vector<Argument> split_call(const Call& call) {
+  auto result = whole_call(call);
+  for (Binding scratch : {Binding::partial_out, Binding::partial_max, Binding::partial_sum, Binding::arrivals}) {
+    result.push_back({scratch, Role::output});
+  }
+  result.push_back({Binding::split, Role::value});
   return result;
 }
 
@@ -152,7 +154,7 @@ Launch decode_split(const Call& call, const SplitParams& split) {
   int rows = group_of(call) * p.query_len, rows_each = std::min(rows, max_rows);
   int64_t warps = divide_up(rows, rows_each) * split.num_chunks;
   sizes.insert(sizes.end(), {rows_each, kWarps});
-  return launch(call, {"decode_split", "decode_split", std::move(sizes), of_chunk(call),
+  return launch(call, {"decode_split", "decode_split", std::move(sizes), split_call(call),
                        divide_up(warps, kWarps) * p.num_kv_heads * p.batch_size, kWarps * kLanes});
 }
 
@@ -174,37 +176,32 @@ Launch decode(const Call& call, const SplitParams& split) {
   Launch result = launch(call, {"decode",
                                 "decode",
                                 {dim, value_dim, row_warps, key_groups, kKeys, stages},
-                                of_chunk(call),
+                                split_call(call),
                                 int64_t{split.num_chunks} * p.num_kv_heads * p.batch_size,
                                 row_warps * key_groups * kLanes});
   result.dynamic_shared = size(std::max(queries + key_groups * stages * stage, results));
   return result;
 }
 
-Launches split_and_merge(const Call& call) {
+Launches split_keys(const Call& call) {
   const AttentionParams& p = call.params;
   constexpr int kMultiprocessors = 132;  // of an H100; a block of decode() takes one
-  bool by_warps = is_quantised(call) || std::max(p.head_dim, p.value_dim) > 256 || group_of(call) * p.query_len > 128;
-  int64_t groups = p.batch_size * p.num_kv_heads;
-  SplitGoal goal = by_warps ? SplitGoal{.chunks = 2048, .min_chunk = 64, .max_chunks = 512}
+  constexpr int kMerged = 512 * 1024;    // bytes that a block merges in a few microseconds
+  int group_rows = group_of(call) * p.query_len;
+  bool by_warps = is_quantised(call) || std::max(p.head_dim, p.value_dim) > 256 || group_rows > 128;
+  int64_t groups = p.batch_size * p.num_kv_heads, row_bytes = p.value_dim * sizeof(float);
+  int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / (group_rows * row_bytes), 4, 512));
+  SplitGoal goal = by_warps ? SplitGoal{.chunks = 2048, .min_chunk = 64, .max_chunks = max_chunks}
                             : SplitGoal{.chunks = std::max<int64_t>(1, kMultiprocessors / groups) * groups,
                                         .min_chunk = 128,
-                                        .max_chunks = kMultiprocessors};
-  Launches result = {.params = p, .split = split_keys(p, goal)};
+                                        .max_chunks = max_chunks};
+  Launches result = {.params = p, .split = gpu::split_keys(p, goal)};
   int64_t partial_rows = p.batch_size * p.num_heads * p.query_len * result.split.num_chunks;
+  result.launches = {by_warps ? decode_split(call, result.split) : decode(call, result.split)};
   result.scratch = {{Binding::partial_out, partial_rows, p.value_dim},
                     {Binding::partial_max, partial_rows, 1},
-                    {Binding::partial_sum, partial_rows, 1}};
-  auto of_merge = arguments({Binding::partial_out, Binding::partial_max, Binding::partial_sum},
-                            {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params, Binding::split});
-  add_if_present(of_merge, call, {Binding::sinks});
-  result.launches = {by_warps ? decode_split(call, result.split) : decode(call, result.split),
-                     launch(call, {"decode_split",
-                                   "decode_merge",
-                                   {round_up(p.value_dim, kLanes)},
-                                   std::move(of_merge),
-                                   int64_t{p.query_len} * p.num_heads * p.batch_size,
-                                   kLanes})};
+                    {Binding::partial_sum, partial_rows, 1},
+                    {Binding::arrivals, groups, 1}};
   return result;
 }
 
@@ -225,7 +222,7 @@ Launches realign_launches(const RealignParams& params, int itemsize) {
 
 Launches launches(Kernel kernel, const Call& call) {
   switch (kernel) {
-    case Kernel::cuda_decode: return split_and_merge(call);
+    case Kernel::cuda_decode: return split_keys(call);
     case Kernel::cuda_prefill_hopper:
       // Arrays that have no boxes are read by the other prefill kernel; strides are not known before.
       return {.launches = {has_boxes(call) ? prefill_hopper(call) : prefill(call)}, .params = call.params};

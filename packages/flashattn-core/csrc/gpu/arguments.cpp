@@ -38,7 +38,9 @@ bool backward_is_packed(const Call& call, const BackwardParams& backward) {
 
 std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys) {
   const AttentionParams& p = call.params;
-  std::vector<Constant> result = {
+  std::vector<Constant> result;
+  result.reserve(2 * kNumBindings);  // made for every call: one allocation
+  result = {
       {"head_dim", p.head_dim},
       {"value_dim", p.value_dim},
       {"bias_dtype", static_cast<int32_t>(call.bias_dtype)},
@@ -61,6 +63,7 @@ std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, 
 
 std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings values) {
   std::vector<Argument> result;
+  result.reserve(kNumBindings);
   for (Binding binding : inputs) result.push_back({binding, Role::input});
   for (Binding binding : outputs) result.push_back({binding, Role::output});
   for (Binding binding : values) result.push_back({binding, Role::value});

@@ -1,9 +1,7 @@
 // cuda_decode: few queries, many keys. The rows are the queries of all heads that share a key/value head, so each key
 // and value is read once for all of them. A block has a chunk of the keys. Its warps take tiles of it in turns, each
-// with a ring of tiles of its own, so that nothing in the loop waits for another warp. decode_split.cu merges the
-// chunks.
-#include "decode_split.h"
-#include "kernel.h"
+// with a ring of tiles of its own, so that nothing in the loop waits for another warp.
+#include "split_keys.h"
 #include "warp_rows.h"
 
 using namespace flashattn;
@@ -13,10 +11,8 @@ using namespace flashattn;
 template <typename T, int D, int DV, int ROW_WARPS, int KEY_GROUPS, int KEYS, int STAGES>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
-  FLASHATTN_VALUE(SplitParams, split);
-  FLASHATTN_WRITTEN(float, partial_out);
-  FLASHATTN_WRITTEN(float, partial_max);
-  FLASHATTN_WRITTEN(float, partial_sum);
+  FLASHATTN_SPLIT_ARGUMENTS;
+  FLASHATTN_OUTPUT_ARGUMENTS(T);
   constexpr int kRows = ROW_WARPS * kWarpRows, kMembers = ROW_WARPS * FLASHATTN_LANES;
   constexpr int kThreads = KEY_GROUPS * kMembers;
   using Queries = SharedTile<T, kRows, D>;
@@ -132,7 +128,9 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
       DecodeRows<T, kLaneColumns<head_dim>, kLaneColumns<value_dim>, 1> exact;
       exact.load(query, row_position(row, kv_head, group), visibility, batch, lane);
       exact.attend(keys, values, visibility, all, any.begin, any.end, exact.kKeys, 0, lane);
-      store_partials(exact, {partial_out, partial_max, partial_sum}, params, split, batch, chunk, lane);
+      store_partials(exact, FLASHATTN_PARTIALS(float*), params, split, batch, chunk, lane);
     }
   }
+  merge_if_last<kLaneColumns<DV>, kThreads / FLASHATTN_LANES>(arrivals, FLASHATTN_ROW_OUTPUTS(T), params, sinks,
+                                                              FLASHATTN_PARTIALS(const float*), split, block);
 }

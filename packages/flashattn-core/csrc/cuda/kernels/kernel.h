@@ -47,11 +47,13 @@ struct BlockPosition {
   int head;
   int batch;
   int part;
+  int parts;
 };
 FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads) {
   uint heads_and_batches = uint(heads) * uint(params.batch_size);
   uint in_part = blockIdx.x % heads_and_batches;
-  return BlockPosition{int(in_part % heads), int(in_part / heads), int(blockIdx.x / heads_and_batches)};
+  return BlockPosition{int(in_part % heads), int(in_part / heads), int(blockIdx.x / heads_and_batches),
+                       int(gridDim.x / heads_and_batches)};
 }
 
 }  // namespace flashattn
