@@ -1,11 +1,16 @@
-"""Tests of the CUDA kernels on a GPU. Without MLX's CUDA build and a GPU they are skipped, and say so."""
+"""What the tests share that run the CUDA kernels on a GPU."""
+
+import os
 
 import mlx.core as mx
 import pytest
 
+# MLX's float32 products are TF32 on a GPU. What is compared with them is of float32's accuracy. MLX reads this once.
+os.environ["MLX_ENABLE_TF32"] = "0"
 
-@pytest.fixture(autouse=True, scope="session")
-def _gpu():
+
+@pytest.fixture
+def requires_gpu():
+    """Without MLX's CUDA build and a GPU the test is skipped, and says so."""
     if not mx.cuda.is_available():
         pytest.skip("no NVIDIA GPU, or an MLX without CUDA: pip install 'flashattn-core[cuda12]'")
-    mx.set_default_device(mx.gpu)

@@ -5,6 +5,8 @@ import mlx.core as mx
 import pytest
 from kernel_rules import rules, run_through
 
+pytestmark = pytest.mark.usefixtures("requires_gpu")
+
 
 def decode_and_prefill(query: mx.array, dim: int, quantised: bool) -> str:
     if query.shape[-2] <= 16:
