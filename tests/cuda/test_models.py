@@ -1,0 +1,152 @@
+"""mlx-lm's models on a GPU, patched and unpatched: the same logits, and each call of attention is a CUDA kernel's."""
+
+from collections import Counter
+from itertools import cycle
+
+import flashattn_core
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from arms import batch_caches, close, normal, off_and_on
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+from model_configs import config, random_model
+
+pytestmark = pytest.mark.usefixtures("requires_gpu")
+
+PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
+# Grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention: D_v is not D. All
+# experts are chosen: rounding shall not decide which.
+FAMILIES = {
+    "qwen2": {"hidden_size": 512},
+    "qwen3": {"head_dim": 80},
+    "gemma2": {"head_dim": 256, "query_pre_attn_scalar": 256},
+    "gemma3_text": {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 40},
+    "gpt_oss": {"head_dim": 64, "sliding_window": 40, "num_experts_per_tok": 4},
+    "deepseek_v3": {"num_experts_per_tok": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def uncompiled():
+    """MLX takes seconds to compile each of a model's small functions."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def small(family, dtype=mx.float32, **changes):
+    return random_model(family, {**config(family), **FAMILIES[family], **changes}, dtype)
+
+
+def tokens(batch=1):
+    return mx.random.randint(0, 97, (batch, PROMPT + STEPS), key=mx.random.key(0))
+
+
+def parts(x):
+    yield x[:, :PROMPT]
+    for i in range(PROMPT, PROMPT + STEPS):
+        yield x[:, i : i + 1]
+
+
+def logits(model, x, caches):
+    return mx.concatenate([model(part, cache=caches) for part in parts(x)], axis=1)
+
+
+def with_async_eval(model, x, caches):
+    out = []
+    for part in parts(x):
+        out.append(model(part, cache=caches))
+        mx.async_eval(out[-1])
+    return mx.concatenate(out, axis=1)
+
+
+def on_two_streams(model, x, caches):
+    """Each step reads from the cache what the other stream has written."""
+    out = []
+    for part, stream in zip(parts(x), cycle([mx.new_stream(mx.default_device()) for _ in range(2)])):
+        with mx.stream(stream):
+            out.append(model(part, cache=caches))
+    return mx.concatenate(out, axis=1)
+
+
+def assert_kernels_ran(prefill="cuda_prefill"):
+    """The prompt went through this kernel, or its form for Hopper, the steps through cuda_decode, none elsewhere."""
+    calls = Counter()
+    for kernel, count in flash.status().calls.items():
+        calls[kernel.removesuffix("_hopper")] += count
+    assert calls == {prefill: calls[prefill], "cuda_decode": STEPS * calls[prefill]}
+    assert calls[prefill] > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32(family):
+    model, x = small(family), tokens()
+    off, on = off_and_on(lambda: logits(model, x, make_prompt_cache(model)))
+    assert close(on, off)
+    assert_kernels_ran()
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_16_bits(family, dtype):
+    """The logits are no further from those of the same weights in float32 than mlx-lm's own."""
+    model, x = small(family, dtype), tokens()
+    off, on = off_and_on(lambda: logits(model, x, make_prompt_cache(model)))
+    assert_kernels_ran()
+    model.set_dtype(mx.float32)
+    exact = logits(model, x, make_prompt_cache(model))
+    assert mx.linalg.norm(on - exact) <= 1.1 * mx.linalg.norm(off - exact)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3_text", "gpt_oss"])
+def test_left_padded_batches(family):
+    """What is predicted at the padding itself means nothing."""
+    model, x = small(family), tokens(len(PADDING))
+    for off, on, padding in zip(
+        *off_and_on(lambda: logits(model, x, batch_caches(model, PADDING))), PADDING, strict=True
+    ):
+        assert close(on[padding:], off[padding:])
+    assert_kernels_ran()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_cache(bits):
+    """One layer, whose keys are quantised to the same bits with and without the patch: none depends on attention."""
+    model, x = small("qwen2", num_hidden_layers=1), tokens()
+    off, on = off_and_on(lambda: logits(model, x, [QuantizedKVCache(64, bits)]))
+    assert close(on, off)
+    assert_kernels_ran(prefill="cuda_rowwise")
+
+
+@pytest.mark.parametrize("work", [with_async_eval, on_two_streams], ids=lambda f: f.__name__)
+def test_streams(work):
+    model, x = small("gemma3_text"), tokens()
+    off = logits(model, x, make_prompt_cache(model))
+    mx.eval(off)
+    _, on = off_and_on(lambda: work(model, x, make_prompt_cache(model)))
+    assert close(on, off)
+    assert_kernels_ran()
+
+
+def test_compiled_calls():
+    """A compiled call has the bits of one that is not."""
+    mx.enable_compile()
+    q, k, v = (normal(seed, 1, heads, PROMPT, 64) for seed, heads in enumerate((4, 2, 2)))
+
+    def attend(q, k, v):
+        return flashattn_core.flash_attention(q + 1, k, v, mask="causal") + 1
+
+    flashattn_core.reset_stats()
+    assert mx.array_equal(mx.compile(attend)(q, k, v), attend(q, k, v))
+    assert flashattn_core.stats()["cuda_prefill"] == 2
+
+
+def test_compiled_models():
+    """While there is no gradient on CUDA, a call that is traced is mlx-lm's own, and counted."""
+    mx.enable_compile()
+    model, x = small("qwen2"), tokens()
+    off = model(x)
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="traced"):
+        assert close(mx.compile(model)(x), off)
+    assert list(flash.status().fallbacks.values()) == [len(model.layers)]
+    assert flash.status().calls == {}
