@@ -8,6 +8,15 @@ test-all:
 metal-check:
 	uv run pytest tests/metal
 
+# Runs the CUDA kernels on an NVIDIA GPU, in an environment with MLX's CUDA build: the workspace's has the CPU's.
+CUDA = 13
+.PHONY: cuda-check
+cuda-check: export UV_PROJECT_ENVIRONMENT = build/cuda
+cuda-check:
+	uv sync
+	uv pip install --python build/cuda "flashattn-core[cuda$(CUDA)]"
+	uv run --no-sync pytest tests/cuda --all
+
 # Builds sdists and wheels into dist, and tries the wheels with each Python in PYTHONS; see docs/packaging.md.
 PYTHONS ?= 3.11 3.12 3.13
 .PHONY: wheels

@@ -13,4 +13,4 @@ os.environ["MLX_ENABLE_TF32"] = "0"
 def requires_gpu():
     """Without MLX's CUDA build and a GPU the test is skipped, and says so."""
     if not mx.cuda.is_available():
-        pytest.skip("no NVIDIA GPU, or an MLX without CUDA: pip install 'flashattn-core[cuda12]'")
+        pytest.skip("no NVIDIA GPU, or MLX's build for the CPU: make cuda-check brings the other")
