@@ -41,7 +41,7 @@ nb::tuple memory(const mx::array& array) {
 
 // An array that no launch has written yet, of so many bytes.
 nb::object unwritten(const gpu::Work& work, gpu::Binding binding) {
-  for (const gpu::Scratch& scratch : work.launches.scratch) {
+  for (const gpu::Scratch& scratch : work.launches->scratch) {
     if (scratch.binding == binding) {
       return nb::int_(sizeof(float) * scratch.elements());
     }
@@ -54,7 +54,7 @@ nb::dict buffers_of(const gpu::Work& work, const gpu::Launch& launch, nb::set& w
   for (auto [binding, role] : launch.arguments) {
     nb::str name(std::string(gpu::name(binding)).c_str());
     if (role == gpu::Role::value) {
-      auto bytes = gpu::value_of(work.launches, binding);
+      auto bytes = gpu::value_of(*work.launches, binding);
       buffers[name] = nb::bytes(bytes.data(), bytes.size());
     } else if (role == gpu::Role::output || written.contains(name)) {
       buffers[name] = unwritten(work, binding);
@@ -75,7 +75,7 @@ nb::list described(const gpu::Work& work, Backend backend) {
   const bool is_cuda = backend == Backend::cuda;
   nb::list result;
   nb::set written;
-  for (const gpu::Launch& launch : work.launches.launches) {
+  for (const gpu::Launch& launch : work.launches->launches) {
     nb::dict constants, numbers, description;
     for (const gpu::Constant& constant : launch.constants) {
       constants[nb::cast(constant.name)] = std::visit([](auto number) { return nb::cast(number); }, constant.value);
@@ -91,7 +91,7 @@ nb::list described(const gpu::Work& work, Backend backend) {
     description["threadgroup"] = size(launch.threadgroup);
     description["buffers"] = buffers_of(work, launch, written);
     description["numbers"] = numbers;
-    const SplitParams& split = work.launches.split;
+    const SplitParams& split = work.launches->split;
     description["split"] = nb::make_tuple(split.first_key, split.chunk_len, split.num_chunks);
     result.append(description);
   }

@@ -93,7 +93,7 @@ int main(int, char** argv) {
   int repeats = std::stoi(argv[4]);
   MTL::ComputePipelineState::limit = std::stoi(argv[5]);
   gpu::Work work = work_of(argv[1], std::stoi(argv[2]), std::stoi(argv[3]), std::stoi(argv[6]));
-  describe(work.launches);
+  describe(*work.launches);
   try {
     for (int i = 0; i < repeats; ++i) {
       metal::encode(work, mx::Stream(0, mx::Device::gpu));

@@ -38,8 +38,8 @@ constexpr std::array<Row, kNumKernels> kTable = {{
      "many queries: work is split over the queries"},
     {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, true, 0, kAny, 128,
      "one query, few keys: one SIMD group a head, no barriers"},
-    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, true, 0, kAny, 1024,
-     "one query: 32 SIMD groups a head share the keys"},
+    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, true, 0, kAny,
+     1024, "one query: 32 SIMD groups a head share the keys"},
     {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, true, 0, kAny, kAny,
      "few queries: the keys are cut into chunks, each read once for all heads of a group"},
     {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, false, 0, 64, kAny,
@@ -94,27 +94,27 @@ std::string known_names() {
 
 // Why the kernel cannot run the call; empty where it can.
 std::string obstacle(const Row& row, Backend backend, CallShape shape) {
-  std::string name(row.name);
+  const auto kernel = [&](const std::string& says) { return std::string(row.name) + says; };
   int dim = std::max(shape.head_dim, shape.value_dim);
   if (row.backend != backend) {
-    return name + " runs on " + in_words(row.backend) + ", the stream does not";
+    return kernel(" runs on " + in_words(row.backend) + ", the stream does not");
   }
   if (shape.query_len > row.max_query_len) {
-    return name + " takes up to " + std::to_string(row.max_query_len) + " queries, found " +
-           std::to_string(shape.query_len);
+    return kernel(" takes up to " + std::to_string(row.max_query_len) + " queries, found " +
+                  std::to_string(shape.query_len));
   }
   if (shape.quantised && !row.quantised) {
-    return name + " takes no quantised keys and values";
+    return kernel(" takes no quantised keys and values");
   }
   if (row.only_on != 0 && shape.element_size != 2) {
-    return name + " takes 16-bit floats";
+    return kernel(" takes 16-bit floats");
   }
   if (row.only_on != 0 && shape.compute_capability != 0 && shape.compute_capability != row.only_on) {
-    return name + " runs on compute capability " + in_words(row.only_on) + ", found " +
-           in_words(shape.compute_capability);
+    return kernel(" runs on compute capability " + in_words(row.only_on) + ", found " +
+                  in_words(shape.compute_capability));
   }
   if (dim > row.max_dim) {
-    return name + " takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(dim);
+    return kernel(" takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(dim));
   }
   return "";
 }
@@ -160,7 +160,8 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
       std::string reason = obstacle(row, backend, shape);
       return reason.empty() ? Choice{row.kernel, "asked for by name"} : Choice{std::nullopt, reason};
     }
-    bool preferred = shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len &&
+    bool preferred = row.backend == backend && shape.query_len <= row.auto_query_len &&
+                     shape.key_len <= row.auto_key_len &&
                      (row.only_on == 0 || row.only_on == shape.compute_capability);
     if (known && preferred && obstacle(row, backend, shape).empty()) {
       return {row.kernel, std::string(row.why)};

@@ -38,7 +38,8 @@ mx::array kept(const Scratch& scratch, mx::Stream stream) {
   // As many numbers -inf as one, and exp() makes them zeros: of MLX's ops that fill an array no other is exported.
   static const auto& minus_infinity = *new mx::array(-std::numeric_limits<float>::infinity());
   mx::array many({size}, mx::float32, nullptr, {});
-  many.copy_shared_buffer(minus_infinity, {0}, {.contiguous = false, .row_contiguous = false, .col_contiguous = false}, 1);
+  many.copy_shared_buffer(minus_infinity, {0}, {.contiguous = false, .row_contiguous = false, .col_contiguous = false},
+                          1);
   auto exp = std::make_shared<mx::Exp>(stream);
   mx::array made({size}, mx::float32, exp, {});
   exp->eval_gpu({many}, made);
@@ -52,9 +53,9 @@ using Arrays = std::array<const mx::array*, kNumBindings>;  // null: the call do
 
 // All that a kernel is given: what its launch has, and null for the rest.
 Arguments arguments_of(const Work& work, const Launch& launch, const Arrays& arrays) {
-  Arguments result = {.params = work.launches.params,
-                      .split = work.launches.split,
-                      .realign_params = work.launches.realign,
+  Arguments result = {.params = work.launches->params,
+                      .split = work.launches->split,
+                      .realign_params = work.launches->realign,
                       .arrays = {},
                       .query_map = {},
                       .key_map = {},
@@ -127,14 +128,14 @@ void encode(const Work& work, mx::Stream stream) {
     arrays[i] = work.arrays[i] ? &*work.arrays[i] : nullptr;
   }
   std::vector<mx::array> scratch;
-  scratch.reserve(work.launches.scratch.size());
-  for (const Scratch& wanted : work.launches.scratch) {
+  scratch.reserve(work.launches->scratch.size());
+  for (const Scratch& wanted : work.launches->scratch) {
     arrays[index(wanted.binding)] = &scratch.emplace_back(kept(wanted, stream));
   }
   if (!work.temporaries.empty()) {
     encoder.add_completed_handler([temporaries = work.temporaries] {});
   }
-  for (const Launch& launch : work.launches.launches) {
+  for (const Launch& launch : work.launches->launches) {
     for (auto [binding, role] : launch.arguments) {
       if (role == Role::input) {
         encoder.set_input_array(*arrays[index(binding)]);

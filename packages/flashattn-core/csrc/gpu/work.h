@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -11,7 +12,7 @@
 namespace flashattn::gpu {
 
 struct Work {
-  Launches launches;
+  std::shared_ptr<const Launches> launches;
   std::array<std::optional<mlx::core::array>, kNumBindings> arrays;  // by binding; encode() makes the scratch
   std::vector<mlx::core::array> temporaries;                         // alive until the GPU is done
 };

@@ -67,12 +67,12 @@ void encode(const gpu::Work& work, mx::Stream stream) {
     encoder.add_temporary(temporary);
   }
   auto arrays = work.arrays;
-  for (const Scratch& scratch : work.launches.scratch) {
+  for (const Scratch& scratch : work.launches->scratch) {
     arrays[index(scratch.binding)] = allocated(scratch);
     encoder.add_temporary(*arrays[index(scratch.binding)]);  // alive until the GPU is done
   }
 
-  for (const Launch& launch : work.launches.launches) {
+  for (const Launch& launch : work.launches->launches) {
     MTL::ComputePipelineState* kernel = pipeline(device, launch);
     MTL::Size threadgroup = mtl_size(launch.threadgroup);
     mx::check_kernel_threadgroup_size(kernel, threadgroup, launch.function);
@@ -80,7 +80,7 @@ void encode(const gpu::Work& work, mx::Stream stream) {
     for (auto [binding, role] : launch.arguments) {
       int buffer = buffer_of(binding);
       if (role == Role::value) {
-        auto bytes = value_of(work.launches, binding);
+        auto bytes = value_of(*work.launches, binding);
         encoder.set_bytes(bytes.data(), static_cast<int>(bytes.size()), buffer);
         continue;
       }

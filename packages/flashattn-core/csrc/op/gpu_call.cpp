@@ -1,7 +1,9 @@
 // Which array each binding of a call's launches has, and whose launches they are.
 #include "gpu_call.h"
 
+#include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
 #include "../cuda/launch.h"
 #include "../metal/launch.h"
@@ -42,15 +44,34 @@ struct CallAndWork {
   }
 };
 
+// The layers of a model make one call after the other that is the same but for its arrays: the last one's launches
+// serve again.
+std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& call) {
+  static_assert(std::is_trivially_copyable_v<gpu::Call>);
+  struct Known {
+    Kernel kernel;
+    gpu::Call call;
+    std::shared_ptr<const gpu::Launches> launches;
+  };
+  thread_local Known last = {};
+  if (last.launches && last.kernel == kernel && std::memcmp(&last.call, &call, sizeof(call)) == 0) {
+    return last.launches;
+  }
+  switch (backend_of(kernel)) {
+    case Backend::metal: last.launches = std::make_shared<gpu::Launches>(metal::launches(kernel, call)); break;
+    case Backend::cuda: last.launches = std::make_shared<gpu::Launches>(cuda::launches(kernel, call)); break;
+    default: no_launches(backend_of(kernel));
+  }
+  last.kernel = kernel;
+  last.call = call;
+  return last.launches;
+}
+
 }  // namespace
 
 gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
   CallAndWork both(inputs, options, outputs);
-  switch (backend_of(kernel)) {
-    case Backend::metal: both.work.launches = metal::launches(kernel, both.call); break;
-    case Backend::cuda: both.work.launches = cuda::launches(kernel, both.call); break;
-    default: no_launches(backend_of(kernel));
-  }
+  both.work.launches = launches(kernel, both.call);
   return std::move(both.work);
 }
 
@@ -74,7 +95,9 @@ gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& op
   both.set(Binding::dv, gradients.value);
   both.set(Binding::delta, gradients.delta);
   switch (backend) {
-    case Backend::metal: both.work.launches = metal::backward_launches(both.call, strides); break;
+    case Backend::metal:
+      both.work.launches = std::make_shared<gpu::Launches>(metal::backward_launches(both.call, strides));
+      break;
     default: no_launches(backend);
   }
   return std::move(both.work);
@@ -90,12 +113,13 @@ gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::a
     params.strides[d] = misaligned.strides(d);
   }
   gpu::Work work;
+  int itemsize = static_cast<int>(misaligned.itemsize());
   switch (backend) {
     case Backend::metal:
-      work.launches = metal::realign_launches(params, static_cast<int>(misaligned.itemsize()));
+      work.launches = std::make_shared<gpu::Launches>(metal::realign_launches(params, itemsize));
       break;
     case Backend::cuda:
-      work.launches = cuda::realign_launches(params, static_cast<int>(misaligned.itemsize()));
+      work.launches = std::make_shared<gpu::Launches>(cuda::realign_launches(params, itemsize));
       break;
     default: no_launches(backend);
   }
