@@ -22,6 +22,20 @@ FLASHATTN_FUNC float across_row_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// Of four lanes with four words each: lane i gets word i of all four.
+FLASHATTN_FUNC void transpose_words(uint (&words)[4], int lane) {
+  FLASHATTN_UNROLL
+  for (int step = 1; step < 4; step *= 2) {
+    FLASHATTN_UNROLL
+    for (int w = 0; w < 4; ++w) {
+      if ((w & step) != 0) continue;
+      bool second = (lane & step) != 0;
+      uint got = __shfl_xor_sync(~0u, second ? words[w] : words[w + step], step);
+      (second ? words[w] : words[w + step]) = got;
+    }
+  }
+}
+
 // Columns of a row, rounded up to whole lanes.
 template <int COLUMNS>
 constexpr int kLaneColumns = (COLUMNS + FLASHATTN_LANES - 1) / FLASHATTN_LANES * FLASHATTN_LANES;
@@ -125,20 +139,29 @@ struct WarpRows {
       uint spoilt = __ballot_sync(~0u, exists && !(probe == 0));  // four bits for each row
       for (int row = 0; spoilt != 0; ++row, spoilt >>= 4)
         not_finite |= uint((spoilt & 15) != 0) << (row + h * kRowStep);
-      if (!exists || not_finite >> (lane / 4 + h * kRowStep) & 1) continue;
+      bool stored = exists && !(not_finite >> (lane / 4 + h * kRowStep) & 1);
       T* row = outputs.out_row(params, batch, head, query);
-      FLASHATTN_UNROLL
-      for (int c = 0; c < DV / 8; ++c) {
-        int column = output_column<T>(c, lane);
-        float first = output[c][2 * h] * result.normalise, second = output[c][2 * h + 1] * result.normalise;
-        if constexpr (DV == value_dim && sizeof(T) == 2) {  // rows of whole pairs
-          *reinterpret_cast<uint*>(row + column) = rounded_pair<T>(first, second);
-        } else {
-          if (column < value_dim) row[column] = T(first);
-          if (column + kNext<T> < value_dim) row[column + kNext<T>] = T(second);
+      if constexpr (DV == value_dim && DV % 32 == 0 && sizeof(T) == 2) {
+        FLASHATTN_UNROLL
+        for (int c = 0; c < DV / 8; c += 4) {  // as 16 bytes of each lane, and not 4
+          uint words[4];
+          FLASHATTN_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const float* pair = &output[c + i][2 * h];
+            words[i] = rounded_pair<T>(pair[0] * result.normalise, pair[1] * result.normalise);
+          }
+          transpose_words(words, lane);
+          if (stored) store_four(row + (c + lane % 4) * 8, words);
+        }
+      } else if (stored) {
+        FLASHATTN_UNROLL
+        for (int c = 0; c < DV / 8; ++c) {
+          int column = output_column<T>(c, lane);
+          if (column < value_dim) row[column] = T(output[c][2 * h] * result.normalise);
+          if (column + kNext<T> < value_dim) row[column + kNext<T>] = T(output[c][2 * h + 1] * result.normalise);
         }
       }
-      if (lane % 4 == 0) outputs.store_result(params, batch, head, query, result);
+      if (stored && lane % 4 == 0) outputs.store_result(params, batch, head, query, result);
     }
     return not_finite;
   }
