@@ -114,10 +114,9 @@ Launch prefill_hopper(const Call& call) {
   };
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64), widest = std::max(dim, value_dim);
-  Shape shape = widest <= 64                     ? Shape{1, 64, 2, 3, 136, 24}
-                : widest <= 128 && p.window == 0 ? Shape{2, 128, 2, 1, 240, 24}
-                : widest <= 128                  ? Shape{3, 64, 3, 1, 160, 32}
-                                                 : Shape{2, 64, 2, 1, 240, 24};
+  Shape shape = widest <= 64    ? Shape{1, 64, 2, 3, 136, 24}
+                : widest <= 128 ? Shape{3, 64, p.window == 0 ? 2 : 3, 1, 160, 32}
+                                : Shape{2, 64, 2, 1, 240, 24};
   int rows = 64 * shape.groups;
   Launch result =
       launch(call, {"prefill_hopper",

@@ -50,16 +50,17 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   };
 
   Queries queries = {shared_address(shared)};
-  for (int row = 0; row < kRows; ++row) {
+  RowLayout layout = row_layout(params.query);
+  for (uint at = threadIdx.x; at < kRows * Queries::kPieces; at += kThreads) {
+    uint row = at / Queries::kPieces, c = at % Queries::kPieces;
     RowPosition position = row_position(row, kv_head, group);
-    bool exists = position.query < params.query_len;
-    for (int column = threadIdx.x; column < D; column += kThreads) {
-      bool inside = exists && column < head_dim;
-      queries.element(row, column) =
-          inside ? head_of(query, params, params.query, batch,
-                           position.head)[row_layout(params.query).offset(position.query, column)]
-                 : T(0.0f);
-    }
+    int column = c * Queries::kElements;
+    int left = position.query < params.query_len ? clamped(head_dim - column, 0, Queries::kElements) : 0;
+    const T* from =
+        left == 0 ? query
+                  : head_of(query, params, params.query, batch, position.head) + layout.offset(position.query, column);
+    bool wide = packed_rows && reinterpret_cast<unsigned long long>(from) % 16 == 0;
+    queries.load_piece(row, c, from, layout.column, left, wide);
   }
   FLASHATTN_UNROLL
   for (int tile = 0; tile < STAGES - 1; ++tile) bring(tile);
@@ -67,6 +68,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   rows.begin(visibility, own_row, kv_head, group, lane);
   FLASHATTN_UNROLL
   for (int h = 0; h < 2; ++h) rows.rows[h].seen = intersection(rows.rows[h].seen, any);
+  wait_for_copies<STAGES - 2>();
   __syncthreads();  // the queries are there
   WarpQueries<T, kRows, D> own_queries(queries, own_row, lane);
 
@@ -101,25 +103,21 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   __syncthreads();
   bool finite = true;
-  for (int at = threadIdx.x; at < group * params.query_len * DV; at += kThreads) {
-    int row = at / DV, column = at % DV;
-    OnlineSoftmax whole = empty_row();
+  for (int at = threadIdx.x; at < group * params.query_len * kSlices; at += kThreads) {
+    int row = at / kSlices, column = at % kSlices * kSlice;
+    MergedSlice merged;
+    merged.merge(KEY_GROUPS, [&](int part, OnlineSoftmax& softmax, Slice& slice) {
+      softmax = sums[part * kRows + row];
+      slice = *reinterpret_cast<const Slice*>(results + (part * kRows + row) * DV + column);
+    });
     FLASHATTN_UNROLL
-    for (int g = 0; g < KEY_GROUPS; ++g) whole.raise(sums[g * kRows + row].row_max);
-    float sum = 0;
-    FLASHATTN_UNROLL
-    for (int g = 0; g < KEY_GROUPS; ++g) {
-      float weight = whole.probability(sums[g * kRows + row].row_max);
-      whole.row_sum += weight * sums[g * kRows + row].row_sum;
-      sum += weight * results[(g * kRows + row) * DV + column];
-    }
-    finite &= is_finite(sum);
+    for (int i = 0; i < kSlice; ++i) finite &= is_finite(merged.slice.columns[i]);
     RowPosition position = row_position(row, kv_head, group);
     int64_t index = partial_index(params, split, batch, position.head, position.query, chunk);
-    if (column < value_dim) partial_out[index * value_dim + column] = sum;
+    *reinterpret_cast<Slice*>(partial_out + index * value_dim + column) = merged.slice;
     if (column == 0) {
-      partial_max[index] = whole.row_max;
-      partial_sum[index] = whole.row_sum;
+      partial_max[index] = merged.softmax.row_max;
+      partial_sum[index] = merged.softmax.row_sum;
     }
   }
   // See attend_again(). That these are a chunk's rows and not a call's is all the difference.
@@ -128,9 +126,8 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
       DecodeRows<T, kLaneColumns<head_dim>, kLaneColumns<value_dim>, 1> exact;
       exact.load(query, row_position(row, kv_head, group), visibility, batch, lane);
       exact.attend(keys, values, visibility, all, any.begin, any.end, exact.kKeys, 0, lane);
-      store_partials(exact, FLASHATTN_PARTIALS(float*), params, split, batch, chunk, lane);
+      store_partials(exact, FLASHATTN_PARTIALS, params, split, batch, chunk, lane);
     }
   }
-  merge_if_last<kLaneColumns<DV>, kThreads / FLASHATTN_LANES>(arrivals, FLASHATTN_ROW_OUTPUTS(T), params, sinks,
-                                                              FLASHATTN_PARTIALS(const float*), split, block);
+  merge_if_last<kThreads>(arrivals, FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS, split, block);
 }

@@ -22,8 +22,8 @@ FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
     auto values = values_of(FLASHATTN_STORED_INPUTS(K), params, block.batch, block.head);
     KeySpan any = seen_in_chunk(visibility, split, chunk), all = visibility.seen_by_all(0, params.query_len - 1);
     rows.attend(keys, values, visibility, all, any.begin, any.end, rows.kKeys, 0, lane_index());
-    store_partials(rows, FLASHATTN_PARTIALS(float*), params, split, block.batch, chunk, lane_index());
+    store_partials(rows, FLASHATTN_PARTIALS, params, split, block.batch, chunk, lane_index());
   }
-  merge_if_last<DV, WARPS>(arrivals, FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS(const float*), split,
-                           block);
+  merge_if_last<WARPS * FLASHATTN_LANES>(arrivals, FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS, split,
+                                         block);
 }

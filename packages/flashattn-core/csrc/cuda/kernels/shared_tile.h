@@ -29,43 +29,36 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
   }
-  FLASHATTN_FUNC T& element(int row, int column) const {
-    return static_cast<T*>(shared_pointer(piece(row, column / kElements)))[column % kElements];
+
+  // Brings `count` elements of a piece, `step` apart, and zeros beside them. wide: from a multiple of 16 bytes; then
+  // the copy is under way afterwards.
+  FLASHATTN_FUNC void load_piece(uint row, uint c, const T* from, int64_t step, int count, bool wide) const {
+    if (wide) {
+      copy_async(piece(row, c), from, count * int(sizeof(T)));
+    } else {
+      T* to = static_cast<T*>(shared_pointer(piece(row, c)));
+      for (int e = 0; e < kElements; ++e) to[e] = e < count ? from[e * step] : T(0.0f);
+    }
   }
 
-  // Brings `count` rows of `columns` elements, and zeros beside them. All of THREADS threads call it, each with its
-  // number among them; the copies are under way afterwards.
+  // Brings `count` rows of `columns` elements, and zeros beside them, likewise. All of THREADS threads call it, each
+  // with its number among them.
   template <int THREADS>
   FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
     bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
-    if (wide && THREADS % kPieces == 0 && ROWS * kPieces % THREADS == 0) {
+    if (THREADS % kPieces == 0 && ROWS * kPieces % THREADS == 0 && wide && count >= ROWS && columns == COLUMNS) {
       constexpr uint kRowsAtOnce = THREADS / kPieces;  // a thread has one column of pieces
       uint row = thread / kPieces, c = thread % kPieces;
       const T* from = rows + layout.offset(row, c * kElements);
-      int bytes = clamped((columns - int(c) * kElements) * int(sizeof(T)), 0, 16);
-      if (count >= ROWS && columns == COLUMNS) {
-        FLASHATTN_UNROLL
-        for (int i = 0; i < ROWS / int(kRowsAtOnce); ++i, row += kRowsAtOnce, from += kRowsAtOnce * layout.row) {
-          copy_async(piece(row, c), from, 16);
-        }
-      } else {
-        _Pragma("unroll 1") for (; row < ROWS; row += kRowsAtOnce, from += kRowsAtOnce * layout.row) {
-          bool inside = int(row) < count && bytes > 0;
-          copy_async(piece(row, c), inside ? from : rows, inside ? bytes : 0);
-        }
-      }
-    } else if (wide) {
-      for (uint at = thread; at < ROWS * kPieces; at += THREADS) {
-        uint row = at / kPieces, c = at % kPieces;
-        int bytes = clamped((columns - int(c) * kElements) * int(sizeof(T)), 0, 16);
-        bool inside = int(row) < count && bytes > 0;
-        copy_async(piece(row, c), inside ? rows + layout.offset(row, c * kElements) : rows, inside ? bytes : 0);
+      FLASHATTN_UNROLL
+      for (int i = 0; i < ROWS / int(kRowsAtOnce); ++i, row += kRowsAtOnce, from += kRowsAtOnce * layout.row) {
+        copy_async(piece(row, c), from, 16);
       }
     } else {
-      _Pragma("unroll 1") for (int at = thread; at < ROWS * COLUMNS; at += THREADS) {
-        int row = at / COLUMNS, column = at % COLUMNS;
-        bool inside = row < count && column < columns;
-        element(row, column) = inside ? rows[layout.offset(row, column)] : T(0.0f);
+      _Pragma("unroll 1") for (uint at = thread; at < ROWS * kPieces; at += THREADS) {
+        uint row = at / kPieces, c = at % kPieces;
+        int left = int(row) < count ? clamped(columns - int(c) * kElements, 0, kElements) : 0;
+        load_piece(row, c, left > 0 ? rows + layout.offset(row, c * kElements) : rows, layout.column, left, wide);
       }
     }
   }

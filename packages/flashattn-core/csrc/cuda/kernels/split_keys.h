@@ -1,5 +1,5 @@
-// What kernels that cut the keys into chunks have alike: where a block leaves its chunks' results, and how the last one
-// merges them.
+// What kernels that cut the keys into chunks have alike: where a block leaves its chunks' results, and how results of
+// parts become one.
 #pragma once
 
 #include "decode_split.h"
@@ -11,15 +11,55 @@
   FLASHATTN_WRITTEN(float, partial_max); \
   FLASHATTN_WRITTEN(float, partial_sum); \
   FLASHATTN_WRITTEN(uint, arrivals)
-#define FLASHATTN_PARTIALS(Pointer) (Partials<Pointer>{partial_out, partial_max, partial_sum})
+#define FLASHATTN_PARTIALS (Partials<float*>{partial_out, partial_max, partial_sum})
 
 namespace flashattn {
 
+// Neighbouring columns of a row, which a thread loads at once.
+constexpr int kSlice = value_dim % 4 == 0 ? 4 : 1, kSlices = value_dim / kSlice;
+struct alignas(kSlice * sizeof(float)) Slice {
+  float columns[kSlice];
+};
+
+// A slice of a row of which several parts of the keys have left results. result_of(part, softmax, slice) reads one.
+struct MergedSlice {
+  OnlineSoftmax softmax = empty_row();
+  Slice slice = {};
+
+  template <typename F>
+  FLASHATTN_FUNC void merge(int parts, F result_of) {
+    constexpr int kAtOnce = 8;  // loads that are under way together
+    for (int first = 0; first < parts; first += kAtOnce) {
+      OnlineSoftmax softmaxes[kAtOnce];
+      Slice slices[kAtOnce];
+      float largest = -INFINITY;
+      FLASHATTN_UNROLL
+      for (int n = 0; n < kAtOnce; ++n) {
+        softmaxes[n] = empty_row();
+        slices[n] = Slice{};
+        if (first + n < parts) result_of(first + n, softmaxes[n], slices[n]);
+      }
+      FLASHATTN_UNROLL
+      for (int n = 0; n < kAtOnce; ++n) largest = maximum(largest, softmaxes[n].row_max);
+      float rescale = softmax.raise(largest);
+      FLASHATTN_UNROLL
+      for (int i = 0; i < kSlice; ++i) slice.columns[i] *= rescale;
+      FLASHATTN_UNROLL
+      for (int n = 0; n < kAtOnce; ++n) {
+        float weight = softmax.probability(softmaxes[n].row_max);
+        softmax.row_sum += weight * softmaxes[n].row_sum;
+        FLASHATTN_UNROLL
+        for (int i = 0; i < kSlice; ++i) slice.columns[i] += weight * slices[n].columns[i];
+      }
+    }
+  }
+};
+
 // By all of a block's threads, once its partial results are written. The block of a key/value head that comes last has
 // all of them, and merges them in the order of their chunks. arrivals: for each key/value head, 0 between launches.
-template <int DV, int WARPS, typename T>
+template <int THREADS, typename T>
 FLASHATTN_FUNC void merge_if_last(uint* arrivals, RowOutputs<T> outputs, const AttentionParams& params,
-                                  const float* sinks, Partials<const float*> partials, const SplitParams& split,
+                                  const float* sinks, Partials<float*> partials, const SplitParams& split,
                                   BlockPosition block) {
   uint* arrived = arrivals + block.batch * params.num_kv_heads + block.head;
   bool last = false;
@@ -32,10 +72,20 @@ FLASHATTN_FUNC void merge_if_last(uint* arrivals, RowOutputs<T> outputs, const A
   if (!__syncthreads_or(last)) return;
   __threadfence();
   int group = params.num_heads / params.num_kv_heads;
-  for (int row = warp_index(); row < group * params.query_len; row += WARPS) {
-    RowPosition position = row_position(row, block.head, group);
-    decode_merge_body<DV>(outputs, params, sinks, partials, split, block.batch, position.head, position.query,
-                          lane_index());
+  for (int at = threadIdx.x; at < group * params.query_len * kSlices; at += THREADS) {
+    RowPosition position = row_position(at / kSlices, block.head, group);
+    int column = at % kSlices * kSlice;
+    int64_t first = partial_index(params, split, block.batch, position.head, position.query, 0);
+    MergedSlice merged;
+    merged.merge(split.num_chunks, [&](int chunk, OnlineSoftmax& softmax, Slice& slice) {
+      softmax = OnlineSoftmax{partials.max[first + chunk], partials.sum[first + chunk]};
+      slice = *reinterpret_cast<const Slice*>(partials.out + (first + chunk) * value_dim + column);
+    });
+    RowResult result = finish_row(merged.softmax, sinks, params, block.batch, position.head);
+    T* row = outputs.out_row(params, block.batch, position.head, position.query);
+    FLASHATTN_UNROLL
+    for (int i = 0; i < kSlice; ++i) row[column + i] = T(merged.slice.columns[i] * result.normalise);
+    if (column == 0) outputs.store_result(params, block.batch, position.head, position.query, result);
   }
 }
 

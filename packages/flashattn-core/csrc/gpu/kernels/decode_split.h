@@ -106,7 +106,6 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
                                       Partials<const FLASHATTN_DEVICE float*> partials,
                                       FLASHATTN_UNIFORM SplitParams& split, int batch, int head, int query, uint lane) {
   constexpr int kColumns = DV / FLASHATTN_LANES;
-  constexpr int kAtOnce = kColumns <= 4 ? 8 : 4;  // chunks whose loads are under way together
   int64_t first = partial_index(params, split, batch, head, query, 0);
 
   float chunk_max = -INFINITY;
@@ -130,23 +129,14 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
       sum = weight * partials.sum[first + chunks + int(lane)];
     }
     whole.row_sum += FLASHATTN_LANE_SUM(sum);
-    for (int c = 0; c < count; c += kAtOnce) {
-      float partial[kAtOnce][kColumns];
+    for (int c = 0; c < count; ++c) {
+      float chunk_weight = FLASHATTN_LANE_VALUE(weight, c);
+      const FLASHATTN_DEVICE float* partial = partials.out + (first + chunks + c) * value_dim;
       FLASHATTN_UNROLL
-      for (int n = 0; n < kAtOnce; ++n) {
-        FLASHATTN_UNROLL
-        for (int i = 0; i < kColumns; ++i) {
-          int column = int(lane) * kColumns + i;
-          bool exists = c + n < count && (DV == value_dim || column < value_dim);
-          partial[n][i] = exists ? partials.out[(first + chunks + c + n) * value_dim + column] : 0.0f;
-        }
-      }
-      FLASHATTN_UNROLL
-      for (int n = 0; n < kAtOnce; ++n) {
-        float chunk_weight = FLASHATTN_LANE_VALUE(weight, c + n);
-        FLASHATTN_UNROLL
-        for (int i = 0; i < kColumns; ++i) {
-          output[i] = multiply_add(chunk_weight, partial[n][i], output[i]);
+      for (int i = 0; i < kColumns; ++i) {
+        int column = int(lane) * kColumns + i;
+        if (DV == value_dim || column < value_dim) {
+          output[i] = multiply_add(chunk_weight, partial[column], output[i]);
         }
       }
     }
