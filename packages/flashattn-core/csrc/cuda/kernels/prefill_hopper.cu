@@ -95,16 +95,15 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
   for (; n < own_first; ++n) pass(n);
   if (sees) {
     Fragment scores[KEYS / 8];
-    TwoParts<KEYS> even,
-        odd;  // probabilities of a tile while the next one's are made: two names keep them in registers
+    TwoParts<KEYS> probabilities;
     keys.wait_for_tile(n);
     begin_products();
     begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n));
     wait_for_products<0>(scores);
     keys.release(n, lane);
     rows.to_probabilities(scores, visibility, first_key(n), own_all.contains(first_key(n), KEYS), lane);
-    even.template split<T>(scores);
-    const auto advance = [&](const TwoParts<KEYS>& probabilities, TwoParts<KEYS>& next) {
+    probabilities.template split<T>(scores);
+    for (; n < own_end - 1; ++n) {
       keys.wait_for_tile(n + 1);
       begin_products();
       begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n + 1));
@@ -114,31 +113,16 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
       keys.release(n + 1, lane);
       bool shown = own_all.contains(first_key(n + 1), KEYS);
       Rescaling rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
-      next.template split<T>(scores);
       wait_for_products<0>(rows.output);
       values.release(n, lane);
+      probabilities.template split<T>(scores);
       rows.rescale(rescaling);
-      ++n;
-    };
-    const auto finish = [&](const TwoParts<KEYS>& probabilities) {
-      values.wait_for_tile(n);
-      begin_products();
-      begin_add_values(rows.output, probabilities, values.tile(n));
-      wait_for_products<0>(rows.output);
-      values.release(n, lane);
-    };
-    for (;;) {
-      if (n + 1 == own_end) {
-        finish(even);
-        break;
-      }
-      advance(even, odd);
-      if (n + 1 == own_end) {
-        finish(odd);
-        break;
-      }
-      advance(odd, even);
     }
+    values.wait_for_tile(n);
+    begin_products();
+    begin_add_values(rows.output, probabilities, values.tile(n));
+    wait_for_products<0>(rows.output);
+    values.release(n, lane);
     ++n;
   }
   for (; n < tile_count; ++n) pass(n);
