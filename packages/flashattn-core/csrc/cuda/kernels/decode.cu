@@ -70,14 +70,13 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   for (int h = 0; h < 2; ++h) rows.rows[h].seen = intersection(rows.rows[h].seen, any);
   wait_for_copies<STAGES - 2>();
   __syncthreads();  // the queries are there
-  WarpQueries<T, kRows, D> own_queries(queries, own_row, lane);
 
   for (int tile = 0; first_key(tile) < any.end; ++tile) {
     wait_for_copies<STAGES - 2>();
     meet<kMembers>(key_group + 1);  // the tile is there, and the one before has been read
     bring(tile + STAGES - 1);
     Fragment scores[KEYS / 8];
-    multiply_keys(scores, own_queries, key_tile(tile), lane);
+    multiply_keys(scores, queries, own_row, key_tile(tile), lane);
     bool shown = all.contains(first_key(tile), KEYS);
     rows.rescale(rows.to_probabilities(scores, visibility, first_key(tile), shown, lane));
     add_values(rows.output, scores, value_tile(tile), lane);

@@ -47,16 +47,12 @@ struct bfloat {
   FLASHATTN_FUNC explicit operator float() const { return __uint_as_float(uint(bits) << 16); }
 };
 
-FLASHATTN_FUNC int minimum(int a, int b) {
+template <typename T>
+FLASHATTN_FUNC T minimum(T a, T b) {
   return a < b ? a : b;
 }
-FLASHATTN_FUNC int64_t minimum(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-FLASHATTN_FUNC int maximum(int a, int b) {
-  return a > b ? a : b;
-}
-FLASHATTN_FUNC int64_t maximum(int64_t a, int64_t b) {
+template <typename T>
+FLASHATTN_FUNC T maximum(T a, T b) {
   return a > b ? a : b;
 }
 FLASHATTN_FUNC float maximum(float a, float b) {

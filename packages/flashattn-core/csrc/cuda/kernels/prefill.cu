@@ -55,9 +55,6 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   if (first < any.end) bring(first, 0);
   commit_copies();
 
-  wait_for_copies<0>();
-  __syncthreads();
-  WarpQueries<T, kRows, D> own_queries(queries, own_row, lane);
   WarpRows<T, DV, KEYS> rows;
   rows.begin(visibility, own_query, head, 1, lane);
   for (int stage = 0; first < any.end; first += KEYS, stage ^= 1) {
@@ -67,7 +64,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     commit_copies();
     if (own_any.meets(first, KEYS)) {
       Fragment scores[KEYS / 8];
-      multiply_keys(scores, own_queries, key_tile(stage), lane);
+      multiply_keys(scores, queries, own_row, key_tile(stage), lane);
       rows.rescale(rows.to_probabilities(scores, visibility, first, own_all.contains(first, KEYS), lane));
       add_values(rows.output, scores, value_tile(stage), lane);
     }

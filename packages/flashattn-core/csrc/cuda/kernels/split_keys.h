@@ -4,6 +4,7 @@
 
 #include "decode_split.h"
 #include "kernel.h"
+#include "merged_slice.h"
 
 #define FLASHATTN_SPLIT_ARGUMENTS        \
   FLASHATTN_VALUE(SplitParams, split);   \
@@ -14,46 +15,6 @@
 #define FLASHATTN_PARTIALS (Partials<float*>{partial_out, partial_max, partial_sum})
 
 namespace flashattn {
-
-// Neighbouring columns of a row, which a thread loads at once.
-constexpr int kSlice = value_dim % 4 == 0 ? 4 : 1, kSlices = value_dim / kSlice;
-struct alignas(kSlice * sizeof(float)) Slice {
-  float columns[kSlice];
-};
-
-// A slice of a row of which several parts of the keys have left results. result_of(part, softmax, slice) reads one.
-struct MergedSlice {
-  OnlineSoftmax softmax = empty_row();
-  Slice slice = {};
-
-  template <typename F>
-  FLASHATTN_FUNC void merge(int parts, F result_of) {
-    constexpr int kAtOnce = 8;  // loads that are under way together
-    for (int first = 0; first < parts; first += kAtOnce) {
-      OnlineSoftmax softmaxes[kAtOnce];
-      Slice slices[kAtOnce];
-      float largest = -INFINITY;
-      FLASHATTN_UNROLL
-      for (int n = 0; n < kAtOnce; ++n) {
-        softmaxes[n] = empty_row();
-        slices[n] = Slice{};
-        if (first + n < parts) result_of(first + n, softmaxes[n], slices[n]);
-      }
-      FLASHATTN_UNROLL
-      for (int n = 0; n < kAtOnce; ++n) largest = maximum(largest, softmaxes[n].row_max);
-      float rescale = softmax.raise(largest);
-      FLASHATTN_UNROLL
-      for (int i = 0; i < kSlice; ++i) slice.columns[i] *= rescale;
-      FLASHATTN_UNROLL
-      for (int n = 0; n < kAtOnce; ++n) {
-        float weight = softmax.probability(softmaxes[n].row_max);
-        softmax.row_sum += weight * softmaxes[n].row_sum;
-        FLASHATTN_UNROLL
-        for (int i = 0; i < kSlice; ++i) slice.columns[i] += weight * slices[n].columns[i];
-      }
-    }
-  }
-};
 
 // By all of a block's threads, once its partial results are written. The block of a key/value head that comes last has
 // all of them, and merges them in the order of their chunks. arrivals: for each key/value head, 0 between launches.

@@ -29,40 +29,9 @@ FLASHATTN_FUNC void split_pair(float low, float high, uint& a, uint& b) {
   b = rounded_pair<T>(low - float(first), high - float(second));
 }
 
-// The rows of a warp, as the first operand of multiply_keys(): in registers where these have room for them, and else
-// where they lie in shared memory.
-template <typename T, int ROWS, int D>
-struct WarpQueries {
-  static constexpr bool kHeld = D * sizeof(T) <= 256 && sizeof(T) == 2;
-  static constexpr int kSteps = SharedTile<T, ROWS, D>::kPieces / 2;  // of 32 bytes
-
-  SharedTile<T, ROWS, D> tile;
-  int first_row;
-  uint offset;
-  uint held[kHeld ? kSteps : 1][4];
-
-  // The tile is in shared memory.
-  FLASHATTN_FUNC WarpQueries(SharedTile<T, ROWS, D> tile, int first_row, int lane)
-      : tile(tile), first_row(first_row), offset(tile.lane_offset(lane % 16, lane / 16)) {
-    if constexpr (kHeld) {
-      FLASHATTN_UNROLL
-      for (int step = 0; step < kSteps; ++step) load_matrices(held[step], tile.piece_at(offset, first_row, step));
-    }
-  }
-
-  FLASHATTN_FUNC void operand(uint (&a)[4], int step) const {
-    if constexpr (kHeld) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < 4; ++e) a[e] = held[step][e];
-    } else {
-      load_matrices(a, tile.piece_at(offset, first_row, step));
-    }
-  }
-};
-
-// scores = the warp's queries times all of `keys`.
+// scores = the warp's rows of `queries`, from first_row on, times all of `keys`.
 template <typename T, int ROWS, int KEYS, int D>
-FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], const WarpQueries<T, ROWS, D>& queries,
+FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                   SharedTile<T, KEYS, D> keys, int lane) {
   constexpr bool kIsFloat = sizeof(T) == 4;
   Fragment small[kIsFloat ? KEYS / 8 : 1] = {};
@@ -71,11 +40,12 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], const WarpQuerie
     FLASHATTN_UNROLL
     for (int e = 0; e < 4; ++e) scores[j][e] = 0;
   }
+  uint of_query = queries.lane_offset(lane % 16, lane / 16);
   uint of_key = keys.lane_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   FLASHATTN_UNROLL
-  for (int step = 0; step < queries.kSteps; ++step) {
+  for (int step = 0; step < queries.kPieces / 2; ++step) {
     uint a[4], a_small[4];
-    queries.operand(a, step);
+    load_matrices(a, queries.piece_at(of_query, first_row, step));
     if constexpr (kIsFloat) {
       FLASHATTN_UNROLL
       for (int e = 0; e < 4; ++e) split_tf32(a[e], a[e], a_small[e]);

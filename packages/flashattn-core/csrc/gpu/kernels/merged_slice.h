@@ -1,0 +1,48 @@
+// Results that several parts of the keys have left of a row, as one: a thread has some of its columns.
+#pragma once
+
+#include "online_softmax.h"
+
+namespace flashattn {
+
+// Neighbouring columns of a row, which a thread loads at once.
+constexpr int kSlice = value_dim % 4 == 0 ? 4 : 1, kSlices = value_dim / kSlice;
+struct alignas(kSlice * sizeof(float)) Slice {
+  float columns[kSlice];
+};
+
+// A slice of a row of which several parts of the keys have left results. result_of(part, softmax, slice) reads one.
+struct MergedSlice {
+  OnlineSoftmax softmax = empty_row();
+  Slice slice = {};
+
+  template <typename F>
+  FLASHATTN_FUNC void merge(int parts, F result_of) {
+    constexpr int kAtOnce = 8;  // loads that are under way together
+    for (int first = 0; first < parts; first += kAtOnce) {
+      OnlineSoftmax softmaxes[kAtOnce];
+      Slice slices[kAtOnce];
+      float largest = -INFINITY;
+      FLASHATTN_UNROLL
+      for (int n = 0; n < kAtOnce; ++n) {
+        softmaxes[n] = empty_row();
+        slices[n] = Slice{};
+        if (first + n < parts) result_of(first + n, softmaxes[n], slices[n]);
+      }
+      FLASHATTN_UNROLL
+      for (int n = 0; n < kAtOnce; ++n) largest = maximum(largest, softmaxes[n].row_max);
+      float rescale = softmax.raise(largest);
+      FLASHATTN_UNROLL
+      for (int i = 0; i < kSlice; ++i) slice.columns[i] *= rescale;
+      FLASHATTN_UNROLL
+      for (int n = 0; n < kAtOnce; ++n) {
+        float weight = softmax.probability(softmaxes[n].row_max);
+        softmax.row_sum += weight * softmaxes[n].row_sum;
+        FLASHATTN_UNROLL
+        for (int i = 0; i < kSlice; ++i) slice.columns[i] += weight * slices[n].columns[i];
+      }
+    }
+  }
+};
+
+}  // namespace flashattn
