@@ -3,6 +3,7 @@
 import ctypes
 import importlib.metadata
 import re
+import sys
 from functools import cache
 from typing import NamedTuple
 
@@ -17,13 +18,19 @@ class Compiled(NamedTuple):
 
 @cache
 def _library() -> ctypes.CDLL:
+    if sys.platform != "linux":
+        pytest.skip("NVIDIA has no NVRTC for macOS")
     files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
-    for file in files:
-        if re.fullmatch(r"libnvrtc\.so\.\d+", file.name):
-            return ctypes.CDLL(str(file.locate()))
-    pytest.skip("nvidia-cuda-nvrtc has no library for this machine")
+    *_, library = [  # the first one is found by the second, by its name, once it is loaded
+        ctypes.CDLL(str(file.locate()))
+        for pattern in (r"libnvrtc-builtins\.so\..*", r"libnvrtc\.so\.\d+")
+        for file in files
+        if re.fullmatch(pattern, file.name)
+    ]
+    return library
 
 
+@cache
 def compiled(text: str, architecture: str) -> Compiled:
     """A launch's text, as csrc/cuda/programs.cpp has it compiled. Fails with the compiler's log."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()

@@ -1,4 +1,4 @@
-"""Every instantiation that launches ask for compiles, for each generation of GPUs; those of common models spill nothing."""
+"""Every instantiation that launches ask for compiles, for each generation of GPUs; what models call spills nothing."""
 
 import itertools
 
@@ -11,45 +11,66 @@ from nvrtc import compiled
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-KERNELS = {"cuda_decode": (1, 8), "cuda_prefill": (100,), "cuda_prefill_hopper": (100,), "cuda_rowwise": (40,)}
-DIMS = [8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256]
+LENGTHS = {"cuda_decode": 3, "cuda_prefill": 100, "cuda_prefill_hopper": 100, "cuda_rowwise": 40}
+SINKS = {"sinks": mx.zeros(4)}
 
 
-def texts(kernel, dtype, dim, value_dim, length, mask="causal", heads=4, **options):
-    """Of the launches of a call with 2 key/value heads."""
+def assert_compiles(architecture, kernel, dtype, dim, value_dim=None, mask="causal", length=None, heads=4, **options):
+    """The launches of a call with 2 key/value heads. Returns the bytes that they spill."""
     query, key, value = (
         mx.zeros((1, n, rows, columns), DTYPES[dtype])
-        for n, rows, columns in ((heads, length, dim), (2, 300, dim), (2, 300, value_dim))
+        for n, rows, columns in ((heads, length or LENGTHS[kernel], dim), (2, 300, dim), (2, 300, value_dim or dim))
     )
-    described = launches.forward(lowered(query, key, value, None, mask, kernel=kernel, **options), "cuda")
-    return [launch["source"] for launch in described]
+    if "bits" in options:
+        key, value = (mx.quantize(array, options["group_size"], options["bits"]) for array in (key, value))
+    elif options.pop("strided", False):
+        key = key.swapaxes(2, 3).flatten().reshape(1, 2, dim, 300).swapaxes(2, 3)
+    return assert_each_compiles(
+        architecture, launches.forward(lowered(query, key, value, None, mask, kernel=kernel, **options), "cuda")
+    )
 
 
-def runs_on(kernel, dtype, architecture="sm_90a"):
+def assert_each_compiles(architecture, described):
+    done = [compiled(launch["source"], architecture) for launch in described]
+    assert [each.warnings for each in done] == [""] * len(described)
+    return sum(each.spilled for each in done)
+
+
+def runs_on(kernel, dtype, architecture):
     return kernel != "cuda_prefill_hopper" or (architecture == "sm_90a" and dtype != "float32")
 
 
-def assert_compiles(architecture, sources):
-    for source in sources:
-        done = compiled(source, architecture)
-        assert not done.warnings
-        yield done
+def cases(*further):
+    """All kernels and dtypes on the architectures that have them, with each of what is given."""
+    every = itertools.product(LENGTHS, DTYPES, ARCHITECTURES, *further)
+    return [case for case in every if runs_on(*case[:3])]
 
 
-CASES = [
-    (kernel, dtype, architecture, dim)
-    for kernel, dtype, architecture, dim in itertools.product(KERNELS, DTYPES, ARCHITECTURES, DIMS)
-    if runs_on(kernel, dtype, architecture)
-]
-
-
-@pytest.mark.rotate(60)
-@pytest.mark.parametrize(("kernel", "dtype", "architecture", "dim"), CASES)
+@pytest.mark.rotate(91)
+@pytest.mark.parametrize(("kernel", "dtype", "architecture", "dim"), cases([8, 24, 64, 80, 96, 128, 192, 256]))
 def test_head_dims(kernel, dtype, architecture, dim):
-    for value_dim in {dim, 64, 128}:
-        for length in KERNELS[kernel]:
-            for _ in assert_compiles(architecture, texts(kernel, dtype, dim, value_dim, length)):
-                pass
+    for value_dim in {dim, 64}:
+        assert_compiles(architecture, kernel, dtype, dim, value_dim)
+
+
+@pytest.mark.rotate(13)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_rowwise"])
+def test_large_heads_and_quantised(kernel, dtype, architecture):
+    for dim, value_dim in ((320, 32), (512, 512)):
+        assert_compiles(architecture, kernel, dtype, dim, value_dim)
+    for bits, group_size in ((1, 128), (3, 32), (4, 64), (8, 64)):
+        assert_compiles(architecture, kernel, dtype, 128, bits=bits, group_size=group_size)
+
+
+@pytest.mark.rotate(13)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 256])
+def test_decoding_large_groups(dim, dtype, architecture):
+    for rows in (16, 48, 128):
+        assert_compiles(architecture, "cuda_decode", dtype, dim, length=8, heads=rows // 4)
 
 
 MASKS = {
@@ -60,38 +81,50 @@ MASKS = {
     "bool array": mx.zeros((300,), mx.bool_),
     "additive array": mx.zeros((300,)),
 }
+OPTIONS = [{}, {"softcap": 5.0, "alibi_slopes": mx.ones(4), **SINKS}, {"strided": True}]
 
 
-@pytest.mark.rotate(12)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_masks_and_options(kernel, mask):
-    for dtype in DTYPES:
-        for options in ({}, {"softcap": 5.0, "sinks": mx.zeros(4), "alibi_slopes": mx.ones(4)}):
-            if runs_on(kernel, dtype) and (mask != "additive array" or dtype == "float32"):
-                for length in KERNELS[kernel]:
-                    sources = texts(kernel, dtype, 128, 128, length, MASKS[mask], **options)
-                    assert all(done.registers for done in assert_compiles("sm_90a", sources))
+@pytest.mark.rotate(41)
+@pytest.mark.parametrize(("kernel", "dtype", "architecture", "mask"), cases(MASKS))
+def test_masks_and_options(kernel, dtype, architecture, mask):
+    for options in OPTIONS:
+        if mask != "additive array" or dtype == "float32":
+            assert_compiles(architecture, kernel, dtype, 128, mask=MASKS[mask], **options)
 
 
-# The calls of models: query heads to a key/value head, queries, head_dim.
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_copies_of_arrays_that_are_not_aligned(architecture):
+    for dtype in (mx.uint16, mx.uint32, mx.uint64):
+        assert assert_each_compiles(architecture, launches.realign(mx.zeros(3, dtype), "cuda")) == 0
+
+
+# Calls of models: query heads to each key/value head, queries, head_dim, mask and options.
 MODELS = {
-    "Mistral, Qwen2": (14, 4096, 128, SlidingWindow(512)),
-    "gpt-oss": (16, 4096, 64, SlidingWindow(128)),
-    "gemma3": (4, 4096, 256, SlidingWindow(1024)),
-    "llama": (14, 4096, 128, "causal"),
-    "decode": (14, 1, 128, "causal"),
-    "decode of gemma3": (4, 1, 256, "causal"),
-    "speculative decoding": (14, 8, 128, "causal"),
+    "Mistral": ("bfloat16", 7, 128, 128, SlidingWindow(512), {}),
+    "gpt-oss": ("bfloat16", 8, 128, 64, SlidingWindow(128), SINKS),
+    "gemma3": ("bfloat16", 2, 128, 256, SlidingWindow(1024), {}),
+    "gemma": ("bfloat16", 2, 128, 256, "causal", {}),
+    "gemma2": ("bfloat16", 2, 128, 256, "causal", {"softcap": 50.0}),
+    "a padded batch": ("bfloat16", 7, 128, 64, Causal() & KeyRange(mx.array([3])), {}),
+    "llama": ("bfloat16", 7, 128, 128, "causal", {}),
+    "in float32": ("float32", 7, 128, 128, "causal", {}),
+    "decode": ("bfloat16", 7, 1, 128, "causal", {}),
+    "decode, a padded batch": ("bfloat16", 7, 1, 128, Causal() & KeyRange(mx.array([3])), {}),
+    "decode in float32": ("float32", 7, 1, 128, "causal", {}),
+    "decode, gemma3": ("bfloat16", 2, 1, 256, "causal", {}),
+    "decode, gpt-oss": ("bfloat16", 8, 1, 64, "causal", SINKS),
+    "speculative decoding": ("bfloat16", 7, 8, 128, "causal", {}),
 }
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.rotate(9)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("model", MODELS)
-def test_no_spills_in_what_models_call(model, dtype):
-    heads, length, dim, mask = MODELS[model]
-    kernels = ["cuda_decode"] if length <= 16 else ["cuda_prefill", "cuda_prefill_hopper"]
-    for kernel in kernels:
-        if runs_on(kernel, dtype):
-            sources = texts(kernel, dtype, dim, dim, length, mask, heads)
-            assert [done.spilled for done in assert_compiles("sm_90a", sources)] == [0] * len(sources)
+def test_no_spills_in_what_models_call(model, architecture):
+    dtype, group, length, dim, mask, options = MODELS[model]
+    options = {name: mx.zeros(2 * group) if name == "sinks" else value for name, value in options.items()}
+    for kernel in ["cuda_decode"] if length <= 16 else ["cuda_prefill", "cuda_prefill_hopper"]:
+        if runs_on(kernel, dtype, architecture):
+            assert not assert_compiles(
+                architecture, kernel, dtype, dim, mask=mask, length=length, heads=2 * group, **options
+            )

@@ -142,10 +142,10 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
                    Backend::metal);
 }
 
-nb::list realign(mx::array misaligned) {
+nb::list realign(mx::array misaligned, const std::string& device) {
+  Backend backend = backend_of(device);
   mx::eval(misaligned);
-  return described(realign_work(Backend::metal, misaligned, not_allocated(misaligned.shape(), misaligned.dtype())),
-                   Backend::metal);
+  return described(realign_work(backend, misaligned, not_allocated(misaligned.shape(), misaligned.dtype())), backend);
 }
 
 }  // namespace
@@ -157,5 +157,5 @@ NB_MODULE(flashattn_launches, m) {
   m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "The launches of a call. Raises as it does.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
-  m.def("realign", &realign, "misaligned"_a, "The launch that copies an array.");
+  m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
 }

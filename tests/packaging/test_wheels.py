@@ -1,6 +1,7 @@
 """What the wheels say of themselves, and what is in them."""
 
 import csv
+import ctypes
 import io
 import json
 import re
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import flashattn_core
+import mlx.core as mx
 import pytest
 from build_wheels import PACKAGES, ROOT, uv
 from flashattn_core import _ext
@@ -111,6 +113,17 @@ def test_the_extension_finds_libmlx_beside_itself(module):
 def test_the_extension_needs_nothing_but_the_system_s_libraries(module):
     system = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-[\w-]+)\.so\.\d+")
     assert [name for name in dynamic(module, "NEEDED") if not system.fullmatch(name)] == ["libmlx.so"]
+
+
+@on_linux
+def test_what_only_mlx_s_builds_for_cuda_have_is_weak(module):
+    """So one wheel is for all of MLX's builds: without CUDA these symbols are null. There is one of mlx[cpu] here."""
+    symbols = subprocess.run(["readelf", "--dyn-syms", "-W", module], capture_output=True, text=True, check=True).stdout
+    missing = dict(reversed(row) for row in re.findall(r"(GLOBAL|WEAK) +DEFAULT +UND (_ZN3mlx\S+)", symbols))
+    libmlx = ctypes.CDLL(str(Path(mx.__file__).parent / "lib/libmlx.so"))
+    found = {name: bind for name, bind in missing.items() if not hasattr(libmlx, name)}
+    assert {"_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"} <= found.keys()
+    assert set(found.values()) == {"WEAK"}
 
 
 @each

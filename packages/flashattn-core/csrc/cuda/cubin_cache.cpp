@@ -1,8 +1,9 @@
-// A file has the whole key, and the sums of it and of the code: what is not exactly what was asked for is not used.
+// A file has the sum of the code, the whole key, and the code: what is not exactly what was asked for is not used.
 #include "cubin_cache.h"
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 namespace flashattn::cuda {
 namespace {
@@ -28,60 +30,49 @@ std::string sum_of(const std::string& text) {
 }
 
 // Empty where the system names no folder for caches.
-fs::path folder() {
-  if (const char* own = std::getenv("FLASHATTN_CACHE"); own && *own) {
-    return fs::path(own) / "cubins";
-  }
-  if (const char* caches = std::getenv("XDG_CACHE_HOME"); caches && *caches) {
-    return fs::path(caches) / "flashattn/cubins";
-  }
-  if (const char* home = std::getenv("HOME"); home && *home) {
-    return fs::path(home) / ".cache/flashattn/cubins";
+fs::path file_of(const std::string& key) {
+  constexpr std::pair<const char*, const char*> kFolders[] = {
+      {"FLASHATTN_CACHE", "cubins"}, {"XDG_CACHE_HOME", "flashattn/cubins"}, {"HOME", ".cache/flashattn/cubins"}};
+  for (auto [variable, below] : kFolders) {
+    if (const char* folder = std::getenv(variable); folder && *folder) {
+      return fs::path(folder) / below / sum_of(key);
+    }
   }
   return {};
 }
 
 // What stands in front of the code.
 std::string header(const std::string& key, const std::string& cubin) {
-  return std::to_string(key.size()) + " " + std::to_string(cubin.size()) + " " + sum_of(cubin) + "\n" + key;
+  return sum_of(cubin) + "\n" + key + "\n";
 }
 
 }  // namespace
 
 std::string read_cubin(const std::string& key) {
-  if (folder().empty()) {
-    return {};
-  }
-  std::ifstream file(folder() / sum_of(key), std::ios::binary);
+  std::ifstream file(file_of(key), std::ios::binary);
   std::stringstream content;
   content << file.rdbuf();
-  std::string text = content.str();
-  size_t line = text.find('\n');
-  if (line == std::string::npos || line + 1 + key.size() > text.size()) {
-    return {};
-  }
-  std::string cubin = text.substr(line + 1 + key.size());
-  return text.compare(0, line + 1 + key.size(), header(key, cubin)) == 0 ? cubin : std::string();
+  std::string text = content.str(), cubin = text.substr(std::min(text.size(), header(key, {}).size()));
+  return text.starts_with(header(key, cubin)) ? cubin : std::string();
 }
 
 void write_cubin(const std::string& key, const std::string& cubin) {
-  std::error_code failed;
-  fs::path into = folder();
-  if (into.empty() || (fs::create_directories(into, failed), failed)) {
+  fs::path file = file_of(key), unfinished = file;
+  if (file.empty()) {
     return;
   }
-  fs::path file = into / sum_of(key), unfinished = file;
   unfinished += "." + std::to_string(getpid());
-  {
-    std::ofstream out(unfinished, std::ios::binary);
-    out << header(key, cubin) << cubin;
-    if (!out.flush()) {
-      out.close();
-      fs::remove(unfinished, failed);
-      return;
-    }
+  std::error_code failed;
+  fs::create_directories(file.parent_path(), failed);
+  std::ofstream out(unfinished, std::ios::binary);
+  out << header(key, cubin) << cubin;
+  out.close();
+  if (out) {
+    fs::rename(unfinished, file, failed);  // at once: another process sees all of it or nothing
   }
-  fs::rename(unfinished, file, failed);  // at once: another process sees all of it or nothing
+  if (!out || failed) {
+    fs::remove(unfinished, failed);
+  }
 }
 
 }  // namespace flashattn::cuda

@@ -2,10 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <initializer_list>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 
 #include "../call/kernel_table.h"
@@ -14,86 +13,96 @@ namespace flashattn::cuda {
 namespace {
 
 // A library that libmlx has loaded. RTLD_NOLOAD: never a second one, of another version.
-void* library(const char* what, std::initializer_list<const char*> files, const char* cure) {
-  for (const char* file : files) {
-    if (void* found = dlopen(file, RTLD_LAZY | RTLD_NOLOAD)) {
-      return found;
+class Library {
+ public:
+  Library(std::string name, std::initializer_list<const char*> files, std::string cure)
+      : name_(std::move(name)), cure_(std::move(cure)) {
+    for (const char* file : files) {
+      handle_ = handle_ ? handle_ : dlopen(file, RTLD_LAZY | RTLD_NOLOAD);
+    }
+    if (!handle_) {
+      throw NoKernelError("[flash_attention] " + name_ + " is not there: " + cure_);
     }
   }
-  throw NoKernelError(std::string("[flash_attention] ") + what + " is missing: " + cure);
-}
 
-template <typename F>
-void find(F& function, void* library, const char* name) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  if (!function) {
-    throw NoKernelError(std::string("[flash_attention] ") + name + " is missing in NVIDIA's " +
-                        "libraries: install a newer driver");
+  template <typename F>
+  F* find(const char* function) const {
+    if (void* found = dlsym(handle_, function)) {
+      return reinterpret_cast<F*>(found);
+    }
+    throw NoKernelError("[flash_attention] " + name_ + " has no " + function + ": " + cure_);
   }
-}
+
+  virtual std::string in_words(int error) const = 0;
+
+ private:
+  std::string name_, cure_;
+  void* handle_ = nullptr;
+};
+
+// Throws std::runtime_error where the library's function returns an error.
+template <typename... Parameters>
+class Function {
+ public:
+  Function(const Library& library, const char* name)
+      : library_(library), name_(name), function_(library.find<int(Parameters...)>(name)) {}
+
+  void operator()(Parameters... parameters) const {
+    if (int error = function_(parameters...)) {
+      throw std::runtime_error(std::string("[flash_attention] ") + name_ + ": " + library_.in_words(error));
+    }
+  }
+
+ private:
+  const Library& library_;
+  const char* name_;
+  int (*function_)(Parameters...);
+};
 
 using Program = void*;
 
-struct Nvrtc {
-  const char* (*error_string)(int);
-  int (*version)(int*, int*);
-  int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*);
-  int (*destroy)(Program*);
-  int (*compile)(Program, int, const char* const*);
-  int (*log_size)(Program, size_t*);
-  int (*log)(Program, char*);
-  int (*cubin_size)(Program, size_t*);
-  int (*cubin)(Program, char*);
+struct Nvrtc : Library {
+  Function<int*, int*> version{*this, "nvrtcVersion"};
+  Function<int*> num_architectures{*this, "nvrtcGetNumSupportedArchs"};
+  Function<int*> list_architectures{*this, "nvrtcGetSupportedArchs"};
+  Function<Program*, const char*, const char*, int, const char* const*, const char* const*> create{
+      *this, "nvrtcCreateProgram"};
+  Function<Program*> destroy{*this, "nvrtcDestroyProgram"};
+  Function<Program, int, const char* const*> compile{*this, "nvrtcCompileProgram"};
+  Function<Program, size_t*> log_size{*this, "nvrtcGetProgramLogSize"};
+  Function<Program, char*> log{*this, "nvrtcGetProgramLog"};
+  Function<Program, size_t*> cubin_size{*this, "nvrtcGetCUBINSize"};
+  Function<Program, char*> cubin{*this, "nvrtcGetCUBIN"};
+  const char* (*error_string)(int) = find<const char*(int)>("nvrtcGetErrorString");
+  std::vector<int> architectures;  // 90 for 9.0
 
-  Nvrtc() {
-    void* nvrtc = library("NVRTC", {"libnvrtc.so.13", "libnvrtc.so.12"}, "reinstall mlx[cuda12] or mlx[cuda13]");
-    find(error_string, nvrtc, "nvrtcGetErrorString");
-    find(version, nvrtc, "nvrtcVersion");
-    find(create, nvrtc, "nvrtcCreateProgram");
-    find(destroy, nvrtc, "nvrtcDestroyProgram");
-    find(compile, nvrtc, "nvrtcCompileProgram");
-    find(log_size, nvrtc, "nvrtcGetProgramLogSize");
-    find(log, nvrtc, "nvrtcGetProgramLog");
-    find(cubin_size, nvrtc, "nvrtcGetCUBINSize");
-    find(cubin, nvrtc, "nvrtcGetCUBIN");
+  Nvrtc() : Library("NVRTC", {"libnvrtc.so.13", "libnvrtc.so.12"}, "reinstall mlx[cuda13] or mlx[cuda12]") {
+    int count = 0;
+    num_architectures(&count);
+    architectures.resize(count);
+    list_architectures(architectures.data());
   }
 
-  void check(int result, const char* function) const {
-    if (result != 0) {
-      throw std::runtime_error(std::string("[flash_attention] ") + function + ": " + error_string(result));
-    }
-  }
+  std::string in_words(int error) const override { return error_string(error); }
 };
 
-struct Driver {
-  int (*error_string)(int, const char**);
-  int (*version)(int*);
-  int (*device_name)(char*, int, int);
-  int (*device_attribute)(int*, int, int);
-  int (*load)(void**, const void*);
-  int (*get_function)(CUfunction*, void*, const char*);
-  int (*set_attribute)(CUfunction, int, int);
-  int (*encode_tiled)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*,
-                      int, int, int, int);
+struct Driver : Library {
+  Function<int*> version{*this, "cuDriverGetVersion"};
+  Function<int*, int, int> device_attribute{*this, "cuDeviceGetAttribute"};
+  Function<void**, const void*> load{*this, "cuModuleLoadData"};
+  Function<CUfunction*, void*, const char*> get_function{*this, "cuModuleGetFunction"};
+  Function<CUfunction, int, int> set_attribute{*this, "cuFuncSetAttribute"};
+  Function<void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int,
+           int, int>
+      encode_tiled{*this, "cuTensorMapEncodeTiled"};
+  int (*error_string)(int, const char**) = find<int(int, const char**)>("cuGetErrorString");
 
-  Driver() {
-    void* driver = library("NVIDIA's driver", {"libcuda.so.1"}, "install it");
-    find(error_string, driver, "cuGetErrorString");
-    find(version, driver, "cuDriverGetVersion");
-    find(device_name, driver, "cuDeviceGetName");
-    find(device_attribute, driver, "cuDeviceGetAttribute");
-    find(load, driver, "cuModuleLoadData");
-    find(get_function, driver, "cuModuleGetFunction");
-    find(set_attribute, driver, "cuFuncSetAttribute");
-    find(encode_tiled, driver, "cuTensorMapEncodeTiled");
-  }
+  Driver() : Library("NVIDIA's driver", {"libcuda.so.1"}, "install version 525 or a newer one") {}
 
-  void check(int result, const std::string& what) const {
-    if (result != 0) {
-      const char* text = nullptr;
-      error_string(result, &text);
-      throw std::runtime_error("[flash_attention] " + what + ": " + (text ? text : "error " + std::to_string(result)));
-    }
+  std::string in_words(int error) const override {
+    const char* words = nullptr;
+    error_string(error, &words);
+    return words ? words : "error " + std::to_string(error);
   }
 };
 
@@ -107,63 +116,50 @@ const Driver& driver() {
   return functions;
 }
 
-struct Capability {
-  int major, minor;
-};
-
-// Asked for once: calls are checked often.
-Capability capability(int device) {
-  static std::mutex mutex;
-  static std::map<int, Capability> known;
-  std::lock_guard lock(mutex);
-  if (auto of_device = known.find(device); of_device != known.end()) {
-    return of_device->second;
-  }
-  constexpr int kMajor = 75, kMinor = 76;  // of CUdevice_attribute
-  Capability found = {};
-  driver().check(driver().device_attribute(&found.major, kMajor, device), "cuDeviceGetAttribute");
-  driver().check(driver().device_attribute(&found.minor, kMinor, device), "cuDeviceGetAttribute");
-  return known[device] = found;
+// By its number in CUdevice_attribute.
+int attribute(int number, int device) {
+  int value = 0;
+  driver().device_attribute(&value, number, device);
+  return value;
 }
 
 }  // namespace
 
 int compute_capability(int device) {
-  auto [major, minor] = capability(device);
-  return 10 * major + minor;
+  constexpr int kMajor = 75, kMinor = 76;
+  return 10 * attribute(kMajor, device) + attribute(kMinor, device);
 }
 
 std::string architecture(int device) {
-  auto [major, minor] = capability(device);
+  int capability = compute_capability(device);
   // The code runs on this device alone, so it may use what only its very architecture has.
-  return "sm_" + std::to_string(major) + std::to_string(minor) + (major >= 9 ? "a" : "");
-}
-
-std::string device_name(int device) {
-  char name[256] = {};
-  driver().check(driver().device_name(name, sizeof(name), device), "cuDeviceGetName");
-  return name;
+  return "sm_" + std::to_string(capability) + (capability >= 90 ? "a" : "");
 }
 
 std::string nvrtc_version() {
   int major = 0, minor = 0;
-  nvrtc().check(nvrtc().version(&major, &minor), "nvrtcVersion");
+  nvrtc().version(&major, &minor);
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
 std::string driver_version() {
   int version = 0;
-  driver().check(driver().version(&version), "cuDriverGetVersion");
+  driver().version(&version);
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-void check_device(int device) {
-  nvrtc();
-  auto [major, minor] = capability(device);
-  if (major < 8) {
-    throw NoKernelError("[flash_attention] the GPU has compute capability " + std::to_string(major) + "." +
-                        std::to_string(minor) + ", expected 8.0 or more");
+void check_device(int device) try {
+  int capability = compute_capability(device);
+  const std::vector<int>& known = nvrtc().architectures;
+  bool is_known = std::find(known.begin(), known.end(), capability) != known.end();
+  if (capability < 80 || !is_known) {
+    throw NoKernelError("[flash_attention] the GPU has compute capability " + std::to_string(capability / 10) + "." +
+                        std::to_string(capability % 10) +
+                        (capability < 80 ? ", expected 8.0 or more"
+                                         : ", which NVRTC " + nvrtc_version() + " does not know: install a newer one"));
   }
+} catch (const std::runtime_error& error) {
+  throw NoKernelError(error.what());  // now there still is a choice
 }
 
 TensorMap tensor_map(const BoxOfArray& box) {
@@ -172,47 +168,47 @@ TensorMap tensor_map(const BoxOfArray& box) {
   constexpr uint32_t kDimensions = 4, kColumns = 64;
   const uint32_t sizes[kDimensions] = {kColumns, static_cast<uint32_t>(box.rows), 1, 1}, steps[] = {1, 1, 1, 1};
   TensorMap map;
-  driver().check(
-      driver().encode_tiled(&map, box.bfloat ? kBfloat16 : kFloat16, kDimensions, const_cast<void*>(box.address),
-                            box.sizes, box.steps, sizes, steps, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros),
-      "cuTensorMapEncodeTiled");
+  driver().encode_tiled(&map, box.bfloat ? kBfloat16 : kFloat16, kDimensions, const_cast<void*>(box.address), box.sizes,
+                        box.steps, sizes, steps, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
   return map;
 }
 
 std::string compiled(const std::string& text, const std::string& name, const std::vector<std::string>& options) {
   Program created = nullptr;
-  nvrtc().check(nvrtc().create(&created, text.c_str(), (name + ".cu").c_str(), 0, nullptr, nullptr),
-                "nvrtcCreateProgram");
-  const auto destroy = [](Program program) { nvrtc().destroy(&program); };
-  std::unique_ptr<void, decltype(destroy)> program(created, destroy);
+  nvrtc().create(&created, text.c_str(), (name + ".cu").c_str(), 0, nullptr, nullptr);
+  std::unique_ptr<void, void (*)(Program)> program(created, [](Program done) { nvrtc().destroy(&done); });
+  const auto result = [&](const auto& size_of, const auto& read) {
+    size_t size = 0;
+    size_of(created, &size);
+    std::string bytes(size, '\0');
+    read(created, bytes.data());
+    return bytes;
+  };
   std::vector<const char*> arguments;
   for (const std::string& option : options) {
     arguments.push_back(option.c_str());
   }
-  int result = nvrtc().compile(program.get(), static_cast<int>(arguments.size()), arguments.data());
-  size_t size = 0;
-  if (result != 0) {
-    nvrtc().log_size(program.get(), &size);
-    std::string log(size, '\0');
-    nvrtc().log(program.get(), log.data());
-    throw std::runtime_error("[flash_attention] NVRTC " + nvrtc_version() + " does not compile " + name + " with " +
-                             options.front() + ": " + nvrtc().error_string(result) + "\n" + log.c_str());
+  try {
+    nvrtc().compile(created, static_cast<int>(arguments.size()), arguments.data());
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(std::string(error.what()) + "\n" + result(nvrtc().log_size, nvrtc().log).c_str());
   }
-  nvrtc().check(nvrtc().cubin_size(program.get(), &size), "nvrtcGetCUBINSize");
-  std::string cubin(size, '\0');
-  nvrtc().check(nvrtc().cubin(program.get(), cubin.data()), "nvrtcGetCUBIN");
-  return cubin;
+  return result(nvrtc().cubin_size, nvrtc().cubin);
 }
 
-CUfunction loaded(const std::string& cubin, const std::string& name, int dynamic_shared) {
+CUfunction loaded(const std::string& cubin, const std::string& name, int dynamic_shared, int device) {
   constexpr int kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // of CUfunction_attribute
+  constexpr int kMaxShared = 97;                                    // of a block, for those that ask for it
   void* module = nullptr;
   CUfunction function = nullptr;
-  driver().check(driver().load(&module, cubin.data()), "cuModuleLoadData of " + name);
-  driver().check(driver().get_function(&function, module, name.c_str()), "cuModuleGetFunction of " + name);
+  driver().load(&module, cubin.data());
+  driver().get_function(&function, module, name.c_str());
+  if (int most = attribute(kMaxShared, device); dynamic_shared > most) {
+    throw std::runtime_error("[flash_attention] a block needs " + std::to_string(dynamic_shared) +
+                             " bytes of shared memory, and the GPU has " + std::to_string(most));
+  }
   if (dynamic_shared > kWithoutAsking) {
-    driver().check(driver().set_attribute(function, kMaxDynamicShared, dynamic_shared),
-                   name + " needs " + std::to_string(dynamic_shared) + " bytes of shared memory");
+    driver().set_attribute(function, kMaxDynamicShared, dynamic_shared);
   }
   return function;
 }

@@ -1,5 +1,5 @@
 // NVRTC and NVIDIA's driver, as libmlx has loaded them: this module links to neither. Where one of them, or a function
-// of theirs, is missing, everything here throws NoKernelError with the cure.
+// of theirs, is missing, everything here throws NoKernelError with the cure; what they refuse is a std::runtime_error.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,13 @@ using CUfunction = CUfunc_st*;
 
 namespace flashattn::cuda {
 
-// Throws NoKernelError, with the cure, where the device or its software cannot run the kernels.
+// Throws NoKernelError, with the cure, where the device cannot run the kernels, or NVRTC does not know it.
 void check_device(int device);
 
 int compute_capability(int device);    // 90 for 9.0
 std::string architecture(int device);  // "sm_90a"
-std::string device_name(int device);
-std::string nvrtc_version();   // "13.0"
-std::string driver_version();  // "13.0": the newest CUDA that the driver knows
+std::string nvrtc_version();           // "13.0"
+std::string driver_version();          // "13.0": the newest CUDA that the driver knows
 
 // An array of 16-bit floats, its dimensions and their steps in bytes from the fastest on, and a box of it: 64 columns
 // of `rows` rows, which come as SharedTile has them. The first dimension's elements lie side by side.
@@ -33,11 +32,11 @@ struct BoxOfArray {
 };
 TensorMap tensor_map(const BoxOfArray& box);
 
-// Machine code of a text. Throws std::runtime_error with the compiler's log.
+// Machine code of a text. The error has the compiler's log.
 std::string compiled(const std::string& text, const std::string& name, const std::vector<std::string>& options);
 
-// The kernel of this name in machine code, loaded for ever. dynamic_shared: bytes that its launches may have. MLX's
-// device must be current. Throws std::runtime_error.
-CUfunction loaded(const std::string& cubin, const std::string& name, int dynamic_shared);
+// The kernel of this name in machine code, loaded for ever. dynamic_shared: bytes that its launches may have. The
+// device must be current.
+CUfunction loaded(const std::string& cubin, const std::string& name, int dynamic_shared, int device);
 
 }  // namespace flashattn::cuda

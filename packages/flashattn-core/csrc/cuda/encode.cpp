@@ -117,8 +117,8 @@ int compute_capability() {
 }
 
 std::string describe(mx::Device device) {
-  return device_name(device.index) + ", " + architecture(device.index) + ", driver for CUDA " + driver_version() +
-         ", NVRTC " + nvrtc_version();
+  return std::get<std::string>(mx::device_info(device).at("device_name")) + ", " + architecture(device.index) +
+         ", driver for CUDA " + driver_version() + ", NVRTC " + nvrtc_version();
 }
 
 void encode(const Work& work, mx::Stream stream) {

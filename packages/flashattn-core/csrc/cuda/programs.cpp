@@ -2,6 +2,7 @@
 #include "programs.h"
 
 #include <mutex>
+#include <stdexcept>
 #include <unordered_map>
 
 #include "cubin_cache.h"
@@ -22,12 +23,11 @@ std::string specialisation(const gpu::Launch& launch, int device) {
   return name;
 }
 
-CUfunction built(const gpu::Launch& launch, int device) {
+std::string machine_code(const gpu::Launch& launch, const std::string& architecture) {
   // The warnings that are off: constants that a kernel does not use, and divisions by those that a call does not have.
-  std::vector<std::string> options = {"--gpu-architecture=" + architecture(device), "--std=c++17",
+  std::vector<std::string> options = {"--gpu-architecture=" + architecture, "--std=c++17",
                                       "--device-as-default-execution-space", "--diag-suppress=39,177"};
-  std::string text = source_text(launch);
-  std::string key = "flashattn_core " FLASHATTN_VERSION ", NVRTC " + nvrtc_version();
+  std::string text = source_text(launch), key = "flashattn_core " FLASHATTN_VERSION ", NVRTC " + nvrtc_version();
   for (const std::string& option : options) {
     key += " " + option;
   }
@@ -37,7 +37,18 @@ CUfunction built(const gpu::Launch& launch, int device) {
     cubin = compiled(text, launch.function, options);
     write_cubin(key, cubin);
   }
-  return loaded(cubin, launch.function, static_cast<int>(launch.dynamic_shared));
+  return cubin;
+}
+
+CUfunction built(const gpu::Launch& launch, int device) {
+  std::string of_device = architecture(device);
+  try {
+    return loaded(machine_code(launch, of_device), launch.function, static_cast<int>(launch.dynamic_shared), device);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(error.what() + ("\nThis was " + launch.function) + " for " + of_device + ", by NVRTC " +
+                             nvrtc_version() + ", on a driver for CUDA " + driver_version() +
+                             ". Try a newer driver, or kernel=\"cuda_rowwise\".");
+  }
 }
 
 }  // namespace

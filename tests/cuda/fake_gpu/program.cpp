@@ -1,0 +1,36 @@
+// `program KERNEL BYTES LIBRARY...`: loads the libraries, and does with a kernel what a call does, first when the graph
+// is built and then when it is evaluated.
+#include <dlfcn.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "call/kernel_table.h"
+#include "cuda/launch.h"
+#include "cuda/programs.h"
+
+namespace flashattn::cuda {
+std::string source_text(const gpu::Launch& launch) {
+  return "text of " + launch.function;
+}
+}  // namespace flashattn::cuda
+
+using namespace flashattn;
+
+int main(int, char** arguments) try {
+  signal(SIGXFSZ, SIG_IGN);  // as Python does
+  gpu::Launch launch = {};
+  launch.function = arguments[1];
+  launch.dynamic_shared = std::atoi(arguments[2]);
+  for (char** file = arguments + 3; *file; ++file) {
+    dlopen(*file, RTLD_NOW);
+  }
+  cuda::check_device(0);
+  cuda::function_of(launch, 0);
+  cuda::function_of(launch, 0);  // which is there already
+} catch (const NoKernelError& error) {
+  std::printf("NoKernelError: %s\n", error.what());
+} catch (const std::runtime_error& error) {
+  std::printf("runtime_error: %s\n", error.what());
+}

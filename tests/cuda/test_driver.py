@@ -1,0 +1,54 @@
+"""What a machine lacks is named with its cure: when the graph is built, as NoKernelError, whatever is known by then."""
+
+import fake_gpu
+import pytest
+
+DRIVER, CURE = "install version 525 or a newer one", "reinstall mlx[cuda13] or mlx[cuda12]"
+BEFORE = {
+    "no driver": ({"libraries": ["NVRTC"]}, f"NVIDIA's driver is not there: {DRIVER}"),
+    "old driver": ({"libraries": ["old driver", "NVRTC"]}, f"NVIDIA's driver has no cuTensorMapEncodeTiled: {DRIVER}"),
+    "driver fails": ({"cuDeviceGetAttribute": "3"}, "cuDeviceGetAttribute: it says why"),
+    "no NVRTC": ({"libraries": ["driver"]}, f"NVRTC is not there: {CURE}"),
+    "old NVRTC": ({"libraries": ["driver", "old NVRTC"]}, f"NVRTC has no nvrtcGetCUBIN: {CURE}"),
+    "old GPU": ({"MAJOR": "7"}, "the GPU has compute capability 7.0, expected 8.0 or more"),
+    "new GPU": (
+        {"MAJOR": "12"},
+        "the GPU has compute capability 12.0, which NVRTC 13.0 does not know: install a newer one",
+    ),
+}
+AFTER = {
+    "does not compile": ({"nvrtcCompileProgram": "6"}, "", "nvrtcCompileProgram: NVRTC_ERROR\nthe log"),
+    "does not load": ({"cuModuleLoadData": "200"}, "compiles", "cuModuleLoadData: it says why"),
+    "shared memory": (
+        {"shared": 100_001},
+        "loads",
+        "a block needs 100001 bytes of shared memory, and the GPU has 100000",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_there_still_is_a_choice(case):
+    answers, error = BEFORE[case]
+    assert fake_gpu.said(**answers) == f"NoKernelError: [flash_attention] {error}\n"
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_evaluation_fails(case):
+    answers, last, error = AFTER[case]
+    before, after = fake_gpu.said(**answers).split("runtime_error: [flash_attention] ")
+    assert before.rpartition("\n")[0].rpartition("\n")[2].startswith(last)
+    assert after == (
+        f"{error}\nThis was kernel for sm_90a, by NVRTC 13.0, on a driver for CUDA 12.2. "
+        'Try a newer driver, or kernel="cuda_rowwise".\n'
+    )
+
+
+@pytest.mark.parametrize(("major", "architecture"), [("8", "sm_80"), ("9", "sm_90a")])
+def test_the_code_is_for_this_very_architecture(major, architecture):
+    assert f"compiles text of kernel --gpu-architecture={architecture}\n" in fake_gpu.said(MAJOR=major)
+
+
+@pytest.mark.parametrize(("shared", "asked"), [(48 * 1024, ""), (48 * 1024 + 1, "has 49153 bytes\n")])
+def test_much_shared_memory_is_asked_for(shared, asked):
+    assert fake_gpu.said(shared=shared).endswith(f"loads text of kernel\n{asked}")
