@@ -34,12 +34,9 @@ def _library() -> ctypes.CDLL:
 def compiled(text: str, architecture: str) -> Compiled:
     """A launch's text, as csrc/cuda/programs.cpp has it compiled. Fails with the compiler's log."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
-    options = [f"--gpu-architecture={architecture}", "--std=c++17", "--device-as-default-execution-space"]
-    options += ["--diag-suppress=39,177", "--ptxas-options=-v"]
+    options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--ptxas-options=-v")
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
-    failed = nvrtc.nvrtcCompileProgram(
-        program, len(options), (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    )
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), options)
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)

@@ -15,7 +15,7 @@ LIBRARIES |= {f"old {name}": (*how, "-DOLD") for name, how in LIBRARIES.items()}
 
 
 def _make(folder: Path) -> None:
-    run(*COMPILER, '-DFLASHATTN_VERSION="1"', "-I", CSRC, HERE / "program.cpp", *SOURCES, "-o", folder / "program")
+    run(*COMPILER, "-I", CSRC, HERE / "program.cpp", *SOURCES, "-o", folder / "program")
     for name, (file, *options) in LIBRARIES.items():
         shared = ("-shared", "-fPIC", f"-Wl,-soname,{file}", "-o", folder / name)
         run(*COMPILER, *options, HERE / "libraries.cpp", *shared)

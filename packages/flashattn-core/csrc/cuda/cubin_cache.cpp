@@ -1,11 +1,9 @@
-// A file has the sum of the code, the whole key, and the code: what is not exactly what was asked for is not used.
+// A file has the sums of the key and of the code, and both: what is not exactly what was asked for is not used.
 #include "cubin_cache.h"
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -24,9 +22,7 @@ std::string sum_of(const std::string& text) {
   for (unsigned char c : text) {
     sum = (sum ^ c) * 0x100000001b3;
   }
-  char hex[17];
-  std::snprintf(hex, sizeof(hex), "%016llx", static_cast<unsigned long long>(sum));
-  return hex;
+  return std::to_string(sum);
 }
 
 // Empty where the system names no folder for caches.
@@ -41,19 +37,20 @@ fs::path file_of(const std::string& key) {
   return {};
 }
 
-// What stands in front of the code.
-std::string header(const std::string& key, const std::string& cubin) {
-  return sum_of(cubin) + "\n" + key + "\n";
+std::string sums_of(const std::string& key, const std::string& cubin) {
+  return sum_of(key) + " " + sum_of(cubin);
 }
 
 }  // namespace
 
 std::string read_cubin(const std::string& key) {
   std::ifstream file(file_of(key), std::ios::binary);
-  std::stringstream content;
-  content << file.rdbuf();
-  std::string text = content.str(), cubin = text.substr(std::min(text.size(), header(key, {}).size()));
-  return text.starts_with(header(key, cubin)) ? cubin : std::string();
+  std::string sums;
+  std::getline(file, sums);
+  std::stringstream rest;
+  rest << file.rdbuf();
+  std::string cubin = rest.str().starts_with(key) ? rest.str().substr(key.size()) : "";
+  return sums == sums_of(key, cubin) ? cubin : "";
 }
 
 void write_cubin(const std::string& key, const std::string& cubin) {
@@ -65,7 +62,7 @@ void write_cubin(const std::string& key, const std::string& cubin) {
   std::error_code failed;
   fs::create_directories(file.parent_path(), failed);
   std::ofstream out(unfinished, std::ios::binary);
-  out << header(key, cubin) << cubin;
+  out << sums_of(key, cubin) << "\n" << key << cubin;
   out.close();
   if (out) {
     fs::rename(unfinished, file, failed);  // at once: another process sees all of it or nothing

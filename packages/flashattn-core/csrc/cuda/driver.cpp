@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "../call/kernel_table.h"
 
@@ -173,7 +174,7 @@ TensorMap tensor_map(const BoxOfArray& box) {
   return map;
 }
 
-std::string compiled(const std::string& text, const std::string& name, const std::vector<std::string>& options) {
+std::string compiled(const std::string& text, const std::string& name, const std::string& architecture) {
   Program created = nullptr;
   nvrtc().create(&created, text.c_str(), (name + ".cu").c_str(), 0, nullptr, nullptr);
   std::unique_ptr<void, void (*)(Program)> program(created, [](Program done) { nvrtc().destroy(&done); });
@@ -184,12 +185,10 @@ std::string compiled(const std::string& text, const std::string& name, const std
     read(created, bytes.data());
     return bytes;
   };
-  std::vector<const char*> arguments;
-  for (const std::string& option : options) {
-    arguments.push_back(option.c_str());
-  }
+  std::string option = "--gpu-architecture=" + architecture;
+  const char* options[] = {option.c_str()};
   try {
-    nvrtc().compile(created, static_cast<int>(arguments.size()), arguments.data());
+    nvrtc().compile(created, 1, options);
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(std::string(error.what()) + "\n" + result(nvrtc().log_size, nvrtc().log).c_str());
   }

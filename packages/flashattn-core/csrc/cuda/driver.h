@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "arguments.h"
 
@@ -33,7 +32,7 @@ struct BoxOfArray {
 TensorMap tensor_map(const BoxOfArray& box);
 
 // Machine code of a text. The error has the compiler's log.
-std::string compiled(const std::string& text, const std::string& name, const std::vector<std::string>& options);
+std::string compiled(const std::string& text, const std::string& name, const std::string& architecture);
 
 // The kernel of this name in machine code, loaded for ever. dynamic_shared: bytes that its launches may have. The
 // device must be current.

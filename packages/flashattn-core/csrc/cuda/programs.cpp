@@ -24,17 +24,10 @@ std::string specialisation(const gpu::Launch& launch, int device) {
 }
 
 std::string machine_code(const gpu::Launch& launch, const std::string& architecture) {
-  // The warnings that are off: constants that a kernel does not use, and divisions by those that a call does not have.
-  std::vector<std::string> options = {"--gpu-architecture=" + architecture, "--std=c++17",
-                                      "--device-as-default-execution-space", "--diag-suppress=39,177"};
-  std::string text = source_text(launch), key = "flashattn_core " FLASHATTN_VERSION ", NVRTC " + nvrtc_version();
-  for (const std::string& option : options) {
-    key += " " + option;
-  }
-  key += "\n" + text;
+  std::string text = source_text(launch), key = "NVRTC " + nvrtc_version() + ", " + architecture + "\n" + text;
   std::string cubin = read_cubin(key);
   if (cubin.empty()) {
-    cubin = compiled(text, launch.function, options);
+    cubin = compiled(text, launch.function, architecture);
     write_cubin(key, cubin);
   }
   return cubin;

@@ -10,7 +10,9 @@ namespace flashattn::cuda {
 namespace {
 
 std::string declarations(const gpu::Launch& launch) {
-  std::string text = "typedef int int32_t;\ntypedef long long int64_t;\ntypedef unsigned long long uint64_t;\n";
+  // No warnings of constants that a kernel does not use, and of divisions by those that a call does not have.
+  std::string text = "#pragma nv_diag_suppress 39, 177\n";
+  text += "typedef int int32_t;\ntypedef long long int64_t;\ntypedef unsigned long long uint64_t;\n";
   for (const gpu::Constant& constant : launch.constants) {
     const bool* flag = std::get_if<bool>(&constant.value);
     std::string value = flag ? (*flag ? "true" : "false") : std::to_string(std::get<int32_t>(constant.value));
