@@ -54,7 +54,7 @@ def test_head_dims(kernel, dtype, architecture, dim):
         assert_compiles(architecture, kernel, dtype, dim, value_dim)
 
 
-@pytest.mark.rotate(13)
+@pytest.mark.rotate(23)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_rowwise"])
@@ -65,7 +65,7 @@ def test_large_heads_and_quantised(kernel, dtype, architecture):
         assert_compiles(architecture, kernel, dtype, 128, bits=bits, group_size=group_size)
 
 
-@pytest.mark.rotate(13)
+@pytest.mark.rotate(23)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [64, 256])
@@ -85,7 +85,7 @@ MASKS = {
 OPTIONS = [{}, {"softcap": 5.0, "alibi_slopes": mx.ones(4), "sinks": True}, {"strided": True}]
 
 
-@pytest.mark.rotate(41)
+@pytest.mark.rotate(83)
 @pytest.mark.parametrize(("kernel", "dtype", "architecture", "mask"), cases(MASKS))
 def test_masks_and_options(kernel, dtype, architecture, mask):
     for options in OPTIONS:
