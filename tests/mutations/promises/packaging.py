@@ -1,6 +1,6 @@
 """What is promised of packaging, broken."""
 
-from .mutation import CORE, PATCH, Mutation
+from .mutation import CORE, CPP, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
@@ -60,5 +60,12 @@ MUTATIONS: list[Mutation] = [
         "      alibi_slopes: ``(H_q,)``, adds",
         "      slopes: ``(H_q,)``, adds",
         "docs/test_docstrings.py::test_it_names_the_parameters",
+    ),
+    Mutation(
+        "the extension needs a function that only MLX's builds for CUDA have",
+        f"{CPP}/cuda/mlx_cuda.h",
+        "FLASHATTN_WEAK void set_output_array(",
+        "void set_output_array(",
+        "packaging/test_wheels.py::test_what_only_mlx_s_builds_for_cuda_have_is_weak",
     ),
 ]
