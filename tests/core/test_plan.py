@@ -1,8 +1,12 @@
 """plan(), stats() and backends(): what runs, why, and that it did."""
 
+import subprocess
+import sys
+
+import flashattn_core
 import mlx.core as mx
 import pytest
-from flashattn_core import backends, flash_attention, plan, reset_stats, stats
+from flashattn_core import NoKernelError, backends, flash_attention, max_head_dim, plan, reset_stats, stats
 from oracle import draw
 
 
@@ -52,6 +56,29 @@ def test_metal_can_be_asked_about_anywhere(rng, length, key_len, dim, kernel):
     assert plan(query, key, value, device="metal", kernel=kernel).reason == "asked for by name"
 
 
+@pytest.mark.parametrize(
+    ("length", "dim", "dtype", "kernel"),
+    [
+        (1, 512, "float32", "cuda_decode"),
+        (16, 64, "bfloat16", "cuda_decode"),
+        (17, 256, "bfloat16", "cuda_prefill"),  # cuda_prefill_hopper where the GPU is known to be Hopper
+        (17, 256, "float32", "cuda_prefill"),
+        (17, 257, "float16", "cuda_rowwise"),
+    ],
+)
+@pytest.mark.skipif(mx.cuda.is_available(), reason="asks about a GPU that is not there; there is one")
+def test_cuda_can_be_asked_about_anywhere(rng, length, dim, dtype, kernel):
+    query, key, value = draw(rng, length=length, key_len=70, dim=dim, dtype=dtype)
+    assert plan(query, key, value, device="cuda").kernel == kernel
+    hopper = plan(query, key, value, device="cuda", kernel="cuda_prefill_hopper")
+    assert (hopper.kernel is None) == (dtype == "float32" or dim > 256)
+
+
+def test_cuda_has_no_gradient_yet():
+    assert max_head_dim("cuda") == max_head_dim("cuda", quantised=True) == 512
+    assert max_head_dim("cuda", gradient=True) == 0
+
+
 @pytest.mark.parametrize("dims", [(16, 257), (257, 16)])
 def test_head_dim_and_value_dim_both_decide(rng, dims):
     query, key, value = draw(rng, length=100, key_len=9, dim=dims[0], value_dim=dims[1])
@@ -78,3 +105,32 @@ def test_what_a_kernel_by_name_does_not_cover_has_a_reason(rng, kernel, device, 
 def test_backends():
     assert set(backends()) == {"cpu", "metal", "cuda"}
     assert "thread" in backends()["cpu"]
+
+
+def test_what_is_missing_of_cuda_stands_there_with_its_cure(monkeypatch, tmp_path):
+    """MLX's build for the CPU beside a GPU; then the one for CUDA, with a GPU and with one that is not fit."""
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(flashattn_core, "_DEVICES", tmp_path)
+    assert backends()["cuda"] == "not in this MLX build"
+    (tmp_path / "nvidia0").touch()
+    cure = f"pip install 'mlx[cuda13]=={mx.__version__}'"
+    assert backends()["cuda"] == f"not in this MLX build, though there is an NVIDIA GPU: {cure}"
+
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(flashattn_core._ext, "describe_cuda", lambda: "NVIDIA H100, sm_90a")
+    assert backends()["cuda"] == "NVIDIA H100, sm_90a"
+
+    def refuse():
+        raise NoKernelError("[flash_attention] NVRTC is not there: reinstall it")
+
+    monkeypatch.setattr(flashattn_core._ext, "describe_cuda", refuse)
+    assert backends()["cuda"] == "NVRTC is not there: reinstall it"
+
+
+def test_mlx_s_build_for_cuda_where_there_is_no_driver(tmp_path):
+    """libmlx does not load; the import says what to install."""
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx/core.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import flashattn_core"
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "does not load: libcuda.so.1: cannot open shared object file. Install NVIDIA's driver" in failed.stderr

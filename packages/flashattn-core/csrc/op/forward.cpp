@@ -11,23 +11,41 @@
 #include "gpu_stream.h"
 #include "gradient.h"
 #include "memory.h"
+#include "mlx/backend/cuda/cuda.h"
 
 namespace flashattn {
 
+namespace {
+
+Choice choose(const Arguments& arguments, Backend backend) {
+  return choose(backend, call_shape(Inputs(arguments), arguments.options, backend), arguments.options.kernel);
+}
+
+}  // namespace
+
 Choice plan(const Arguments& arguments, Backend backend) {
   check_arguments(arguments);
-  return choose(backend, call_shape(Inputs(arguments), arguments.options, backend), arguments.options.kernel);
+  if (backend == Backend::cuda && mx::cu::is_available()) {
+    try {
+      cuda::check(mx::Device::gpu);
+    } catch (const NoKernelError& error) {
+      return {std::nullopt, error.what()};
+    }
+  }
+  return choose(arguments, backend);
 }
 
 std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice stream_or_device) {
   mx::Stream stream = mx::to_stream(stream_or_device);
-  kernel_of(plan(arguments, backend_of(stream.device)));  // throws where no kernel covers the call
+  Backend backend = backend_of(stream.device);
+  check_arguments(arguments);
   // Nonsense in the environment, and a GPU that is not fit, fail here, where it can be caught.
-  if (stream.device == mx::Device::cpu) {
+  if (backend == Backend::cpu) {
     cpu::initialise();
-  } else if (backend_of(stream.device) == Backend::cuda) {
+  } else if (backend == Backend::cuda) {
     cuda::check(stream.device);
   }
+  kernel_of(choose(arguments, backend));  // throws where no kernel covers the call
   auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, present_in(arguments));
   mx::Dtype dtype = arguments.inputs[index(Input::query)]->dtype();
   return mx::array::make_arrays(shapes_of_outputs(Inputs(arguments), arguments.options),

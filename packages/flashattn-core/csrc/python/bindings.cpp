@@ -122,7 +122,12 @@ NB_MODULE(_ext, m) {
   m.def("reset_stats", &reset_calls, "Sets the counts of stats() to 0.");
   m.def("describe_cpu", &cpu::describe, "The CPU backend in words.");
   m.def(
-      "describe_cuda", [] { return cuda::describe(mx::Device(mx::Device::gpu)); },
+      "describe_cuda",
+      [] {
+        mx::Device first(mx::Device::gpu);
+        cuda::check(first);
+        return cuda::describe(first);
+      },
       "The GPU, its architecture and its software in words. Raises NoKernelError where something is missing.");
   m.def("peak_flops", &cpu::peak_flops, nb::call_guard<nb::gil_scoped_release>(),
         "Floating-point operations per second that the CPU backend's threads reach with fused multiply-adds in\n"

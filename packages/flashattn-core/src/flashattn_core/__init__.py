@@ -1,6 +1,7 @@
 """Exact, memory-linear attention for MLX: FlashAttention-2 and FlashDecoding as one MLX primitive."""
 
 import sys
+from pathlib import Path
 
 try:
     import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
@@ -9,6 +10,8 @@ except ImportError as error:
     _cure = "pip install 'mlx==0.32.4'"
     if sys.platform == "linux":
         _cure = "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU"
+        if "libcuda." in str(error):  # which MLX's build for CUDA needs, and only NVIDIA's driver brings
+            _cure = "Install NVIDIA's driver, or for the CPU: pip install 'flashattn-core[cpu]'"
     raise ImportError(f"flashattn_core needs mlx, which does not load: {error}. {_cure}") from error
 
 from . import _ext as _ext  # the modules beside this one take it from here
@@ -43,17 +46,27 @@ __all__ = [
 def backends() -> dict[str, str]:
     """What each backend can do here, in words: ``{"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", ...}``.
 
+    Where something is missing that could be there, its cure stands behind a colon.
+
     Raises ValueError when FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS holds nonsense.
     """
-    missing = "not in this MLX build"
-    metal = str(mx.device_info(mx.gpu)["device_name"]) if mx.metal.is_available() else missing
-    cuda = missing
-    if _ext.backend_of(mx.Device(mx.gpu)) == "cuda":
+    metal = str(mx.device_info(mx.gpu)["device_name"]) if mx.metal.is_available() else _NOT_BUILT
+    return {"cpu": _ext.describe_cpu(), "metal": metal, "cuda": _describe_cuda()}
+
+
+_NOT_BUILT = "not in this MLX build"
+_DEVICES = Path("/dev")
+
+
+def _describe_cuda() -> str:
+    if mx.cuda.is_available():
         try:
-            cuda = _ext.describe_cuda()
+            return _ext.describe_cuda()
         except NoKernelError as error:
-            cuda = str(error).removeprefix("[flash_attention] ")
-    return {"cpu": _ext.describe_cpu(), "metal": metal, "cuda": cuda}
+            return str(error).removeprefix("[flash_attention] ")
+    if any(_DEVICES.glob("nvidia[0-9]*")):
+        return f"{_NOT_BUILT}, though there is an NVIDIA GPU: pip install 'mlx[cuda13]=={mx.__version__}'"
+    return _NOT_BUILT
 
 
 def is_tracing(*arrays: mx.array) -> bool:

@@ -48,6 +48,7 @@ def plan(
 
     Args:
       device: ``"cpu"``, ``"metal"`` or ``"cuda"``, on any machine; None: the stream's, or MLX's default device.
+        ``"cuda"`` is the GPU that MLX has; where it has none, one that is not of compute capability 9.0.
       key, value: arrays, or tuples (weights, scales, biases), which alone have a group_size and bits.
       The others: as in :func:`flash_attention`, checked in the same way. return_lse decides nothing: lse is
         always computed.
@@ -66,7 +67,7 @@ def plan(
     if quantised:
         dtype += f", keys and values of {bits} bits"
     shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {dtype}"
-    return Plan(where, chosen, reason, shape)
+    return Plan(where, chosen, reason.removeprefix("[flash_attention] "), shape)
 
 
 def max_head_dim(device: Device | None = None, *, gradient: bool = False, quantised: bool = False) -> int:
