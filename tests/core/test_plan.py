@@ -113,7 +113,7 @@ def test_what_is_missing_of_cuda_stands_there_with_its_cure(monkeypatch, tmp_pat
     monkeypatch.setattr(flashattn_core, "_DEVICES", tmp_path)
     assert backends()["cuda"] == "not in this MLX build"
     (tmp_path / "nvidia0").touch()
-    cure = f"pip install 'mlx[cuda13]=={mx.__version__}'"
+    cure = "pip install 'flashattn-core[cuda13]', or [cuda12]"
     assert backends()["cuda"] == f"not in this MLX build, though there is an NVIDIA GPU: {cure}"
 
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)

@@ -108,6 +108,17 @@ def test_a_package_is_missing(monkeypatch, package, cure):
     found(f"✗ versions: {package} is not installed · cure: {cure}", broken=True)
 
 
+def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
+    """The rest goes on with MLX's build for the CPU, and makes no sense with a GPU that is not fit."""
+    backends = {"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", "cuda": "NVRTC is not there: reinstall it"}
+    monkeypatch.setattr(flashattn_core, "backends", lambda: backends)
+    lines = found("! cuda: NVRTC is not there · cure: reinstall it", broken=False)
+    assert lines[-3].startswith("✓ mlx-lm: ")
+    monkeypatch.setattr("mlx.core.cuda.is_available", lambda: True)
+    lines = found("✗ cuda: NVRTC is not there · cure: reinstall it", broken=True)
+    assert lines[-3].startswith("✗ cuda: ")
+
+
 @pytest.mark.parametrize("value", ["", "on"])
 def test_a_variable_that_means_nothing(monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)

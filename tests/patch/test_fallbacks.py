@@ -54,7 +54,7 @@ def test_head_dims(head_dim, value_dim, fits, warned):
 
 
 def test_no_kernel(monkeypatch):
-    """What the core has no kernel for, such as a GPU stream of a build without Metal kernels, in the core's words."""
+    """What the core has no kernel for, such as a GPU with an old driver, in the core's words."""
 
     def refuse(*_, **__):
         raise NoKernelError("no kernels for the moon")

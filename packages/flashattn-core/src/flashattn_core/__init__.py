@@ -65,7 +65,7 @@ def _describe_cuda() -> str:
         except NoKernelError as error:
             return str(error).removeprefix("[flash_attention] ")
     if any(_DEVICES.glob("nvidia[0-9]*")):
-        return f"{_NOT_BUILT}, though there is an NVIDIA GPU: pip install 'mlx[cuda13]=={mx.__version__}'"
+        return f"{_NOT_BUILT}, though there is an NVIDIA GPU: pip install 'flashattn-core[cuda13]', or [cuda12]"
     return _NOT_BUILT
 
 

@@ -176,8 +176,16 @@ def cpu() -> Iterator[Finding]:
         name = next(name for name in CPU_VARIABLES if name in str(error))
         yield problem("cpu", str(error).removeprefix("[flash_attention] "), f"unset {name}")
         return
+    import mlx.core as mx
+
     for name, description in backends.items():
-        yield ok(name, description)
+        what, _, cure = description.partition(": ")
+        if not cure:
+            yield ok(name, what)
+        elif mx.cuda.is_available():  # then the GPU is MLX's default device
+            yield problem(name, what, cure)
+        else:
+            yield warning(name, what, cure)
     if forced := [name for name in CPU_VARIABLES if name in os.environ]:
         free = {name: value for name, value in os.environ.items() if name not in CPU_VARIABLES}
         code = "import flashattn_core; print(flashattn_core.backends()['cpu'])"

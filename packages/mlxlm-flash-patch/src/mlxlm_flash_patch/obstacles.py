@@ -24,7 +24,8 @@ def reason_not_to(
         if 0 < (forward := max_head_dim(gradient=False, quantised=quantised)) < head_dim:
             return f"head_dim over {forward}"
         if _traced(queries, keys, values, mask, sinks):
-            return f"{TRACED} {'with a quantised KV cache' if quantised else f'here for a head_dim over {most}'}"
+            here = f"here for a head_dim over {most}" if most else "here"
+            return f"{TRACED} {'with a quantised KV cache' if quantised else here}"
     if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.floating) and is_tracing(mask):
         return f"{TRACED} of an additive mask"
     dtype = common_dtype(queries, keys, values)
