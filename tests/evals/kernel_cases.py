@@ -42,7 +42,7 @@ def visible_in(work):
 def timed_contest(milliseconds, memory=2_500_000, spread=0.0, **changes):
     """Three trials of each implementation, the outer ones that much apart from these times."""
     held = Contest(workload(heads=Heads(14, 2, 64), **changes))
-    held.peak_flops, held.read_bandwidth = [GFLOPS * 1e9], [GBS * 1e9]
+    held.peak_flops, held.bandwidth = [GFLOPS * 1e9], [GBS * 1e9]
     for name, time in milliseconds.items():
         held.entries[name] = Entry(memory, 1, 0, [time / 1e3 * factor for factor in (1 - spread, 1, 1 + spread)])
     return held

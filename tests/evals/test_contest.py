@@ -61,7 +61,7 @@ def test_turns(monkeypatch, fake_implementation):
     rounds = [turns[first : first + 3] for first in range(4, 4 + 6 * 3, 3)]
     assert rounds[:3] == [[BOUNDS, "flash", "mlx"], ["mlx", "flash", BOUNDS], ["flash", "mlx", BOUNDS]]
     assert [sorted(place) for place in zip(*rounds, strict=True)] == [sorted(rounds[0] * 2)] * 3
-    assert len(held.peak_flops) == len(held.read_bandwidth) == 6
+    assert len(held.peak_flops) == len(held.bandwidth) == 6
 
 
 @pytest.fixture

@@ -132,7 +132,11 @@ def test_what_bounds_the_figures(found, monkeypatch):
     found("warning", "multiply-adds", "79–100 GFLOP/s within seconds: times will scatter", "stop what else runs")
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setattr(machine, "describe", lambda: {"processor": "M9"})
-    found("ok", "multiply-adds", "measured on a CPU only")
+    monkeypatch.setattr(machine, "peak_flops", lambda dtype: {"bfloat16": 8e14, "float32": 4e14}[dtype])
+    monkeypatch.setattr(machine, "bandwidth", lambda: 3e12)
+    found("ok", "processor", "M9")
+    found("ok", "matrix products", "800.0 TFLOP/s in bfloat16, 400.0 TFLOP/s in float32")
+    found("ok", "memory copy", "3,000 GB/s, reads and writes")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc; run this test on Linux")

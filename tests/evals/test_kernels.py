@@ -5,11 +5,12 @@ import json
 import re
 import signal
 import statistics
-from types import SimpleNamespace
 
+import flashattn_core
+import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import contest, kernel_results
+from flash_evals import contest, implementations, kernel_results, machine
 from flash_evals.workload import PASSES, Heads
 from kernel_cases import GBS, GFLOPS, timed_contest, workload
 
@@ -109,13 +110,39 @@ def test_page_of_a_decode_step():
     assert row[6:8] == [f"{gbs:.1f}", f"{gbs / GBS:.0%}"]
 
 
-def test_on_a_gpu_there_are_no_bounds(run_kernels, monkeypatch):
-    gpu = SimpleNamespace(default_device=lambda: "gpu", gpu="gpu", synchronize=lambda: None)
-    monkeypatch.setattr(contest, "mx", gpu)
-    entries, page = run_kernels("--impl", "flash", "--no-causal", "--query-len", 40)  # more queries than keys
-    assert entries[0]["roofline"] == {"peak(TFLOPs/s)": None, "read(GB/s)": None}
-    assert "%" not in page
-    assert "peak 1" not in page
+def test_the_bounds_of_a_gpu_are_mlx_s_own(run_kernels, monkeypatch):
+    """A matrix product in the workload's dtype, and a copy; its short calls are evaluated many at once."""
+    monkeypatch.setattr(machine, "kind", lambda: "gpu")
+    monkeypatch.setattr(machine, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(machine, "COPY_BYTES", 4096)
+    monkeypatch.setattr(machine, "RATE_SECONDS", 0)
+    monkeypatch.setattr(contest, "TRIAL_SECONDS", 2e-2)
+    evaluated, mlx_s = [], mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda lot: evaluated.append(len(lot)) or mlx_s(lot))
+    entries, page = run_kernels("--impl", "flash", "--dtype", "bfloat16", "--no-causal", "--query-len", 40)
+    assert max(evaluated) == entries[0]["forward"]["calls_per_trial"] // implementations.EVALUATIONS > 1
+    assert entries[0]["config"]["device"] == "gpu"
+    assert 0 < entries[0]["roofline"]["peak(TFLOPs/s)"] != GFLOPS / 1e3
+    assert 0 < entries[0]["roofline"]["read(GB/s)"] != GBS
+    assert re.search(r"peak [\d–]+ GFLOP/s, reads [\d–]+ GB/s\n", page)
+
+
+def test_no_torch_on_a_gpu(refused, monkeypatch):
+    monkeypatch.setattr(machine, "kind", lambda: "gpu")
+    assert "--impl torch: it is for a CPU" in refused("kernels", "--impl", "torch")
+
+
+@pytest.mark.parametrize(("strict", "limit"), [("0", "1e-04"), ("1", "2e-03")])
+def test_mlx_rounds_float32_to_tf32_with_cuda(refused, fake_implementation, monkeypatch, strict, limit):
+    monkeypatch.setattr(machine, "kind", lambda: "gpu")
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(flashattn_core, "backends", lambda: {"cuda": "NVIDIA H100"})
+    monkeypatch.setenv("MLX_ENABLE_TF32", strict)
+    fake_implementation("naive", output=lambda array: 2 * array)
+    assert f"expected at most {limit}" in refused(
+        "kernels", "--shape", "4/2x8", "--seq-len", 32, "--impl", "flash,naive"
+    )
+    assert machine.device() == "gpu, NVIDIA H100" + (", TF32" if strict == "1" else "")
 
 
 def test_csv_has_a_row_for_each_trial(run_kernels, tmp_path):

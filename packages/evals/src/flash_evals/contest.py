@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-import flashattn_core
 import mlx.core as mx
 import numpy as np
 
+from flash_evals import machine
 from flash_evals.errors import EvalError, first_line
 from flash_evals.implementations import GRADIENTS, IMPLEMENTATIONS, RESULTS, Contestant
 from flash_evals.measure import peak_memory
@@ -27,6 +27,7 @@ SETTLE_SECONDS = 0.02
 # Largest difference between two arrays, relative to the largest element; twice that for gradients, which PyTorch sums
 # over the query heads that share a key in the dtype itself.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+TF32_TOLERANCE = 2e-3  # of float32 where MLX multiplies in TF32
 # No array counts as smaller than this part of the largest of its call: where queries see a single key, the gradients of
 # query and key are zero, and what is computed is rounding.
 NEGLIGIBLE = 1e-2
@@ -46,8 +47,8 @@ class Entry:
 class Contest:
     workload: Workload
     entries: dict[str, Entry] = field(default_factory=dict)
-    peak_flops: list[float] = field(default_factory=list)  # FLOP/s in each round; none on a GPU
-    read_bandwidth: list[float] = field(default_factory=list)  # bytes/s in each round; none on a GPU
+    peak_flops: list[float] = field(default_factory=list)  # FLOP/s in each round
+    bandwidth: list[float] = field(default_factory=list)  # bytes/s in each round
 
     def hold(self, names: Sequence[str], trials: int, max_seconds: float, seed: int) -> Iterator[None]:
         """Yields after each warm-up and after each trial, also one that was left out.
@@ -66,7 +67,8 @@ class Contest:
         for number in range(trials):
             for turn in order([BOUNDS, *names], number):
                 if turn == BOUNDS:
-                    self._measure_bounds()
+                    self.peak_flops.append(machine.peak_flops(self.workload.dtype))
+                    self.bandwidth.append(machine.bandwidth())
                     continue
                 entry = self.entries[turn]
                 if not entry.trials or not max_seconds or entry.spent < max_seconds:
@@ -74,11 +76,6 @@ class Contest:
                     entry.trials.append(timed(contestants[turn], entry.calls) / entry.calls)
                     entry.spent += time.perf_counter() - began
                 yield
-
-    def _measure_bounds(self) -> None:
-        if mx.default_device() != mx.gpu:
-            self.peak_flops.append(flashattn_core.peak_flops())
-            self.read_bandwidth.append(flashattn_core.read_bandwidth())
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
@@ -123,9 +120,10 @@ def require_agreement(
 ) -> None:
     largest = [float(np.abs(array).max()) for array in results[reference]]
     differences = [np.abs(one - two).max() for one, two in zip(results[reference], results[name], strict=True)]
+    tolerance = TF32_TOLERANCE if workload.dtype == "float32" and machine.tf32() else TOLERANCE[workload.dtype]
     for what, size, difference in zip(RESULTS[workload.pass_], largest, differences, strict=True):
         relative = float(difference) / max(size, NEGLIGIBLE * max(largest))
-        limit = TOLERANCE[workload.dtype] * (2 if what in GRADIENTS else 1)
+        limit = tolerance * (2 if what in GRADIENTS else 1)
         if not relative <= limit:  # NaN is no agreement either
             raise EvalError(
                 f"{name} and {reference} give different results for {workload}: the {what} differs by "

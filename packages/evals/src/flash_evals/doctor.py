@@ -30,6 +30,7 @@ ENABLES = {
 }
 STEADY = 0.8  # of the fastest measurement, within a second: what is slower has shared its time with others
 LOGITS = 1e-3  # how far both arms' may be apart on the shipped model, whose largest are about 10; roundings make 1e-5
+TF32_LOGITS = 1e-1  # the same where MLX multiplies in TF32
 REINSTALL = "pip install --force-reinstall --no-deps flash-evals"
 
 
@@ -47,14 +48,16 @@ def command(outputs: Outputs) -> None:
     versions, MLXLM_FLASH, hook, extension, self-test, mlx-lm
                      the findings of `mlxlm-flash doctor`: whether flash attention
                      runs, computes what it should, and takes mlx-lm's calls
-    cpu, metal, cuda instruction set and threads of flash's kernels; the GPU
+    cpu, metal, cuda instruction set and threads of flash's kernels; the GPU,
+                     its architecture, driver and compiler, or what is missing
     BLAS             what multiplies MLX's matrices: on a Linux CPU the linear
                      layers bound all tokens/s, whatever attention does
     processor, threads, memory
                      what the machine has, and whether flash may use all of it
     multiply-adds    FLOP/s that flash's threads reach in registers, and
     memory reads     bytes/s from memory: no kernel on this CPU is faster
-    matrix products  FLOP/s of MLX in float32, beside the multiply-adds
+    matrix products  FLOP/s of MLX: in float32, beside the multiply-adds; of a
+                     GPU also in bfloat16, beside the bytes/s of a memory copy
     peak memory      how the other commands measure it here
     demo model       that it loads, and that the patch changes who computes its
                      attention and not what comes out
@@ -128,8 +131,9 @@ def hardware() -> Iterator[Finding]:
     from flash_evals import implementations, machine
 
     cores, threads = os.cpu_count() or 1, implementations.threads()
-    yield ok("processor", f"{machine.describe()['processor']}, {cores} cores")
-    if threads < cores and "FLASHATTN_NUM_THREADS" not in os.environ:
+    on_gpu = machine.kind() == "gpu"
+    yield ok("processor", machine.describe()["processor"] + ("" if on_gpu else f", {cores} cores"))
+    if not on_gpu and threads < cores and "FLASHATTN_NUM_THREADS" not in os.environ:
         what = f"flash uses {threads} of {cores} cores, which are all that this process may have"
         yield warning("threads", what, "start it without taskset, or give the container more processors")
     yield ok("memory", f"{machine.physical_memory() / 1e9:.1f} GB, {machine.free_memory() / 1e9:.1f} GB of it free")
@@ -140,7 +144,11 @@ def bounds() -> Iterator[Finding]:
     from flash_evals import machine
 
     if machine.kind() == "gpu":
-        yield ok("multiply-adds", "measured on a CPU only")
+        half, single = (
+            f"{machine.peak_flops(dtype) / 1e12:,.1f} TFLOP/s in {dtype}" for dtype in ("bfloat16", "float32")
+        )
+        yield ok("matrix products", f"{half}, {single}" + (" (TF32)" if machine.tf32() else ""))
+        yield ok("memory copy", f"{machine.bandwidth() / 1e9:,.0f} GB/s, reads and writes")
         return
     measured = machine.bounds()
     slowest, fastest = min(measured.multiply_adds), max(measured.multiply_adds)
@@ -173,7 +181,7 @@ def demo_model() -> Iterator[Finding]:
     """The shipped model loads, the patch takes its calls, and the logits stay the same."""
     import mlx.core as mx
 
-    from flash_evals import models
+    from flash_evals import machine, models
     from flash_evals.measure import ARMS, Flash, run
 
     try:
@@ -193,11 +201,12 @@ def demo_model() -> Iterator[Finding]:
     except EvalError as error:
         yield problem("demo model", error.message, "flash-eval switches the patch on and off by itself")
         return
+    limit = TF32_LOGITS if machine.tf32() else LOGITS
     difference = float(mx.max(mx.abs(logits["on"] - logits["off"])))
     name = f"{loaded.name}, {output.count(loaded.parameters)} parameters"
     if not flash.calls or flash.fallbacks:
         yield problem("demo model", f"{name}: {flash}", "pip install --force-reinstall --no-deps mlxlm-flash-patch")
-    elif not difference <= LOGITS:  # NaN is no agreement either
+    elif not difference <= limit:  # NaN is no agreement either
         what = f"{name}: its logits differ by {difference:.1e} with the patch on"
         yield problem("demo model", what, "please report it with this output")
     else:

@@ -14,9 +14,11 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 
+from flash_evals import machine
 from flash_evals.workload import GROUP_SIZE, Inputs, Pass, Workload
 
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
+EVALUATIONS = 8  # of a GPU's trial: of a short call's scratch, not all is there at once
 
 GRADIENTS = ("gradient of query", "gradient of key", "gradient of value")
 RESULTS: dict[Pass, tuple[str, ...]] = {  # what a call of each pass computes, in this order
@@ -44,7 +46,8 @@ class Contestant(Protocol):
 class MlxCalls:
     """Calls are handed to MLX one by one and waited for at the end, as mlx-lm does it while it generates.
 
-    Waiting for each would add the hand-over to MLX's thread, some 50 µs, to every call.
+    Waiting for each would add the hand-over to MLX's thread, some 50 µs, to every call. A GPU is handed them in
+    EVALUATIONS lots, as it takes a model's layers: else the hand-over would take longer than a short call.
     """
 
     def __init__(self, workload: Workload, inputs: Inputs, attention: Callable[..., mx.array]) -> None:
@@ -67,12 +70,13 @@ class MlxCalls:
         return lambda: gradients
 
     def run(self, calls: list[Call]) -> Sequence[mx.array]:
-        results: Sequence[mx.array] = ()
+        lot: list[Sequence[mx.array]] = []
+        size = max(1, len(calls) // EVALUATIONS) if machine.kind() == "gpu" else 1
         while calls:
-            results = calls.pop()()
-            mx.async_eval(results)  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
+            lot = [calls.pop()() for _ in range(min(size, len(calls)))]
+            mx.async_eval(lot)  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
         mx.synchronize()
-        return results
+        return lot[-1]
 
     def as_numpy(self, results: Sequence[mx.array]) -> list[np.ndarray]:
         return [np.array(result.astype(mx.float32)) for result in results]
@@ -172,7 +176,8 @@ QUANTISED = ("flash", "mlx")  # those that take quantised keys and values
 
 
 def installed() -> list[str]:
-    return [name for name in IMPLEMENTATIONS if name != "torch" or find_spec("torch")]
+    """What can take part: torch is measured on a CPU alone."""
+    return [name for name in IMPLEMENTATIONS if name != "torch" or (machine.kind() == "cpu" and find_spec("torch"))]
 
 
 def threads() -> int:

@@ -29,7 +29,7 @@ def describe(contests: Iterable[Contest]) -> list[Entry]:
 def _describe_problem(contests: Sequence[Contest]) -> list[Entry]:
     roofline = {
         "peak(TFLOPs/s)": _median([peak for contest in contests for peak in contest.peak_flops], 1e12),
-        "read(GB/s)": _median([read for contest in contests for read in contest.read_bandwidth], 1e9),
+        "read(GB/s)": _median([read for contest in contests for read in contest.bandwidth], 1e9),
     }
     by_impl: dict[str, dict[Pass, dict[str, Any]]] = {}
     for contest in contests:
@@ -182,7 +182,7 @@ def speed(entry: Entry, pass_: Pass) -> float:
 
 
 def speed_bound(entry: Entry) -> float | None:
-    """What the machine reached beside it, in the same unit; None on a GPU."""
+    """What the machine reached beside it, in the same unit; None if that was not measured."""
     roofline = entry["roofline"]
     bound = roofline["read(GB/s)"] if is_decode(entry) else roofline["peak(TFLOPs/s)"]
     return bound and float(bound if is_decode(entry) else 1000 * bound)

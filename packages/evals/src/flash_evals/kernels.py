@@ -32,7 +32,8 @@ def _implementations(context: click.Context, parameter: click.Parameter, value: 
     known = list(IMPLEMENTATIONS)
     asked = options.listed(_one_of(known), ", ".join(known))(context, parameter, value)
     if missing := [name for name in asked if name not in installed]:
-        raise EvalError(f"--impl {missing[0]}: it is not installed: pip install {implementations.TORCH}")
+        why = f"it is not installed: pip install {implementations.TORCH}"
+        raise EvalError(f"--impl {missing[0]}: {'it is for a CPU' if machine.kind() == 'gpu' else why}")
     return [name for name in known if name in asked]
 
 
@@ -159,7 +160,7 @@ def command(
                and values mlx-lm's function: MLX has none
     naive      softmax(query @ key.T) @ value in MLX operations
     torch      torch.nn.functional.scaled_dot_product_attention, with
-               as many threads as flash; when torch is installed
+               as many threads as flash; on a CPU, when torch is installed
     forward    the output
     backward   the gradients of query, key and value for a random cotangent,
                from what the forward pass, which is not timed, has left
@@ -169,10 +170,12 @@ def command(
     GFLOP/s    for each key that a query sees 4 * head_dim forward and 10 *
                head_dim backward, whatever is computed again
     of peak    their share of what flash's threads reach with multiply-adds
-               in registers
+               in registers; on a GPU, of MLX's matrix product of 8192 rows
+               and columns in the same dtype (float32: TF32, with CUDA)
     K/V GB/s   for one query: each visible key and value read once
-    of reads   their share of what flash's threads read from memory; above
-               100 % where keys and values stay in the caches
+    of reads   their share of what flash's threads read from memory; on a
+               GPU, of what a copy reads and writes; above 100 % where keys
+               and values stay in the caches
     memory     what one call needs beyond its inputs; of backward the
                forward pass before it counts, too
     flash is   so many times faster or slower: the ratio of the medians; or
@@ -185,8 +188,9 @@ def command(
                those two bounds of the machine, measured in every round
 
     All see the same random numbers. Their results are compared first. Then they and the bounds of the machine take
-    turns, in changing order. mlx and naive write the whole score matrix, so leave them out of long sequences. Ctrl-C
-    ends the run and reports the finished trials.
+    turns, in changing order. Short calls are repeated until a trial takes 20 ms; a GPU gets them in 8 lots, each
+    evaluated at once. mlx and naive write the whole score matrix, so leave them out of long sequences. Ctrl-C ends the
+    run and reports the finished trials.
     """
     if window and not causal:
         raise EvalError(f"--window {window} is causal, and does not go with --no-causal")

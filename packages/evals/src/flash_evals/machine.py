@@ -4,7 +4,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,17 +21,20 @@ REFERENCE_BLAS = (
     "attention does. A faster BLAS, preloaded, moves both arms."
 )
 
+PRODUCT_SIZE = 8192  # rows and columns that occupy any GPU
+COPY_BYTES = 2**30  # far more than the caches of a GPU hold
+RATE_SECONDS = 0.01
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 
 
 def device() -> str:
-    """One phrase: `cpu, AVX-512, 2 threads`."""
+    """One phrase: `cpu, AVX-512, 2 threads`; of a GPU also whether MLX's float32 products are TF32 there."""
     try:
         gpu = "cuda" if mx.cuda.is_available() else "metal"
         backend = flashattn_core.backends()[gpu if kind() == "gpu" else "cpu"]
     except ValueError as error:
         raise EvalError(first_line(error)) from error  # a FLASHATTN_ variable holds nonsense
-    return f"{kind()}, {backend}"
+    return f"{kind()}, {backend}" + (", TF32" if tf32() else "")
 
 
 def kind() -> str:
@@ -39,8 +42,15 @@ def kind() -> str:
     return "gpu" if mx.default_device() == mx.gpu else "cpu"
 
 
+def tf32() -> bool:
+    """Whether MLX rounds what it multiplies in float32 to 11 bits, as it does with CUDA unless told otherwise."""
+    return kind() == "gpu" and mx.cuda.is_available() and os.environ.get("MLX_ENABLE_TF32") != "0"
+
+
 def free_memory() -> int:
-    """Bytes that a program can take without the machine swapping."""
+    """Bytes that a program can take: with CUDA of the GPU's memory, else without the machine swapping."""
+    if (free := mx.device_info().get("free_memory")) is not None:
+        return int(free) + mx.get_cache_memory()
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         [available] = re.findall(r"MemAvailable: +(\d+) kB", meminfo.read_text())
@@ -50,7 +60,9 @@ def free_memory() -> int:
 
 
 def physical_memory() -> int:
-    """Bytes."""
+    """Bytes; with CUDA the GPU's."""
+    if (total := mx.device_info().get("total_memory")) is not None:
+        return int(total)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -64,18 +76,47 @@ class Bounds:
 
 
 def bounds(times: int = 5) -> Bounds:
-    _matrix_product()  # the first one is slower
-    taken = [(flashattn_core.peak_flops(), flashattn_core.read_bandwidth(), _matrix_product()) for _ in range(times)]
+    taken = [(flashattn_core.peak_flops(), flashattn_core.read_bandwidth(), _products(384)) for _ in range(times)]
     multiply_adds, reads, matrix_products = (list(column) for column in zip(*taken, strict=True))
     return Bounds(multiply_adds, reads, matrix_products)
 
 
-def _matrix_product(size: int = 384) -> float:
-    matrix = mx.ones((size, size))
-    mx.eval(matrix)
-    start = time.perf_counter()
-    mx.eval(matrix @ matrix)
-    return float(2 * size**3 / (time.perf_counter() - start))
+def peak_flops(dtype: str) -> float:
+    """FLOP/s of flash's threads in registers; on a GPU those of MLX's matrix product in that dtype."""
+    return flashattn_core.peak_flops() if kind() == "cpu" else _products(PRODUCT_SIZE, dtype)
+
+
+def bandwidth() -> float:
+    """Bytes/s of flash's threads from memory; on a GPU those that MLX reads and writes while it copies an array."""
+    if kind() == "cpu":
+        return flashattn_core.read_bandwidth()
+    array = mx.zeros((COPY_BYTES // 4,))
+    return _rate(mx.negative, array, 2 * array.nbytes)
+
+
+def _products(size: int, dtype: str = "float32") -> float:
+    """FLOP/s of MLX, square matrices multiplied; the products stay as large as the factors."""
+    matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
+    return _rate(lambda product: product @ matrix, matrix, 2 * size**3)
+
+
+def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) -> float:
+    """How much of what a step takes `amount` of is done in a second.
+
+    So many steps are evaluated at once, one behind the other, that the host's share of the time is small.
+    """
+
+    def seconds(count: int) -> float:
+        result, start = array, time.perf_counter()
+        for _ in range(count):
+            result = step(result)
+        mx.eval(result)
+        return time.perf_counter() - start
+
+    mx.eval(array)
+    seconds(1)  # the first is slower
+    count = max(1, round(RATE_SECONDS / seconds(1)))
+    return amount * count / seconds(count)
 
 
 def describe(also: Sequence[str] = ()) -> dict[str, Any]:
