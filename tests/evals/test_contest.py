@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import flashattn_core
 import numpy as np
 import pytest
-from flash_evals import contest
+from flash_evals import contest, machine
 from flash_evals.contest import BOUNDS, Contest
 from flash_evals.implementations import GRADIENTS, RESULTS
 from flash_evals.measure import memory_method
@@ -90,14 +90,17 @@ def test_who_is_slow_takes_fewer_trials(run_kernels, fake_implementation, clock,
     assert len(flash) == (3 if max_seconds == 1 else 9)
 
 
-def test_a_trial_lasts_twenty_milliseconds(fake_implementation, clock, monkeypatch):
-    """Counted when the call is warm: the first one is slow."""
+@pytest.mark.parametrize(("kind", "first"), [("cpu", 0.1), ("gpu", 0.5)])
+def test_a_trial_lasts_twenty_milliseconds(fake_implementation, clock, monkeypatch, kind, first):
+    """Counted when the call is warm: the first one is slow, and on a GPU its kernel may have been compiled."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0.02)
+    for name, value in {"kind": kind, "peak_flops": 1.0, "bandwidth": 1.0}.items():
+        monkeypatch.setattr(machine, name, lambda *_, value=value: value)
     calls = []
 
     def before():
         calls.append(None)
-        clock.go(0.1 if len(calls) <= 2 else 0.003)
+        clock.go(first if len(calls) <= 2 else 0.003)
 
     fake_implementation("flash", before=before)
     held = Contest(workload())
