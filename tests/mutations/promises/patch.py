@@ -108,4 +108,11 @@ MUTATIONS: list[Mutation] = [
         "    if found > pin:\n",
         "patch/test_doctor.py::test_another_version",
     ),
+    Mutation(
+        "doctor calls a GPU that cannot run the kernels fine",
+        f"{PATCH}/doctor.py",
+        "        if not cure:\n",
+        "        if cure is not None:\n",
+        "patch/test_doctor.py::test_an_nvidia_gpu_that_is_not_used",
+    ),
 ]
