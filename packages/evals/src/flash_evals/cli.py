@@ -7,6 +7,8 @@ from importlib import import_module
 import click
 import mlxlm_flash_startup
 
+from flash_evals.errors import EvalError, first_line
+
 # name -> (module, what it does in one line)
 COMMANDS = {
     "perplexity": (
@@ -31,12 +33,19 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if ctx.obj and cmd_name != "doctor":
+            raise EvalError(ctx.obj)
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
         return command
 
     def invoke(self, ctx: click.Context) -> object:
         mlxlm_flash_startup.disarm()  # MLXLM_FLASH and `mlxlm-flash hook` would patch both arms
-        from flashattn_core import interruptible  # here: -h does not wait for MLX
+        try:  # here: -h does not wait for MLX
+            from mlxlm_flash_patch import enable  # noqa: F401  raises where MLX or flashattn_core does not load
+        except ImportError as error:
+            ctx.obj = first_line(error)
+            return super().invoke(ctx)
+        from flashattn_core import interruptible
 
         try:
             with interruptible():  # several ranks have a handler of their own, and keep the step at work

@@ -10,8 +10,10 @@ except ImportError as error:
     _cure = "pip install 'mlx==0.32.4'"
     if sys.platform == "linux":
         _cure = "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU"
-        if "libcuda." in str(error):  # which MLX's build for CUDA needs, and only NVIDIA's driver brings
-            _cure = "Install NVIDIA's driver, or for the CPU: pip install 'flashattn-core[cpu]'"
+        if "cuda" in str(error):  # no driver, an old one, or no GPU
+            _cure = (
+                "MLX's build for CUDA needs a GPU and NVIDIA's driver; for the CPU pip install 'flashattn-core[cpu]'"
+            )
     raise ImportError(f"flashattn_core needs mlx, which does not load: {error}. {_cure}") from error
 
 from . import _ext as _ext  # the modules beside this one take it from here

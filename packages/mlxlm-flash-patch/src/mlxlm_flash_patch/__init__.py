@@ -1,6 +1,8 @@
 """Flash attention for mlx-lm, without touching your scripts. Importing changes nothing: enable() does."""
 
 try:
+    import flashattn_core  # noqa: F401  first: it has the cure where MLX does not load
+
     from .instance import patch_model, unpatch_model
     from .patch import FlashNeverRanError, disable, enable, enabled
     from .route import FlashFallbackError, FlashFallbackWarning

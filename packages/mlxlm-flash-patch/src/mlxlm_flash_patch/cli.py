@@ -51,6 +51,7 @@ def run(command: str, arguments: tuple[str, ...]) -> "launch.Program":
     strict makes an error of every call that would go to mlx-lm's own attention, and of a program in which
     flash never ran.
     """
+    _require_package()
     from . import launch
 
     try:
@@ -111,6 +112,7 @@ def hook_status() -> None:
 @cli.command()
 def status() -> None:
     """Show versions, backends and the model types that would be patched."""
+    _require_package()
     import flashattn_core
 
     from .registry import supported
@@ -140,6 +142,11 @@ def doctor(ctx: click.Context, model: str | None) -> None:
     broken, better = marks.count(Mark.PROBLEM), marks.count(Mark.WARNING)
     click.echo(f"\nbroken: {broken} · could be better: {better}")
     ctx.exit(1 if broken else 0)
+
+
+def _require_package() -> None:
+    """Raises the ImportError of the first attempt: a second one, of an MLX that does not load, may end the process."""
+    from . import enable  # noqa: F401
 
 
 def _environment() -> str:

@@ -134,7 +134,7 @@ def extension() -> Iterator[Finding]:
     """Whether the compiled module loads, and knows MLX's arrays as MLX does."""
     again = "pip install --force-reinstall --no-deps flashattn-core"
     try:
-        import flashattn_core  # noqa: F401
+        from . import enable  # noqa: F401  raises what the first attempt did
     except ImportError as error:
         what = str(error)
         cure = re.search(r"pip install .*", what)  # flashattn_core's own, where it was built for another mlx
