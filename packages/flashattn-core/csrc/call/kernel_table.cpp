@@ -10,7 +10,7 @@
 namespace flashattn {
 namespace {
 
-constexpr int kAny = std::numeric_limits<int>::max();
+constexpr int kAny = std::numeric_limits<int>::max(), kByName = -1;
 
 struct Row {
   Kernel kernel;
@@ -21,44 +21,50 @@ struct Row {
   int max_query_len;
   int max_dim;     // of head_dim and value_dim
   bool quantised;  // also takes quantised keys and values
-  int only_on;     // this compute capability, and 16-bit floats; 0: any
   // Beyond these lengths auto looks further. On Metal they are estimates: they have not been measured on a GPU.
   int auto_query_len;
   int auto_key_len;
   std::string_view why;
+  // What else it asks for.
+  bool only_16_bit = false;
+  int only_on = 0;  // this compute capability; 0: any
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
 
 // auto takes the first row that can run the call and is meant for its lengths.
 constexpr std::array<Row, kNumKernels> kTable = {{
-    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, true, 0, kAny, kAny,
+    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, true, kAny, kAny,
      "few queries: work is split over the keys"},
-    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, forward, kAny, kMaxHeadDim, true, 0, kAny, kAny,
+    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, forward, kAny, kMaxHeadDim, true, kAny, kAny,
      "many queries: work is split over the queries"},
-    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, true, 0, kAny, 128,
+    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, true, kAny, 128,
      "one query, few keys: one SIMD group a head, no barriers"},
-    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, true, 0, kAny,
-     1024, "one query: 32 SIMD groups a head share the keys"},
-    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, true, 0, kAny, kAny,
+    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, true, kAny, 1024,
+     "one query: 32 SIMD groups a head share the keys"},
+    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, true, kAny, kAny,
      "few queries: the keys are cut into chunks, each read once for all heads of a group"},
-    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, false, 0, 64, kAny,
+    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, false, 64, kAny,
      "a short prompt: the heads of a group share their keys"},
-    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, true, 0, kAny, kAny,
+    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, true, kAny, kAny,
      "many queries: output and probabilities stay in registers"},
-    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, true, 0, kAny, kAny,
+    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, true, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
-    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, true, 0, kAny, kAny,
+    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, true, kAny, kAny,
      "few queries: the keys are cut into chunks, each read once for all heads of a group"},
-    {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, false, 90, kAny, kAny,
-     "many queries on Hopper: a warpgroup brings the tiles that others multiply"},
-    {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, false, 0, kAny, kAny,
+    {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
+     "many queries on Hopper: a warpgroup brings the tiles that others multiply", true, 90},
+    {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
      "many queries: tensor cores, output and probabilities stay in registers"},
-    {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, true, 0, kAny, kAny,
+    {Kernel::cuda_prefill_hopper_rounded, "cuda_prefill_hopper_rounded", Backend::cuda, forward, kAny, 256, false,
+     kByName, kByName, "by name alone: probabilities are rounded once to 16 bits", true, 90},
+    {Kernel::cuda_prefill_rounded, "cuda_prefill_rounded", Backend::cuda, forward, kAny, 256, false, kByName, kByName,
+     "by name alone: probabilities are rounded once to 16 bits", true},
+    {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, true, kAny, kAny,
      "one thread a score, any size"},
-    {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, false, 0, kAny, kAny, ""},
-    {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, false, 0, kAny, kAny, ""},
-    {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, false, 0, kAny, kAny, ""},
+    {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, false, kAny, kAny, ""},
+    {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, false, kAny, kAny, ""},
+    {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, false, kAny, kAny, ""},
 }};
 
 constexpr std::array<std::string_view, 3> kBackendNames = {"cpu", "metal", "cuda"};
@@ -106,7 +112,7 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   if (shape.quantised && !row.quantised) {
     return kernel(" takes no quantised keys and values");
   }
-  if (row.only_on != 0 && shape.element_size != 2) {
+  if (row.only_16_bit && shape.element_size != 2) {
     return kernel(" takes 16-bit floats");
   }
   if (row.only_on != 0 && shape.compute_capability != 0 && shape.compute_capability != row.only_on) {
@@ -161,8 +167,7 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
       return reason.empty() ? Choice{row.kernel, "asked for by name"} : Choice{std::nullopt, reason};
     }
     bool preferred = row.backend == backend && shape.query_len <= row.auto_query_len &&
-                     shape.key_len <= row.auto_key_len &&
-                     (row.only_on == 0 || row.only_on == shape.compute_capability);
+                     shape.key_len <= row.auto_key_len && (row.only_on == 0 || row.only_on == shape.compute_capability);
     if (known && preferred && obstacle(row, backend, shape).empty()) {
       return {row.kernel, std::string(row.why)};
     }

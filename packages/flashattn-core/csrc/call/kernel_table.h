@@ -23,6 +23,8 @@ enum class Kernel {
   metal_backward_dkv,
   cuda_prefill,
   cuda_prefill_hopper,
+  cuda_prefill_rounded,
+  cuda_prefill_hopper_rounded,
   cuda_decode,
   cuda_rowwise,
   count

@@ -74,7 +74,8 @@ int tile_bytes(int rows, int columns, int element_size) {
   return round_up(columns * element_size, 128) * rows;
 }
 
-Launch prefill(const Call& call) {
+// parts: of 16 bits, as which probabilities go into the tensor cores.
+Launch prefill(const Call& call, int parts) {
   const AttentionParams& p = call.params;
   int element_size = static_cast<int>(size_of(call.dtype));
   bool wide = element_size == 4;
@@ -86,7 +87,7 @@ Launch prefill(const Call& call) {
                2 * tile_bytes(keys, value_dim, element_size);
   Launch result = launch(call, {"prefill",
                                 "prefill",
-                                {dim, value_dim, kWarps, keys},
+                                {dim, value_dim, kWarps, keys, parts},
                                 whole_call(call),
                                 divide_up(p.query_len, kRows) * p.num_heads * p.batch_size,
                                 kWarps * kLanes});
@@ -108,7 +109,10 @@ bool has_boxes(const Call& call) {
          is_fit(Binding::value, p.value, p.key_len, p.num_kv_heads);
 }
 
-Launch prefill_hopper(const Call& call) {
+Launch prefill_hopper(const Call& call, int parts) {
+  if (!has_boxes(call)) {
+    return prefill(call, parts);  // which reads any strides, and these are not known before
+  }
   struct Shape {
     int groups, keys, stages, blocks, registers, few;
   };
@@ -118,13 +122,13 @@ Launch prefill_hopper(const Call& call) {
                 : widest <= 128 ? Shape{3, 64, p.window == 0 ? 2 : 3, 1, 160, 32}
                                 : Shape{2, 64, 2, 1, 240, 24};
   int rows = 64 * shape.groups;
-  Launch result =
-      launch(call, {"prefill_hopper",
-                    "prefill_hopper",
-                    {dim, value_dim, shape.groups, shape.keys, shape.stages, shape.blocks, shape.registers, shape.few},
-                    whole_call(call),
-                    divide_up(p.query_len, rows) * p.num_heads * p.batch_size,
-                    (shape.groups + 1) * 4 * kLanes});
+  Launch result = launch(
+      call, {"prefill_hopper",
+             "prefill_hopper",
+             {dim, value_dim, shape.groups, shape.keys, shape.stages, shape.blocks, shape.registers, shape.few, parts},
+             whole_call(call),
+             divide_up(p.query_len, rows) * p.num_heads * p.batch_size,
+             (shape.groups + 1) * 4 * kLanes});
   int barriers = (4 * shape.stages + 1) * 8;
   result.dynamic_shared =
       size(tile_bytes(rows, dim, 2) +
@@ -222,10 +226,10 @@ Launches realign_launches(const RealignParams& params, int itemsize) {
 Launches launches(Kernel kernel, const Call& call) {
   switch (kernel) {
     case Kernel::cuda_decode: return split_keys(call);
-    case Kernel::cuda_prefill_hopper:
-      // Arrays that have no boxes are read by the other prefill kernel; strides are not known before.
-      return {.launches = {has_boxes(call) ? prefill_hopper(call) : prefill(call)}, .params = call.params};
-    case Kernel::cuda_prefill: return {.launches = {prefill(call)}, .params = call.params};
+    case Kernel::cuda_prefill_hopper: return {.launches = {prefill_hopper(call, 2)}, .params = call.params};
+    case Kernel::cuda_prefill: return {.launches = {prefill(call, 2)}, .params = call.params};
+    case Kernel::cuda_prefill_hopper_rounded: return {.launches = {prefill_hopper(call, 1)}, .params = call.params};
+    case Kernel::cuda_prefill_rounded: return {.launches = {prefill(call, 1)}, .params = call.params};
     case Kernel::cuda_rowwise: return {.launches = {rowwise(call)}, .params = call.params};
     default: throw std::logic_error(std::string(name(kernel)) + " is no forward kernel of CUDA's");
   }

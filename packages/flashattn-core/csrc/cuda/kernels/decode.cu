@@ -79,7 +79,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     multiply_keys(scores, queries, own_row, key_tile(tile), lane);
     bool shown = all.contains(first_key(tile), KEYS);
     rows.rescale(rows.to_probabilities(scores, visibility, first_key(tile), shown, lane));
-    add_values(rows.output, scores, value_tile(tile), lane);
+    add_values<2>(rows.output, scores, value_tile(tile), lane);
   }
 
   // The key groups' results meet in shared memory, where the tiles were.

@@ -6,9 +6,9 @@
 
 using namespace flashattn;
 
-// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. KEYS: of a tile.
-// Blocks: heads and batch elements for each WARPS * 16 queries.
-template <typename T, int D, int DV, int WARPS, int KEYS>
+// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. KEYS: of a tile. PARTS: of
+// probabilities. Blocks: heads and batch elements for each WARPS * 16 queries.
+template <typename T, int D, int DV, int WARPS, int KEYS, int PARTS>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
@@ -66,7 +66,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
       Fragment scores[KEYS / 8];
       multiply_keys(scores, queries, own_row, key_tile(stage), lane);
       rows.rescale(rows.to_probabilities(scores, visibility, first, own_all.contains(first, KEYS), lane));
-      add_values(rows.output, scores, value_tile(stage), lane);
+      add_values<PARTS>(rows.output, scores, value_tile(stage), lane);
     }
   }
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);

@@ -13,7 +13,7 @@ using namespace flashattn;
 // to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. TMA: whether the tensor memory
 // accelerator can read the arrays; if not, the loading threads do. Blocks: heads and batch elements for each GROUPS *
 // 64 queries.
-template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW>
+template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS>
 FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
@@ -108,7 +108,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
       begin_products();
       begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n + 1));
       values.wait_for_tile(n);
-      begin_add_values(rows.output, probabilities, values.tile(n));
+      begin_add_values<PARTS>(rows.output, probabilities, values.tile(n));
       wait_for_products<1>(scores);
       keys.release(n + 1, lane);
       bool shown = own_all.contains(first_key(n + 1), KEYS);
@@ -120,7 +120,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
     }
     values.wait_for_tile(n);
     begin_products();
-    begin_add_values(rows.output, probabilities, values.tile(n));
+    begin_add_values<PARTS>(rows.output, probabilities, values.tile(n));
     wait_for_products<0>(rows.output);
     values.release(n, lane);
     ++n;

@@ -84,8 +84,8 @@ FLASHATTN_FUNC int output_column(int c, int lane) {
 template <typename T>
 constexpr int kNext = sizeof(T) == 4 ? 4 : 1;
 
-// output += probabilities times `values`.
-template <typename T, int KEYS, int DV>
+// output += probabilities times `values`. PARTS: of the probabilities; 1 rounds them.
+template <int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&probabilities)[KEYS / 8],
                                SharedTile<T, KEYS, DV> values, int lane) {
   if constexpr (sizeof(T) == 2) {
@@ -102,8 +102,10 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
       for (int c = 0; c < DV / 8; c += 2) {
         uint b[4];
         load_matrices_transposed(b, values.piece_at(of_value, i * 16, c / 2));
-        multiply_add_tile<T>(output[c], a_small, b[0], b[1]);
-        multiply_add_tile<T>(output[c + 1], a_small, b[2], b[3]);
+        if (PARTS == 2) {
+          multiply_add_tile<T>(output[c], a_small, b[0], b[1]);
+          multiply_add_tile<T>(output[c + 1], a_small, b[2], b[3]);
+        }
         multiply_add_tile<T>(output[c], a, b[0], b[1]);
         multiply_add_tile<T>(output[c + 1], a, b[2], b[3]);
       }

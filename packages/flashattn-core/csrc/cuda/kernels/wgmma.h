@@ -43,8 +43,8 @@ struct TwoParts {
   }
 };
 
-// Begins output += probabilities times `values`.
-template <typename T, int KEYS, int DV>
+// Begins output += probabilities times `values`. PARTS: 1 leaves the small ones out.
+template <int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void begin_add_values(Fragment (&output)[DV / 8], const TwoParts<KEYS>& probabilities,
                                      SharedTile<T, KEYS, DV> values) {
   constexpr int kColumns = DV % 128 == 0 ? 128 : 64;  // of an instruction
@@ -54,7 +54,7 @@ FLASHATTN_FUNC void begin_add_values(Fragment (&output)[DV / 8], const TwoParts<
     FLASHATTN_UNROLL
     for (int column = 0; column < DV; column += kColumns) {
       Descriptor rows = b + ((i * 16 * 128 + column / 64 * values.kPanel) >> 4);
-      Product<T, kColumns>::of_columns(&output[column / 8], probabilities.small[i], rows);
+      if (PARTS == 2) Product<T, kColumns>::of_columns(&output[column / 8], probabilities.small[i], rows);
       Product<T, kColumns>::of_columns(&output[column / 8], probabilities.large[i], rows);
     }
   }
