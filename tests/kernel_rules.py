@@ -1,4 +1,4 @@
-"""The rules that every backend keeps: the core's own tests, which tests/metal and tests/cuda run through their kernels."""
+"""The rules that every backend keeps: the core's own tests, which tests/metal and tests/cuda run with their kernels."""
 
 import importlib
 import types
@@ -68,4 +68,4 @@ def run_through(
     for module in (oracle, *MODULES.values()):
         monkeypatch.setattr(module, "flash_attention", plain)
     monkeypatch.setattr(MODULES["quantised"], "quantized_flash_attention", quantised)
-    monkeypatch.setattr(gradient_oracle, "assert_obeys_the_rule", lambda call: None)  # gradients have tests of their own
+    monkeypatch.setattr(gradient_oracle, "assert_obeys_the_rule", lambda call: None)  # they have tests of their own

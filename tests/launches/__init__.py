@@ -25,7 +25,9 @@ def _make(folder: Path) -> None:
 
 
 def _load() -> ModuleType:
-    texts = contents(HERE, CSRC, patterns=("**/*.h", "**/*.cpp", "**/*.def", "**/*.metal", "**/*.cu", "**/*.txt", "**/embed.py"))
+    texts = contents(
+        HERE, CSRC, patterns=("**/*.h", "**/*.cpp", "**/*.def", "**/*.metal", "**/*.cu", "**/*.txt", "**/embed.py")
+    )
     versions = f"{mx.__version__} {nanobind.__version__} {sys.version_info[:2]}"
     folder = built(_make, "launches", texts, versions, str(HERE), sys.executable)
     (file,) = folder.glob("flashattn_launches*.so")
