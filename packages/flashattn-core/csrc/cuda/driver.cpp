@@ -126,13 +126,15 @@ int attribute(int number, int device) {
 
 }  // namespace
 
-int compute_capability(int device) {
-  constexpr int kMajor = 75, kMinor = 76;
-  return 10 * attribute(kMajor, device) + attribute(kMinor, device);
+gpu::Device properties(int device) {
+  constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedMemoryOfBlock = 97;
+  return {.compute_capability = 10 * attribute(kMajor, device) + attribute(kMinor, device),
+          .multiprocessors = attribute(kMultiprocessors, device),
+          .shared_memory = attribute(kSharedMemoryOfBlock, device)};
 }
 
 std::string architecture(int device) {
-  int capability = compute_capability(device);
+  int capability = properties(device).compute_capability;
   // The code runs on this device alone, so it may use what only its very architecture has.
   return "sm_" + std::to_string(capability) + (capability >= 90 ? "a" : "");
 }
@@ -150,7 +152,7 @@ std::string driver_version() {
 }
 
 void check_device(int device) try {
-  int capability = compute_capability(device);
+  int capability = properties(device).compute_capability;
   const std::vector<int>& known = nvrtc().architectures;
   bool is_known = std::find(known.begin(), known.end(), capability) != known.end();
   if (capability < 80 || !is_known) {
@@ -197,12 +199,11 @@ std::string compiled(const std::string& text, const std::string& name, const std
 
 CUfunction loaded(const std::string& cubin, const std::string& name, int dynamic_shared, int device) {
   constexpr int kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // of CUfunction_attribute
-  constexpr int kMaxShared = 97;                                    // of a block, for those that ask for it
   void* module = nullptr;
   CUfunction function = nullptr;
   driver().load(&module, cubin.data());
   driver().get_function(&function, module, name.c_str());
-  if (int most = attribute(kMaxShared, device); dynamic_shared > most) {
+  if (int most = properties(device).shared_memory; dynamic_shared > most) {
     throw std::runtime_error("[flash_attention] a block needs " + std::to_string(dynamic_shared) +
                              " bytes of shared memory, and the GPU has " + std::to_string(most));
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "../gpu/launch.h"
 #include "arguments.h"
 
 struct CUfunc_st;
@@ -15,7 +16,7 @@ namespace flashattn::cuda {
 // Throws NoKernelError, with the cure, where the device cannot run the kernels, or NVRTC does not know it.
 void check_device(int device);
 
-int compute_capability(int device);    // 90 for 9.0
+gpu::Device properties(int device);
 std::string architecture(int device);  // "sm_90a"
 std::string nvrtc_version();           // "13.0"
 std::string driver_version();          // "13.0": the newest CUDA that the driver knows

@@ -111,8 +111,8 @@ void check(mx::Device device) {
   check_device(device.index);
 }
 
-int compute_capability() {
-  static const int first = mx::cu::is_available() ? compute_capability(0) : 0;
+gpu::Device device() {
+  static const gpu::Device first = mx::cu::is_available() ? properties(0) : gpu::Device{};
   return first;
 }
 

@@ -20,8 +20,8 @@ void* address(const mx::array& array);
 // Throws NoKernelError, with the cure, where the device or its software cannot run the kernels.
 void check(mx::Device device);
 
-// Of the first GPU: 90 for 9.0; 0 where MLX has none.
-int compute_capability();
+// The first GPU.
+gpu::Device device();
 
 // The device, its architecture and its software in words.
 std::string describe(mx::Device device);

@@ -12,7 +12,8 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kLanes = 32;  // threads of a warp
+constexpr int kLanes = 32;       // threads of a warp
+constexpr int kDecodeKeys = 16;  // of a tile of decode()
 
 std::string type_name(Dtype dtype) {
   return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
@@ -81,18 +82,20 @@ Launch prefill(const Call& call, int parts) {
   bool wide = element_size == 4;
   int dim = round_up(p.head_dim, wide ? 8 : 16), value_dim = round_up(p.value_dim, wide ? 32 : 16);
   int widest = std::max(dim, value_dim);
-  constexpr int kWarps = 4, kRows = 16 * kWarps;
   int keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 || !wide ? 32 : 16;
-  int shared = tile_bytes(kRows, dim, element_size) + 2 * tile_bytes(keys, dim, element_size) +
-               2 * tile_bytes(keys, value_dim, element_size);
+  const auto shared_by = [&](int warps) {
+    return tile_bytes(16 * warps, dim, element_size) + 2 * tile_bytes(keys, dim, element_size) +
+           2 * tile_bytes(keys, value_dim, element_size);
+  };
+  int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, rows = 16 * warps;
   Launch result = launch(call, {"prefill",
                                 "prefill",
-                                {dim, value_dim, kWarps, keys, parts},
+                                {dim, value_dim, warps, keys, parts},
                                 whole_call(call),
-                                divide_up(p.query_len, kRows) * p.num_heads * p.batch_size,
-                                kWarps * kLanes});
-  result.dynamic_shared = size(shared);
-  result.blocks_at_once = blocks_that_fit(shared, widest <= 64 && !wide ? 3 : 2);
+                                divide_up(p.query_len, rows) * p.num_heads * p.batch_size,
+                                warps * kLanes});
+  result.dynamic_shared = size(shared_by(warps));
+  result.blocks_at_once = blocks_that_fit(shared_by(warps), widest <= 64 && !wide ? 3 : 2);
   return result;
 }
 
@@ -162,45 +165,65 @@ Launch decode_split(const Call& call, const SplitParams& split) {
 }
 
 // All others: a block has a chunk, and its warps take tiles in turns.
-Launch decode(const Call& call, const SplitParams& split) {
-  constexpr int kKeys = 16, kShared = 200 * 1024;
+struct DecodeShape {
+  int dim, value_dim, row_warps, key_groups, stages, shared;
+};
+
+// Of as many warps as there is memory for three tiles of each, or two; without warps where there is none for any.
+DecodeShape decode_shape(const Call& call) {
   const AttentionParams& p = call.params;
   int element_size = static_cast<int>(size_of(call.dtype));
-  int dim = round_up(p.head_dim, element_size == 4 ? 8 : 16), value_dim = round_up(p.value_dim, 32);
-  int row_warps = static_cast<int>(divide_up(group_of(call) * p.query_len, 16)), rows = 16 * row_warps;
-  int stage = tile_bytes(kKeys, dim, element_size) + tile_bytes(kKeys, value_dim, element_size);
-  int queries = tile_bytes(rows, dim, element_size);
-  // As many warps as there is memory for three tiles of each, or two.
-  int key_groups = 8 / row_warps, stages = 3;
-  while (key_groups > 1 && queries + key_groups * stages * stage > kShared) {
-    stages == 3 && key_groups <= 4 ? stages = 2 : (key_groups /= 2, stages = 3);
+  DecodeShape shape = {.dim = round_up(p.head_dim, element_size == 4 ? 8 : 16),
+                       .value_dim = round_up(p.value_dim, 32),
+                       .row_warps = static_cast<int>(divide_up(group_of(call) * p.query_len, 16)),
+                       .key_groups = 0,
+                       .stages = 0,
+                       .shared = 0};
+  int rows = 16 * shape.row_warps;
+  int stage = tile_bytes(kDecodeKeys, shape.dim, element_size) + tile_bytes(kDecodeKeys, shape.value_dim, element_size);
+  for (int key_groups = 8 / std::min(8, shape.row_warps); key_groups >= 1; key_groups /= 2) {
+    for (int stages : {3, 2}) {
+      int results = key_groups * rows * (shape.value_dim + 2) * static_cast<int>(sizeof(float));
+      shape.shared = std::max(tile_bytes(rows, shape.dim, element_size) + key_groups * stages * stage, results);
+      if (shape.shared <= call.device.shared_memory && (stages == 3 || key_groups <= 4)) {
+        shape.key_groups = key_groups;
+        shape.stages = stages;
+        return shape;
+      }
+    }
   }
-  int results = key_groups * rows * (value_dim + 2) * static_cast<int>(sizeof(float));
-  Launch result = launch(call, {"decode",
-                                "decode",
-                                {dim, value_dim, row_warps, key_groups, kKeys, stages},
-                                split_call(call),
-                                int64_t{split.num_chunks} * p.num_kv_heads * p.batch_size,
-                                row_warps * key_groups * kLanes});
-  result.dynamic_shared = size(std::max(queries + key_groups * stages * stage, results));
+  return shape;
+}
+
+Launch decode(const Call& call, const SplitParams& split, const DecodeShape& shape) {
+  const AttentionParams& p = call.params;
+  Launch result =
+      launch(call, {"decode",
+                    "decode",
+                    {shape.dim, shape.value_dim, shape.row_warps, shape.key_groups, kDecodeKeys, shape.stages},
+                    split_call(call),
+                    int64_t{split.num_chunks} * p.num_kv_heads * p.batch_size,
+                    shape.row_warps * shape.key_groups * kLanes});
+  result.dynamic_shared = size(shape.shared);
   return result;
 }
 
 Launches split_keys(const Call& call) {
   const AttentionParams& p = call.params;
-  constexpr int kMultiprocessors = 132;  // of an H100; a block of decode() takes one
-  constexpr int kMerged = 512 * 1024;    // bytes that a block merges in a few microseconds
+  constexpr int kMerged = 512 * 1024;  // bytes that a block merges in a few microseconds
   int group_rows = group_of(call) * p.query_len;
-  bool by_warps = is_quantised(call) || std::max(p.head_dim, p.value_dim) > 256 || group_rows > 128;
+  DecodeShape shape = decode_shape(call);
+  bool by_warps =
+      is_quantised(call) || std::max(p.head_dim, p.value_dim) > 256 || shape.row_warps > 8 || shape.key_groups == 0;
   int64_t groups = p.batch_size * p.num_kv_heads, row_bytes = p.value_dim * sizeof(float);
   int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / (group_rows * row_bytes), 4, 512));
   SplitGoal goal = by_warps ? SplitGoal{.chunks = 2048, .min_chunk = 64, .max_chunks = max_chunks}
-                            : SplitGoal{.chunks = std::max<int64_t>(1, kMultiprocessors / groups) * groups,
+                            : SplitGoal{.chunks = std::max<int64_t>(1, call.device.multiprocessors / groups) * groups,
                                         .min_chunk = 128,
                                         .max_chunks = max_chunks};
   Launches result = {.params = p, .split = gpu::split_keys(p, goal)};
   int64_t partial_rows = p.batch_size * p.num_heads * p.query_len * result.split.num_chunks;
-  result.launches = {by_warps ? decode_split(call, result.split) : decode(call, result.split)};
+  result.launches = {by_warps ? decode_split(call, result.split) : decode(call, result.split, shape)};
   result.scratch = {{Binding::partial_out, partial_rows, p.value_dim},
                     {Binding::partial_max, partial_rows, 1},
                     {Binding::partial_sum, partial_rows, 1},

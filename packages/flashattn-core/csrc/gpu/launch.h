@@ -117,6 +117,13 @@ struct Launches {
 // The bytes of an argument with Role::value.
 std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 
+// What of an NVIDIA GPU the choice of a kernel and of its launches depends on. An H100's where none is there.
+struct Device {
+  int compute_capability = 0;  // 90 for 9.0; 0: none is there
+  int multiprocessors = 132;
+  int shared_memory = 227 * 1024;  // bytes that a block can have
+};
+
 // Everything about a call that the choice of launches depends on.
 struct Call {
   AttentionParams params;
@@ -125,6 +132,7 @@ struct Call {
   Dtype group_dtype = Dtype::float32;           // of scales and biases
   std::array<bool, kNumBindings> present = {};  // the arrays that the call has
   std::array<bool, kNumBindings> aligned = {};  // those that begin at a multiple of 16 bytes
+  Device device = {};
 
   bool has(Binding binding) const { return present[index(binding)]; }
 };

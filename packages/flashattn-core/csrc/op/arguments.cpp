@@ -69,7 +69,7 @@ CallShape call_shape(const Inputs& inputs, const Options& options, Backend backe
           .value_dim = columns_of(inputs.value(), options),
           .quantised = options.bits != 0,
           .element_size = static_cast<int>(inputs.query().itemsize()),
-          .compute_capability = backend == Backend::cuda ? cuda::compute_capability() : 0};
+          .compute_capability = backend == Backend::cuda ? cuda::device().compute_capability : 0};
 }
 
 mx::Shape batch_shape(const mx::array& query) {

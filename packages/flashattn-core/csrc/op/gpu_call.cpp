@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "../cuda/encode.h"
 #include "../cuda/launch.h"
 #include "../metal/launch.h"
 
@@ -26,7 +27,8 @@ struct CallAndWork {
       : call{.params = make_params(inputs, options, outputs),
              .dtype = dtype_of(inputs[Input::query]),
              .bias_dtype = dtype_of(inputs[Input::bias]),
-             .group_dtype = dtype_of(inputs[Input::key_scales])} {
+             .group_dtype = dtype_of(inputs[Input::key_scales]),
+             .device = cuda::device()} {
     for (const InputRule& rule : kInputRules) {
       if (const mx::array* given = inputs[rule.input]) {
         set(gpu::binding_of(rule.input), *given);

@@ -85,8 +85,7 @@ void prefer_huge_pages(std::vector<mx::array>& arrays) {
 }
 
 bool are_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
-  return std::all_of(inputs.begin(), inputs.end(),
-                     [&](const mx::array& input) { return is_aligned(input, stream); });
+  return std::all_of(inputs.begin(), inputs.end(), [&](const mx::array& input) { return is_aligned(input, stream); });
 }
 
 std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
