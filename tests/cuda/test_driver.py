@@ -10,7 +10,10 @@ BEFORE = {
     "driver fails": ({"cuDeviceGetAttribute": "3"}, "cuDeviceGetAttribute: it says why"),
     "no NVRTC": ({"libraries": ["driver"]}, f"NVRTC is not there: {CURE}"),
     "old NVRTC": ({"libraries": ["driver", "old NVRTC"]}, f"NVRTC has no nvrtcGetCUBIN: {CURE}"),
-    "old GPU": ({"MAJOR": "7"}, "the GPU has compute capability 7.0, expected 8.0 or more"),
+    "old GPU": (
+        {"MAJOR": "7"},
+        "the GPU has compute capability 7.0, expected 8.0 or more: compute on mx.cpu, or on a newer GPU",
+    ),
     "new GPU": (
         {"MAJOR": "12"},
         "the GPU has compute capability 12.0, which NVRTC 13.0 does not know: install a newer one",

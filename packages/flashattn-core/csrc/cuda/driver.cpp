@@ -158,7 +158,7 @@ void check_device(int device) try {
   if (capability < 80 || !is_known) {
     throw NoKernelError("[flash_attention] the GPU has compute capability " + std::to_string(capability / 10) + "." +
                         std::to_string(capability % 10) +
-                        (capability < 80 ? ", expected 8.0 or more"
+                        (capability < 80 ? ", expected 8.0 or more: compute on mx.cpu, or on a newer GPU"
                                          : ", which NVRTC " + nvrtc_version() + " does not know: install a newer one"));
   }
 } catch (const std::runtime_error& error) {
