@@ -20,9 +20,12 @@ from metal_on_cpu.program import Buffer
 NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
 
 
-@functools.cache
-def program(source: str) -> Program:
-    return Program(source)
+program = functools.cache(Program)
+
+
+def on_metal(launch, source: str):
+    """What runs a launch: the program, the numbers of its buffers, and its constants."""
+    return program(source), launch["numbers"], dict(enumerate(launch["constants"].values()))
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,16 @@ def run(
     kernel: str = "auto",
     schedule: str = "forward",
     edit=lambda source: source,
+    device: str = "metal",
+    prepared=on_metal,
 ) -> Run:
     """One call. `bits`: None, or those of key and value, which are (weights, scales, biases) then.
 
-    `edit` changes the source before it is compiled: to plant a fault. A GPU has a schedule of its own.
+    `edit` changes the source before it is compiled: to plant a fault. A GPU has a schedule of its own. `prepared`: see
+    on_metal().
     """
     quantised = {} if bits is None else {"group_size": group_size, "bits": bits}
-    if mx.metal.is_available():
+    if device == "metal" and mx.metal.is_available():
         call = flashattn_core.quantized_flash_attention if quantised else flashattn_core.flash_attention
         out, lse = call(
             query, key, value, scale, mask, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
@@ -63,7 +69,7 @@ def run(
         )  # fmt: skip
         return Run(out, lse, mx.zeros(0), (), 0)
     options = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "kernel": kernel}
-    described = launches.forward(lowered(query, key, value, scale, mask, **options, **quantised))
+    described = launches.forward(lowered(query, key, value, scale, mask, **options, **quantised), device)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
     if min(query.shape) == 0:  # as eval_gpu: nothing to launch
         return Run(
@@ -74,12 +80,12 @@ def run(
         "lse": Undefined(query.shape[:-1], np.float32),
         "row_stats": Undefined((*query.shape[:-1], 2), np.float32),
     }
-    counts = execute(described, written, schedule, edit)
+    counts = execute(described, written, schedule, edit, prepared)
     out = to_mlx(written["out"], query.dtype)
     return Run(out, mx.array(written["lse"]), mx.array(written["row_stats"]), counts, described[0]["split"][2])
 
 
-def execute(described, written: dict[str, Buffer], schedule: str, edit) -> tuple[Counts, ...]:
+def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared=on_metal) -> tuple[Counts, ...]:
     """Runs what the extension describes. `written`: the outputs, which the results replace; scratch is added."""
     counts = []
     for launch in described:
@@ -92,14 +98,14 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit) -> tuple
                 buffers[name] = View(np.frombuffer(memory, np.uint8), offset)
             else:  # the size of what the launches write
                 buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
-        numbers = launch["numbers"]
-        result = program(edit(launch["source"])).run(
+        program, numbers, constants = prepared(launch, edit(launch["source"]))
+        result = program.run(
             launch["function"],
             grid=launch["grid"],
             threadgroup=launch["threadgroup"],
             buffers={numbers[name]: buffer for name, buffer in buffers.items()},
             outputs={numbers[name] for name, buffer in buffers.items() if isinstance(buffer, Undefined)},
-            constants=dict(enumerate(launch["constants"].values())),
+            constants=constants,
             schedule=schedule,
         )
         assert not any(result.unwritten.values()), f"elements never written: {result.unwritten}"

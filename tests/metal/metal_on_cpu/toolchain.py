@@ -8,14 +8,14 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 from builds import built, contents
 
 from .errors import CompileError
-from .translate import translate
+from .translate import Translation, translate
 
 HERE = Path(__file__).parent
 
@@ -74,9 +74,9 @@ MISSING = _missing()
 
 
 @cache
-def harness() -> str:
-    """A hash of what turns a source into a program and runs it: a part of every key."""
-    own = contents(HERE, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
+def harness(*further: Path) -> str:
+    """A hash of what turns a source into a program and runs it: a part of every key. `further`: another language's."""
+    own = contents(HERE, *further, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
     libraries = " ".join(platform.libc_ver())  # kernels call its functions
     digest = hashlib.sha256(own + _output([str(compiler()), "--version"]).encode() + libraries.encode())
     return digest.hexdigest()
@@ -95,10 +95,10 @@ def _compile(arguments: Sequence[str | Path], text: str = "") -> str:
     return done.stdout
 
 
-def preprocess(source: str, include_dirs: Sequence[Path] = ()) -> str:
+def preprocess(source: str, include_dirs: Sequence[Path] = (), defines: Sequence[str] = DEFINES) -> str:
     """The source with its includes and macros resolved; the shim is not part of it yet."""
     include = [flag for path in (_metal_headers(), *include_dirs) for flag in ("-I", str(path))]
-    flags = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *DEFINES, *include, "-"]
+    flags = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *defines, *include, "-"]
     return _compile(flags, f'#line 1 "kernels.metal"\n{source}\n')
 
 
@@ -120,27 +120,35 @@ def headers_in(folders: Sequence[Path]) -> bytes:
 
 
 def build(source: str, include_dirs: tuple[Path, ...]) -> Path:
-    """A folder with `program`, an executable (see runtime/main.cpp), and `translation`, pickled."""
+    return program(lambda: translate(preprocess(source, include_dirs)), (), source, headers_in(include_dirs))
+
+
+def program(translated: Callable[[], Translation], language: tuple[Path, ...], *key: str | bytes) -> Path:
+    """A folder with `program`, an executable (see runtime/main.cpp), and `translation`, pickled.
+
+    language: a folder, unless it is Metal, with its shim and what the runtime needs for it.
+    """
 
     def make(folder: Path) -> None:
-        translation = translate(preprocess(source, include_dirs))
+        translation = translated()
         (folder / "translation").write_bytes(pickle.dumps((translation.kernels, translation.constants)))
         text, kernels = folder / "kernels.cpp", folder / "kernels.o"
         text.write_text(f'#include "shim.h"\n{translation.text}')
-        _compile([*DEVICE_FLAGS, *WARNINGS, "-I", HERE / "shim", "-c", text, "-o", kernels])
-        objects = sorted(_runtime().glob("*.o"))
+        _compile([*DEVICE_FLAGS, *WARNINGS, "-I", (*language, HERE)[0] / "shim", "-I", HERE / "runtime", "-c", text, "-o", kernels])
+        objects = sorted(_runtime(*language).glob("*.o"))
         _compile([*LINK_FLAGS[:1], kernels, *objects, *LINK_FLAGS[1:], "-o", folder / "program"])
         kernels.unlink()
 
-    return built(make, "program", harness(), source, headers_in(include_dirs))
+    return built(make, "program", harness(*language), *key)
 
 
-def _runtime() -> Path:
+def _runtime(*language: Path) -> Path:
     def make(folder: Path) -> None:
-        for source in sorted((HERE / "runtime").glob("*.cpp")):
-            _compile([*RUNTIME_FLAGS, "-c", source, "-o", folder / f"{source.stem}.o"])
+        for place in (HERE, *language):
+            for source in sorted((place / "runtime").glob("*.cpp")):
+                _compile([*RUNTIME_FLAGS, "-I", HERE / "runtime", "-c", source, "-o", folder / f"{source.stem}.o"])
 
-    return built(make, "runtime", harness())
+    return built(make, "runtime", harness(*language))
 
 
 @cache
@@ -161,7 +169,7 @@ def source_line(program: Path, address: str) -> str:
     frames = [
         re.sub(r" \(discriminator.*", "", frame)
         for frame in frames
-        if frame and f"/{HERE.name}/" not in frame and "registrations:" not in frame
+        if frame and "_on_cpu/" not in frame and "registrations:" not in frame
     ]
     if not frames or frames[0].startswith("??"):
         return address

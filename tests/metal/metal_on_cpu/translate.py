@@ -75,7 +75,7 @@ def translate(text: str) -> Translation:
             register(function, function, function)
     text, constants = _initialise_function_constants(text)
     text = THREADGROUP_ATTRIBUTE.sub("", text)
-    text = share_threadgroup_variables(text, _shared_variable)
+    text = share_threadgroup_variables(text, shared_variable)
     text = construct_vectors(text)
     return Translation(f'{text}\n# 1 "registrations"\n' + "\n".join(registrations) + "\n", kernels, constants)
 
@@ -171,7 +171,7 @@ def _registration(number: int, name: str, expression: str, bindings: list[Bindin
         f"static constexpr auto* {function} = &{expression};\n"
         f"static const MslBinding msl_bindings_{number}[] = {{{', '.join([*descriptions, 'MslBinding{}'])}}};\n"
         f'static const MslKernel msl_kernel_{number} = {{"{name}", [](const MslThread* thread_) '
-        f"{{ (void)thread_; {function}({', '.join(arguments)}); }}, msl_bindings_{number}, {len(descriptions)}}};\n"
+        f"{{ (void)thread_; {function}({', '.join(arguments)}); }}, msl_bindings_{number}, {len(descriptions)}, 32768}};\n"
         f"static const bool msl_registered_{number} = (msl_register(&msl_kernel_{number}), true);"
     )
 
@@ -236,7 +236,7 @@ def _declaration_end(text: str, start: int) -> int | None:
     return None
 
 
-def _shared_variable(type_: str, name: str, dimensions: str) -> str:
+def shared_variable(type_: str, name: str, dimensions: str) -> str:
     call = f'msl_threadgroup_variable(&msl_key_{name}, sizeof({type_}{dimensions}), "{name}")'
     return f"static char msl_key_{name}; {type_} (&{name}){dimensions} = *({type_} (*){dimensions}){call}; "
 

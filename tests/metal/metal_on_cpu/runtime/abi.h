@@ -55,6 +55,7 @@ struct MslKernel {
   void (*entry)(const MslThread* thread);
   const MslBinding* bindings;
   int binding_count;
+  unsigned long threadgroup_memory;  // bytes that there are
 };
 
 enum MslFence { kFenceDevice = 1, kFenceThreadgroup = 2 };
@@ -62,7 +63,11 @@ enum MslFence { kFenceDevice = 1, kFenceThreadgroup = 2 };
 extern "C" {
 void msl_simdgroup_operation(const MslOperation* operation, const void* input, void* output, long argument,
                              const char* file, int line);
-void msl_threadgroup_barrier(int fence, const char* file, int line);
+// Whether the condition holds for all threads that meet there.
+bool msl_threadgroup_barrier(int fence, bool condition, const char* file, int line);
+// Until the condition holds for its subject.
+void msl_wait(bool (*condition)(const void* subject), const void* subject, const char* name, const char* file, int line);
+const MslThread* msl_this_thread() __attribute__((const));
 void* msl_threadgroup_variable(const void* key, unsigned long size, const char* name);
 void msl_register(const MslKernel* kernel);
 void msl_constant(int index, void* value, unsigned long size);

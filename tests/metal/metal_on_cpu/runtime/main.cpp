@@ -179,7 +179,7 @@ void run(Job& job, const MslKernel& kernel) {
   }
   for (unsigned number : order) {
     const unsigned position[3] = {number % grid[0], number / grid[0] % grid[1], number / (grid[0] * grid[1])};
-    run_threadgroup(kernel.entry, position, grid, job.threadgroup, buffers, job.schedule);
+    run_threadgroup(kernel, position, grid, job.threadgroup, buffers, job.schedule);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -15,8 +16,30 @@ extern "C" char __executable_start, _end;
 namespace {
 
 constexpr size_t kPage = 4096;
-uint32_t epoch[kSpaces];
+uint32_t last_epoch[kSpaces];
 uint32_t first_epoch[kSpaces];  // of this threadgroup
+uint32_t epoch[kSpaces][32];    // of each SIMD group
+Clock known[32];                // to each SIMD group
+
+void begin_epoch(int space) {
+  ++last_epoch[space];
+  for (int group = 0; group < 32; group++) {
+    epoch[space][group] = last_epoch[space];
+    for (uint32_t& before : known[group].before[space]) before = last_epoch[space] - 1;
+  }
+}
+
+void join(Clock& clock, const Clock& other) {
+  for (int space = 0; space < kSpaces; space++) {
+    for (int group = 0; group < 32; group++) {
+      clock.before[space][group] = std::max(clock.before[space][group], other.before[space][group]);
+    }
+  }
+}
+
+uint32_t simdgroup() {
+  return static_cast<uint32_t>(current_thread->index / kLanes);
+}
 
 void* map(size_t size, int protection) {
   void* memory = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -84,19 +107,19 @@ std::string who(const Access& access) {
 bool is_concurrent(const Access& past, const Access& now, Space space) {
   if (past.epoch == 0) return false;
   if (past.epoch < first_epoch[space]) return space == kDevice;  // another threadgroup
-  if (past.epoch != now.epoch) return false;
-  if (past.simdgroup != now.simdgroup) return true;
-  return past.sequence == now.sequence && (past.lanes & ~now.lanes);
+  if (past.simdgroup != now.simdgroup) return past.epoch > known[now.simdgroup].before[space][past.simdgroup];
+  return past.epoch == now.epoch && past.sequence == now.sequence && (past.lanes & ~now.lanes);
 }
 
-bool continues(const Access& past, const Access& now) {
-  return past.epoch == now.epoch && past.simdgroup == now.simdgroup;
+// Then a write that is concurrent with `past` is so with `now`, too.
+bool continues(const Access& past, const Access& now, Space space) {
+  return past.simdgroup == now.simdgroup && past.epoch >= first_epoch[space];
 }
 
 void remember_read(Cell& cell, const Access& now, Space space) {
   Access* reads = cell.reads;
-  if (!continues(reads[0], now)) {
-    if (continues(reads[1], now)) {
+  if (!continues(reads[0], now, space)) {
+    if (continues(reads[1], now, space)) {
       const Access other = reads[0];
       reads[0] = reads[1];
       reads[1] = other;
@@ -107,7 +130,7 @@ void remember_read(Cell& cell, const Access& now, Space space) {
       return;
     }
   }
-  if (reads[0].sequence == now.sequence) {
+  if (reads[0].epoch == now.epoch && reads[0].sequence == now.sequence) {
     reads[0].lanes |= now.lanes;
   } else {
     reads[0] = now;
@@ -170,12 +193,36 @@ size_t count_unwritten(const Slot& slot, size_t element_size) {
 }
 
 void begin_threadgroup() {
-  for (int space = 0; space < kSpaces; space++) first_epoch[space] = ++epoch[space];
+  for (int space = 0; space < kSpaces; space++) {
+    begin_epoch(space);
+    first_epoch[space] = last_epoch[space];
+  }
 }
 
 void pass_barrier(int fence) {
-  if (fence & kFenceDevice) epoch[kDevice]++;
-  if (fence & kFenceThreadgroup) epoch[kThreadgroup]++;
+  if (fence & kFenceDevice) begin_epoch(kDevice);
+  if (fence & kFenceThreadgroup) begin_epoch(kThreadgroup);
+}
+
+void release(Clock& clock) {
+  const uint32_t own = simdgroup();
+  join(clock, known[own]);
+  for (int space = 0; space < kSpaces; space++) {
+    clock.before[space][own] = epoch[space][own];
+    epoch[space][own] = ++last_epoch[space];
+  }
+}
+
+void acquire(const Clock& clock) {
+  join(known[simdgroup()], clock);
+}
+
+void begin_write(void* address, size_t size, const void* return_address) {
+  access_memory(address, size, true, return_address);
+  Slot& slot = slots[static_cast<size_t>(static_cast<char*>(address) - arena) >> kSlotBits];
+  const size_t offset = static_cast<size_t>(static_cast<char*>(address) - slot.begin);
+  for (size_t i = offset >> slot.cell_bits; i <= (offset + size - 1) >> slot.cell_bits; i++) slot.cells[i].write.lanes = 0;
+  memset(address, 0xff, size);
 }
 
 void access_memory(const void* pointer, size_t size, bool is_write, const void* return_address) {
@@ -200,9 +247,9 @@ void access_memory(const void* pointer, size_t size, bool is_write, const void* 
   }
   while ((offset | size) & ((size_t{1} << slot.cell_bits) - 1)) refine(slot);
 
-  const Access now{epoch[slot.space], current_thread->sequence, 1u << current_thread->index % kLanes,
+  const Access now{epoch[slot.space][simdgroup()], current_thread->sequence, 1u << current_thread->index % kLanes,
                    static_cast<uint32_t>(code_address(return_address)),
-                   static_cast<uint32_t>(current_thread->index / kLanes)};
+                   simdgroup()};
   for (size_t i = offset >> slot.cell_bits; i <= (offset + size - 1) >> slot.cell_bits; i++) {
     Cell& cell = slot.cells[i];
     const auto check = [&](const Access& past, bool past_is_write) {
@@ -216,7 +263,7 @@ void access_memory(const void* pointer, size_t size, bool is_write, const void* 
       cell.write = now;
     } else {
       const bool is_written =
-          slot.space == kThreadgroup ? cell.write.epoch >= first_epoch[kThreadgroup] : cell.write.epoch != 0;
+          slot.space == kThreadgroup ? cell.write.epoch >= first_epoch[kThreadgroup] && cell.write.lanes : cell.write.epoch != 0;
       if (!is_written && (slot.space == kThreadgroup || slot.is_undefined)) {
         fail("UninitialisedError", "%s: offset %zu of %zu is read by %s before anything wrote it, at " PC_FORMAT,
              name(slot).c_str(), i << slot.cell_bits, slot.size, here().c_str(), code_address(return_address));

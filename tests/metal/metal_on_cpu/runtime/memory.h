@@ -18,9 +18,9 @@ constexpr size_t kArenaSize = kSlots * kSlotSize;
 
 // One or more accesses of the lanes of one SIMD group between two of its operations.
 struct Access {
-  uint32_t epoch;     // which stretch between two barriers, never the same in two threadgroups; 0: no access
+  uint32_t epoch;     // which stretch between two barriers of its SIMD group, never the same in two threadgroups; 0: none
   uint32_t sequence;  // how many operations of the SIMD group came before
-  uint32_t lanes;     // a bit for each
+  uint32_t lanes;     // a bit for each; none: a copy that is under way
   uint32_t program_counter : 27;  // programs are linked at low addresses, and small
   uint32_t simdgroup : 5;
 };
@@ -57,6 +57,18 @@ size_t count_unwritten(const Slot& slot, size_t element_size);
 // Barriers and SIMD-group operations separate accesses in time.
 void begin_threadgroup();
 void pass_barrier(int fence);
+
+// What comes before: of each SIMD group all up to this epoch.
+struct Clock {
+  uint32_t before[kSpaces][32];
+};
+// All that the current SIMD group has done so far, and has waited for, is in the clock from now on.
+void release(Clock& clock);
+// What is in the clock comes before all that the current SIMD group will do.
+void acquire(const Clock& clock);
+
+// A write that begins now, and ends with an access_memory(): until then nothing may be read there.
+void begin_write(void* address, size_t size, const void* return_address);
 
 // Every access of a kernel.
 void access_memory(const void* address, size_t size, bool is_write, const void* return_address);

@@ -15,12 +15,11 @@ namespace {
 
 constexpr size_t kStackSize = 256 << 10;
 constexpr size_t kGuardSize = 16 << 10;  // at the lower end of each stack
-constexpr size_t kThreadgroupMemory = 32768;
 
 std::vector<Thread> threads;
 char* stacks;
 void* scheduler_stack_pointer;
-void (*kernel_entry)(const MslThread*);
+const MslKernel* kernel;
 
 struct Variable {
   int slot;
@@ -62,7 +61,7 @@ void pause() {
 }
 
 void thread_main() {
-  kernel_entry(&current_thread->arguments);
+  kernel->entry(&current_thread->arguments);
   current_thread->state = State::kReturned;
   pause();
   __builtin_unreachable();
@@ -79,6 +78,7 @@ void prepare_stack(Thread& thread) {
 bool is_same_place(const Thread& a, const Thread& b) {
   if (a.state != b.state) return false;
   if (a.state == State::kReturned) return true;
+  if (a.state == State::kWaiting) return false;
   if (a.state == State::kAtOperation && a.operation != b.operation) return false;
   return a.line == b.line && !strcmp(a.file, b.file);
 }
@@ -92,6 +92,9 @@ void complete_operation(Thread* lanes) {
   int waiting = 0;
   for (int i = 0; i < kLanes; i++) waiting += lanes[i].state == State::kAtOperation;
   if (waiting == 0) return;
+  for (int i = 0; i < kLanes; i++) {
+    if (lanes[i].state == State::kReady || lanes[i].state == State::kWaiting) return;  // it may still come
+  }
   const Thread* first = lanes;
   while (first->state != State::kAtOperation) first++;
   for (int i = 0; i < kLanes; i++) {
@@ -179,14 +182,16 @@ std::string describe(const Thread& thread) {
   const std::string place = " at " + std::string(thread.file ? thread.file : "") + ":" + std::to_string(thread.line);
   if (thread.state == State::kReturned) return text + " has returned";
   if (thread.state == State::kAtBarrier) return text + " waits in threadgroup_barrier" + place;
+  if (thread.state == State::kWaiting) return text + " waits in " + thread.waits_in + place;
   if (thread.state == State::kAtOperation) return text + " waits in " + thread.operation->name + place;
   return text;
 }
 
-void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3], const unsigned grid[3],
+void run_threadgroup(const MslKernel& entry, const unsigned position[3], const unsigned grid[3],
                      const unsigned size[3], void* const* buffers, Schedule& schedule) {
   const unsigned count = static_cast<unsigned>(threads.size());
-  kernel_entry = entry;
+  kernel = &entry;
+  threadgroup_number++;
   memcpy(current_threadgroup, position, sizeof current_threadgroup);
   begin_threadgroup();
   poison_threadgroup_memory();
@@ -216,6 +221,9 @@ void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3]
   while (true) {
     if (run_ready(order, schedule)) {
       for (unsigned i = 0; i < count; i += kLanes) complete_operation(&threads[i]);
+      for (Thread& thread : threads) {
+        if (thread.state == State::kWaiting && thread.is_over(thread.subject)) thread.state = State::kReady;
+      }
       continue;
     }
     for (const Thread& thread : threads) {
@@ -226,7 +234,12 @@ void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3]
     if (threads[0].state == State::kReturned) return;
     counters.threadgroup_barriers++;
     pass_barrier(threads[0].fence);
-    for (Thread& thread : threads) thread.state = State::kReady;
+    bool condition = true;
+    for (const Thread& thread : threads) condition &= thread.condition;
+    for (Thread& thread : threads) {
+      thread.state = State::kReady;
+      thread.condition = condition;
+    }
   }
 }
 
@@ -242,13 +255,31 @@ void msl_simdgroup_operation(const MslOperation* operation, const void* input, v
   pause();
 }
 
-void msl_threadgroup_barrier(int fence, const char* file, int line) {
+bool msl_threadgroup_barrier(int fence, bool condition, const char* file, int line) {
   Thread& thread = *current_thread;
   thread.state = State::kAtBarrier;
   thread.fence = fence;
+  thread.condition = condition;
   thread.file = file;
   thread.line = line;
   pause();
+  return thread.condition;
+}
+
+void msl_wait(bool (*condition)(const void*), const void* subject, const char* name, const char* file, int line) {
+  if (condition(subject)) return;
+  Thread& thread = *current_thread;
+  thread.state = State::kWaiting;
+  thread.is_over = condition;
+  thread.subject = subject;
+  thread.waits_in = name;
+  thread.file = file;
+  thread.line = line;
+  pause();
+}
+
+const MslThread* msl_this_thread() {
+  return &current_thread->arguments;
 }
 
 // A threadgroup variable comes to be when the first thread reaches its declaration.
@@ -268,8 +299,8 @@ void* msl_threadgroup_variable(const void* key, unsigned long size, const char* 
     for (const auto& [other_key, other] : variables) {
       if (other.is_declared) total += slots[other.slot].size;
     }
-    if (total > kThreadgroupMemory) {
-      fail("LimitError", "threadgroup memory: %zu bytes with '%s', but there are %zu", total, name, kThreadgroupMemory);
+    if (total > kernel->threadgroup_memory) {
+      fail("LimitError", "threadgroup memory: %zu bytes with '%s', but there are %lu", total, name, kernel->threadgroup_memory);
     }
   }
   return slots[variable.slot].begin;

@@ -6,7 +6,7 @@
 
 #include "abi.h"
 
-enum class State { kReady, kAtOperation, kAtBarrier, kReturned };
+enum class State { kReady, kAtOperation, kAtBarrier, kWaiting, kReturned };
 
 struct Thread {
   void* stack_pointer;
@@ -16,6 +16,10 @@ struct Thread {
   uint32_t sequence;  // operations of its SIMD group so far
   const MslOperation* operation;
   int fence;
+  bool condition;  // of a barrier
+  bool (*is_over)(const void*);  // what it waits for
+  const void* subject;
+  const char* waits_in;
   MslLane lane;
   const char* file = "";  // where it waits
   int line;
@@ -30,10 +34,11 @@ struct Schedule {
 
 inline Thread* current_thread;  // null: the scheduler runs
 inline unsigned current_threadgroup[3];
+inline unsigned long threadgroup_number;  // of those that have begun
 
 void create_threads(int count);
 bool is_stack_guard(const void* address, int* thread);
 bool is_private(const void* address);  // the current thread's own stack and arguments
 std::string describe(const Thread& thread);
-void run_threadgroup(void (*entry)(const MslThread*), const unsigned position[3], const unsigned grid[3],
+void run_threadgroup(const MslKernel& kernel, const unsigned position[3], const unsigned grid[3],
                      const unsigned size[3], void* const* buffers, Schedule& schedule);

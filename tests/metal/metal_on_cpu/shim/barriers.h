@@ -12,7 +12,7 @@ METAL_FUNC void simdgroup_barrier(mem_flags) {}
 #else
 static_assert((int)mem_flags::mem_device == kFenceDevice && (int)mem_flags::mem_threadgroup == kFenceThreadgroup);
 METAL_FUNC void threadgroup_barrier(mem_flags flags, MSL_PLACE) {
-  msl_threadgroup_barrier((int)flags, file, line);
+  msl_threadgroup_barrier((int)flags, true, file, line);
 }
 METAL_FUNC void simdgroup_barrier(mem_flags, MSL_PLACE) {
   static constexpr MslOperation operation{"simdgroup_barrier", kCountNothing, nullptr};

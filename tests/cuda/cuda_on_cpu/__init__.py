@@ -1,0 +1,27 @@
+"""Compiles CUDA kernels for this machine's CPU and runs them in the harness that runs Metal's: see tests/metal/README.md."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from metal_on_cpu import Program, toolchain
+
+from .translate import translate
+
+HERE = Path(__file__).parent
+DEFINES = ["-D__CUDACC_RTC__=1"]
+
+
+class CudaProgram(Program):
+    """The kernel of one launch, as tests/launches describes it."""
+
+    def __init__(self, launch: Mapping[str, Any], source: str) -> None:
+        def translated():
+            return translate(toolchain.preprocess(source, defines=DEFINES), launch)
+
+        shared, names = str(launch["dynamic_shared"]), ",".join(launch["buffers"])
+        self.folder = toolchain.program(translated, (HERE,), source, shared, names)
+        self.kernels, self.constants = pickle.loads((self.folder / "translation").read_bytes())

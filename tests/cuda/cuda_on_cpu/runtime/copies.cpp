@@ -1,0 +1,60 @@
+// cp.async: until its thread waits for it, a copy is under way, and nobody may read what it writes.
+#include <deque>
+#include <vector>
+
+#include <cstring>
+
+#include "cuda.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace {
+
+struct Copy {
+  char* to;
+  const char* from;
+  int bytes;
+  const void* place;  // in the program
+};
+struct Copies {
+  unsigned long threadgroup;
+  std::vector<Copy> not_committed;
+  std::deque<std::vector<Copy>> groups;
+};
+
+Copies& own_copies() {
+  static std::vector<Copies> of_threads(1024);
+  Copies& copies = of_threads[current_thread->index];
+  if (copies.threadgroup != threadgroup_number) copies = {threadgroup_number, {}, {}};
+  return copies;
+}
+
+}  // namespace
+
+extern "C" {
+void cuda_copy(unsigned to, const void* from, int bytes) {
+  if (to % 16 || reinterpret_cast<unsigned long>(from) % 16) cuda_fail("cp.async of addresses that are no multiples of 16");
+  const Copy copy = {static_cast<char*>(cuda_shared_pointer(to)), static_cast<const char*>(from), bytes,
+                     __builtin_return_address(0)};
+  if (bytes) access_memory(from, bytes, false, copy.place);
+  begin_write(copy.to, 16, copy.place);
+  own_copies().not_committed.push_back(copy);
+}
+
+void cuda_commit_copies() {
+  Copies& copies = own_copies();
+  copies.groups.push_back(std::move(copies.not_committed));
+  copies.not_committed.clear();
+}
+
+void cuda_wait_for_copies(int under_way) {
+  auto& groups = own_copies().groups;
+  for (; groups.size() > static_cast<size_t>(under_way); groups.pop_front()) {
+    for (const Copy& copy : groups.front()) {
+      access_memory(copy.to, 16, true, copy.place);
+      memset(copy.to, 0, 16);
+      memcpy(copy.to, copy.from, copy.bytes);
+    }
+  }
+}
+}

@@ -1,0 +1,64 @@
+// Addresses in shared memory, and barriers for a part of a block's threads.
+#include "cuda.h"
+#include "failure.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace {
+
+// The first address is not 0, so that an offset is not taken for an address unnoticed.
+constexpr unsigned kFirstAddress = 1024;
+
+struct NamedBarrier {
+  unsigned long threadgroup, times_opened;
+  int arrived;
+  Clock before, opened;
+};
+
+struct Arrival {
+  const NamedBarrier* barrier;
+  unsigned long times_opened;
+};
+
+}  // namespace
+
+extern "C" {
+extern void* cuda_dynamic_memory();  // the kernel's
+
+void* cuda_shared_pointer(unsigned address) {
+  return static_cast<char*>(cuda_dynamic_memory()) + address - kFirstAddress;
+}
+
+unsigned cuda_shared_address(const void* pointer) {
+  return static_cast<unsigned>(static_cast<const char*>(pointer) - static_cast<char*>(cuda_dynamic_memory())) +
+         kFirstAddress;
+}
+
+void cuda_fail(const char* message) {
+  fail("MetalError", "%s, by %s at " PC_FORMAT, message, describe(*current_thread).c_str(),
+       reinterpret_cast<long>(__builtin_return_address(0)) - 1);
+}
+
+void cuda_named_barrier(int number, int threads, const char* file, int line) {
+  static NamedBarrier barriers[16];
+  if (number < 1 || number > 15 || threads % kLanes) cuda_fail("barriers 1 to 15 are there, for whole warps");
+  NamedBarrier& barrier = barriers[number];
+  if (barrier.threadgroup != threadgroup_number) barrier = {threadgroup_number, 0, 0, {}, {}};
+  release(barrier.before);
+  if (++barrier.arrived == threads) {
+    barrier.opened = barrier.before;
+    barrier.before = {};
+    barrier.arrived = 0;
+    barrier.times_opened++;
+  } else {
+    const Arrival arrival = {&barrier, barrier.times_opened};
+    const auto is_open = [](const void* subject) {
+      const auto* own = static_cast<const Arrival*>(subject);
+      return own->barrier->times_opened != own->times_opened;
+    };
+    msl_wait(is_open, &arrival, "a barrier for some warps", file, line);
+  }
+  current_thread->sequence++;
+  acquire(barrier.opened);
+}
+}
