@@ -3,7 +3,7 @@
 import flashattn_core
 import mlx.core as mx
 import pytest
-from kernel_rules import rules, run_through
+from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
@@ -31,7 +31,11 @@ def rowwise(query: mx.array, dim: int, quantised: bool) -> str:
 @pytest.fixture(autouse=True, params=[decode_and_prefill, prefill, prefill_hopper, rowwise], ids=lambda f: f.__name__)
 def through_cuda(request, monkeypatch):
     functions = flashattn_core.flash_attention, flashattn_core.quantized_flash_attention
-    run_through(monkeypatch, *functions, lambda query, dim, quantised=False: request.param(query, dim, quantised))
+
+    def kernel_for(query, dim, quantised=False):
+        return request.param(query, dim, quantised)
+
+    run_through(monkeypatch, *functions, kernel_for, assert_same_but_for_tensor_cores)
 
 
 globals().update(rules())

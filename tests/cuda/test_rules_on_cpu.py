@@ -7,7 +7,7 @@ import functools
 
 import pytest
 from cuda_attention import flash_attention
-from kernel_rules import rules, run_through
+from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
 pytestmark = pytest.mark.rotate(72)
 
@@ -30,9 +30,12 @@ TEAMS = {decode: "greedy", prefill: "reverse", rowwise: "random:3"}
 @pytest.fixture(autouse=True, params=TEAMS, ids=lambda team: team.__name__)
 def through_cuda(request, monkeypatch):
     on_cpu = functools.partial(flash_attention, schedule=TEAMS[request.param])
-    run_through(
-        monkeypatch, on_cpu, on_cpu, lambda query, dim, quantised=False: request.param(query, dim, quantised)
-    )
+
+
+    def kernel_for(query, dim, quantised=False):
+        return request.param(query, dim, quantised)
+
+    run_through(monkeypatch, on_cpu, on_cpu, kernel_for, assert_same_but_for_tensor_cores)
 
 
 globals().update(rules())
