@@ -20,14 +20,15 @@ def normal(rng, *shape, dtype=mx.float32):
 
 
 def quantised(rng, *shape, group_size=64, bits=8, dtype=mx.float32):
-    return mx.quantize(normal(rng, *shape, dtype=dtype), group_size=group_size, bits=bits)
+    # On the CPU: MLX's CUDA backend has no kernel for 1 bit, and leaves what it should write as it was.
+    return mx.quantize(normal(rng, *shape, dtype=dtype), group_size=group_size, bits=bits, stream=mx.cpu)
 
 
 def dequantised(packed, group_size=64, bits=8):
     """In float32, as the kernel computes."""
     weights, scales, biases = packed
     return mx.dequantize(
-        weights, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group_size, bits=bits
+        weights, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group_size, bits=bits, stream=mx.cpu
     )
 
 

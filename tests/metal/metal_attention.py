@@ -96,6 +96,8 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared
             elif isinstance(content, tuple):
                 memory, offset = content
                 buffers[name] = View(np.frombuffer(memory, np.uint8), offset)
+            elif name == "arrivals":  # 0 between launches
+                buffers[name] = np.zeros(content // 4, np.uint32)
             else:  # the size of what the launches write
                 buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
         program, numbers, constants = prepared(launch, edit(launch["source"]))
@@ -104,13 +106,14 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared
             grid=launch["grid"],
             threadgroup=launch["threadgroup"],
             buffers={numbers[name]: buffer for name, buffer in buffers.items()},
-            outputs={numbers[name] for name, buffer in buffers.items() if isinstance(buffer, Undefined)},
+            outputs={numbers[name] for name, b in buffers.items() if isinstance(b, Undefined) or name == "arrivals"},
             constants=constants,
             schedule=schedule,
         )
         assert not any(result.unwritten.values()), f"elements never written: {result.unwritten}"
         names = {number: name for name, number in numbers.items()}
         written |= {names[number]: buffer for number, buffer in result.buffers.items()}
+        assert not np.any(written.pop("arrivals", 0)), "arrivals that the next launch would count, too"
         counts.append(result.counts)
     return tuple(counts)
 

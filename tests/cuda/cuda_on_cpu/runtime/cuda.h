@@ -13,5 +13,9 @@ void cuda_copy(unsigned to, const void* from, int bytes);
 void cuda_commit_copies();
 void cuda_wait_for_copies(int under_way);
 
+// Threads of different blocks.
+void cuda_fence();
+unsigned cuda_atomic_add(unsigned* to, unsigned added);
+
 void cuda_named_barrier(int number, int threads, const char* file, int line);
 }

@@ -1,4 +1,4 @@
-// Addresses in shared memory, and barriers for a part of a block's threads.
+// Addresses in shared memory, and barriers for a part of a block's threads, and how blocks meet.
 #include "cuda.h"
 #include "failure.h"
 #include "memory.h"
@@ -14,6 +14,8 @@ struct NamedBarrier {
   int arrived;
   Clock before, opened;
 };
+
+unsigned long fences[1024];  // the threadgroup in which a thread passed its last __threadfence()
 
 struct Arrival {
   const NamedBarrier* barrier;
@@ -37,6 +39,18 @@ unsigned cuda_shared_address(const void* pointer) {
 void cuda_fail(const char* message) {
   fail("MetalError", "%s, by %s at " PC_FORMAT, message, describe(*current_thread).c_str(),
        reinterpret_cast<long>(__builtin_return_address(0)) - 1);
+}
+
+void cuda_fence() {
+  fences[current_thread->index] = threadgroup_number;
+}
+
+unsigned cuda_atomic_add(unsigned* to, unsigned added) {
+  const bool is_published = fences[current_thread->index] == threadgroup_number;
+  meet_threadgroups(to, sizeof *to, is_published, __builtin_return_address(0));
+  const unsigned before = *to;
+  *to += added;
+  return before;
 }
 
 void cuda_named_barrier(int number, int threads, const char* file, int line) {

@@ -10,6 +10,7 @@ CUDA_FUNC CudaIndex cuda_index(MslBuiltin builtin) {
 }
 #define threadIdx cuda_index(thread_position_in_threadgroup)
 #define blockIdx cuda_index(threadgroup_position_in_grid)
+#define gridDim cuda_index(threadgroups_per_grid)
 #define blockDim cuda_index(threads_per_threadgroup)
 
 struct alignas(8) float2 {
@@ -62,6 +63,13 @@ CUDA_FUNC int __syncthreads_and(int condition, CUDA_PLACE) {
 }
 CUDA_FUNC int __syncthreads_or(int condition, CUDA_PLACE) {
   return !msl_threadgroup_barrier(kFenceDevice | kFenceThreadgroup, !condition, file, line);
+}
+
+CUDA_FUNC void __threadfence() {
+  cuda_fence();
+}
+CUDA_FUNC unsigned atomicAdd(unsigned* to, unsigned added) {
+  return cuda_atomic_add(to, added);
 }
 
 // An operation of a warp: once, on what all lanes bring.

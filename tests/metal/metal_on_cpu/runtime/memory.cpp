@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "failure.h"
 #include "threads.h"
@@ -20,6 +22,15 @@ uint32_t last_epoch[kSpaces];
 uint32_t first_epoch[kSpaces];  // of this threadgroup
 uint32_t epoch[kSpaces][32];    // of each SIMD group
 Clock known[32];                // to each SIMD group
+
+// What an earlier threadgroup has done up to its atomic operation on an address.
+struct Published {
+  const void* address;
+  uint32_t first_epoch[kSpaces];
+  Clock clock;
+};
+std::vector<Published> published;
+std::set<size_t> acquired[32];  // of these, by each SIMD group
 
 void begin_epoch(int space) {
   ++last_epoch[space];
@@ -106,7 +117,14 @@ std::string who(const Access& access) {
 // Could `past` happen at the same time as `now`?
 bool is_concurrent(const Access& past, const Access& now, Space space) {
   if (past.epoch == 0) return false;
-  if (past.epoch < first_epoch[space]) return space == kDevice;  // another threadgroup
+  if (past.epoch < first_epoch[space]) {  // another threadgroup
+    const auto is_before = [&](size_t number) {
+      const Published& other = published[number];
+      return past.epoch >= other.first_epoch[space] && past.epoch <= other.clock.before[space][past.simdgroup];
+    };
+    const auto& own = acquired[now.simdgroup];
+    return space == kDevice && std::none_of(own.begin(), own.end(), is_before);
+  }
   if (past.simdgroup != now.simdgroup) return past.epoch > known[now.simdgroup].before[space][past.simdgroup];
   return past.epoch == now.epoch && past.sequence == now.sequence && (past.lanes & ~now.lanes);
 }
@@ -197,10 +215,15 @@ void begin_threadgroup() {
     begin_epoch(space);
     first_epoch[space] = last_epoch[space];
   }
+  for (auto& own : acquired) own.clear();
 }
 
 void pass_barrier(int fence) {
-  if (fence & kFenceDevice) begin_epoch(kDevice);
+  if (fence & kFenceDevice) {
+    begin_epoch(kDevice);
+    for (const auto& own : acquired) acquired[0].insert(own.begin(), own.end());
+    for (auto& own : acquired) own = acquired[0];
+  }
   if (fence & kFenceThreadgroup) begin_epoch(kThreadgroup);
 }
 
@@ -215,6 +238,23 @@ void release(Clock& clock) {
 
 void acquire(const Clock& clock) {
   join(known[simdgroup()], clock);
+}
+
+void meet_threadgroups(const void* address, size_t size, bool is_published, const void* return_address) {
+  const Slot& slot = slots[static_cast<size_t>(static_cast<const char*>(address) - arena) >> kSlotBits];
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(address) - slot.begin);
+  if (slot.is_read_only || offset + size > slot.size) {
+    out_of_bounds(slot, static_cast<long>(offset), size, true, code_address(return_address));
+  }
+  for (size_t i = 0; i < published.size(); i++) {
+    if (published[i].address == address) acquired[simdgroup()].insert(i);
+  }
+  if (!is_published) return;
+  published.push_back({address, {}, known[simdgroup()]});
+  for (int space = 0; space < kSpaces; space++) {
+    published.back().first_epoch[space] = first_epoch[space];
+    published.back().clock.before[space][simdgroup()] = epoch[space][simdgroup()];
+  }
 }
 
 void begin_write(void* address, size_t size, const void* return_address) {

@@ -67,6 +67,10 @@ void release(Clock& clock);
 // What is in the clock comes before all that the current SIMD group will do.
 void acquire(const Clock& clock);
 
+// An atomic read and write. What the threadgroup has done so far comes before what those do that come to the address
+// later, if it is `published`.
+void meet_threadgroups(const void* address, size_t size, bool is_published, const void* return_address);
+
 // A write that begins now, and ends with an access_memory(): until then nothing may be read there.
 void begin_write(void* address, size_t size, const void* return_address);
 
