@@ -31,7 +31,6 @@ TEAMS = {decode: "greedy", prefill: "reverse", rowwise: "random:3"}
 def through_cuda(request, monkeypatch):
     on_cpu = functools.partial(flash_attention, schedule=TEAMS[request.param])
 
-
     def kernel_for(query, dim, quantised=False):
         return request.param(query, dim, quantised)
 

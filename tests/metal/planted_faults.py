@@ -1,10 +1,16 @@
-"""A fault planted in a kernel, and that it is noticed: what test_mutations.py and test_backward_mutations.py share."""
+"""A fault planted in a kernel, and that it is noticed: what the tests of Metal's and of CUDA's kernels share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import mlx.core as mx
+import numpy as np
 import pytest
+from flashattn_core.masks import Tree
+from metal_attention import Run
 from metal_on_cpu import MetalError
+from oracle import assert_matches_reference, draw
+from test_quantised import dequantised
 
 BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 SHARED_BARRIER = "FLASHATTN_BARRIER;"  # in gpu/kernels
@@ -20,6 +26,7 @@ class Fault:
     mask: object = "causal"
     options: dict[str, object] = field(default_factory=dict)
     dim: int = 40
+    dtype: str = "float32"
     bits: int | None = None  # of keys and values, if they are quantised
 
     @property
@@ -29,7 +36,8 @@ class Fault:
 
     # The source with the fault in it, or as it was.
     def plant(self, source: str) -> str:
-        if f"metal/kernels/{self.kernel.removeprefix('metal_')}.metal" not in source:
+        backend, _, kernel = self.kernel.partition("_")
+        if f'"{backend}/kernels/{kernel}.' not in source:
             return source  # another launch of the same call
         parts = source.split(self.old)
         if len(parts) < self.occurrence + 2:
@@ -51,3 +59,38 @@ def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]
     with pytest.raises((MetalError, AssertionError)):
         call(edit)
     assert any(planted), "the kernels no longer have this text: plant the fault elsewhere"
+
+
+def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run: Callable[..., Run]) -> None:
+    """The call that the fault is for, by a backend's `run`; raises what notices it."""
+    length, key_len = fault.query_and_key_lengths
+    query, key, value = draw(rng, batch=(2,), heads=6, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype)
+    # Growing scores: the maximum rises from tile to tile.
+    key = key * mx.linspace(0.2, 2, key_len, key.dtype)[:, None]
+    masks = {
+        "tree": lambda: Tree(mx.array(rng.random((7, 7)) > 0.4)),
+        "bool": lambda: mx.array(rng.random((6, length, key_len)) > 0.4),
+        "additive": lambda: mx.array(rng.standard_normal((length, key_len), dtype=np.float32)),
+        "NaN": lambda: mx.arange(key_len) != 40,
+    }
+    mask = masks[fault.mask]() if fault.mask in list(masks) else fault.mask
+    value_on_metal = value
+    if fault.mask == "NaN":
+        value_on_metal = mx.where((mx.arange(key_len) == 40)[:, None], mx.nan, value)
+    options = {
+        name: mx.array(rng.random(6, dtype=np.float32)) if given is True else given
+        for name, given in fault.options.items()
+    }
+
+    key_on_metal, how = key, {}
+    if fault.bits is not None:
+        how = {"group_size": 32, "bits": fault.bits}
+        key_on_metal, value_on_metal = (mx.quantize(x.astype(mx.float16), **how) for x in (key, value))
+        value_on_metal = tuple(mx.repeat(x, 2, axis=2)[:, :, ::2] for x in value_on_metal)  # strides of its own
+        key, value = dequantised(key_on_metal, **how), dequantised(value_on_metal, **how)
+
+    def attention(query, key, value, *args, return_lse, **options):
+        result = run(query, key_on_metal, value_on_metal, *args, edit=edit, **how, **options)
+        return result.out, result.lse
+
+    assert_matches_reference(query, key, value, mask=mask, kernel=fault.kernel, attention=attention, **options)

@@ -3,16 +3,10 @@
 What this shows is that the checks see; a fault that passed here would pass in a change, too.
 """
 
-from collections.abc import Callable
-
-import mlx.core as mx
-import numpy as np
 import pytest
-from flashattn_core.masks import KeyRange, SlidingWindow, Tree
+from flashattn_core.masks import KeyRange, SlidingWindow
 from metal_attention import run
-from oracle import assert_matches_reference, draw
-from planted_faults import BARRIER, SHARED_BARRIER, Fault, assert_is_noticed
-from test_quantised import dequantised
+from planted_faults import BARRIER, SHARED_BARRIER, Fault, assert_is_noticed, call
 
 REG, TG, SPLIT = "metal_prefill_reg", "metal_prefill_tg", "metal_decode_split"
 PARALLEL, FAST, ROWWISE = "metal_decode_parallel", "metal_decode_fast", "metal_rowwise"
@@ -133,42 +127,7 @@ FAULTS = {
 }
 
 
-def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str]) -> None:
-    """The call that the fault is for; raises what notices it."""
-    length, key_len = fault.query_and_key_lengths
-    query, key, value = draw(rng, batch=(2,), heads=6, length=length, key_len=key_len, dim=fault.dim)
-    # Growing scores: the maximum rises from tile to tile.
-    key = key * mx.linspace(0.2, 2, key_len)[:, None]
-    masks = {
-        "tree": lambda: Tree(mx.array(rng.random((7, 7)) > 0.4)),
-        "bool": lambda: mx.array(rng.random((6, length, key_len)) > 0.4),
-        "additive": lambda: mx.array(rng.standard_normal((length, key_len), dtype=np.float32)),
-        "NaN": lambda: mx.arange(key_len) != 40,
-    }
-    mask = masks[fault.mask]() if fault.mask in list(masks) else fault.mask
-    value_on_metal = value
-    if fault.mask == "NaN":
-        value_on_metal = mx.where((mx.arange(key_len) == 40)[:, None], mx.nan, value)
-    options = {
-        name: mx.array(rng.random(6, dtype=np.float32)) if given is True else given
-        for name, given in fault.options.items()
-    }
-
-    key_on_metal, how = key, {}
-    if fault.bits is not None:
-        how = {"group_size": 32, "bits": fault.bits}
-        key_on_metal, value_on_metal = (mx.quantize(x.astype(mx.float16), **how) for x in (key, value))
-        value_on_metal = tuple(mx.repeat(x, 2, axis=2)[:, :, ::2] for x in value_on_metal)  # strides of its own
-        key, value = dequantised(key_on_metal, **how), dequantised(value_on_metal, **how)
-
-    def attention(query, key, value, *args, return_lse, **options):
-        result = run(query, key_on_metal, value_on_metal, *args, edit=edit, **how, **options)
-        return result.out, result.lse
-
-    assert_matches_reference(query, key, value, mask=mask, kernel=fault.kernel, attention=attention, **options)
-
-
 @pytest.mark.rotate(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):
-    assert_is_noticed(FAULTS[name], lambda edit: call(FAULTS[name], rng, edit))
+    assert_is_noticed(FAULTS[name], lambda edit: call(FAULTS[name], rng, edit, run))

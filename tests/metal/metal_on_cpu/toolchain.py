@@ -134,7 +134,20 @@ def program(translated: Callable[[], Translation], language: tuple[Path, ...], *
         (folder / "translation").write_bytes(pickle.dumps((translation.kernels, translation.constants)))
         text, kernels = folder / "kernels.cpp", folder / "kernels.o"
         text.write_text(f'#include "shim.h"\n{translation.text}')
-        _compile([*DEVICE_FLAGS, *WARNINGS, "-I", (*language, HERE)[0] / "shim", "-I", HERE / "runtime", "-c", text, "-o", kernels])
+        _compile(
+            [
+                *DEVICE_FLAGS,
+                *WARNINGS,
+                "-I",
+                (*language, HERE)[0] / "shim",
+                "-I",
+                HERE / "runtime",
+                "-c",
+                text,
+                "-o",
+                kernels,
+            ]
+        )
         objects = sorted(_runtime(*language).glob("*.o"))
         _compile([*LINK_FLAGS[:1], kernels, *objects, *LINK_FLAGS[1:], "-o", folder / "program"])
         kernels.unlink()
