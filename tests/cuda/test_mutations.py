@@ -17,15 +17,14 @@ GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 WAIT = "wait_for_copies<0>();"
 FAULTS = {
     # Barriers, and copies in the background.
-    "prefill: queries before they are there": Fault(PREFILL, WAIT + "\n  __syncthreads();", WAIT, dtype="float16"),
-    "prefill: queries not waited for": Fault(PREFILL, WAIT + "\n  __syncthreads();", "__syncthreads();", dtype="bfloat16"),
     "prefill: a tile before it is there, or over one that is read": Fault(PREFILL, "__syncthreads();  // the tile"),
     "prefill: a tile not waited for": Fault(PREFILL, WAIT + "\n    __syncthreads();", "__syncthreads();"),
     "prefill: one stage instead of two": Fault(PREFILL, "stage ^= 1"),
     "prefill: copies not committed": Fault(PREFILL, "stage ^ 1);\n    commit_copies();", "stage ^ 1);"),
     "decode: queries before they are there": of_decode("__syncthreads();  // the queries are there"),
-    "decode: a tile not waited for": of_decode("wait_for_copies<STAGES - 2>();"),
-    "decode: waited for too few": of_decode("wait_for_copies<STAGES - 2>();", "wait_for_copies<STAGES - 1>();"),
+    "decode: queries not waited for": of_decode("wait_for_copies<STAGES - 2>();\n  __syncthreads();", "__syncthreads();"),
+    "decode: a tile not waited for": of_decode("wait_for_copies<STAGES - 2>();\n    meet", "meet", length=16),
+    "decode: waited for too few": of_decode("STAGES - 2>();\n    meet", "STAGES - 1>();\n    meet", length=16),
     "decode: a tile over the one that is read": of_decode("bring(tile + STAGES - 1);", "bring(tile + STAGES);", length=16),
     "decode: warps that share tiles do not meet": of_decode("meet<kMembers>(key_group + 1);", length=8),
     "decode: two groups meet at one barrier": of_decode("meet<kMembers>(key_group + 1)", "meet<kMembers>(1)", length=8),
@@ -41,10 +40,10 @@ FAULTS = {
     # Bounds.
     "tile: a row too many": Fault(PREFILL, "int(row) < count", "int(row) <= count", mask=None, lengths=(33, 71)),
     "tile: a column too many": Fault(PREFILL, "column < columns", "column <= columns", dim=39),
-    "tile: bytes behind the row": Fault(PREFILL, "* int(sizeof(T)), 0, 16)", "* int(sizeof(T)), 16, 16)", mask=None),
+    "tile: bytes behind the row": Fault(PREFILL, "copy_async(piece(row, c), from, left", "copy_async(piece(row, c), from, kElements", mask=None),
     "prefill: rows beyond the last": Fault(PREFILL, "bool exists = query < params.query_len;\n      float probe", "bool exists = true;\n      float probe"),
-    "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<T> < value_dim)", dim=37),
-    "decode: rows that are padding": of_decode("exists = position.query < params.query_len;\n    for", "exists = true;\n    for"),
+    "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<T> < value_dim)", "if (true)", dim=37),
+    "decode: rows that are padding": of_decode("position.query < params.query_len ? clamped(head_dim", "true ? clamped(head_dim", length=5),
     "decode: the next chunk's keys": of_decode("any.end - first, head_dim", "params.key_len - first + 1, head_dim"),
     # Masks and options.
     "causal: a key too many": Fault(PREFILL, "diagonal + 1", "diagonal + 2"),
@@ -60,8 +59,8 @@ FAULTS = {
     "output not rescaled": Fault(PREFILL, "output[c][e] *= rescaling.by[e / 2]", **GROWING),
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[e / 2]", "rescaling.by[1 - e / 2]", **GROWING),
     "sum not rescaled": Fault(PREFILL, "row_sum *= rescale;", **GROWING),
-    "key groups not weighed": of_decode("sum += weight * results", "sum += results"),
-    "chunks not weighed": of_decode("FLASHATTN_LANE_VALUE(weight, c", "1.0f + 0 * FLASHATTN_LANE_VALUE(weight, c"),
+    "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
+    "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
     "nothing visible: -inf - -inf": Fault(ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)),
     # Lanes.
     "a row's maximum of two lanes": Fault(PREFILL, "maximum(x, __shfl_xor_sync(~0u, x, 2))", "x"),

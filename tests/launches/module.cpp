@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
 
@@ -85,6 +86,7 @@ nb::list described(const gpu::Work& work, Backend backend) {
     }
     description["source"] = is_cuda ? cuda::source_text(launch) : metal::source_text(launch);
     description["dynamic_shared"] = launch.dynamic_shared;
+    description["box_rows"] = launch.box_rows;
     description["function"] = launch.function;
     description["constants"] = constants;
     description["grid"] = size(launch.grid);

@@ -21,6 +21,12 @@ from metal_on_cpu.translate import (
 )
 
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?uchar (\w+)\[\];")
+# Columns, rows and heads of the arrays that the tensor memory accelerator copies.
+LENGTHS = {
+    "query": "p.head_dim, p.query_len, p.num_heads",
+    "key": "p.head_dim, p.key_len, p.num_kv_heads",
+    "value": "p.value_dim, p.key_len, p.num_kv_heads",
+}
 SHARED_MEMORY = 227 * 1024  # of a block, on compute capability 9.0
 
 
@@ -59,6 +65,14 @@ def _registration(launch: Mapping[str, Any], bindings: list[Binding]) -> str:
             assigned.append(f"{member} = *static_cast<decltype({member})*>({pointer});")
         else:
             assigned.append(f"arguments.arrays[{launch['numbers'][binding.argument]}] = {pointer};")
+    for (name, length), rows in zip(LENGTHS.items(), launch["box_rows"], strict=False):
+        assigned.append(f"""{{
+          const auto& p = arguments.params;
+          const auto& s = p.{name};
+          *reinterpret_cast<CudaMap*>(&arguments.{name}_map) = {{
+            static_cast<char*>(arguments.arrays[{launch["numbers"][name]}]), {{{length}, p.batch_size}},
+            {{2, 2 * s.row, 2 * s.head, 2 * s.batch[0]}}, {rows}}};
+        }}""")
     return f"""
         static const MslBinding bindings[] = {{{", ".join(described)}}};
         static void run(const MslThread* thread) {{

@@ -15,3 +15,4 @@
 
 #include "built_in.h"
 #include "instructions.h"
+#include "hopper.h"

@@ -257,12 +257,24 @@ void meet_threadgroups(const void* address, size_t size, bool is_published, cons
   }
 }
 
-void begin_write(void* address, size_t size, const void* return_address) {
-  access_memory(address, size, true, return_address);
+namespace {
+void set_written(void* address, size_t size, uint32_t lanes) {
   Slot& slot = slots[static_cast<size_t>(static_cast<char*>(address) - arena) >> kSlotBits];
   const size_t offset = static_cast<size_t>(static_cast<char*>(address) - slot.begin);
-  for (size_t i = offset >> slot.cell_bits; i <= (offset + size - 1) >> slot.cell_bits; i++) slot.cells[i].write.lanes = 0;
+  for (size_t i = offset >> slot.cell_bits; i <= (offset + size - 1) >> slot.cell_bits; i++) {
+    slot.cells[i].write.lanes = lanes;
+  }
+}
+}  // namespace
+
+void begin_write(void* address, size_t size, const void* return_address) {
+  access_memory(address, size, true, return_address);
+  set_written(address, size, 0);
   memset(address, 0xff, size);
+}
+
+void end_write(void* address, size_t size) {
+  set_written(address, size, ~0u);
 }
 
 void access_memory(const void* pointer, size_t size, bool is_write, const void* return_address) {

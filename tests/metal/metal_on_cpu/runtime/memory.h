@@ -71,8 +71,9 @@ void acquire(const Clock& clock);
 // later, if it is `published`.
 void meet_threadgroups(const void* address, size_t size, bool is_published, const void* return_address);
 
-// A write that begins now, and ends with an access_memory(): until then nothing may be read there.
+// A write that begins now, and ends with an access_memory() or here: until then nothing may be read there.
 void begin_write(void* address, size_t size, const void* return_address);
+void end_write(void* address, size_t size);
 
 // Every access of a kernel.
 void access_memory(const void* address, size_t size, bool is_write, const void* return_address);

@@ -1,0 +1,31 @@
+// The instructions of compute capability 9.0. No includes, either.
+#pragma once
+
+// What the tensor memory accelerator knows of an array of 16-bit numbers; the launch's registration makes it.
+struct CudaMap {
+  char* address;
+  long sizes[4];  // columns, rows, heads, batch elements
+  long steps[4];  // in bytes
+  int box_rows;   // of 64 columns
+};
+
+// c (+)= a b, 64 rows of a warpgroup: a warp has 16 of them.
+struct CudaProduct {
+  float* c;
+  int columns;
+  float (*element)(unsigned r, int i);  // of a register's two
+  bool adds, a_is_shared, b_is_transposed;
+  unsigned a[4];
+  unsigned long long a_descriptor, b_descriptor;
+};
+
+extern "C" {
+void cuda_barrier_init(unsigned address, int arrivals);
+void cuda_barrier_arrive(unsigned address, int expected_bytes);
+void cuda_barrier_wait(unsigned address, int parity, const char* file, int line);
+void cuda_copy_box(unsigned to, const CudaMap* map, int column, int row, int head, int batch, unsigned barrier);
+
+void cuda_begin_product(const CudaProduct* product);
+void cuda_commit_products();
+void cuda_wait_for_products(int under_way, const char* file, int line);
+}
