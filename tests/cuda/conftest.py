@@ -1,9 +1,11 @@
-"""What the tests share that run the CUDA kernels on a GPU."""
+"""What the tests of the CUDA kernels need: a GPU, or clang to run the kernels on the CPU."""
 
 import os
 
 import mlx.core as mx
 import pytest
+from demanded import lacking
+from metal_on_cpu import MISSING
 
 # MLX's float32 products are TF32 on a GPU. What is compared with them is of float32's accuracy. MLX reads this once.
 os.environ["MLX_ENABLE_TF32"] = "0"
@@ -14,3 +16,9 @@ def requires_gpu():
     """Without MLX's CUDA build and a GPU the test is skipped, and says so."""
     if not mx.cuda.is_available():
         pytest.skip("no NVIDIA GPU, or MLX's build for the CPU: make cuda-check brings the other")
+
+
+@pytest.fixture
+def requires_clang():
+    if MISSING:
+        lacking(MISSING)

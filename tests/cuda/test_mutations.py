@@ -1,11 +1,11 @@
-"""Faults planted in the CUDA kernels, one at a time: each is noticed, by a check of the harness or by a wrong result."""
+"""Faults planted in the CUDA kernels, one at a time: each is noticed, by the harness or by a wrong result."""
 
 import cuda_attention
 import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
 from planted_faults import Fault, assert_is_noticed, call
 
-PREFILL, DECODE, SPLIT, ROWWISE = "cuda_prefill", "cuda_decode", "cuda_decode_split", "cuda_rowwise"
+PREFILL, DECODE, ROWWISE, HOPPER = "cuda_prefill", "cuda_decode", "cuda_rowwise", "cuda_prefill_hopper"
 
 
 def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, **how) -> Fault:
@@ -14,6 +14,10 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
 
 # Scores that grow by more than what a row takes without rescaling.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
+def of_hopper(old: str, new: str = "", **how) -> Fault:
+    return Fault(HOPPER, old, new, lengths=(150, 300), dtype="float16", **how)
+
+
 WAIT = "wait_for_copies<0>();"
 FAULTS = {
     # Barriers, and copies in the background.
@@ -39,11 +43,10 @@ FAULTS = {
     "rowwise: values over values": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=2),
     # Bounds.
     "tile: a row too many": Fault(PREFILL, "int(row) < count", "int(row) <= count", mask=None, lengths=(33, 71)),
-    "tile: a column too many": Fault(PREFILL, "column < columns", "column <= columns", dim=39),
-    "tile: bytes behind the row": Fault(PREFILL, "copy_async(piece(row, c), from, left", "copy_async(piece(row, c), from, kElements", mask=None),
+    "tile: a column too many": Fault(PREFILL, "e < count ? from", "e <= count ? from", dim=39),
     "prefill: rows beyond the last": Fault(PREFILL, "bool exists = query < params.query_len;\n      float probe", "bool exists = true;\n      float probe"),
     "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<T> < value_dim)", "if (true)", dim=37),
-    "decode: rows that are padding": of_decode("position.query < params.query_len ? clamped(head_dim", "true ? clamped(head_dim", length=5),
+    "decode: rows that are padding": of_decode("position.query < params.query_len ? clamped(head_dim", "true ? clamped(head_dim", length=4),
     "decode: the next chunk's keys": of_decode("any.end - first, head_dim", "params.key_len - first + 1, head_dim"),
     # Masks and options.
     "causal: a key too many": Fault(PREFILL, "diagonal + 1", "diagonal + 2"),
@@ -72,11 +75,26 @@ FAULTS = {
     "the small parts of probabilities forgotten": Fault(PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"),
     "hidden NaN: rows are not attended again": Fault(PREFILL, "attend_again(spoilt,", "attend_again(0 * spoilt,", mask="NaN"),
     "decode, hidden NaN: chunks are not attended again": of_decode("if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"),
-    # 16 bits.
+    # Hopper: barriers in shared memory, boxes, products of warpgroups.
+    "hopper: queries before they are there": of_hopper("queries_arrived.wait(0);"),
+    "hopper: keys before they are there": of_hopper("keys.wait_for_tile(n + 1);"),
+    "hopper: values before they are there": of_hopper("values.wait_for_tile(n);\n    begin_products"),
+    "hopper: a tile over one that is read": of_hopper("if (n >= STAGES) read(n).wait(n / STAGES - 1);"),
+    "hopper: room a turn too early": of_hopper("read(n).wait(n / STAGES - 1)", "read(n).wait(n / STAGES)"),
+    "hopper: keys given back while they are read": of_hopper("wait_for_products<1>(scores);\n      keys.release(n + 1, lane);", "keys.release(n + 1, lane);\n      wait_for_products<1>(scores);"),
+    "hopper: scores not waited for": of_hopper("wait_for_products<1>(scores);"),
+    "hopper: output not waited for": of_hopper("wait_for_products<0>(rows.output);\n      values"),
+    "hopper: a tile never given back": of_hopper("values.release(n, lane);\n      prob"),
+    "hopper: a warp less reads": of_hopper("keys.initialise(kReaders)", "keys.initialise(kReaders - 1)"),
+    "hopper: bytes of another tile": of_hopper("arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"),
+    "hopper: a panel's columns": of_hopper("panel * 64, row", "panel * 32, row", dim=72),
+    "hopper: rows of the warpgroup before": of_hopper("queries, group * kWarpgroupRows, keys.tile(n)", "queries, 0, keys.tile(n)", dim=72),
+    "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
 }  # fmt: skip
 
 
-@pytest.mark.rotate(8)
+@pytest.mark.rotate(12)
+@pytest.mark.usefixtures("requires_clang")
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):
     assert_is_noticed(FAULTS[name], lambda edit: call(FAULTS[name], rng, edit, cuda_attention.run))

@@ -5,22 +5,27 @@ Each kernel meets each rule, with the lengths that it is for, in a schedule of i
 
 import functools
 
+import mlx.core as mx
 import pytest
 from cuda_attention import flash_attention
 from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
-pytestmark = pytest.mark.rotate(72)
+pytestmark = [pytest.mark.rotate(144), pytest.mark.usefixtures("requires_clang")]  # 3,500 cases
 
 
-def decode(query, dim: int, quantised: bool) -> str:
-    return "cuda_decode" if query.shape[-2] <= 16 else prefill(query, dim, quantised)
-
-
-def prefill(query, dim: int, quantised: bool) -> str:
+def decode(query: mx.array, dim: int, quantised: bool) -> str:
+    if query.shape[-2] <= 16:
+        return "cuda_decode"
     return "cuda_prefill" if dim <= 256 and not quantised else "cuda_rowwise"
 
 
-def rowwise(query, dim: int, quantised: bool) -> str:
+def prefill(query: mx.array, dim: int, quantised: bool) -> str:
+    if dim > 256 or quantised:
+        return "cuda_rowwise"
+    return "cuda_prefill" if query.dtype == mx.float32 else "cuda_prefill_hopper"
+
+
+def rowwise(query: mx.array, dim: int, quantised: bool) -> str:
     return "cuda_rowwise"
 
 
@@ -37,4 +42,5 @@ def through_cuda(request, monkeypatch):
     run_through(monkeypatch, on_cpu, on_cpu, kernel_for, assert_same_but_for_tensor_cores)
 
 
-globals().update(rules())
+# Of quantised keys and values test_quantised_on_cpu.py has these two with lengths for the harness.
+globals().update(rules("test_equals_the_dequantised", "test_a_decode_step_equals_the_row_of_a_prefill"))

@@ -66,7 +66,7 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run
     length, key_len = fault.query_and_key_lengths
     query, key, value = draw(rng, batch=(2,), heads=6, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype)
     # Growing scores: the maximum rises from tile to tile.
-    key = key * mx.linspace(0.2, 2, key_len, key.dtype)[:, None]
+    key = key * mx.linspace(0.2, 2, key_len).astype(key.dtype)[:, None]
     masks = {
         "tree": lambda: Tree(mx.array(rng.random((7, 7)) > 0.4)),
         "bool": lambda: mx.array(rng.random((6, length, key_len)) > 0.4),

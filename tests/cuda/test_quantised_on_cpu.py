@@ -1,0 +1,22 @@
+"""Quantised keys and values through the CUDA kernels on the CPU, all bits and group sizes, against float64."""
+
+import pytest
+from cuda_attention import flash_attention
+from oracle import assert_matches_reference
+from test_quantised import BITS, GROUP_SIZES, dequantised, normal, quantised
+
+pytestmark = [pytest.mark.rotate(21), pytest.mark.usefixtures("requires_clang")]
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("kernel", "length"), [("cuda_decode", 1), ("cuda_decode", 5), ("cuda_rowwise", 9)])
+def test_equals_the_dequantised(rng, kernel, length, bits, group_size):
+    how = {"group_size": group_size, "bits": bits}
+    query, key, value = normal(rng, 2, 4, length, 128), *(quantised(rng, 2, 2, 150, 128, **how) for _ in range(2))
+
+    def attention(query, _key, _value, *args, **options):
+        return flash_attention(query, key, value, *args, **how, **options)
+
+    floats = (dequantised(x, **how) for x in (key, value))
+    assert_matches_reference(query, *floats, mask="causal", kernel=kernel, attention=attention, schedule="random:5")
