@@ -90,7 +90,7 @@ def assert_matches_reference(
 
 
 def assert_same_bits(got: mx.array, expected: mx.array) -> None:
-    """What a call gives is `expected`, rounded to its dtype. Backends that promise less replace this: kernel_rules.py."""
+    """What a call gives is `expected`, rounded to its dtype. A backend may promise less: see kernel_rules.py."""
     bits = mx.uint32 if got.dtype == mx.float32 else mx.uint16
     assert mx.array_equal(got.view(bits), expected.astype(got.dtype).view(bits))
 

@@ -5,7 +5,6 @@ import os
 import mlx.core as mx
 import pytest
 from demanded import lacking
-from metal_on_cpu import MISSING
 
 # MLX's float32 products are TF32 on a GPU. What is compared with them is of float32's accuracy. MLX reads this once.
 os.environ["MLX_ENABLE_TF32"] = "0"
@@ -20,5 +19,7 @@ def requires_gpu():
 
 @pytest.fixture
 def requires_clang():
+    from metal_on_cpu import MISSING
+
     if MISSING:
         lacking(MISSING)

@@ -1,4 +1,4 @@
-"""flash_attention(), and quantized_flash_attention(), through the CUDA kernels, run on the CPU: see metal_attention.py."""
+"""What metal_attention.py gives, through the CUDA kernels, run on the CPU."""
 
 import functools
 

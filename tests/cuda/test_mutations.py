@@ -14,6 +14,8 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
 
 # Scores that grow by more than what a row takes without rescaling.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
+
+
 def of_hopper(old: str, new: str = "", **how) -> Fault:
     return Fault(HOPPER, old, new, lengths=(150, 300), dtype="float16", **how)
 
@@ -26,16 +28,22 @@ FAULTS = {
     "prefill: one stage instead of two": Fault(PREFILL, "stage ^= 1"),
     "prefill: copies not committed": Fault(PREFILL, "stage ^ 1);\n    commit_copies();", "stage ^ 1);"),
     "decode: queries before they are there": of_decode("__syncthreads();  // the queries are there"),
-    "decode: queries not waited for": of_decode("wait_for_copies<STAGES - 2>();\n  __syncthreads();", "__syncthreads();"),
+    "decode: queries not waited for": of_decode(
+        "wait_for_copies<STAGES - 2>();\n  __syncthreads();", "__syncthreads();"
+    ),
     "decode: a tile not waited for": of_decode("wait_for_copies<STAGES - 2>();\n    meet", "meet", length=16),
     "decode: waited for too few": of_decode("STAGES - 2>();\n    meet", "STAGES - 1>();\n    meet", length=16),
-    "decode: a tile over the one that is read": of_decode("bring(tile + STAGES - 1);", "bring(tile + STAGES);", length=16),
+    "decode: a tile over the one that is read": of_decode(
+        "bring(tile + STAGES - 1);", "bring(tile + STAGES);", length=16
+    ),
     "decode: warps that share tiles do not meet": of_decode("meet<kMembers>(key_group + 1);", length=8),
     "decode: two groups meet at one barrier": of_decode("meet<kMembers>(key_group + 1)", "meet<kMembers>(1)", length=8),
     "decode: results over tiles": of_decode(WAIT + "\n  __syncthreads();", WAIT),
     "decode: results before they are there": of_decode("  __syncthreads();\n  bool finite", "  bool finite"),
     "merge: not behind a fence": of_decode("__threadfence();  // before the block arrives"),
-    "merge: before all warps have written": of_decode("  __syncthreads();\n  if (threadIdx.x == 0) {", "  if (threadIdx.x == 0) {", mask="NaN"),
+    "merge: before all warps have written": of_decode(
+        "  __syncthreads();\n  if (threadIdx.x == 0) {", "  if (threadIdx.x == 0) {", mask="NaN"
+    ),
     "merge: the last but one merges": of_decode("uint(block.parts - 1)", "uint(block.parts - 2)"),
     "merge: arrivals are left": of_decode("if (last) *arrived = 0;"),
     "merge: one count for all heads": of_decode("block.batch * params.num_kv_heads + block.head", "0"),
@@ -44,53 +52,82 @@ FAULTS = {
     # Bounds.
     "tile: a row too many": Fault(PREFILL, "int(row) < count", "int(row) <= count", mask=None, lengths=(33, 71)),
     "tile: a column too many": Fault(PREFILL, "e < count ? from", "e <= count ? from", dim=39),
-    "prefill: rows beyond the last": Fault(PREFILL, "bool exists = query < params.query_len;\n      float probe", "bool exists = true;\n      float probe"),
+    "prefill: rows beyond the last": Fault(
+        PREFILL, "bool exists = query < params.query_len;\n      float probe", "bool exists = true;\n      float probe"
+    ),
     "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<T> < value_dim)", "if (true)", dim=37),
-    "decode: rows that are padding": of_decode("position.query < params.query_len ? clamped(head_dim", "true ? clamped(head_dim", length=4),
+    "decode: rows that are padding": of_decode(
+        "position.query < params.query_len ? clamped(head_dim", "true ? clamped(head_dim", length=4
+    ),
     "decode: the next chunk's keys": of_decode("any.end - first, head_dim", "params.key_len - first + 1, head_dim"),
     # Masks and options.
     "causal: a key too many": Fault(PREFILL, "diagonal + 1", "diagonal + 2"),
     "window: a key too few": Fault(PREFILL, "- params->window + 1", "- params->window + 2", mask=SlidingWindow(9)),
     "a span's begin ignored": of_decode("key < row.seen.begin || ", length=8, mask=SlidingWindow(9) & KeyRange(3)),
-    "partly visible tiles taken for whole ones": Fault(PREFILL, "own_all.contains(first, KEYS)", "own_all.contains(first, 1)"),
-    "a warp's tiles left out": Fault(PREFILL, "own_any.meets(first, KEYS)", "own_any.meets(first, 1)", mask=SlidingWindow(9)),
+    "partly visible tiles taken for whole ones": Fault(
+        PREFILL, "own_all.contains(first, KEYS)", "own_all.contains(first, 1)"
+    ),
+    "a warp's tiles left out": Fault(
+        PREFILL, "own_any.meets(first, KEYS)", "own_any.meets(first, 1)", mask=SlidingWindow(9)
+    ),
     "softcap ignored": Fault(PREFILL, "has_softcap ? cap * scaled : scaled", "scaled", options={"softcap": 1.5}),
     "ALiBi's sign": of_decode("score -= row.slope", "score += row.slope", options={"alibi_slopes": True}),
-    "sinks twice": of_decode("row_sum += softmax.probability(sink)", "row_sum += 2 * softmax.probability(sink)", options={"sinks": True}),
-    "the head of a group": Fault(PREFILL, "head / (params.num_heads / params.num_kv_heads)", "head % params.num_kv_heads", 1),
+    "sinks twice": of_decode(
+        "row_sum += softmax.probability(sink)", "row_sum += 2 * softmax.probability(sink)", options={"sinks": True}
+    ),
+    "the head of a group": Fault(
+        PREFILL, "head / (params.num_heads / params.num_kv_heads)", "head % params.num_kv_heads", 1
+    ),
     # The online softmax.
     "output not rescaled": Fault(PREFILL, "output[c][e] *= rescaling.by[e / 2]", **GROWING),
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[e / 2]", "rescaling.by[1 - e / 2]", **GROWING),
     "sum not rescaled": Fault(PREFILL, "row_sum *= rescale;", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
-    "nothing visible: -inf - -inf": Fault(ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)),
+    "nothing visible: -inf - -inf": Fault(
+        ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)
+    ),
     # Lanes.
     "a row's maximum of two lanes": Fault(PREFILL, "maximum(x, __shfl_xor_sync(~0u, x, 2))", "x"),
     "a row's sum of other lanes": Fault(PREFILL, "x + __shfl_xor_sync(~0u, x, 2)", "x + __shfl_xor_sync(~0u, x, 4)"),
-    "keys as rows of the first operand": Fault(PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"),
+    "keys as rows of the first operand": Fault(
+        PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"
+    ),
     "the swizzle of another row": Fault(PREFILL, "(odd ^ row % 8) << 4", "(odd ^ row % 4) << 4"),
     "columns of the output": Fault(PREFILL, "c / 4 * 32 + lane % 4 * 8 + c % 4", "c * 8 + lane % 4 * 2"),
     "the small parts of keys forgotten": Fault(PREFILL, "multiply_add_tile<T>(small[j], a, b_small[0], b_small[1]);"),
-    "the small parts of probabilities forgotten": Fault(PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"),
-    "hidden NaN: rows are not attended again": Fault(PREFILL, "attend_again(spoilt,", "attend_again(0 * spoilt,", mask="NaN"),
-    "decode, hidden NaN: chunks are not attended again": of_decode("if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"),
+    "the small parts of probabilities forgotten": Fault(
+        PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"
+    ),
+    "hidden NaN: rows are not attended again": Fault(
+        PREFILL, "attend_again(spoilt,", "attend_again(0 * spoilt,", mask="NaN"
+    ),
+    "decode, hidden NaN: chunks are not attended again": of_decode(
+        "if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"
+    ),
     # Hopper: barriers in shared memory, boxes, products of warpgroups.
     "hopper: queries before they are there": of_hopper("queries_arrived.wait(0);"),
     "hopper: keys before they are there": of_hopper("keys.wait_for_tile(n + 1);"),
     "hopper: values before they are there": of_hopper("values.wait_for_tile(n);\n    begin_products"),
     "hopper: a tile over one that is read": of_hopper("if (n >= STAGES) read(n).wait(n / STAGES - 1);"),
     "hopper: room a turn too early": of_hopper("read(n).wait(n / STAGES - 1)", "read(n).wait(n / STAGES)"),
-    "hopper: keys given back while they are read": of_hopper("wait_for_products<1>(scores);\n      keys.release(n + 1, lane);", "keys.release(n + 1, lane);\n      wait_for_products<1>(scores);"),
+    "hopper: keys given back while they are read": of_hopper(
+        "wait_for_products<1>(scores);\n      keys.release(n + 1, lane);",
+        "keys.release(n + 1, lane);\n      wait_for_products<1>(scores);",
+    ),
     "hopper: scores not waited for": of_hopper("wait_for_products<1>(scores);"),
     "hopper: output not waited for": of_hopper("wait_for_products<0>(rows.output);\n      values"),
     "hopper: a tile never given back": of_hopper("values.release(n, lane);\n      prob"),
     "hopper: a warp less reads": of_hopper("keys.initialise(kReaders)", "keys.initialise(kReaders - 1)"),
-    "hopper: bytes of another tile": of_hopper("arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"),
+    "hopper: bytes of another tile": of_hopper(
+        "arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"
+    ),
     "hopper: a panel's columns": of_hopper("panel * 64, row", "panel * 32, row", dim=72),
-    "hopper: rows of the warpgroup before": of_hopper("queries, group * kWarpgroupRows, keys.tile(n)", "queries, 0, keys.tile(n)", dim=72),
+    "hopper: rows of the warpgroup before": of_hopper(
+        "queries, group * kWarpgroupRows, keys.tile(n)", "queries, 0, keys.tile(n)", dim=72
+    ),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.rotate(12)

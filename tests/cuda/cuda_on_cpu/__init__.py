@@ -1,4 +1,4 @@
-"""Compiles CUDA kernels for this machine's CPU and runs them in the harness that runs Metal's: see tests/metal/README.md."""
+"""Runs CUDA kernels on this machine's CPU, in the harness that runs Metal's: see tests/metal/README.md."""
 
 from __future__ import annotations
 

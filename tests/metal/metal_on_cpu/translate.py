@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from .errors import CompileError
 
+THREADGROUP_MEMORY = 32768  # bytes, of every GPU of Apple's
 VECTOR = r"(?:float|half|bfloat|int|uint|short|ushort|char|uchar|long|ulong|bool)[234]"
 ATTRIBUTE = r"\[\[(?:[^\]]|\](?!\]))*\]\]"
 KERNEL = re.compile(
@@ -171,7 +172,8 @@ def _registration(number: int, name: str, expression: str, bindings: list[Bindin
         f"static constexpr auto* {function} = &{expression};\n"
         f"static const MslBinding msl_bindings_{number}[] = {{{', '.join([*descriptions, 'MslBinding{}'])}}};\n"
         f'static const MslKernel msl_kernel_{number} = {{"{name}", [](const MslThread* thread_) '
-        f"{{ (void)thread_; {function}({', '.join(arguments)}); }}, msl_bindings_{number}, {len(descriptions)}, 32768}};\n"
+        f"{{ (void)thread_; {function}({', '.join(arguments)}); }}, "
+        f"msl_bindings_{number}, {len(descriptions)}, {THREADGROUP_MEMORY}}};\n"
         f"static const bool msl_registered_{number} = (msl_register(&msl_kernel_{number}), true);"
     )
 

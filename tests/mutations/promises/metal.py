@@ -23,8 +23,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what two SIMD groups do without a barrier between them is no race",
         "tests/metal/metal_on_cpu/runtime/memory.cpp",
-        "if (past.simdgroup != now.simdgroup) return true;",
-        "if (past.simdgroup != now.simdgroup) return false;",
+        "if (past.simdgroup != now.simdgroup) return past.epoch >",
+        "if (past.simdgroup != now.simdgroup) return 0 * past.epoch >",
         "metal/test_mutations.py::test_is_noticed",
     ),
     Mutation(

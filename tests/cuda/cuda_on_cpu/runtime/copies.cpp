@@ -33,7 +33,8 @@ Copies& own_copies() {
 
 extern "C" {
 void cuda_copy(unsigned to, const void* from, int bytes) {
-  if (to % 16 || reinterpret_cast<unsigned long>(from) % 16) cuda_fail("cp.async of addresses that are no multiples of 16");
+  if (to % 16 || reinterpret_cast<unsigned long>(from) % 16)
+    cuda_fail("cp.async of addresses that are no multiples of 16");
   const Copy copy = {static_cast<char*>(cuda_shared_pointer(to)), static_cast<const char*>(from), bytes,
                      __builtin_return_address(0)};
   if (bytes) access_memory(from, bytes, false, copy.place);

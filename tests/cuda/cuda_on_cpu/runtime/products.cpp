@@ -63,7 +63,8 @@ void multiply(const int first_thread, const std::vector<const CudaProduct*>& of_
   const CudaProduct& any = *of_lanes[0];
   std::vector<float> a(16 * kDepth), b(kDepth * any.columns);
   for (int k = 0; k < kDepth; k++) {
-    for (int column = 0; column < any.columns; column++) b[k * any.columns + column] = number(any, of_b(any, k, column));
+    for (int column = 0; column < any.columns; column++)
+      b[k * any.columns + column] = number(any, of_b(any, k, column));
     for (int row = 0; row < 16; row++) {
       const int half = k / 8, lane = row % 8 * 4 + k % 8 / 2;
       a[row * kDepth + k] = any.a_is_shared ? number(any, of_a(any, first_thread / kLanes % 4 * 16 + row, k))

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../runtime/hopper.h"
+#include "instructions.h"
 
 namespace ptx {
 
@@ -23,8 +24,10 @@ CUDA_FUNC void fence_proxy_async_shared__cta() {}
 CUDA_FUNC void setmaxnreg_inc_sync_aligned_u32(int) {}
 CUDA_FUNC void setmaxnreg_dec_sync_aligned_u32(int) {}
 
-CUDA_FUNC void cp_async_bulk_tensor_4d_shared__cluster_global_mbarrier__complete_tx__bytes(
-    uint to, const void* map, int column, int row, int head, int batch, uint barrier) {
+CUDA_FUNC void cp_async_bulk_tensor_4d_shared__cluster_global_mbarrier__complete_tx__bytes(uint to, const void* map,
+                                                                                           int column, int row,
+                                                                                           int head, int batch,
+                                                                                           uint barrier) {
   cuda_copy_box(to, static_cast<const CudaMap*>(map), column, row, head, batch, barrier);
 }
 
@@ -63,10 +66,10 @@ CUDA_FUNC void begin_product(Operands&&... operands) {
   product.b_is_transposed = *rest;
   cuda_begin_product(&product);
 }
-#define CUDA_WGMMA(name, T, N)                            \
-  template <class... Operands>                            \
+#define CUDA_WGMMA(name, T, N)                                                 \
+  template <class... Operands>                                                 \
   CUDA_FUNC void wgmma_mma_async_sync_aligned_##name(Operands&&... operands) { \
-    begin_product<T, N>(operands...);                     \
+    begin_product<T, N>(operands...);                                          \
   }
 CUDA_WGMMA(m64n64k16_f32_bf16_bf16, __bf16, 64)
 CUDA_WGMMA(m64n128k16_f32_bf16_bf16, __bf16, 128)

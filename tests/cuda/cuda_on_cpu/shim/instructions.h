@@ -74,17 +74,16 @@ struct LoadMatrices {
     for (int lane = 0; lane < kLanes; lane++) {
       for (int m = 0; m < 4; m++) {
         const int row = lane / 4, column = lane % 4 * 2;
-        out[lane].words[m] = TRANSPOSED
-                                 ? half(m * 8 + column, row) | half(m * 8 + column + 1, row) << 16
-                                 : half(m * 8 + row, column) | half(m * 8 + row, column + 1) << 16;
+        out[lane].words[m] = TRANSPOSED ? half(m * 8 + column, row) | half(m * 8 + column + 1, row) << 16
+                                        : half(m * 8 + row, column) | half(m * 8 + row, column + 1) << 16;
       }
     }
   }
 };
-#define CUDA_LDMATRIX(name, TRANSPOSED)                                                         \
-  CUDA_FUNC void name(uint& r0, uint& r1, uint& r2, uint& r3, uint address, CUDA_PLACE) {       \
-    Piece piece = cuda_meet<LoadMatrices<TRANSPOSED>>(piece_at(address), file, line);           \
-    r0 = piece.words[0], r1 = piece.words[1], r2 = piece.words[2], r3 = piece.words[3];         \
+#define CUDA_LDMATRIX(name, TRANSPOSED)                                                   \
+  CUDA_FUNC void name(uint& r0, uint& r1, uint& r2, uint& r3, uint address, CUDA_PLACE) { \
+    Piece piece = cuda_meet<LoadMatrices<TRANSPOSED>>(piece_at(address), file, line);     \
+    r0 = piece.words[0], r1 = piece.words[1], r2 = piece.words[2], r3 = piece.words[3];   \
   }
 CUDA_LDMATRIX(ldmatrix_sync_aligned_m8n8_x4_shared_b16, false)
 CUDA_LDMATRIX(ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16, true)
@@ -135,12 +134,12 @@ struct Multiply {
     }
   }
 };
-#define CUDA_MMA(name, T)                                                                                          \
-  CUDA_FUNC void mma_sync_aligned_##name(float& d0, float& d1, float& d2, float& d3, uint a0, uint a1, uint a2,    \
-                                         uint a3, uint b0, uint b1, float c0, float c1, float c2, float c3,        \
-                                         CUDA_PLACE) {                                                             \
-    auto out = cuda_meet<Multiply<T>>({{a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}}, file, line);                  \
-    d0 = out.d[0], d1 = out.d[1], d2 = out.d[2], d3 = out.d[3];                                                    \
+#define CUDA_MMA(name, T)                                                                                       \
+  CUDA_FUNC void mma_sync_aligned_##name(float& d0, float& d1, float& d2, float& d3, uint a0, uint a1, uint a2, \
+                                         uint a3, uint b0, uint b1, float c0, float c1, float c2, float c3,     \
+                                         CUDA_PLACE) {                                                          \
+    auto out = cuda_meet<Multiply<T>>({{a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}}, file, line);              \
+    d0 = out.d[0], d1 = out.d[1], d2 = out.d[2], d3 = out.d[3];                                                 \
   }
 CUDA_MMA(m16n8k16_row_col_f32_bf16_bf16_f32, __bf16)
 CUDA_MMA(m16n8k16_row_col_f32_f16_f16_f32, _Float16)

@@ -14,5 +14,5 @@
 #define CUDA_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 #include "built_in.h"
-#include "instructions.h"
 #include "hopper.h"
+#include "instructions.h"

@@ -66,7 +66,8 @@ void msl_simdgroup_operation(const MslOperation* operation, const void* input, v
 // Whether the condition holds for all threads that meet there.
 bool msl_threadgroup_barrier(int fence, bool condition, const char* file, int line);
 // Until the condition holds for its subject.
-void msl_wait(bool (*condition)(const void* subject), const void* subject, const char* name, const char* file, int line);
+void msl_wait(bool (*condition)(const void* subject), const void* subject, const char* name, const char* file,
+              int line);
 const MslThread* msl_this_thread() __attribute__((const));
 void* msl_threadgroup_variable(const void* key, unsigned long size, const char* name);
 void msl_register(const MslKernel* kernel);

@@ -300,8 +300,7 @@ void access_memory(const void* pointer, size_t size, bool is_write, const void* 
   while ((offset | size) & ((size_t{1} << slot.cell_bits) - 1)) refine(slot);
 
   const Access now{epoch[slot.space][simdgroup()], current_thread->sequence, 1u << current_thread->index % kLanes,
-                   static_cast<uint32_t>(code_address(return_address)),
-                   simdgroup()};
+                   static_cast<uint32_t>(code_address(return_address)), simdgroup()};
   for (size_t i = offset >> slot.cell_bits; i <= (offset + size - 1) >> slot.cell_bits; i++) {
     Cell& cell = slot.cells[i];
     const auto check = [&](const Access& past, bool past_is_write) {
@@ -314,8 +313,9 @@ void access_memory(const void* pointer, size_t size, bool is_write, const void* 
       check(cell.earlier_read, false);
       cell.write = now;
     } else {
-      const bool is_written =
-          slot.space == kThreadgroup ? cell.write.epoch >= first_epoch[kThreadgroup] && cell.write.lanes : cell.write.epoch != 0;
+      const bool is_written = slot.space == kThreadgroup
+                                  ? cell.write.epoch >= first_epoch[kThreadgroup] && cell.write.lanes
+                                  : cell.write.epoch != 0;
       if (!is_written && (slot.space == kThreadgroup || slot.is_undefined)) {
         fail("UninitialisedError", "%s: offset %zu of %zu is read by %s before anything wrote it, at " PC_FORMAT,
              name(slot).c_str(), i << slot.cell_bits, slot.size, here().c_str(), code_address(return_address));

@@ -18,9 +18,9 @@ constexpr size_t kArenaSize = kSlots * kSlotSize;
 
 // One or more accesses of the lanes of one SIMD group between two of its operations.
 struct Access {
-  uint32_t epoch;     // which stretch between two barriers of its SIMD group, never the same in two threadgroups; 0: none
-  uint32_t sequence;  // how many operations of the SIMD group came before
-  uint32_t lanes;     // a bit for each; none: a copy that is under way
+  uint32_t epoch;  // which stretch between two barriers of its SIMD group, never the same in two threadgroups; 0: none
+  uint32_t sequence;              // how many operations of the SIMD group came before
+  uint32_t lanes;                 // a bit for each; none: a copy that is under way
   uint32_t program_counter : 27;  // programs are linked at low addresses, and small
   uint32_t simdgroup : 5;
 };

@@ -187,8 +187,8 @@ std::string describe(const Thread& thread) {
   return text;
 }
 
-void run_threadgroup(const MslKernel& entry, const unsigned position[3], const unsigned grid[3],
-                     const unsigned size[3], void* const* buffers, Schedule& schedule) {
+void run_threadgroup(const MslKernel& entry, const unsigned position[3], const unsigned grid[3], const unsigned size[3],
+                     void* const* buffers, Schedule& schedule) {
   const unsigned count = static_cast<unsigned>(threads.size());
   kernel = &entry;
   threadgroup_number++;
@@ -300,7 +300,8 @@ void* msl_threadgroup_variable(const void* key, unsigned long size, const char* 
       if (other.is_declared) total += slots[other.slot].size;
     }
     if (total > kernel->threadgroup_memory) {
-      fail("LimitError", "threadgroup memory: %zu bytes with '%s', but there are %lu", total, name, kernel->threadgroup_memory);
+      fail("LimitError", "threadgroup memory: %zu bytes with '%s', but there are %lu", total, name,
+           kernel->threadgroup_memory);
     }
   }
   return slots[variable.slot].begin;

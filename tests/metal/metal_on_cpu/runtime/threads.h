@@ -16,7 +16,7 @@ struct Thread {
   uint32_t sequence;  // operations of its SIMD group so far
   const MslOperation* operation;
   int fence;
-  bool condition;  // of a barrier
+  bool condition;                // of a barrier
   bool (*is_over)(const void*);  // what it waits for
   const void* subject;
   const char* waits_in;
