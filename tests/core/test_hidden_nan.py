@@ -32,8 +32,8 @@ def test_hidden_from_all(rng, value_dim, mask, length, poison, options):
     clean = flash_attention(query, key, value, mask=MASKS[mask], return_lse=True, **options)
     got = flash_attention(query, *poisoned, mask=MASKS[mask], return_lse=True, **options)
     for a, b in zip(got, clean, strict=True):
-        # The path for values that are not finite sums in another order.
-        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-6)
+        # The path for values that are not finite sums in another order, and without tensor cores.
+        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
@@ -48,7 +48,7 @@ def test_hidden_from_some(rng, length, where, poison):
     clean = flash_attention(query, key, value, mask="causal")
     first_seeing = at - (97 - length)
     np.testing.assert_allclose(
-        to_numpy(out)[:, :, :first_seeing], to_numpy(clean)[:, :, :first_seeing], rtol=1e-5, atol=1e-6
+        to_numpy(out)[:, :, :first_seeing], to_numpy(clean)[:, :, :first_seeing], rtol=1e-5, atol=1e-5
     )
     reached = ~np.isfinite(to_numpy(out)[:, :, first_seeing:])
     if where == "value" or np.isnan(poison):
