@@ -16,9 +16,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   constexpr int kRows = ROW_WARPS * kWarpRows, kMembers = ROW_WARPS * FLASHATTN_LANES;
   constexpr int kThreads = KEY_GROUPS * kMembers;
   using Queries = SharedTile<T, kRows, D>;
-  using Keys = SharedTile<T, KEYS, D>;
-  using Values = SharedTile<T, KEYS, DV>;
-  constexpr int kStage = Keys::kBytes + Values::kBytes;
+  using Tiles = CopiedTiles<T, KEYS, D, DV, STAGES, kMembers>;
   extern __shared__ __align__(1024) uchar shared[];
 
   BlockPosition block = block_position(params, params.num_kv_heads);
@@ -26,7 +24,6 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   int group = params.num_heads / params.num_kv_heads;
   int key_group = int(warp_index()) / ROW_WARPS, own_row = int(warp_index()) % ROW_WARPS * kWarpRows;
   int lane = lane_index();
-  uint member = threadIdx.x % kMembers;
 
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   KeySpan any = seen_in_chunk(visibility, split, chunk);
@@ -34,22 +31,9 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
 
   auto keys = keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
   auto values = values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
-  const auto key_tile = [&](int tile) {
-    return Keys{shared_address(shared) + Queries::kBytes + (key_group * STAGES + tile % STAGES) * kStage};
-  };
-  const auto value_tile = [&](int tile) { return Values{key_tile(tile).memory + Keys::kBytes}; };
-  const auto first_key = [&](int tile) { return any.begin + (tile * KEY_GROUPS + key_group) * KEYS; };
-  const auto bring = [&](int tile) {
-    int first = first_key(tile);
-    if (first < any.end) {
-      key_tile(tile).template load<kMembers>(keys.from(first).data, keys.layout, any.end - first, head_dim, member);
-      value_tile(tile).template load<kMembers>(values.from(first).data, values.layout, any.end - first, value_dim,
-                                               member);
-    }
-    commit_copies();
-  };
-
   Queries queries = {shared_address(shared)};
+  Tiles tiles = {queries.memory + Queries::kBytes + key_group * Tiles::kBytes, keys, values, threadIdx.x % kMembers};
+  const auto first_key = [&](int tile) { return any.begin + (tile * KEY_GROUPS + key_group) * KEYS; };
   RowLayout layout = row_layout(params.query);
   for (uint at = threadIdx.x; at < kRows * Queries::kPieces; at += kThreads) {
     uint row = at / Queries::kPieces, c = at % Queries::kPieces;
@@ -63,7 +47,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     queries.load_piece(row, c, from, layout.column, left, wide);
   }
   FLASHATTN_UNROLL
-  for (int tile = 0; tile < STAGES - 1; ++tile) bring(tile);
+  for (int tile = 0; tile < STAGES - 1; ++tile) tiles.bring(tile, first_key(tile), any.end);
   WarpRows<T, DV, KEYS> rows;
   rows.begin(visibility, own_row, kv_head, group, lane);
   FLASHATTN_UNROLL
@@ -74,12 +58,12 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   for (int tile = 0; first_key(tile) < any.end; ++tile) {
     wait_for_copies<STAGES - 2>();
     meet<kMembers>(key_group + 1);  // the tile is there, and the one before has been read
-    bring(tile + STAGES - 1);
-    Fragment scores[KEYS / 8];
-    multiply_keys(scores, queries, own_row, key_tile(tile), lane);
+    tiles.bring(tile + STAGES - 1, first_key(tile + STAGES - 1), any.end);
+    Fragment scores[KEYS / 8] = {};
+    multiply_keys(scores, queries, own_row, tiles.keys(tile), lane);
     bool shown = all.contains(first_key(tile), KEYS);
     rows.rescale(rows.to_probabilities(scores, visibility, first_key(tile), shown, lane));
-    add_values<2>(rows.output, scores, value_tile(tile), lane);
+    add_values<2>(rows.output, scores, tiles.values(tile), lane);
   }
 
   // The key groups' results meet in shared memory, where the tiles were.

@@ -56,4 +56,21 @@ FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int h
                        int(gridDim.x / heads_and_batches)};
 }
 
+// The queries of a block that has up to ROWS of one head. The last ones come first: under a causal mask they see the
+// most keys, and a long block should not start last.
+struct QueryBlock {
+  int batch;
+  int head;
+  int kv_head;
+  int first;
+  int last;
+};
+template <int ROWS>
+FLASHATTN_FUNC QueryBlock query_block(const AttentionParams& params) {
+  BlockPosition block = block_position(params, params.num_heads);
+  int first = ((params.query_len - 1) / ROWS - block.part) * ROWS;
+  return QueryBlock{block.batch, block.head, block.head / (params.num_heads / params.num_kv_heads), first,
+                    minimum(first + ROWS, params.query_len) - 1};
+}
+
 }  // namespace flashattn

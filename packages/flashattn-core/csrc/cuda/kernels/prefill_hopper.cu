@@ -10,9 +10,8 @@
 using namespace flashattn;
 
 // D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. KEYS: of a tile. BLOCKS:
-// to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. TMA: whether the tensor memory
-// accelerator can read the arrays; if not, the loading threads do. Blocks: heads and batch elements for each GROUPS *
-// 64 queries.
+// to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS: of probabilities. Blocks:
+// heads and batch elements for each GROUPS * 64 queries.
 template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS>
 FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
@@ -34,16 +33,13 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
   ValueRing values = {value_memory, barriers + KeyRing::kBarriers};
   Barrier queries_arrived = {values.barriers + ValueRing::kBarriers};
 
-  // The last queries first: under a causal mask they see the most keys, and a long block should not start last.
-  BlockPosition block = block_position(params, params.num_heads);
-  int first_query = ((params.query_len - 1) / kRows - block.part) * kRows;
-  int last_query = minimum(first_query + kRows, params.query_len) - 1;
-  int batch = block.batch, head = block.head, kv_head = head / (params.num_heads / params.num_kv_heads);
+  QueryBlock block = query_block<kRows>(params);
+  int batch = block.batch, head = block.head;
   int lane = lane_index(), group = __shfl_sync(~0u, int(warp_index()) / 4, 0);
 
   // The block sees tiles 0 to tile_count - 1.
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
-  KeySpan any = visibility.seen_by_any(first_query, last_query);
+  KeySpan any = visibility.seen_by_any(block.first, block.last);
   int origin = any.begin / KEYS * KEYS;
   int tile_count = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
 
@@ -60,11 +56,11 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
     if (threadIdx.x % kWarpgroup == 0) {
       queries_arrived.arrive_and_expect(Queries::kBytes);
       for (int row = 0; row < kRows; row += kWarpgroupRows) {
-        bring_boxes<kWarpgroupRows>(queries, row, arguments.query_map, first_query + row, head, batch, queries_arrived);
+        bring_boxes<kWarpgroupRows>(queries, row, arguments.query_map, block.first + row, head, batch, queries_arrived);
       }
       for (int n = 0; n <= tile_count; ++n) {
-        if (n < tile_count) keys.bring(n, arguments.key_map, origin + n * KEYS, kv_head, batch);
-        if (n > 0) values.bring(n - 1, arguments.value_map, origin + (n - 1) * KEYS, kv_head, batch);
+        if (n < tile_count) keys.bring(n, arguments.key_map, origin + n * KEYS, block.kv_head, batch);
+        if (n > 0) values.bring(n - 1, arguments.value_map, origin + (n - 1) * KEYS, block.kv_head, batch);
       }
     }
     return;
@@ -72,8 +68,8 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
   take_registers<REGISTERS>();
 
   // The warpgroup's rows see tiles own_first to own_end - 1 of them.
-  int group_query = first_query + group * kWarpgroupRows;
-  int group_last = minimum(group_query + kWarpgroupRows - 1, last_query);
+  int group_query = block.first + group * kWarpgroupRows;
+  int group_last = minimum(group_query + kWarpgroupRows - 1, block.last);
   KeySpan own_any = group_query <= group_last ? visibility.seen_by_any(group_query, group_last) : KeySpan{0, 0};
   KeySpan own_all = group_query <= group_last ? visibility.seen_by_all(group_query, group_last) : KeySpan{0, 0};
   bool sees = own_any.begin < own_any.end;

@@ -83,17 +83,15 @@ FLASHATTN_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 // Two floats rounded to 16 bits, in one register: `low` is the first.
 template <typename T>
 FLASHATTN_FUNC uint rounded_pair(float low, float high);
-template <>
-FLASHATTN_FUNC uint rounded_pair<bfloat>(float low, float high) {
-  uint pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-template <>
-FLASHATTN_FUNC uint rounded_pair<half>(float low, float high) {
-  uint pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
+#define FLASHATTN_ROUNDED_PAIR(T, TYPES)                                        \
+  template <>                                                                   \
+  FLASHATTN_FUNC uint rounded_pair<T>(float low, float high) {                  \
+    uint pair;                                                                  \
+    asm("cvt.rn." TYPES ".f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low)); \
+    return pair;                                                                \
+  }
+FLASHATTN_ROUNDED_PAIR(bfloat, "bf16x2")
+FLASHATTN_ROUNDED_PAIR(half, "f16x2")
+#undef FLASHATTN_ROUNDED_PAIR
 
 }  // namespace flashattn

@@ -6,6 +6,7 @@
 
 #include "offsets.h"
 #include "ptx.h"
+#include "stored_rows.h"
 
 namespace flashattn {
 
@@ -61,6 +62,32 @@ struct SharedTile {
         load_piece(row, c, left > 0 ? rows + layout.offset(row, c * kElements) : rows, layout.column, left, wide);
       }
     }
+  }
+};
+
+// Tiles of keys, each with its values, that threads copy: STAGES of them are in shared memory. Tile n takes the place
+// of tile n - STAGES.
+template <typename T, int KEYS, int D, int DV, int STAGES, int THREADS>
+struct CopiedTiles {
+  using Keys = SharedTile<T, KEYS, D>;
+  using Values = SharedTile<T, KEYS, DV>;
+  static constexpr int kStage = Keys::kBytes + Values::kBytes, kBytes = STAGES * kStage;
+
+  uint memory;
+  PlainRows<const T*> key_rows;
+  PlainRows<const T*> value_rows;
+  uint thread;  // among those that copy
+
+  FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
+  FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
+
+  // Begins to copy the keys first..end-1, if there are any, as one group.
+  FLASHATTN_FUNC void bring(int n, int first, int end) const {
+    if (first < end) {
+      keys(n).template load<THREADS>(key_rows.from(first).data, key_rows.layout, end - first, head_dim, thread);
+      values(n).template load<THREADS>(value_rows.from(first).data, value_rows.layout, end - first, value_dim, thread);
+    }
+    commit_copies();
   }
 };
 

@@ -29,17 +29,12 @@ FLASHATTN_FUNC void split_pair(float low, float high, uint& a, uint& b) {
   b = rounded_pair<T>(low - float(first), high - float(second));
 }
 
-// scores = the warp's rows of `queries`, from first_row on, times all of `keys`.
+// scores += the warp's rows of `queries`, from first_row on, times all of `keys`.
 template <typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                   SharedTile<T, KEYS, D> keys, int lane) {
   constexpr bool kIsFloat = sizeof(T) == 4;
   Fragment small[kIsFloat ? KEYS / 8 : 1] = {};
-  FLASHATTN_UNROLL
-  for (int j = 0; j < KEYS / 8; ++j) {
-    FLASHATTN_UNROLL
-    for (int e = 0; e < 4; ++e) scores[j][e] = 0;
-  }
   uint of_query = queries.lane_offset(lane % 16, lane / 16);
   uint of_key = keys.lane_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   FLASHATTN_UNROLL

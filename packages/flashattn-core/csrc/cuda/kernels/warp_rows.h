@@ -52,20 +52,14 @@ struct WarpRows {
   // may be as large as 2^8, which costs no accuracy.
   static constexpr float kSlack = 8;
 
-  Fragment output[DV / 8];
-  OnlineSoftmax softmax[2];  // the sums are those of the lane's own keys
+  Fragment output[DV / 8] = {};
+  OnlineSoftmax softmax[2] = {empty_row(), empty_row()};  // the sums are those of the lane's own keys
   Row rows[2];
 
   // Rows first_row + n / 4 and 8 further, of those of `group` heads that share a key/value head: see row_position().
   FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
     FLASHATTN_UNROLL
-    for (int c = 0; c < DV / 8; ++c) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < 4; ++e) output[c][e] = 0;
-    }
-    FLASHATTN_UNROLL
     for (int h = 0; h < 2; ++h) {
-      softmax[h] = empty_row();
       RowPosition position = row_position(first_row + lane / 4 + h * kRowStep, kv_head, group);
       rows[h] = visibility.row(position.query, position.head);
     }
