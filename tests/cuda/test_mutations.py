@@ -12,6 +12,8 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
     return Fault(DECODE, old, new, lengths=(length, key_len), **how)
 
 
+# A head_dim that leaves a warp of cuda_decode more than one tile.
+FEW_WARPS = {"key_len": 700, "dim": 200}
 # Scores that grow by more than what a row takes without rescaling.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 
@@ -25,28 +27,28 @@ FAULTS = {
     # Barriers, and copies in the background.
     "prefill: a tile before it is there, or over one that is read": Fault(PREFILL, "__syncthreads();  // the tile"),
     "prefill: a tile not waited for": Fault(PREFILL, WAIT + "\n    __syncthreads();", "__syncthreads();"),
-    "prefill: one stage instead of two": Fault(PREFILL, "stage ^= 1"),
-    "prefill: copies not committed": Fault(PREFILL, "stage ^ 1);\n    commit_copies();", "stage ^ 1);"),
+    "prefill: one stage instead of two": Fault(PREFILL, "n % STAGES * kStage", "0"),
+    "prefill: copies not committed": Fault(PREFILL, "any.end);\n    commit_copies();", "any.end);"),
     "decode: queries before they are there": of_decode("__syncthreads();  // the queries are there"),
     "decode: queries not waited for": of_decode(
         "wait_for_copies<STAGES - 2>();\n  __syncthreads();", "__syncthreads();"
     ),
-    "decode: a tile not waited for": of_decode("wait_for_copies<STAGES - 2>();\n    meet", "meet", length=16),
-    "decode: waited for too few": of_decode("STAGES - 2>();\n    meet", "STAGES - 1>();\n    meet", length=16),
+    "decode: a tile not waited for": of_decode("wait_for_copies<STAGES - 2>();\n    __sync", "__sync", **FEW_WARPS),
+    "decode: waited for too few": of_decode("STAGES - 2>();\n    __sync", "STAGES - 1>();\n    __sync", **FEW_WARPS),
     "decode: a tile over the one that is read": of_decode(
-        "bring(tile + STAGES - 1);", "bring(tile + STAGES);", length=16
+        "bring(tile + STAGES - 1, ", "bring(tile + STAGES, ", **FEW_WARPS
     ),
-    "decode: warps that share tiles do not meet": of_decode("meet<kMembers>(key_group + 1);", length=8),
-    "decode: two groups meet at one barrier": of_decode("meet<kMembers>(key_group + 1)", "meet<kMembers>(1)", length=8),
+    "decode: lanes do not meet": of_decode("__syncwarp();  // the tile is there", **FEW_WARPS),
     "decode: results over tiles": of_decode(WAIT + "\n  __syncthreads();", WAIT),
     "decode: results before they are there": of_decode("  __syncthreads();\n  bool finite", "  bool finite"),
     "merge: not behind a fence": of_decode("__threadfence();  // before the block arrives"),
     "merge: before all warps have written": of_decode(
         "  __syncthreads();\n  if (threadIdx.x == 0) {", "  if (threadIdx.x == 0) {", mask="NaN"
     ),
-    "merge: the last but one merges": of_decode("uint(block.parts - 1)", "uint(block.parts - 2)"),
+    "merge: the last but one merges": of_decode("uint(count - 1)", "uint(count - 2)"),
     "merge: arrivals are left": of_decode("if (last) *arrived = 0;"),
-    "merge: one count for all heads": of_decode("block.batch * params.num_kv_heads + block.head", "0"),
+    "merge: one count for all heads": of_decode("(batch * params.num_kv_heads + kv_head) *", "0 *"),
+    "merge: one count for all rows": of_decode(" + first_row / kRows", length=16),
     "rowwise: keys before they are there": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=1),
     "rowwise: values over values": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=2),
     # Bounds.
@@ -59,7 +61,7 @@ FAULTS = {
     "decode: rows that are padding": of_decode(
         "position.query < params.query_len ? clamped(head_dim", "true ? clamped(head_dim", length=4
     ),
-    "decode: the next chunk's keys": of_decode("any.end - first, head_dim", "params.key_len - first + 1, head_dim"),
+    "decode: the next chunk's keys": of_decode("end - first, head_dim", "end - first + 1, head_dim"),
     # Masks and options.
     "causal: a key too many": Fault(PREFILL, "diagonal + 1", "diagonal + 2"),
     "window: a key too few": Fault(PREFILL, "- params->window + 1", "- params->window + 2", mask=SlidingWindow(9)),
@@ -76,7 +78,7 @@ FAULTS = {
         "row_sum += softmax.probability(sink)", "row_sum += 2 * softmax.probability(sink)", options={"sinks": True}
     ),
     "the head of a group": Fault(
-        PREFILL, "head / (params.num_heads / params.num_kv_heads)", "head % params.num_kv_heads", 1
+        PREFILL, "block.head / (params.num_heads / params.num_kv_heads)", "block.head % params.num_kv_heads"
     ),
     # The online softmax.
     "output not rescaled": Fault(PREFILL, "output[c][e] *= rescaling.by[e / 2]", **GROWING),

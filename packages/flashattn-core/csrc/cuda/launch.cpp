@@ -12,8 +12,7 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kLanes = 32;       // threads of a warp
-constexpr int kDecodeKeys = 16;  // of a tile of decode()
+constexpr int kLanes = 32;  // threads of a warp
 
 std::string type_name(Dtype dtype) {
   return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
@@ -164,46 +163,36 @@ Launch decode_split(const Call& call, const SplitParams& split) {
                        divide_up(warps, kWarps) * p.num_kv_heads * p.batch_size, kWarps * kLanes});
 }
 
-// All others: a block has a chunk, and its warps take tiles in turns.
+// All others: a block has 16 rows and a chunk, and its warps take tiles in turns.
 struct DecodeShape {
-  int dim, value_dim, row_warps, key_groups, stages, shared;
+  int dim, value_dim, warps, stages, shared;
 };
 
-// Of as many warps as there is memory for three tiles of each, or two; without warps where there is none for any.
+constexpr int kDecodeRows = 16, kDecodeKeys = 16;  // of a block, of a tile
+
+// As many warps as there is memory for three tiles of each, or two; none where there is not enough for any.
 DecodeShape decode_shape(const Call& call) {
-  const AttentionParams& p = call.params;
   int element_size = static_cast<int>(size_of(call.dtype));
-  DecodeShape shape = {.dim = round_up(p.head_dim, element_size == 4 ? 8 : 16),
-                       .value_dim = round_up(p.value_dim, 32),
-                       .row_warps = static_cast<int>(divide_up(group_of(call) * p.query_len, 16)),
-                       .key_groups = 0,
-                       .stages = 0,
-                       .shared = 0};
-  int rows = 16 * shape.row_warps;
-  int stage = tile_bytes(kDecodeKeys, shape.dim, element_size) + tile_bytes(kDecodeKeys, shape.value_dim, element_size);
-  for (int key_groups = 8 / std::min(8, shape.row_warps); key_groups >= 1; key_groups /= 2) {
-    for (int stages : {3, 2}) {
-      int results = key_groups * rows * (shape.value_dim + 2) * static_cast<int>(sizeof(float));
-      shape.shared = std::max(tile_bytes(rows, shape.dim, element_size) + key_groups * stages * stage, results);
-      if (shape.shared <= call.device.shared_memory && (stages == 3 || key_groups <= 4)) {
-        shape.key_groups = key_groups;
-        shape.stages = stages;
-        return shape;
-      }
+  int dim = round_up(call.params.head_dim, element_size == 4 ? 8 : 16), value_dim = round_up(call.params.value_dim, 32);
+  int tiles = tile_bytes(kDecodeKeys, dim, element_size) + tile_bytes(kDecodeKeys, value_dim, element_size);
+  for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
+    int results = warps * kDecodeRows * (value_dim + 2) * static_cast<int>(sizeof(float));
+    int shared = std::max(tile_bytes(kDecodeRows, dim, element_size) + warps * stages * tiles, results);
+    if (shared <= call.device.shared_memory) {
+      return {dim, value_dim, warps, stages, shared};
     }
   }
-  return shape;
+  return {};
 }
 
-Launch decode(const Call& call, const SplitParams& split, const DecodeShape& shape) {
+Launch decode(const Call& call, const SplitParams& split, int64_t row_blocks, const DecodeShape& shape) {
   const AttentionParams& p = call.params;
-  Launch result =
-      launch(call, {"decode",
-                    "decode",
-                    {shape.dim, shape.value_dim, shape.row_warps, shape.key_groups, kDecodeKeys, shape.stages},
-                    split_call(call),
-                    int64_t{split.num_chunks} * p.num_kv_heads * p.batch_size,
-                    shape.row_warps * shape.key_groups * kLanes});
+  Launch result = launch(call, {"decode",
+                                "decode",
+                                {shape.dim, shape.value_dim, shape.warps, kDecodeKeys, shape.stages},
+                                split_call(call),
+                                row_blocks * split.num_chunks * p.num_kv_heads * p.batch_size,
+                                shape.warps * kLanes});
   result.dynamic_shared = size(shape.shared);
   return result;
 }
@@ -211,23 +200,22 @@ Launch decode(const Call& call, const SplitParams& split, const DecodeShape& sha
 Launches split_keys(const Call& call) {
   const AttentionParams& p = call.params;
   constexpr int kMerged = 512 * 1024;  // bytes that a block merges in a few microseconds
-  int group_rows = group_of(call) * p.query_len;
+  int64_t group_rows = int64_t{group_of(call)} * p.query_len, row_bytes = p.value_dim * sizeof(float);
   DecodeShape shape = decode_shape(call);
-  bool by_warps =
-      is_quantised(call) || std::max(p.head_dim, p.value_dim) > 256 || shape.row_warps > 8 || shape.key_groups == 0;
-  int64_t groups = p.batch_size * p.num_kv_heads, row_bytes = p.value_dim * sizeof(float);
-  int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / (group_rows * row_bytes), 4, 512));
-  SplitGoal goal = by_warps ? SplitGoal{.chunks = 2048, .min_chunk = 64, .max_chunks = max_chunks}
-                            : SplitGoal{.chunks = std::max<int64_t>(1, call.device.multiprocessors / groups) * groups,
-                                        .min_chunk = 128,
-                                        .max_chunks = max_chunks};
+  bool by_warps = is_quantised(call) || std::max(p.head_dim, p.value_dim) > 256 || shape.warps == 0;
+  int64_t row_blocks = by_warps ? 1 : divide_up(group_rows, kDecodeRows), groups = p.batch_size * p.num_kv_heads;
+  int64_t block_rows = by_warps ? group_rows : std::min<int64_t>(group_rows, kDecodeRows);
+  int64_t blocks = std::max<int64_t>(1, call.device.multiprocessors / (groups * row_blocks));  // of a chunk each
+  SplitGoal goal = {.chunks = by_warps ? 2048 : blocks * groups,
+                    .min_chunk = by_warps ? 64 : 128,
+                    .max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / (block_rows * row_bytes), 4, 512))};
   Launches result = {.params = p, .split = gpu::split_keys(p, goal)};
   int64_t partial_rows = p.batch_size * p.num_heads * p.query_len * result.split.num_chunks;
-  result.launches = {by_warps ? decode_split(call, result.split) : decode(call, result.split, shape)};
+  result.launches = {by_warps ? decode_split(call, result.split) : decode(call, result.split, row_blocks, shape)};
   result.scratch = {{Binding::partial_out, partial_rows, p.value_dim},
                     {Binding::partial_max, partial_rows, 1},
                     {Binding::partial_sum, partial_rows, 1},
-                    {Binding::arrivals, groups, 1}};
+                    {Binding::arrivals, groups * row_blocks, 1}};
   return result;
 }
 

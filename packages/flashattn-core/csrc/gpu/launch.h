@@ -19,30 +19,30 @@
 namespace flashattn::gpu {
 
 // What a kernel's arguments are bound to, behind the inputs of inputs.def: X(name).
-#define FLASHATTN_FURTHER_BINDINGS(X)                                                    \
-  X(params) /* AttentionParams */                                                        \
-  /* Outputs of the forward pass, inputs of the gradient. */                             \
-  X(out)                                                                                 \
-  X(lse)                                                                                 \
-  X(row_stats)                                                                           \
-  /* Of a decode step, for each chunk of keys and row: float32 scratch. */               \
-  X(partial_out)                                                                         \
-  X(partial_max) /* in units of log2 */                                                  \
-  X(partial_sum)                                                                         \
-  X(split) /* SplitParams */                                                             \
-  /* Of the gradient. */                                                                 \
-  X(dout)  /* what comes back for out */                                                 \
-  X(dlse)  /* and for lse; optional */                                                   \
-  X(delta) /* (*B, H_q, L), float32: the first launch writes it */                       \
-  X(dq)                                                                                  \
-  X(dk)                                                                                  \
-  X(dv)                                                                                  \
-  X(backward) /* BackwardParams */                                                       \
-  /* Of a copy of an array that begins in the middle of an element. */                   \
-  X(misaligned)                                                                          \
-  X(realigned)                                                                           \
-  X(realign_params) /* RealignParams */                                                  \
-  /* Of a decode step on CUDA: how many blocks of a key/value head are done, scratch. */ \
+#define FLASHATTN_FURTHER_BINDINGS(X)                                                \
+  X(params) /* AttentionParams */                                                    \
+  /* Outputs of the forward pass, inputs of the gradient. */                         \
+  X(out)                                                                             \
+  X(lse)                                                                             \
+  X(row_stats)                                                                       \
+  /* Of a decode step, for each chunk of keys and row: float32 scratch. */           \
+  X(partial_out)                                                                     \
+  X(partial_max) /* in units of log2 */                                              \
+  X(partial_sum)                                                                     \
+  X(split) /* SplitParams */                                                         \
+  /* Of the gradient. */                                                             \
+  X(dout)  /* what comes back for out */                                             \
+  X(dlse)  /* and for lse; optional */                                               \
+  X(delta) /* (*B, H_q, L), float32: the first launch writes it */                   \
+  X(dq)                                                                              \
+  X(dk)                                                                              \
+  X(dv)                                                                              \
+  X(backward) /* BackwardParams */                                                   \
+  /* Of a copy of an array that begins in the middle of an element. */               \
+  X(misaligned)                                                                      \
+  X(realigned)                                                                       \
+  X(realign_params) /* RealignParams */                                              \
+  /* Of a decode step on CUDA: how many blocks that share rows are done, scratch. */ \
   X(arrivals)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,

@@ -1,29 +1,28 @@
-// cuda_decode: few queries, many keys. The rows are the queries of all heads that share a key/value head, so each key
-// and value is read once for all of them. A block has a chunk of the keys. Its warps take tiles of it in turns, each
-// with a ring of tiles of its own, so that nothing in the loop waits for another warp.
+// cuda_decode: few queries, many keys. The rows are the queries of all heads that share a key/value head, so that 16 of
+// them read a key and a value once. A block has 16 rows and a chunk of the keys. Its warps take tiles of it in turns,
+// each with a ring of tiles of its own, so that nothing in the loop waits for another warp.
 #include "split_keys.h"
 #include "warp_rows.h"
 
 using namespace flashattn;
 
-// ROW_WARPS: warps of 16 rows each, which share their tiles. KEY_GROUPS: so many of them take turns. KEYS: of a tile.
-// STAGES: tiles of a ring. Blocks: kv_heads and batch elements for each chunk.
-template <typename T, int D, int DV, int ROW_WARPS, int KEY_GROUPS, int KEYS, int STAGES>
+// KEYS: of a tile. STAGES: tiles of a ring. Blocks: kv_heads and batch elements for each 16 rows of each chunk.
+template <typename T, int D, int DV, int WARPS, int KEYS, int STAGES>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_SPLIT_ARGUMENTS;
   FLASHATTN_OUTPUT_ARGUMENTS(T);
-  constexpr int kRows = ROW_WARPS * kWarpRows, kMembers = ROW_WARPS * FLASHATTN_LANES;
-  constexpr int kThreads = KEY_GROUPS * kMembers;
+  constexpr int kRows = kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
   using Queries = SharedTile<T, kRows, D>;
-  using Tiles = CopiedTiles<T, KEYS, D, DV, STAGES, kMembers>;
+  using Tiles = CopiedTiles<T, KEYS, D, DV, STAGES, FLASHATTN_LANES>;
   extern __shared__ __align__(1024) uchar shared[];
 
   BlockPosition block = block_position(params, params.num_kv_heads);
-  int batch = block.batch, kv_head = block.head, chunk = block.part;
-  int group = params.num_heads / params.num_kv_heads;
-  int key_group = int(warp_index()) / ROW_WARPS, own_row = int(warp_index()) % ROW_WARPS * kWarpRows;
-  int lane = lane_index();
+  int batch = block.batch, kv_head = block.head, group = params.num_heads / params.num_kv_heads;
+  int all_rows = group * params.query_len, row_blocks = (all_rows + kRows - 1) / kRows;
+  int chunk = block.part / row_blocks, first_row = block.part % row_blocks * kRows;
+  int row_count = minimum(kRows, all_rows - first_row);
+  int lane = lane_index(), warp = warp_index();
 
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   KeySpan any = seen_in_chunk(visibility, split, chunk);
@@ -32,12 +31,13 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   auto keys = keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
   auto values = values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
   Queries queries = {shared_address(shared)};
-  Tiles tiles = {queries.memory + Queries::kBytes + key_group * Tiles::kBytes, keys, values, threadIdx.x % kMembers};
-  const auto first_key = [&](int tile) { return any.begin + (tile * KEY_GROUPS + key_group) * KEYS; };
+  Tiles tiles = {queries.memory + Queries::kBytes + warp * Tiles::kBytes, keys, values, lane_index()};
+  const auto first_key = [&](int tile) { return any.begin + (tile * WARPS + warp) * KEYS; };
+  tiles.bring(0, first_key(0), any.end);
   RowLayout layout = row_layout(params.query);
   for (uint at = threadIdx.x; at < kRows * Queries::kPieces; at += kThreads) {
     uint row = at / Queries::kPieces, c = at % Queries::kPieces;
-    RowPosition position = row_position(row, kv_head, group);
+    RowPosition position = row_position(first_row + row, kv_head, group);
     int column = c * Queries::kElements;
     int left = position.query < params.query_len ? clamped(head_dim - column, 0, Queries::kElements) : 0;
     const T* from =
@@ -46,10 +46,14 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     bool wide = packed_rows && reinterpret_cast<unsigned long long>(from) % 16 == 0;
     queries.load_piece(row, c, from, layout.column, left, wide);
   }
+  commit_copies();
   FLASHATTN_UNROLL
-  for (int tile = 0; tile < STAGES - 1; ++tile) tiles.bring(tile, first_key(tile), any.end);
+  for (int tile = 1; tile < STAGES - 1; ++tile) {
+    tiles.bring(tile, first_key(tile), any.end);
+    commit_copies();
+  }
   WarpRows<T, DV, KEYS> rows;
-  rows.begin(visibility, own_row, kv_head, group, lane);
+  rows.begin(visibility, first_row, kv_head, group, lane);
   FLASHATTN_UNROLL
   for (int h = 0; h < 2; ++h) rows.rows[h].seen = intersection(rows.rows[h].seen, any);
   wait_for_copies<STAGES - 2>();
@@ -57,23 +61,24 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
 
   for (int tile = 0; first_key(tile) < any.end; ++tile) {
     wait_for_copies<STAGES - 2>();
-    meet<kMembers>(key_group + 1);  // the tile is there, and the one before has been read
+    __syncwarp();  // the tile is there, and the one before has been read
     tiles.bring(tile + STAGES - 1, first_key(tile + STAGES - 1), any.end);
+    commit_copies();
     Fragment scores[KEYS / 8] = {};
-    multiply_keys(scores, queries, own_row, tiles.keys(tile), lane);
+    multiply_keys(scores, queries, 0, tiles.keys(tile), lane);
     bool shown = all.contains(first_key(tile), KEYS);
     rows.rescale(rows.to_probabilities(scores, visibility, first_key(tile), shown, lane));
     add_values<2>(rows.output, scores, tiles.values(tile), lane);
   }
 
-  // The key groups' results meet in shared memory, where the tiles were.
+  // The warps' results meet in shared memory, where the tiles were.
   wait_for_copies<0>();
   __syncthreads();
-  float* results = reinterpret_cast<float*>(shared);  // KEY_GROUPS x rows x DV
-  OnlineSoftmax* sums = reinterpret_cast<OnlineSoftmax*>(results + KEY_GROUPS * kRows * DV);
+  float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x DV
+  OnlineSoftmax* sums = reinterpret_cast<OnlineSoftmax*>(results + WARPS * kRows * DV);
   FLASHATTN_UNROLL
   for (int h = 0; h < 2; ++h) {
-    int row = key_group * kRows + own_row + lane / 4 + h * kRowStep;
+    int row = warp * kRows + lane / 4 + h * kRowStep;
     rows.softmax[h].row_sum = across_row_sum(rows.softmax[h].row_sum);
     if (lane % 4 == 0) sums[row] = rows.softmax[h];
     FLASHATTN_UNROLL
@@ -86,16 +91,16 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   __syncthreads();
   bool finite = true;
-  for (int at = threadIdx.x; at < group * params.query_len * kSlices; at += kThreads) {
+  for (int at = threadIdx.x; at < row_count * kSlices; at += kThreads) {
     int row = at / kSlices, column = at % kSlices * kSlice;
     MergedSlice merged;
-    merged.merge(KEY_GROUPS, [&](int part, OnlineSoftmax& softmax, Slice& slice) {
+    merged.merge(WARPS, [&](int part, OnlineSoftmax& softmax, Slice& slice) {
       softmax = sums[part * kRows + row];
       slice = *reinterpret_cast<const Slice*>(results + (part * kRows + row) * DV + column);
     });
     FLASHATTN_UNROLL
     for (int i = 0; i < kSlice; ++i) finite &= is_finite(merged.slice.columns[i]);
-    RowPosition position = row_position(row, kv_head, group);
+    RowPosition position = row_position(first_row + row, kv_head, group);
     int64_t index = partial_index(params, split, batch, position.head, position.query, chunk);
     *reinterpret_cast<Slice*>(partial_out + index * value_dim + column) = merged.slice;
     if (column == 0) {
@@ -105,12 +110,16 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   // See attend_again(). That these are a chunk's rows and not a call's is all the difference.
   if (!__syncthreads_and(finite)) {
-    for (int row = warp_index(); row < group * params.query_len; row += kThreads / FLASHATTN_LANES) {
+    for (int row = warp; row < row_count; row += WARPS) {
       DecodeRows<T, kLaneColumns<head_dim>, kLaneColumns<value_dim>, 1> exact;
-      exact.load(query, row_position(row, kv_head, group), visibility, batch, lane);
+      exact.load(query, row_position(first_row + row, kv_head, group), visibility, batch, lane);
       exact.attend(keys, values, visibility, all, any.begin, any.end, exact.kKeys, 0, lane);
       store_partials(exact, FLASHATTN_PARTIALS, params, split, batch, chunk, lane);
     }
   }
-  merge_if_last<kThreads>(arrivals, FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS, split, block);
+  uint* arrived = arrivals + (batch * params.num_kv_heads + kv_head) * row_blocks + first_row / kRows;
+  if (is_last(arrived, split.num_chunks)) {
+    merge_chunks<kThreads>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS, split, batch, kv_head,
+                           first_row, row_count);
+  }
 }

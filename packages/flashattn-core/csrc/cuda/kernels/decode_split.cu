@@ -24,6 +24,8 @@ FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
     rows.attend(keys, values, visibility, all, any.begin, any.end, rows.kKeys, 0, lane_index());
     store_partials(rows, FLASHATTN_PARTIALS, params, split, block.batch, chunk, lane_index());
   }
-  merge_if_last<WARPS * FLASHATTN_LANES>(arrivals, FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS, split,
-                                         block);
+  if (is_last(arrivals + block.batch * params.num_kv_heads + block.head, block.parts)) {
+    merge_chunks<WARPS * FLASHATTN_LANES>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS, split,
+                                          block.batch, block.head, 0, group * params.query_len);
+  }
 }

@@ -33,6 +33,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
                                   layout, params.query_len - block.first, head_dim, threadIdx.x);
   int origin = any.begin / KEYS * KEYS;
   tiles.bring(0, origin, any.end);
+  commit_copies();
 
   WarpRows<T, DV, KEYS> rows;
   rows.begin(visibility, own_query, head, 1, lane);
@@ -40,6 +41,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     wait_for_copies<0>();
     __syncthreads();  // the tile is there, and the one before has been read
     tiles.bring(n + 1, first + KEYS, any.end);
+    commit_copies();
     if (own_any.meets(first, KEYS)) {
       Fragment scores[KEYS / 8] = {};
       multiply_keys(scores, queries, own_row, tiles.keys(n), lane);

@@ -27,16 +27,6 @@ FLASHATTN_FUNC void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Where THREADS threads of a block meet, which are whole warps. number: 1 to 15, one for each such group.
-template <int THREADS>
-FLASHATTN_FUNC void meet(int number) {
-  if (THREADS == FLASHATTN_LANES) {
-    __syncwarp();
-  } else {
-    asm volatile("barrier.cta.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
-  }
-}
-
 // Four matrices of 8 rows of 16 bytes: lane n gives the address of row n % 8 of matrix n / 8, and gets the four bytes
 // at 4 * (n % 4) of row n / 4 of each.
 FLASHATTN_FUNC void load_matrices(uint (&r)[4], uint row) {

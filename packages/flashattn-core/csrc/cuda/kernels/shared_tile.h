@@ -81,13 +81,12 @@ struct CopiedTiles {
   FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
   FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
 
-  // Begins to copy the keys first..end-1, if there are any, as one group.
+  // Begins to copy the keys first..end-1, if there are any.
   FLASHATTN_FUNC void bring(int n, int first, int end) const {
     if (first < end) {
       keys(n).template load<THREADS>(key_rows.from(first).data, key_rows.layout, end - first, head_dim, thread);
       values(n).template load<THREADS>(value_rows.from(first).data, value_rows.layout, end - first, value_dim, thread);
     }
-    commit_copies();
   }
 };
 

@@ -18,7 +18,7 @@ struct MergedSlice {
 
   template <typename F>
   FLASHATTN_FUNC void merge(int parts, F result_of) {
-    constexpr int kAtOnce = 8;  // loads that are under way together
+    constexpr int kAtOnce = 12;  // loads that are under way together
     for (int first = 0; first < parts; first += kAtOnce) {
       OnlineSoftmax softmaxes[kAtOnce];
       Slice slices[kAtOnce];
