@@ -1,0 +1,199 @@
+"""Measures the table of docs/cuda.md on the NVIDIA GPU that is there: attention as published models call it.
+
+    MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_table.py
+
+MLX's own attention and ours take turns, in two ways. In a stream the calls of an evaluation do not need each other, so
+they may overlap, and a decode step finds its keys in the GPU's cache. In a chain each call's query is the output
+before, and a decode step has keys of its own, as in the layers of a model.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice
+from statistics import median
+from timeit import timeit
+from typing import Any
+
+import flashattn_core
+import mlx.core as mx
+import numpy as np
+from flash_evals import contest, machine
+from flash_evals.measure import peak_memory
+from flash_evals.workload import ITEM_SIZE, Heads, Workload
+from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
+from flashattn_core.reference import reference_attention
+
+TRIALS, TRIAL_SECONDS = 15, 0.005  # short calls are repeated until a trial lasts so long; what they allocate adds up
+PRODUCTS, MEMORY = 800e12, 3.0e12  # of an H100: FLOP/s of a product in bfloat16, bytes/s
+CHAIN_BYTES, CHAIN_LENGTH = 256e6, 16  # keys and values of a chain: more than the cache holds
+ROWS = 47  # of two heads, of which the errors are
+
+Attention = Callable[[mx.array, mx.array, mx.array], mx.array]
+
+
+@dataclass(frozen=True)
+class Call(Workload):
+    sinks: bool = False
+    softcap: float | None = None
+    padding: tuple[int, ...] = ()  # hidden keys before each sequence of the batch
+
+    def draw(self, seed: int) -> list[mx.array]:
+        """query, key, value and sinks, on the GPU: arrays of numpy's would stay in managed memory."""
+        heads, dtype = self.heads, getattr(mx, self.dtype)
+        shapes = [(self.batch_size, heads.query, self.query_len, heads.dim)]
+        shapes += [(self.batch_size, heads.kv, self.seq_len, heads.dim)] * 2
+        random = mx.random.split(mx.random.key(seed), 4)
+        return [mx.random.normal(s, dtype, key=key) for s, key in zip([*shapes, (heads.query,)], random, strict=True)]
+
+    def seen(self, queries: mx.array) -> mx.array:
+        """(batch or 1, 1, queries, keys): what these queries see, as an array."""
+        key = mx.arange(self.seq_len)
+        distance = (queries + self.seq_len - self.query_len)[:, None] - key
+        starts = mx.array(self.padding or (0,))[:, None, None, None]
+        return (distance >= 0) & (distance < (self.window or self.seq_len)) & (key >= starts)
+
+    def limit(self) -> float:
+        """The longer of two times: FLOP at the peak; query, keys, values and output moved once. Padding takes none."""
+        parts = [
+            replace(self, batch_size=1, query_len=min(self.query_len, self.seq_len - n), seq_len=self.seq_len - n)
+            for n in self.padding or (0,) * self.batch_size
+        ]
+        query_bytes = self.batch_size * self.heads.query * self.query_len * self.heads.dim * ITEM_SIZE[self.dtype]
+        moved = sum(part.bytes_read for part in parts) + 2 * query_bytes
+        return max(sum(part.flops for part in parts) / PRODUCTS, moved / MEMORY)
+
+
+def call(heads: str, query_len: int, seq_len: int, *, window: int | None = None, **more: Any) -> Call:
+    batch = len(more.get("padding", [0]))
+    return Call(Heads.parse(heads), batch, query_len, seq_len, True, window, **{"dtype": "bfloat16", **more})
+
+
+PADDING = (0, 37, 120, 256, 411, 600, 900, 1023)
+TABLE = {
+    "window 512, 28/4x128, 4096²": call("28/4x128", 4096, 4096, window=512),
+    "window 128, sinks, 64/8x64, 4096²": call("64/8x64", 4096, 4096, window=128, sinks=True),
+    "window 1024, 8/4x256, 8192²": call("8/4x256", 8192, 8192, window=1024),
+    "causal, 8/4x256, 4096²": call("8/4x256", 4096, 4096),
+    "soft-cap 50, 8/4x256, 4096²": call("8/4x256", 4096, 4096, softcap=50.0),
+    "left-padded batch of 8, 14/2x64, 2048²": call("14/2x64", 2048, 2048, padding=PADDING),
+    "float32, causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096, dtype="float32"),
+    "float32, causal, 28/4x128, 16384²": call("28/4x128", 16384, 16384, dtype="float32"),
+    "decode, 28/4x128, 32,768 keys": call("28/4x128", 1, 32768),
+    "decode, padded batch of 8, 28/4x128, 4,096 keys": call("28/4x128", 1, 4096, padding=PADDING),
+    "float32, decode, 28/4x128, 65,536 keys": call("28/4x128", 1, 65536, dtype="float32"),
+    "decode, 8/4x256, 16,384 keys": call("8/4x256", 1, 16384),
+    "decode, sinks, 64/8x64, 8,192 keys": call("64/8x64", 1, 8192, sinks=True),
+    "8 queries, 28/4x128, 8,192 keys": call("28/4x128", 8, 8192),
+    "causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096),
+    "causal, 28/4x128, 16384²": call("28/4x128", 16384, 16384),
+}
+
+
+def ours(call: Call, sinks: mx.array | None) -> Attention:
+    mask: Mask = SlidingWindow(call.window) if call.window else Causal()
+    if call.padding:
+        mask = mask & KeyRange(mx.array(call.padding))
+    return partial(flashattn_core.flash_attention, mask=mask, sinks=sinks, softcap=call.softcap)
+
+
+def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
+    """As mlx-lm calls it. It has no soft-cap: that is written out as in mlx_lm.models.gemma2."""
+    scale, softcap = call.heads.dim**-0.5, call.softcap
+    attention = partial(mx.fast.scaled_dot_product_attention, scale=scale, sinks=sinks)
+    if not (call.padding or call.window or softcap):
+        return partial(attention, mask="causal" if call.query_len > 1 else None)
+    mx.eval(mask := call.seen(mx.arange(call.query_len)))
+    if softcap is None:
+        return partial(attention, mask=mask)
+
+    def written_out(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
+        grouped = (query * scale).reshape(call.batch_size, call.heads.kv, -1, *query.shape[2:])
+        scores = mx.tanh(grouped @ key[:, :, None].swapaxes(-1, -2) / softcap) * softcap
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+        return (mx.softmax(scores, precise=True, axis=-1) @ value[:, :, None]).reshape(query.shape)
+
+    return written_out
+
+
+def errors(call: Call, drawn: Sequence[mx.array], outputs: Sequence[mx.array]) -> list[float]:
+    """Root mean squares, in 16 bits as multiples of that of rounding the exact result."""
+    first = max(0, call.query_len - call.seq_len + max(call.padding, default=0))  # that sees a key
+    rows = mx.array(np.unique(np.linspace(first, call.query_len - 1, ROWS, dtype=np.int32)))
+
+    def exactly(array: mx.array, rows: mx.array | slice = slice(None)) -> np.ndarray:
+        picked = array[:, mx.array([0, -1])][:, :, rows]  # a copy: numpy moves what it reads to managed memory
+        return np.array(picked.astype(mx.float32), np.float64)
+
+    query, key, value, sinks = drawn
+    two_sinks = exactly(sinks[None, :, None])[0, :, 0] if call.sinks else None
+    arrays = exactly(query, rows), exactly(key), exactly(value)
+    exact, _ = reference_attention(*arrays, mask=call.seen(rows), softcap=call.softcap, sinks=two_sinks)
+    rms = [np.sqrt(np.mean((exactly(out, rows) - exact) ** 2)) for out in outputs]
+    rounded = np.array(mx.array(exact.astype(np.float32)).astype(query.dtype).astype(mx.float32))
+    unit = 1 if call.dtype == "float32" else np.sqrt(np.mean((rounded - exact) ** 2))
+    return [float(each / unit) for each in rms]
+
+
+def stream(attend: Attention, inputs: Sequence[Sequence[mx.array]], count: int) -> None:
+    mx.eval([attend(*inputs[0]) for _ in range(count)])
+
+
+def chain(attend: Attention, inputs: Sequence[Sequence[mx.array]], count: int) -> None:
+    query = inputs[0][0]
+    for _, key, value in islice(cycle(inputs), count):
+        query = attend(query, key, value)
+    mx.eval(query)
+
+
+def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[float]:
+    """Median seconds of one call of each."""
+    counts = dict.fromkeys(ways, 1)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for name, run in ways.items():
+        run(1)
+        while timeit(partial(run, counts[name]), number=1) < TRIAL_SECONDS:
+            counts[name] *= 2
+    for trial in range(trials):
+        for name in contest.order(list(ways), trial):
+            times[name].append(timeit(partial(ways[name], counts[name]), number=1) / counts[name])
+    return [median(taken) for taken in times.values()]
+
+
+def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
+    """Of MLX's own and of ours: errors, bytes of a call beyond its inputs, seconds in a stream and in a chain."""
+    layers = min(CHAIN_LENGTH, int(CHAIN_BYTES / call.bytes_read)) if call.query_len <= 16 else 1
+    drawn = [call.draw(layer) for layer in range(max(1, layers))]
+    mx.eval(drawn)
+    sinks, inputs = drawn[0][3] if call.sinks else None, [arrays[:3] for arrays in drawn]
+    contestants = {"MLX's own": mlx_own(call, sinks), "ours": ours(call, sinks)}
+    outputs, memory = [], []
+    for attend in contestants.values():
+        mx.eval(attend(*inputs[0]))  # kernels are compiled by now
+        with peak_memory() as peak:
+            outputs.append(attend(*inputs[0]))
+            mx.eval(outputs[-1])
+            memory.append(float(peak()))
+    found = {"errors": errors(call, drawn[0], outputs), "memory": memory}
+    for way in (stream, chain):
+        found[way.__name__] = in_turns({who: partial(way, f, inputs) for who, f in contestants.items()}, trials)
+    return found
+
+
+def main() -> None:
+    if not mx.cuda.is_available():
+        sys.exit("MLX finds no NVIDIA GPU: on a machine with one, pip install 'flashattn-core[cuda13]'")
+    print(f"{machine.device()}: MLX's own, ours\n")
+    print("| call | stream, µs | gain, share | chain, µs | gain, share | memory, MB | error |\n" + "|---" * 7 + "|")
+    for name, call in TABLE.items():
+        found, cells = measured(call), [name]
+        for way in ("stream", "chain"):
+            own, flash = found[way]
+            cells += [f"{own * 1e6:,.1f}, {flash * 1e6:,.1f}", f"{own / flash:.2f}x, {call.limit() / flash:.0%}"]
+        cells += [", ".join(f"{n / 1e6:,.1f}" for n in found["memory"]), ", ".join(f"{n:.3g}" for n in found["errors"])]
+        print("|", " | ".join(cells), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
