@@ -10,9 +10,7 @@
 #include <string>
 
 #include "cuda/launch.h"
-#include "cuda/sources.h"
 #include "metal/launch.h"
-#include "metal/sources.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
 #include "op/check_arguments.h"

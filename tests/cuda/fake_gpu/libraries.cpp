@@ -1,5 +1,5 @@
-// libcuda.so.1 (with -DCUDA) and libnvrtc.so.13, as far as csrc/cuda calls them. A variable of the environment with a
-// function's name is the error that it returns. With -DOLD each lacks a function.
+// What libmlx is linked to, as far as csrc/cuda calls it. A variable of the environment with a function's name is the
+// error that it returns. With -DOLD_DRIVER and -DOLD_NVRTC a function is missing.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,7 +16,6 @@ static int number(const char* variable, int otherwise) {
     return 0;                                       \
   }
 
-#ifdef CUDA
 FAKE(cuGetErrorString, (int, const char** text), *text = "it says why")
 FAKE(cuDriverGetVersion, (int* version), *version = 12020)
 FAKE(cuDeviceGetAttribute, (int* value, int attribute, int),
@@ -26,10 +25,10 @@ FAKE(cuDeviceGetAttribute, (int* value, int attribute, int),
 FAKE(cuModuleLoadData, (const void** module, const char* code), *module = code; std::printf("loads %s\n", code))
 FAKE(cuModuleGetFunction, (const void** function, const void* module, const char*), *function = module)
 FAKE(cuFuncSetAttribute, (void*, int, int bytes), std::printf("has %d bytes\n", bytes))
-#ifndef OLD
+#ifndef OLD_DRIVER
 FAKE(cuTensorMapEncodeTiled, ())
 #endif
-#else
+
 extern "C" const char* nvrtcGetErrorString(int) {
   return "NVRTC_ERROR";
 }
@@ -41,9 +40,8 @@ FAKE(nvrtcDestroyProgram, (char** program), std::free(*program))
 FAKE(nvrtcGetProgramLogSize, (void*, size_t* size), *size = sizeof("the log"))
 FAKE(nvrtcGetProgramLog, (void*, char* log), std::strcpy(log, "the log"))
 FAKE(nvrtcGetCUBINSize, (const char* program, size_t* size), *size = std::strlen(program) + 1)
-#ifndef OLD
+#ifndef OLD_NVRTC
 FAKE(nvrtcGetCUBIN, (const char* program, char* cubin), std::strcpy(cubin, program))
 #endif
 FAKE(nvrtcCompileProgram, (const char* program, int, const char* const* options),
      std::printf("compiles %s %s\n", program, options[0]))
-#endif

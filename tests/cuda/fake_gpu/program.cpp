@@ -1,5 +1,5 @@
-// `program KERNEL BYTES LIBRARY...`: loads the libraries, and does with a kernel what a call does, first when the graph
-// is built and then when it is evaluated.
+// `program KERNEL BYTES LIBMLX`: loads the library, and does with a kernel what a call does, first when the graph is
+// built and then when it is evaluated.
 #include <dlfcn.h>
 #include <signal.h>
 
@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "call/kernel_table.h"
+#include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/programs.h"
 
@@ -23,9 +24,7 @@ int main(int, char** arguments) try {
   gpu::Launch launch = {};
   launch.function = arguments[1];
   launch.dynamic_shared = std::atoi(arguments[2]);
-  for (char** file = arguments + 3; *file; ++file) {
-    dlopen(*file, RTLD_NOW);
-  }
+  dlopen(arguments[3], RTLD_NOW);
   cuda::check_device(0);
   cuda::function_of(launch, 0);
   cuda::function_of(launch, 0);  // which is there already

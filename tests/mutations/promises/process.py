@@ -138,16 +138,16 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a GPU that is newer than NVRTC is found out when its first kernel does not compile",
-        f"{CPP}/cuda/driver.cpp",
+        f"{CPP}/cuda/device.cpp",
         "if (capability < 80 || !is_known) {",
         "if (capability < 80 && !is_known) {",
         "cuda/test_driver.py::test_there_still_is_a_choice",
     ),
     Mutation(
         "a file of machine code with a flipped bit is loaded",
-        f"{CPP}/cuda/cubin_cache.cpp",
-        'return sums == sums_of(key, cubin) ? cubin : "";',
-        'return sums.starts_with(sum_of(key)) ? cubin : "";',
+        f"{CPP}/gpu/disk_cache.cpp",
+        'return sums == sums_of(key, bytes) ? bytes : "";',
+        'return sums.starts_with(sum_of(key)) ? bytes : "";',
         "cuda/test_cubin_cache.py::test_a_broken_file_is_compiled_anew",
     ),
 ]

@@ -4,14 +4,15 @@
 #include <bit>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 
 #include "arguments.h"
+#include "device.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cuda/cuda.h"
 #include "mlx/primitives.h"
+#include "mlx/transforms.h"
 #include "mlx_cuda.h"
 #include "programs.h"
 
@@ -20,73 +21,59 @@ namespace {
 
 using namespace gpu;
 
-// Scratch that the stream keeps, one array for each binding: zeros at first, and then what launches leave there. These
-// run one behind the other, since all of them write it.
-mx::array kept(const Scratch& scratch, mx::Stream stream) {
-  static std::mutex mutex;
-  static auto& arrays = *new std::map<std::pair<int, Binding>, mx::array>;  // never destroyed: MLX may be gone by then
-  std::lock_guard lock(mutex);
-  auto found = arrays.find({stream.index, scratch.binding});
-  if (found != arrays.end() && static_cast<int64_t>(found->second.size()) >= scratch.elements()) {
-    return found->second;
-  }
-  if (scratch.elements() > std::numeric_limits<mx::ShapeElem>::max() / 2) {
-    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(scratch.elements()) +
+// As many as this or more, in memory of the GPU.
+mx::array zeros(int64_t count, mx::Stream stream) {
+  if (count > std::numeric_limits<mx::ShapeElem>::max() / 2) {
+    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(count) +
                              " numbers of partial results");
   }
-  auto size = static_cast<mx::ShapeElem>(std::bit_ceil(static_cast<uint64_t>(scratch.elements())));
-  // As many numbers -inf as one, and exp() makes them zeros: of MLX's ops that fill an array no other is exported.
-  static const auto& minus_infinity = *new mx::array(-std::numeric_limits<float>::infinity());
+  // exp() of numbers that all are one -inf: of MLX's ops that fill an array no other is exported.
+  static const auto& minus_infinity = *new mx::array(-std::numeric_limits<float>::infinity());  // never destroyed
+  auto size = static_cast<mx::ShapeElem>(std::bit_ceil(static_cast<uint64_t>(count)));
   mx::array many({size}, mx::float32, nullptr, {});
   many.copy_shared_buffer(minus_infinity, {0}, {.contiguous = false, .row_contiguous = false, .col_contiguous = false},
                           1);
   auto exp = std::make_shared<mx::Exp>(stream);
   mx::array made({size}, mx::float32, exp, {});
   exp->eval_gpu({many}, made);
-  if (found != arrays.end()) {  // launches that are on their way may still use it
-    mx::cu::get_command_encoder(stream).add_completed_handler([old = found->second] {});
-  }
-  return arrays.insert_or_assign({stream.index, scratch.binding}, made).first->second;
+  return made;
 }
 
-using Arrays = std::array<const mx::array*, kNumBindings>;  // null: the call does not have it
+// What a thread, which alone uses its streams, keeps for their next calls.
+auto& kept_scratch() {
+  thread_local std::map<std::pair<mx::Stream, Binding>, mx::array> arrays;
+  return arrays;
+}
 
-// All that a kernel is given: what its launch has, and null for the rest.
-Arguments arguments_of(const Work& work, const Launch& launch, const Arrays& arrays) {
-  Arguments result = {.params = work.launches->params,
-                      .split = work.launches->split,
-                      .realign_params = work.launches->realign,
-                      .arrays = {},
-                      .query_map = {},
-                      .key_map = {},
-                      .value_map = {}};
-  for (auto [binding, role] : launch.arguments) {
-    if (role == Role::value) {
-      continue;
-    }
-    const mx::array* array = arrays[index(binding)];
-    if (!array) {
-      throw std::logic_error(launch.function + " takes " + std::string(name(binding)) +
-                             ", which the call does not have");
-    }
-    result.arrays[index(binding)] = address(*array);
+// Zeros at first, and then what launches leave there. These run one behind the other, since all of them write it.
+mx::array kept(const Scratch& scratch, mx::Stream stream) {
+  std::pair key(stream, scratch.binding);
+  auto found = kept_scratch().find(key);
+  if (found == kept_scratch().end() || static_cast<int64_t>(found->second.size()) < scratch.elements()) {
+    found = kept_scratch().insert_or_assign(key, zeros(scratch.elements(), stream)).first;
   }
-  if (!launch.box_rows.empty()) {
-    const AttentionParams& p = result.params;
-    const auto map = [&](Binding binding, const Strides& strides, int columns, int length, int heads) {
-      const auto bytes = [](int64_t step) { return step != 0 ? static_cast<uint64_t>(2 * step) : 16; };
-      return tensor_map({.bfloat = arrays[index(binding)]->dtype() == mx::bfloat16,
-                         .address = result.arrays[index(binding)],
-                         .sizes = {static_cast<uint64_t>(columns), static_cast<uint64_t>(length),
-                                   static_cast<uint64_t>(heads), static_cast<uint64_t>(p.batch_size)},
-                         .steps = {bytes(strides.row), bytes(strides.head), bytes(strides.batch[0])},
-                         .rows = launch.box_rows[index(binding)]});
-    };
-    result.query_map = map(Binding::query, p.query, p.head_dim, p.query_len, p.num_heads);
-    result.key_map = map(Binding::key, p.key, p.head_dim, p.key_len, p.num_kv_heads);
-    result.value_map = map(Binding::value, p.value, p.value_dim, p.key_len, p.num_kv_heads);
-  }
-  return result;
+  return found->second;
+}
+
+// Where kernels find the array. array::data() would move it to memory that the CPU shares.
+void* address(const mx::array& array) {
+  return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
+}
+
+// Boxes of 64 columns of so many rows, which come as SharedTile has them. sizes: columns, which lie side by side, rows,
+// heads, and the batch.
+TensorMap tensor_map(const mx::array& array, const std::array<uint64_t, 4>& sizes, const Strides& strides,
+                     int rows_of_box) {
+  // Of CUtensorMapDataType and so on. What is outside of the array is zero.
+  constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
+  // In bytes, never 0: the stride of an axis of one element is.
+  const auto step = [](int64_t stride) { return stride != 0 ? static_cast<uint64_t>(2 * stride) : 16; };
+  const uint64_t steps[] = {step(strides.row), step(strides.head), step(strides.batch[0])};
+  const uint32_t box[] = {64, static_cast<uint32_t>(rows_of_box), 1, 1}, every[] = {1, 1, 1, 1};
+  TensorMap map;
+  driver().encode_tiled(&map, array.dtype() == mx::bfloat16 ? kBfloat16 : kFloat16, sizes.size(), address(array),
+                        sizes.data(), steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
+  return map;
 }
 
 }  // namespace
@@ -103,8 +90,10 @@ void allocate(mx::array& output, mx::Stream stream) {
   mx::Exp(stream).eval_gpu(nothing, output);
 }
 
-void* address(const mx::array& array) {
-  return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
+void release_scratch() {
+  for (const auto& [stream_and_binding, array] : std::exchange(kept_scratch(), {})) {
+    mx::synchronize(stream_and_binding.first);
+  }
 }
 
 void check(mx::Device device) {
@@ -123,31 +112,48 @@ std::string describe(mx::Device device) {
 
 void encode(const Work& work, mx::Stream stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
-  Arrays arrays = {};
+  const Launches& launches = *work.launches;
+  std::array<const mx::array*, kNumBindings> arrays = {};  // null: the call does not have it
   for (int i = 0; i < kNumBindings; ++i) {
     arrays[i] = work.arrays[i] ? &*work.arrays[i] : nullptr;
   }
-  std::vector<mx::array> scratch;
-  scratch.reserve(work.launches->scratch.size());
-  for (const Scratch& wanted : work.launches->scratch) {
-    arrays[index(wanted.binding)] = &scratch.emplace_back(kept(wanted, stream));
+  std::vector<mx::array> alive = work.temporaries;  // until the GPU is done
+  alive.reserve(alive.size() + launches.scratch.size());
+  for (const Scratch& wanted : launches.scratch) {
+    arrays[index(wanted.binding)] = &alive.emplace_back(kept(wanted, stream));
   }
-  if (!work.temporaries.empty()) {
-    encoder.add_completed_handler([temporaries = work.temporaries] {});
-  }
-  for (const Launch& launch : work.launches->launches) {
+  for (const Launch& launch : launches.launches) {
+    CUfunction function = function_of(launch, stream.device.index);
+    Arguments arguments = {launches.params, launches.split, launches.realign, {}, {}, {}, {}};
     for (auto [binding, role] : launch.arguments) {
-      if (role == Role::input) {
-        encoder.set_input_array(*arrays[index(binding)]);
-      } else if (role == Role::output) {
-        encoder.set_output_array(*arrays[index(binding)]);
+      if (role == Role::value) {
+        continue;
       }
+      const mx::array* array = arrays[index(binding)];
+      if (!array) {
+        throw std::logic_error(launch.function + " takes " + std::string(name(binding)) +
+                               ", which the call does not have");
+      }
+      role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
+      arguments.arrays[index(binding)] = address(*array);
     }
-    Arguments arguments = arguments_of(work, launch, arrays);
+    if (!launch.box_rows.empty()) {
+      const AttentionParams& p = launches.params;
+      const auto map = [&](Binding binding, const Strides& strides, uint64_t columns, uint64_t rows, uint64_t heads) {
+        return tensor_map(*arrays[index(binding)], {columns, rows, heads, static_cast<uint64_t>(p.batch_size)}, strides,
+                          launch.box_rows[index(binding)]);
+      };
+      arguments.query_map = map(Binding::query, p.query, p.head_dim, p.query_len, p.num_heads);
+      arguments.key_map = map(Binding::key, p.key, p.head_dim, p.key_len, p.num_kv_heads);
+      arguments.value_map = map(Binding::value, p.value, p.value_dim, p.key_len, p.num_kv_heads);
+    }
     void* parameters[] = {&arguments};
-    encoder.add_kernel_node_raw(
-        function_of(launch, stream.device.index), {launch.grid[0], launch.grid[1], launch.grid[2]},
-        {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {}, launch.dynamic_shared, parameters);
+    encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},
+                                {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
+                                launch.dynamic_shared, parameters);
+  }
+  if (!alive.empty()) {
+    encoder.add_completed_handler([alive = std::move(alive)] {});
   }
 }
 

@@ -14,8 +14,8 @@ void encode(const gpu::Work& work, mx::Stream stream);
 // Gives the array memory of the GPU, in the order of the stream, as MLX's own ops get it.
 void allocate(mx::array& output, mx::Stream stream);
 
-// Where kernels find the array. array::data() would move it to memory that the CPU shares.
-void* address(const mx::array& array);
+// Frees the scratch that the calling thread's streams keep for their next call, after the calls under way.
+void release_scratch();
 
 // Throws NoKernelError, with the cure, where the device or its software cannot run the kernels.
 void check(mx::Device device);

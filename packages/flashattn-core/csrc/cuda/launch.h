@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../call/kernel_table.h"
-#include "../gpu/launch.h"
+#include "../gpu/instance.h"
 #include "arguments.h"
 
 namespace flashattn::cuda {
@@ -11,11 +11,9 @@ static_assert(gpu::kNumBindings <= kMaxArrays);
 
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 
-// Copies an array of elements of so many bytes, which may begin anywhere.
-gpu::Launches realign_launches(const RealignParams& params, int itemsize);
-
 // The text that NVRTC compiles for a launch: its constants, the kernel's file with everything that it includes, and the
 // entry. ASCII.
 std::string source_text(const gpu::Launch& launch);
+const gpu::Sources& sources();
 
 }  // namespace flashattn::cuda

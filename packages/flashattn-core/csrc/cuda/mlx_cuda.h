@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "libraries.h"
 #include "mlx/array.h"
 #include "mlx/stream.h"
 
@@ -17,8 +18,6 @@
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-struct CUfunc_st;
-using CUfunction = CUfunc_st*;
 
 #define FLASHATTN_WEAK __attribute__((weak, visibility("default")))
 

@@ -2,11 +2,12 @@
 #pragma once
 
 #include "../gpu/launch.h"
-#include "driver.h"
+#include "libraries.h"
 
 namespace flashattn::cuda {
 
-// Of the device, which must be current. Machine code is kept in memory, and on disk for the next process.
+// Of the device, which must be current. Machine code is kept in memory, and on disk for the next process. What NVRTC
+// and the driver refuse is a std::runtime_error that names kernel and versions.
 CUfunction function_of(const gpu::Launch& launch, int device);
 
 }  // namespace flashattn::cuda

@@ -1,9 +1,5 @@
 // A launch's text: what it is specialised for, by name; its kernel's file; and the entry, which is the one kernel that
 // NVRTC compiles.
-#include "sources.h"
-
-#include <stdexcept>
-
 #include "launch.h"
 
 namespace flashattn::cuda {
@@ -28,11 +24,7 @@ std::string declarations(const gpu::Launch& launch) {
 }  // namespace
 
 std::string source_text(const gpu::Launch& launch) {
-  auto source = sources().find(launch.source);
-  if (source == sources().end()) {
-    throw std::logic_error("no CUDA kernel file is called '" + launch.source + "'");
-  }
-  return declarations(launch) + std::string(source->second) + "\nextern \"C\" __global__ void __launch_bounds__(" +
+  return declarations(launch) + text_of(sources(), launch) + "\nextern \"C\" __global__ void __launch_bounds__(" +
          std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
          "(const __grid_constant__ flashattn::cuda::Arguments arguments) {\n  " + launch.instantiation +
          "(arguments);\n}\n";

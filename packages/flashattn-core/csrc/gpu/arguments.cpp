@@ -19,6 +19,14 @@ int group_of(const Call& call) {
   return call.params.num_heads / call.params.num_kv_heads;
 }
 
+int64_t rows_of_group(const Call& call) {
+  return int64_t{call.params.query_len} * group_of(call);
+}
+
+int64_t num_groups(const Call& call) {
+  return call.params.num_kv_heads * call.params.batch_size;
+}
+
 uint32_t size(int64_t n) {
   return static_cast<uint32_t>(n);
 }

@@ -9,8 +9,10 @@ namespace flashattn::gpu {
 
 bool is_quantised(const Call& call);
 
-// Query heads of a key/value head.
+// Query heads of a key/value head, and their rows.
 int group_of(const Call& call);
+int64_t rows_of_group(const Call& call);
+int64_t num_groups(const Call& call);
 
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);

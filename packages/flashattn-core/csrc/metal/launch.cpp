@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "../gpu/arguments.h"
+#include "../gpu/instance.h"
 #include "../gpu/split.h"
 
 namespace flashattn::metal {
@@ -12,12 +13,7 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kLanes = 32;          // threads of a SIMD group
 constexpr int kMaxSimdgroups = 32;  // of a threadgroup: 1024 threads
-
-std::string type_name(Dtype dtype) {
-  return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
-}
 
 // Of eight rows each. 64 rows read keys and values half as often as 32; larger heads have too much in registers for so
 // many threads.
@@ -30,47 +26,20 @@ int keys_of_tile(int dim, int element_size) {
   return 32 * (dim * element_size + 16) <= 17 * 1024 ? 32 : 16;
 }
 
-// Instantiates `function` of a file for the call's dtype: "decode_fast<half, 64, 64>", "metal_decode_fast_half_64_64";
-// with quantised keys and values, if it reads them, "decode_fast<half, 64, 64, uint>".
-struct Instance {
-  std::string source, function;
-  std::vector<int> sizes;
-  std::vector<Argument> arguments;
-  Size grid;
-  int simdgroups;
-  bool whole_rows = false, whole_keys = false;
-};
-
 Launch launch(const Call& call, bool packed, Instance instance) {
-  std::string types_and_sizes = type_name(call.dtype);
-  std::string name = "metal_" + instance.function + "_" + type_name(call.dtype);
-  for (int size : instance.sizes) {
-    types_and_sizes += ", " + std::to_string(size);
-    name += "_" + std::to_string(size);
-  }
-  constexpr Argument kKey = {Binding::key, Role::input};
-  bool reads_keys = std::find(instance.arguments.begin(), instance.arguments.end(), kKey) != instance.arguments.end();
-  if (reads_keys && is_quantised(call)) {
-    types_and_sizes += ", uint";
-    name += "_quantised";
-  }
-  return {.source = std::move(instance.source),
-          .function = name,
-          .instantiation = instance.function + "<" + types_and_sizes + ">",
-          .constants = constants(call, packed, instance.whole_rows, instance.whole_keys),
-          .arguments = std::move(instance.arguments),
-          .grid = instance.grid,
-          .threadgroup = {size(instance.simdgroups * kLanes), 1, 1}};
+  return gpu::launch(Backend::metal, call, packed, std::move(instance));
 }
 
 Launch single(const Call& call, const std::string& function, std::vector<int> sizes, Size grid, int simdgroups,
               bool whole_rows = false, bool whole_keys = false) {
   return launch(call, inputs_are_packed(call),
-                {function, function, std::move(sizes), whole_call(call), grid, simdgroups, whole_rows, whole_keys});
-}
-
-std::vector<int> whole_lanes(const Call& call) {
-  return {round_up(call.params.head_dim, kLanes), round_up(call.params.value_dim, kLanes)};
+                {.function = function,
+                 .sizes = std::move(sizes),
+                 .arguments = whole_call(call),
+                 .grid = grid,
+                 .threads = simdgroups * kLanes,
+                 .whole_rows = whole_rows,
+                 .whole_keys = whole_keys});
 }
 
 Launch decode_fast(const Call& call) {
@@ -84,14 +53,14 @@ Launch decode_parallel(const Call& call) {
 
 Launch rowwise(const Call& call) {
   const AttentionParams& p = call.params;
-  int64_t rows = int64_t{p.query_len} * group_of(call);
+  int64_t rows = rows_of_group(call);
   return single(call, "rowwise", whole_lanes(call), {size(divide_up(rows, 32)), size(p.num_kv_heads), batches(call)},
                 kMaxSimdgroups);
 }
 
 Launch prefill_tg(const Call& call) {
   const AttentionParams& p = call.params;
-  int64_t rows = int64_t{p.query_len} * group_of(call);
+  int64_t rows = rows_of_group(call);
   // Two fragments of rows read the keys half as often, as long as the queries leave registers for the output.
   int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
   return single(call, "prefill_tg", {round_up(p.head_dim, 8), round_up(p.value_dim, 8), fragments},
@@ -129,12 +98,12 @@ Launches decode_split(const Call& call) {
                 {Binding::partial_out, Binding::partial_max, Binding::partial_sum}, {Binding::params, Binding::split});
   add_masks_and_groups(of_chunk, call);
   Instance chunk = {
-      .source = "decode_split",
       .function = "decode_split",
       .sizes = {dim, value_dim, rows},
       .arguments = std::move(of_chunk),
       .grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads), batches(call)},
-      .simdgroups = kChunksPerThreadgroup};
+      .threads = kChunksPerThreadgroup * kLanes,
+      .source = "decode_split"};
   if (rows > max_rows) {
     // With more SIMD groups each thread has fewer registers: half the rows, in up to 16 of them.
     max_rows /= 2;
@@ -144,17 +113,17 @@ Launches decode_split(const Call& call) {
     chunk.function = "decode_split_shared";
     chunk.sizes = {dim, value_dim, rows_each, simdgroups};
     chunk.grid[0] = size(result.split.num_chunks * row_blocks);
-    chunk.simdgroups = simdgroups;
+    chunk.threads = simdgroups * kLanes;
   }
   auto of_merge = arguments({Binding::partial_out, Binding::partial_max, Binding::partial_sum},
                             {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params, Binding::split});
   add_if_present(of_merge, call, {Binding::sinks});
-  Instance merge = {.source = "decode_split",
-                    .function = "decode_merge",
+  Instance merge = {.function = "decode_merge",
                     .sizes = {value_dim},
                     .arguments = std::move(of_merge),
                     .grid = {size(p.query_len), size(p.num_heads), batches(call)},
-                    .simdgroups = 1};
+                    .threads = kLanes,
+                    .source = "decode_split"};
   bool packed = inputs_are_packed(call);
   result.launches = {launch(call, packed, std::move(chunk)), launch(call, packed, std::move(merge))};
   return result;
@@ -165,12 +134,11 @@ Launches decode_split(const Call& call) {
 Instance backward_delta(const Call& call) {
   constexpr int kRowsPerThreadgroup = 8;  // a SIMD group each
   const AttentionParams& p = call.params;
-  return {.source = "backward_delta",
-          .function = "backward_delta",
+  return {.function = "backward_delta",
           .sizes = {kRowsPerThreadgroup},
           .arguments = delta_arguments(call),
           .grid = {size(divide_up(p.query_len, kRowsPerThreadgroup)), size(p.num_heads), batches(call)},
-          .simdgroups = kRowsPerThreadgroup};
+          .threads = kRowsPerThreadgroup * kLanes};
 }
 
 Instance backward_dq(const Call& call) {
@@ -178,12 +146,11 @@ Instance backward_dq(const Call& call) {
   int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
   int simdgroups = simdgroups_for(p.query_len, dim);
   int keys = keys_of_tile(dim, static_cast<int>(size_of(call.dtype)));
-  return {.source = "backward_dq",
-          .function = "backward_dq",
+  return {.function = "backward_dq",
           .sizes = {depth, columns, simdgroups, keys},
           .arguments = backward_arguments(call, {Binding::dq}),
           .grid = {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)},
-          .simdgroups = simdgroups,
+          .threads = simdgroups * kLanes,
           .whole_rows = p.query_len % (8 * simdgroups) == 0,
           .whole_keys = p.key_len % keys == 0};
 }
@@ -198,12 +165,11 @@ Instance backward_dkv(const Call& call) {
   // The sums of dk and of dv for eight keys are (depth + columns) / 4 registers. Where that is too much, each has
   // threadgroups of its own.
   int parts = depth + columns <= 256 ? 1 : 2;
-  return {.source = "backward_dkv",
-          .function = "backward_dkv",
+  return {.function = "backward_dkv",
           .sizes = {depth, columns, simdgroups, rows, parts},
           .arguments = backward_arguments(call, {Binding::dk, Binding::dv}),
           .grid = {size(divide_up(p.key_len, 8 * simdgroups) * parts), size(p.num_kv_heads), batches(call)},
-          .simdgroups = simdgroups,
+          .threads = simdgroups * kLanes,
           .whole_rows = p.query_len % rows == 0,
           .whole_keys = p.key_len % (8 * simdgroups) == 0};
 }
@@ -218,19 +184,6 @@ Launches backward_launches(const Call& call, const BackwardParams& backward) {
       result.launches.push_back(launch(call, packed, std::move(instance)));
     }
   }
-  return result;
-}
-
-Launches realign_launches(const RealignParams& params, int itemsize) {
-  constexpr int kThreads = 256;
-  Launches result = {.realign = params};
-  result.launches = {{.source = "realign",
-                      .function = "metal_realign_" + std::to_string(itemsize),
-                      .instantiation = "realign<" + std::to_string(itemsize) + ">",
-                      .constants = constants({}, false, false, false),
-                      .arguments = arguments({Binding::misaligned}, {Binding::realigned}, {Binding::realign_params}),
-                      .grid = {size(divide_up(params.count, kThreads)), 1, 1},
-                      .threadgroup = {kThreads, 1, 1}}};
   return result;
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../call/kernel_table.h"
-#include "../gpu/launch.h"
+#include "../gpu/instance.h"
 
 namespace flashattn::metal {
 
@@ -12,9 +12,6 @@ gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 // The gradients of one call: delta, dq, and dk and dv, each written completely. Without queries, or without keys, what
 // would write nothing is left out.
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
-
-// Copies an array of elements of so many bytes, which may begin anywhere.
-gpu::Launches realign_launches(const RealignParams& params, int itemsize);
 
 // Where a kernel finds an argument. The gradient's numbers are those of a decode step's scratch: Metal has 31.
 constexpr int buffer_of(gpu::Binding binding) {
@@ -28,5 +25,6 @@ static_assert(buffer_of(gpu::Binding::backward) < 31 && buffer_of(gpu::Binding::
 // The text that Metal compiles for a launch: constants and bindings by their names, the kernel's file with everything
 // that it includes, and the one instantiation. ASCII.
 std::string source_text(const gpu::Launch& launch);
+const gpu::Sources& sources();
 
 }  // namespace flashattn::metal

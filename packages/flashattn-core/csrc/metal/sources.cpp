@@ -1,8 +1,4 @@
 // A launch's text: what it is specialised for and bound to, by name; its kernel's file; and the one instantiation.
-#include "sources.h"
-
-#include <stdexcept>
-
 #include "launch.h"
 
 namespace flashattn::metal {
@@ -14,8 +10,8 @@ std::string declarations(const gpu::Launch& launch) {
   int number = 0;
   for (const gpu::Constant& constant : launch.constants) {
     const char* type = std::holds_alternative<bool>(constant.value) ? "bool" : "int";
-    text += std::string("constant ") + type + " " + std::string(constant.name) + " [[function_constant(" + std::to_string(number++) +
-            ")]];\n";
+    text += std::string("constant ") + type + " " + std::string(constant.name) + " [[function_constant(" +
+            std::to_string(number++) + ")]];\n";
   }
   for (int i = 0; i < gpu::kNumBindings; ++i) {
     auto binding = static_cast<gpu::Binding>(i);
@@ -28,11 +24,7 @@ std::string declarations(const gpu::Launch& launch) {
 }  // namespace
 
 std::string source_text(const gpu::Launch& launch) {
-  auto source = sources().find(launch.source);
-  if (source == sources().end()) {
-    throw std::logic_error("no Metal kernel file is called '" + launch.source + "'");
-  }
-  return declarations(launch) + std::string(source->second) + "\ntemplate [[host_name(\"" + launch.function +
+  return declarations(launch) + text_of(sources(), launch) + "\ntemplate [[host_name(\"" + launch.function +
          "\")]] [[kernel]] decltype(" + launch.instantiation + ") " + launch.instantiation + ";\n";
 }
 

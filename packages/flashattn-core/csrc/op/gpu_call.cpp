@@ -41,7 +41,7 @@ struct CallAndWork {
 
   void set(Binding binding, const mx::array& array) {
     call.present[index(binding)] = true;
-    call.aligned[index(binding)] = array.offset() % 16 == 0;
+    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // of smaller ones MLX packs two
     work.arrays[index(binding)] = array;
   }
 };
@@ -115,16 +115,8 @@ gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::a
     params.strides[d] = misaligned.strides(d);
   }
   gpu::Work work;
-  int itemsize = static_cast<int>(misaligned.itemsize());
-  switch (backend) {
-    case Backend::metal:
-      work.launches = std::make_shared<gpu::Launches>(metal::realign_launches(params, itemsize));
-      break;
-    case Backend::cuda:
-      work.launches = std::make_shared<gpu::Launches>(cuda::realign_launches(params, itemsize));
-      break;
-    default: no_launches(backend);
-  }
+  work.launches =
+      std::make_shared<gpu::Launches>(gpu::realign_launches(backend, params, static_cast<int>(misaligned.itemsize())));
   work.arrays[index(Binding::misaligned)] = misaligned;
   work.arrays[index(Binding::realigned)] = copy;
   work.temporaries = {copy};

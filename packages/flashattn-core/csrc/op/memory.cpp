@@ -37,8 +37,9 @@ void allocate(mx::array& output, const mx::Stream& stream) {
 }
 
 bool is_aligned(const mx::array& input, const mx::Stream& stream) {
-  const void* address = is_cuda(stream) ? cuda::address(input) : input.data<void>();
-  return reinterpret_cast<uintptr_t>(address) % input.itemsize() == 0;
+  // On CUDA data() would move the array to memory that the CPU shares, and a buffer begins where any element can.
+  auto begin = is_cuda(stream) ? input.offset() : reinterpret_cast<intptr_t>(input.data<void>());
+  return begin % static_cast<intptr_t>(input.itemsize()) == 0;
 }
 
 template <typename Copy>

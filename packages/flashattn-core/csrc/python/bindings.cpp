@@ -135,10 +135,17 @@ NB_MODULE(_ext, m) {
   m.def("read_bandwidth", &cpu::read_bandwidth, nb::call_guard<nb::gil_scoped_release>(),
         "Bytes per second that the CPU backend's threads read from a buffer larger than the caches (256 MB).\n"
         "Takes 0.2 s.");
-  m.def("release_scratch", &cpu::release_kept_memory, nb::call_guard<nb::gil_scoped_release>(),
-        "Frees the working memory that the CPU backend's threads keep for their next call, after the calls under way.\n"
-        "Returns how many bytes that was: the most that calls since the last release needed at once. It is no part of\n"
-        "mx.get_peak_memory().");
+  m.def(
+      "release_scratch",
+      [] {
+        cuda::release_scratch();
+        return cpu::release_kept_memory();
+      },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Frees the working memory that the CPU backend's threads, and this thread's streams on CUDA, keep for their "
+      "next\n"
+      "call, after the calls under way. Returns how many bytes the CPU's were: the most that calls since the last\n"
+      "release needed at once. They are no part of mx.get_peak_memory(); CUDA's are.");
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");

@@ -1,0 +1,75 @@
+// A file has the sums of the key and of the bytes, and both: what is not exactly what was asked for is not used.
+#include "disk_cache.h"
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+namespace flashattn::gpu {
+namespace {
+
+namespace fs = std::filesystem;
+
+// FNV-1a.
+std::string sum_of(const std::string& text) {
+  uint64_t sum = 0xcbf29ce484222325;
+  for (unsigned char c : text) {
+    sum = (sum ^ c) * 0x100000001b3;
+  }
+  return std::to_string(sum);
+}
+
+// Empty where the system names no folder for caches.
+fs::path file_of(const std::string& folder, const std::string& key) {
+  constexpr std::pair<const char*, const char*> kPlaces[] = {
+      {"FLASHATTN_CACHE", ""}, {"XDG_CACHE_HOME", "flashattn"}, {"HOME", ".cache/flashattn"}};
+  for (auto [variable, below] : kPlaces) {
+    if (const char* place = std::getenv(variable); place && *place) {
+      return fs::path(place) / below / folder / sum_of(key);
+    }
+  }
+  return {};
+}
+
+std::string sums_of(const std::string& key, const std::string& bytes) {
+  return sum_of(key) + " " + sum_of(bytes);
+}
+
+}  // namespace
+
+std::string read_kept(const std::string& folder, const std::string& key) {
+  std::ifstream file(file_of(folder, key), std::ios::binary);
+  std::string sums;
+  std::getline(file, sums);
+  std::stringstream rest;
+  rest << file.rdbuf();
+  std::string bytes = rest.str().starts_with(key) ? rest.str().substr(key.size()) : "";
+  return sums == sums_of(key, bytes) ? bytes : "";
+}
+
+void keep(const std::string& folder, const std::string& key, const std::string& bytes) {
+  fs::path file = file_of(folder, key), unfinished = file;
+  if (file.empty()) {
+    return;
+  }
+  unfinished += "." + std::to_string(getpid());
+  std::error_code failed;
+  fs::create_directories(file.parent_path(), failed);
+  std::ofstream out(unfinished, std::ios::binary);
+  out << sums_of(key, bytes) << "\n" << key << bytes;
+  out.close();
+  if (out) {
+    fs::rename(unfinished, file, failed);  // at once: another process sees all of it or nothing
+  }
+  if (!out || failed) {
+    fs::remove(unfinished, failed);
+  }
+}
+
+}  // namespace flashattn::gpu

@@ -1,0 +1,14 @@
+// Bytes on disk by their key, in the user's folder of caches, or in FLASHATTN_CACHE: for the next process.
+#pragma once
+
+#include <string>
+
+namespace flashattn::gpu {
+
+// What was kept in this folder of the cache for the key; empty if nothing was, or the file is broken or another's.
+std::string read_kept(const std::string& folder, const std::string& key);
+
+// A cache that cannot be written keeps nothing: the next process makes the bytes again.
+void keep(const std::string& folder, const std::string& key, const std::string& bytes);
+
+}  // namespace flashattn::gpu

@@ -1,0 +1,67 @@
+// How an instantiation is called, and what it is specialised for.
+#include "instance.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "arguments.h"
+#include "split.h"
+
+namespace flashattn::gpu {
+namespace {
+
+std::string type_name(Dtype dtype) {
+  return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
+}
+
+}  // namespace
+
+Launch launch(Backend backend, const Call& call, bool packed, Instance instance) {
+  std::string types_and_sizes = type_name(call.dtype);
+  std::string function = std::string(name(backend)) + "_" + instance.function + "_" + types_and_sizes;
+  for (int size : instance.sizes) {
+    types_and_sizes += ", " + std::to_string(size);
+    function += "_" + std::to_string(size);
+  }
+  constexpr Argument kKey = {Binding::key, Role::input};
+  bool reads_keys = std::find(instance.arguments.begin(), instance.arguments.end(), kKey) != instance.arguments.end();
+  if (reads_keys && is_quantised(call)) {
+    types_and_sizes += ", uint";
+    function += "_quantised";
+  }
+  return {.source = std::move(instance.source),
+          .function = std::move(function),
+          .instantiation = instance.function + "<" + types_and_sizes + ">",
+          .constants = constants(call, packed, instance.whole_rows, instance.whole_keys),
+          .arguments = std::move(instance.arguments),
+          .grid = instance.grid,
+          .threadgroup = {size(instance.threads), 1, 1}};
+}
+
+std::vector<int> whole_lanes(const Call& call) {
+  return {round_up(call.params.head_dim, kLanes), round_up(call.params.value_dim, kLanes)};
+}
+
+Launches realign_launches(Backend backend, const RealignParams& params, int itemsize) {
+  constexpr int kThreads = 256;
+  std::string size_in_words = std::to_string(itemsize);
+  Launches result = {.realign = params};
+  result.launches = {{.source = "realign",
+                      .function = std::string(name(backend)) + "_realign_" + size_in_words,
+                      .instantiation = "realign<" + size_in_words + ">",
+                      .constants = constants({}, false, false, false),
+                      .arguments = arguments({Binding::misaligned}, {Binding::realigned}, {Binding::realign_params}),
+                      .grid = {size(divide_up(params.count, kThreads)), 1, 1},
+                      .threadgroup = {kThreads, 1, 1}}};
+  return result;
+}
+
+std::string text_of(const Sources& sources, const Launch& launch) {
+  auto source = sources.find(launch.source);
+  if (source == sources.end()) {
+    throw std::logic_error("no kernel file is called '" + launch.source + "'");
+  }
+  return std::string(source->second);
+}
+
+}  // namespace flashattn::gpu
