@@ -32,7 +32,7 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def compiled(text: str, architecture: str) -> Compiled:
-    """A launch's text, as csrc/cuda/programs.cpp has it compiled. Fails with the compiler's log."""
+    """A launch's text, as csrc/cuda/driver.cpp has it compiled. Fails with the compiler's log."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
     options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--ptxas-options=-v")
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)

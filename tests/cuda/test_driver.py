@@ -40,7 +40,7 @@ def test_evaluation_fails(case):
     before, after = fake_gpu.said(**answers).split("runtime_error: [flash_attention] ")
     assert before.rpartition("\n")[0].rpartition("\n")[2].startswith(last)
     assert after == (
-        f"{error}\nThis was kernel for sm_90a, by NVRTC 13.0, on a driver for CUDA 12.2. "
+        f"{error}\nThis was kernel for sm_90a, driver for CUDA 12.2, NVRTC 13.0. "
         'Try a newer driver, or kernel="cuda_rowwise".\n'
     )
 

@@ -17,7 +17,7 @@ CSRC = ROOT / "packages/flashattn-core/csrc"
 MLX = Path(mx.__file__).parent
 SOURCES = [
     *("call/kernel_table.cpp", "gpu/arguments.cpp", "gpu/instance.cpp", "gpu/launch.cpp", "metal/encode.cpp"),
-    *("metal/launch.cpp", "metal/sources.cpp", "op/arguments.cpp", "op/gpu_call.cpp", "op/strides.cpp"),
+    *("metal/launch.cpp", "op/arguments.cpp", "op/gpu_call.cpp", "op/strides.cpp"),
 ]
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the real classes there")
 

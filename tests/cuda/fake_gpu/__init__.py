@@ -8,7 +8,7 @@ from programs import run
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "packages/flashattn-core/csrc"
 COMPILER = ("c++", "-std=c++20", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined")
-SOURCES = [CSRC / name for name in ("cuda/device.cpp", "cuda/programs.cpp", "gpu/disk_cache.cpp")]
+SOURCES = [CSRC / name for name in ("cuda/driver.cpp", "gpu/disk_cache.cpp")]
 SOFTWARE = {"new": (), "old driver": ("-DOLD_DRIVER",), "old NVRTC": ("-DOLD_NVRTC",)}
 
 

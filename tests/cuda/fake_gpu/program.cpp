@@ -7,9 +7,8 @@
 #include <cstdlib>
 
 #include "call/kernel_table.h"
-#include "cuda/device.h"
+#include "cuda/driver.h"
 #include "cuda/launch.h"
-#include "cuda/programs.h"
 
 namespace flashattn::cuda {
 std::string source_text(const gpu::Launch& launch) {

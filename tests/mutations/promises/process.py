@@ -138,7 +138,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a GPU that is newer than NVRTC is found out when its first kernel does not compile",
-        f"{CPP}/cuda/device.cpp",
+        f"{CPP}/cuda/driver.cpp",
         "if (capability < 80 || !is_known) {",
         "if (capability < 80 && !is_known) {",
         "cuda/test_driver.py::test_there_still_is_a_choice",

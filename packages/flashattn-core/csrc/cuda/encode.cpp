@@ -6,36 +6,39 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "arguments.h"
-#include "device.h"
+#include "driver.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cuda/cuda.h"
 #include "mlx/primitives.h"
-#include "mlx/transforms.h"
 #include "mlx_cuda.h"
-#include "programs.h"
 
 namespace flashattn::cuda {
 namespace {
 
 using namespace gpu;
 
-// As many as this or more, in memory of the GPU.
+// So many numbers, which all are one, -inf. Of MLX's ops that allocate memory of the GPU and fill it Exp alone is
+// exported: it makes zeros of them.
+mx::array minus_infinities(mx::ShapeElem size) {
+  static const auto& one = *new mx::array(-std::numeric_limits<float>::infinity());  // never destroyed: MLX may be gone
+  mx::array many({size}, mx::float32, nullptr, {});
+  many.copy_shared_buffer(one, {0}, {.contiguous = false, .row_contiguous = false, .col_contiguous = false}, 1);
+  return many;
+}
+
+// As many as this or more.
 mx::array zeros(int64_t count, mx::Stream stream) {
   if (count > std::numeric_limits<mx::ShapeElem>::max() / 2) {
     throw std::runtime_error("[flash_attention] the call needs " + std::to_string(count) +
                              " numbers of partial results");
   }
-  // exp() of numbers that all are one -inf: of MLX's ops that fill an array no other is exported.
-  static const auto& minus_infinity = *new mx::array(-std::numeric_limits<float>::infinity());  // never destroyed
   auto size = static_cast<mx::ShapeElem>(std::bit_ceil(static_cast<uint64_t>(count)));
-  mx::array many({size}, mx::float32, nullptr, {});
-  many.copy_shared_buffer(minus_infinity, {0}, {.contiguous = false, .row_contiguous = false, .col_contiguous = false},
-                          1);
   auto exp = std::make_shared<mx::Exp>(stream);
   mx::array made({size}, mx::float32, exp, {});
-  exp->eval_gpu({many}, made);
+  exp->eval_gpu({minus_infinities(size)}, made);
   return made;
 }
 
@@ -60,33 +63,27 @@ void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Boxes of 64 columns of so many rows, which come as SharedTile has them. sizes: columns, which lie side by side, rows,
-// heads, and the batch.
-TensorMap tensor_map(const mx::array& array, const std::array<uint64_t, 4>& sizes, const Strides& strides,
-                     int rows_of_box) {
+// Boxes of 64 columns of so many rows, which come as SharedTile has them. The array's columns lie side by side.
+TensorMap tensor_map(const mx::array& array, const Strides& strides, int rows_of_box) {
   // Of CUtensorMapDataType and so on. What is outside of the array is zero.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
+  const auto size = [&](int axis) { return static_cast<uint64_t>(array.shape(axis)); };
+  const uint64_t sizes[] = {size(-1), size(-2), size(-3), array.ndim() == 4 ? size(0) : 1};
   // In bytes, never 0: the stride of an axis of one element is.
   const auto step = [](int64_t stride) { return stride != 0 ? static_cast<uint64_t>(2 * stride) : 16; };
   const uint64_t steps[] = {step(strides.row), step(strides.head), step(strides.batch[0])};
   const uint32_t box[] = {64, static_cast<uint32_t>(rows_of_box), 1, 1}, every[] = {1, 1, 1, 1};
   TensorMap map;
-  driver().encode_tiled(&map, array.dtype() == mx::bfloat16 ? kBfloat16 : kFloat16, sizes.size(), address(array),
-                        sizes.data(), steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
+  driver().encode_tiled(&map, array.dtype() == mx::bfloat16 ? kBfloat16 : kFloat16, std::size(sizes), address(array),
+                        sizes, steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
   return map;
 }
 
 }  // namespace
 
 void allocate(mx::array& output, mx::Stream stream) {
-  // MLX exports no function that allocates so. Exp does it: of an input without elements, which is not contiguous, it
-  // gives the output memory and launches nothing.
-  static const std::vector<mx::array>& nothing = *[] {  // never destroyed: MLX may be gone by then
-    mx::array empty({0}, mx::float32, nullptr, {});
-    empty.set_data(mx::allocator::malloc(0), 0, {1},
-                   {.contiguous = false, .row_contiguous = false, .col_contiguous = false});
-    return new std::vector<mx::array>{empty};
-  }();
+  // Of an input without elements, which is not contiguous, Exp gives the output memory and launches nothing.
+  static const auto& nothing = *new std::vector<mx::array>{minus_infinities(0)};
   mx::Exp(stream).eval_gpu(nothing, output);
 }
 
@@ -96,18 +93,9 @@ void release_scratch() {
   }
 }
 
-void check(mx::Device device) {
-  check_device(device.index);
-}
-
 gpu::Device device() {
   static const gpu::Device first = mx::cu::is_available() ? properties(0) : gpu::Device{};
   return first;
-}
-
-std::string describe(mx::Device device) {
-  return std::get<std::string>(mx::device_info(device).at("device_name")) + ", " + architecture(device.index) +
-         ", driver for CUDA " + driver_version() + ", NVRTC " + nvrtc_version();
 }
 
 void encode(const Work& work, mx::Stream stream) {
@@ -126,9 +114,7 @@ void encode(const Work& work, mx::Stream stream) {
     CUfunction function = function_of(launch, stream.device.index);
     Arguments arguments = {launches.params, launches.split, launches.realign, {}, {}, {}, {}};
     for (auto [binding, role] : launch.arguments) {
-      if (role == Role::value) {
-        continue;
-      }
+      if (role == Role::value) continue;
       const mx::array* array = arrays[index(binding)];
       if (!array) {
         throw std::logic_error(launch.function + " takes " + std::string(name(binding)) +
@@ -138,14 +124,12 @@ void encode(const Work& work, mx::Stream stream) {
       arguments.arrays[index(binding)] = address(*array);
     }
     if (!launch.box_rows.empty()) {
-      const AttentionParams& p = launches.params;
-      const auto map = [&](Binding binding, const Strides& strides, uint64_t columns, uint64_t rows, uint64_t heads) {
-        return tensor_map(*arrays[index(binding)], {columns, rows, heads, static_cast<uint64_t>(p.batch_size)}, strides,
-                          launch.box_rows[index(binding)]);
+      const auto map = [&](Binding binding, const Strides& strides) {
+        return tensor_map(*arrays[index(binding)], strides, launch.box_rows[index(binding)]);
       };
-      arguments.query_map = map(Binding::query, p.query, p.head_dim, p.query_len, p.num_heads);
-      arguments.key_map = map(Binding::key, p.key, p.head_dim, p.key_len, p.num_kv_heads);
-      arguments.value_map = map(Binding::value, p.value, p.value_dim, p.key_len, p.num_kv_heads);
+      arguments.query_map = map(Binding::query, launches.params.query);
+      arguments.key_map = map(Binding::key, launches.params.key);
+      arguments.value_map = map(Binding::value, launches.params.value);
     }
     void* parameters[] = {&arguments};
     encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},

@@ -17,13 +17,7 @@ void allocate(mx::array& output, mx::Stream stream);
 // Frees the scratch that the calling thread's streams keep for their next call, after the calls under way.
 void release_scratch();
 
-// Throws NoKernelError, with the cure, where the device or its software cannot run the kernels.
-void check(mx::Device device);
-
 // The first GPU.
 gpu::Device device();
-
-// The device, its architecture and its software in words.
-std::string describe(mx::Device device);
 
 }  // namespace flashattn::cuda

@@ -1,4 +1,4 @@
-// Which instantiation, constants and blocks each kernel gets for a call.
+// Which instantiation, constants and blocks each kernel gets for a call, and its text.
 #include "launch.h"
 
 #include <algorithm>
@@ -47,14 +47,12 @@ Launch rowwise(const Call& call) {
 // parts: of 16 bits, as which probabilities go into the tensor cores.
 Launch prefill(const Call& call, int parts) {
   constexpr int kStages = 2, kSharedOfHopper = 227 * 1024, kReserved = 1024;
-  bool wide = element_size(call) == 4;
+  int bytes = element_size(call);
+  bool wide = bytes == 4;
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
-  int widest = std::max(dim, value_dim);
-  int keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 || !wide ? 32 : 16;
-  const auto shared_by = [&](int warps) {
-    return tile_bytes(16 * warps, dim, element_size(call)) + kStages * tile_bytes(keys, dim, element_size(call)) +
-           kStages * tile_bytes(keys, value_dim, element_size(call));
-  };
+  int widest = std::max(dim, value_dim), keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 || !wide ? 32 : 16;
+  int stage = tile_bytes(keys, dim, bytes) + tile_bytes(keys, value_dim, bytes);
+  const auto shared_by = [&](int warps) { return tile_bytes(16 * warps, dim, bytes) + kStages * stage; };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
   Launch result = launch(call, "prefill", {dim, value_dim, warps, keys, parts}, whole_call(call),
                          blocks_of(call, 16 * warps), warps, shared);
@@ -101,11 +99,10 @@ Launch prefill_hopper(const Call& call, int parts) {
 
 // Of kernels whose blocks have a chunk of the keys each.
 std::vector<Argument> split_call(const Call& call) {
-  auto result = whole_call(call);
-  for (Binding scratch : {Binding::partial_out, Binding::partial_max, Binding::partial_sum, Binding::arrivals}) {
-    result.push_back({scratch, Role::output});
-  }
-  result.push_back({Binding::split, Role::value});
+  std::vector<Argument> result = whole_call(call);
+  std::vector<Argument> further = arguments(
+      {}, {Binding::partial_out, Binding::partial_max, Binding::partial_sum, Binding::arrivals}, {Binding::split});
+  result.insert(result.end(), further.begin(), further.end());
   return result;
 }
 
@@ -163,6 +160,24 @@ Launches decode(const Call& call) {
 }
 
 }  // namespace
+
+std::string source_text(const Launch& launch) {
+  // No warnings of constants that a kernel does not use, and of divisions by those that a call does not have.
+  std::string text = "#pragma nv_diag_suppress 39, 177\n";
+  text += "typedef int int32_t;\ntypedef long long int64_t;\ntypedef unsigned long long uint64_t;\n";
+  for (const Constant& constant : launch.constants) {
+    const bool* flag = std::get_if<bool>(&constant.value);
+    std::string value = flag ? (*flag ? "true" : "false") : std::to_string(std::get<int32_t>(constant.value));
+    text += std::string("constexpr ") + (flag ? "bool " : "int ") + std::string(constant.name) + " = " + value + ";\n";
+  }
+  for (int i = 0; i < kNumBindings; ++i) {
+    text += "#define FLASHATTN_BINDING_" + std::string(name(static_cast<Binding>(i))) + " " + std::to_string(i) + "\n";
+  }
+  return text + text_of(sources(), launch) + "\nextern \"C\" __global__ void __launch_bounds__(" +
+         std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
+         "(const __grid_constant__ flashattn::cuda::Arguments arguments) {\n  " + launch.instantiation +
+         "(arguments);\n}\n";
+}
 
 Launches launches(Kernel kernel, const Call& call) {
   switch (kernel) {

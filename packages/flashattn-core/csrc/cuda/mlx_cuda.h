@@ -14,7 +14,7 @@
 #include "mlx/array.h"
 #include "mlx/stream.h"
 
-// As CUDA's own headers declare them.
+// As CUDA's own headers declare it.
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };

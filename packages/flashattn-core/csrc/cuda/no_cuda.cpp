@@ -1,16 +1,14 @@
-// In encode.cpp's place where MLX has no CUDA: nothing gets this far but questions.
+// In the place of encode.cpp and driver.cpp where MLX has no CUDA: nothing gets this far but questions.
 #include <stdexcept>
 
+#include "driver.h"
 #include "encode.h"
 
 namespace flashattn::cuda {
-namespace {
 
-[[noreturn]] void missing() {
+[[noreturn]] static void missing() {
   throw std::logic_error("this MLX has no CUDA");
 }
-
-}  // namespace
 
 void encode(const gpu::Work&, mx::Stream) {
   missing();
@@ -18,10 +16,10 @@ void encode(const gpu::Work&, mx::Stream) {
 void allocate(mx::array&, mx::Stream) {
   missing();
 }
-void check(mx::Device) {
+void check_device(int) {
   missing();
 }
-std::string describe(mx::Device) {
+std::string describe(int) {
   missing();
 }
 gpu::Device device() {

@@ -14,6 +14,14 @@ std::string type_name(Dtype dtype) {
   return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
 }
 
+// Made with the launch, and not for each call.
+std::string specialised(std::string function, const std::vector<Constant>& constants) {
+  for (const Constant& constant : constants) {
+    function += "_" + std::visit([](auto number) { return std::to_string(number); }, constant.value);
+  }
+  return function;
+}
+
 }  // namespace
 
 Launch launch(Backend backend, const Call& call, bool packed, Instance instance) {
@@ -29,10 +37,13 @@ Launch launch(Backend backend, const Call& call, bool packed, Instance instance)
     types_and_sizes += ", uint";
     function += "_quantised";
   }
+  auto values = constants(call, packed, instance.whole_rows, instance.whole_keys);
+  std::string specialisation = specialised(function, values);
   return {.source = std::move(instance.source),
           .function = std::move(function),
           .instantiation = instance.function + "<" + types_and_sizes + ">",
-          .constants = constants(call, packed, instance.whole_rows, instance.whole_keys),
+          .constants = std::move(values),
+          .specialisation = std::move(specialisation),
           .arguments = std::move(instance.arguments),
           .grid = instance.grid,
           .threadgroup = {size(instance.threads), 1, 1}};
@@ -44,12 +55,14 @@ std::vector<int> whole_lanes(const Call& call) {
 
 Launches realign_launches(Backend backend, const RealignParams& params, int itemsize) {
   constexpr int kThreads = 256;
-  std::string size_in_words = std::to_string(itemsize);
+  std::string bytes = std::to_string(itemsize), function = std::string(name(backend)) + "_realign_" + bytes;
+  auto values = constants({}, false, false, false);
   Launches result = {.realign = params};
   result.launches = {{.source = "realign",
-                      .function = std::string(name(backend)) + "_realign_" + size_in_words,
-                      .instantiation = "realign<" + size_in_words + ">",
-                      .constants = constants({}, false, false, false),
+                      .function = function,
+                      .instantiation = "realign<" + bytes + ">",
+                      .constants = values,
+                      .specialisation = specialised(function, values),
                       .arguments = arguments({Binding::misaligned}, {Binding::realigned}, {Binding::realign_params}),
                       .grid = {size(divide_up(params.count, kThreads)), 1, 1},
                       .threadgroup = {kThreads, 1, 1}}};

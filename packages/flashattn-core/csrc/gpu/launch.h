@@ -84,6 +84,7 @@ struct Launch {
   std::string function;       // the name of the instantiation: "metal_decode_split_half_64_64_8"
   std::string instantiation;  // its template arguments: "decode_split<half, 64, 64, 8>"
   std::vector<Constant> constants;
+  std::string specialisation;  // the name, with the constants' values: what a compiled kernel is known by
   std::vector<Argument> arguments;
   Size grid;         // in threadgroups
   Size threadgroup;  // in threads

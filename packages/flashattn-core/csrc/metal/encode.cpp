@@ -32,20 +32,11 @@ mx::metal::MTLFCList function_constants(const std::vector<Constant>& constants) 
   return list;
 }
 
-// MLX keeps pipelines by this name: the function, and what it is specialised for.
-std::string pipeline_name(const Launch& launch) {
-  std::string name = launch.function;
-  for (const Constant& constant : launch.constants) {
-    name += "_" + std::visit([](auto number) { return std::to_string(number); }, constant.value);
-  }
-  return name;
-}
-
 // Compiled at first use. MLX compiles in its safe math mode, which infinities and NaN need.
 MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const Launch& launch) {
   MTL::Library* library = device.get_library("flashattn_core_" FLASHATTN_VERSION "_" + launch.function,
                                              [&] { return source_text(launch); });
-  return device.get_kernel(launch.function, library, pipeline_name(launch), function_constants(launch.constants));
+  return device.get_kernel(launch.function, library, launch.specialisation, function_constants(launch.constants));
 }
 
 mx::array allocated(const Scratch& scratch) {

@@ -1,4 +1,4 @@
-// Which instantiation, constants and grid each kernel gets for a call.
+// Which instantiation, constants and grid each kernel gets for a call, and its text.
 #include "launch.h"
 
 #include <algorithm>
@@ -174,7 +174,28 @@ Instance backward_dkv(const Call& call) {
           .whole_keys = p.key_len % (8 * simdgroups) == 0};
 }
 
+// The same for all launches: which values constants have, and which arguments there are, MLX is told beside the text.
+std::string declarations(const Launch& launch) {
+  std::string text = "#include <metal_stdlib>\n";
+  int number = 0;
+  for (const Constant& constant : launch.constants) {
+    const char* type = std::holds_alternative<bool>(constant.value) ? "bool" : "int";
+    text += std::string("constant ") + type + " " + std::string(constant.name) + " [[function_constant(" +
+            std::to_string(number++) + ")]];\n";
+  }
+  for (int i = 0; i < kNumBindings; ++i) {
+    auto binding = static_cast<Binding>(i);
+    text += "#define FLASHATTN_BUFFER_" + std::string(name(binding)) + " " + std::to_string(buffer_of(binding)) + "\n";
+  }
+  return text;
+}
+
 }  // namespace
+
+std::string source_text(const Launch& launch) {
+  return declarations(launch) + text_of(sources(), launch) + "\ntemplate [[host_name(\"" + launch.function +
+         "\")]] [[kernel]] decltype(" + launch.instantiation + ") " + launch.instantiation + ";\n";
+}
 
 Launches backward_launches(const Call& call, const BackwardParams& backward) {
   Launches result = {.params = call.params, .backward = backward};

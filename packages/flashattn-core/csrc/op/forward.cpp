@@ -3,7 +3,7 @@
 
 #include "../cpu/contract.h"
 #include "../cpu/threads.h"
-#include "../cuda/encode.h"
+#include "../cuda/driver.h"
 #include "check_arguments.h"
 #include "counts.h"
 #include "cpu_call.h"
@@ -27,7 +27,7 @@ Choice plan(const Arguments& arguments, Backend backend) {
   check_arguments(arguments);
   if (backend == Backend::cuda && mx::cu::is_available()) {
     try {
-      cuda::check(mx::Device::gpu);
+      cuda::check_device(0);
     } catch (const NoKernelError& error) {
       return {std::nullopt, error.what()};
     }
@@ -43,7 +43,7 @@ std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice 
   if (backend == Backend::cpu) {
     cpu::initialise();
   } else if (backend == Backend::cuda) {
-    cuda::check(stream.device);
+    cuda::check_device(stream.device.index);
   }
   kernel_of(choose(arguments, backend));  // throws where no kernel covers the call
   auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, present_in(arguments));

@@ -15,6 +15,7 @@
 #include "gpu_stream.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "mlx/primitives.h"
 #include "primitive.h"
 
 namespace flashattn {
@@ -46,7 +47,8 @@ template <typename Copy>
 std::vector<mx::array> aligned(std::vector<mx::array> inputs, const mx::Stream& stream, const Copy& copy_elements) {
   for (mx::array& input : inputs) {
     if (!is_aligned(input, stream)) {
-      mx::array copy(input.shape(), input.dtype(), nullptr, {});
+      // With a primitive, since MLX's CUDA backend asks what it allocates for its stream.
+      mx::array copy(input.shape(), input.dtype(), std::make_shared<mx::Exp>(stream), {});
       allocate(copy, stream);
       copy_elements(input, copy);
       input = copy;

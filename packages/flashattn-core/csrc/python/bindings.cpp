@@ -14,10 +14,12 @@
 #include "../cpu/forward.h"
 #include "../cpu/kept_memory.h"
 #include "../cpu/roofline.h"
+#include "../cuda/driver.h"
 #include "../cuda/encode.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
 #include "interrupt.h"
+#include "mlx/device.h"
 #include "mlx/version.h"
 
 namespace nb = nanobind;
@@ -125,8 +127,8 @@ NB_MODULE(_ext, m) {
       "describe_cuda",
       [] {
         mx::Device first(mx::Device::gpu);
-        cuda::check(first);
-        return cuda::describe(first);
+        cuda::check_device(first.index);
+        return std::get<std::string>(mx::device_info(first).at("device_name")) + ", " + cuda::describe(first.index);
       },
       "The GPU, its architecture and its software in words. Raises NoKernelError where something is missing.");
   m.def("peak_flops", &cpu::peak_flops, nb::call_guard<nb::gil_scoped_release>(),

@@ -1,10 +1,18 @@
-// Kernels ready to run: compiled at their first use, for the GPU that is there.
+// The GPU with the software that runs it, and kernels ready to run: compiled at their first use.
 #pragma once
 
 #include "../gpu/launch.h"
 #include "libraries.h"
 
 namespace flashattn::cuda {
+
+gpu::Device properties(int device);
+
+// Throws NoKernelError, with the cure, where the device cannot run the kernels, or NVRTC does not know it.
+void check_device(int device);
+
+// "sm_90a, driver for CUDA 13.0, NVRTC 13.0"
+std::string describe(int device);
 
 // Of the device, which must be current. Machine code is kept in memory, and on disk for the next process. What NVRTC
 // and the driver refuse is a std::runtime_error that names kernel and versions.
