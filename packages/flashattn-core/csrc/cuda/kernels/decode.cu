@@ -65,7 +65,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     tiles.bring(tile + STAGES - 1, first_key(tile + STAGES - 1), any.end);
     commit_copies();
     Fragment scores[KEYS / 8] = {};
-    multiply_keys(scores, queries, 0, tiles.keys(tile), lane);
+    multiply_keys(scores, queries, tiles.keys(tile), lane);
     bool shown = all.contains(first_key(tile), KEYS);
     rows.rescale(rows.to_probabilities(scores, visibility, first_key(tile), shown, lane));
     add_values<2>(rows.output, scores, tiles.values(tile), lane);

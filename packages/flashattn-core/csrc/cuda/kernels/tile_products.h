@@ -29,9 +29,9 @@ FLASHATTN_FUNC void split_pair(float low, float high, uint& a, uint& b) {
   b = rounded_pair<T>(low - float(first), high - float(second));
 }
 
-// scores += the warp's rows of `queries`, from first_row on, times all of `keys`.
+// scores += 16 rows of queries, from where the tile begins on, times all of `keys`.
 template <typename T, int ROWS, int KEYS, int D>
-FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
+FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries,
                                   SharedTile<T, KEYS, D> keys, int lane) {
   constexpr bool kIsFloat = sizeof(T) == 4;
   Fragment small[kIsFloat ? KEYS / 8 : 1] = {};
@@ -40,7 +40,7 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
   FLASHATTN_UNROLL
   for (int step = 0; step < queries.kPieces / 2; ++step) {
     uint a[4], a_small[4];
-    load_matrices(a, queries.piece_at(of_query, first_row, step));
+    load_matrices(a, queries.piece_at(of_query, 0, step));
     if constexpr (kIsFloat) {
       FLASHATTN_UNROLL
       for (int e = 0; e < 4; ++e) split_tf32(a[e], a[e], a_small[e]);
