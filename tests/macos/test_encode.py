@@ -17,7 +17,14 @@ CSRC = ROOT / "packages/flashattn-core/csrc"
 MLX = Path(mx.__file__).parent
 SOURCES = [
     *("call/kernel_table.cpp", "gpu/arguments.cpp", "gpu/instance.cpp", "gpu/launch.cpp", "metal/encode.cpp"),
-    *("metal/launch.cpp", "op/arguments.cpp", "op/gpu_call.cpp", "op/strides.cpp"),
+    *(
+        "metal/launch.cpp",
+        "cuda/launch.cpp",
+        "cuda/no_cuda.cpp",
+        "op/arguments.cpp",
+        "op/gpu_call.cpp",
+        "op/strides.cpp",
+    ),
 ]
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the real classes there")
 
@@ -31,11 +38,12 @@ def recorder():
     here = Path(__file__).parent / "recorder"
 
     def compile_it(folder):
-        generated = folder / "kernel_sources.cpp"
-        subprocess.run([sys.executable, CSRC / "gpu/embed.py", CSRC, "metal", generated, folder / "d"], check=True)
+        generated = [folder / f"{backend}.cpp" for backend in ("metal", "cuda")]
+        for text in generated:
+            subprocess.run([sys.executable, CSRC / "gpu/embed.py", CSRC, text.stem, text, folder / "d"], check=True)
         command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", '-DFLASHATTN_VERSION="1.2"', f"-I{here}"]
         command += [f"-I{CSRC}", f"-I{CSRC / 'metal'}", "-isystem", MLX / "include", here / "main.cpp"]
-        command += [*(CSRC / name for name in SOURCES), generated]
+        command += [*(CSRC / name for name in SOURCES), *generated]
         command += [f"-L{MLX / 'lib'}", "-lmlx", f"-Wl,-rpath,{MLX / 'lib'}", "-o", folder / "recorder"]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
