@@ -34,7 +34,7 @@ def test_copies_each_element(rng, dtype, layout):
 
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [("element >= realign_params.count", "element > realign_params.count"), ("offset * SIZE + i", "offset * SIZE")],
+    [("element >= params.count", "element > params.count"), ("offset * SIZE + i", "offset * SIZE")],
 )
 def test_is_noticed(right, wrong):
     """A byte beyond the copy; the first byte of an element for each of its bytes."""
