@@ -116,8 +116,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "scales and biases of quantised values are exchanged",
         f"{CORE}/attention.py",
-        'value, quantised["value_scales"], quantised["value_biases"] = _quantized("value", value)',
-        'value, quantised["value_biases"], quantised["value_scales"] = _quantized("value", value)',
+        'value, given["value_scales"], given["value_biases"] = _quantized("value", value)',
+        'value, given["value_biases"], given["value_scales"] = _quantized("value", value)',
         "core/test_quantised.py::test_equals_the_dequantised",
     ),
     Mutation(

@@ -163,9 +163,10 @@ def quantized_flash_attention(
 
 
 def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array | tuple[mx.array, mx.array]:
-    device = types.device_of(stream)
-    if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
-        raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has neither Metal nor CUDA")
+    if stream is not None:  # MLX's default device is one that it has
+        device = types.device_of(stream)
+        if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
+            raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has neither Metal nor CUDA")
     out, lse = _ext.attention(call, stream)
     return (out, lse) if return_lse else out
 
@@ -190,34 +191,24 @@ def lowered(
     `bits`: None if key and value are arrays, otherwise those of the tuples that they are.
     """
     types.array("query", query)
-    for name, given in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
-        if given is not None:
-            types.array(name, given)
-    quantised: dict[str, Any] = {}
+    given: dict[str, Any] = {"kernel": kernel}  # nothing that the call does not have: each costs time, every call
+    if sinks is not None:
+        given["sinks"] = types.array("sinks", sinks)
+    if alibi_slopes is not None:
+        given["alibi_slopes"] = types.array("alibi_slopes", alibi_slopes)
     if bits is not None:
-        key, quantised["key_scales"], quantised["key_biases"] = _quantized("key", key)
-        value, quantised["value_scales"], quantised["value_biases"] = _quantized("value", value)
-        quantised |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
+        key, given["key_scales"], given["key_biases"] = _quantized("key", key)
+        value, given["value_scales"], given["value_biases"] = _quantized("value", value)
+        given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
     if not isinstance(kernel, str) or not kernel.isprintable():  # a std::string takes no surrogates, what() no NUL
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
-        scale = types.finite("scale", scale)
+        given["scale"] = types.finite("scale", scale)
     if softcap is not None:
-        softcap = types.finite("softcap", softcap)
+        given["softcap"] = softcap = types.finite("softcap", softcap)
         if softcap < _SMALLEST_SOFTCAP:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
-    return _ext.Arguments(
-        query,
-        types.array("key", key),
-        types.array("value", value),
-        scale=scale,
-        softcap=softcap or 0.0,
-        sinks=sinks,
-        alibi_slopes=alibi_slopes,
-        kernel=kernel,
-        **quantised,
-        **vars(lower(mask)),
-    )
+    return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given, **lower(mask))
 
 
 lowered.__qualname__ = "flash_attention"  # TypeError names this one for a keyword argument that does not exist

@@ -16,24 +16,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import mlx.core as mx
 
 from .argument_types import INT32_MAX, describe, integer
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A mask as the primitive takes it: each kind at most once. The names are those of csrc/call/inputs.def."""
+class Lowered(TypedDict, total=False):
+    """A mask as the primitive takes it: each kind at most once, and only what there is. The names are inputs.def's."""
 
-    causal: bool = False
-    window: int = 0  # 0: none
-    key_start: mx.array | None = None
-    key_stop: mx.array | None = None
-    tree: mx.array | None = None
-    visible: mx.array | None = None
-    bias: mx.array | None = None
+    causal: bool
+    window: int
+    key_start: mx.array
+    key_stop: mx.array
+    tree: mx.array
+    visible: mx.array
+    bias: mx.array
 
 
 class Mask:
@@ -159,45 +158,37 @@ def lower(mask: object) -> Lowered:
     Raises ValueError for anything else, and for two arrays of one kind (combine those first: the kernel
     reads one bool and one additive array).
     """
+    lowered: Lowered = {}
     if mask is None:
-        return _NOTHING
+        return lowered
     if isinstance(mask, str):
         if mask == "causal":
-            return _CAUSAL
+            return {"causal": True}
         raise ValueError(f"[flash_attention] mask is {describe(mask)}, expected None, 'causal', an mx.array or a Mask")
-    causal, window = False, 0
-    start: mx.array | None = None
-    stop: mx.array | None = None
-    tree: mx.array | None = None
-    visible: mx.array | None = None
-    bias: mx.array | None = None
     for part in _parts(mask):
         if isinstance(part, mx.array):
             if part.dtype == mx.bool_:
-                visible = _only("bool array", visible, part)
+                lowered["visible"] = _only("bool array", lowered.get("visible"), part)
             else:
-                bias = _only("additive array", bias, part)
+                lowered["bias"] = _only("additive array", lowered.get("bias"), part)
         elif isinstance(part, Causal):
-            causal = True
+            lowered["causal"] = True
         elif isinstance(part, SlidingWindow):
-            causal, window = True, min(window or INT32_MAX, operator.index(part.window))
+            lowered["causal"] = True
+            lowered["window"] = min(lowered.get("window", INT32_MAX), operator.index(part.window))
         elif isinstance(part, KeyRange):
-            start_here = _int32(part.start)
-            start = start_here if start is None else mx.maximum(start, start_here)
+            start = _int32(part.start)
+            lowered["key_start"] = mx.maximum(lowered["key_start"], start) if "key_start" in lowered else start
             if part.stop is not None:
-                stop_here = _int32(part.stop)
-                stop = stop_here if stop is None else mx.minimum(stop, stop_here)
+                stop = _int32(part.stop)
+                lowered["key_stop"] = mx.minimum(lowered["key_stop"], stop) if "key_stop" in lowered else stop
         elif isinstance(part, Tree):
-            tree = _only("Tree", tree, part.bits)
+            lowered["tree"] = _only("Tree", lowered.get("tree"), part.bits)
         else:
             raise ValueError(
                 f"[flash_attention] mask holds {describe(part)}, expected one of the masks in flashattn_core.masks"
             )
-    return Lowered(causal, window, key_start=start, key_stop=stop, tree=tree, visible=visible, bias=bias)
-
-
-_NOTHING = Lowered()
-_CAUSAL = Lowered(causal=True)
+    return lowered
 
 
 def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:

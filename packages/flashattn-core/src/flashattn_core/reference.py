@@ -64,26 +64,26 @@ def visible_and_bias(query_shape: tuple[int, ...], key_len: int, mask: Any) -> t
     visible = np.ones((*batch, heads, length, key_len), dtype=bool)
     bias = np.zeros(visible.shape)
     columns = np.arange(key_len)
-    if m.causal:
+    if "causal" in m:
         visible &= distance(length, key_len) >= 0
-    if m.window:
-        visible &= distance(length, key_len) < m.window
-    if m.key_start is not None:
-        visible &= columns >= np.asarray(m.key_start)[..., None, None, None]
-    if m.key_stop is not None:
-        visible &= columns < np.asarray(m.key_stop)[..., None, None, None]
-    if m.tree is not None:
-        words = np.asarray(m.tree)
+    if "window" in m:
+        visible &= distance(length, key_len) < m["window"]
+    if "key_start" in m:
+        visible &= columns >= np.asarray(m["key_start"])[..., None, None, None]
+    if "key_stop" in m:
+        visible &= columns < np.asarray(m["key_stop"])[..., None, None, None]
+    if "tree" in m:
+        words = np.asarray(m["tree"])
         size = words.shape[-2]
         node = np.arange(size, dtype=np.uint32)
         sees = (words[..., node // 32] >> node % 32 & 1).astype(bool)
         rows = np.zeros((*words.shape[:-2], length, size), dtype=bool)
         rows[..., max(0, length - size) :, :] = sees[..., max(0, size - length) :, :]
         visible[..., key_len - size :] &= rows[..., None, :, :]
-    if m.visible is not None:
-        visible &= np.asarray(m.visible)
-    if m.bias is not None:
-        added = np.asarray(m.bias.astype(mx.float32), dtype=np.float64)
+    if "visible" in m:
+        visible &= np.asarray(m["visible"])
+    if "bias" in m:
+        added = np.asarray(m["bias"].astype(mx.float32), dtype=np.float64)
         visible &= added != -np.inf
         bias = bias + np.where(added == -np.inf, 0, added)
     return visible, bias
