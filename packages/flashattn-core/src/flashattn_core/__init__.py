@@ -73,4 +73,4 @@ def _describe_cuda() -> str:
 
 def is_tracing(*arrays: mx.array) -> bool:
     """Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing any of the arrays."""
-    return any(_ext.is_tracing(a) for a in arrays)
+    return any(map(_ext.is_tracing, arrays))

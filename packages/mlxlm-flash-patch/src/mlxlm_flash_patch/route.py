@@ -12,7 +12,7 @@ import mlx.core as mx
 from flashattn_core import NoKernelError, flash_attention, quantized_flash_attention
 
 from .described_masks import description_of
-from .obstacles import common_dtype, is_quantised, reason_not_to
+from .obstacles import in_one_dtype, is_quantised, reason_not_to
 
 Attention = Callable[..., mx.array]
 Way = Callable[[], bool]  # whether a call that is made now is to be flash attention
@@ -89,6 +89,7 @@ def attend(
     softcap: float | None = None,
 ) -> mx.array | None:
     """Flash attention; None where the caller is to do without, which is counted and warned about here."""
+    queries, keys, values = in_one_dtype(queries, keys, values)
     reason = reason_not_to(queries, keys, values, cache, mask, sinks)
     if reason is None:
         try:
@@ -109,14 +110,13 @@ def _flash(
     sinks: mx.array | None,
     softcap: float | None,
 ) -> mx.array:
-    quantised, dtype = is_quantised(cache), common_dtype(queries, keys, values)
+    quantised = is_quantised(cache)
     if isinstance(mask, mx.array):
         mask = description_of(mask, queries, (keys[0] if quantised else keys).shape[-2])
     if not quantised:
-        queries, keys, values = (x if x.dtype == dtype else x.astype(dtype) for x in (queries, keys, values))
         return flash_attention(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks)
     return quantized_flash_attention(
-        queries.astype(dtype),
+        queries,
         keys,
         values,
         scale,
