@@ -42,5 +42,11 @@ def through_cuda(request, monkeypatch):
     run_through(monkeypatch, on_cpu, on_cpu, kernel_for, assert_same_but_for_tensor_cores)
 
 
-# Of quantised keys and values test_quantised_on_cpu.py has these two with lengths for the harness.
-globals().update(rules("test_equals_the_dequantised", "test_a_decode_step_equals_the_row_of_a_prefill"))
+globals().update(
+    rules(
+        # Of quantised keys and values test_quantised_on_cpu.py has these two with lengths for the harness.
+        "test_equals_the_dequantised",
+        "test_a_decode_step_equals_the_row_of_a_prefill",
+        "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # CUDA has none yet
+    )
+)
