@@ -35,7 +35,8 @@ print("all calls ran")
 """
 PLANTED = {
     "memcheck": "out[1ll << 40] = 1;",
-    "racecheck": "__shared__ int last; last = threadIdx.x; out[threadIdx.x] = last;",
+    # Each warp reads what the other one writes.
+    "racecheck": "__shared__ volatile int w[64]; w[threadIdx.x] = threadIdx.x; out[threadIdx.x] = w[63 - threadIdx.x];",
 }
 PLANT = """
 import mlx.core as mx
