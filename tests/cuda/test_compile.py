@@ -11,7 +11,9 @@ from nvrtc import compiled
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-LENGTHS = {"cuda_decode": 3, "cuda_prefill": 100, "cuda_prefill_hopper": 100, "cuda_rowwise": 40}
+LENGTHS = {"cuda_decode": 3, "cuda_rowwise": 40}
+LENGTHS |= dict.fromkeys(("cuda_prefill", "cuda_prefill_rounded"), 100)
+LENGTHS |= dict.fromkeys(("cuda_prefill_hopper", "cuda_prefill_hopper_rounded"), 100)
 
 
 def assert_compiles(architecture, kernel, dtype, dim, value_dim=None, mask="causal", length=None, heads=4, **options):
@@ -38,7 +40,9 @@ def assert_each_compiles(architecture, described):
 
 
 def runs_on(kernel, dtype, architecture):
-    return kernel != "cuda_prefill_hopper" or (architecture == "sm_90a" and dtype != "float32")
+    return (architecture == "sm_90a" or "hopper" not in kernel) and (
+        dtype != "float32" or not kernel.endswith(("_hopper", "_rounded"))
+    )
 
 
 def cases(*further):
