@@ -4,8 +4,10 @@ Each kernel meets each rule, with the lengths that it is for, in a schedule of i
 """
 
 import functools
+import math
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from cuda_attention import flash_attention
 from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
@@ -50,3 +52,17 @@ globals().update(
         "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # CUDA has none yet
     )
 )
+
+
+@pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_prefill", "cuda_prefill_hopper"])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_many_keys_of_little_weight(kernel, dtype):
+    """One key has nearly all of the weight and the value 0; what is left is the others', each below half's numbers."""
+    length, key_len, dim, weight = (1 if kernel == "cuda_decode" else 17), 2048, 32, 2.0**-25.5
+    query = mx.ones((1, 1, length, dim)).astype(dtype)
+    key = mx.where(mx.arange(key_len)[:, None] == 0, 1, 0) * mx.ones((1, 1, key_len, dim))
+    value = mx.where(mx.arange(key_len)[:, None] == 0, 0, 1) * mx.ones((1, 1, key_len, dim))
+    scale = -math.log(weight) / dim
+    out = flash_attention(query, key.astype(dtype), value.astype(dtype), scale, kernel=kernel)
+    rest = (key_len - 1) * weight
+    assert np.abs(np.array(mx.array(out).astype(mx.float32)) - rest / (1 + rest)).max() < 1e-6

@@ -47,7 +47,7 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     """Of every head_dim."""
-    monkeypatch.setattr(obstacles, "max_head_dim", lambda **_: 1)
+    monkeypatch.setattr(obstacles, "_max_head_dim", lambda *_: 1)
     flash = Flash()
     run("on", partial(forward, loaded), flash)
     assert not flash.calls

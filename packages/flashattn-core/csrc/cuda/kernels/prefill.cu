@@ -49,6 +49,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
       add_values<PARTS>(rows.output, scores, tiles.values(n), lane);
     }
   }
+  wait_for_copies<0>();  // where no key is seen, the queries are still on their way
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
                own_query, lane);

@@ -46,11 +46,19 @@ struct Rescaling {
   float by[2];
 };
 
+template <typename T>
+constexpr bool is_half = false;
+template <>
+constexpr bool is_half<half> = true;
+
 template <typename T, int DV, int KEYS>
 struct WarpRows {
   // Output and sum are rescaled only when a row's maximum has grown by so many powers of two. Until then probabilities
   // may be as large as 2^8, which costs no accuracy.
   static constexpr float kSlack = 8;
+  // half has no numbers below 2^-24, where a row of many keys still has some weight. So its rows are seen from below
+  // the maximum: probabilities are up to 2^15 then.
+  static constexpr float kBelow = is_half<T> ? 7 : 0;
 
   Fragment output[DV / 8] = {};
   OnlineSoftmax softmax[2] = {empty_row(), empty_row()};  // the sums are those of the lane's own keys
@@ -89,12 +97,12 @@ struct WarpRows {
         score_max[h] = maximum(score_max[h], maximum(scores[j][2 * h], scores[j][2 * h + 1]));
       }
       score_max[h] = across_row_max(score_max[h]) * factor;
-      grown |= score_max[h] > softmax[h].row_max + kSlack;
+      grown |= score_max[h] - kBelow > softmax[h].row_max + kSlack;
     }
     Rescaling rescaling = {__any_sync(~0u, grown) != 0, {1, 1}};
     if (rescaling.needed) {
       FLASHATTN_UNROLL
-      for (int h = 0; h < 2; ++h) rescaling.by[h] = softmax[h].raise(score_max[h]);
+      for (int h = 0; h < 2; ++h) rescaling.by[h] = softmax[h].raise(score_max[h] - kBelow);
     }
     float reference[2] = {softmax[0].reference(), softmax[1].reference()};
     for_each(scores, first_key, lane, [&](float x, int row, int) {
