@@ -95,6 +95,11 @@ def assert_same_bits(got: mx.array, expected: mx.array) -> None:
     assert mx.array_equal(got.view(bits), expected.astype(got.dtype).view(bits))
 
 
+def assert_same_but_for_order(got: mx.array, expected: mx.array) -> None:
+    """The same numbers, summed in another order. A backend may promise less, as above."""
+    np.testing.assert_allclose(to_numpy(got), to_numpy(expected), rtol=1e-5, atol=1e-6)
+
+
 def assert_within_rule(
     got: np.ndarray, expected: np.ndarray, by_unfused: Iterable[Callable[[], np.ndarray]], what: str
 ) -> None:

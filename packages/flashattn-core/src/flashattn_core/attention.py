@@ -60,7 +60,7 @@ def flash_attention(
 ) -> mx.array | tuple[mx.array, mx.array]:
     """Exact attention in memory linear in the sequence: ``softmax(query @ key.T * scale + mask) @ value``.
 
-    FlashAttention-2 (Dao 2023, arXiv:2307.08691) for long queries, FlashDecoding (Dao et al. 2023) for up to 8.
+    FlashAttention-2 (Dao 2023, arXiv:2307.08691) for long queries, FlashDecoding (Dao et al. 2023) for few.
     Lazy, like every MLX op. All arithmetic is float32 from the loaded element to the stored one: on bfloat16
     the result has the bits of casting to float32, computing, and casting back; on CUDA it may be a neighbour.
 

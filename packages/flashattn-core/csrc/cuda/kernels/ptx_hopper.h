@@ -35,10 +35,6 @@ constexpr int kBarrierBytes = 8;
 FLASHATTN_FUNC void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// What this thread has stored in shared memory is there for the tensor cores.
-FLASHATTN_FUNC void publish_stores() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 
 // Registers that the warps of this warpgroup need, of those that the block was launched with. More than there are would
 // wait for ever.
