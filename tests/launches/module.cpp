@@ -42,7 +42,7 @@ nb::tuple memory(const mx::array& array) {
 nb::object unwritten(const gpu::Work& work, gpu::Binding binding) {
   for (const gpu::Scratch& scratch : work.launches->scratch) {
     if (scratch.binding == binding) {
-      return nb::int_(sizeof(float) * scratch.elements());
+      return nb::int_(sizeof(float) * scratch.elements);
     }
   }
   return nb::int_(work.arrays[gpu::index(binding)].value().nbytes());
@@ -109,7 +109,7 @@ std::vector<mx::array> evaluated_inputs(const Arguments& arguments) {
   return inputs;
 }
 
-nb::list forward(const Arguments& arguments, const std::string& device) {
+nb::list forward(const Arguments& arguments, const std::string& device, bool with_lse) {
   Backend backend = backend_of(device);
   std::vector<mx::array> inputs = evaluated_inputs(arguments);
   Inputs named(inputs, present_in(arguments));
@@ -120,7 +120,8 @@ nb::list forward(const Arguments& arguments, const std::string& device) {
   stats.push_back(2);
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
-  return described(forward_work(kernel, named, arguments.options, {out, lse, row_stats}), backend);
+  Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr};
+  return described(forward_work(kernel, named, arguments.options, outputs), backend);
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
@@ -137,7 +138,7 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   mx::array value = not_allocated(named.value().shape(), out.dtype());
   mx::array delta = not_allocated(lse.shape(), mx::float32);
   return described(backward_work(Backend::metal, named, arguments.options,
-                                 {{out, lse, row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
+                                 {{out, &lse, &row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
                                  {query, key, value, delta}),
                    Backend::metal);
 }
@@ -154,7 +155,8 @@ NB_MODULE(flashattn_launches, m) {
   nb::module_::import_("flashattn_core");  // which knows the arguments' type
   m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
   m.def("cuda_sources", &cuda::sources, "The CUDA kernels' texts likewise.");
-  m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "The launches of a call. Raises as it does.");
+  m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
+        "The launches of a call. Raises as it does.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");

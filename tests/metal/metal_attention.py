@@ -50,6 +50,7 @@ def run(
     group_size: int = 64,
     bits: int | None = None,
     kernel: str = "auto",
+    return_lse: bool = True,
     schedule: str = "forward",
     edit=lambda source: source,
     device: str = "metal",
@@ -57,8 +58,8 @@ def run(
 ) -> Run:
     """One call. `bits`: None, or those of key and value, which are (weights, scales, biases) then.
 
-    `edit` changes the source before it is compiled: to plant a fault. A GPU has a schedule of its own. `prepared`: see
-    on_metal().
+    Without `return_lse` CUDA's kernels get no arrays for it. `edit` changes the source before it is compiled: to plant
+    a fault. A GPU has a schedule of its own. `prepared`: see on_metal().
     """
     quantised = {} if bits is None else {"group_size": group_size, "bits": bits}
     if device == "metal" and mx.metal.is_available():
@@ -69,7 +70,8 @@ def run(
         )  # fmt: skip
         return Run(out, lse, mx.zeros(0), (), 0)
     options = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "kernel": kernel}
-    described = launches.forward(lowered(query, key, value, scale, mask, **options, **quantised), device)
+    with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
+    described = launches.forward(lowered(query, key, value, scale, mask, **options, **quantised), device, with_lse)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
     if min(query.shape) == 0:  # as eval_gpu: nothing to launch
         return Run(
@@ -77,12 +79,14 @@ def run(
         )
     written: dict[str, Buffer] = {
         "out": Undefined((*query.shape[:-1], value_dim), NUMPY_DTYPES[query.dtype]),
-        "lse": Undefined(query.shape[:-1], np.float32),
-        "row_stats": Undefined((*query.shape[:-1], 2), np.float32),
     }
+    if with_lse:
+        written["lse"] = Undefined(query.shape[:-1], np.float32)
+        written["row_stats"] = Undefined((*query.shape[:-1], 2), np.float32)
     counts = execute(described, written, schedule, edit, prepared)
     out = to_mlx(written["out"], query.dtype)
-    return Run(out, mx.array(written["lse"]), mx.array(written["row_stats"]), counts, described[0]["split"][2])
+    lse, row_stats = (mx.array(written.get(name, np.zeros(0))) for name in ("lse", "row_stats"))
+    return Run(out, lse, row_stats, counts, described[0]["split"][2])
 
 
 def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared=on_metal) -> tuple[Counts, ...]:
@@ -129,5 +133,5 @@ def as_numpy(array: mx.array) -> np.ndarray:
 
 def flash_attention(query, key, value, scale=None, mask=None, *, return_lse=False, **options):
     """As flashattn_core.flash_attention; with `bits` as quantized_flash_attention."""
-    result = run(query, key, value, scale, mask, **options)
+    result = run(query, key, value, scale, mask, return_lse=return_lse, **options)
     return (result.out, result.lse) if return_lse else result.out

@@ -22,7 +22,12 @@ FAKE(cuDeviceGetAttribute, (int* value, int attribute, int),
      *value = attribute == 75   ? number("MAJOR", 9)
               : attribute == 76 ? 0
                                 : 100'000)
-FAKE(cuModuleLoadData, (const void** module, const char* code), *module = code; std::printf("loads %s\n", code))
+static int contexts = 0;  // of the thread
+FAKE(cuDevicePrimaryCtxRetain, (int** context, int), *context = &contexts)
+FAKE(cuCtxPushCurrent_v2, (int* context), ++*context)
+FAKE(cuCtxPopCurrent_v2, (int**), --contexts)
+FAKE(cuModuleLoadData, (const void** module, const char* code), if (contexts != 1) return 201; *module = code;
+     std::printf("loads %s\n", code))
 FAKE(cuModuleGetFunction, (const void** function, const void* module, const char*), *function = module)
 FAKE(cuFuncSetAttribute, (void*, int, int bytes), std::printf("has %d bytes\n", bytes))
 #ifndef OLD_DRIVER

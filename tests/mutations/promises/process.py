@@ -125,8 +125,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the op is made in an assertion, which -O leaves out",
         f"{CORE}/attention.py",
-        "    out, lse = _ext.attention(call, stream)\n",
-        "    assert (both := _ext.attention(call, stream))\n    out, lse = both\n",
+        "    return _ext.attention(call, bool(return_lse), stream)\n",
+        "    assert (made := _ext.attention(call, bool(return_lse), stream)) is not None\n    return made\n",
         "core/test_process.py::test_import_and_call",
     ),
     Mutation(

@@ -16,10 +16,10 @@ enum : int { kMaxBatchDims = 8 };
 // Positions of a tensor's elements, in elements. A dimension that is broadcast, or of size 1, has stride 0, so masks
 // are read in place and never expanded.
 struct Strides {
-  int64_t batch[kMaxBatchDims];
-  int64_t head;
-  int64_t row;     // query position or key position
   int64_t column;  // head_dim, or key position in masks
+  int64_t row;     // query position or key position
+  int64_t head;
+  int64_t batch[kMaxBatchDims];  // last: what a call has of them lies beside the others
 };
 
 #define FLASHATTN_OPTION_FIELD(type, name) type name;

@@ -1,12 +1,12 @@
-// What every kernel is given, by value: the structs of a call, and where its arrays are. Host C++ and kernels include
-// this file.
+// What kernels are given, by value: the structs of a call, and where its arrays are. Host C++ and kernels include this
+// file.
 #pragma once
 
 #include "call/params.h"
 
 namespace flashattn::cuda {
 
-enum : int { kMaxArrays = 48 };
+enum : int { kMaxArrays = 32 };
 
 // What the tensor memory accelerator knows of an array; the driver makes it.
 struct alignas(64) TensorMap {
@@ -14,11 +14,15 @@ struct alignas(64) TensorMap {
 };
 
 struct Arguments {
-  AttentionParams params;
+  void* arrays[kMaxArrays];  // by gpu::Binding; null: the launch does not have it
   SplitParams split;
+  AttentionParams params;
   RealignParams realign_params;
-  void* arrays[kMaxArrays];                 // by gpu::Binding; null: the launch does not have it
-  TensorMap query_map, key_map, value_map;  // only where the launch has boxes
+};
+
+// Where the launch has boxes. The others are spared these bytes, which a launch copies.
+struct BoxArguments : Arguments {
+  TensorMap query_map, key_map, value_map;
 };
 
 }  // namespace flashattn::cuda

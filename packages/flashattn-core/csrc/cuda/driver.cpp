@@ -66,7 +66,10 @@ std::string machine_code(const gpu::Launch& launch, const std::string& architect
 // Loaded for ever.
 CUfunction built(const gpu::Launch& launch, int device) try {
   constexpr uint32_t kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // of CUfunction_attribute
-  void* module = nullptr;
+  void *module = nullptr, *context = nullptr;  // MLX's context, which need not be this thread's
+  driver().retain_context(&context, device);
+  driver().push_context(context);
+  std::unique_ptr<void, void (*)(void*)> current(context, [](void* popped) { driver().pop_context(&popped); });
   CUfunction function = nullptr;
   driver().load(&module, machine_code(launch, architecture(device)).data());
   driver().get_function(&function, module, launch.function.c_str());
@@ -128,13 +131,24 @@ std::string describe(int device) {
 
 CUfunction function_of(const gpu::Launch& launch, int device) {
   static std::mutex mutex;
-  static std::map<int, std::unordered_map<std::string, CUfunction>> functions;  // of each device
+  struct Kernel {
+    CUfunction function = nullptr;
+    std::string error;
+  };
+  static std::map<int, std::unordered_map<std::string, Kernel>> kernels;  // of each device
   std::lock_guard lock(mutex);  // also while it compiles: of two threads that want a kernel one makes it
-  CUfunction& function = functions[device][launch.specialisation];
-  if (!function) {
-    function = built(launch, device);
+  Kernel& kernel = kernels[device][launch.specialisation];
+  if (!kernel.function && kernel.error.empty()) {
+    try {
+      kernel.function = built(launch, device);
+    } catch (const std::runtime_error& error) {
+      kernel.error = error.what();
+    }
   }
-  return function;
+  if (!kernel.function) {
+    throw std::runtime_error(kernel.error);
+  }
+  return kernel.function;
 }
 
 }  // namespace flashattn::cuda

@@ -42,18 +42,29 @@ mx::array zeros(int64_t count, mx::Stream stream) {
   return made;
 }
 
+// Scratch of all calls begins with their counters, which must be 0 and are again when a call is done. What lies behind
+// them is another thing to each call.
+constexpr int64_t kCounters = 4096;
+
 // What a thread, which alone uses its streams, keeps for their next calls.
 auto& kept_scratch() {
-  thread_local std::map<std::pair<mx::Stream, Binding>, mx::array> arrays;
+  thread_local std::map<mx::Stream, mx::array> arrays;
   return arrays;
 }
 
-// Zeros at first, and then what launches leave there. These run one behind the other, since all of them write it.
-mx::array kept(const Scratch& scratch, mx::Stream stream) {
-  std::pair key(stream, scratch.binding);
-  auto found = kept_scratch().find(key);
-  if (found == kept_scratch().end() || static_cast<int64_t>(found->second.size()) < scratch.elements()) {
-    found = kept_scratch().insert_or_assign(key, zeros(scratch.elements(), stream)).first;
+// Calls that have the same run one behind the other, since all of them write it.
+mx::array kept(const std::vector<Scratch>& scratch, mx::Stream stream) {
+  int64_t elements = kCounters;
+  for (const Scratch& wanted : scratch) {
+    if (wanted.binding != Binding::arrivals) {
+      elements += wanted.elements;
+    } else if (wanted.elements > kCounters) {
+      throw std::logic_error("more rows are cut into chunks than there are counters");
+    }
+  }
+  auto found = kept_scratch().find(stream);
+  if (found == kept_scratch().end() || static_cast<int64_t>(found->second.size()) < elements) {
+    found = kept_scratch().insert_or_assign(stream, zeros(elements, stream)).first;
   }
   return found->second;
 }
@@ -88,8 +99,8 @@ void allocate(mx::array& output, mx::Stream stream) {
 }
 
 void release_scratch() {
-  for (const auto& [stream_and_binding, array] : std::exchange(kept_scratch(), {})) {
-    mx::synchronize(stream_and_binding.first);
+  for (const auto& [stream, array] : std::exchange(kept_scratch(), {})) {
+    mx::synchronize(stream);
   }
 }
 
@@ -106,15 +117,14 @@ void encode(const Work& work, mx::Stream stream) {
     arrays[i] = work.arrays[i] ? &*work.arrays[i] : nullptr;
   }
   std::vector<mx::array> alive = work.temporaries;  // until the GPU is done
-  alive.reserve(alive.size() + launches.scratch.size());
-  for (const Scratch& wanted : launches.scratch) {
-    arrays[index(wanted.binding)] = &alive.emplace_back(kept(wanted, stream));
+  if (!launches.scratch.empty()) {
+    alive.push_back(kept(launches.scratch, stream));
   }
   for (const Launch& launch : launches.launches) {
     CUfunction function = function_of(launch, stream.device.index);
-    Arguments arguments = {launches.params, launches.split, launches.realign, {}, {}, {}, {}};
+    BoxArguments arguments = {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}};
     for (auto [binding, role] : launch.arguments) {
-      if (role == Role::value) continue;
+      if (role == Role::value || binding == Binding::arrivals || binding == Binding::partials) continue;
       const mx::array* array = arrays[index(binding)];
       if (!array) {
         throw std::logic_error(launch.function + " takes " + std::string(name(binding)) +
@@ -122,6 +132,11 @@ void encode(const Work& work, mx::Stream stream) {
       }
       role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
       arguments.arrays[index(binding)] = address(*array);
+    }
+    if (!launches.scratch.empty()) {
+      encoder.set_output_array(alive.back());
+      void* counters = arguments.arrays[index(Binding::arrivals)] = address(alive.back());
+      arguments.arrays[index(Binding::partials)] = static_cast<uint32_t*>(counters) + kCounters;
     }
     if (!launch.box_rows.empty()) {
       const auto map = [&](Binding binding, const Strides& strides) {

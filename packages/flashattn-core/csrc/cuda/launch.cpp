@@ -61,17 +61,19 @@ Launch prefill(const Call& call, int parts) {
   return result;
 }
 
-// Whether the tensor memory accelerator can read query, key and value: pieces of 16 bytes, and no stride 0.
+// Whether the tensor memory accelerator can read query, key and value: pieces of 16 bytes, no stride 0, and rows that
+// do not overlap.
 bool has_boxes(const Call& call) {
   const AttentionParams& p = call.params;
   const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
-  const auto is_fit = [&](Binding binding, const Strides& strides, int64_t rows, int64_t heads) {
+  const auto is_fit = [&](Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
     return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
-           fits(strides.batch[0], p.batch_size);
+           fits(strides.batch[0], p.batch_size) && (strides.row >= columns || rows == 1);
   };
-  return inputs_are_packed(call) && p.batch_dims <= 1 && is_fit(Binding::query, p.query, p.query_len, p.num_heads) &&
-         is_fit(Binding::key, p.key, p.key_len, p.num_kv_heads) &&
-         is_fit(Binding::value, p.value, p.key_len, p.num_kv_heads);
+  return inputs_are_packed(call) && p.batch_dims <= 1 &&
+         is_fit(Binding::query, p.query, p.query_len, p.num_heads, p.head_dim) &&
+         is_fit(Binding::key, p.key, p.key_len, p.num_kv_heads, p.head_dim) &&
+         is_fit(Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
 }
 
 Launch prefill_hopper(const Call& call, int parts) {
@@ -98,11 +100,10 @@ Launch prefill_hopper(const Call& call, int parts) {
 }
 
 // Of kernels whose blocks have a chunk of the keys each.
-std::vector<Argument> split_call(const Call& call) {
+std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   std::vector<Argument> result = whole_call(call);
-  std::vector<Argument> further = arguments(
-      {}, {Binding::partial_out, Binding::partial_max, Binding::partial_sum, Binding::arrivals}, {Binding::split});
-  result.insert(result.end(), further.begin(), further.end());
+  result.push_back({Binding::split, Role::value});
+  for (const Scratch& scratch : launches.scratch) result.push_back({scratch.binding, Role::output});
   return result;
 }
 
@@ -114,11 +115,8 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
           bytes_of_chunk = std::min(rows_of_group(call), rows_of_block) * row_bytes;
   int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / bytes_of_chunk, 4, 512));
   Launches result = {.params = p, .split = gpu::split_keys(p, {chunks, min_chunk, max_chunks})};
-  int64_t partial_rows = rows_of_group(call) * num_groups(call) * result.split.num_chunks;
-  result.scratch = {{Binding::partial_out, partial_rows, p.value_dim},
-                    {Binding::partial_max, partial_rows, 1},
-                    {Binding::partial_sum, partial_rows, 1},
-                    {Binding::arrivals, num_groups(call) * divide_up(rows_of_group(call), rows_of_block), 1}};
+  result.scratch = {{Binding::partials, partials_of(p, result.split)},
+                    {Binding::arrivals, num_groups(call) * divide_up(rows_of_group(call), rows_of_block)}};
   return result;
 }
 
@@ -131,7 +129,7 @@ Launches decode_split(const Call& call) {
   sizes.insert(sizes.end(), {rows_each, kWarps});
   Launches result = split_keys(call, 2048, 64, rows);
   int64_t warps = divide_up(rows, rows_each) * result.split.num_chunks;
-  result.launches = {launch(call, "decode_split", std::move(sizes), split_call(call),
+  result.launches = {launch(call, "decode_split", std::move(sizes), split_call(call, result),
                             divide_up(warps, kWarps) * num_groups(call), kWarps)};
   return result;
 }
@@ -139,12 +137,12 @@ Launches decode_split(const Call& call) {
 // All others: a block has 16 rows and a chunk, and its warps take tiles in turns: as many warps as there is memory for
 // three tiles of each, or two.
 Launches decode(const Call& call) {
-  constexpr int kRows = 16, kKeys = 16, kMaxDim = 256;
+  constexpr int kRows = 16, kKeys = 16, kMaxDim = 256, kPadding = 10;  // numbers beside a row of results
   int bytes = element_size(call), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
   int tiles = tile_bytes(kKeys, dim, bytes) + tile_bytes(kKeys, value_dim, bytes);
   for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
-    int results = warps * kRows * (value_dim + 2) * static_cast<int>(sizeof(float));
+    int results = warps * kRows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
     int shared = std::max(tile_bytes(kRows, dim, bytes) + warps * stages * tiles, results);
     if (is_quantised(call) || std::max(dim, value_dim) > kMaxDim || shared > call.device.shared_memory) {
       continue;
@@ -152,7 +150,10 @@ Launches decode(const Call& call) {
     int64_t row_blocks = divide_up(rows_of_group(call), kRows);
     int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
     Launches result = split_keys(call, chunks * num_groups(call), 128, kRows);
-    result.launches = {launch(call, "decode", {dim, value_dim, warps, kKeys, stages}, split_call(call),
+    if (result.split.num_chunks == 1) {
+      result.scratch.clear();  // nothing is partial
+    }
+    result.launches = {launch(call, "decode", {dim, value_dim, warps, kKeys, stages}, split_call(call, result),
                               row_blocks * result.split.num_chunks * num_groups(call), warps, shared)};
     return result;
   }
@@ -175,8 +176,8 @@ std::string source_text(const Launch& launch) {
   }
   return text + text_of(sources(), launch) + "\nextern \"C\" __global__ void __launch_bounds__(" +
          std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
-         "(const __grid_constant__ flashattn::cuda::Arguments arguments) {\n  " + launch.instantiation +
-         "(arguments);\n}\n";
+         "(const __grid_constant__ flashattn::cuda::" + (launch.box_rows.empty() ? "" : "Box") +
+         "Arguments arguments) {\n  " + launch.instantiation + "(arguments);\n}\n";
 }
 
 Launches launches(Kernel kernel, const Call& call) {

@@ -77,6 +77,9 @@ struct Nvrtc : Library {
 struct Driver : Library {
   Function<int*> version{*this, "cuDriverGetVersion"};
   Function<int*, int, int> device_attribute{*this, "cuDeviceGetAttribute"};
+  Function<void**, int> retain_context{*this, "cuDevicePrimaryCtxRetain"};
+  Function<void*> push_context{*this, "cuCtxPushCurrent_v2"};
+  Function<void**> pop_context{*this, "cuCtxPopCurrent_v2"};
   Function<void**, const void*> load{*this, "cuModuleLoadData"};
   Function<CUfunction*, void*, const char*> get_function{*this, "cuModuleGetFunction"};
   Function<CUfunction, int, int> set_attribute{*this, "cuFuncSetAttribute"};

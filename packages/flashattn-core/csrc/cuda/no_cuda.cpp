@@ -19,6 +19,9 @@ void allocate(mx::array&, mx::Stream) {
 void check_device(int) {
   missing();
 }
+CUfunction function_of(const gpu::Launch&, int) {
+  missing();
+}
 std::string describe(int) {
   missing();
 }

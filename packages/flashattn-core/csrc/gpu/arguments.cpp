@@ -91,8 +91,9 @@ void add_masks_and_groups(std::vector<Argument>& arguments, const Call& call) {
 }
 
 std::vector<Argument> whole_call(const Call& call) {
-  auto result = arguments({Binding::query, Binding::key, Binding::value},
-                          {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params});
+  auto result = arguments({Binding::query, Binding::key, Binding::value}, {Binding::out}, {Binding::params});
+  if (call.has(Binding::lse)) result.push_back({Binding::lse, Role::output});
+  if (call.has(Binding::row_stats)) result.push_back({Binding::row_stats, Role::output});
   add_masks_and_groups(result, call);
   add_if_present(result, call, {Binding::sinks});
   return result;

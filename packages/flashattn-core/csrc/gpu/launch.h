@@ -25,11 +25,8 @@ namespace flashattn::gpu {
   X(out)                                                                             \
   X(lse)                                                                             \
   X(row_stats)                                                                       \
-  /* Of a decode step, for each chunk of keys and row: float32 scratch. */           \
-  X(partial_out)                                                                     \
-  X(partial_max) /* in units of log2 */                                              \
-  X(partial_sum)                                                                     \
-  X(split) /* SplitParams */                                                         \
+  X(partials) /* of a decode step: Partials of decode_split.h, float32 scratch */    \
+  X(split)    /* SplitParams */                                                      \
   /* Of the gradient. */                                                             \
   X(dout)  /* what comes back for out */                                             \
   X(dlse)  /* and for lse; optional */                                               \
@@ -95,13 +92,10 @@ struct Launch {
   std::vector<int> box_rows = {};
 };
 
-// An array that launches write and read, of 32-bit numbers, alive until the last of them is done.
+// Memory that launches write and read, of 32-bit numbers, alive until the last of them is done.
 struct Scratch {
   Binding binding;
-  int64_t rows;
-  int columns;
-
-  int64_t elements() const { return rows * columns; }
+  int64_t elements;
 };
 
 // The launches of one call, in order. A launch waits for those before it whose outputs are its inputs.

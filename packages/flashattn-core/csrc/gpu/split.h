@@ -36,4 +36,9 @@ inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
   return split;
 }
 
+// Numbers of Partials, see decode_split.h.
+inline int64_t partials_of(const AttentionParams& p, const SplitParams& split) {
+  return p.batch_size * p.num_heads * p.query_len * split.num_chunks * (p.value_dim + int64_t{2});
+}
+
 }  // namespace flashattn::gpu

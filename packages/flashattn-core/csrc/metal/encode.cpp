@@ -40,12 +40,12 @@ MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const Launch& lau
 }
 
 mx::array allocated(const Scratch& scratch) {
-  if (scratch.rows > std::numeric_limits<mx::ShapeElem>::max()) {
-    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(scratch.rows) +
-                             " rows of partial results");
+  if (scratch.elements > std::numeric_limits<mx::ShapeElem>::max()) {
+    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(scratch.elements) +
+                             " numbers of partial results");
   }
-  mx::Shape shape = {static_cast<mx::ShapeElem>(scratch.rows), scratch.columns};
-  return mx::array(mx::allocator::malloc(sizeof(float) * scratch.elements()), std::move(shape), mx::float32);
+  mx::Shape shape = {static_cast<mx::ShapeElem>(scratch.elements)};
+  return mx::array(mx::allocator::malloc(sizeof(float) * scratch.elements), std::move(shape), mx::float32);
 }
 
 }  // namespace

@@ -88,14 +88,10 @@ Launches decode_split(const Call& call) {
   int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
 
   Launches result = {.params = p, .split = split_keys(p, kGoal)};
-  int64_t partial_rows = p.batch_size * p.num_heads * p.query_len * result.split.num_chunks;
-  result.scratch = {{Binding::partial_out, partial_rows, p.value_dim},
-                    {Binding::partial_max, partial_rows, 1},
-                    {Binding::partial_sum, partial_rows, 1}};
+  result.scratch = {{Binding::partials, partials_of(p, result.split)}};
 
   auto of_chunk =
-      arguments({Binding::query, Binding::key, Binding::value},
-                {Binding::partial_out, Binding::partial_max, Binding::partial_sum}, {Binding::params, Binding::split});
+      arguments({Binding::query, Binding::key, Binding::value}, {Binding::partials}, {Binding::params, Binding::split});
   add_masks_and_groups(of_chunk, call);
   Instance chunk = {
       .function = "decode_split",
@@ -115,8 +111,8 @@ Launches decode_split(const Call& call) {
     chunk.grid[0] = size(result.split.num_chunks * row_blocks);
     chunk.threads = simdgroups * kLanes;
   }
-  auto of_merge = arguments({Binding::partial_out, Binding::partial_max, Binding::partial_sum},
-                            {Binding::out, Binding::lse, Binding::row_stats}, {Binding::params, Binding::split});
+  auto of_merge = arguments({Binding::partials}, {Binding::out, Binding::lse, Binding::row_stats},
+                            {Binding::params, Binding::split});
   add_if_present(of_merge, call, {Binding::sinks});
   Instance merge = {.function = "decode_merge",
                     .sizes = {value_dim},

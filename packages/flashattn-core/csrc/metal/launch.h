@@ -15,7 +15,7 @@ gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& bac
 
 // Where a kernel finds an argument. The gradient's numbers are those of a decode step's scratch: Metal has 31.
 constexpr int buffer_of(gpu::Binding binding) {
-  constexpr int kShared = gpu::index(gpu::Binding::partial_out), kGradient = gpu::index(gpu::Binding::dout);
+  constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
   constexpr int kRealign = gpu::index(gpu::Binding::misaligned);
   int number = gpu::index(binding);
   return number >= kRealign ? number - kRealign : number >= kGradient ? number - kGradient + kShared : number;

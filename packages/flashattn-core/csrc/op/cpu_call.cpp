@@ -34,8 +34,8 @@ cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, co
 #undef FLASHATTN_SET_POINTER
   // The forward pass writes what the gradient, which has the same arguments, reads.
   args.out = const_cast<void*>(outputs.out.data<void>());
-  args.lse = const_cast<float*>(outputs.lse.data<float>());
-  args.row_stats = const_cast<float*>(outputs.row_stats.data<float>());
+  args.lse = const_cast<float*>(outputs.lse->data<float>());
+  args.row_stats = const_cast<float*>(outputs.row_stats->data<float>());
   return args;
 }
 

@@ -1,6 +1,9 @@
 // The forward pass: what the op checks and builds, and what its primitive queues on each backend.
 #include "forward.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "../cpu/contract.h"
 #include "../cpu/threads.h"
 #include "../cuda/driver.h"
@@ -16,6 +19,11 @@
 namespace flashattn {
 
 namespace {
+
+Outputs by_name(const std::vector<mx::array>& outputs) {
+  bool out_alone = outputs.size() == 1;
+  return {outputs[0], out_alone ? nullptr : &outputs[1], out_alone ? nullptr : &outputs[2]};
+}
 
 Choice choose(const Arguments& arguments, Backend backend) {
   return choose(backend, call_shape(Inputs(arguments), arguments.options, backend), arguments.options.kernel);
@@ -35,7 +43,7 @@ Choice plan(const Arguments& arguments, Backend backend) {
   return choose(arguments, backend);
 }
 
-std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice stream_or_device) {
+std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::StreamOrDevice stream_or_device) {
   mx::Stream stream = mx::to_stream(stream_or_device);
   Backend backend = backend_of(stream.device);
   check_arguments(arguments);
@@ -45,12 +53,21 @@ std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice 
   } else if (backend == Backend::cuda) {
     cuda::check_device(stream.device.index);
   }
-  kernel_of(choose(arguments, backend));  // throws where no kernel covers the call
-  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, present_in(arguments));
-  mx::Dtype dtype = arguments.inputs[index(Input::query)]->dtype();
-  return mx::array::make_arrays(shapes_of_outputs(Inputs(arguments), arguments.options),
-                                {dtype, mx::float32, mx::float32}, std::move(primitive),
-                                primitive_inputs(arguments, stream));
+  Kernel kernel = kernel_of(choose(arguments, backend));  // throws where no kernel covers the call
+  Present present = present_in(arguments);
+  std::vector<mx::array> inputs = primitive_inputs(arguments, stream);
+  if (backend == Backend::cuda) {
+    prepare_for_cuda(kernel, Inputs(inputs, present), present, arguments.options, stream.device.index);
+  }
+  // A gradient would read the other outputs again, and a call that is traced may be replayed with others.
+  bool out_alone = !with_lse && std::none_of(inputs.begin(), inputs.end(), std::mem_fn(&mx::array::is_tracer));
+  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, present, out_alone);
+  std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
+  mx::Dtype dtype = inputs[0].dtype();
+  if (out_alone) {  // MLX takes twice as long to build, and to drop, arrays that are computed together
+    return {mx::array(std::move(shapes[0]), dtype, std::move(primitive), std::move(inputs))};
+  }
+  return mx::array::make_arrays(std::move(shapes), {dtype, mx::float32, mx::float32}, primitive, inputs);
 }
 
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options) {
@@ -62,20 +79,32 @@ std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& op
   return {out, lse, row_stats};
 }
 
-void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs, stream())) {
-    return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
+std::vector<mx::array> FlashAttention::allocated(const Inputs& inputs, const std::vector<mx::array>& outputs) {
+  std::vector<mx::array> all = outputs;
+  if (out_alone_ && backend_of(stream().device) != Backend::cuda) {
+    std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options_);
+    all.emplace_back(std::move(shapes[1]), mx::float32, nullptr, std::vector<mx::array>{});
+    all.emplace_back(std::move(shapes[2]), mx::float32, nullptr, std::vector<mx::array>{});
   }
-  allocate(outputs, stream());
-  prefer_huge_pages(outputs);
+  allocate(all, stream());
+  return all;
+}
+
+void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
+  if (!are_aligned(inputs, stream())) {
+    return eval_cpu(aligned_on_cpu(inputs, stream()), given_outputs);
+  }
   Inputs named(inputs, present_);
-  cpu::AttentionArgs args = forward_args(named, options_, {outputs[0], outputs[1], outputs[2]});
+  std::vector<mx::array> outputs = allocated(named, given_outputs);
+  prefer_huge_pages(outputs);
+  cpu::AttentionArgs args = forward_args(named, options_, by_name(outputs));
   cpu::check(args);  // here, where the caller still hears of it
   Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_, Backend::cpu), options_.kernel));
   count(kernel);
 
   args.cancellation = cancellation_of(args.params);
   auto& encoder = cpu_encoder(stream(), inputs, outputs);
+  encoder.add_temporaries({outputs.begin() + static_cast<ptrdiff_t>(given_outputs.size()), outputs.end()});
   if (outputs[0].size() == 0) {
     return;
   }
@@ -85,19 +114,21 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   });
 }
 
-void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
   if (!are_aligned(inputs, stream())) {
-    return eval_gpu(aligned_on_gpu(inputs, stream()), outputs);
+    return eval_gpu(aligned_on_gpu(inputs, stream()), given_outputs);
   }
-  allocate(outputs, stream());
   Inputs named(inputs, present_);
+  std::vector<mx::array> outputs = allocated(named, given_outputs);
   Backend backend = backend_of(stream().device);
   Kernel kernel = kernel_of(choose(backend, call_shape(named, options_, backend), options_.kernel));
   count(kernel);
   if (outputs[0].size() == 0) {
     return;
   }
-  run_on_gpu(forward_work(kernel, named, options_, {outputs[0], outputs[1], outputs[2]}), stream());
+  gpu::Work work = forward_work(kernel, named, options_, by_name(outputs));
+  work.temporaries.assign(outputs.begin() + static_cast<ptrdiff_t>(given_outputs.size()), outputs.end());
+  run_on_gpu(work, stream());
 }
 
 std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,
@@ -121,7 +152,12 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
-  return std::make_shared<FlashAttention>(stream(), options_, present_);
+  return std::make_shared<FlashAttention>(stream(), options_, present_, out_alone_);
+}
+
+// Primitives with another number of outputs are no equivalents.
+bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
+  return AttentionPrimitive::is_equivalent(other) && out_alone_ == static_cast<const FlashAttention&>(other).out_alone_;
 }
 
 std::vector<mx::Dtype> FlashAttention::output_dtypes(const std::vector<mx::array>& inputs) const {

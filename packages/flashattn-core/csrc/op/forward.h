@@ -9,19 +9,20 @@
 
 namespace flashattn {
 
-// {out, lse, row_stats}, see Outputs. Throws std::invalid_argument for bad arguments, NoKernelError where no kernel
-// covers them.
-std::vector<mx::array> attention(const Arguments& arguments, mx::StreamOrDevice stream = {});
+// {out, lse, row_stats}, see Outputs; {out} if lse is not asked for and nobody can ask for a gradient. Throws
+// std::invalid_argument for bad arguments, NoKernelError where no kernel covers them.
+std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::StreamOrDevice stream = {});
 
 // The kernel that attention() would run on `backend` for these arguments. Checks them the same way.
 Choice plan(const Arguments& arguments, Backend backend);
 
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
 
-// Outputs: out, lse and row_stats.
+// Outputs: out, lse and row_stats, or out alone.
 class FlashAttention : public AttentionPrimitive {
  public:
-  using AttentionPrimitive::AttentionPrimitive;
+  FlashAttention(mx::Stream stream, const Options& options, const Present& present, bool out_alone)
+      : AttentionPrimitive(stream, options, present), out_alone_(out_alone) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
@@ -32,12 +33,19 @@ class FlashAttention : public AttentionPrimitive {
                              const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
 
   const char* name() const override { return "FlashAttention"; }
+  bool is_equivalent(const mx::Primitive& other) const override;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
 
  protected:
   std::shared_ptr<AttentionPrimitive> copy() override;
   std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
   std::vector<int> dims_of_further_inputs() const override { return {}; }
+
+ private:
+  // With memory, and with lse and row_stats, which all kernels but CUDA's write in any case.
+  std::vector<mx::array> allocated(const Inputs& inputs, const std::vector<mx::array>& outputs);
+
+  bool out_alone_;
 };
 
 }  // namespace flashattn

@@ -2,9 +2,11 @@
 #include "gpu_call.h"
 
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <type_traits>
 
+#include "../cuda/driver.h"
 #include "../cuda/encode.h"
 #include "../cuda/launch.h"
 #include "../metal/launch.h"
@@ -35,8 +37,8 @@ struct CallAndWork {
       }
     }
     set(Binding::out, outputs.out);
-    set(Binding::lse, outputs.lse);
-    set(Binding::row_stats, outputs.row_stats);
+    if (outputs.lse) set(Binding::lse, *outputs.lse);
+    if (outputs.row_stats) set(Binding::row_stats, *outputs.row_stats);
   }
 
   void set(Binding binding, const mx::array& array) {
@@ -69,12 +71,51 @@ std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& ca
   return last.launches;
 }
 
+// What the kernels of a call are compiled for, and more.
+struct Kind {
+  Kernel kernel;
+  int device;
+  Options options;
+  Present present;
+  mx::Shape query;
+  int num_kv_heads, value_dim;
+  Dtype dtypes[3];
+
+  bool operator==(const Kind&) const = default;
+};
+
 }  // namespace
 
 gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
   CallAndWork both(inputs, options, outputs);
   both.work.launches = launches(kernel, both.call);
   return std::move(both.work);
+}
+
+void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Present& present, const Options& options, int device) {
+  const mx::array &query = inputs.query(), &key = inputs.key();
+  Kind kind = {kernel,
+               device,
+               options,
+               present,
+               query.shape(),
+               key.shape(kHead),
+               columns_of(inputs.value(), options),
+               {dtype_of(&query), dtype_of(inputs[Input::bias]), dtype_of(inputs[Input::key_scales])}};
+  thread_local std::optional<Kind> last;  // as of a model's layers, and of its steps
+  if (last == kind) {
+    return;
+  }
+  CallAndWork both(inputs, options, {query, nullptr, nullptr});  // where the output lies does not matter yet
+  both.call.aligned.fill(true);
+  try {
+    for (const gpu::Launch& launch : launches(kernel, both.call)->launches) {
+      cuda::function_of(launch, device);
+    }
+  } catch (const std::runtime_error& error) {
+    throw NoKernelError(error.what());
+  }
+  last = std::move(kind);
 }
 
 gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,

@@ -44,7 +44,7 @@ const std::vector<int> kDimsOfFurther = {3, 2, 3, 3, 2};  // besides the batch's
 
 GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
   const mx::array* further = &inputs[inputs.size() - kNumFurther];
-  return {{further[kOut], further[kLse], further[kRowStats]}, further[kOutGradient], &further[kLseGradient]};
+  return {{further[kOut], &further[kLse], &further[kRowStats]}, further[kOutGradient], &further[kLseGradient]};
 }
 
 Gradients named(std::vector<mx::array>& outputs) {
@@ -120,7 +120,7 @@ std::vector<mx::array> FlashAttentionGradient::jvp(const std::vector<mx::array>&
 }
 
 std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<mx::array>& inputs) {
-  return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), further_inputs(inputs).saved.lse.shape()};
+  return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), further_inputs(inputs).saved.lse->shape()};
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttentionGradient::copy() {

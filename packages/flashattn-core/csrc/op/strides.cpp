@@ -47,8 +47,8 @@ AttentionParams make_params(const Inputs& inputs, const Options& options, const 
   FLASHATTN_INPUTS(FLASHATTN_SET_STRIDES)
 #undef FLASHATTN_SET_STRIDES
   params.out = strides_of(outputs.out, params.batch_dims, kTensorAxes);
-  params.lse = strides_of(outputs.lse, params.batch_dims, kRowAxes);
-  params.row_stats = strides_of(outputs.row_stats, params.batch_dims, kTensorAxes);
+  if (outputs.lse) params.lse = strides_of(*outputs.lse, params.batch_dims, kRowAxes);
+  if (outputs.row_stats) params.row_stats = strides_of(*outputs.row_stats, params.batch_dims, kTensorAxes);
   return params;
 }
 

@@ -7,9 +7,10 @@
 
 namespace flashattn {
 
-// What the forward pass writes, and the gradient reads again.
+// What the forward pass writes, and the gradient reads again. Null: nobody asks for it.
 struct Outputs {
-  const mx::array &out, &lse, &row_stats;
+  const mx::array& out;
+  const mx::array *lse, *row_stats;
 };
 
 // Of an array whose dimensions behind the batch's are those that `axes` uses. Missing dimensions and those of size 1

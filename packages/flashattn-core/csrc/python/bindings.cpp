@@ -83,11 +83,15 @@ NB_MODULE(_ext, m) {
 
   m.def(
       "attention",
-      [](const Arguments& arguments, mx::StreamOrDevice stream) {
-        auto outputs = attention(arguments, stream);
-        return std::pair(outputs[0], outputs[1]);
+      [](const Arguments& arguments, bool return_lse,
+         mx::StreamOrDevice stream) -> std::variant<mx::array, std::pair<mx::array, mx::array>> {
+        auto outputs = attention(arguments, return_lse, stream);
+        if (return_lse) {
+          return std::pair(outputs[0], outputs[1]);
+        }
+        return outputs[0];
       },
-      "arguments"_a, "stream"_a.none(), "The op: returns (out, lse), both lazy.");
+      "arguments"_a, "return_lse"_a, "stream"_a.none(), "The op: returns out, or (out, lse), lazy.");
 
   m.def(
       "plan",

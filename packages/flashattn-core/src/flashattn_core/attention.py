@@ -167,8 +167,7 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
             raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has neither Metal nor CUDA")
-    out, lse = _ext.attention(call, stream)
-    return (out, lse) if return_lse else out
+    return _ext.attention(call, bool(return_lse), stream)
 
 
 def lowered(

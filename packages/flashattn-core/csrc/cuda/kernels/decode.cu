@@ -6,6 +6,33 @@
 
 using namespace flashattn;
 
+// Neighbouring columns that a lane has.
+template <int N>
+struct alignas(4 * N) Neighbours {
+  float columns[N];
+};
+
+// Leaves one of a lane's two rows in shared memory. Rows are `kPitch` apart, so that the lanes of a store, of 8 rows of
+// two columns or of two rows of four, are in different banks.
+template <typename T, int DV>
+constexpr int kPitch = DV + (sizeof(T) == 2 ? 8 : 4);
+template <typename T, int DV>
+FLASHATTN_FUNC void leave_row(float* row, const Fragment (&output)[DV / 8], int h, int lane) {
+  constexpr int kStep = sizeof(T) == 2 ? 1 : 4;  // see output_column()
+  FLASHATTN_UNROLL
+  for (int c = 0; c < DV / 8; c += kStep) {
+    if constexpr (kStep == 1) {
+      *reinterpret_cast<Neighbours<2>*>(row + output_column<T>(c, lane)) = {output[c][2 * h], output[c][2 * h + 1]};
+    } else {
+      FLASHATTN_UNROLL
+      for (int e = 2 * h; e < 2 * h + 2; ++e) {
+        *reinterpret_cast<Neighbours<4>*>(row + output_column<T>(c, lane) + e % 2 * kNext<T>) = {
+            output[c][e], output[c + 1][e], output[c + 2][e], output[c + 3][e]};
+      }
+    }
+  }
+}
+
 // KEYS: of a tile. STAGES: tiles of a ring. Blocks: kv_heads and batch elements for each 16 rows of each chunk.
 template <typename T, int D, int DV, int WARPS, int KEYS, int STAGES>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
@@ -74,19 +101,15 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   // The warps' results meet in shared memory, where the tiles were.
   wait_for_copies<0>();
   __syncthreads();
-  float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x DV
-  OnlineSoftmax* sums = reinterpret_cast<OnlineSoftmax*>(results + WARPS * kRows * DV);
+  float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x pitch
+  OnlineSoftmax* sums = reinterpret_cast<OnlineSoftmax*>(results + WARPS * kRows * kPitch<T, DV>);
   FLASHATTN_UNROLL
   for (int h = 0; h < 2; ++h) {
-    int row = warp * kRows + lane / 4 + h * kRowStep;
+    int row = lane / 4 + h * kRowStep, place = warp * kRows + row;
     rows.softmax[h].row_sum = across_row_sum(rows.softmax[h].row_sum);
-    if (lane % 4 == 0) sums[row] = rows.softmax[h];
-    FLASHATTN_UNROLL
-    for (int c = 0; c < DV / 8; ++c) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        results[row * DV + output_column<T>(c, lane) + e * kNext<T>] = rows.output[c][2 * h + e];
-      }
+    if (row < row_count) {
+      if (lane % 4 == 0) sums[place] = rows.softmax[h];
+      leave_row<T, DV>(results + place * kPitch<T, DV>, rows.output, h, lane);
     }
   }
   __syncthreads();
@@ -94,18 +117,22 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   for (int at = threadIdx.x; at < row_count * kSlices; at += kThreads) {
     int row = at / kSlices, column = at % kSlices * kSlice;
     MergedSlice merged;
-    merged.merge(WARPS, [&](int part, OnlineSoftmax& softmax, Slice& slice) {
+    merged.merge<WARPS>(WARPS, [&](int part, OnlineSoftmax& softmax, Slice& slice) {
       softmax = sums[part * kRows + row];
-      slice = *reinterpret_cast<const Slice*>(results + (part * kRows + row) * DV + column);
+      slice = *reinterpret_cast<const Slice*>(results + (part * kRows + row) * kPitch<T, DV> + column);
     });
     FLASHATTN_UNROLL
     for (int i = 0; i < kSlice; ++i) finite &= is_finite(merged.slice.columns[i]);
     RowPosition position = row_position(first_row + row, kv_head, group);
+    if (split.num_chunks == 1) {
+      store_slice(merged, column, FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, position);
+      continue;
+    }
     int64_t index = partial_index(params, split, batch, position.head, position.query, chunk);
-    *reinterpret_cast<Slice*>(partial_out + index * value_dim + column) = merged.slice;
+    *reinterpret_cast<Slice*>(partials.out + index * value_dim + column) = merged.slice;
     if (column == 0) {
-      partial_max[index] = merged.softmax.row_max;
-      partial_sum[index] = merged.softmax.row_sum;
+      partials.max[index] = merged.softmax.row_max;
+      partials.sum[index] = merged.softmax.row_sum;
     }
   }
   // See attend_again(). That these are a chunk's rows and not a call's is all the difference.
@@ -114,12 +141,19 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
       DecodeRows<T, kLaneColumns<head_dim>, kLaneColumns<value_dim>, 1> exact;
       exact.load(query, row_position(first_row + row, kv_head, group), visibility, batch, lane);
       exact.attend(keys, values, visibility, all, any.begin, any.end, exact.kKeys, 0, lane);
-      store_partials(exact, FLASHATTN_PARTIALS, params, split, batch, chunk, lane);
+      if (split.num_chunks == 1) {
+        store_row(exact, FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
+      } else {
+        store_partials(exact, partials, params, split, batch, chunk, lane);
+      }
     }
+  }
+  if (split.num_chunks == 1) {
+    return;
   }
   uint* arrived = arrivals + (batch * params.num_kv_heads + kv_head) * row_blocks + first_row / kRows;
   if (is_last(arrived, split.num_chunks)) {
-    merge_chunks<kThreads>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS, split, batch, kv_head,
-                           first_row, row_count);
+    merge_chunks<kThreads>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, partials, split, batch, kv_head, first_row,
+                           row_count);
   }
 }

@@ -22,10 +22,10 @@ FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
     auto values = values_of(FLASHATTN_STORED_INPUTS(K), params, block.batch, block.head);
     KeySpan any = seen_in_chunk(visibility, split, chunk), all = visibility.seen_by_all(0, params.query_len - 1);
     rows.attend(keys, values, visibility, all, any.begin, any.end, rows.kKeys, 0, lane_index());
-    store_partials(rows, FLASHATTN_PARTIALS, params, split, block.batch, chunk, lane_index());
+    store_partials(rows, partials, params, split, block.batch, chunk, lane_index());
   }
   if (is_last(arrivals + block.batch * params.num_kv_heads + block.head, block.parts)) {
-    merge_chunks<WARPS * FLASHATTN_LANES>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, FLASHATTN_PARTIALS, split,
-                                          block.batch, block.head, 0, group * params.query_len);
+    merge_chunks<WARPS * FLASHATTN_LANES>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, partials, split, block.batch,
+                                          block.head, 0, group * params.query_len);
   }
 }

@@ -1,7 +1,7 @@
 // What a kernel begins with: its arguments by their names, and which of the launch's blocks it is.
 //
-// A kernel is a function of cuda::Arguments. source_text() writes the entry that calls it, and in front of this text
-// the constants that it is specialised for and the numbers of the bindings.
+// A kernel is a function of cuda::Arguments or BoxArguments. source_text() writes the entry that calls it, and in front
+// of this text the constants that it is specialised for and the numbers of the bindings.
 #pragma once
 
 #include "cuda/arguments.h"

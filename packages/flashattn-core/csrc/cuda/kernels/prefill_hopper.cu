@@ -13,7 +13,7 @@ using namespace flashattn;
 // to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS: of probabilities. Blocks:
 // heads and batch elements for each GROUPS * 64 queries.
 template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS>
-FLASHATTN_KERNEL prefill_hopper(const cuda::Arguments& arguments) {
+FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   constexpr int kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;

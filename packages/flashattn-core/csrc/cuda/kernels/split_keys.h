@@ -6,13 +6,10 @@
 #include "kernel.h"
 #include "merged_slice.h"
 
-#define FLASHATTN_SPLIT_ARGUMENTS        \
-  FLASHATTN_VALUE(SplitParams, split);   \
-  FLASHATTN_WRITTEN(float, partial_out); \
-  FLASHATTN_WRITTEN(float, partial_max); \
-  FLASHATTN_WRITTEN(float, partial_sum); \
-  FLASHATTN_WRITTEN(uint, arrivals)
-#define FLASHATTN_PARTIALS (Partials<float*>{partial_out, partial_max, partial_sum})
+#define FLASHATTN_SPLIT_ARGUMENTS      \
+  FLASHATTN_VALUE(SplitParams, split); \
+  FLASHATTN_WRITTEN(uint, arrivals);   \
+  Partials<float*> partials(static_cast<float*>(arguments.arrays[FLASHATTN_BINDING_partials]), params, split)
 
 namespace flashattn {
 
@@ -31,25 +28,33 @@ FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
   return last;
 }
 
+// Finishes columns of a row, of which all results are merged.
+template <typename T>
+FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutputs<T> outputs,
+                                const AttentionParams& params, const float* sinks, int batch, RowPosition position) {
+  RowResult result = finish_row(merged.softmax, sinks, params, batch, position.head);
+  T* row = outputs.out_row(params, batch, position.head, position.query);
+  FLASHATTN_UNROLL
+  for (int i = 0; i < kSlice; ++i) row[column + i] = T(merged.slice.columns[i] * result.normalise);
+  if (column == 0) outputs.store_result(params, batch, position.head, position.query, result);
+}
+
 // By all of a block's THREADS: rows of a key/value head, merged in the order of their chunks.
 template <int THREADS, typename T>
 FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const float* sinks,
                                  Partials<float*> partials, const SplitParams& split, int batch, int kv_head,
                                  int first_row, int row_count) {
+  constexpr int kAtOnce = 17;  // half of the chunks of an H100's blocks, if four groups share them
   for (int at = threadIdx.x; at < row_count * kSlices; at += THREADS) {
     RowPosition position = row_position(first_row + at / kSlices, kv_head, params.num_heads / params.num_kv_heads);
     int column = at % kSlices * kSlice;
     int64_t first = partial_index(params, split, batch, position.head, position.query, 0);
     MergedSlice merged;
-    merged.merge(split.num_chunks, [&](int chunk, OnlineSoftmax& softmax, Slice& slice) {
+    merged.merge<kAtOnce>(split.num_chunks, [&](int chunk, OnlineSoftmax& softmax, Slice& slice) {
       softmax = OnlineSoftmax{partials.max[first + chunk], partials.sum[first + chunk]};
       slice = *reinterpret_cast<const Slice*>(partials.out + (first + chunk) * value_dim + column);
     });
-    RowResult result = finish_row(merged.softmax, sinks, params, batch, position.head);
-    T* row = outputs.out_row(params, batch, position.head, position.query);
-    FLASHATTN_UNROLL
-    for (int i = 0; i < kSlice; ++i) row[column + i] = T(merged.slice.columns[i] * result.normalise);
-    if (column == 0) outputs.store_result(params, batch, position.head, position.query, result);
+    store_slice(merged, column, outputs, params, sinks, batch, position);
   }
 }
 

@@ -182,6 +182,16 @@ struct WarpRows {
   }
 };
 
+// Finishes the one row that a warp has.
+template <typename Rows, typename T>
+FLASHATTN_FUNC void store_row(Rows& row, RowOutputs<T> outputs, const AttentionParams& params, const float* sinks,
+                              int batch, int lane) {
+  int head = row.first.head, query = row.first.query;
+  RowResult result = finish_row(row.softmax[0], sinks, params, batch, head);
+  row.store(0, outputs.out_row(params, batch, head, query), result.normalise, lane);
+  if (lane == 0) outputs.store_result(params, batch, head, query, result);
+}
+
 // A tensor core multiplies what a row does not see by 0, and 0 times NaN is NaN. So rows whose output is not finite are
 // computed again without it, each by the whole warp. `rows`: those of a warp, row r as bit r. query: of row 0.
 template <typename T>
@@ -196,9 +206,7 @@ FLASHATTN_FUNC void attend_again(uint rows, RowOutputs<T> outputs, const T* quer
     row.load(query_array, position, visibility, batch, lane);
     row.attend(keys_of(stored, params, batch, kv_head), values_of(stored, params, batch, kv_head), visibility,
                KeySpan{0, 0}, seen.begin, seen.end, row.kKeys, 0, lane);
-    RowResult result = finish_row(row.softmax[0], sinks, params, batch, head);
-    row.store(0, outputs.out_row(params, batch, head, position.query), result.normalise, lane);
-    if (lane == 0) outputs.store_result(params, batch, head, position.query, result);
+    store_row(row, outputs, params, sinks, batch, lane);
   }
 }
 

@@ -7,12 +7,21 @@
 
 namespace flashattn {
 
-// What phase 1 leaves of each row and chunk: an output that is not divided by the sum, the maximum and the sum.
+// What phase 1 leaves of each row and chunk: outputs that are not divided by their sums, maxima in units of log2, and
+// the sums, one behind the other.
 template <typename Pointer>
 struct Partials {
   Pointer out;
   Pointer max;
   Pointer sum;
+
+  FLASHATTN_FUNC Partials(Pointer memory, FLASHATTN_UNIFORM AttentionParams& params,
+                          FLASHATTN_UNIFORM SplitParams& split)
+      : out(memory) {
+    int64_t count = params.batch_size * params.num_heads * params.query_len * split.num_chunks;
+    max = out + count * value_dim;
+    sum = max + count;
+  }
 };
 
 // Where a row's partial result of one chunk lies: a row's chunks side by side.

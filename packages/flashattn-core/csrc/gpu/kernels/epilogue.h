@@ -29,7 +29,7 @@ FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVIC
   return RowResult{normalise / softmax.row_sum, lse, softmax};
 }
 
-// Where a kernel writes.
+// Where a kernel writes. On CUDA lse and row_stats are null where nobody asks for them.
 template <typename T>
 struct RowOutputs {
   FLASHATTN_DEVICE T* out;
@@ -44,6 +44,9 @@ struct RowOutputs {
   // Writes all but the output itself.
   FLASHATTN_FUNC void store_result(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head, int query,
                                    RowResult result) const FLASHATTN_THREAD {
+    if (lse == nullptr) {
+      return;
+    }
     *row_of(lse, params, params.lse, batch, head, query) = result.lse;
     FLASHATTN_DEVICE float* stats = row_of(row_stats, params, params.row_stats, batch, head, query);
     stats[0] = result.softmax.row_max;

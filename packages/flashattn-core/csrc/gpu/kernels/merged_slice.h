@@ -16,26 +16,26 @@ struct MergedSlice {
   OnlineSoftmax softmax = empty_row();
   Slice slice = {};
 
-  template <typename F>
+  // AT_ONCE: loads that are under way together.
+  template <int AT_ONCE, typename F>
   FLASHATTN_FUNC void merge(int parts, F result_of) {
-    constexpr int kAtOnce = 12;  // loads that are under way together
-    for (int first = 0; first < parts; first += kAtOnce) {
-      OnlineSoftmax softmaxes[kAtOnce];
-      Slice slices[kAtOnce];
+    for (int first = 0; first < parts; first += AT_ONCE) {
+      OnlineSoftmax softmaxes[AT_ONCE];
+      Slice slices[AT_ONCE];
       float largest = -INFINITY;
       FLASHATTN_UNROLL
-      for (int n = 0; n < kAtOnce; ++n) {
+      for (int n = 0; n < AT_ONCE; ++n) {
         softmaxes[n] = empty_row();
         slices[n] = Slice{};
         if (first + n < parts) result_of(first + n, softmaxes[n], slices[n]);
       }
       FLASHATTN_UNROLL
-      for (int n = 0; n < kAtOnce; ++n) largest = maximum(largest, softmaxes[n].row_max);
+      for (int n = 0; n < AT_ONCE; ++n) largest = maximum(largest, softmaxes[n].row_max);
       float rescale = softmax.raise(largest);
       FLASHATTN_UNROLL
       for (int i = 0; i < kSlice; ++i) slice.columns[i] *= rescale;
       FLASHATTN_UNROLL
-      for (int n = 0; n < kAtOnce; ++n) {
+      for (int n = 0; n < AT_ONCE; ++n) {
         float weight = softmax.probability(softmaxes[n].row_max);
         softmax.row_sum += weight * softmaxes[n].row_sum;
         FLASHATTN_UNROLL

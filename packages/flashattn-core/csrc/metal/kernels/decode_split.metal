@@ -6,9 +6,7 @@
 
 using namespace flashattn;
 
-#define FLASHATTN_PARTIALS(ACCESS)                                                    \
-  ACCESS(float, partial_out), ACCESS(float, partial_max), ACCESS(float, partial_sum), \
-      FLASHATTN_VALUE(SplitParams, split)
+#define FLASHATTN_PARTIALS(ACCESS) ACCESS(float, partials), FLASHATTN_VALUE(SplitParams, split)
 
 // Grid: (chunks / SIMD groups, kv_heads, batch).
 template <typename T, int D, int DV, int ROWS, typename K = T>
@@ -19,7 +17,7 @@ template <typename T, int D, int DV, int ROWS, typename K = T>
                                                                      uint simdgroup [[simdgroup_index_in_threadgroup]],
                                                                      uint simdgroups [[simdgroups_per_threadgroup]]) {
   decode_split_body<D, DV, ROWS>(query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS,
-                                 {partial_out, partial_max, partial_sum}, split, int(group.z), int(group.y),
+                                 {partials, params, split}, split, int(group.z), int(group.y),
                                  int(group.x * simdgroups + simdgroup), lane);
 }
 
@@ -45,8 +43,8 @@ template <typename T, int D, int DV, int ROWS, int SIMDGROUPS, typename K = T>
   int chunk = int(group.x) / row_blocks;
   int first_row = (int(group.x) % row_blocks * SIMDGROUPS + int(simdgroup)) * ROWS;
   decode_split_shared_body<Rows, kTile, KeyLoader, ValueLoader>(
-      query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS, {partial_out, partial_max, partial_sum}, split,
-      key_tile, value_tile, int(group.z), int(group.y), chunk, first_row, lane, thread_index);
+      query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS, {partials, params, split}, split, key_tile,
+      value_tile, int(group.z), int(group.y), chunk, first_row, lane, thread_index);
 }
 
 // Grid: (query_len, heads, batch) threadgroups of 32 threads.
@@ -56,6 +54,6 @@ template <typename T, int DV>
                                                                     FLASHATTN_PARTIALS(FLASHATTN_READ),
                                                                     uint3 group [[threadgroup_position_in_grid]],
                                                                     uint lane [[thread_index_in_simdgroup]]) {
-  decode_merge_body<DV>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, {partial_out, partial_max, partial_sum}, split,
-                        int(group.z), int(group.y), int(group.x), lane);
+  decode_merge_body<DV>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, {partials, params, split}, split, int(group.z),
+                        int(group.y), int(group.x), lane);
 }

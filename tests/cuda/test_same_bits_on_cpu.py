@@ -1,0 +1,40 @@
+"""What changes no bit of a result: the order in which threads go on, and whether somebody asks for lse."""
+
+import mlx.core as mx
+import pytest
+from cuda_attention import flash_attention, run
+from oracle import draw
+
+SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
+pytestmark = [pytest.mark.rotate(3), pytest.mark.usefixtures("requires_clang")]
+CASES = {  # kernel, queries, keys, bits
+    "a chunk": ("cuda_decode", 3, 100, None),
+    "chunks": ("cuda_decode", 1, 300, None),
+    "quantised": ("cuda_decode", 2, 300, 4),
+    "tensor cores": ("cuda_prefill", 40, 70, None),
+    "warpgroups": ("cuda_prefill_hopper", 140, 150, None),
+    "threads": ("cuda_rowwise", 40, 70, None),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(rng, request):
+    kernel, length, key_len, bits = CASES[request.param]
+    query, *stored = draw(rng, heads=4, kv_heads=1, length=length, key_len=key_len, dim=64, dtype="bfloat16")
+    arrays = query, *(stored if bits is None else [mx.quantize(x, bits=bits) for x in stored])
+    return arrays, {"mask": "causal", "kernel": kernel, "bits": bits}
+
+
+def test_the_schedule(case):
+    arrays, options = case
+    first = run(*arrays, **options)
+    for schedule in SCHEDULES[1:]:
+        other = run(*arrays, **options, schedule=schedule)
+        assert mx.array_equal(first.out, other.out)
+        assert mx.array_equal(first.lse, other.lse)
+
+
+def test_a_call_that_nobody_asks_for_lse_of(case):
+    arrays, options = case
+    out, _ = flash_attention(*arrays, **options, return_lse=True)
+    assert mx.array_equal(flash_attention(*arrays, **options), out)
