@@ -35,8 +35,12 @@ print("all calls ran")
 """
 PLANTED = {
     "memcheck": "out[1ll << 40] = 1;",
-    # Each warp reads what the other one writes.
-    "racecheck": "__shared__ volatile int w[64]; w[threadIdx.x] = threadIdx.x; out[threadIdx.x] = w[63 - threadIdx.x];",
+    # Each warp reads what the other one writes, again and again.
+    "racecheck": """
+        __shared__ volatile int w[64];
+        int sum = 0;
+        for (int i = 0; i < 100; ++i) { w[threadIdx.x] = i * threadIdx.x; sum += w[63 - threadIdx.x]; }
+        out[threadIdx.x] = sum;""",
 }
 PLANT = """
 import mlx.core as mx

@@ -102,16 +102,16 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-std::vector<mx::array> evaluated_inputs(const Arguments& arguments) {
+std::vector<mx::array> evaluated_inputs(const Arguments& arguments, Backend backend) {
   check_arguments(arguments);
-  std::vector<mx::array> inputs = primitive_inputs(arguments, mx::to_stream({}));
+  std::vector<mx::array> inputs = primitive_inputs(arguments, backend, mx::to_stream({}));
   mx::eval(inputs);
   return inputs;
 }
 
 nb::list forward(const Arguments& arguments, const std::string& device, bool with_lse) {
   Backend backend = backend_of(device);
-  std::vector<mx::array> inputs = evaluated_inputs(arguments);
+  std::vector<mx::array> inputs = evaluated_inputs(arguments, backend);
   Inputs named(inputs, present_in(arguments));
   CallShape shape = call_shape(named, arguments.options, backend);
   Kernel kernel = kernel_of(choose(backend, shape, arguments.options.kernel));
@@ -126,7 +126,8 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
                   const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient) {
-  std::vector<mx::array> inputs = evaluated_inputs(arguments), given = {out, lse, row_stats, out_gradient};
+  std::vector<mx::array> inputs = evaluated_inputs(arguments, Backend::metal),
+                         given = {out, lse, row_stats, out_gradient};
   if (lse_gradient) {
     given.push_back(*lse_gradient);
   }

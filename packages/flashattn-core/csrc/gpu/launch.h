@@ -124,6 +124,7 @@ struct Call {
   AttentionParams params;
   Dtype dtype;                                  // of query and out, and of key and value if they are not quantised
   Dtype bias_dtype = Dtype::float32;            // of bias
+  Dtype sinks_dtype = Dtype::float32;           // of sinks
   Dtype group_dtype = Dtype::float32;           // of scales and biases
   std::array<bool, kNumBindings> present = {};  // the arrays that the call has
   std::array<bool, kNumBindings> aligned = {};  // those that begin at a multiple of 16 bytes

@@ -10,13 +10,14 @@
 namespace flashattn {
 namespace {
 
-mx::array as_kernels_read_it(const mx::array& given, InputDtype dtype, mx::Dtype query_dtype,
+mx::array as_kernels_read_it(const mx::array& given, InputDtype dtype, mx::Dtype query_dtype, Backend backend,
                              const mx::Stream& stream) {
-  bool as_float32 = dtype == InputDtype::logits || dtype == InputDtype::slopes;
-  if (as_float32) {
+  bool is_logits = dtype == InputDtype::logits;
+  if (dtype == InputDtype::slopes || (is_logits && backend == Backend::cpu)) {
     return mx::astype(given, mx::float32, stream);
   }
-  bool whole_numbers = dtype == InputDtype::additive && !mx::issubdtype(given.dtype(), mx::floating);
+  bool is_added = is_logits || dtype == InputDtype::additive;
+  bool whole_numbers = is_added && !mx::issubdtype(given.dtype(), mx::floating);
   return whole_numbers ? mx::astype(given, query_dtype, stream) : given;
 }
 
@@ -30,12 +31,12 @@ Present present_in(const Arguments& arguments) {
   return present;
 }
 
-std::vector<mx::array> primitive_inputs(const Arguments& arguments, const mx::Stream& stream) {
+std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream) {
   std::vector<mx::array> inputs;
   mx::Dtype query_dtype = arguments.inputs[index(Input::query)]->dtype();
   for (const InputRule& rule : kInputRules) {
     if (const auto& given = arguments.inputs[index(rule.input)]) {
-      inputs.push_back(as_kernels_read_it(*given, rule.dtype, query_dtype, stream));
+      inputs.push_back(as_kernels_read_it(*given, rule.dtype, query_dtype, backend, stream));
     }
   }
   return inputs;

@@ -38,7 +38,7 @@ using Present = std::array<bool, kNumInputs>;
 Present present_in(const Arguments& arguments);
 
 // What a primitive takes: the inputs that are there, in the order of inputs.def and in dtypes that kernels read.
-std::vector<mx::array> primitive_inputs(const Arguments& arguments, const mx::Stream& stream);
+std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
 
 // Those by name. Points into the arrays that it is made of.
 class Inputs {

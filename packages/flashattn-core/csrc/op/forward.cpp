@@ -55,7 +55,7 @@ std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::
   }
   Kernel kernel = kernel_of(choose(arguments, backend));  // throws where no kernel covers the call
   Present present = present_in(arguments);
-  std::vector<mx::array> inputs = primitive_inputs(arguments, stream);
+  std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
   if (backend == Backend::cuda) {
     prepare_for_cuda(kernel, Inputs(inputs, present), present, arguments.options, stream.device.index);
   }

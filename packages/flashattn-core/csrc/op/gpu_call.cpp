@@ -29,6 +29,7 @@ struct CallAndWork {
       : call{.params = make_params(inputs, options, outputs),
              .dtype = dtype_of(inputs[Input::query]),
              .bias_dtype = dtype_of(inputs[Input::bias]),
+             .sinks_dtype = dtype_of(inputs[Input::sinks]),
              .group_dtype = dtype_of(inputs[Input::key_scales]),
              .device = cuda::device()} {
     for (const InputRule& rule : kInputRules) {
@@ -79,7 +80,7 @@ struct Kind {
   Present present;
   mx::Shape query;
   int num_kv_heads, value_dim;
-  Dtype dtypes[3];
+  Dtype dtypes[4];
 
   bool operator==(const Kind&) const = default;
 };
@@ -101,7 +102,8 @@ void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Present& presen
                query.shape(),
                key.shape(kHead),
                columns_of(inputs.value(), options),
-               {dtype_of(&query), dtype_of(inputs[Input::bias]), dtype_of(inputs[Input::key_scales])}};
+               {dtype_of(&query), dtype_of(inputs[Input::bias]), dtype_of(inputs[Input::sinks]),
+                dtype_of(inputs[Input::key_scales])}};
   thread_local std::optional<Kind> last;  // as of a model's layers, and of its steps
   if (last == kind) {
     return;

@@ -33,7 +33,7 @@ mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx:
       broadcast.push_back(axis);
     }
   }
-  gradient = mx::astype(mx::sum(gradient, broadcast, false, stream), mx::float32, stream);
+  gradient = mx::astype(mx::sum(gradient, broadcast, false, stream), sinks.dtype(), stream);
   return mx::reshape(gradient, sinks.shape(), stream);
 }
 

@@ -31,7 +31,7 @@ FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
 // Finishes columns of a row, of which all results are merged.
 template <typename T>
 FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutputs<T> outputs,
-                                const AttentionParams& params, const float* sinks, int batch, RowPosition position) {
+                                const AttentionParams& params, const uchar* sinks, int batch, RowPosition position) {
   RowResult result = finish_row(merged.softmax, sinks, params, batch, position.head);
   T* row = outputs.out_row(params, batch, position.head, position.query);
   FLASHATTN_UNROLL
@@ -41,7 +41,7 @@ FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutput
 
 // By all of a block's THREADS: rows of a key/value head, merged in the order of their chunks.
 template <int THREADS, typename T>
-FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const float* sinks,
+FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks,
                                  Partials<float*> partials, const SplitParams& split, int batch, int kv_head,
                                  int first_row, int row_count) {
   constexpr int kAtOnce = 17;  // half of the chunks of an H100's blocks, if four groups share them

@@ -124,7 +124,7 @@ struct WarpRows {
   }
 
   // Writes the rows that exist and are finite. Returns the others, row r as bit r: see attend_again().
-  FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const float* sinks, int batch,
+  FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
                             int lane) {
     uint not_finite = 0;
     FLASHATTN_UNROLL
@@ -184,7 +184,7 @@ struct WarpRows {
 
 // Finishes the one row that a warp has.
 template <typename Rows, typename T>
-FLASHATTN_FUNC void store_row(Rows& row, RowOutputs<T> outputs, const AttentionParams& params, const float* sinks,
+FLASHATTN_FUNC void store_row(Rows& row, RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks,
                               int batch, int lane) {
   int head = row.first.head, query = row.first.query;
   RowResult result = finish_row(row.softmax[0], sinks, params, batch, head);
@@ -196,7 +196,7 @@ FLASHATTN_FUNC void store_row(Rows& row, RowOutputs<T> outputs, const AttentionP
 // computed again without it, each by the whole warp. `rows`: those of a warp, row r as bit r. query: of row 0.
 template <typename T>
 FLASHATTN_FUNC void attend_again(uint rows, RowOutputs<T> outputs, const T* query_array, StoredInputs<T> stored,
-                                 Visibility visibility, const float* sinks, int batch, int head, int query, int lane) {
+                                 Visibility visibility, const uchar* sinks, int batch, int head, int query, int lane) {
   const AttentionParams& params = *visibility.params;
   int kv_head = head / (params.num_heads / params.num_kv_heads);
   for (; rows != 0; rows &= rows - 1) {

@@ -111,7 +111,7 @@ FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, St
 // Phase 2: one SIMD group merges one row.
 template <int DV, typename T>
 FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM AttentionParams& params,
-                                      const FLASHATTN_DEVICE float* sinks,
+                                      const FLASHATTN_DEVICE uchar* sinks,
                                       Partials<const FLASHATTN_DEVICE float*> partials,
                                       FLASHATTN_UNIFORM SplitParams& split, int batch, int head, int query, uint lane) {
   constexpr int kColumns = DV / FLASHATTN_LANES;

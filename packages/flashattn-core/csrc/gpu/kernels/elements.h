@@ -6,8 +6,9 @@
 #define FLASHATTN_ELEMENT_uint32 uint
 #define FLASHATTN_ELEMENT_boolean bool
 #define FLASHATTN_ELEMENT_additive uchar
-#define FLASHATTN_ELEMENT_logits float
+#define FLASHATTN_ELEMENT_logits uchar
 #define FLASHATTN_ELEMENT_slopes float
+#define FLASHATTN_ELEMENT_float32 float  // no input has it, but dlse
 
 // The inputs of a list as fields of a struct, and as the values of those fields.
 #define FLASHATTN_FIELD(name, called, dtype, axes) const FLASHATTN_DEVICE FLASHATTN_ELEMENT_##dtype* name;

@@ -14,14 +14,15 @@ struct RowResult {
 };
 
 // A sink only adds to the denominator. A row that sees nothing gives 0 and -inf, with a sink too.
-FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVICE float* sinks,
+FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVICE uchar* sinks,
                                     FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
   if (softmax.row_sum == 0) {  // the largest visible score adds 1, and NaN is not 0
     return RowResult{0.0f, -INFINITY, softmax};
   }
   float normalise = 1;
   if (has_sinks) {
-    float sink = sinks[batch_offset(params, params.sinks, batch) + head * params.sinks.head] * M_LOG2E_F;
+    int64_t offset = batch_offset(params, params.sinks, batch) + head * params.sinks.head;
+    float sink = load_float(sinks, sinks_dtype, offset) * M_LOG2E_F;
     normalise = softmax.raise(sink);
     softmax.row_sum += softmax.probability(sink);
   }

@@ -23,7 +23,7 @@ enum : int {
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored, RowOutputs<T> outputs,
                                  FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
-                                 const FLASHATTN_DEVICE float* sinks, FLASHATTN_SHARED float* tile, int batch,
+                                 const FLASHATTN_DEVICE uchar* sinks, FLASHATTN_SHARED float* tile, int batch,
                                  int kv_head, int first_row, uint lane, uint simdgroup, uint thread_index) {
   constexpr int kChunks = D / FLASHATTN_LANES, kValueChunks = DV / FLASHATTN_LANES;
   int group = params.num_heads / params.num_kv_heads;

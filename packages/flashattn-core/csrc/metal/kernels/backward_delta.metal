@@ -9,7 +9,7 @@ using namespace flashattn;
 template <typename T, int ROWS>
 [[kernel, max_total_threads_per_threadgroup(ROWS* FLASHATTN_LANES)]] void backward_delta(
     FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(T, out),
-    FLASHATTN_READ(T, dout) FLASHATTN_OPTIONAL(dlse, "", logits, ), FLASHATTN_WRITTEN(float, delta),
+    FLASHATTN_READ(T, dout) FLASHATTN_OPTIONAL(dlse, "", float32, ), FLASHATTN_WRITTEN(float, delta),
     uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   int query = int(group.x) * ROWS + int(simdgroup), head = int(group.y), batch = int(group.z);
