@@ -56,7 +56,9 @@ def report(tool, program, **names):
         pytest.skip("no compute-sanitizer: it comes with NVIDIA's CUDA toolkit")
     given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
     # MLX asks the driver for what some drivers do not have, and goes on without it.
-    options = ["--tool", tool, "--kernel-regex", "kns=cuda_", "--report-api-errors", "no"]
+    options = ["--tool", tool, "--kernel-name", "kns=cuda_", "--report-api-errors", "no"]
+    if tool == "racecheck":
+        options += ["--racecheck-report", "all"]  # its analysis leaves out what is planted below
     done = subprocess.run(
         [SANITIZER, *options, sys.executable, "-c", given + program], capture_output=True, text=True, timeout=900
     )

@@ -105,7 +105,7 @@ void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Present& presen
                {dtype_of(&query), dtype_of(inputs[Input::bias]), dtype_of(inputs[Input::sinks]),
                 dtype_of(inputs[Input::key_scales])}};
   thread_local std::optional<Kind> last;  // as of a model's layers, and of its steps
-  if (last == kind) {
+  if (last == kind || query.size() == 0) {  // which is not launched
     return;
   }
   CallAndWork both(inputs, options, {query, nullptr, nullptr});  // where the output lies does not matter yet
