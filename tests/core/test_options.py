@@ -38,6 +38,13 @@ def test_softcap_is_exact_far_from_and_close_to_zero(length):
     np.testing.assert_allclose(np.asarray(lse)[:, 0, 0], expected, rtol=1e-6, atol=0)
 
 
+def test_sinks_may_have_a_dtype_of_their_own(rng):
+    arrays, sinks = draw(rng, heads=4, length=9, key_len=33), mx.array([1.0, -3.0, 8.0, 2.0])
+    expected = flash_attention(*arrays, sinks=sinks)
+    for dtype in (mx.float16, mx.bfloat16, mx.int32):
+        assert mx.array_equal(flash_attention(*arrays, sinks=sinks.astype(dtype)), expected)
+
+
 @pytest.mark.parametrize("length", [1, 65])
 def test_sinks_take_weight_and_give_nothing(length):
     # One key with score 0 and a sink of log(3): the key keeps a quarter.

@@ -40,6 +40,16 @@ def test_compile_merges_equal_calls_and_keeps_different_ones(rng):
     assert calls({"mask": SlidingWindow(2)}, {"mask": SlidingWindow(3)}) == 2
 
 
+def test_calls_with_and_without_lse_in_one_graph(rng):
+    """The second alone has three outputs. Nothing here is traced but `x`."""
+    arrays = draw(rng, length=9, key_len=33)
+    out, lse = flash_attention(*arrays, return_lse=True)
+    compiled = mx.compile(lambda x: (x + flash_attention(*arrays), flash_attention(*arrays, return_lse=True)[1]))
+    both = compiled(mx.zeros_like(out))
+    assert mx.array_equal(both[0], out)
+    assert mx.array_equal(both[1], lse)
+
+
 def test_vmap_nests(rng):
     arrays = draw(rng, batch=(2, 3, 2), length=9, key_len=33)
     mask = KeyRange(mx.array([1, 2]))

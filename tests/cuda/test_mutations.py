@@ -41,6 +41,10 @@ FAULTS = {
     "decode: lanes do not meet": of_decode("__syncwarp();  // the tile is there", **FEW_WARPS),
     "decode: results over tiles": of_decode(WAIT + "\n  __syncthreads();", WAIT),
     "decode: results before they are there": of_decode("  __syncthreads();\n  bool finite", "  bool finite"),
+    "decode: results over each other": of_decode("kPitch = DV + (", "kPitch = DV - ("),
+    "decode: a chunk alone is not written": of_decode(
+        "if (split.num_chunks == 1) {\n      store_slice", "if (false) {\n      store_slice", key_len=100
+    ),
     "merge: not behind a fence": of_decode("__threadfence();  // before the block arrives"),
     "merge: before all warps have written": of_decode(
         "  __syncthreads();\n  if (threadIdx.x == 0) {", "  if (threadIdx.x == 0) {", mask="NaN"

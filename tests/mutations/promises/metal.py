@@ -7,6 +7,13 @@ from .mutation import CPP, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
+        "a GPU's kernel writes lse where nobody has given it an array",
+        f"{CPP}/gpu/kernels/epilogue.h",
+        "    if (lse == nullptr) {\n      return;\n    }\n",
+        "",
+        "cuda/test_same_bits_on_cpu.py::test_a_call_that_nobody_asks_for_lse_of",
+    ),
+    Mutation(
         "lse has a natural logarithm of 2 with four digits",
         f"{CPP}/gpu/kernels/epilogue.h",
         "M_LN2_F * (softmax.row_max",

@@ -1,4 +1,4 @@
-// The GPU with the software that runs it, and kernels ready to run: compiled at their first use.
+// The GPU with the software that runs it, and kernels ready to run: compiled when they are first asked for.
 #pragma once
 
 #include "../gpu/launch.h"

@@ -1,6 +1,7 @@
 // Launches as nodes of MLX's graphs.
 #include "encode.h"
 
+#include <algorithm>
 #include <bit>
 #include <limits>
 #include <map>
@@ -8,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "../gpu/split.h"
 #include "arguments.h"
 #include "driver.h"
 #include "mlx/allocator.h"
@@ -42,29 +44,29 @@ mx::array zeros(int64_t count, mx::Stream stream) {
   return made;
 }
 
-// Scratch of all calls begins with their counters, which must be 0 and are again when a call is done. What lies behind
-// them is another thing to each call.
-constexpr int64_t kCounters = 4096;
+// Counters, which are 0 between calls, and behind them what is another thing to each call.
+struct Kept {
+  mx::array array;
+  int64_t counters;
+};
 
 // What a thread, which alone uses its streams, keeps for their next calls.
 auto& kept_scratch() {
-  thread_local std::map<mx::Stream, mx::array> arrays;
-  return arrays;
+  thread_local std::map<mx::Stream, Kept> kept;
+  return kept;
 }
 
 // Calls that have the same run one behind the other, since all of them write it.
-mx::array kept(const std::vector<Scratch>& scratch, mx::Stream stream) {
-  int64_t elements = kCounters;
+const Kept& kept(const std::vector<Scratch>& scratch, mx::Stream stream) {
+  int64_t counters = 0, others = 0;
   for (const Scratch& wanted : scratch) {
-    if (wanted.binding != Binding::arrivals) {
-      elements += wanted.elements;
-    } else if (wanted.elements > kCounters) {
-      throw std::logic_error("more rows are cut into chunks than there are counters");
-    }
+    (wanted.binding == Binding::arrivals ? counters : others) += wanted.elements;
   }
   auto found = kept_scratch().find(stream);
-  if (found == kept_scratch().end() || static_cast<int64_t>(found->second.size()) < elements) {
-    found = kept_scratch().insert_or_assign(stream, zeros(elements, stream)).first;
+  if (found == kept_scratch().end() || found->second.counters < counters ||
+      static_cast<int64_t>(found->second.array.size()) < found->second.counters + others) {
+    counters = 4 * divide_up(std::max<int64_t>(counters, 1024), 4);  // what follows is read as 16 bytes
+    found = kept_scratch().insert_or_assign(stream, Kept{zeros(counters + others, stream), counters}).first;
   }
   return found->second;
 }
@@ -99,7 +101,7 @@ void allocate(mx::array& output, mx::Stream stream) {
 }
 
 void release_scratch() {
-  for (const auto& [stream, array] : std::exchange(kept_scratch(), {})) {
+  for (const auto& [stream, kept] : std::exchange(kept_scratch(), {})) {
     mx::synchronize(stream);
   }
 }
@@ -117,8 +119,9 @@ void encode(const Work& work, mx::Stream stream) {
     arrays[i] = work.arrays[i] ? &*work.arrays[i] : nullptr;
   }
   std::vector<mx::array> alive = work.temporaries;  // until the GPU is done
-  if (!launches.scratch.empty()) {
-    alive.push_back(kept(launches.scratch, stream));
+  const Kept* scratch = launches.scratch.empty() ? nullptr : &kept(launches.scratch, stream);
+  if (scratch) {
+    alive.push_back(scratch->array);
   }
   for (const Launch& launch : launches.launches) {
     CUfunction function = function_of(launch, stream.device.index);
@@ -133,10 +136,10 @@ void encode(const Work& work, mx::Stream stream) {
       role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
       arguments.arrays[index(binding)] = address(*array);
     }
-    if (!launches.scratch.empty()) {
-      encoder.set_output_array(alive.back());
-      void* counters = arguments.arrays[index(Binding::arrivals)] = address(alive.back());
-      arguments.arrays[index(Binding::partials)] = static_cast<uint32_t*>(counters) + kCounters;
+    if (scratch) {
+      encoder.set_output_array(scratch->array);
+      void* counters = arguments.arrays[index(Binding::arrivals)] = address(scratch->array);
+      arguments.arrays[index(Binding::partials)] = static_cast<uint32_t*>(counters) + scratch->counters;
     }
     if (!launch.box_rows.empty()) {
       const auto map = [&](Binding binding, const Strides& strides) {

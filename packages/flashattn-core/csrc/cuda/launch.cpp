@@ -137,7 +137,8 @@ Launches decode_split(const Call& call) {
 // All others: a block has 16 rows and a chunk, and its warps take tiles in turns: as many warps as there is memory for
 // three tiles of each, or two.
 Launches decode(const Call& call) {
-  constexpr int kRows = 16, kKeys = 16, kMaxDim = 256, kPadding = 10;  // numbers beside a row of results
+  constexpr int kRows = 16, kKeys = 16, kMaxDim = 256,
+                kPadding = 10;  // of decode.cu: up to 8 by kPitch, maximum and sum
   int bytes = element_size(call), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
   int tiles = tile_bytes(kKeys, dim, bytes) + tile_bytes(kKeys, value_dim, bytes);

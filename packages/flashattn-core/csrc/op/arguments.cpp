@@ -12,13 +12,12 @@ namespace {
 
 mx::array as_kernels_read_it(const mx::array& given, InputDtype dtype, mx::Dtype query_dtype, Backend backend,
                              const mx::Stream& stream) {
-  bool is_logits = dtype == InputDtype::logits;
-  if (dtype == InputDtype::slopes || (is_logits && backend == Backend::cpu)) {
+  bool whole_numbers = !mx::issubdtype(given.dtype(), mx::floating);
+  bool is_read = backend != Backend::cpu && !whole_numbers;  // as it is
+  if (dtype == InputDtype::slopes || (dtype == InputDtype::logits && !is_read)) {
     return mx::astype(given, mx::float32, stream);
   }
-  bool is_added = is_logits || dtype == InputDtype::additive;
-  bool whole_numbers = is_added && !mx::issubdtype(given.dtype(), mx::floating);
-  return whole_numbers ? mx::astype(given, query_dtype, stream) : given;
+  return dtype == InputDtype::additive && whole_numbers ? mx::astype(given, query_dtype, stream) : given;
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::
   if (backend == Backend::cuda) {
     prepare_for_cuda(kernel, Inputs(inputs, present), present, arguments.options, stream.device.index);
   }
-  // A gradient would read the other outputs again, and a call that is traced may be replayed with others.
+  // A gradient reads the other outputs again. One may be asked for of every call that is traced.
   bool out_alone = !with_lse && std::none_of(inputs.begin(), inputs.end(), std::mem_fn(&mx::array::is_tracer));
   auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, present, out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
@@ -148,7 +148,8 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   check_shapes(named, options_);
   Backend backend = backend_of(stream().device);
   kernel_of(choose(backend, call_shape(named, options_, backend), options_.kernel));  // throws, as above
-  return shapes_of_outputs(named, options_);
+  std::vector<mx::Shape> shapes = shapes_of_outputs(named, options_);
+  return {shapes.begin(), shapes.begin() + (out_alone_ ? 1 : 3)};
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
@@ -161,7 +162,8 @@ bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
 }
 
 std::vector<mx::Dtype> FlashAttention::output_dtypes(const std::vector<mx::array>& inputs) const {
-  return {inputs[0].dtype(), mx::float32, mx::float32};
+  std::vector<mx::Dtype> dtypes = {inputs[0].dtype(), mx::float32, mx::float32};
+  return {dtypes.begin(), dtypes.begin() + (out_alone_ ? 1 : 3)};
 }
 
 }  // namespace flashattn

@@ -1,6 +1,7 @@
 // Which array each binding of a call's launches has, and whose launches they are.
 #include "gpu_call.h"
 
+#include <array>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -49,8 +50,23 @@ struct CallAndWork {
   }
 };
 
-// The layers of a model make one call after the other that is the same but for its arrays: the last one's launches
-// serve again.
+// The last few of what a thread has made. The layers of a model are of a few kinds, which take turns.
+template <typename T>
+struct Recent {
+  std::array<std::optional<T>, 8> made;
+  size_t next = 0;
+
+  template <typename F>
+  const T* find(F is_wanted) const {
+    for (const std::optional<T>& one : made) {
+      if (one && is_wanted(*one)) return &*one;
+    }
+    return nullptr;
+  }
+  void keep(T one) { made[next++ % made.size()] = std::move(one); }
+};
+
+// Calls that are the same but for their arrays have the same launches.
 std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& call) {
   static_assert(std::is_trivially_copyable_v<gpu::Call>);
   struct Known {
@@ -58,18 +74,26 @@ std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& ca
     gpu::Call call;
     std::shared_ptr<const gpu::Launches> launches;
   };
-  thread_local Known last = {};
-  if (last.launches && last.kernel == kernel && std::memcmp(&last.call, &call, sizeof(call)) == 0) {
-    return last.launches;
+  thread_local Recent<Known> recent;
+  const auto is_same = [&](const Known& known) {
+    return known.kernel == kernel && std::memcmp(&known.call, &call, sizeof(call)) == 0;
+  };
+  if (const Known* known = recent.find(is_same)) {
+    return known->launches;
   }
+  std::shared_ptr<const gpu::Launches> made;
   switch (backend_of(kernel)) {
-    case Backend::metal: last.launches = std::make_shared<gpu::Launches>(metal::launches(kernel, call)); break;
-    case Backend::cuda: last.launches = std::make_shared<gpu::Launches>(cuda::launches(kernel, call)); break;
+    case Backend::metal: made = std::make_shared<gpu::Launches>(metal::launches(kernel, call)); break;
+    case Backend::cuda: made = std::make_shared<gpu::Launches>(cuda::launches(kernel, call)); break;
     default: no_launches(backend_of(kernel));
   }
-  last.kernel = kernel;
-  last.call = call;
-  return last.launches;
+  recent.keep({kernel, call, made});
+  return made;
+}
+
+// As most arrays lie: contiguous.
+Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
+  return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
 // What the kernels of a call are compiled for, and more.
@@ -104,20 +128,24 @@ void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Present& presen
                columns_of(inputs.value(), options),
                {dtype_of(&query), dtype_of(inputs[Input::bias]), dtype_of(inputs[Input::sinks]),
                 dtype_of(inputs[Input::key_scales])}};
-  thread_local std::optional<Kind> last;  // as of a model's layers, and of its steps
-  if (last == kind || query.size() == 0) {  // which is not launched
-    return;
+  thread_local Recent<Kind> prepared;
+  if (query.size() == 0 || prepared.find([&](const Kind& known) { return known == kind; })) {
+    return;  // what has no elements is not launched
   }
-  CallAndWork both(inputs, options, {query, nullptr, nullptr});  // where the output lies does not matter yet
-  both.call.aligned.fill(true);
+  gpu::Call call = CallAndWork(inputs, options, {query, nullptr, nullptr}).call;  // any output will do
+  call.aligned.fill(true);
+  AttentionParams& p = call.params;
+  p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
+  p.key = contiguous(p.num_kv_heads, p.key_len, key.shape(kColumn));
+  p.value = contiguous(p.num_kv_heads, p.key_len, inputs.value().shape(kColumn));
   try {
-    for (const gpu::Launch& launch : launches(kernel, both.call)->launches) {
+    for (const gpu::Launch& launch : cuda::launches(kernel, call).launches) {
       cuda::function_of(launch, device);
     }
   } catch (const std::runtime_error& error) {
     throw NoKernelError(error.what());
   }
-  last = std::move(kind);
+  prepared.keep(std::move(kind));
 }
 
 gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,

@@ -10,8 +10,8 @@ gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& optio
 gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
-// Compiles what CUDA runs for the call where arrays are laid out as for the most part. Throws NoKernelError where that
-// fails: before the call is part of a graph there still is a choice.
+// Compiles what CUDA runs for the call if its arrays are contiguous. Throws NoKernelError where that fails: before the
+// call is part of a graph there still is a choice.
 void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Present& present, const Options& options, int device);
 
 // Copies an array that begins in the middle of an element.

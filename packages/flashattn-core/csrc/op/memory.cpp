@@ -38,10 +38,10 @@ void allocate(mx::array& output, const mx::Stream& stream) {
 }
 
 bool is_aligned(const mx::array& input, const mx::Stream& stream) {
-  // On CUDA data() would move the array to memory that the CPU shares, and a buffer begins where any element can.
   if (input.size() == 0) {
-    return true;
+    return true;  // nothing of it is read
   }
+  // On CUDA data() would move the array to memory that the CPU shares, and a buffer begins where any element can.
   auto begin = is_cuda(stream) ? input.offset() : reinterpret_cast<intptr_t>(input.data<void>());
   return begin % static_cast<intptr_t>(input.itemsize()) == 0;
 }
