@@ -1,4 +1,4 @@
-# The long lane: every test and every case. The README's command runs the default lane, see tests/lanes.py.
+# The long lane: every test. The README's command runs the default lane, see tests/lanes.py.
 .PHONY: test-all
 test-all:
 	uv run pytest -n 2 --dist loadfile --all

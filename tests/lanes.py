@@ -1,8 +1,9 @@
-"""Two lanes of tests. The default lane takes minutes. The long lane, `make test-all`, runs everything.
+"""Two lanes of tests. The default lane takes minutes. The long lane, `make test-all`, runs every test.
 
 `@pytest.mark.long("reason")` keeps a test, or one case of it, for the long lane.
 `@pytest.mark.rotate(n)` runs every n-th of a test's cases in the default lane, other ones after each commit, so that n
-commits run them all. A case that is named whole on the command line always runs.
+commits run them all. The long lane runs all of them; of `rotate(n, long=m)`, which would take it hours, every m-th.
+`--all` with the file's name runs all of these, too. A case that is named whole on the command line always runs.
 """
 
 import os
@@ -28,12 +29,12 @@ settings.register_profile("hours", deadline=None, max_examples=10_000, suppress_
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="the long lane: every test and every case")
+    parser.addoption("--all", action="store_true", help="the long lane")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long(reason): runs in the long lane alone")
-    config.addinivalue_line("markers", "rotate(n): the default lane runs every n-th case, other ones after each commit")
+    config.addinivalue_line("markers", "rotate(n, long=1): a lane runs every n-th case, other ones after each commit")
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("long lane" if config.getoption("--all") else "default lane")
     if not config.getoption("--all") and config.getoption("--hypothesis-seed") is None:
@@ -51,20 +52,21 @@ def turn() -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--all"):
-        return
+    is_long = config.getoption("--all")
     now, seen = turn(), Counter[str]()
     parts: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        every = max((mark.args[0] for mark in item.iter_markers("rotate")), default=1)
+        marks = item.iter_markers("rotate")
+        every = max((mark.kwargs.get("long", 1) if is_long else mark.args[0] for mark in marks), default=1)
         lane = "default"
-        if item.get_closest_marker("long"):
+        if item.get_closest_marker("long") and not is_long:
             lane = "long"
         elif every > 1:
             test = item.nodeid.partition("[")[0]
             lane = "default" if seen[test] % every == now % every else "rotate"
             seen[test] += 1
         named = any("[" in name and item.nodeid.endswith(name.removeprefix("tests/")) for name in config.args)
+        named |= is_long and any(name.endswith(item.path.name) for name in config.args)
         parts["default" if named else lane].append(item)
     waiting = {"long": len(parts["long"]), "rotate": len(parts["rotate"])}
     if any(waiting.values()):
@@ -86,7 +88,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if waiting := config.stash.get(WAITING, None):
+        lane = "long" if config.getoption("--all") else "default"
         terminalreporter.write_line(
-            f"default lane: {waiting['long']} tests wait for the long lane (make test-all), "
+            f"{lane} lane: {waiting['long']} tests wait for the long lane (make test-all), "
             f"{waiting['rotate']} cases for their turn after another commit"
         )

@@ -12,7 +12,7 @@ import pytest
 from cuda_attention import flash_attention
 from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
-pytestmark = [pytest.mark.rotate(144), pytest.mark.usefixtures("requires_clang")]  # 3,500 cases
+pytestmark = [pytest.mark.rotate(144, long=12), pytest.mark.usefixtures("requires_clang")]  # 3,500 cases
 
 
 def decode(query: mx.array, dim: int, quantised: bool) -> str:

@@ -144,9 +144,10 @@ def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
         np.testing.assert_array_equal(np.array(kept), weight)
 
 
-def test_taking_turns_costs_no_memory(monkeypatch, falling_back):
+def test_taking_turns_costs_no_memory(monkeypatch, request, falling_back):
     """A step needs what it needs when nobody else changes the model, also where the adapters are most of it."""
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
+    request.addfinalizer(partial(mx.set_memory_limit, mx.set_memory_limit(1)))  # MLX then waits for its thread
     loaded, recipe = load(None), Recipe(batch_size=1, num_layers=4, rank=256, grad_checkpoint=False)
     with training.trainable(loaded.model, recipe, seed=0):
         taking_turns = [
