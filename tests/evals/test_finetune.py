@@ -157,8 +157,8 @@ def test_taking_turns_costs_no_memory(monkeypatch, request, falling_back):
         alone.adapters = {}
         step = partial(alone.step, training._batch(np.zeros((1, 9), np.int32)))
         on_its_own = [measure.run("off", step, measure.Flash())[1].peak_memory for _ in range(4)]
-    # Holding the old adapters beside the new ones would be a quarter more.
-    assert statistics.median(taking_turns) == pytest.approx(statistics.median(on_its_own), rel=0.1)
+    # Holding the old adapters beside the new ones would be a quarter more, always. MLX's thread sometimes adds to it.
+    assert min(taking_turns) == pytest.approx(min(on_its_own), rel=0.1)
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
