@@ -127,9 +127,8 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 def test_no_spills_in_what_models_call(model, architecture):
     dtype, group, length, dim, mask, options = MODELS[model]
-    kernel = "cuda_decode" if length <= 16 else "cuda_prefill_hopper"
-    if not runs_on(kernel, dtype, architecture):
-        kernel = "cuda_prefill"
-    spilled = assert_compiles(architecture, kernel, dtype, dim, mask=mask, length=length, heads=2 * group, **options)
-    # With head_dim 256 the other generations' kernel has a few more numbers than there are registers.
-    assert spilled <= (32 if (kernel, dim) == ("cuda_prefill", 256) else 0)
+    for kernel in ["cuda_decode"] if length <= 16 else ["cuda_prefill", "cuda_prefill_hopper"]:
+        if runs_on(kernel, dtype, architecture):
+            assert not assert_compiles(
+                architecture, kernel, dtype, dim, mask=mask, length=length, heads=2 * group, **options
+            )

@@ -50,7 +50,7 @@ Launch prefill(const Call& call, int parts) {
   int bytes = element_size(call);
   bool wide = bytes == 4;
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
-  int widest = std::max(dim, value_dim), keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 || !wide ? 32 : 16;
+  int widest = std::max(dim, value_dim), keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
   int stage = tile_bytes(keys, dim, bytes) + tile_bytes(keys, value_dim, bytes);
   const auto shared_by = [&](int warps) { return tile_bytes(16 * warps, dim, bytes) + kStages * stage; };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
