@@ -157,13 +157,15 @@ def _status_bytes(field_name: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field_name}")
 
 
+_libc = ctypes.CDLL(None)
+_is_glibc = hasattr(_libc, "malloc_trim")
+if _is_glibc:
+    # malloc_trim() keeps the last free piece of every arena but the first. So all threads get that one, from here on.
+    _M_ARENA_MAX = -8
+    _libc.mallopt(_M_ARENA_MAX, 1)
+
+
 def _return_free_memory() -> None:
     """Freed memory that the C library keeps stays resident: an allocation out of it would not be seen."""
-    trim = getattr(_libc(), "malloc_trim", None)  # glibc
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    if _is_glibc:
+        _libc.malloc_trim(0)
