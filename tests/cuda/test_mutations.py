@@ -47,7 +47,7 @@ FAULTS = {
     ),
     "merge: not behind a fence": of_decode("__threadfence();  // before the block arrives"),
     "merge: before all warps have written": of_decode(
-        "  __syncthreads();\n  if (threadIdx.x == 0) {", "  if (threadIdx.x == 0) {", mask="NaN"
+        "  __syncthreads();\n  bool last = thread", "  bool last = thread", mask="NaN"
     ),
     "merge: the last but one merges": of_decode("uint(count - 1)", "uint(count - 2)"),
     "merge: arrivals are left": of_decode("if (last) *arrived = 0;"),
@@ -63,7 +63,7 @@ FAULTS = {
     ),
     "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<T> < value_dim)", "if (true)", dim=37),
     "decode: rows that are padding": of_decode(
-        "position.query < params.query_len ? clamped(head_dim", "true ? clamped(head_dim", length=4
+        "return position.query < params.query_len ? row_of", "return true ? row_of", length=4
     ),
     "decode: the next chunk's keys": of_decode("end - first, head_dim", "end - first + 1, head_dim"),
     # Masks and options.
@@ -82,11 +82,11 @@ FAULTS = {
         "row_sum += softmax.probability(sink)", "row_sum += 2 * softmax.probability(sink)", options={"sinks": True}
     ),
     "the head of a group": Fault(
-        PREFILL, "block.head / (params.num_heads / params.num_kv_heads)", "block.head % params.num_kv_heads"
+        PREFILL, "kv_head = head / (params.num_heads / params.num_kv_heads)", "kv_head = head % params.num_kv_heads"
     ),
     # The online softmax.
-    "output not rescaled": Fault(PREFILL, "output[c][e] *= rescaling.by[e / 2]", **GROWING),
-    "rescaled by the other row": Fault(PREFILL, "rescaling.by[e / 2]", "rescaling.by[1 - e / 2]", **GROWING),
+    "output not rescaled": Fault(PREFILL, "output[i / 4][i % 4] *= rescaling.by[i % 4 / 2];", **GROWING),
+    "rescaled by the other row": Fault(PREFILL, "rescaling.by[i % 4 / 2]", "rescaling.by[1 - i % 4 / 2]", **GROWING),
     "sum not rescaled": Fault(PREFILL, "row_sum *= rescale;", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
@@ -94,8 +94,8 @@ FAULTS = {
         ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)
     ),
     # Lanes.
-    "a row's maximum of two lanes": Fault(PREFILL, "maximum(x, __shfl_xor_sync(~0u, x, 2))", "x"),
-    "a row's sum of other lanes": Fault(PREFILL, "x + __shfl_xor_sync(~0u, x, 2)", "x + __shfl_xor_sync(~0u, x, 4)"),
+    "a row's maximum of two lanes": Fault(PREFILL, "lane_max<kRowLanes>(score", "lane_max<2>(score"),
+    "a row's sum of more lanes": Fault(PREFILL, "lane_sum<kRowLanes>(softmax", "lane_sum<8>(softmax"),
     "keys as rows of the first operand": Fault(
         PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"
     ),
@@ -123,7 +123,7 @@ FAULTS = {
     ),
     "hopper: scores not waited for": of_hopper("wait_for_products<1>(scores);"),
     "hopper: output not waited for": of_hopper("wait_for_products<0>(rows.output);\n      values"),
-    "hopper: a tile never given back": of_hopper("values.release(n, lane);\n      prob"),
+    "hopper: a tile never given back": of_hopper("values.release(n, lane);\n      split"),
     "hopper: a warp less reads": of_hopper("keys.initialise(kReaders)", "keys.initialise(kReaders - 1)"),
     "hopper: bytes of another tile": of_hopper(
         "arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"

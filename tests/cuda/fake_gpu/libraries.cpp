@@ -1,5 +1,5 @@
 // What libmlx is linked to, as far as csrc/cuda calls it. A variable of the environment with a function's name is the
-// error that it returns. With -DOLD_DRIVER and -DOLD_NVRTC a function is missing.
+// error that it returns. With -DOLD_DRIVER a function is missing.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -45,8 +45,6 @@ FAKE(nvrtcDestroyProgram, (char** program), std::free(*program))
 FAKE(nvrtcGetProgramLogSize, (void*, size_t* size), *size = sizeof("the log"))
 FAKE(nvrtcGetProgramLog, (void*, char* log), std::strcpy(log, "the log"))
 FAKE(nvrtcGetCUBINSize, (const char* program, size_t* size), *size = std::strlen(program) + 1)
-#ifndef OLD_NVRTC
 FAKE(nvrtcGetCUBIN, (const char* program, char* cubin), std::strcpy(cubin, program))
-#endif
 FAKE(nvrtcCompileProgram, (const char* program, int, const char* const* options),
      std::printf("compiles %s %s\n", program, options[0]))

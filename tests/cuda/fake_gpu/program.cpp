@@ -1,5 +1,4 @@
-// `program KERNEL BYTES LIBMLX`: loads the library, and does with a kernel what two calls do.
-#include <dlfcn.h>
+// `program KERNEL BYTES`: does with a kernel what two calls do.
 #include <signal.h>
 
 #include <cstdio>
@@ -22,7 +21,6 @@ int main(int, char** arguments) try {
   gpu::Launch launch = {};
   launch.function = arguments[1];
   launch.dynamic_shared = std::atoi(arguments[2]);
-  dlopen(arguments[3], RTLD_NOW);
   cuda::check_device(0);
   try {
     cuda::function_of(launch, 0);

@@ -1,5 +1,4 @@
-// What kernels are given, by value: the structs of a call, and where its arrays are. Host C++ and kernels include this
-// file.
+// What kernels are given, by value: the structs of a call, and where its arrays are. Host C++ includes it too.
 #pragma once
 
 #include "call/params.h"

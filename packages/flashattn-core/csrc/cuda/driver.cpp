@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,58 +29,55 @@ std::string architecture(int device) {
 
 std::string nvrtc_version() {
   int major = 0, minor = 0;
-  nvrtc().version(&major, &minor);
+  FLASHATTN_CALL(nvrtcVersion, &major, &minor);
   return with_point(major, minor);
 }
 
 std::string compiled(const std::string& text, const std::string& name, const std::string& architecture) {
-  Program created = nullptr;
-  nvrtc().create(&created, text.c_str(), (name + ".cu").c_str(), 0, nullptr, nullptr);
-  std::unique_ptr<void, void (*)(Program)> program(created, [](Program done) { nvrtc().destroy(&done); });
+  nvrtcProgram program = nullptr;
+  FLASHATTN_CALL(nvrtcCreateProgram, &program, text.c_str(), (name + ".cu").c_str(), 0, nullptr, nullptr);
+  std::unique_ptr<nvrtcProgram, nvrtcResult (*)(nvrtcProgram*)> owner(&program, nvrtcDestroyProgram);
   const auto result = [&](const auto& size_of, const auto& read) {
     size_t size = 0;
-    size_of(created, &size);
+    check(size_of(program, &size), "the size of what NVRTC made");
     std::string bytes(size, '\0');
-    read(created, bytes.data());
+    check(read(program, bytes.data()), "what NVRTC made");
     return bytes;
   };
   std::string option = "--gpu-architecture=" + architecture;
   const char* options[] = {option.c_str()};
-  try {
-    nvrtc().compile(created, 1, options);
-  } catch (const std::runtime_error& error) {
-    throw std::runtime_error(std::string(error.what()) + "\n" + result(nvrtc().log_size, nvrtc().log).c_str());
+  if (nvrtcResult error = nvrtcCompileProgram(program, 1, options); error != nvrtcResult{}) {
+    std::string log = result(nvrtcGetProgramLogSize, nvrtcGetProgramLog);
+    throw std::runtime_error("[flash_attention] nvrtcCompileProgram: " + in_words(error) + "\n" + log.c_str());
   }
-  return result(nvrtc().cubin_size, nvrtc().cubin);
+  return result(nvrtcGetCUBINSize, nvrtcGetCUBIN);
 }
 
 std::string machine_code(const gpu::Launch& launch, const std::string& architecture) {
   std::string text = source_text(launch), key = "NVRTC " + nvrtc_version() + ", " + architecture + "\n" + text;
   std::string cubin = gpu::read_kept("cubins", key);
-  if (cubin.empty()) {
-    cubin = compiled(text, launch.function, architecture);
-    gpu::keep("cubins", key, cubin);
-  }
+  if (cubin.empty()) gpu::keep("cubins", key, cubin = compiled(text, launch.function, architecture));
   return cubin;
 }
 
 // Loaded for ever.
 CUfunction built(const gpu::Launch& launch, int device) try {
   constexpr uint32_t kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // of CUfunction_attribute
-  void *module = nullptr, *context = nullptr;  // MLX's context, which need not be this thread's
-  driver().retain_context(&context, device);
-  driver().push_context(context);
-  std::unique_ptr<void, void (*)(void*)> current(context, [](void* popped) { driver().pop_context(&popped); });
+  CUcontext context = nullptr;                                           // MLX's, which need not be this thread's
+  FLASHATTN_CALL(cuDevicePrimaryCtxRetain, &context, device);
+  FLASHATTN_CALL(cuCtxPushCurrent_v2, context);
+  std::unique_ptr<CUcontext, CUresult (*)(CUcontext*)> current(&context, cuCtxPopCurrent_v2);
+  CUmodule module = nullptr;
   CUfunction function = nullptr;
-  driver().load(&module, machine_code(launch, architecture(device)).data());
-  driver().get_function(&function, module, launch.function.c_str());
+  FLASHATTN_CALL(cuModuleLoadData, &module, machine_code(launch, architecture(device)).data());
+  FLASHATTN_CALL(cuModuleGetFunction, &function, module, launch.function.c_str());
   auto most = static_cast<uint32_t>(properties(device).shared_memory);
   if (launch.dynamic_shared > most) {
     throw std::runtime_error("[flash_attention] a block needs " + std::to_string(launch.dynamic_shared) +
                              " bytes of shared memory, and the GPU has " + std::to_string(most));
   }
   if (launch.dynamic_shared > kWithoutAsking) {
-    driver().set_attribute(function, kMaxDynamicShared, static_cast<int>(launch.dynamic_shared));
+    FLASHATTN_CALL(cuFuncSetAttribute, function, kMaxDynamicShared, static_cast<int>(launch.dynamic_shared));
   }
   return function;
 } catch (const std::runtime_error& error) {
@@ -93,7 +91,7 @@ gpu::Device properties(int device) {
   constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedMemoryOfBlock = 97;  // of CUdevice_attribute
   const auto attribute = [&](int number) {
     int value = 0;
-    driver().device_attribute(&value, number, device);
+    FLASHATTN_CALL(cuDeviceGetAttribute, &value, number, device);
     return value;
   };
   return {.compute_capability = 10 * attribute(kMajor) + attribute(kMinor),
@@ -103,19 +101,22 @@ gpu::Device properties(int device) {
 
 void check_device(int device) try {
   thread_local std::set<int> fit;  // each call asks
-  if (fit.contains(device)) {
-    return;
+  if (fit.contains(device)) return;
+  if (!cuTensorMapEncodeTiled) {
+    throw NoKernelError(
+        "[flash_attention] the driver has no cuTensorMapEncodeTiled: install version 525 or a newer one");
   }
   int capability = properties(device).compute_capability, count = 0;
-  nvrtc().num_architectures(&count);
+  FLASHATTN_CALL(nvrtcGetNumSupportedArchs, &count);
   std::vector<int> known(count);  // 90 for 9.0
-  nvrtc().list_architectures(known.data());
-  bool is_known = std::find(known.begin(), known.end(), capability) != known.end();
-  if (capability < 80 || !is_known) {
-    throw NoKernelError("[flash_attention] the GPU has compute capability " +
-                        with_point(capability / 10, capability % 10) +
-                        (capability < 80 ? ", expected 8.0 or more: compute on mx.cpu, or on a newer GPU"
-                                         : ", which NVRTC " + nvrtc_version() + " does not know: install a newer one"));
+  FLASHATTN_CALL(nvrtcGetSupportedArchs, known.data());
+  std::string it_has =
+      "[flash_attention] the GPU has compute capability " + with_point(capability / 10, capability % 10);
+  if (capability < 80) {
+    throw NoKernelError(it_has + ", expected 8.0 or more: compute on mx.cpu, or on a newer GPU");
+  }
+  if (std::find(known.begin(), known.end(), capability) == known.end()) {
+    throw NoKernelError(it_has + ", which NVRTC " + nvrtc_version() + " does not know: install a newer one");
   }
   fit.insert(device);
 } catch (const std::runtime_error& error) {
@@ -124,31 +125,18 @@ void check_device(int device) try {
 
 std::string describe(int device) {
   int version = 0;
-  driver().version(&version);
+  FLASHATTN_CALL(cuDriverGetVersion, &version);
   return architecture(device) + ", driver for CUDA " + with_point(version / 1000, version % 1000 / 10) + ", NVRTC " +
          nvrtc_version();
 }
 
 CUfunction function_of(const gpu::Launch& launch, int device) {
   static std::mutex mutex;
-  struct Kernel {
-    CUfunction function = nullptr;
-    std::string error;
-  };
-  static std::map<int, std::unordered_map<std::string, Kernel>> kernels;  // of each device
+  static std::map<int, std::unordered_map<std::string, std::shared_future<CUfunction>>> kernels;  // of each device
   std::lock_guard lock(mutex);  // also while it compiles: of two threads that want a kernel one makes it
-  Kernel& kernel = kernels[device][launch.specialisation];
-  if (!kernel.function && kernel.error.empty()) {
-    try {
-      kernel.function = built(launch, device);
-    } catch (const std::runtime_error& error) {
-      kernel.error = error.what();
-    }
-  }
-  if (!kernel.function) {
-    throw std::runtime_error(kernel.error);
-  }
-  return kernel.function;
+  auto [kernel, is_new] = kernels[device].try_emplace(launch.specialisation);
+  if (is_new) kernel->second = std::async(std::launch::deferred, built, launch, device);
+  return kernel->second.get();  // or the error, which stays
 }
 
 }  // namespace flashattn::cuda

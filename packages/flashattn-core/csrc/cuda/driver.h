@@ -14,8 +14,7 @@ void check_device(int device);
 // "sm_90a, driver for CUDA 13.0, NVRTC 13.0"
 std::string describe(int device);
 
-// Machine code is kept in memory, and on disk for the next process. What NVRTC and the driver refuse, once and for all,
-// is a std::runtime_error that names kernel and versions.
+// Kept, on disk too. What NVRTC or the driver refuse, once and for all, is a std::runtime_error with the versions.
 CUfunction function_of(const gpu::Launch& launch, int device);
 
 }  // namespace flashattn::cuda

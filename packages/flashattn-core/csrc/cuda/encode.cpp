@@ -22,8 +22,8 @@ namespace {
 
 using namespace gpu;
 
-// So many numbers, which all are one, -inf. Of MLX's ops that allocate memory of the GPU and fill it Exp alone is
-// exported: it makes zeros of them.
+// All of them are one number. Of MLX's ops that allocate memory and fill it Exp alone is exported: it makes zeros of
+// it.
 mx::array minus_infinities(mx::ShapeElem size) {
   static const auto& one = *new mx::array(-std::numeric_limits<float>::infinity());  // never destroyed: MLX may be gone
   mx::array many({size}, mx::float32, nullptr, {});
@@ -51,10 +51,7 @@ struct Kept {
 };
 
 // What a thread, which alone uses its streams, keeps for their next calls.
-auto& kept_scratch() {
-  thread_local std::map<mx::Stream, Kept> kept;
-  return kept;
-}
+thread_local std::map<mx::Stream, Kept> kept_scratch;
 
 // Calls that have the same run one behind the other, since all of them write it.
 const Kept& kept(const std::vector<Scratch>& scratch, mx::Stream stream) {
@@ -62,11 +59,11 @@ const Kept& kept(const std::vector<Scratch>& scratch, mx::Stream stream) {
   for (const Scratch& wanted : scratch) {
     (wanted.binding == Binding::arrivals ? counters : others) += wanted.elements;
   }
-  auto found = kept_scratch().find(stream);
-  if (found == kept_scratch().end() || found->second.counters < counters ||
+  auto found = kept_scratch.find(stream);
+  if (found == kept_scratch.end() || found->second.counters < counters ||
       static_cast<int64_t>(found->second.array.size()) < found->second.counters + others) {
     counters = 4 * divide_up(std::max<int64_t>(counters, 1024), 4);  // what follows is read as 16 bytes
-    found = kept_scratch().insert_or_assign(stream, Kept{zeros(counters + others, stream), counters}).first;
+    found = kept_scratch.insert_or_assign(stream, Kept{zeros(counters + others, stream), counters}).first;
   }
   return found->second;
 }
@@ -87,8 +84,8 @@ TensorMap tensor_map(const mx::array& array, const Strides& strides, int rows_of
   const uint64_t steps[] = {step(strides.row), step(strides.head), step(strides.batch[0])};
   const uint32_t box[] = {64, static_cast<uint32_t>(rows_of_box), 1, 1}, every[] = {1, 1, 1, 1};
   TensorMap map;
-  driver().encode_tiled(&map, array.dtype() == mx::bfloat16 ? kBfloat16 : kFloat16, std::size(sizes), address(array),
-                        sizes, steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
+  FLASHATTN_CALL(cuTensorMapEncodeTiled, &map, array.dtype() == mx::bfloat16 ? kBfloat16 : kFloat16, std::size(sizes),
+                 address(array), sizes, steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
   return map;
 }
 
@@ -101,7 +98,7 @@ void allocate(mx::array& output, mx::Stream stream) {
 }
 
 void release_scratch() {
-  for (const auto& [stream, kept] : std::exchange(kept_scratch(), {})) {
+  for (const auto& [stream, kept] : std::exchange(kept_scratch, {})) {
     mx::synchronize(stream);
   }
 }
@@ -114,10 +111,6 @@ gpu::Device device() {
 void encode(const Work& work, mx::Stream stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const Launches& launches = *work.launches;
-  std::array<const mx::array*, kNumBindings> arrays = {};  // null: the call does not have it
-  for (int i = 0; i < kNumBindings; ++i) {
-    arrays[i] = work.arrays[i] ? &*work.arrays[i] : nullptr;
-  }
   std::vector<mx::array> alive = work.temporaries;  // until the GPU is done
   const Kept* scratch = launches.scratch.empty() ? nullptr : &kept(launches.scratch, stream);
   if (scratch) {
@@ -128,13 +121,9 @@ void encode(const Work& work, mx::Stream stream) {
     BoxArguments arguments = {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}};
     for (auto [binding, role] : launch.arguments) {
       if (role == Role::value || binding == Binding::arrivals || binding == Binding::partials) continue;
-      const mx::array* array = arrays[index(binding)];
-      if (!array) {
-        throw std::logic_error(launch.function + " takes " + std::string(name(binding)) +
-                               ", which the call does not have");
-      }
-      role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
-      arguments.arrays[index(binding)] = address(*array);
+      const mx::array& array = work.arrays[index(binding)].value();
+      role == Role::input ? encoder.set_input_array(array) : encoder.set_output_array(array);
+      arguments.arrays[index(binding)] = address(array);
     }
     if (scratch) {
       encoder.set_output_array(scratch->array);
@@ -143,7 +132,7 @@ void encode(const Work& work, mx::Stream stream) {
     }
     if (!launch.box_rows.empty()) {
       const auto map = [&](Binding binding, const Strides& strides) {
-        return tensor_map(*arrays[index(binding)], strides, launch.box_rows[index(binding)]);
+        return tensor_map(*work.arrays[index(binding)], strides, launch.box_rows[index(binding)]);
       };
       arguments.query_map = map(Binding::query, launches.params.query);
       arguments.key_map = map(Binding::key, launches.params.key);

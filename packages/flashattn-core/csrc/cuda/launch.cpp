@@ -24,10 +24,6 @@ Launch launch(const Call& call, std::string function, std::vector<int> sizes, st
   return result;
 }
 
-int element_size(const Call& call) {
-  return static_cast<int>(size_of(call.dtype));
-}
-
 // Blocks of so many rows of one query head.
 int64_t blocks_of(const Call& call, int rows) {
   return divide_up(call.params.query_len, rows) * call.params.num_heads * call.params.batch_size;
@@ -47,7 +43,7 @@ Launch rowwise(const Call& call) {
 // parts: of 16 bits, as which probabilities go into the tensor cores.
 Launch prefill(const Call& call, int parts) {
   constexpr int kStages = 2, kSharedOfHopper = 227 * 1024, kReserved = 1024;
-  int bytes = element_size(call);
+  int bytes = size_of(call.dtype);
   bool wide = bytes == 4;
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
   int widest = std::max(dim, value_dim), keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
@@ -61,8 +57,7 @@ Launch prefill(const Call& call, int parts) {
   return result;
 }
 
-// Whether the tensor memory accelerator can read query, key and value: pieces of 16 bytes, no stride 0, and rows that
-// do not overlap.
+// Whether the tensor memory accelerator can read them: pieces of 16 bytes, no stride 0, and rows that do not overlap.
 bool has_boxes(const Call& call) {
   const AttentionParams& p = call.params;
   const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
@@ -95,7 +90,7 @@ Launch prefill_hopper(const Call& call, int parts) {
   Launch result = launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
                          whole_call(call), blocks_of(call, rows), (groups + 1) * kWarpsOfGroup, shared + barriers);
   result.blocks_at_once = blocks;
-  result.box_rows = {kRowsOfGroup, kKeys, kKeys};
+  result.box_rows = {rows, kKeys, kKeys};
   return result;
 }
 
@@ -111,8 +106,7 @@ std::vector<Argument> split_call(const Call& call, const Launches& launches) {
 Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
   constexpr int64_t kMerged = 512 * 1024;  // bytes that a block merges in a few microseconds
   const AttentionParams& p = call.params;
-  int64_t row_bytes = p.value_dim * sizeof(float),
-          bytes_of_chunk = std::min(rows_of_group(call), rows_of_block) * row_bytes;
+  int64_t bytes_of_chunk = std::min(rows_of_group(call), rows_of_block) * p.value_dim * int64_t{sizeof(float)};
   int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / bytes_of_chunk, 4, 512));
   Launches result = {.params = p, .split = gpu::split_keys(p, {chunks, min_chunk, max_chunks})};
   result.scratch = {{Binding::partials, partials_of(p, result.split)},
@@ -134,12 +128,10 @@ Launches decode_split(const Call& call) {
   return result;
 }
 
-// All others: a block has 16 rows and a chunk, and its warps take tiles in turns: as many warps as there is memory for
-// three tiles of each, or two.
+// All others: a block has 16 rows and a chunk, and as many warps as there is memory for three tiles of each, or two.
 Launches decode(const Call& call) {
-  constexpr int kRows = 16, kKeys = 16, kMaxDim = 256,
-                kPadding = 10;  // of decode.cu: up to 8 by kPitch, maximum and sum
-  int bytes = element_size(call), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
+  constexpr int kRows = 16, kKeys = 16, kMaxDim = 256, kPadding = 10;  // up to 8 by kPitch, maximum and sum
+  int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
   int tiles = tile_bytes(kKeys, dim, bytes) + tile_bytes(kKeys, value_dim, bytes);
   for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
@@ -151,9 +143,7 @@ Launches decode(const Call& call) {
     int64_t row_blocks = divide_up(rows_of_group(call), kRows);
     int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
     Launches result = split_keys(call, chunks * num_groups(call), 128, kRows);
-    if (result.split.num_chunks == 1) {
-      result.scratch.clear();  // nothing is partial
-    }
+    if (result.split.num_chunks == 1) result.scratch.clear();  // nothing is partial
     result.launches = {launch(call, "decode", {dim, value_dim, warps, kKeys, stages}, split_call(call, result),
                               row_blocks * result.split.num_chunks * num_groups(call), warps, shared)};
     return result;

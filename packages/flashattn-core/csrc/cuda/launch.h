@@ -11,8 +11,7 @@ static_assert(gpu::kNumBindings <= kMaxArrays);
 
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 
-// The text that NVRTC compiles for a launch: its constants, the kernel's file with everything that it includes, and the
-// entry. ASCII.
+// What NVRTC compiles for a launch, in ASCII: constants, the kernel's file with all that it includes, and the entry.
 std::string source_text(const gpu::Launch& launch);
 const gpu::Sources& sources();
 

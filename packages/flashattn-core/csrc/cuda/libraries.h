@@ -1,110 +1,67 @@
-// NVRTC and NVIDIA's driver: their functions that this module calls. libmlx is linked to both, and this module to none.
+// NVRTC and NVIDIA's driver: their functions that this module calls, as their own headers declare them. libmlx is
+// linked to both, and this module to libmlx alone. All of them are weak: beside a libmlx without CUDA they are null.
 #pragma once
 
-#include <dlfcn.h>
-
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 
-#include "../call/kernel_table.h"
+#define FLASHATTN_WEAK __attribute__((weak, visibility("default")))
 
-struct CUfunc_st;
-using CUfunction = CUfunc_st*;
+enum nvrtcResult : int;
+enum CUresult : int;
+using nvrtcProgram = struct _nvrtcProgram*;
+using CUcontext = struct CUctx_st*;
+using CUmodule = struct CUmod_st*;
+using CUfunction = struct CUfunc_st*;
+
+extern "C" {
+FLASHATTN_WEAK const char* nvrtcGetErrorString(nvrtcResult);
+FLASHATTN_WEAK nvrtcResult nvrtcVersion(int* major, int* minor);
+FLASHATTN_WEAK nvrtcResult nvrtcGetNumSupportedArchs(int* count);
+FLASHATTN_WEAK nvrtcResult nvrtcGetSupportedArchs(int* all);
+FLASHATTN_WEAK nvrtcResult nvrtcCreateProgram(nvrtcProgram*, const char* text, const char* name, int headers,
+                                              const char* const* texts, const char* const* names);
+FLASHATTN_WEAK nvrtcResult nvrtcDestroyProgram(nvrtcProgram*);
+FLASHATTN_WEAK nvrtcResult nvrtcCompileProgram(nvrtcProgram, int count, const char* const* options);
+FLASHATTN_WEAK nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram, size_t*);
+FLASHATTN_WEAK nvrtcResult nvrtcGetProgramLog(nvrtcProgram, char*);
+FLASHATTN_WEAK nvrtcResult nvrtcGetCUBINSize(nvrtcProgram, size_t*);
+FLASHATTN_WEAK nvrtcResult nvrtcGetCUBIN(nvrtcProgram, char*);
+
+FLASHATTN_WEAK CUresult cuGetErrorString(CUresult, const char**);
+FLASHATTN_WEAK CUresult cuDriverGetVersion(int*);
+FLASHATTN_WEAK CUresult cuDeviceGetAttribute(int* value, int attribute, int device);
+FLASHATTN_WEAK CUresult cuDevicePrimaryCtxRetain(CUcontext*, int device);
+FLASHATTN_WEAK CUresult cuCtxPushCurrent_v2(CUcontext);
+FLASHATTN_WEAK CUresult cuCtxPopCurrent_v2(CUcontext*);
+FLASHATTN_WEAK CUresult cuModuleLoadData(CUmodule*, const void* cubin);
+FLASHATTN_WEAK CUresult cuModuleGetFunction(CUfunction*, CUmodule, const char* name);
+FLASHATTN_WEAK CUresult cuFuncSetAttribute(CUfunction, int attribute, int value);
+FLASHATTN_WEAK CUresult cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* array, const uint64_t* sizes,
+                                               const uint64_t* steps, const uint32_t* box, const uint32_t* every,
+                                               int interleave, int swizzle, int promotion, int fill);
+}
 
 namespace flashattn::cuda {
 
-// What is looked up through libmlx is of the version that MLX itself calls, whatever else the process has loaded.
-class Library {
- public:
-  Library(const char* name, const char* cure) : name_(name), cure_(cure) {}
-
-  template <typename F>
-  F* find(const char* function) const {
-    if (void* found = dlsym(libmlx_, function)) {
-      return reinterpret_cast<F*>(found);
-    }
-    throw NoKernelError(std::string("[flash_attention] ") + name_ + " has no " + function + ": " + cure_);
-  }
-
-  virtual std::string in_words(int error) const = 0;
-
- private:
-  const char *name_, *cure_;
-  void* libmlx_ = dlopen("libmlx.so", RTLD_LAZY | RTLD_NOLOAD);
-};
-
-// Throws std::runtime_error where the library's function returns an error.
-template <typename... Parameters>
-class Function {
- public:
-  Function(const Library& library, const char* name)
-      : library_(library), name_(name), function_(library.find<int(Parameters...)>(name)) {}
-
-  void operator()(Parameters... parameters) const {
-    if (int error = function_(parameters...)) {
-      throw std::runtime_error(std::string("[flash_attention] ") + name_ + ": " + library_.in_words(error));
-    }
-  }
-
- private:
-  const Library& library_;
-  const char* name_;
-  int (*function_)(Parameters...);
-};
-
-using Program = void*;
-
-struct Nvrtc : Library {
-  Function<int*, int*> version{*this, "nvrtcVersion"};
-  Function<int*> num_architectures{*this, "nvrtcGetNumSupportedArchs"};
-  Function<int*> list_architectures{*this, "nvrtcGetSupportedArchs"};
-  Function<Program*, const char*, const char*, int, const char* const*, const char* const*> create{
-      *this, "nvrtcCreateProgram"};
-  Function<Program*> destroy{*this, "nvrtcDestroyProgram"};
-  Function<Program, int, const char* const*> compile{*this, "nvrtcCompileProgram"};
-  Function<Program, size_t*> log_size{*this, "nvrtcGetProgramLogSize"};
-  Function<Program, char*> log{*this, "nvrtcGetProgramLog"};
-  Function<Program, size_t*> cubin_size{*this, "nvrtcGetCUBINSize"};
-  Function<Program, char*> cubin{*this, "nvrtcGetCUBIN"};
-  const char* (*error_string)(int) = find<const char*(int)>("nvrtcGetErrorString");
-
-  Nvrtc() : Library("NVRTC", "reinstall mlx[cuda13] or mlx[cuda12]") {}
-
-  std::string in_words(int error) const override { return error_string(error); }
-};
-
-struct Driver : Library {
-  Function<int*> version{*this, "cuDriverGetVersion"};
-  Function<int*, int, int> device_attribute{*this, "cuDeviceGetAttribute"};
-  Function<void**, int> retain_context{*this, "cuDevicePrimaryCtxRetain"};
-  Function<void*> push_context{*this, "cuCtxPushCurrent_v2"};
-  Function<void**> pop_context{*this, "cuCtxPopCurrent_v2"};
-  Function<void**, const void*> load{*this, "cuModuleLoadData"};
-  Function<CUfunction*, void*, const char*> get_function{*this, "cuModuleGetFunction"};
-  Function<CUfunction, int, int> set_attribute{*this, "cuFuncSetAttribute"};
-  Function<void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int,
-           int, int>
-      encode_tiled{*this, "cuTensorMapEncodeTiled"};
-  int (*error_string)(int, const char**) = find<int(int, const char**)>("cuGetErrorString");
-
-  Driver() : Library("NVIDIA's driver", "install version 525 or a newer one") {}
-
-  std::string in_words(int error) const override {
-    const char* words = nullptr;
-    error_string(error, &words);
-    return words ? words : "error " + std::to_string(error);
-  }
-};
-
-// Both throw NoKernelError, with the cure, where a function is missing.
-inline const Nvrtc& nvrtc() {
-  static const Nvrtc functions;
-  return functions;
+inline std::string in_words(nvrtcResult error) {
+  return nvrtcGetErrorString(error);
 }
-inline const Driver& driver() {
-  static const Driver functions;
-  return functions;
+inline std::string in_words(CUresult error) {
+  const char* words = nullptr;
+  cuGetErrorString(error, &words);
+  return words ? words : "error " + std::to_string(error);
+}
+
+// Calls one of them, and throws std::runtime_error where it returns an error.
+#define FLASHATTN_CALL(function, ...) ::flashattn::cuda::check(function(__VA_ARGS__), #function)
+template <typename Result>
+void check(Result result, const char* function) {
+  if (result != Result{}) {
+    throw std::runtime_error(std::string("[flash_attention] ") + function + ": " + in_words(result));
+  }
 }
 
 }  // namespace flashattn::cuda

@@ -1,9 +1,6 @@
-// The part of libmlx's CUDA backend that this module uses.
-//
-// MLX's own header for it includes the CUDA toolkit's, which nobody needs to have. What stands here has the same
-// mangled names. All of it is weak: beside a libmlx without CUDA the addresses are null, and nothing asks for them,
-// since mx::cu::is_available() is false there. No compiler compares this file with MLX, so MLX must be exactly 0.32.4,
-// which importing the package sees to.
+// The part of libmlx's CUDA backend that this module uses. MLX's own header for it includes the CUDA toolkit's, which
+// nobody needs to have: what stands here has the same mangled names. All of it is weak, and nothing asks for it where
+// mx::cu::is_available() is false. No compiler compares this file with MLX: the package imports beside 0.32.4 alone.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +15,6 @@
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-
-#define FLASHATTN_WEAK __attribute__((weak, visibility("default")))
 
 namespace mlx::core::cu {
 

@@ -6,25 +6,16 @@
 
 namespace flashattn::cuda {
 
-[[noreturn]] static void missing() {
-  throw std::logic_error("this MLX has no CUDA");
-}
+#define FLASHATTN_MISSING(function)                 \
+  function {                                        \
+    throw std::logic_error("this MLX has no CUDA"); \
+  }
+FLASHATTN_MISSING(void encode(const gpu::Work&, mx::Stream))
+FLASHATTN_MISSING(void allocate(mx::array&, mx::Stream))
+FLASHATTN_MISSING(void check_device(int))
+FLASHATTN_MISSING(CUfunction function_of(const gpu::Launch&, int))
+FLASHATTN_MISSING(std::string describe(int))
 
-void encode(const gpu::Work&, mx::Stream) {
-  missing();
-}
-void allocate(mx::array&, mx::Stream) {
-  missing();
-}
-void check_device(int) {
-  missing();
-}
-CUfunction function_of(const gpu::Launch&, int) {
-  missing();
-}
-std::string describe(int) {
-  missing();
-}
 gpu::Device device() {
   return {};
 }

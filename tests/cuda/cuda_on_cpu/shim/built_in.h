@@ -16,6 +16,12 @@ CUDA_FUNC CudaIndex cuda_index(MslBuiltin builtin) {
 struct alignas(8) float2 {
   float x, y;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 
 template <class To, class From>
 CUDA_FUNC To cuda_bits(From from) {

@@ -57,12 +57,6 @@ CUDA_FUNC void ld_shared_v4_b32(uint& r0, uint& r1, uint& r2, uint& r3, uint add
   r0 = piece.words[0], r1 = piece.words[1], r2 = piece.words[2], r3 = piece.words[3];
 }
 
-CUDA_FUNC void st_global_v4_b32(void* to, uint r0, uint r1, uint r2, uint r3) {
-  if (reinterpret_cast<unsigned long>(to) % 16) cuda_fail("16 bytes at an address that is no multiple of 16");
-  uint* words = static_cast<uint*>(to);
-  words[0] = r0, words[1] = r1, words[2] = r2, words[3] = r3;
-}
-
 template <bool TRANSPOSED>
 struct LoadMatrices {
   static constexpr const char* kName = "ldmatrix";

@@ -6,12 +6,6 @@
 
 using namespace flashattn;
 
-// Neighbouring columns that a lane has.
-template <int N>
-struct alignas(4 * N) Neighbours {
-  float columns[N];
-};
-
 // Leaves one of a lane's two rows in shared memory. Rows are `kPitch` apart, so that the lanes of a store, of 8 rows of
 // two columns or of two rows of four, are in different banks.
 template <typename T, int DV>
@@ -22,11 +16,11 @@ FLASHATTN_FUNC void leave_row(float* row, const Fragment (&output)[DV / 8], int 
   FLASHATTN_UNROLL
   for (int c = 0; c < DV / 8; c += kStep) {
     if constexpr (kStep == 1) {
-      *reinterpret_cast<Neighbours<2>*>(row + output_column<T>(c, lane)) = {output[c][2 * h], output[c][2 * h + 1]};
+      *reinterpret_cast<float2*>(row + output_column<T>(c, lane)) = {output[c][2 * h], output[c][2 * h + 1]};
     } else {
       FLASHATTN_UNROLL
       for (int e = 2 * h; e < 2 * h + 2; ++e) {
-        *reinterpret_cast<Neighbours<4>*>(row + output_column<T>(c, lane) + e % 2 * kNext<T>) = {
+        *reinterpret_cast<float4*>(row + output_column<T>(c, lane) + e % 2 * kNext<T>) = {
             output[c][e], output[c + 1][e], output[c + 2][e], output[c + 3][e]};
       }
     }
@@ -55,24 +49,18 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   KeySpan any = seen_in_chunk(visibility, split, chunk);
   KeySpan all = intersection(any, visibility.seen_by_all(0, params.query_len - 1));
 
-  auto keys = keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
-  auto values = values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head);
   Queries queries = {shared_address(shared)};
-  Tiles tiles = {queries.memory + Queries::kBytes + warp * Tiles::kBytes, keys, values, lane_index()};
+  Tiles tiles = {queries.memory + Queries::kBytes + warp * Tiles::kBytes,
+                 keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head),
+                 values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head), lane_index()};
   const auto first_key = [&](int tile) { return any.begin + (tile * WARPS + warp) * KEYS; };
   tiles.bring(0, first_key(0), any.end);
-  RowLayout layout = row_layout(params.query);
-  for (uint at = threadIdx.x; at < kRows * Queries::kPieces; at += kThreads) {
-    uint row = at / Queries::kPieces, c = at % Queries::kPieces;
+  const auto row_at = [&](uint row) {
     RowPosition position = row_position(first_row + row, kv_head, group);
-    int column = c * Queries::kElements;
-    int left = position.query < params.query_len ? clamped(head_dim - column, 0, Queries::kElements) : 0;
-    const T* from =
-        left == 0 ? query
-                  : head_of(query, params, params.query, batch, position.head) + layout.offset(position.query, column);
-    bool wide = packed_rows && reinterpret_cast<unsigned long long>(from) % 16 == 0;
-    queries.load_piece(row, c, from, layout.column, left, wide);
-  }
+    return position.query < params.query_len ? row_of(query, params, params.query, batch, position.head, position.query)
+                                             : nullptr;
+  };
+  queries.template load_rows<kThreads>(row_at, params.query.column, head_dim, threadIdx.x);
   commit_copies();
   FLASHATTN_UNROLL
   for (int tile = 1; tile < STAGES - 1; ++tile) {
@@ -106,7 +94,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   FLASHATTN_UNROLL
   for (int h = 0; h < 2; ++h) {
     int row = lane / 4 + h * kRowStep, place = warp * kRows + row;
-    rows.softmax[h].row_sum = across_row_sum(rows.softmax[h].row_sum);
+    rows.softmax[h].row_sum = lane_sum<kRowLanes>(rows.softmax[h].row_sum);
     if (row < row_count) {
       if (lane % 4 == 0) sums[place] = rows.softmax[h];
       leave_row<T, DV>(results + place * kPitch<T, DV>, rows.output, h, lane);
@@ -135,12 +123,12 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
       partials.sum[index] = merged.softmax.row_sum;
     }
   }
-  // See attend_again(). That these are a chunk's rows and not a call's is all the difference.
+  // See attend_again().
   if (!__syncthreads_and(finite)) {
     for (int row = warp; row < row_count; row += WARPS) {
-      DecodeRows<T, kLaneColumns<head_dim>, kLaneColumns<value_dim>, 1> exact;
-      exact.load(query, row_position(first_row + row, kv_head, group), visibility, batch, lane);
-      exact.attend(keys, values, visibility, all, any.begin, any.end, exact.kKeys, 0, lane);
+      auto exact = attended_row<whole_lanes(head_dim), whole_lanes(value_dim)>(
+          query, FLASHATTN_STORED_INPUTS(T), visibility, batch, kv_head, row_position(first_row + row, kv_head, group),
+          any, all, lane);
       if (split.num_chunks == 1) {
         store_row(exact, FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
       } else {
@@ -148,9 +136,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
       }
     }
   }
-  if (split.num_chunks == 1) {
-    return;
-  }
+  if (split.num_chunks == 1) return;
   uint* arrived = arrivals + (batch * params.num_kv_heads + kv_head) * row_blocks + first_row / kRows;
   if (is_last(arrived, split.num_chunks)) {
     merge_chunks<kThreads>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, partials, split, batch, kv_head, first_row,

@@ -12,18 +12,9 @@ FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   BlockPosition block = block_position(params, params.num_kv_heads);
   int group = params.num_heads / params.num_kv_heads, row_warps = (params.query_len * group + ROWS - 1) / ROWS;
-  int warp = block.part * WARPS + int(warp_index()), chunk = warp / row_warps;
-  if (chunk < split.num_chunks) {
-    Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, block.batch);
-    DecodeRows<T, D, DV, ROWS> rows;
-    rows.load(query, row_position(warp % row_warps * ROWS, block.head, group), visibility, block.batch, lane_index());
-
-    auto keys = keys_of(FLASHATTN_STORED_INPUTS(K), params, block.batch, block.head);
-    auto values = values_of(FLASHATTN_STORED_INPUTS(K), params, block.batch, block.head);
-    KeySpan any = seen_in_chunk(visibility, split, chunk), all = visibility.seen_by_all(0, params.query_len - 1);
-    rows.attend(keys, values, visibility, all, any.begin, any.end, rows.kKeys, 0, lane_index());
-    store_partials(rows, partials, params, split, block.batch, chunk, lane_index());
-  }
+  int warp = block.part * WARPS + int(warp_index());
+  decode_split_body<D, DV, ROWS>(query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS, partials, split,
+                                 block.batch, block.head, warp / row_warps, warp % row_warps * ROWS, lane_index());
   if (is_last(arrivals + block.batch * params.num_kv_heads + block.head, block.parts)) {
     merge_chunks<WARPS * FLASHATTN_LANES>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, partials, split, block.batch,
                                           block.head, 0, group * params.query_len);

@@ -12,8 +12,8 @@
 #define FLASHATTN_LANES 32
 
 #define FLASHATTN_BARRIER __syncthreads()
-#define FLASHATTN_LANE_SUM(x) ::flashattn::lane_sum(x)
-#define FLASHATTN_LANE_MAX(x) ::flashattn::lane_max(x)
+#define FLASHATTN_LANE_SUM(x) ::flashattn::lane_sum<FLASHATTN_LANES>(x)
+#define FLASHATTN_LANE_MAX(x) ::flashattn::lane_max<FLASHATTN_LANES>(x)
 #define FLASHATTN_LANE_VALUE(x, lane) __shfl_sync(~0u, x, int(lane))
 
 #define INFINITY __int_as_float(0x7f800000)
@@ -80,19 +80,17 @@ FLASHATTN_FUNC float precise_tanh(float x) {
   return tanhf(x);
 }
 
-// Every lane has the result.
+// Of N neighbouring lanes. Each of them has the result.
+template <int N>
 FLASHATTN_FUNC float lane_sum(float x) {
   FLASHATTN_UNROLL
-  for (int step = FLASHATTN_LANES / 2; step > 0; step /= 2) {
-    x += __shfl_xor_sync(~0u, x, step);
-  }
+  for (int step = 1; step < N; step *= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
+template <int N>
 FLASHATTN_FUNC float lane_max(float x) {
   FLASHATTN_UNROLL
-  for (int step = FLASHATTN_LANES / 2; step > 0; step /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-  }
+  for (int step = 1; step < N; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
 

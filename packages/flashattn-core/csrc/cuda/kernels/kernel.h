@@ -1,7 +1,5 @@
-// What a kernel begins with: its arguments by their names, and which of the launch's blocks it is.
-//
-// A kernel is a function of cuda::Arguments or BoxArguments. source_text() writes the entry that calls it, and in front
-// of this text the constants that it is specialised for and the numbers of the bindings.
+// What a kernel begins with: its arguments by their names, and which of the launch's blocks it is. It is a function of
+// cuda::Arguments or BoxArguments. source_text() writes the entry that calls it, and its constants in front of this.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -9,9 +7,8 @@
 #include "elements.h"
 
 #define FLASHATTN_KERNEL FLASHATTN_FUNC void
-#define FLASHATTN_ARRAY(T, name) T* name = static_cast<T*>(arguments.arrays[FLASHATTN_BINDING_##name])
-#define FLASHATTN_READ(T, name) FLASHATTN_ARRAY(const T, name)
-#define FLASHATTN_WRITTEN(T, name) FLASHATTN_ARRAY(T, name)
+#define FLASHATTN_WRITTEN(T, name) T* name = static_cast<T*>(arguments.arrays[FLASHATTN_BINDING_##name])
+#define FLASHATTN_READ(T, name) FLASHATTN_WRITTEN(const T, name)
 #define FLASHATTN_VALUE(T, name) const T& name = arguments.name
 
 // With the semicolon before it: lists of inputs.def are made of these.
@@ -56,21 +53,10 @@ FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int h
                        int(gridDim.x / heads_and_batches)};
 }
 
-// The queries of a block that has up to ROWS of one head. The last ones come first: under a causal mask they see the
-// most keys, and a long block should not start last.
-struct QueryBlock {
-  int batch;
-  int head;
-  int kv_head;
-  int first;
-  int last;
-};
-template <int ROWS>
-FLASHATTN_FUNC QueryBlock query_block(const AttentionParams& params) {
-  BlockPosition block = block_position(params, params.num_heads);
-  int first = ((params.query_len - 1) / ROWS - block.part) * ROWS;
-  return QueryBlock{block.batch, block.head, block.head / (params.num_heads / params.num_kv_heads), first,
-                    minimum(first + ROWS, params.query_len) - 1};
+// The first of up to `count` queries of one head, which a part has. The last ones come first: under a causal mask they
+// see the most keys, and a long block should not start last.
+FLASHATTN_FUNC int first_query(const AttentionParams& params, int part, int count) {
+  return ((params.query_len - 1) / count - part) * count;
 }
 
 }  // namespace flashattn

@@ -16,21 +16,22 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   using Tiles = CopiedTiles<T, KEYS, D, DV, 2, kThreads>;
   extern __shared__ __align__(1024) uchar shared[];
 
-  QueryBlock block = query_block<kRows>(params);
-  int batch = block.batch, head = block.head;
-  int lane = lane_index(), own_row = int(warp_index()) * kWarpRows, own_query = block.first + own_row;
-  int own_last = minimum(own_query + kWarpRows - 1, block.last);
+  BlockPosition block = block_position(params, params.num_heads);
+  int batch = block.batch, head = block.head, kv_head = head / (params.num_heads / params.num_kv_heads);
+  int first_row = first_query(params, block.part, kRows), last_row = minimum(first_row + kRows, params.query_len) - 1;
+  int lane = lane_index(), own_row = int(warp_index()) * kWarpRows, own_query = first_row + own_row;
+  int own_last = minimum(own_query + kWarpRows - 1, last_row);
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
-  KeySpan any = visibility.seen_by_any(block.first, block.last);
+  KeySpan any = visibility.seen_by_any(first_row, last_row);
   KeySpan own_any = visibility.seen_by_any(own_query, own_last);
   KeySpan own_all = visibility.seen_by_all(own_query, own_last);
 
   Queries queries = {shared_address(shared)};
-  Tiles tiles = {queries.memory + Queries::kBytes, keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, block.kv_head),
-                 values_of(FLASHATTN_STORED_INPUTS(T), params, batch, block.kv_head), threadIdx.x};
+  Tiles tiles = {queries.memory + Queries::kBytes, keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head),
+                 values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head), threadIdx.x};
   RowLayout layout = row_layout(params.query);
-  queries.template load<kThreads>(head_of(query, params, params.query, batch, head) + layout.offset(block.first, 0),
-                                  layout, params.query_len - block.first, head_dim, threadIdx.x);
+  queries.template load<kThreads>(head_of(query, params, params.query, batch, head) + layout.offset(first_row, 0),
+                                  layout, params.query_len - first_row, head_dim, threadIdx.x);
   int origin = any.begin / KEYS * KEYS;
   tiles.bring(0, origin, any.end);
   commit_copies();

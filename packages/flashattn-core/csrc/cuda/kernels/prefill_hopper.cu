@@ -33,13 +33,14 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   ValueRing values = {value_memory, barriers + KeyRing::kBarriers};
   Barrier queries_arrived = {values.barriers + ValueRing::kBarriers};
 
-  QueryBlock block = query_block<kRows>(params);
-  int batch = block.batch, head = block.head;
+  BlockPosition block = block_position(params, params.num_heads);
+  int batch = block.batch, head = block.head, kv_head = head / (params.num_heads / params.num_kv_heads);
+  int first_row = first_query(params, block.part, kRows), last_row = minimum(first_row + kRows, params.query_len) - 1;
   int lane = lane_index(), group = __shfl_sync(~0u, int(warp_index()) / 4, 0);
 
   // The block sees tiles 0 to tile_count - 1.
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
-  KeySpan any = visibility.seen_by_any(block.first, block.last);
+  KeySpan any = visibility.seen_by_any(first_row, last_row);
   int origin = any.begin / KEYS * KEYS;
   int tile_count = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
 
@@ -55,12 +56,10 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     leave_registers<FEW>();
     if (threadIdx.x % kWarpgroup == 0) {
       queries_arrived.arrive_and_expect(Queries::kBytes);
-      for (int row = 0; row < kRows; row += kWarpgroupRows) {
-        bring_boxes<kWarpgroupRows>(queries, row, arguments.query_map, block.first + row, head, batch, queries_arrived);
-      }
+      bring_boxes(queries, arguments.query_map, first_row, head, batch, queries_arrived);
       for (int n = 0; n <= tile_count; ++n) {
-        if (n < tile_count) keys.bring(n, arguments.key_map, origin + n * KEYS, block.kv_head, batch);
-        if (n > 0) values.bring(n - 1, arguments.value_map, origin + (n - 1) * KEYS, block.kv_head, batch);
+        if (n < tile_count) keys.bring(n, arguments.key_map, origin + n * KEYS, kv_head, batch);
+        if (n > 0) values.bring(n - 1, arguments.value_map, origin + (n - 1) * KEYS, kv_head, batch);
       }
     }
     return;
@@ -68,8 +67,8 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   take_registers<REGISTERS>();
 
   // The warpgroup's rows see tiles own_first to own_end - 1 of them.
-  int group_query = block.first + group * kWarpgroupRows;
-  int group_last = minimum(group_query + kWarpgroupRows - 1, block.last);
+  int group_query = first_row + group * kWarpgroupRows;
+  int group_last = minimum(group_query + kWarpgroupRows - 1, last_row);
   KeySpan own_any = group_query <= group_last ? visibility.seen_by_any(group_query, group_last) : KeySpan{0, 0};
   KeySpan own_all = group_query <= group_last ? visibility.seen_by_all(group_query, group_last) : KeySpan{0, 0};
   bool sees = own_any.begin < own_any.end;
@@ -91,32 +90,36 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   for (; n < own_first; ++n) pass(n);
   if (sees) {
     Fragment scores[KEYS / 8];
-    TwoParts<KEYS> probabilities;
+    uint large[KEYS / 16][4], small[KEYS / 16][4];  // parts of the probabilities
+    const auto split = [&] {
+      FLASHATTN_UNROLL
+      for (int i = 0; i < KEYS / 16; ++i) split_step<T>(scores, i, large[i], small[i]);
+    };
     keys.wait_for_tile(n);
     begin_products();
     begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n));
     wait_for_products<0>(scores);
     keys.release(n, lane);
     rows.to_probabilities(scores, visibility, first_key(n), own_all.contains(first_key(n), KEYS), lane);
-    probabilities.template split<T>(scores);
+    split();
     for (; n < own_end - 1; ++n) {
       keys.wait_for_tile(n + 1);
       begin_products();
       begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n + 1));
       values.wait_for_tile(n);
-      begin_add_values<PARTS>(rows.output, probabilities, values.tile(n));
+      begin_add_values<PARTS>(rows.output, large, small, values.tile(n));
       wait_for_products<1>(scores);
       keys.release(n + 1, lane);
       bool shown = own_all.contains(first_key(n + 1), KEYS);
       Rescaling rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
       wait_for_products<0>(rows.output);
       values.release(n, lane);
-      probabilities.template split<T>(scores);
+      split();
       rows.rescale(rescaling);
     }
     values.wait_for_tile(n);
     begin_products();
-    begin_add_values<PARTS>(rows.output, probabilities, values.tile(n));
+    begin_add_values<PARTS>(rows.output, large, small, values.tile(n));
     wait_for_products<0>(rows.output);
     values.release(n, lane);
     ++n;

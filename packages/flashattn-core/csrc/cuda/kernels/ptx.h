@@ -1,5 +1,4 @@
-// The instructions of NVIDIA's GPUs that C++ has no words for: copies that go on in the background, and the tensor
-// cores.
+// The instructions that C++ has no words for: copies that go on in the background, and the tensor cores.
 #pragma once
 
 #include "dialect.h"
@@ -27,35 +26,23 @@ FLASHATTN_FUNC void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+#define FLASHATTN_LOAD(name, INSTRUCTION)                                                                              \
+  FLASHATTN_FUNC void name(uint(&r)[4], uint from) {                                                                   \
+    asm volatile(INSTRUCTION " {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from)); \
+  }
+FLASHATTN_LOAD(load_four, "ld.shared.v4.b32")
 // Four matrices of 8 rows of 16 bytes: lane n gives the address of row n % 8 of matrix n / 8, and gets the four bytes
 // at 4 * (n % 4) of row n / 4 of each.
-FLASHATTN_FUNC void load_matrices(uint (&r)[4], uint row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(row));
-}
+FLASHATTN_LOAD(load_matrices, "ldmatrix.sync.aligned.m8n8.x4.shared.b16")
 // Of 16-bit elements, transposed: the lane gets those of rows 2 * (n % 4) and the next, in column n / 4.
-FLASHATTN_FUNC void load_matrices_transposed(uint (&r)[4], uint row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(row));
-}
-
-FLASHATTN_FUNC void load_four(uint (&r)[4], uint from) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from));
-}
-
-FLASHATTN_FUNC void store_four(void* to, const uint (&r)[4]) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
+FLASHATTN_LOAD(load_matrices_transposed, "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
+#undef FLASHATTN_LOAD
 
 // 8 columns of a warp's 16 rows: lane n has columns 2 * (n % 4) and the next, of row n / 4 and then of row n / 4 + 8.
 typedef float Fragment[4];
 
-// c += a b. Of 16-bit floats a is 16 x 16: lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and
-// the next, then those 8 further. Of float32, which TF32 cuts to 11 bits, a is 16 x 8: columns n % 4 and n % 4 + 4. b
-// has a column n / 4 alike.
+// c += a b. Of 16-bit floats a is 16 x 16: lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and the next, then
+// those 8 further. Of float32, cut to TF32, a is 16 x 8: columns n % 4 and n % 4 + 4. b has a column n / 4 alike.
 template <typename T>
 FLASHATTN_FUNC void multiply_add_tile(Fragment& c, const uint (&a)[4], uint b0, uint b1);
 #define FLASHATTN_MMA(T, SHAPE)                                                                      \

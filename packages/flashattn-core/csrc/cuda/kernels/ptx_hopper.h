@@ -1,5 +1,4 @@
-// The instructions of compute capability 9.0: barriers in shared memory, the tensor memory accelerator, and products of
-// a warpgroup, four warps, on the tensor cores.
+// Those of compute capability 9.0: barriers, the tensor memory accelerator, and products of a warpgroup, four warps.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -36,8 +35,7 @@ FLASHATTN_FUNC void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Registers that the warps of this warpgroup need, of those that the block was launched with. More than there are would
-// wait for ever.
+// Registers that the warps of this warpgroup need, of the block's. To take more than there are would wait for ever.
 template <int COUNT>
 FLASHATTN_FUNC void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -47,8 +45,7 @@ FLASHATTN_FUNC void leave_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Copies a box of an array to shared memory: what its map says, from this row and column on, and zeros for what is
-// outside of the array. The barrier counts the bytes.
+// Copies a box of an array, see tensor_map(), to shared memory, from this row and column on. The barrier counts bytes.
 FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, int row, int head, int batch,
                              Barrier arrived) {
   asm volatile(
@@ -98,8 +95,7 @@ struct Product;
 #define FLASHATTN_REGISTERS_64 FLASHATTN_R4(0), FLASHATTN_R4(4)
 #define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_64, FLASHATTN_R4(8), FLASHATTN_R4(12)
 
-// X0 to X4: the operands behind the outputs. The last numbers of an instruction: no sign is changed, and whether the
-// rows of an operand are what is summed over.
+// X0 to X4: the operands behind the outputs. The last numbers: two signs, and whether rows are what is summed over.
 #define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4)                                              \
   template <>                                                                                           \
   struct Product<T, N> {                                                                                \

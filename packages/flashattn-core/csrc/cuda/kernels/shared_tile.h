@@ -1,7 +1,5 @@
-// A tile of rows in shared memory.
-//
-// Panels of 128 bytes of columns lie one behind the other. In a panel, the 16 bytes of piece c of row r lie at piece
-// c ^ r % 8 of that row: so eight rows of a piece, or eight pieces of a row, are in different banks.
+// A tile of rows in shared memory. Panels of 128 bytes of columns lie one behind the other. In a panel, the 16 bytes of
+// piece c of row r lie at piece c ^ r % 8: so eight rows of a piece, or eight pieces of a row, are in different banks.
 #pragma once
 
 #include "offsets.h"
@@ -24,26 +22,31 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // What a lane reads step after step: piece 2 * step + `odd` of `row`, and of the rows 8 and more below it. The first
-  // is computed once, and then an exclusive or is all there is to do.
+  // What a lane reads: piece 2 * step + `odd` of `row`, and of rows some 8 below. Each step costs one exclusive or.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
   }
 
-  // Brings `count` elements of a piece, `step` apart, and zeros beside them. wide: from a multiple of 16 bytes; then
-  // the copy is under way afterwards.
-  FLASHATTN_FUNC void load_piece(uint row, uint c, const T* from, int64_t step, int count, bool wide) const {
-    if (wide) {
-      copy_async(piece(row, c), from, count * int(sizeof(T)));
-    } else {
-      T* to = static_cast<T*>(shared_pointer(piece(row, c)));
-      for (int e = 0; e < kElements; ++e) to[e] = e < count ? from[e * step] : T(0.0f);
+  // Brings the rows that row_at(row) points to, of `columns` elements, `step` apart. Where it is null, and beside them,
+  // are zeros. All of THREADS threads call it, each with its number among them. Copies may be under way afterwards.
+  template <int THREADS, typename F>
+  FLASHATTN_FUNC void load_rows(F row_at, int64_t step, int columns, uint thread) const {
+    _Pragma("unroll 1") for (uint at = thread; at < ROWS * kPieces; at += THREADS) {
+      uint row = at / kPieces, c = at % kPieces;
+      const T* from = row_at(row);
+      int count = from != nullptr ? clamped(columns - int(c) * kElements, 0, kElements) : 0;
+      from += c * kElements * step;
+      if (count > 0 && packed_rows && reinterpret_cast<unsigned long long>(from) % 16 == 0) {
+        copy_async(piece(row, c), from, count * int(sizeof(T)));
+      } else {
+        T* to = static_cast<T*>(shared_pointer(piece(row, c)));
+        for (int e = 0; e < kElements; ++e) to[e] = e < count ? from[e * step] : T(0.0f);
+      }
     }
   }
 
-  // Brings `count` rows of `columns` elements, and zeros beside them, likewise. All of THREADS threads call it, each
-  // with its number among them.
+  // Brings the first `count` rows of an array likewise.
   template <int THREADS>
   FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
     bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
@@ -56,17 +59,13 @@ struct SharedTile {
         copy_async(piece(row, c), from, 16);
       }
     } else {
-      _Pragma("unroll 1") for (uint at = thread; at < ROWS * kPieces; at += THREADS) {
-        uint row = at / kPieces, c = at % kPieces;
-        int left = int(row) < count ? clamped(columns - int(c) * kElements, 0, kElements) : 0;
-        load_piece(row, c, left > 0 ? rows + layout.offset(row, c * kElements) : rows, layout.column, left, wide);
-      }
+      const auto row_at = [&](uint row) { return int(row) < count ? rows + layout.offset(row, 0) : nullptr; };
+      load_rows<THREADS>(row_at, layout.column, columns, thread);
     }
   }
 };
 
-// Tiles of keys, each with its values, that threads copy: STAGES of them are in shared memory. Tile n takes the place
-// of tile n - STAGES.
+// Tiles of keys, each with its values, that threads copy. Tile n takes the place of tile n - STAGES in shared memory.
 template <typename T, int KEYS, int D, int DV, int STAGES, int THREADS>
 struct CopiedTiles {
   using Keys = SharedTile<T, KEYS, D>;

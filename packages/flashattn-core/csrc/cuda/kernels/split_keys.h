@@ -1,5 +1,4 @@
-// What kernels that cut the keys into chunks have alike: where a block leaves its chunks' results, and how results of
-// parts become one.
+// What kernels that cut the keys into chunks have alike: where results are left, and how they become one.
 #pragma once
 
 #include "decode_split.h"
@@ -16,13 +15,10 @@ namespace flashattn {
 // By all of a block's threads, once its partial results are written: whether it is the last of `count` blocks, and so
 // has the results of all of them. arrived: how many there were, 0 between launches.
 FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
-  bool last = false;
   __threadfence();  // before the block arrives, its results are there for all others
   __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(arrived, 1u) == uint(count - 1);
-    if (last) *arrived = 0;
-  }
+  bool last = threadIdx.x == 0 && atomicAdd(arrived, 1u) == uint(count - 1);
+  if (last) *arrived = 0;
   last = __syncthreads_or(last) != 0;
   __threadfence();
   return last;

@@ -1,7 +1,6 @@
 // What a warp does with its 16 rows and a tile of keys: scores = query key^T, and output += probabilities value, on the
 // tensor cores, with an error of float32. 16-bit products are exact, and probabilities are taken as two 16-bit parts.
-// float32 is taken as two TF32 parts of 11 bits: three products, the small ones summed by themselves, since a tensor
-// core cuts its sums off.
+// float32 is taken as two TF32 parts: three products, the small ones by themselves, since tensor cores cut sums off.
 //
 // Lane n has rows n / 4 and n / 4 + 8 of all of them. Of the scores' columns it has 8 j + 2 (n % 4) + {0, 1}.
 #pragma once
@@ -13,10 +12,14 @@ namespace flashattn {
 
 constexpr int kWarpRows = 16;
 
-// The bits of x as a + b: a in TF32, rounded, so that b is small and of either sign.
-FLASHATTN_FUNC void split_tf32(uint x, uint& a, uint& b) {
-  a = (x + 0x1000u) & 0xffffe000u;
-  b = __float_as_uint(__uint_as_float(x) - __uint_as_float(a));
+// The bits of floats as a + b: a in TF32, in their place and rounded, so that b is small and of either sign.
+FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
+  FLASHATTN_UNROLL
+  for (int e = 0; e < 4; ++e) {
+    float x = __uint_as_float(a[e]);
+    a[e] = (a[e] + 0x1000u) & 0xffffe000u;
+    b[e] = __float_as_uint(x - __uint_as_float(a[e]));
+  }
 }
 
 // Two numbers as the sums of two 16-bit parts.
@@ -27,6 +30,16 @@ FLASHATTN_FUNC void split_pair(float low, float high, uint& a, uint& b) {
   first.bits = ushort(a);
   second.bits = ushort(a >> 16);
   b = rounded_pair<T>(low - float(first), high - float(second));
+}
+
+// 16 columns of probabilities, from fragment 2 i on, as first operands of products with values: two 16-bit parts.
+template <typename T, int N>
+FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&large)[4], uint (&small)[4]) {
+  FLASHATTN_UNROLL
+  for (int e = 0; e < 4; ++e) {
+    const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
+    split_pair<T>(p[0], p[1], large[e], small[e]);
+  }
 }
 
 // scores += 16 rows of queries, from where the tile begins on, times all of `keys`.
@@ -41,17 +54,13 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
   for (int step = 0; step < queries.kPieces / 2; ++step) {
     uint a[4], a_small[4];
     load_matrices(a, queries.piece_at(of_query, 0, step));
-    if constexpr (kIsFloat) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < 4; ++e) split_tf32(a[e], a[e], a_small[e]);
-    }
+    if constexpr (kIsFloat) split_tf32(a, a_small);
     FLASHATTN_UNROLL
     for (int j = 0; j < KEYS / 8; j += 2) {
       uint b[4], b_small[4];
       load_matrices(b, keys.piece_at(of_key, j * 8, step));
       if constexpr (kIsFloat) {
-        FLASHATTN_UNROLL
-        for (int e = 0; e < 4; ++e) split_tf32(b[e], b[e], b_small[e]);
+        split_tf32(b, b_small);
         multiply_add_tile<T>(small[j], a_small, b[0], b[1]);
         multiply_add_tile<T>(small[j + 1], a_small, b[2], b[3]);
         multiply_add_tile<T>(small[j], a, b_small[0], b_small[1]);
@@ -63,10 +72,7 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
   }
   if constexpr (kIsFloat) {
     FLASHATTN_UNROLL
-    for (int j = 0; j < KEYS / 8; ++j) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < 4; ++e) scores[j][e] += small[j][e];
-    }
+    for (int i = 0; i < KEYS / 2; ++i) scores[i / 4][i % 4] += small[i / 4][i % 4];
   }
 }
 
@@ -88,11 +94,7 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
     FLASHATTN_UNROLL
     for (int i = 0; i < KEYS / 16; ++i) {
       uint a[4], a_small[4];
-      FLASHATTN_UNROLL
-      for (int e = 0; e < 4; ++e) {
-        const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
-        split_pair<T>(p[0], p[1], a[e], a_small[e]);
-      }
+      split_step<T>(probabilities, i, a, a_small);
       FLASHATTN_UNROLL
       for (int c = 0; c < DV / 8; c += 2) {
         uint b[4];
@@ -114,17 +116,13 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
       for (int i = 0; i < KEYS / 8; ++i) {
         uint a[4], a_small[4];
         FLASHATTN_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          split_tf32(__float_as_uint(probabilities[i][e % 2 * 2 + e / 2]), a[e], a_small[e]);
-        }
+        for (int e = 0; e < 4; ++e) a[e] = __float_as_uint(probabilities[i][e % 2 * 2 + e / 2]);
+        split_tf32(a, a_small);
         uint b0[4], b1[4], b0_small[4], b1_small[4];
         load_four(b0, values.piece(i * 8 + lane % 4 * 2, j * 8 + lane / 4));
         load_four(b1, values.piece(i * 8 + lane % 4 * 2 + 1, j * 8 + lane / 4));
-        FLASHATTN_UNROLL
-        for (int c = 0; c < 4; ++c) {
-          split_tf32(b0[c], b0[c], b0_small[c]);
-          split_tf32(b1[c], b1[c], b1_small[c]);
-        }
+        split_tf32(b0, b0_small);
+        split_tf32(b1, b1_small);
         FLASHATTN_UNROLL
         for (int c = 0; c < 4; ++c) multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);
         FLASHATTN_UNROLL

@@ -1,5 +1,4 @@
-// Tiles that one warpgroup brings and others use, on compute capability 9.0: the tensor memory accelerator copies them,
-// barriers in shared memory say what has arrived and what has been read.
+// Tiles that one warpgroup brings and others use. Barriers say what has arrived and what has been read.
 #pragma once
 
 #include "ptx_hopper.h"
@@ -7,13 +6,12 @@
 
 namespace flashattn {
 
-// One thread brings ROWS rows of all panels to rows of a tile; zeros for what is outside of the array.
-template <int ROWS, typename Tile>
-FLASHATTN_FUNC void bring_boxes(Tile tile, int first_row, const cuda::TensorMap& map, int row, int head, int batch,
-                                Barrier arrived) {
+// One thread brings all panels of a tile, from `row` on; zeros for what is outside of the array.
+template <typename Tile>
+FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, int head, int batch, Barrier arrived) {
   FLASHATTN_UNROLL
   for (int panel = 0; panel < Tile::kBytes / Tile::kPanel; ++panel) {
-    copy_box(tile.memory + panel * Tile::kPanel + first_row * 128, map, panel * 64, row, head, batch, arrived);
+    copy_box(tile.memory + panel * Tile::kPanel, map, panel * 64, row, head, batch, arrived);
   }
 }
 
@@ -36,11 +34,11 @@ struct TileRing {
       read(n).initialise(readers);
     }
   }
-  // By one thread, for each tile in turn: rows of an array, from `row` on.
+  // By one thread, for each tile in turn.
   FLASHATTN_FUNC void bring(int n, const cuda::TensorMap& map, int row, int head, int batch) const {
     if (n >= STAGES) read(n).wait(n / STAGES - 1);
     arrived(n).arrive_and_expect(Tile::kBytes);
-    bring_boxes<Tile::kRows>(tile(n), 0, map, row, head, batch, arrived(n));
+    bring_boxes(tile(n), map, row, head, batch, arrived(n));
   }
   FLASHATTN_FUNC void wait_for_tile(int n) const { arrived(n).wait(n / STAGES); }
   // The warp has read the tile.

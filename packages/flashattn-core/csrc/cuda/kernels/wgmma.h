@@ -1,8 +1,5 @@
-// What a warpgroup, four warps with 64 rows, does with a tile of keys: the two products of tile_products.h on the
-// tensor cores of compute capability 9.0. They run on while the warpgroup goes on, and read their second operand, and
-// the first where it is not in registers, from shared memory.
-//
-// A warp has its 16 rows of the result as mma.sync gives them, see tile_products.h.
+// What a warpgroup, with 64 rows, does with a tile of keys: the two products of tile_products.h, with the lanes' parts
+// of rows as there. They run on while the warpgroup goes on, and read from shared memory what is not in registers.
 #pragma once
 
 #include "ptx_hopper.h"
@@ -25,28 +22,10 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
   commit_products();
 }
 
-// Probabilities as two 16-bit parts: the first operand of a product with values.
-template <int KEYS>
-struct TwoParts {
-  uint large[KEYS / 16][4], small[KEYS / 16][4];
-
-  template <typename T>
-  FLASHATTN_FUNC void split(const Fragment (&probabilities)[KEYS / 8]) {
-    FLASHATTN_UNROLL
-    for (int i = 0; i < KEYS / 16; ++i) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < 4; ++e) {
-        const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
-        split_pair<T>(p[0], p[1], large[i][e], small[i][e]);
-      }
-    }
-  }
-};
-
-// Begins output += probabilities times `values`. PARTS: 1 leaves the small ones out.
+// Begins output += probabilities times `values`. large, small: split_step()'s. PARTS: 1 leaves the small ones out.
 template <int PARTS, typename T, int KEYS, int DV>
-FLASHATTN_FUNC void begin_add_values(Fragment (&output)[DV / 8], const TwoParts<KEYS>& probabilities,
-                                     SharedTile<T, KEYS, DV> values) {
+FLASHATTN_FUNC void begin_add_values(Fragment (&output)[DV / 8], const uint (&large)[KEYS / 16][4],
+                                     const uint (&small)[KEYS / 16][4], SharedTile<T, KEYS, DV> values) {
   constexpr int kColumns = DV % 128 == 0 ? 128 : 64;  // of an instruction
   Descriptor b = descriptor(values.memory, values.kPanel);
   FLASHATTN_UNROLL
@@ -54,8 +33,8 @@ FLASHATTN_FUNC void begin_add_values(Fragment (&output)[DV / 8], const TwoParts<
     FLASHATTN_UNROLL
     for (int column = 0; column < DV; column += kColumns) {
       Descriptor rows = b + ((i * 16 * 128 + column / 64 * values.kPanel) >> 4);
-      if (PARTS == 2) Product<T, kColumns>::of_columns(&output[column / 8], probabilities.small[i], rows);
-      Product<T, kColumns>::of_columns(&output[column / 8], probabilities.large[i], rows);
+      if (PARTS == 2) Product<T, kColumns>::of_columns(&output[column / 8], small[i], rows);
+      Product<T, kColumns>::of_columns(&output[column / 8], large[i], rows);
     }
   }
   commit_products();

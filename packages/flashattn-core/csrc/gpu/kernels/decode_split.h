@@ -57,19 +57,19 @@ FLASHATTN_FUNC KeySpan seen_in_chunk(Visibility visibility, FLASHATTN_UNIFORM Sp
                       KeySpan{begin, begin + split.chunk_len});
 }
 
-// Phase 1 where the rows of a key/value head fit one SIMD group, which takes a chunk of its own. ROWS: so many.
+// Phase 1 where a SIMD group has a chunk of its own, and ROWS rows of a key/value head from first_row on.
 template <int D, int DV, int ROWS, typename T, typename K>
 FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                       FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
                                       Partials<FLASHATTN_DEVICE float*> partials, FLASHATTN_UNIFORM SplitParams& split,
-                                      int batch, int kv_head, int chunk, uint lane) {
+                                      int batch, int kv_head, int chunk, int first_row, uint lane) {
   using Rows = DecodeRows<T, D, DV, ROWS>;
   if (chunk >= split.num_chunks) {
     return;
   }
   Visibility visibility = visibility_of(params, masks, batch);
   FLASHATTN_THREAD Rows rows;
-  rows.load(query, row_position(0, kv_head, params.num_heads / params.num_kv_heads), visibility, batch, lane);
+  rows.load(query, row_position(first_row, kv_head, params.num_heads / params.num_kv_heads), visibility, batch, lane);
 
   auto keys = keys_of(stored, params, batch, kv_head);
   auto values = values_of(stored, params, batch, kv_head);

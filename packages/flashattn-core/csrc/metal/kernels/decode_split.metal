@@ -18,7 +18,7 @@ template <typename T, int D, int DV, int ROWS, typename K = T>
                                                                      uint simdgroups [[simdgroups_per_threadgroup]]) {
   decode_split_body<D, DV, ROWS>(query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS,
                                  {partials, params, split}, split, int(group.z), int(group.y),
-                                 int(group.x * simdgroups + simdgroup), lane);
+                                 int(group.x * simdgroups + simdgroup), 0, lane);
 }
 
 // More rows than a threadgroup holds are further threadgroups. Grid: (chunks * blocks of rows, kv_heads, batch).
