@@ -48,6 +48,8 @@ def positive(name: str, given: object) -> int:
 
 def finite(name: str, given: Any) -> float:
     """Raises ValueError unless `given` is a number, or an array of one, that float32 holds."""
+    if type(given) is float and -_FLOAT32_MAX <= given <= _FLOAT32_MAX:  # as nearly always: the rest takes time
+        return given
     try:
         number = math.fsum([given])  # float() also reads text
     except (TypeError, ValueError, OverflowError):

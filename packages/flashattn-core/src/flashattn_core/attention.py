@@ -190,7 +190,8 @@ def lowered(
     `bits`: None if key and value are arrays, otherwise those of the tuples that they are.
     """
     types.array("query", query)
-    given: dict[str, Any] = {"kernel": kernel}  # nothing that the call does not have: each costs time, every call
+    given: Any = lower(mask)  # nothing that the call does not have: each costs time, every call
+    given["kernel"] = kernel
     if sinks is not None:
         given["sinks"] = types.array("sinks", sinks)
     if alibi_slopes is not None:
@@ -207,7 +208,7 @@ def lowered(
         given["softcap"] = softcap = types.finite("softcap", softcap)
         if softcap < _SMALLEST_SOFTCAP:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
-    return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given, **lower(mask))
+    return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given)
 
 
 lowered.__qualname__ = "flash_attention"  # TypeError names this one for a keyword argument that does not exist
