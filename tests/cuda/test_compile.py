@@ -9,7 +9,8 @@ from flashattn_core.attention import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from nvrtc import compiled
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+# Each with the kilobytes of shared memory that a block can have, on which tiles depend.
+ARCHITECTURES = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 LENGTHS = {"cuda_decode": 3, "cuda_rowwise": 40}
 LENGTHS |= dict.fromkeys(("cuda_prefill", "cuda_prefill_rounded"), 100)
@@ -28,9 +29,10 @@ def assert_compiles(architecture, kernel, dtype, dim, value_dim=None, mask="caus
         key = key.swapaxes(2, 3).flatten().reshape(1, 2, dim, 300).swapaxes(2, 3)
     if "sinks" in options:
         options["sinks"] = mx.zeros(heads, DTYPES[dtype])
-    return assert_each_compiles(
-        architecture, launches.forward(lowered(query, key, value, None, mask, kernel=kernel, **options), "cuda")
-    )
+    with launches.shared_memory(ARCHITECTURES[architecture]):
+        described = launches.forward(lowered(query, key, value, None, mask, kernel=kernel, **options), "cuda")
+    assert all(launch["dynamic_shared"] <= 1024 * ARCHITECTURES[architecture] for launch in described)
+    return assert_each_compiles(architecture, described)
 
 
 def assert_each_compiles(architecture, described):

@@ -6,13 +6,14 @@ Each kernel meets each rule, with the lengths that it is for, in a schedule of i
 import functools
 import math
 
+import launches
 import mlx.core as mx
 import numpy as np
 import pytest
 from cuda_attention import flash_attention
 from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
-pytestmark = [pytest.mark.rotate(144, long=12), pytest.mark.usefixtures("requires_clang")]  # 3,500 cases
+pytestmark = [pytest.mark.rotate(144, long=12), pytest.mark.usefixtures("requires_clang")]  # 4,700 cases
 
 
 def decode(query: mx.array, dim: int, quantised: bool) -> str:
@@ -31,17 +32,26 @@ def rowwise(query: mx.array, dim: int, quantised: bool) -> str:
     return "cuda_rowwise"
 
 
-TEAMS = {decode: "greedy", prefill: "reverse", rowwise: "random:3"}
+def other_gpus(query: mx.array, dim: int, quantised: bool) -> str:
+    """Those without wgmma."""
+    return decode(query, dim, quantised)
+
+
+# In which schedule, and with how many kilobytes of shared memory.
+TEAMS = {decode: ("greedy", 227), prefill: ("reverse", 227), rowwise: ("random:3", 227), other_gpus: ("random:5", 99)}
 
 
 @pytest.fixture(autouse=True, params=TEAMS, ids=lambda team: team.__name__)
 def through_cuda(request, monkeypatch):
-    on_cpu = functools.partial(flash_attention, schedule=TEAMS[request.param])
+    schedule, kilobytes = TEAMS[request.param]
+    on_cpu = functools.partial(flash_attention, schedule=schedule)
 
     def kernel_for(query, dim, quantised=False):
         return request.param(query, dim, quantised)
 
     run_through(monkeypatch, on_cpu, on_cpu, kernel_for, assert_same_but_for_tensor_cores)
+    with launches.shared_memory(kilobytes):
+        yield
 
 
 globals().update(

@@ -9,6 +9,8 @@
 
 #include <string>
 
+#include "cuda/driver.h"
+#include "cuda/encode.h"
 #include "cuda/launch.h"
 #include "metal/launch.h"
 #include "mlx/transforms.h"
@@ -19,6 +21,21 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace flashattn;
+
+// What encode.cpp and driver.cpp have, of a GPU that need not be there.
+namespace flashattn::cuda {
+
+gpu::Device asked_about;
+
+gpu::Device device() {
+  return asked_about;
+}
+
+CUfunction function_of(const gpu::Launch&, int) {
+  throw std::logic_error("launches are described here, and do not run");
+}
+
+}  // namespace flashattn::cuda
 
 namespace {
 
@@ -158,6 +175,10 @@ NB_MODULE(flashattn_launches, m) {
   m.def("cuda_sources", &cuda::sources, "The CUDA kernels' texts likewise.");
   m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
         "The launches of a call. Raises as it does.");
+  m.def("shared_memory", [] { return cuda::asked_about.shared_memory; });
+  m.def(
+      "set_shared_memory", [](int bytes) { cuda::asked_about.shared_memory = bytes; }, "bytes"_a,
+      "How much a block can have on the NVIDIA GPU of which forward() is asked; at first an H100's.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");

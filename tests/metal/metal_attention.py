@@ -71,12 +71,13 @@ def run(
         return Run(out, lse, mx.zeros(0), (), 0)
     options = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "kernel": kernel}
     with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
-    described = launches.forward(lowered(query, key, value, scale, mask, **options, **quantised), device, with_lse)
+    arguments = lowered(query, key, value, scale, mask, **options, **quantised)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
     if min(query.shape) == 0:  # as eval_gpu: nothing to launch
         return Run(
             mx.zeros((*query.shape[:-1], value_dim), query.dtype), mx.zeros(query.shape[:-1]), mx.zeros(0), (), 0
         )
+    described = launches.forward(arguments, device, with_lse)
     written: dict[str, Buffer] = {
         "out": Undefined((*query.shape[:-1], value_dim), NUMPY_DTYPES[query.dtype]),
     }
