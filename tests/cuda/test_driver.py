@@ -30,7 +30,7 @@ AFTER = {
 
 
 @pytest.mark.parametrize("case", BEFORE)
-def test_there_still_is_a_choice(case):
+def test_what_is_missing_is_refused_before_the_graph(case):
     answers, error = BEFORE[case]
     assert fake_gpu.said(**answers) == f"NoKernelError: [flash_attention] {error}\n"
 
@@ -46,6 +46,12 @@ def test_what_cannot_be_built_is_tried_once(case):
         f"{error}\nThis was kernel for sm_90a, driver for CUDA 12.2, NVRTC 13.0. "
         'Try a newer driver, or kernel="cuda_rowwise".\n'
     )
+
+
+def test_what_found_no_memory_is_tried_again():
+    said = fake_gpu.said(cuModuleLoadData="2")
+    assert said.count("compiles ") == 2
+    assert said.endswith("runtime_error: [flash_attention] cuModuleLoadData: it says why\n")
 
 
 @pytest.mark.parametrize(("major", "architecture"), [("8", "sm_80"), ("9", "sm_90a")])

@@ -141,7 +141,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cuda/driver.cpp",
         "if (std::find(known.begin(), known.end(), capability) == known.end()) {",
         "if (known.empty()) {",
-        "cuda/test_driver.py::test_there_still_is_a_choice",
+        "cuda/test_driver.py::test_what_is_missing_is_refused_before_the_graph",
     ),
     Mutation(
         "a file of machine code with a flipped bit is loaded",

@@ -80,6 +80,8 @@ CUfunction built(const gpu::Launch& launch, int device) try {
     FLASHATTN_CALL(cuFuncSetAttribute, function, kMaxDynamicShared, static_cast<int>(launch.dynamic_shared));
   }
   return function;
+} catch (const NoMemory&) {
+  throw;
 } catch (const std::runtime_error& error) {
   throw std::runtime_error(error.what() + ("\nThis was " + launch.function) + " for " + describe(device) +
                            ". Try a newer driver, or kernel=\"cuda_rowwise\".");
@@ -133,10 +135,18 @@ std::string describe(int device) {
 CUfunction function_of(const gpu::Launch& launch, int device) {
   static std::mutex mutex;
   static std::map<int, std::unordered_map<std::string, std::shared_future<CUfunction>>> kernels;  // of each device
-  std::lock_guard lock(mutex);  // also while it compiles: of two threads that want a kernel one makes it
+  std::unique_lock lock(mutex);
   auto [kernel, is_new] = kernels[device].try_emplace(launch.specialisation);
   if (is_new) kernel->second = std::async(std::launch::deferred, built, launch, device);
-  return kernel->second.get();  // or the error, which stays
+  std::shared_future<CUfunction> wanted = kernel->second;
+  lock.unlock();
+  try {
+    return wanted.get();  // the first of the threads that want it builds it. An error stays
+  } catch (const NoMemory&) {
+    lock.lock();
+    kernels[device].erase(launch.specialisation);
+    throw;
+  }
 }
 
 }  // namespace flashattn::cuda

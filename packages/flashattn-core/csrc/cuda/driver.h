@@ -14,7 +14,8 @@ void check_device(int device);
 // "sm_90a, driver for CUDA 13.0, NVRTC 13.0"
 std::string describe(int device);
 
-// Kept, on disk too. What NVRTC or the driver refuse, once and for all, is a std::runtime_error with the versions.
+// Kept, on disk too. What NVRTC or the driver refuse is a std::runtime_error with the versions, once and for all unless
+// it is for want of memory.
 CUfunction function_of(const gpu::Launch& launch, int device);
 
 }  // namespace flashattn::cuda

@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <map>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "../gpu/split.h"
@@ -22,50 +19,27 @@ namespace {
 
 using namespace gpu;
 
-// All of them are one number. Of MLX's ops that allocate memory and fill it Exp alone is exported: it makes zeros of
-// it.
-mx::array minus_infinities(mx::ShapeElem size) {
-  static const auto& one = *new mx::array(-std::numeric_limits<float>::infinity());  // never destroyed: MLX may be gone
-  mx::array many({size}, mx::float32, nullptr, {});
-  many.copy_shared_buffer(one, {0}, {.contiguous = false, .row_contiguous = false, .col_contiguous = false}, 1);
-  return many;
-}
-
-// As many as this or more.
-mx::array zeros(int64_t count, mx::Stream stream) {
-  if (count > std::numeric_limits<mx::ShapeElem>::max() / 2) {
-    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(count) +
-                             " numbers of partial results");
-  }
-  auto size = static_cast<mx::ShapeElem>(std::bit_ceil(static_cast<uint64_t>(count)));
-  auto exp = std::make_shared<mx::Exp>(stream);
-  mx::array made({size}, mx::float32, exp, {});
-  exp->eval_gpu({minus_infinities(size)}, made);
-  return made;
-}
-
-// Counters, which are 0 between calls, and behind them what is another thing to each call.
-struct Kept {
-  mx::array array;
-  int64_t counters;
-};
-
-// What a thread, which alone uses its streams, keeps for their next calls.
-thread_local std::map<mx::Stream, Kept> kept_scratch;
+// What the calling thread keeps for the next calls of a stream: by binding, arrays of rows of 1,024 numbers.
+thread_local std::map<std::pair<mx::Stream, Binding>, mx::array> kept_scratch;
 
 // Calls that have the same run one behind the other, since all of them write it.
-const Kept& kept(const std::vector<Scratch>& scratch, mx::Stream stream) {
-  int64_t counters = 0, others = 0;
-  for (const Scratch& wanted : scratch) {
-    (wanted.binding == Binding::arrivals ? counters : others) += wanted.elements;
+const mx::array& kept(const Scratch& wanted, mx::Stream stream) {
+  constexpr int64_t kRow = 1024;
+  auto found = kept_scratch.find({stream, wanted.binding});
+  if (found != kept_scratch.end() && static_cast<int64_t>(found->second.size()) >= wanted.elements) {
+    return found->second;
   }
-  auto found = kept_scratch.find(stream);
-  if (found == kept_scratch.end() || found->second.counters < counters ||
-      static_cast<int64_t>(found->second.array.size()) < found->second.counters + others) {
-    counters = 4 * divide_up(std::max<int64_t>(counters, 1024), 4);  // what follows is read as 16 bytes
-    found = kept_scratch.insert_or_assign(stream, Kept{zeros(counters + others, stream), counters}).first;
+  mx::Shape shape = {static_cast<int>(std::bit_ceil(static_cast<uint64_t>(divide_up(wanted.elements, kRow)))), kRow};
+  // MLX asks its primitive for the stream. Each call leaves counters as it finds them: 0. The CPU writes those, since a
+  // graph that should may fail.
+  mx::array made(shape, mx::float32, std::make_shared<mx::Exp>(stream), {});
+  if (wanted.binding == Binding::arrivals) {
+    made.set_data(mx::allocator::malloc(made.nbytes()));
+    std::fill_n(made.data<float>(), made.size(), 0.0f);
+  } else {
+    allocate(made, stream);
   }
-  return found->second;
+  return kept_scratch.insert_or_assign({stream, wanted.binding}, made).first->second;
 }
 
 // Where kernels find the array. array::data() would move it to memory that the CPU shares.
@@ -92,15 +66,18 @@ TensorMap tensor_map(const mx::array& array, const Strides& strides, int rows_of
 }  // namespace
 
 void allocate(mx::array& output, mx::Stream stream) {
-  // Of an input without elements, which is not contiguous, Exp gives the output memory and launches nothing.
-  static const auto& nothing = *new std::vector<mx::array>{minus_infinities(0)};
-  mx::Exp(stream).eval_gpu(nothing, output);
+  // Of MLX's ops that allocate memory Exp alone is exported. Of an input without elements, which is not contiguous, it
+  // launches nothing.
+  static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone
+    mx::array none({0}, mx::float32, nullptr, {});
+    none.copy_shared_buffer(mx::array(0.0f), {0}, {}, 1);
+    return none;
+  }()};
+  mx::Exp(stream).eval_gpu(inputs, output);
 }
 
 void release_scratch() {
-  for (const auto& [stream, kept] : std::exchange(kept_scratch, {})) {
-    mx::synchronize(stream);
-  }
+  kept_scratch.clear();  // calls under way have it until they are done
 }
 
 gpu::Device device() {
@@ -112,23 +89,19 @@ void encode(const Work& work, mx::Stream stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const Launches& launches = *work.launches;
   std::vector<mx::array> alive = work.temporaries;  // until the GPU is done
-  const Kept* scratch = launches.scratch.empty() ? nullptr : &kept(launches.scratch, stream);
-  if (scratch) {
-    alive.push_back(scratch->array);
-  }
   for (const Launch& launch : launches.launches) {
     CUfunction function = function_of(launch, stream.device.index);
     BoxArguments arguments = {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}};
     for (auto [binding, role] : launch.arguments) {
-      if (role == Role::value || binding == Binding::arrivals || binding == Binding::partials) continue;
-      const mx::array& array = work.arrays[index(binding)].value();
-      role == Role::input ? encoder.set_input_array(array) : encoder.set_output_array(array);
-      arguments.arrays[index(binding)] = address(array);
+      const std::optional<mx::array>& array = work.arrays[index(binding)];
+      if (role == Role::value || !array) continue;  // what has none is scratch
+      role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
+      arguments.arrays[index(binding)] = address(*array);
     }
-    if (scratch) {
-      encoder.set_output_array(scratch->array);
-      void* counters = arguments.arrays[index(Binding::arrivals)] = address(scratch->array);
-      arguments.arrays[index(Binding::partials)] = static_cast<uint32_t*>(counters) + scratch->counters;
+    for (const Scratch& wanted : launches.scratch) {
+      const mx::array& array = alive.emplace_back(kept(wanted, stream));
+      encoder.set_output_array(array);
+      arguments.arrays[index(wanted.binding)] = address(array);
     }
     if (!launch.box_rows.empty()) {
       const auto map = [&](Binding binding, const Strides& strides) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #define FLASHATTN_WEAK __attribute__((weak, visibility("default")))
 
@@ -55,12 +56,19 @@ inline std::string in_words(CUresult error) {
   return words ? words : "error " + std::to_string(error);
 }
 
+// What may go well another time.
+struct NoMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Calls one of them, and throws std::runtime_error where it returns an error.
 #define FLASHATTN_CALL(function, ...) ::flashattn::cuda::check(function(__VA_ARGS__), #function)
 template <typename Result>
 void check(Result result, const char* function) {
   if (result != Result{}) {
-    throw std::runtime_error(std::string("[flash_attention] ") + function + ": " + in_words(result));
+    std::string error = std::string("[flash_attention] ") + function + ": " + in_words(result);
+    if (std::is_same_v<Result, CUresult> && static_cast<int>(result) == 2) throw NoMemory(error);
+    throw std::runtime_error(error);
   }
 }
 

@@ -18,11 +18,9 @@ struct dim3 {
 
 namespace mlx::core::cu {
 
-// What buffer().ptr() of an array points to.
+// What buffer().ptr() of an array points to, as far as it is read here.
 struct CudaBuffer {
   void* data;
-  size_t size;
-  int device;  // -1: managed memory
 };
 
 // MLX alone makes it, so its members and its size do not matter.
