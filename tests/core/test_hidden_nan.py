@@ -69,6 +69,19 @@ def test_in_a_row_s_query_or_mask_it_reaches_that_row(rng, length, where):
     assert np.isfinite(out[:, :, :-1]).all()
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [1, 33])
+def test_in_a_visible_value_whose_weight_is_zero(rng, length, dtype):
+    """As in MLX's own: the weight is not hidden, it only is less than float32's smallest number."""
+    value = draw(rng, length=1, key_len=97)[2]
+    poisoned = mx.where((mx.arange(97)[:, None] == 5) & (mx.arange(value.shape[-1]) == 3), mx.nan, value)
+    key = mx.where(mx.arange(97)[:, None] == 5, -100.0, mx.zeros(value.shape))
+    query = mx.ones((value.shape[0], 2 * value.shape[1], length, value.shape[-1]))
+    out = to_numpy(flash_attention(query.astype(dtype), key.astype(dtype), poisoned.astype(dtype), 1.0))
+    assert np.isnan(out[..., 3]).all()
+    assert np.isnan(out).sum() == out[..., 3].size
+
+
 def test_a_key_of_minus_infinity_has_no_weight(rng):
     # As in MLX's own test: scores of -inf, not hidden by any mask.
     query, key = mx.ones((1, 4, 8, 16)), mx.ones((1, 4, 8, 16))

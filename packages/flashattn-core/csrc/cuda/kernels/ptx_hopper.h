@@ -55,7 +55,7 @@ FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, in
       : "memory");
 }
 
-// In front of products: what was written to their registers, and to shared memory by ordinary stores, is there.
+// In front of products: what was written to their registers is there.
 FLASHATTN_FUNC void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }

@@ -43,6 +43,7 @@ struct TileRing {
   FLASHATTN_FUNC void wait_for_tile(int n) const { arrived(n).wait(n / STAGES); }
   // The warp has read the tile.
   FLASHATTN_FUNC void release(int n, int lane) const {
+    __syncwarp();
     if (lane == 0) read(n).arrive();
   }
 };

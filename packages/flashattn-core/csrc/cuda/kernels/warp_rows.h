@@ -160,7 +160,7 @@ FLASHATTN_FUNC void attend_again(uint rows, RowOutputs<T> outputs, const T* quer
     RowPosition position = row_position(first + bit / kRowLanes + bit % kRowLanes * kRowStep, head, 1);
     auto row = attended_row<whole_lanes(head_dim), whole_lanes(value_dim)>(
         query, stored, visibility, batch, head / (params.num_heads / params.num_kv_heads), position,
-        visibility.seen(position.query), KeySpan{0, 0}, lane);
+        visibility.seen(position.query), visibility.seen_by_all(position.query, position.query), lane);
     store_row(row, outputs, params, sinks, batch, lane);
   }
 }
