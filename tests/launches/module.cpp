@@ -138,7 +138,12 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
   Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr};
-  return described(forward_work(kernel, named, arguments.options, outputs), backend);
+  gpu::Work work = forward_work(kernel, named, arguments.options, outputs);
+  nb::list result = described(work, backend);
+  for (nb::handle launch : result) {
+    launch["kernel"] = name(work.kernel);
+  }
+  return result;
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,

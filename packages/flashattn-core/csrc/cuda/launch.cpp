@@ -72,9 +72,6 @@ bool has_boxes(const Call& call) {
 }
 
 Launch prefill_hopper(const Call& call, int parts) {
-  if (!has_boxes(call)) {
-    return prefill(call, parts);  // which reads any strides, and these are not known before
-  }
   struct Shape {
     int groups, stages, blocks, registers, few;
   };
@@ -169,6 +166,12 @@ std::string source_text(const Launch& launch) {
          std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
          "(const __grid_constant__ flashattn::cuda::" + (launch.box_rows.empty() ? "" : "Box") +
          "Arguments arguments) {\n  " + launch.instantiation + "(arguments);\n}\n";
+}
+
+Kernel kernel_that_reads(const Call& call, Kernel kernel) {
+  if (kernel == Kernel::cuda_prefill_hopper && !has_boxes(call)) return Kernel::cuda_prefill;
+  if (kernel == Kernel::cuda_prefill_hopper_rounded && !has_boxes(call)) return Kernel::cuda_prefill_rounded;
+  return kernel;
 }
 
 Launches launches(Kernel kernel, const Call& call) {

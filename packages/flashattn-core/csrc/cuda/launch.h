@@ -9,6 +9,9 @@ namespace flashattn::cuda {
 
 static_assert(gpu::kNumBindings <= kMaxArrays);
 
+// The kernel, or cuda_prefill for arrays that Hopper's cannot read: their strides are known last.
+Kernel kernel_that_reads(const gpu::Call& call, Kernel kernel);
+
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 
 // What NVRTC compiles for a launch, in ASCII: constants, the kernel's file with all that it includes, and the entry.

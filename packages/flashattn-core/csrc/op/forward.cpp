@@ -122,11 +122,11 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
   std::vector<mx::array> outputs = allocated(named, given_outputs);
   Backend backend = backend_of(stream().device);
   Kernel kernel = kernel_of(choose(backend, call_shape(named, options_, backend), options_.kernel));
-  count(kernel);
   if (outputs[0].size() == 0) {
-    return;
+    return count(kernel);
   }
   gpu::Work work = forward_work(kernel, named, options_, by_name(outputs));
+  count(work.kernel);
   work.temporaries.assign(outputs.begin() + static_cast<ptrdiff_t>(given_outputs.size()), outputs.end());
   run_on_gpu(work, stream());
 }

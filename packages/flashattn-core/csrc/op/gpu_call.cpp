@@ -113,7 +113,8 @@ struct Kind {
 
 gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
   CallAndWork both(inputs, options, outputs);
-  both.work.launches = launches(kernel, both.call);
+  both.work.kernel = cuda::kernel_that_reads(both.call, kernel);
+  both.work.launches = launches(both.work.kernel, both.call);
   return std::move(both.work);
 }
 
@@ -139,7 +140,7 @@ void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Present& presen
   p.key = contiguous(p.num_kv_heads, p.key_len, key.shape(kColumn));
   p.value = contiguous(p.num_kv_heads, p.key_len, inputs.value().shape(kColumn));
   try {
-    for (const gpu::Launch& launch : cuda::launches(kernel, call).launches) {
+    for (const gpu::Launch& launch : cuda::launches(cuda::kernel_that_reads(call, kernel), call).launches) {
       cuda::function_of(launch, device);
     }
   } catch (const std::runtime_error& error) {

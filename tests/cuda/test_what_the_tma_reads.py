@@ -1,0 +1,54 @@
+"""Arrays that the tensor memory accelerator cannot read are cuda_prefill's, and are counted as such."""
+
+import launches
+import mlx.core as mx
+import pytest
+from flashattn_core.attention import lowered
+
+ROWS, COLUMNS = 40, 64
+
+
+def array(heads, columns=COLUMNS):
+    return mx.zeros((1, heads, ROWS, columns), mx.bfloat16)
+
+
+def view(strides, offset=0, heads=2):
+    """Of rows with these strides, of a head and of a row, from an element on."""
+    memory = mx.zeros(ROWS * 4 * COLUMNS * heads, mx.bfloat16)
+    return mx.as_strided(memory, (1, heads, ROWS, COLUMNS), (0, *strides, 1), offset)
+
+
+READ = {
+    "contiguous": array(2),
+    "heads between rows": view((COLUMNS, 2 * COLUMNS)),
+    "rows further apart": view((ROWS * 72, 72)),
+    "from 16 bytes on": view((ROWS * COLUMNS, COLUMNS), offset=8),
+}
+NOT_READ = {
+    "from 2 bytes on": view((ROWS * COLUMNS, COLUMNS), offset=1),
+    "rows of no whole 16 bytes": view((ROWS * 68, 68)),
+    "rows that overlap": view((ROWS * COLUMNS, 8)),
+    "one row for all": view((COLUMNS, 0)),
+    "rows in reverse": view((ROWS * COLUMNS, -COLUMNS), offset=(ROWS - 1) * COLUMNS),
+    "one head for all": view((0, COLUMNS)),
+    "columns apart": array(2, 2 * COLUMNS)[..., ::2],
+}
+
+
+def kernels(query, key, value, kernel):
+    (launch,) = launches.forward(lowered(query, key, value, kernel=kernel), "cuda")
+    return launch["kernel"], launch["box_rows"] != []
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+@pytest.mark.parametrize("name", ["cuda_prefill_hopper", "cuda_prefill_hopper_rounded"])
+@pytest.mark.parametrize("how", [*READ, *NOT_READ])
+def test_one_of_the_three(how, name, which):
+    given = {"query": array(2), "key": array(2), "value": array(2)} | {which: (READ | NOT_READ)[how]}
+    expected = (name, True) if how in READ else (name.replace("_hopper", ""), False)
+    assert kernels(**given, kernel=name) == expected
+
+
+def test_batches_of_two_dimensions_are_none_of_its_boxes():
+    many = mx.zeros((2, 3, 2, ROWS, COLUMNS), mx.bfloat16)
+    assert kernels(many, many, many, "cuda_prefill_hopper") == ("cuda_prefill", False)
