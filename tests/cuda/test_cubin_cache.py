@@ -65,7 +65,7 @@ FOLDERS = {"FLASHATTN_CACHE": "cubins", "XDG_CACHE_HOME": "flashattn/cubins", "H
 
 
 @pytest.mark.parametrize("first", range(len(FOLDERS)))
-def test_where(tmp_path, first):
+def test_where_machine_code_is_kept(tmp_path, first):
     """The first of the variables that is set says where."""
     names = list(FOLDERS)[first:]
     fake_gpu.said(**{name: str(tmp_path / name) for name in names})

@@ -130,7 +130,7 @@ def test_quantised_cache(monkeypatch, bits):
 
 
 @pytest.mark.parametrize("work", [with_async_eval, on_two_streams], ids=lambda f: f.__name__)
-def test_streams(work):
+def test_streams_change_no_logits(work):
     model, x = small("gemma3_text"), tokens()
     off = logits(model, x, make_prompt_cache(model))
     mx.eval(off)

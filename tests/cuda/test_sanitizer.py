@@ -66,7 +66,7 @@ def report(tool, program, **names):
 
 
 @pytest.mark.parametrize("tool", PLANTED)
-def test_the_kernels(tool):
+def test_nothing_is_found_in_our_kernels(tool):
     kernels = ["cuda_decode", "cuda_prefill", "cuda_rowwise"]
     on_hopper = ["cuda_prefill_hopper"] * (mx.device_info(mx.gpu)["compute_capability_major"] == 9)
     said = report(tool, CALLS, KERNELS={4: kernels, 2: kernels + on_hopper})
@@ -75,6 +75,6 @@ def test_the_kernels(tool):
 
 
 @pytest.mark.parametrize("tool", PLANTED)
-def test_what_is_planted(tool):
+def test_what_is_planted_is_found(tool):
     said = report(tool, PLANT, SOURCE=PLANTED[tool])
     assert re.search(r"SUMMARY: [1-9]\d* (error|hazard)", said), said

@@ -20,9 +20,9 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a bool array is broadcast to L*S",
         f"{CORE}/attention.py",
-        "**lower(mask))",
-        "**{k: a | mx.zeros((query.shape[-2], key.shape[-2]), mx.bool_) if k == 'visible' else a"
-        " for k, a in lower(mask).items()})",
+        "given: Any = lower(mask)",
+        "given: Any = {k: a | mx.zeros((query.shape[-2], key.shape[-2]), mx.bool_) if k == 'visible' else a"
+        " for k, a in lower(mask).items()}",
         "core/test_memory.py::test_extra_memory_is_the_outputs",
     ),
     Mutation(

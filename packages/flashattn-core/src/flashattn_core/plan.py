@@ -50,8 +50,7 @@ def plan(
       device: ``"cpu"``, ``"metal"`` or ``"cuda"``, on any machine; None: the stream's, or MLX's default device.
         ``"cuda"`` is the GPU that MLX has; where it has none, one that is not of compute capability 9.0.
       key, value: arrays, or tuples (weights, scales, biases), which alone have a group_size and bits.
-      The others: as in :func:`flash_attention`, checked in the same way. return_lse decides nothing: lse is
-        always computed.
+      The others: as in :func:`flash_attention`, checked in the same way. return_lse decides nothing.
 
     Raises:
       ValueError: bad arguments. A call that no kernel covers is no error here: its plan has kernel None and
