@@ -46,6 +46,11 @@ def test_16_bits_outside_are_float32_inside(case):
     assert mx.array_equal(lse, wide_lse)
 
 
+@given(cases() | cases(quantised=True))
+def test_lse_changes_no_output(case):
+    assert mx.array_equal(case.function(**case.arguments()), case.run()[0])
+
+
 @given(cases(max_dim=80), st.data())
 def test_gradients_agree_with_the_reference(case, data):
     arguments = case.arguments()
