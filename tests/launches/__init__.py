@@ -44,7 +44,7 @@ def _load() -> ModuleType:
 
 _module = _load()
 sources = _module.sources
-forward, backward, realign = _module.forward, _module.backward, _module.realign
+forward, backward, realign, prepared = _module.forward, _module.backward, _module.realign, _module.prepared
 
 
 @contextlib.contextmanager

@@ -26,13 +26,19 @@ using namespace flashattn;
 namespace flashattn::cuda {
 
 gpu::Device asked_about;
+bool refuses = false;
+std::vector<std::string> wanted;  // the functions
 
 gpu::Device device() {
   return asked_about;
 }
 
-CUfunction function_of(const gpu::Launch&, int) {
-  throw std::logic_error("launches are described here, and do not run");
+CUfunction function_of(const gpu::Launch& launch, int) {
+  wanted.push_back(launch.function);
+  if (refuses) {
+    throw std::runtime_error("the driver's own words");
+  }
+  return nullptr;
 }
 
 }  // namespace flashattn::cuda
@@ -146,6 +152,18 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   return result;
 }
 
+std::vector<std::string> prepared(const Arguments& arguments, bool refuses) {
+  cuda::refuses = refuses;
+  cuda::wanted.clear();
+  std::vector<mx::array> inputs = primitive_inputs(arguments, Backend::cuda, mx::to_stream({}));
+  Present present = present_in(arguments);
+  Inputs named(inputs, present);
+  Kernel kernel =
+      kernel_of(choose(Backend::cuda, call_shape(named, arguments.options, Backend::cuda), arguments.options.kernel));
+  prepare_for_cuda(kernel, named, present, arguments.options, 0);
+  return cuda::wanted;
+}
+
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
                   const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient) {
   std::vector<mx::array> inputs = evaluated_inputs(arguments, Backend::metal),
@@ -184,6 +202,8 @@ NB_MODULE(flashattn_launches, m) {
   m.def(
       "set_shared_memory", [](int bytes) { cuda::asked_about.shared_memory = bytes; }, "bytes"_a,
       "How much a block can have on the NVIDIA GPU of which forward() is asked; at first an H100's.");
+  m.def("prepared", &prepared, "arguments"_a, "refuses"_a,
+        "The functions that a call wants of NVRTC and the driver when its graph is built; they may refuse.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
