@@ -53,7 +53,7 @@ def cases(*further):
     return [case for case in every if runs_on(*case[:3])]
 
 
-@pytest.mark.rotate(115)
+@pytest.mark.rotate(115, long=3)
 @pytest.mark.parametrize(("kernel", "dtype", "architecture", "dim"), cases([8, 24, 64, 80, 96, 128, 192, 256]))
 def test_head_dims(kernel, dtype, architecture, dim):
     for value_dim in {dim, 64}:
@@ -91,7 +91,7 @@ MASKS = {
 OPTIONS = [{}, {"softcap": 5.0, "alibi_slopes": mx.ones(4), "sinks": True}, {"strided": True}]
 
 
-@pytest.mark.rotate(105)
+@pytest.mark.rotate(105, long=3)
 @pytest.mark.parametrize(("kernel", "dtype", "architecture", "mask"), cases(MASKS))
 def test_masks_and_options(kernel, dtype, architecture, mask):
     for options in OPTIONS:
