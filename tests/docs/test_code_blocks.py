@@ -54,6 +54,7 @@ NOT_RUN = {
     "MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_table.py": "needs an NVIDIA GPU",
     "python packages/evals/scripts/write_random_model.py …": "writes gigabytes; tests/evals/test_random_model.py not",
     "MLX_ENABLE_TF32=0 flash-eval speed …": "the page has the same without what only a GPU reads",
+    "MLX_ENABLE_TF32=0 flash-eval perplexity …": "as flash-eval speed",
     "lm_eval …": "another program",
     "uv run python tests/mutations": "builds and tests the code once for each line that it breaks",
     "uv run python tests/patch/soak.py --minutes 30": "takes half an hour; tests/patch/test_soak.py runs it, too",
