@@ -4,8 +4,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import flash_attention
+from flashattn_core.reference import reference_attention
 from gradient_oracle import assert_both_ways
-from oracle import draw, to_numpy
+from oracle import draw, to_numpy, unfused
 
 LENGTHS = [(1, 1), (1, 130), (8, 33), (9, 64), (65, 97), (130, 31)]
 OPTIONS = {
@@ -36,6 +37,22 @@ def test_softcap_is_exact_far_from_and_close_to_zero(length):
     _, lse = flash_attention(query, key, value, scale=1.0, softcap=30.0, return_lse=True)
     expected = 30 * np.tanh(scores.astype(np.float64) / 30)
     np.testing.assert_allclose(np.asarray(lse)[:, 0, 0], expected, rtol=1e-6, atol=0)
+
+
+def test_softcap_rounds_no_query():
+    """Sums of these numbers' products are exact, unless queries have been divided by softcap: then none is."""
+    rng = np.random.default_rng(0)
+    query, key, value = (
+        mx.array(rng.integers(-24, 25, (1, heads, rows, 96)).astype(np.float32) / 8)
+        for heads, rows in ((2, 40), (1, 50), (1, 50))
+    )
+    how = {"scale": 0.25, "softcap": 50.0}
+    expected, _ = reference_attention(*map(to_numpy, (query, key, value)), **how)
+    error, unfused_error = (
+        np.abs(to_numpy(out) - expected).max()
+        for out in (flash_attention(query, key, value, **how), unfused(query, key, value, **how)[0])
+    )
+    assert error <= 2 * unfused_error + 1e-6
 
 
 def test_sinks_may_have_a_dtype_of_their_own(rng):

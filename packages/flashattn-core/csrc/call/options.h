@@ -17,7 +17,7 @@ void check_score_options(float scale, const Options& options) {
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     fail("softcap is ", options.softcap, ", expected a finite number above 0");
   }
-  // Scores are divided by softcap beforehand, in scale.
+  // GPUs divide scores by softcap beforehand, in scale.
   if (options.softcap > 0 && !std::isfinite(scale / options.softcap)) {
     fail("softcap is ", options.softcap, ", expected a number by which scale, ", scale, ", can be divided");
   }

@@ -304,7 +304,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
 
     multiply_queries(tile, rows, args, first, count);
     if (caps(p)) {
-      cap_slopes(rows.scores, tile.cap_slope, int64_t{count} * rows.columns);
+      cap_slopes(rows.scores, p.softcap, tile.cap_slope, int64_t{count} * rows.columns);
     }
     if (!sees_all(forward, seen, any) || changes_scores(forward)) {
       finish_scores(rows, forward, band.block, seen, any);

@@ -85,9 +85,9 @@ FLASHATTN_INLINE bool caps(const AttentionParams& p) {
 }
 
 // The derivative of that, at the products that it is about to be applied to.
-FLASHATTN_INLINE void cap_slopes(const float* products, float* slopes, int64_t count) {
+FLASHATTN_INLINE void cap_slopes(const float* products, float softcap, float* slopes, int64_t count) {
   for (int64_t i = 0; i < count; i += kWidth) {
-    vfloat t = tanh(load(products + i));
+    vfloat t = tanh(load(products + i) * (1 / softcap));
     store(slopes + i, 1.0f - t * t);
   }
 }
@@ -146,12 +146,11 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Scores leave the product as what softcap's tanh, or the softmax, is applied to.
-  float factor = caps(p) ? p.scale / p.softcap : p.scale;
-  with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, factor); });
+  // By scale alone, which often is a power of two: by softcap, too, queries would be rounded, and so each product.
+  with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
-// Softcap, ALiBi, masks. In: q·k * scale (/ softcap). Out: the logits; -inf where a row does not see a key.
+// Softcap, ALiBi, masks. In: q·k * scale. Out: the logits; -inf where a row does not see a key.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                                  Span keys) {
   const AttentionParams& p = args.params;
@@ -165,7 +164,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
     }
   };
   if (caps(p)) {
-    for_each_vector([&](vfloat scores, int, vint) { return tanh(scores) * p.softcap; });
+    for_each_vector([&](vfloat scores, int, vint) { return tanh(scores * (1 / p.softcap)) * p.softcap; });
   }
   if (args.alibi_slopes) {
     for_each_vector([&](vfloat scores, int row, vint key) {
