@@ -9,7 +9,7 @@ from flashattn_core.masks import SlidingWindow
 
 def wanted(length=40, key_len=50, dim=64, dtype=mx.bfloat16, mask="causal", refuses=False):
     query, key = (mx.zeros((1, heads, rows, dim), dtype) for heads, rows in ((4, length), (2, key_len)))
-    return launches.prepared(lowered(query, key, key, None, mask), refuses)
+    return launches.prepared(lowered(query, key, key, None, mask), refuses=refuses)[0]
 
 
 def test_a_refusal_is_an_error_while_there_is_a_choice():

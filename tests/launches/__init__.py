@@ -44,7 +44,13 @@ def _load() -> ModuleType:
 
 _module = _load()
 sources = _module.sources
-forward, backward, realign, prepared = _module.forward, _module.backward, _module.realign, _module.prepared
+forward, backward, realign = _module.forward, _module.backward, _module.realign
+
+
+def prepared(arguments, device="cuda", refuses=False, driver="a driver", check=lambda kernel: ""):
+    """When a call's graph is built: the functions that it wants of NVRTC and the driver, which may refuse, and the
+    kernels that it must not take, since the check, which gets their names, says what is wrong with them."""
+    return _module.prepared(arguments, device, refuses, driver, check)
 
 
 @contextlib.contextmanager

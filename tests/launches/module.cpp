@@ -17,6 +17,7 @@
 #include "mlx/utils.h"
 #include "op/check_arguments.h"
 #include "op/gpu_call.h"
+#include "op/trust.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -39,6 +40,11 @@ CUfunction function_of(const gpu::Launch& launch, int) {
     throw std::runtime_error("the driver's own words");
   }
   return nullptr;
+}
+
+std::string driver = "a driver";
+std::string describe(int) {
+  return driver;
 }
 
 }  // namespace flashattn::cuda
@@ -152,16 +158,20 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   return result;
 }
 
-std::vector<std::string> prepared(const Arguments& arguments, bool refuses) {
+nb::tuple prepared(const Arguments& arguments, const std::string& device, bool refuses, const std::string& driver,
+                   nb::callable check) {
   cuda::refuses = refuses;
+  cuda::driver = driver;
   cuda::wanted.clear();
-  std::vector<mx::array> inputs = primitive_inputs(arguments, Backend::cuda, mx::to_stream({}));
-  Present present = present_in(arguments);
-  Inputs named(inputs, present);
-  Kernel kernel =
-      kernel_of(choose(Backend::cuda, call_shape(named, arguments.options, Backend::cuda), arguments.options.kernel));
-  prepare_for_cuda(kernel, named, present, arguments.options, 0);
-  return cuda::wanted;
+  set_check([&](const Arguments&, Kernel kernel, mx::Stream) {
+    return nb::cast<std::string>(check(std::string(name(kernel))));
+  });
+  Kernels failed = prepare(arguments, backend_of(device), mx::to_stream({}));
+  nb::list names;
+  for (int i = 0; i < kNumKernels; ++i) {
+    if (with(failed, static_cast<Kernel>(i)) == failed) names.append(std::string(name(static_cast<Kernel>(i))));
+  }
+  return nb::make_tuple(cuda::wanted, names);
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
@@ -202,8 +212,9 @@ NB_MODULE(flashattn_launches, m) {
   m.def(
       "set_shared_memory", [](int bytes) { cuda::asked_about.shared_memory = bytes; }, "bytes"_a,
       "How much a block can have on the NVIDIA GPU of which forward() is asked; at first an H100's.");
-  m.def("prepared", &prepared, "arguments"_a, "refuses"_a,
-        "The functions that a call wants of NVRTC and the driver when its graph is built; they may refuse.");
+  m.def("prepared", &prepared, "arguments"_a, "device"_a, "refuses"_a, "driver"_a, "check"_a,
+        "When a call's graph is built: the functions that it wants of NVRTC and the driver, which may refuse, and the\n"
+        "kernels that it must not take, by a check that gets a kernel's name and says what is wrong with it.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");

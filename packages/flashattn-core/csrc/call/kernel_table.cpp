@@ -156,7 +156,7 @@ Kernel kernel_of(const Choice& choice) {
   return *choice.kernel;
 }
 
-Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
+Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed) {
   bool known = wanted == "auto";
   for (const Row& row : kTable) {
     if (row.pass != forward) {
@@ -166,8 +166,9 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted) {
       std::string reason = obstacle(row, backend, shape);
       return reason.empty() ? Choice{row.kernel, "asked for by name"} : Choice{std::nullopt, reason};
     }
-    bool preferred = row.backend == backend && shape.query_len <= row.auto_query_len &&
-                     shape.key_len <= row.auto_key_len && (row.only_on == 0 || row.only_on == shape.compute_capability);
+    bool preferred =
+        row.backend == backend && shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len &&
+        (row.only_on == 0 || row.only_on == shape.compute_capability) && with(failed, row.kernel) != failed;
     if (known && preferred && obstacle(row, backend, shape).empty()) {
       return {row.kernel, std::string(row.why)};
     }

@@ -1,6 +1,7 @@
 // The one table of kernels: what each can do, and which one a call takes. plan() prints its row; eval runs it.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -64,9 +65,15 @@ struct CallShape {
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
 };
 
-// `wanted` is "auto" or the name of the only kernel to consider. Throws std::invalid_argument for a name that no
-// forward kernel has.
-Choice choose(Backend backend, CallShape shape, const std::string& wanted);
+// A set of kernels.
+using Kernels = uint32_t;
+constexpr Kernels with(Kernels kernels, Kernel kernel) {
+  return kernels | 1u << static_cast<int>(kernel);
+}
+
+// `wanted` is "auto" or the name of the only kernel to consider; auto takes none of `failed`. Throws
+// std::invalid_argument for a name that no forward kernel has.
+Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
 
 // A backend's gradient has no choice: all of these kernels run. check_backward() throws NoKernelError for what they do
 // not cover.

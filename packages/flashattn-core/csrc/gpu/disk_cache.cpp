@@ -16,15 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// FNV-1a.
-std::string sum_of(const std::string& text) {
-  uint64_t sum = 0xcbf29ce484222325;
-  for (unsigned char c : text) {
-    sum = (sum ^ c) * 0x100000001b3;
-  }
-  return std::to_string(sum);
-}
-
 // Empty where the system names no folder for caches.
 fs::path file_of(const std::string& folder, const std::string& key) {
   constexpr std::pair<const char*, const char*> kPlaces[] = {
@@ -43,6 +34,15 @@ std::string sums_of(const std::string& key, const std::string& bytes) {
 
 }  // namespace
 
+// FNV-1a.
+std::string sum_of(const std::string& text) {
+  uint64_t sum = 0xcbf29ce484222325;
+  for (unsigned char c : text) {
+    sum = (sum ^ c) * 0x100000001b3;
+  }
+  return std::to_string(sum);
+}
+
 std::string read_kept(const std::string& folder, const std::string& key) {
   std::ifstream file(file_of(folder, key), std::ios::binary);
   std::string sums;
@@ -53,10 +53,10 @@ std::string read_kept(const std::string& folder, const std::string& key) {
   return sums == sums_of(key, bytes) ? bytes : "";
 }
 
-void keep(const std::string& folder, const std::string& key, const std::string& bytes) {
+std::string keep(const std::string& folder, const std::string& key, const std::string& bytes) {
   fs::path file = file_of(folder, key), unfinished = file;
   if (file.empty()) {
-    return;
+    return "";
   }
   unfinished += "." + std::to_string(getpid());
   std::error_code failed;
@@ -69,7 +69,9 @@ void keep(const std::string& folder, const std::string& key, const std::string& 
   }
   if (!out || failed) {
     fs::remove(unfinished, failed);
+    return "";
   }
+  return file;
 }
 
 }  // namespace flashattn::gpu

@@ -5,10 +5,13 @@
 
 namespace flashattn::gpu {
 
+// Of a text, for comparisons with other processes.
+std::string sum_of(const std::string& text);
+
 // What was kept in this folder of the cache for the key; empty if nothing was, or the file is broken or another's.
 std::string read_kept(const std::string& folder, const std::string& key);
 
-// A cache that cannot be written keeps nothing: the next process makes the bytes again.
-void keep(const std::string& folder, const std::string& key, const std::string& bytes);
+// Returns the file. A cache that cannot be written keeps nothing, and the next process makes the bytes again.
+std::string keep(const std::string& folder, const std::string& key, const std::string& bytes);
 
 }  // namespace flashattn::gpu

@@ -15,6 +15,7 @@
 #include "gradient.h"
 #include "memory.h"
 #include "mlx/backend/cuda/cuda.h"
+#include "trust.h"
 
 namespace flashattn {
 
@@ -25,8 +26,8 @@ Outputs by_name(const std::vector<mx::array>& outputs) {
   return {outputs[0], out_alone ? nullptr : &outputs[1], out_alone ? nullptr : &outputs[2]};
 }
 
-Choice choose(const Arguments& arguments, Backend backend) {
-  return choose(backend, call_shape(Inputs(arguments), arguments.options, backend), arguments.options.kernel);
+Choice choice(const Inputs& inputs, const Options& options, Backend backend) {
+  return choose(backend, call_shape(inputs, options, backend), options.kernel, options.failed);
 }
 
 }  // namespace
@@ -40,7 +41,7 @@ Choice plan(const Arguments& arguments, Backend backend) {
       return {std::nullopt, error.what()};
     }
   }
-  return choose(arguments, backend);
+  return choice(Inputs(arguments), arguments.options, backend);
 }
 
 std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::StreamOrDevice stream_or_device) {
@@ -53,15 +54,15 @@ std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::
   } else if (backend == Backend::cuda) {
     cuda::check_device(stream.device.index);
   }
-  Kernel kernel = kernel_of(choose(arguments, backend));  // throws where no kernel covers the call
-  Present present = present_in(arguments);
-  std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
-  if (backend == Backend::cuda) {
-    prepare_for_cuda(kernel, Inputs(inputs, present), present, arguments.options, stream.device.index);
+  kernel_of(choice(Inputs(arguments), arguments.options, backend));  // throws where no kernel covers the call
+  Options options = arguments.options;
+  if (backend != Backend::cpu) {
+    options.failed = prepare(arguments, backend, stream);
   }
+  std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
   // A gradient reads the other outputs again. One may be asked for of every call that is traced.
   bool out_alone = !with_lse && std::none_of(inputs.begin(), inputs.end(), std::mem_fn(&mx::array::is_tracer));
-  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, present, out_alone);
+  auto primitive = std::make_shared<FlashAttention>(stream, options, present_in(arguments), out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
   mx::Dtype dtype = inputs[0].dtype();
   if (out_alone) {  // MLX takes twice as long to build, and to drop, arrays that are computed together
@@ -99,7 +100,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   prefer_huge_pages(outputs);
   cpu::AttentionArgs args = forward_args(named, options_, by_name(outputs));
   cpu::check(args);  // here, where the caller still hears of it
-  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(named, options_, Backend::cpu), options_.kernel));
+  Kernel kernel = kernel_of(choice(named, options_, Backend::cpu));
   count(kernel);
 
   args.cancellation = cancellation_of(args.params);
@@ -121,7 +122,7 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
   Inputs named(inputs, present_);
   std::vector<mx::array> outputs = allocated(named, given_outputs);
   Backend backend = backend_of(stream().device);
-  Kernel kernel = kernel_of(choose(backend, call_shape(named, options_, backend), options_.kernel));
+  Kernel kernel = kernel_of(choice(named, options_, backend));
   if (outputs[0].size() == 0) {
     return count(kernel);
   }
@@ -147,7 +148,7 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   Inputs named(inputs, present_);
   check_shapes(named, options_);
   Backend backend = backend_of(stream().device);
-  kernel_of(choose(backend, call_shape(named, options_, backend), options_.kernel));  // throws, as above
+  kernel_of(choice(named, options_, backend));  // throws, as above
   std::vector<mx::Shape> shapes = shapes_of_outputs(named, options_);
   return {shapes.begin(), shapes.begin() + (out_alone_ ? 1 : 3)};
 }

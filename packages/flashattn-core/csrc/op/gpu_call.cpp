@@ -10,7 +10,9 @@
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
 #include "../cuda/launch.h"
+#include "../gpu/disk_cache.h"
 #include "../metal/launch.h"
+#include "recent.h"
 
 namespace flashattn {
 namespace {
@@ -50,22 +52,6 @@ struct CallAndWork {
   }
 };
 
-// The last few of what a thread has made. The layers of a model are of a few kinds, which take turns.
-template <typename T>
-struct Recent {
-  std::array<std::optional<T>, 8> made;
-  size_t next = 0;
-
-  template <typename F>
-  const T* find(F is_wanted) const {
-    for (const std::optional<T>& one : made) {
-      if (one && is_wanted(*one)) return &*one;
-    }
-    return nullptr;
-  }
-  void keep(T one) { made[next++ % made.size()] = std::move(one); }
-};
-
 // Calls that are the same but for their arrays have the same launches.
 std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& call) {
   static_assert(std::is_trivially_copyable_v<gpu::Call>);
@@ -96,18 +82,21 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
   return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
-// What the kernels of a call are compiled for, and more.
-struct Kind {
-  Kernel kernel;
-  int device;
-  Options options;
-  Present present;
-  mx::Shape query;
-  int num_kv_heads, value_dim;
-  Dtype dtypes[4];
+// As if its arrays were contiguous.
+gpu::Call contiguous_call(const Inputs& inputs, const Options& options) {
+  const mx::array &query = inputs.query(), &key = inputs.key();
+  gpu::Call call = CallAndWork(inputs, options, {query, nullptr, nullptr}).call;  // any output will do
+  call.aligned.fill(true);
+  AttentionParams& p = call.params;
+  p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
+  p.key = contiguous(p.num_kv_heads, p.key_len, key.shape(kColumn));
+  p.value = contiguous(p.num_kv_heads, p.key_len, inputs.value().shape(kColumn));
+  return call;
+}
 
-  bool operator==(const Kind&) const = default;
-};
+std::string source_text(const gpu::Launch& launch, Backend backend) {
+  return backend == Backend::metal ? metal::source_text(launch) : cuda::source_text(launch);
+}
 
 }  // namespace
 
@@ -118,35 +107,27 @@ gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& optio
   return std::move(both.work);
 }
 
-void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Present& present, const Options& options, int device) {
-  const mx::array &query = inputs.query(), &key = inputs.key();
-  Kind kind = {kernel,
-               device,
-               options,
-               present,
-               query.shape(),
-               key.shape(kHead),
-               columns_of(inputs.value(), options),
-               {dtype_of(&query), dtype_of(inputs[Input::bias]), dtype_of(inputs[Input::sinks]),
-                dtype_of(inputs[Input::key_scales])}};
-  thread_local Recent<Kind> prepared;
-  if (query.size() == 0 || prepared.find([&](const Kind& known) { return known == kind; })) {
-    return;  // what has no elements is not launched
-  }
-  gpu::Call call = CallAndWork(inputs, options, {query, nullptr, nullptr}).call;  // any output will do
-  call.aligned.fill(true);
-  AttentionParams& p = call.params;
-  p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
-  p.key = contiguous(p.num_kv_heads, p.key_len, key.shape(kColumn));
-  p.value = contiguous(p.num_kv_heads, p.key_len, inputs.value().shape(kColumn));
-  try {
-    for (const gpu::Launch& launch : cuda::launches(cuda::kernel_that_reads(call, kernel), call).launches) {
-      cuda::function_of(launch, device);
+std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& options) {
+  gpu::Call contiguous = contiguous_call(inputs, options), anywhere = contiguous, apart = contiguous;
+  anywhere.aligned.fill(false);
+  for (Strides* strides : {&apart.params.query, &apart.params.key, &apart.params.value}) strides->column = 2;
+  Backend backend = backend_of(kernel);
+  std::string pipelines;
+  for (const gpu::Call& call : {contiguous, anywhere, apart}) {
+    for (const gpu::Launch& launch : launches(cuda::kernel_that_reads(call, kernel), call)->launches) {
+      pipelines += launch.specialisation + " " + gpu::sum_of(source_text(launch, backend)) + "\n";
     }
-  } catch (const std::runtime_error& error) {
-    throw NoKernelError(error.what());
   }
-  prepared.keep(std::move(kind));
+  return pipelines;
+}
+
+void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Options& options, int device) try {
+  gpu::Call call = contiguous_call(inputs, options);
+  for (const gpu::Launch& launch : cuda::launches(cuda::kernel_that_reads(call, kernel), call).launches) {
+    cuda::function_of(launch, device);
+  }
+} catch (const std::runtime_error& error) {
+  throw NoKernelError(error.what());
 }
 
 gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,

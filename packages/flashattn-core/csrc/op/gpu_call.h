@@ -1,6 +1,8 @@
 // From arrays to launches, for a GPU.
 #pragma once
 
+#include <string>
+
 #include "../gpu/work.h"
 #include "gradient_inputs.h"
 
@@ -10,9 +12,12 @@ gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& optio
 gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
+// All that calls of this kind run, however their arrays lie: the instantiations, with the sums of their texts.
+std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& options);
+
 // Compiles what CUDA runs for the call if its arrays are contiguous. Throws NoKernelError where that fails: before the
 // call is part of a graph there still is a choice.
-void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Present& present, const Options& options, int device);
+void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Options& options, int device);
 
 // Copies an array that begins in the middle of an element.
 gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::array& copy);

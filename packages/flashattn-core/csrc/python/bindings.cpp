@@ -16,8 +16,10 @@
 #include "../cpu/roofline.h"
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
+#include "../gpu/disk_cache.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
+#include "../op/trust.h"
 #include "interrupt.h"
 #include "mlx/device.h"
 #include "mlx/version.h"
@@ -79,7 +81,26 @@ NB_MODULE(_ext, m) {
           "query"_a, "key"_a, "value"_a, nb::kw_only(),
           FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_KEYWORD) FLASHATTN_OPTIONS(FLASHATTN_OPTION_KEYWORD) "scale"_a =
               nb::none(),
-          "kernel"_a = "auto");
+          "kernel"_a = "auto")
+      .def(
+          "kind",
+          [](const Arguments& arguments) {
+            Inputs inputs(arguments);
+            const mx::array &query = inputs.query(), &key = inputs.key();
+            const Options& options = arguments.options;
+            nb::dict given;
+#define FLASHATTN_GIVEN_OPTION(type, name) \
+  if (options.name != type{}) given[#name] = nb::none();
+#define FLASHATTN_GIVEN_INPUT(name, ...) \
+  if (inputs[Input::name]) given[#name] = inputs[Input::name]->dtype();
+            FLASHATTN_OPTIONS(FLASHATTN_GIVEN_OPTION)
+            FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_GIVEN_INPUT)
+            return nb::make_tuple(query.dtype(), query.shape(kColumn), columns_of(inputs.value(), options),
+                                  query.shape(kHead) / key.shape(kHead), query.shape(kRow), given, options.bits,
+                                  options.group_size);
+          },
+          "dtype, head_dim, value_dim, query heads of a key/value head, queries, and what is given: the dtypes of\n"
+          "inputs and None for options, by the names of inputs.def; bits and group_size.");
 
   m.def(
       "attention",
@@ -160,6 +181,14 @@ NB_MODULE(_ext, m) {
       "array_id(array) -> int\n\n"
       "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
       "another when an operator writes to it in place.");
+
+  set_check([](const Arguments& arguments, Kernel kernel, mx::Stream stream) {
+    nb::gil_scoped_acquire python;  // that is not needed before: the module is being loaded
+    nb::object check = nb::module_::import_("flashattn_core.check").attr("of_call");
+    return nb::cast<std::string>(check(arguments, std::string(name(kernel)), stream));
+  });
+  m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
+        "Writes a file to the user's folder of caches. Returns its path; empty if it cannot be written.");
 
   m.def("watch_interrupts", &watch_interrupts, "SIGINT ends the long calls that the main thread waits for.");
   m.def("stop_watching_interrupts", &stop_watching_interrupts, "It no longer does.");

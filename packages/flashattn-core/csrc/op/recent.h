@@ -1,0 +1,26 @@
+// What a thread has made for the last few calls. The layers of a model are of a few kinds, which take turns.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+namespace flashattn {
+
+template <typename T>
+struct Recent {
+  std::array<std::optional<T>, 8> made;
+  size_t next = 0;
+
+  template <typename F>
+  const T* find(F is_wanted) const {
+    for (const std::optional<T>& one : made) {
+      if (one && is_wanted(*one)) return &*one;
+    }
+    return nullptr;
+  }
+  void keep(T one) { made[next++ % made.size()] = std::move(one); }
+};
+
+}  // namespace flashattn

@@ -1,0 +1,224 @@
+"""Whether a GPU's kernel computes what the CPU's does, on small inputs of a call's kind.
+
+What a kernel meets only when it runs comes in all its forms: tiles that are full and tiles that are not, a chunk of the
+keys and many, rows whose elements lie apart or that begin anywhere, NaN in keys that no row sees.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+from typing import Any
+
+import mlx.core as mx
+
+from . import _ext
+from .attention import flash_attention, quantized_flash_attention
+from .masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
+
+# Tensor cores cut off sums, and other orders of a sum round it in other ways.
+ERROR = 1e-5
+
+_BATCH, _KV_HEADS, _WINDOW, _SOFTCAP = 2, 2, 21, 5.0
+_FEW = 64  # queries, up to which kernels may be made for their very number
+_MANY = ((77, 1050), (192, 256))  # queries and keys, with ragged tiles and with full ones
+_FEW_KEYS = (90, 2400)  # a chunk; more chunks than are merged at once
+
+Attention = Callable[..., tuple[mx.array, mx.array]]  # out and lse of flash_attention's arguments
+Lengths = Sequence[tuple[int, int]]
+Named = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What kernels are compiled for: a call without its lengths, batch and numbers.
+
+    `given`: the optional inputs that it has, by their names in csrc/call/inputs.def, and their dtypes; None for a flag.
+    """
+
+    dtype: mx.Dtype
+    head_dim: int
+    value_dim: int
+    group: int  # query heads of a key/value head
+    query_len: int
+    given: Mapping[str, mx.Dtype | None] = field(default_factory=dict)
+    bits: int = 0  # of quantised keys and values; 0: they are not
+    group_size: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, and what is special about it in words."""
+
+    name: str
+    arguments: Named
+
+
+class KernelWarning(UserWarning):
+    """A kernel failed its check on this machine, and is not used there; the text says which, and how."""
+
+
+def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
+    """Checks a kernel for such calls, on the stream. Returns what is wrong, in words; then there is a warning, too."""
+    on_gpu = partial(_attend, kernel=kernel, stream=stream)
+    wrong = failure(Kind(*arguments.kind()), on_gpu, partial(_attend, stream=mx.cpu))
+    if not wrong:
+        return ""
+    where = f"{mx.device_info(stream.device)['device_name']}, mlx {version('mlx')}"
+    wrong = f"{kernel} fails its check on {where}: {wrong}"
+    if report := _ext.keep("failed", wrong, ""):
+        wrong += f". Please send {report}"
+    warnings.warn(wrong, KernelWarning, stacklevel=2)
+    return wrong
+
+
+def _attend(*, bits: int = 0, **arguments: Any) -> tuple[mx.array, mx.array]:
+    if bits:
+        return quantized_flash_attention(**arguments, bits=bits, return_lse=True)
+    return flash_attention(**arguments, return_lse=True)
+
+
+def failure(kind: Kind, attention: Attention, on_cpu: Attention, lengths: Lengths | None = None) -> str:
+    """What is wrong with `attention` for calls of the kind; empty if nothing is.
+
+    on_cpu: the same by the CPU's kernels. lengths: of queries and keys; None: what kernels may treat in another way.
+    """
+    for case in cases(kind, lengths or lengths_of(kind)):
+        try:
+            got = attention(**case.arguments)
+            mx.eval(got)
+        except (RuntimeError, ValueError) as error:
+            return f"{case.name}: {error}"
+        expected = on_cpu(**exactly(case.arguments))
+        for name, found, wanted in zip(("out", "lse"), got, expected, strict=True):
+            if wrong := difference(found, wanted):
+                return f"{case.name}: {name} {wrong}"
+    return ""
+
+
+def lengths_of(kind: Kind) -> Lengths:
+    """Of queries and keys."""
+    return [(kind.query_len, keys) for keys in _FEW_KEYS] if kind.query_len <= _FEW else _MANY
+
+
+def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
+    """Calls of the kind."""
+    for (query_len, key_len), layout in product(lengths, _LAYOUTS):
+        yield Case(f"{query_len} queries, {key_len} keys, {layout}", _call(kind, query_len, key_len, layout))
+    if any(name in _HIDES for name in kind.given):
+        query_len, key_len = lengths[0]
+        yield Case("NaN in hidden keys", _call(kind, query_len, key_len, "contiguous", hidden_nan=True))
+
+
+def difference(got: mx.array, expected: mx.array) -> str:
+    """How `got` is not `expected`, which is float32, or a number within ERROR of it, rounded; empty if it is."""
+    with mx.stream(mx.cpu):
+        error = ERROR * mx.maximum(mx.abs(expected), 1)
+        lowest, highest = ((expected + by).astype(got.dtype) for by in (-error, error))
+        both_nan = mx.isnan(got) & mx.isnan(expected)
+        wrong = ~((lowest <= got) & (got <= highest) | (got.astype(mx.float32) == expected) | both_nan)
+        count = int(wrong.sum())
+        if count == 0:
+            return ""
+        off = mx.where(wrong, mx.abs(got.astype(mx.float32) - expected), 0)
+        return f"is wrong in {count} of {got.size} numbers, by up to {float(mx.max(off)):.2g}"
+
+
+def exactly(arguments: Named) -> Named:
+    """The same call in float32, as far as it is not quantised."""
+    floats = {"query", "key", "value"}
+    return {
+        name: x.astype(mx.float32, stream=mx.cpu) if name in floats and isinstance(x, mx.array) else x
+        for name, x in arguments.items()
+    }
+
+
+# Inputs that hide a key from every row, or from all but the last.
+_HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
+
+
+def _call(kind: Kind, query_len: int, key_len: int, layout: str, hidden_nan: bool = False) -> Named:
+    given = kind.given
+    with mx.stream(mx.cpu):
+        keys = iter(mx.random.split(mx.random.key(query_len), 16))
+
+        def normal(*shape: int, dtype: mx.Dtype = kind.dtype) -> mx.array:
+            return mx.random.normal(shape, key=next(keys)).astype(dtype)
+
+        heads = _KV_HEADS * kind.group
+        query, key, value = (
+            _laid_out(normal(_BATCH, *shape), layout)
+            for shape in (
+                (heads, query_len, kind.head_dim),
+                (_KV_HEADS, key_len, kind.head_dim),
+                (_KV_HEADS, key_len, kind.value_dim),
+            )
+        )
+        if hidden_nan:
+            hidden = mx.arange(key_len)[:, None] == (0 if "key_start" in given else key_len - 1)
+            key, value = (mx.where(hidden, mx.nan, x).astype(kind.dtype) for x in (key, value))
+        call: Named = {"query": query, "key": key, "value": value}
+        if kind.bits:
+            how: Named = {"bits": kind.bits, "group_size": kind.group_size}
+            for name in ("key", "value"):
+                call[name] = mx.quantize(call[name].astype(_dtype(given, "key_scales")), **how)
+            call |= how
+        mask = _mask(given, query_len, key_len, normal, next(keys))
+        if mask is not None:
+            call["mask"] = mask
+        if "softcap" in given:
+            call["softcap"] = _SOFTCAP
+        for name in ("sinks", "alibi_slopes"):
+            if name in given:
+                call[name] = mx.abs(normal(heads, dtype=_dtype(given, name)))
+        mx.eval(call)
+        return call
+
+
+def _mask(
+    given: Mapping[str, mx.Dtype | None],
+    query_len: int,
+    key_len: int,
+    normal: Callable[..., mx.array],
+    random: mx.array,
+) -> Mask | None:
+    scores = (_BATCH, 1, query_len, key_len)
+    parts: list[Any] = []
+    if "window" in given:
+        parts.append(SlidingWindow(_WINDOW))
+    elif "causal" in given:
+        parts.append(Causal())
+    if "key_start" in given or "key_stop" in given:
+        stop = key_len - mx.array([1, 8]) if "key_stop" in given else None
+        parts.append(KeyRange(mx.array([1, 6]), stop))
+    if "tree" in given:
+        nodes = min(query_len, 5)
+        parts.append(Tree(mx.tri(nodes, dtype=mx.float32) * (normal(_BATCH, nodes, nodes) < 1) > 0))
+    seen = (mx.arange(key_len) > 0) & (mx.arange(key_len) < key_len - 1)
+    if "visible" in given:
+        parts.append((mx.random.uniform(shape=scores, key=random) < 0.7) & seen)
+    if "bias" in given:
+        parts.append(mx.where(seen, normal(*scores), -mx.inf).astype(_dtype(given, "bias")))
+    return And(tuple(parts)) if parts else None
+
+
+def _dtype(given: Mapping[str, mx.Dtype | None], name: str) -> mx.Dtype:
+    dtype = given[name]
+    assert dtype is not None, f"{name} is a flag"
+    return dtype
+
+
+# How the elements of an array of rows lie in memory.
+_LAYOUTS = ("contiguous", "apart", "begun anywhere")
+
+
+def _laid_out(x: mx.array, layout: str) -> mx.array:
+    if layout == "apart":
+        return mx.repeat(x, 2, axis=-1)[..., ::2]
+    if layout == "begun anywhere":
+        return mx.concatenate([x[..., :1], x], axis=-1)[..., 1:]
+    return x

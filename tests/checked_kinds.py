@@ -1,0 +1,70 @@
+"""Kinds of calls, and flashattn_core.check of them through a kernel that runs in the harness."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+from flashattn_core import flash_attention, quantized_flash_attention
+from flashattn_core.check import Kind, failure
+from metal_attention import Run
+from metal_on_cpu import MetalError
+
+# What a call can be given.
+GIVEN = {
+    "nothing": {},
+    "causal": {"causal": None},
+    "window, sinks and soft-cap": {"causal": None, "window": None, "softcap": None, "sinks": mx.float16},
+    "ranges and slopes": {"key_start": mx.int32, "key_stop": mx.int32, "alibi_slopes": mx.float32},
+    "a tree": {"tree": mx.uint32},
+    "arrays": {"visible": mx.bool_, "bias": mx.float16},
+}
+# Of queries and keys. The check's own would take the harness a minute.
+FEW_KEYS, MANY_KEYS = 90, 400
+
+
+def kind(query_len: int, given: str = "nothing", dtype: mx.Dtype = mx.float16, **sizes) -> Kind:
+    return Kind(
+        dtype, query_len=query_len, given=GIVEN[given], **{"head_dim": 64, "value_dim": 64, "group": 2, **sizes}
+    )
+
+
+def quantised(query_len: int, bits: int) -> Kind:
+    given = dict.fromkeys(("key_scales", "key_biases", "value_scales", "value_biases"), mx.float16)
+    return Kind(mx.float16, 64, 64, 2, query_len, given, bits, group_size=32)
+
+
+def on_cpu(*, bits=None, **arguments):
+    attention = flash_attention if bits is None else quantized_flash_attention
+    storage = {} if bits is None else {"bits": bits}
+    return attention(**arguments, **storage, return_lse=True, stream=mx.cpu)
+
+
+def found(run: Callable[..., Run], kernel: str, kind: Kind, edit: Callable[[str], str] = lambda source: source) -> str:
+    """What the check finds in the kernel, whose source the edit changes."""
+
+    def attention(**arguments):
+        try:
+            result = run(**arguments, kernel=kernel, edit=edit)
+        except MetalError as error:  # a GPU's errors are RuntimeErrors
+            raise RuntimeError(str(error)) from error
+        return result.out, result.lse
+
+    few = kind.query_len <= 16
+    lengths = [(kind.query_len, keys) for keys in (FEW_KEYS, MANY_KEYS)] if few else [(77, 150), (64, 128)]
+    return failure(kind, attention, on_cpu, lengths)
+
+
+ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # in the text of every kernel
+
+
+def wrong_where(condition: str) -> Callable[[str], str]:
+    """One percent off."""
+    return lambda source: source.replace(ROW_RESULT, ROW_RESULT[:-1] + f" * ({condition} ? 1.01f : 1.0f),")
+
+
+def nan_where(condition: str, text: str) -> Callable[[str], str]:
+    """text: of a kernel, in front of what it multiplies an output by."""
+    return lambda source: source.replace(text, text + f"({condition} ? INFINITY * 0.0f : 1.0f) * ")
+
+
+def does_not_compile(source: str) -> str:
+    return source + "\nthis is no text of a kernel\n"

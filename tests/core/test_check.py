@@ -1,0 +1,175 @@
+"""What the check of a GPU's kernel tries: here of CPU kernels, with something left out of the call."""
+
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import check, flash_attention, quantized_flash_attention
+from flashattn_core.attention import lowered
+from flashattn_core.check import KernelWarning, Kind, cases, difference, failure, lengths_of
+from flashattn_core.masks import And, Causal, KeyRange, SlidingWindow, Tree
+
+GIVEN = {
+    "causal": None,
+    "softcap": None,
+    "key_start": mx.int32,
+    "key_stop": mx.int32,
+    "tree": mx.uint32,
+    "visible": mx.bool_,
+    "bias": mx.float32,
+    "sinks": mx.float32,
+    "alibi_slopes": mx.float32,
+}
+
+
+def attention(*, bits=None, **arguments):
+    if bits is None:
+        return flash_attention(**arguments, return_lse=True, stream=mx.cpu)
+    return quantized_flash_attention(**arguments, bits=bits, return_lse=True, stream=mx.cpu)
+
+
+def kind(query_len=70, given=(), **more):
+    return Kind(mx.float32, 24, 24, 2, query_len, {name: GIVEN.get(name) for name in given}, **more)
+
+
+KINDS = [(), ("causal",), ("causal", "window"), *((name,) for name in GIVEN), tuple(GIVEN)]
+
+
+@pytest.mark.parametrize("given", KINDS, ids="+".join)
+@pytest.mark.parametrize("query_len", [1, 5, 70])
+def test_nothing_is_found_in_what_is_right(query_len, given):
+    assert failure(kind(query_len, given), attention, attention) == ""
+
+
+IN_THE_MASK = {
+    "causal": lambda part: isinstance(part, Causal),
+    "window": lambda part: isinstance(part, SlidingWindow),
+    "key_start": lambda part: isinstance(part, KeyRange),
+    "key_stop": lambda part: isinstance(part, KeyRange),
+    "tree": lambda part: isinstance(part, Tree),
+    "visible": lambda part: isinstance(part, mx.array) and part.dtype == mx.bool_,
+    "bias": lambda part: isinstance(part, mx.array) and part.dtype != mx.bool_,
+}
+
+
+@pytest.mark.parametrize("name", [*GIVEN, "window"])
+@pytest.mark.parametrize("query_len", [4, 70])
+def test_a_kernel_that_ignores_what_is_given_is_found(name, query_len):
+    def ignoring(**arguments):
+        if name in IN_THE_MASK:
+            parts = tuple(part for part in arguments["mask"].parts if not IN_THE_MASK[name](part))
+            arguments["mask"] = And(parts) if parts else None
+        else:
+            del arguments[name]
+        return attention(**arguments)
+
+    given = ("causal", "window") if name == "window" else (name,)
+    assert "is wrong in" in failure(kind(query_len, given), ignoring, attention)
+
+
+@pytest.mark.parametrize("query_len", [4, 70])
+def test_rows_lie_in_every_way(query_len):
+    ways = set()
+    for case in cases(of_kind := kind(query_len), lengths_of(of_kind)):
+        key = np.array(case.arguments["key"], copy=False)
+        ways.add((key.strides[-1] == key.itemsize, key.strides[-2] % 16 == 0))
+    assert ways == {(True, True), (True, False), (False, True)}
+
+
+@pytest.mark.parametrize("name", ["causal", "key_start", "key_stop", "visible", "bias"])
+def test_nan_in_a_key_that_no_row_sees(name):
+    def adds_nothing_to_it(*, value, **arguments):
+        """As a kernel that multiplies hidden values by 0."""
+        out, lse = attention(value=mx.nan_to_num(value), **arguments)
+        return mx.where(mx.isnan(value).any(), mx.nan, out), lse
+
+    assert failure(kind(70, (name,)), adds_nothing_to_it, attention).startswith("NaN in hidden keys")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_keys_and_values(bits):
+    groups = dict.fromkeys(("key_scales", "key_biases", "value_scales", "value_biases"), mx.float16)
+    of_kind = Kind(mx.float16, 64, 64, 2, 3, groups, bits, group_size=32)
+
+    def of_other_values(*, key, value, **arguments):
+        return attention(key=key, value=key, **arguments)
+
+    assert failure(of_kind, attention, attention) == ""
+    assert "out is wrong" in failure(of_kind, of_other_values, attention)
+
+
+def test_what_a_kernel_raises_is_its_failure():
+    def refuses(**arguments):
+        raise RuntimeError("the driver's own words")
+
+    assert failure(kind(), refuses, attention) == "77 queries, 1050 keys, contiguous: the driver's own words"
+
+
+ROUNDED = mx.array([1.0, -3.0, 0.0, float("inf"), float("nan")])
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_a_difference(dtype):
+    got = ROUNDED.astype(dtype)
+    assert difference(got, ROUNDED) == ""
+    assert difference(got, ROUNDED * (1 + 3e-6)) == ""
+    assert (
+        difference(mx.where(got == -3, -3.5, got).astype(dtype), ROUNDED) == "is wrong in 1 of 5 numbers, by up to 0.5"
+    )
+    assert "1 of 5" in difference(mx.where(mx.isnan(got), 0, got).astype(dtype), ROUNDED)
+
+
+# --- As a call asks for it ----------------------------------------------------------------------------------
+
+
+def arguments(length=77):
+    query, key = mx.zeros((1, 4, length, 24)), mx.zeros((1, 2, 100, 24))
+    return lowered(query, key, key, None, SlidingWindow(9) & KeyRange(2), softcap=3.0, sinks=mx.zeros(4))
+
+
+def test_the_kind_of_a_call():
+    given = {"causal": None, "window": None, "softcap": None, "key_start": mx.int32, "sinks": mx.float32}
+    assert Kind(*arguments().kind()) == Kind(mx.float32, 24, 24, 2, 77, given)
+
+
+def test_a_kernel_passes():
+    assert check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu)) == ""
+
+
+def test_a_kernel_fails_with_a_warning_and_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
+    with pytest.warns(KernelWarning, match="cpu_decode fails its check on .*77 queries.* takes up to 8 queries"):
+        wrong = check.of_call(arguments(), "cpu_decode", mx.default_stream(mx.cpu))
+    [file] = (tmp_path / "failed").iterdir()
+    assert f"Please send {file}" in wrong
+    assert "takes up to 8 queries" in file.read_text()
+
+
+def test_a_check_within_a_traced_function():
+    def traced(x):
+        assert check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu)) == ""
+        return x + 1
+
+    assert mx.compile(traced)(mx.array(1)).item() == 2
+    assert mx.grad(lambda x: traced(x).sum())(mx.array(1.0)).item() == 1
+
+
+def test_a_check_in_another_thread():
+    said = []
+
+    def run():
+        said.append(check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert said == [""]
+
+
+def test_a_check_draws_no_random_numbers_of_the_callers():
+    mx.random.seed(5)
+    expected = mx.random.normal((3,)).tolist()
+    mx.random.seed(5)
+    check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu))
+    assert mx.random.normal((3,)).tolist() == expected
