@@ -56,11 +56,12 @@ def test_another_kind_of_call_is_checked(dim):
     assert check.asked == ["cuda_prefill", "cuda_decode"]
 
 
-def test_lengths_are_no_kind(dim):
+@pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
+def test_lengths_are_no_kind(dim, device, kernel):
     check = Check()
-    for length in (100, 101, 777):
-        prepared(dim, check, length=length)
-    assert check.asked == ["cuda_prefill"]
+    for length in (100, 101, 128, 777):
+        prepared(dim, check, device=device, length=length)
+    assert check.asked == [kernel]
 
 
 def test_what_fails_is_not_used(dim):

@@ -107,16 +107,24 @@ gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& optio
   return std::move(both.work);
 }
 
-std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& options) {
-  gpu::Call contiguous = contiguous_call(inputs, options), anywhere = contiguous, apart = contiguous;
-  anywhere.aligned.fill(false);
-  for (Strides* strides : {&apart.params.query, &apart.params.key, &apart.params.value}) strides->column = 2;
-  Backend backend = backend_of(kernel);
+std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& options, bool with_texts) {
+  constexpr int kFew = 64;  // queries, up to which kernels may be made for their very number
   std::string pipelines;
-  for (const gpu::Call& call : {contiguous, anywhere, apart}) {
+  const auto add = [&](const gpu::Call& call) {
     for (const gpu::Launch& launch : launches(cuda::kernel_that_reads(call, kernel), call)->launches) {
-      pipelines += launch.specialisation + " " + gpu::sum_of(source_text(launch, backend)) + "\n";
+      pipelines += launch.specialisation + " ";
+      if (with_texts) pipelines += gpu::sum_of(source_text(launch, backend_of(kernel)));
+      pipelines += "\n";
     }
+  };
+  for (auto [query_len, key_len] : {std::pair(77, 1050), {192, 256}}) {  // ragged tiles, and full ones
+    gpu::Call contiguous = contiguous_call(inputs, options);
+    if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
+    contiguous.params.key_len = key_len;
+    gpu::Call anywhere = contiguous, apart = contiguous;
+    anywhere.aligned.fill(false);
+    for (Strides* strides : {&apart.params.query, &apart.params.key, &apart.params.value}) strides->column = 2;
+    for (const gpu::Call& call : {contiguous, anywhere, apart}) add(call);
   }
   return pipelines;
 }

@@ -12,8 +12,9 @@ gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& optio
 gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
-// All that calls of this kind run, however their arrays lie: the instantiations, with the sums of their texts.
-std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& options);
+// All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie, by name;
+// and the sums of their texts.
+std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& options, bool with_texts);
 
 // Compiles what CUDA runs for the call if its arrays are contiguous. Throws NoKernelError where that fails: before the
 // call is part of a graph there still is a choice.

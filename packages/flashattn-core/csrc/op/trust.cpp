@@ -4,13 +4,14 @@
 #include <sys/utsname.h>
 
 #include <cstdlib>
+#include <map>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 
 #include "../cuda/driver.h"
 #include "../gpu/disk_cache.h"
+#include "counts.h"
 #include "gpu_call.h"
 #include "mlx/device.h"
 #include "mlx/version.h"
@@ -68,6 +69,7 @@ Check& the_check() {
 // The calls of a check are not checked.
 thread_local bool is_checking = false;
 struct Checking {
+  Uncounted uncounted;
   Checking() { is_checking = true; }
   ~Checking() { is_checking = false; }
 };
@@ -87,22 +89,21 @@ std::string software(Backend backend, mx::Device device) {
 }
 
 // What is wrong with the kernel; empty if nothing is.
-std::string verdict(const Arguments& arguments, Kernel kernel, const std::string& pipelines, mx::Stream stream) {
+std::string verdict(const Arguments& arguments, const Inputs& inputs, Kernel kernel, mx::Stream stream) {
   static std::mutex mutex;  // not held while a kernel is checked: another thread then checks it, too
-  static auto& verdicts = *new std::unordered_map<std::string, std::string>;
-  std::string key = software(backend_of(kernel), stream.device) + pipelines;
+  static auto& verdicts = *new std::map<std::pair<int, std::string>, std::string>;
+  const auto pipelines = [&](bool with_texts) { return pipelines_of(kernel, inputs, arguments.options, with_texts); };
+  std::pair key(stream.device.index, pipelines(false));
   {
     std::lock_guard lock(mutex);
     if (auto known = verdicts.find(key); known != verdicts.end()) return known->second;
   }
   constexpr const char *kFolder = "checked", *kPassed = "passed";
-  When when = when_to_check();
-  std::string wrong;
-  bool is_kept = when == When::once && gpu::read_kept(kFolder, key) == kPassed;
-  if (when != When::never && !is_kept) {
+  std::string wrong, on_disk = software(backend_of(kernel), stream.device) + pipelines(true);
+  if (when_to_check() == When::always || gpu::read_kept(kFolder, on_disk) != kPassed) {
     Checking now;
     wrong = the_check()(arguments, kernel, stream);
-    if (wrong.empty()) gpu::keep(kFolder, key, kPassed);
+    if (wrong.empty()) gpu::keep(kFolder, on_disk, kPassed);
   }
   std::lock_guard lock(mutex);
   return verdicts.emplace(key, wrong).first->second;
@@ -129,8 +130,9 @@ Kernels prepare(const Arguments& arguments, Backend backend, mx::Stream stream) 
   Inputs inputs(arrays, kind.present);
   Kernels failed = 0;
   Kernel kernel = kind.kernel;
-  for (std::string first; !is_checking;) {
-    std::string wrong = verdict(arguments, kernel, pipelines_of(kernel, inputs, options), stream);
+  bool is_checked = !is_checking && when_to_check() != When::never;
+  for (std::string first; is_checked;) {
+    std::string wrong = verdict(arguments, inputs, kernel, stream);
     if (wrong.empty()) break;
     if (first.empty()) first = wrong;
     failed = with(failed, kernel);
