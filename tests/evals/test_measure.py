@@ -17,8 +17,7 @@ from flash_evals import measure
 from flash_evals.measure import Flash, run
 from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import obstacles
-
-MB = 1_000_000
+from trial_peaks import MB, three_peaks
 
 
 def forward(loaded, tokens=16):
@@ -95,23 +94,8 @@ def test_peak_memory_is_what_the_work_needed(method, megabytes, tolerance):
     allocations fail: behind both, the C library keeps what is freed.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
-        peaks = fresh_process.submit(_three_peaks, method, megabytes).result()
+        peaks = fresh_process.submit(three_peaks, method, megabytes).result()
     assert peaks == pytest.approx([megabytes * MB] * 3, abs=tolerance)
-
-
-def _three_peaks(method, megabytes):
-    if method == "allocator":
-        measure.memory_method = lambda: "peak of MLX's allocator"
-    garbage = [mx.ones(10 * MB)]
-    mx.eval(garbage)
-    garbage.append(garbage)
-    del garbage
-
-    def work():
-        _enough_for_a_collection = [[] for _ in range(5000)]
-        mx.eval(mx.ones(megabytes * MB, dtype=mx.uint8))
-
-    return [run("off", work, Flash())[1].peak_memory for _ in range(3)]
 
 
 @pytest.mark.parametrize("method", ["process", "allocator"])
