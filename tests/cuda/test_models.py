@@ -6,6 +6,7 @@ from itertools import cycle
 import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
+import numpy as np
 import pytest
 from arms import batch_caches, close, normal, off_and_on
 from mlx_lm.models import base
@@ -79,11 +80,17 @@ def assert_kernels_ran(prefill="cuda_prefill"):
     assert calls[prefill] > 0
 
 
+def differences(on, off, off_again):
+    """For a failure: the tokens whose logits differ, and whether the unpatched model repeats its own."""
+    tokens = np.flatnonzero(np.array(mx.abs(on - off).max(axis=(0, 2))) > 1e-3).tolist()
+    return f"tokens {tokens}; off is what it is again: {close(off_again, off)}, and close to on: {close(on, off_again)}"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32(family):
     model, x = small(family), tokens()
     off, on = off_and_on(lambda: logits(model, x, make_prompt_cache(model)))
-    assert close(on, off)
+    assert close(on, off), differences(on, off, logits(model, x, make_prompt_cache(model)))
     assert_kernels_ran()
 
 
