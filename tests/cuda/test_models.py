@@ -43,15 +43,15 @@ gather_mm = mx.gather_mm  # as MLX has it
 def unsorted_experts(monkeypatch):
     """MLX reads the rows of sorted experts wrong from time to time, with the patch and without: test_sorted_experts.
 
-    The sum of an expert's output and its bias takes over the strides of one of them: of the one whose memory is free.
-    The bias has an axis of length one that was put in, whose stride is 1.
+    The sum of an expert's output and its bias reuses the memory of either, with its strides. The bias came through
+    expand_dims, so its axis of length one has stride 1.
     """
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 
 
 @pytest.mark.xfail(raises=AssertionError, strict=True, reason="MLX's own. Once this passes, unsorted_experts can go.")
 def test_sorted_experts():
-    """The distance between rows is no stride of an axis of length one."""
+    """Rows are read right where the axis before the last has length one and stride 1."""
     x, weights, expert = normal(0, 40, 48), normal(1, 4, 48, 64), mx.arange(40) // 10
     right = x[:, None] @ weights[expert]
     assert close(gather_mm(x[:, None], weights, rhs_indices=expert, sorted_indices=True), right)
@@ -103,8 +103,9 @@ def assert_kernels_ran(prefill="cuda_prefill"):
 
 def differences(on, off, off_again):
     """For a failure: the tokens whose logits differ, and whether the unpatched model repeats its own."""
-    tokens = np.flatnonzero(np.array(mx.abs(on - off).max(axis=(0, 2))) > 1e-3).tolist()
-    return f"tokens {tokens}; off is what it is again: {close(off_again, off)}, and close to on: {close(on, off_again)}"
+    near = np.array(mx.abs(on - off).max(axis=(0, 2)) < 1e-4 * mx.abs(off).max())  # never true of NaN
+    again = f"off is what it is again: {close(off_again, off)}, and close to on: {close(on, off_again)}"
+    return f"tokens {np.flatnonzero(~near).tolist()}; {again}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

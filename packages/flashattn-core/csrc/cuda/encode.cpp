@@ -93,11 +93,11 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream)));
   }
-  if (!alive.empty()) {
+  if (!alive.empty()) {  // before the first node, which is there even if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
   for (const Launch& launch : launches.launches) {
-    // What can fail comes first: MLX's next node would get what the encoder has been told of this one.
+    // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
     CUfunction function = function_of(launch, stream.device.index);
     BoxArguments arguments = {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}};
     if (!launch.box_rows.empty()) {
