@@ -6,7 +6,7 @@ import pytest
 BEFORE = {
     "old driver": (
         {"software": "old driver"},
-        "the driver has no cuTensorMapEncodeTiled: install version 525 or a newer one",
+        "the driver has no cuTensorMapEncodeTiled: install version 550.54.14 or a newer one",
     ),
     "driver fails": ({"cuDeviceGetAttribute": "3"}, "cuDeviceGetAttribute: it says why"),
     "old GPU": (

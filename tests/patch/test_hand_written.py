@@ -158,14 +158,14 @@ def test_memory_is_linear(dtype):
     """Of gemma2's attention, at 4,096 tokens twice that of 2,048, and less than a tenth of the scores of 8 heads."""
     layer = small(dtype=dtype, num_attention_heads=8, num_key_value_heads=4, head_dim=32).layers[0].self_attn
 
-    def peaks(length):
+    def peak(length, times=7):
         x, mask = mx.zeros((1, length, 64), dtype), causal(length)
         mx.eval(x, mask)
-        return [peak_beyond(lambda: layer(x, mask)) for _ in range(7)]
+        # When an array is freed depends on how far MLX's thread lags behind: up to a fifth of the peak.
+        return max(peak_beyond(lambda: layer(x, mask)) for _ in range(times))
 
-    assert min(peaks(1024)) > 8 * 1024 * 1024 * dtype.size  # unpatched
+    assert peak(1024, times=1) > 8 * 1024 * 1024 * dtype.size  # unpatched
     with flash.enabled(strict=True):
-        half, whole = peaks(2048), peaks(4096)
-    # When an array is freed depends on how far MLX's thread lags behind: the peak may double.
-    assert min(whole) < 2.2 * max(half)
-    assert max(whole) < 8 * 4096 * 4096 * dtype.size / 10
+        half, whole = peak(2048), peak(4096)
+    assert whole < 2.2 * half
+    assert whole < 8 * 4096 * 4096 * dtype.size / 10

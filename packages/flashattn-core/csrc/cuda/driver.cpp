@@ -106,7 +106,7 @@ void check_device(int device) try {
   if (fit.contains(device)) return;
   if (!cuTensorMapEncodeTiled) {
     throw NoKernelError(
-        "[flash_attention] the driver has no cuTensorMapEncodeTiled: install version 525 or a newer one");
+        "[flash_attention] the driver has no cuTensorMapEncodeTiled: install version 550.54.14 or a newer one");
   }
   int capability = properties(device).compute_capability, count = 0;
   FLASHATTN_CALL(nvrtcGetNumSupportedArchs, &count);

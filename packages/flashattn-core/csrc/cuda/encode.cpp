@@ -88,21 +88,18 @@ gpu::Device device() {
 void encode(const Work& work, mx::Stream stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const Launches& launches = *work.launches;
+  std::array<std::optional<mx::array>, kNumBindings> scratch;
   std::vector<mx::array> alive = work.temporaries;  // until the GPU is done
+  for (const Scratch& wanted : launches.scratch) {
+    alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream)));
+  }
+  if (!alive.empty()) {  // before the first node, which is there even if a later launch throws
+    encoder.add_completed_handler([alive = std::move(alive)] {});
+  }
   for (const Launch& launch : launches.launches) {
+    // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
     CUfunction function = function_of(launch, stream.device.index);
     BoxArguments arguments = {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}};
-    for (auto [binding, role] : launch.arguments) {
-      const std::optional<mx::array>& array = work.arrays[index(binding)];
-      if (role == Role::value || !array) continue;  // what has none is scratch
-      role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
-      arguments.arrays[index(binding)] = address(*array);
-    }
-    for (const Scratch& wanted : launches.scratch) {
-      const mx::array& array = alive.emplace_back(kept(wanted, stream));
-      encoder.set_output_array(array);
-      arguments.arrays[index(wanted.binding)] = address(array);
-    }
     if (!launch.box_rows.empty()) {
       const auto map = [&](Binding binding, const Strides& strides) {
         return tensor_map(*work.arrays[index(binding)], strides, launch.box_rows[index(binding)]);
@@ -111,13 +108,16 @@ void encode(const Work& work, mx::Stream stream) {
       arguments.key_map = map(Binding::key, launches.params.key);
       arguments.value_map = map(Binding::value, launches.params.value);
     }
+    for (auto [binding, role] : launch.arguments) {
+      const std::optional<mx::array>& array = (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
+      if (role == Role::value || !array) continue;
+      role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
+      arguments.arrays[index(binding)] = address(*array);
+    }
     void* parameters[] = {&arguments};
     encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},
                                 {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
                                 launch.dynamic_shared, parameters);
-  }
-  if (!alive.empty()) {
-    encoder.add_completed_handler([alive = std::move(alive)] {});
   }
 }
 
