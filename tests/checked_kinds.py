@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention
-from flashattn_core.check import Kind, failure
+from flashattn_core.check import Kind, error_of, failure
 from metal_attention import Run
 from metal_on_cpu import MetalError
 
@@ -50,7 +50,7 @@ def found(run: Callable[..., Run], kernel: str, kind: Kind, edit: Callable[[str]
 
     few = kind.query_len <= 16
     lengths = [(kind.query_len, keys) for keys in (FEW_KEYS, MANY_KEYS)] if few else [(77, 150), (64, 128)]
-    return failure(kind, attention, on_cpu, lengths)
+    return failure(kind, attention, on_cpu, lengths, error_of(kernel, kind))
 
 
 ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # in the text of every kernel

@@ -5,7 +5,7 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import check, flash_attention, quantized_flash_attention
+from flashattn_core import NoKernelError, check, flash_attention, quantized_flash_attention
 from flashattn_core.attention import lowered
 from flashattn_core.check import KernelWarning, Kind, cases, difference, failure, lengths_of
 from flashattn_core.masks import And, Causal, KeyRange, SlidingWindow, Tree
@@ -173,3 +173,22 @@ def test_a_check_draws_no_random_numbers_of_the_callers():
     mx.random.seed(5)
     check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu))
     assert mx.random.normal((3,)).tolist() == expected
+
+
+# --- As doctor asks for it -----------------------------------------------------------------------------------
+
+
+def test_each_kernel_of_a_backend_is_asked_for_what_it_takes():
+    asked = {kernel: (count, wrong) for kernel, count, wrong in check.of_backend("cpu")}
+    kinds = len(list(check.kinds_of_models()))
+    assert asked == {"cpu_decode": (kinds // 2, ""), "cpu_prefill": (kinds, "")}
+
+
+def test_what_a_kernel_of_a_backend_fails_at(monkeypatch):
+    def refuses(*, kernel, query, **arguments):
+        if kernel == "cpu_decode" and query.dtype == mx.float32:
+            raise NoKernelError(f"[flash_attention] {query.shape[-1]} fails")
+        return query, query
+
+    monkeypatch.setattr(check, "_attend", refuses)
+    assert [wrong for _, _, wrong in check.of_backend("cpu")] == ["64 fails", ""]

@@ -139,6 +139,18 @@ def test_another_driver_is_checked(dim):
     assert asked_by_another_process(dim, "a newer driver") == "cuda_prefill"
 
 
+def test_another_text_is_checked(dim, monkeypatch):
+    assert asked_by_another_process(dim) == "cuda_prefill"
+    monkeypatch.setenv("FLASHATTN_PLANT", "RowResult{ => RowResult {")
+    assert asked_by_another_process(dim) == "cuda_prefill"
+
+
+def test_a_plant_that_is_none_is_refused(dim, monkeypatch):
+    monkeypatch.setenv("FLASHATTN_PLANT", "RowResult")
+    with pytest.raises(ValueError, match="FLASHATTN_PLANT is 'RowResult', expected 'old => new'"):
+        prepared(dim, Check())
+
+
 def test_what_failed_is_checked_by_the_next_process(dim):
     with pytest.raises(ValueError, match="wrong"):
         prepared(dim, Check("cuda_prefill"), kernel="cuda_prefill")

@@ -21,6 +21,8 @@ OTHER_KINDS = {
     "float32, one query": (DECODE, kind(1, "causal", mx.float32, head_dim=128, value_dim=96)),
     "float32": (PREFILL, kind(77, "causal", mx.float32, head_dim=80, value_dim=40)),
     "bfloat16, a wide head": (HOPPER, kind(77, "causal", mx.bfloat16, head_dim=256, value_dim=256, group=1)),
+    "rounded probabilities": ("cuda_prefill_rounded", kind(77, "causal")),
+    "rounded probabilities, bfloat16": ("cuda_prefill_hopper_rounded", kind(77, "causal", mx.bfloat16)),
     "4 bits": (DECODE, quantised(2, bits=4)),
     "6 bits": (ROWWISE, quantised(77, bits=6)),
 }
@@ -47,6 +49,15 @@ NAN = {
 @pytest.mark.parametrize("kernel", NAN)
 def test_nan_in_the_last_tile_is_found(kernel):
     assert "out is wrong in" in found(run, kernel, kind(LENGTHS[kernel]), NAN[kernel])
+
+
+def test_rounded_probabilities_are_found_where_they_are_not_asked_for():
+    other = {"cuda_prefill": "cuda_prefill_rounded"}
+
+    def rounds(*, kernel, **arguments):
+        return run(kernel=other[kernel], **arguments)
+
+    assert "out is wrong in" in found(rounds, PREFILL, kind(77))
 
 
 def test_what_does_not_compile_is_found():

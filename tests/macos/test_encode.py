@@ -18,6 +18,7 @@ MLX = Path(mx.__file__).parent
 SOURCES = [
     *("call/kernel_table.cpp", "gpu/arguments.cpp", "gpu/instance.cpp", "gpu/launch.cpp", "metal/encode.cpp"),
     *(
+        "gpu/disk_cache.cpp",
         "metal/launch.cpp",
         "cuda/launch.cpp",
         "cuda/no_cuda.cpp",

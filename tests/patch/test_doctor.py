@@ -12,6 +12,7 @@ import flashattn_core
 import mlxlm_flash_patch as flash
 import pytest
 from click.testing import CliRunner
+from flashattn_core import check
 from mlx_lm.models import base, llama
 from mlxlm_flash_patch import blas, doctor, hook
 from mlxlm_flash_patch.cli import cli
@@ -336,3 +337,17 @@ def test_a_hub_id_of_which_the_cache_knows(monkeypatch, tmp_path):
     (repository / "snapshots" / "c0ffee").mkdir(parents=True)
     (repository / "snapshots" / "c0ffee" / "config.json").write_text('{"model_type": "qwen2"}')
     found("✓ model: qwen2 is covered", "--model", "someone/model", broken=False)
+
+
+def test_the_kernels_of_the_cpu_are_not_checked():
+    found("✓ kernels: those of the CPU", "--kernels", broken=False)
+
+
+def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CHECK", "never")
+    monkeypatch.setattr(flashattn_core._ext, "backend_of", lambda device: "cuda")
+    wrong = "cuda_prefill fails its check on a GPU: 77 queries: out is wrong"
+    monkeypatch.setattr(check, "of_backend", lambda backend: [("cuda_decode", 3, ""), ("cuda_prefill", 2, wrong)])
+    lines = found(f"✗ kernels: {wrong} · cure: set FLASHATTN_CHECK=once", "--kernels", broken=True)
+    assert "✓ kernels: cuda_decode is right in 3 kinds of calls" in lines
+    assert os.environ["FLASHATTN_CHECK"] == "always"

@@ -17,8 +17,10 @@ from typing import Any
 import mlx.core as mx
 
 from . import _ext
+from ._ext import NoKernelError
 from .attention import flash_attention, quantized_flash_attention
 from .masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
+from .plan import Device, plan
 
 # Tensor cores cut off sums, and other orders of a sum round it in other ways.
 ERROR = 1e-5
@@ -64,8 +66,9 @@ class KernelWarning(UserWarning):
 
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     """Checks a kernel for such calls, on the stream. Returns what is wrong, in words; then there is a warning, too."""
+    kind = Kind(*arguments.kind())
     on_gpu = partial(_attend, kernel=kernel, stream=stream)
-    wrong = failure(Kind(*arguments.kind()), on_gpu, partial(_attend, stream=mx.cpu))
+    wrong = failure(kind, on_gpu, partial(_attend, stream=mx.cpu), error=error_of(kernel, kind))
     if not wrong:
         return ""
     where = f"{mx.device_info(stream.device)['device_name']}, mlx {version('mlx')}"
@@ -76,28 +79,69 @@ def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     return wrong
 
 
+def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
+    """Asks each kernel for calls as models make them. Yields its name, how many kinds of calls, and what is wrong.
+
+    A GPU's kernel is checked then, unless FLASHATTN_CHECK is "never"; if it is "always", again.
+    """
+    stream = mx.default_stream(mx.cpu if backend == "cpu" else mx.gpu)
+    for kernel in _ext.stats():
+        if not kernel.startswith(backend) or "backward" in kernel:
+            continue
+        count, wrong = 0, ""
+        for kind in kinds_of_models():
+            call = _call(kind, *lengths_of(kind)[0], "contiguous")
+            if plan(**call, device=backend, kernel=kernel).kernel is None:
+                continue
+            count += 1
+            try:
+                _attend(**call, kernel=kernel, stream=stream)
+            except NoKernelError as error:
+                wrong = wrong or str(error).removeprefix("[flash_attention] ")
+        yield kernel, count, wrong
+
+
+def kinds_of_models() -> Iterator[Kind]:
+    """Steps and prompts: each dtype, three head sizes; windows with sinks, soft-cap, padding; a quantised cache."""
+    causal: dict[str, mx.Dtype | None] = {"causal": None}
+    for dtype, dim, query_len in product((mx.bfloat16, mx.float16, mx.float32), (64, 128, 256), (1, 100)):
+        for more in ({}, {"window": None, "sinks": dtype}, {"softcap": None}, {"key_start": mx.int32}):
+            yield Kind(dtype, dim, dim, 4, query_len, causal | more)
+    stored = ("key_scales", "key_biases", "value_scales", "value_biases")
+    for dtype, bits, query_len in product((mx.bfloat16, mx.float16), (4, 8), (1, 100)):
+        yield Kind(dtype, 128, 128, 4, query_len, causal | dict.fromkeys(stored, dtype), bits, group_size=64)
+
+
 def _attend(*, bits: int = 0, **arguments: Any) -> tuple[mx.array, mx.array]:
     if bits:
         return quantized_flash_attention(**arguments, bits=bits, return_lse=True)
     return flash_attention(**arguments, return_lse=True)
 
 
-def failure(kind: Kind, attention: Attention, on_cpu: Attention, lengths: Lengths | None = None) -> str:
+def failure(
+    kind: Kind, attention: Attention, on_cpu: Attention, lengths: Lengths | None = None, error: float = ERROR
+) -> str:
     """What is wrong with `attention` for calls of the kind; empty if nothing is.
 
     on_cpu: the same by the CPU's kernels. lengths: of queries and keys; None: what kernels may treat in another way.
+    error: how far off out may be before it is rounded, of 1 or of the number if that is more.
     """
     for case in cases(kind, lengths or lengths_of(kind)):
         try:
             got = attention(**case.arguments)
             mx.eval(got)
-        except (RuntimeError, ValueError) as error:
-            return f"{case.name}: {error}"
+        except (RuntimeError, ValueError) as raised:
+            return f"{case.name}: {raised}"
         expected = on_cpu(**exactly(case.arguments))
-        for name, found, wanted in zip(("out", "lse"), got, expected, strict=True):
-            if wrong := difference(found, wanted):
+        for name, found, wanted, far in zip(("out", "lse"), got, expected, (error, ERROR), strict=True):
+            if wrong := difference(found, wanted, far):
                 return f"{case.name}: {name} {wrong}"
     return ""
+
+
+def error_of(kernel: str, kind: Kind) -> float:
+    """Of out, before it is rounded: some kernels round probabilities to 16 bits, by half of what two numbers differ."""
+    return float(mx.finfo(kind.dtype).eps) / 2 if kernel.endswith("_rounded") else ERROR
 
 
 def lengths_of(kind: Kind) -> Lengths:
@@ -114,11 +158,11 @@ def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
         yield Case("NaN in hidden keys", _call(kind, query_len, key_len, "contiguous", hidden_nan=True))
 
 
-def difference(got: mx.array, expected: mx.array) -> str:
-    """How `got` is not `expected`, which is float32, or a number within ERROR of it, rounded; empty if it is."""
+def difference(got: mx.array, expected: mx.array, error: float = ERROR) -> str:
+    """How `got` is not `expected`, which is float32, or a number within the error of it, rounded; empty if it is."""
     with mx.stream(mx.cpu):
-        error = ERROR * mx.maximum(mx.abs(expected), 1)
-        lowest, highest = ((expected + by).astype(got.dtype) for by in (-error, error))
+        far = error * mx.maximum(mx.abs(expected), 1)
+        lowest, highest = ((expected + by).astype(got.dtype) for by in (-far, far))
         both_nan = mx.isnan(got) & mx.isnan(expected)
         wrong = ~((lowest <= got) & (got <= highest) | (got.astype(mx.float32) == expected) | both_nan)
         count = int(wrong.sum())

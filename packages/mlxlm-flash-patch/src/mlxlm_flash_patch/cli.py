@@ -126,8 +126,9 @@ def status() -> None:
 
 @cli.command()
 @click.option("--model", metavar="DIR|ID", help="Also whether this model is covered; of the hub, what is cached.")
+@click.option("--kernels", is_flag=True, help="Also whether each kernel of the GPU is right here. Takes minutes.")
 @click.pass_context
-def doctor(ctx: click.Context, model: str | None) -> None:
+def doctor(ctx: click.Context, model: str | None, kernels: bool) -> None:
     """Look for what is broken or slow, and name the cure.
 
     One line a finding: ✓ fine, ! could be better, ✗ broken. Exit code 1 if anything is broken.
@@ -136,7 +137,7 @@ def doctor(ctx: click.Context, model: str | None) -> None:
 
     click.echo(f"{_environment()}\n")
     marks = []
-    for finding in examine(model):
+    for finding in examine(model, kernels):
         click.echo(str(finding))
         marks.append(finding.mark)
     broken, better = marks.count(Mark.PROBLEM), marks.count(Mark.WARNING)

@@ -58,8 +58,11 @@ def problem(subject: str, what: str, cure: str) -> Finding:
     return Finding(Mark.PROBLEM, subject, what, cure)
 
 
-def examine(model: str | None = None) -> Iterator[Finding]:
-    """All findings; `model` is a folder in mlx-lm's layout, or a hub id whose configuration is in the hub's cache."""
+def examine(model: str | None = None, with_kernels: bool = False) -> Iterator[Finding]:
+    """All findings; `model` is a folder in mlx-lm's layout, or a hub id whose configuration is in the hub's cache.
+
+    with_kernels: also whether each kernel of MLX's default device computes what the CPU's does, which takes minutes.
+    """
     for check in (versions, variable, start_up_file, extension, cpu, matrix_products, numbers, seam):
         broken = False
         for finding in check():
@@ -67,6 +70,8 @@ def examine(model: str | None = None) -> Iterator[Finding]:
             yield finding
         if broken and check in (extension, cpu, seam):
             return
+    if with_kernels:
+        yield from kernels()
     if model is not None:
         yield from coverage(model)
 
@@ -228,6 +233,23 @@ def numbers() -> Iterator[Finding]:
         yield problem("self-test", f"off by {worst:.1e} from the reference", cure)
     else:
         yield ok("self-test", f"a prefill and a decode step within {worst:.1e} of the reference")
+
+
+def kernels() -> Iterator[Finding]:
+    """Each kernel of MLX's default device beside the CPU's, for the calls of models."""
+    import mlx.core as mx
+    from flashattn_core import _ext, check
+
+    backend = _ext.backend_of(mx.default_device())
+    if backend == "cpu":
+        yield ok("kernels", "those of the CPU are what a GPU's are compared with")
+        return
+    os.environ["FLASHATTN_CHECK"] = "always"
+    for kernel, count, wrong in check.of_backend(backend):
+        if wrong:
+            yield problem("kernels", wrong, f"set FLASHATTN_CHECK=once, so that {kernel} is left alone, and send this")
+        else:
+            yield ok("kernels", f"{kernel} is right in {count} kinds of calls")
 
 
 def _error(length: int) -> float:
