@@ -191,4 +191,5 @@ def test_what_a_kernel_of_a_backend_fails_at(monkeypatch):
         return query, query
 
     monkeypatch.setattr(check, "_attend", refuses)
-    assert [wrong for _, _, wrong in check.of_backend("cpu")] == ["64 fails", ""]
+    found = {kernel: wrong for kernel, _, wrong in check.of_backend("cpu")}
+    assert found == {"cpu_decode": "64 fails", "cpu_prefill": ""}
