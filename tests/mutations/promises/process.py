@@ -4,6 +4,27 @@ from .mutation import CORE, CPP, EVALS, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
+        "a GPU's kernel that fails its check is used",
+        f"{CPP}/op/trust.cpp",
+        "    if (wrong.empty()) break;",
+        "    break;",
+        "core/test_trusted_kernels.py::test_what_fails_is_not_used",
+    ),
+    Mutation(
+        "what passed with another driver counts",
+        f"{CPP}/op/trust.cpp",
+        "on_disk = software(backend_of(kernel), stream.device) + pipelines(true);",
+        "on_disk = software(backend_of(kernel), stream.device).substr(0, 3) + pipelines(true);",
+        "core/test_trusted_kernels.py::test_another_driver_is_checked",
+    ),
+    Mutation(
+        "the check takes NaN for right",
+        f"{CORE}/check.py",
+        "both_nan = mx.isnan(got) & mx.isnan(expected)",
+        "both_nan = mx.isnan(got)",
+        "core/test_check.py::test_nan_in_a_key_that_no_row_sees",
+    ),
+    Mutation(
         "Ctrl-C ends no kernel",
         f"{CPP}/cpu/cancellation.cpp",
         "return requested_at != 0 && epoch",
