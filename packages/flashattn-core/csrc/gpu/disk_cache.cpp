@@ -16,16 +16,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Empty where the system names no folder for caches.
 fs::path file_of(const std::string& folder, const std::string& key) {
-  constexpr std::pair<const char*, const char*> kPlaces[] = {
-      {"FLASHATTN_CACHE", ""}, {"XDG_CACHE_HOME", "flashattn"}, {"HOME", ".cache/flashattn"}};
-  for (auto [variable, below] : kPlaces) {
-    if (const char* place = std::getenv(variable); place && *place) {
-      return fs::path(place) / below / folder / sum_of(key);
-    }
-  }
-  return {};
+  fs::path all = cache_folder();
+  return all.empty() ? all : all / folder / sum_of(key);
 }
 
 std::string sums_of(const std::string& key, const std::string& bytes) {
@@ -41,6 +34,15 @@ std::string sum_of(const std::string& text) {
     sum = (sum ^ c) * 0x100000001b3;
   }
   return std::to_string(sum);
+}
+
+std::string cache_folder() {
+  constexpr std::pair<const char*, const char*> kPlaces[] = {
+      {"FLASHATTN_CACHE", ""}, {"XDG_CACHE_HOME", "flashattn"}, {"HOME", ".cache/flashattn"}};
+  for (auto [variable, below] : kPlaces) {
+    if (const char* place = std::getenv(variable); place && *place) return fs::path(place) / below;
+  }
+  return "";
 }
 
 std::string read_kept(const std::string& folder, const std::string& key) {

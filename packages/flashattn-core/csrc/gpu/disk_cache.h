@@ -8,6 +8,9 @@ namespace flashattn::gpu {
 // Of a text, for comparisons with other processes.
 std::string sum_of(const std::string& text);
 
+// The user's; empty where the system names none.
+std::string cache_folder();
+
 // What was kept in this folder of the cache for the key; empty if nothing was, or the file is broken or another's.
 std::string read_kept(const std::string& folder, const std::string& key);
 

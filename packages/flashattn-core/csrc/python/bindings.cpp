@@ -187,6 +187,7 @@ NB_MODULE(_ext, m) {
     nb::object check = nb::module_::import_("flashattn_core.check").attr("of_call");
     return nb::cast<std::string>(check(arguments, std::string(name(kernel)), stream));
   });
+  m.def("cache_folder", &gpu::cache_folder, "The user's folder of caches; empty where the system names none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
         "Writes a file to the user's folder of caches. Returns its path; empty if it cannot be written.");
 

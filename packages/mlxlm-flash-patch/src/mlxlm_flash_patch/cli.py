@@ -145,6 +145,39 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool) -> None:
     ctx.exit(1 if broken else 0)
 
 
+@cli.command()
+@click.option("--quick", is_flag=True, help="Fewer lengths, 16 bits alone: a minute.")
+@click.option("--show", is_flag=True, help="Show what was measured before, and measure nothing.")
+def tune(quick: bool, show: bool) -> None:
+    """Measure on this machine how long attention takes each kernel, and mlx-lm's own.
+
+    Attention is that of real models, on MLX's default device. What is finished is kept on Ctrl-C. The table is
+    tuned.json in the folder of caches, for this device and these versions.
+    """
+    _require_package()
+    import mlx.core as mx
+    from flashattn_core import tuned
+
+    from .tune import calls, measure
+
+    device = mx.default_device()
+    if not show:
+        finished = []
+        try:
+            with click.progressbar(calls(quick), label="calls", file=sys.stderr) as wanted:
+                for call in wanted:
+                    finished.append(measure(call))
+        finally:
+            if finished:
+                click.echo(f"wrote {tuned.write(finished, device)}")
+    table = tuned.read(device)
+    if not table:
+        raise Refusal("nothing was measured on this device with these versions: mlxlm-flash tune")
+    for each in table:
+        times = ", ".join(f"{name} {1e6 * seconds:,.0f} µs" for name, seconds in sorted(each.seconds.items()))
+        click.echo(f"{each.call}: {times}")
+
+
 def _require_package() -> None:
     """Raises the ImportError of the first attempt: a second one, of an MLX that does not load, may end the process."""
     from . import enable  # noqa: F401

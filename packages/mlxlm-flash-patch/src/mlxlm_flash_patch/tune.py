@@ -1,0 +1,126 @@
+"""`mlxlm-flash tune`: how long the attention of real models takes each kernel here, and mlx-lm's own."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import flashattn_core
+import mlx.core as mx
+from flashattn_core import NoKernelError, _ext
+from flashattn_core.masks import Causal, SlidingWindow
+from flashattn_core.tuned import MLX, Call, Measured
+from mlx_lm.models import base
+
+# Qwen2.5, Llama 3, gpt-oss, gemma 3: heads, head_dim, window, sinks. A window's layers take turns with plain ones.
+MODELS = (
+    Call("bfloat16", 14, 2, 64, 1, 1),
+    Call("bfloat16", 28, 4, 128, 1, 1),
+    Call("bfloat16", 32, 8, 128, 1, 1),
+    Call("bfloat16", 64, 8, 64, 1, 1, window=128, sinks=True),
+    Call("bfloat16", 64, 8, 64, 1, 1, sinks=True),
+    Call("bfloat16", 8, 4, 256, 1, 1, window=1024),
+    Call("bfloat16", 8, 4, 256, 1, 1),
+)
+LENGTHS = ((1, 128), (1, 1024), (1, 8192), (1, 32768), (8, 4096), (128, 128), (1024, 1024), (4096, 4096), (1024, 8192))
+QUICK_LENGTHS = ((1, 1024), (1, 8192), (1024, 1024))
+TRIALS, TRIAL_SECONDS = 5, 0.02
+ENOUGH_SECONDS = 1.0  # for the trials of one kernel and call: the slow ones get fewer, at least one
+
+Attention = Callable[[], mx.array]
+
+
+def calls(quick: bool) -> list[Call]:
+    """What is measured: with quick, some lengths in 16 bits."""
+    wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
+    if not quick:
+        wanted += [replace(call, dtype="float32") for call in wanted if not call.sinks]
+        plain = [call for call in wanted if call.dtype == "bfloat16" and not call.sinks and not call.window]
+        wanted += [replace(call, bits=bits) for call in plain for bits in (4, 8)]
+    return list(dict.fromkeys(wanted))
+
+
+def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
+    """mlx-lm's caches of layers with a window hold no more keys than some query sees."""
+    seen = model.window - 1 + query_len if model.window else key_len
+    return replace(model, query_len=query_len, key_len=min(seen, key_len))
+
+
+def measure(call: Call) -> Measured:
+    """All that can compute the call take turns, after a warm-up each."""
+    contestants = dict(_contestants(call))
+    repeats, spent = {}, dict.fromkeys(contestants, 0.0)
+    memory: dict[str, int] = {}
+    for name, attend in list(contestants.items()):
+        try:
+            mx.eval(attend())  # compiles
+            memory[name] = _peak(attend)
+        except (NoKernelError, RuntimeError, ValueError):
+            if name != MLX:
+                raise
+            del contestants[name]  # MLX does not take all of them
+            continue
+        repeats[name] = max(1, round(TRIAL_SECONDS / max(_seconds(attend, 1), 1e-5)))
+    trials: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(TRIALS):
+        for name in sorted(contestants, reverse=number % 2 == 1):
+            if spent[name] < ENOUGH_SECONDS:
+                seconds = _seconds(contestants[name], repeats[name])
+                trials[name].append(seconds / repeats[name])
+                spent[name] += seconds
+    return Measured(call, {name: median(each) for name, each in trials.items()}, memory)
+
+
+def _contestants(call: Call) -> Iterator[tuple[str, Attention]]:
+    dtype = getattr(mx, call.dtype)
+    shapes = [(call.batch_size, call.heads, call.query_len, call.head_dim)]
+    shapes += [(call.batch_size, call.kv_heads, call.key_len, call.head_dim)] * 2
+    query, key, value = (mx.random.normal(shape, dtype, key=mx.random.key(i)) for i, shape in enumerate(shapes))
+    sinks = mx.zeros(call.heads, dtype) if call.sinks else None
+    mask = SlidingWindow(call.window) if call.window else Causal()
+    scale = call.head_dim**-0.5
+    stored = [mx.quantize(x, bits=call.bits) for x in (key, value)] if call.bits else [key, value]
+    mx.eval(query, stored, sinks)
+    options = {"mask": mask, "scale": scale, "sinks": sinks}
+
+    how = {"bits": call.bits} if call.bits else {}
+    attention = flashattn_core.quantized_flash_attention if call.bits else flashattn_core.flash_attention
+    backend = _ext.backend_of(mx.default_device())
+    for kernel in _ext.stats():
+        covers = kernel.startswith(backend) and "backward" not in kernel and not kernel.endswith("_rounded")
+        if covers and flashattn_core.plan(query, *stored, kernel=kernel, **how, **options).kernel:
+            yield kernel, partial(attention, query, *stored, kernel=kernel, **how, **options)
+    yield MLX, partial(_mlx_lms_own, call, query, *stored, scale, sinks)
+
+
+def _mlx_lms_own(call: Call, query: mx.array, key: Any, value: Any, scale: float, sinks: mx.array | None) -> mx.array:
+    """As a model's layer has it."""
+    mask = "causal" if call.query_len > 1 else None
+    if call.window and call.window < call.key_len:
+        mask = base.create_causal_mask(call.query_len, call.key_len - call.query_len, window_size=call.window)
+    if call.bits:  # which scales the query in place
+        return base.quantized_scaled_dot_product_attention(query[:], key, value, scale, mask, bits=call.bits)
+    return mx.fast.scaled_dot_product_attention(query, key, value, scale=scale, mask=mask, sinks=sinks)
+
+
+def _peak(attend: Attention) -> int:
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(attend())
+    return max(0, mx.get_peak_memory() - before)
+
+
+def _seconds(attend: Attention, repeats: int) -> float:
+    mx.synchronize()
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        mx.eval([attend() for _ in range(repeats)])
+        mx.synchronize()
+        return time.perf_counter() - began
+    finally:
+        gc.enable()
