@@ -27,7 +27,7 @@ MODELS = (
 )
 LENGTHS = ((1, 128), (1, 1024), (1, 8192), (1, 32768), (8, 4096), (128, 128), (1024, 1024), (4096, 4096), (1024, 8192))
 QUICK_LENGTHS = ((1, 1024), (1, 8192), (1024, 1024))
-TRIALS, TRIAL_SECONDS = 5, 0.02
+TRIALS, TRIAL_SECONDS, MOST_REPEATS = 5, 0.02, 100  # their outputs live until all are done
 ENOUGH_SECONDS = 1.0  # for the trials of one kernel and call: the slow ones get fewer, at least one
 
 Attention = Callable[[], mx.array]
@@ -63,7 +63,7 @@ def measure(call: Call) -> Measured:
                 raise
             del contestants[name]  # MLX does not take all of them
             continue
-        repeats[name] = max(1, round(TRIAL_SECONDS / max(_seconds(attend, 1), 1e-5)))
+        repeats[name] = min(MOST_REPEATS, 1 + int(TRIAL_SECONDS / _seconds(attend, 1)))
     trials: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(TRIALS):
         for name in sorted(contestants, reverse=number % 2 == 1):
