@@ -78,7 +78,7 @@ class Measured:
 def software(device: mx.Device) -> dict[str, str]:
     """What a table is of."""
     name = str(mx.device_info(device)["device_name"])
-    return {"device": name, "mlx": mx.__version__, "flashattn-core": version("flashattn-core")}
+    return {"device": name, "mlx": version("mlx"), "flashattn-core": version("flashattn-core")}
 
 
 def path() -> Path:

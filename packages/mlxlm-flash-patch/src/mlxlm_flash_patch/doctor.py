@@ -18,6 +18,7 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mlxlm_flash_startup import MODES
 
@@ -240,7 +241,7 @@ def kernels() -> Iterator[Finding]:
     import mlx.core as mx
     from flashattn_core import _ext, check
 
-    backend = _ext.backend_of(mx.default_device())
+    backend: Any = _ext.backend_of(mx.default_device())
     if backend == "cpu":
         yield ok("kernels", "those of the CPU are what a GPU's are compared with")
         return

@@ -10,7 +10,7 @@ from typing import Any
 
 import flashattn_core
 import mlx.core as mx
-from flashattn_core import NoKernelError, _ext
+from flashattn_core import _ext
 from flashattn_core.masks import Causal, SlidingWindow
 from flashattn_core.tuned import MLX, Call, Measured
 from mlx_lm.models import base
@@ -26,9 +26,9 @@ MODELS = (
     Call("bfloat16", 8, 4, 256, 1, 1),
 )
 LENGTHS = ((1, 128), (1, 1024), (1, 8192), (1, 32768), (8, 4096), (128, 128), (1024, 1024), (4096, 4096), (1024, 8192))
-QUICK_LENGTHS = ((1, 1024), (1, 8192), (1024, 1024))
+QUICK_LENGTHS = ((1, 1024), (1, 8192), (512, 512))
 TRIALS, TRIAL_SECONDS, MOST_REPEATS = 5, 0.02, 100  # their outputs live until all are done
-ENOUGH_SECONDS = 1.0  # for the trials of one kernel and call: the slow ones get fewer, at least one
+SLOW_SECONDS = 0.3
 
 Attention = Callable[[], mx.array]
 
@@ -50,27 +50,25 @@ def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
 
 
 def measure(call: Call) -> Measured:
-    """All that can compute the call take turns, after a warm-up each."""
-    contestants = dict(_contestants(call))
-    repeats, spent = {}, dict.fromkeys(contestants, 0.0)
+    """All that can compute the call take turns, after a warm-up each. What is slow has one turn."""
+    contestants: dict[str, Attention] = {}
     memory: dict[str, int] = {}
-    for name, attend in list(contestants.items()):
+    trials: dict[str, list[float]] = {}
+    repeats: dict[str, int] = {}
+    for name, attend in _contestants(call):
         try:
-            mx.eval(attend())  # compiles
-            memory[name] = _peak(attend)
-        except (NoKernelError, RuntimeError, ValueError):
-            if name != MLX:
-                raise
-            del contestants[name]  # MLX does not take all of them
-            continue
-        repeats[name] = min(MOST_REPEATS, 1 + int(TRIAL_SECONDS / _seconds(attend, 1)))
-    trials: dict[str, list[float]] = {name: [] for name in contestants}
+            memory[name] = _peak(attend)  # compiles, too
+        except (RuntimeError, ValueError):
+            if name == MLX:  # which does not take all of them
+                continue
+            raise
+        seconds = _seconds(attend, 1)
+        contestants[name], trials[name] = attend, [seconds] if seconds > SLOW_SECONDS else []
+        repeats[name] = min(MOST_REPEATS, 1 + int(TRIAL_SECONDS / seconds))
     for number in range(TRIALS):
         for name in sorted(contestants, reverse=number % 2 == 1):
-            if spent[name] < ENOUGH_SECONDS:
-                seconds = _seconds(contestants[name], repeats[name])
-                trials[name].append(seconds / repeats[name])
-                spent[name] += seconds
+            if not trials[name] or trials[name][0] < SLOW_SECONDS:
+                trials[name].append(_seconds(contestants[name], repeats[name]) / repeats[name])
     return Measured(call, {name: median(each) for name, each in trials.items()}, memory)
 
 
@@ -82,23 +80,25 @@ def _contestants(call: Call) -> Iterator[tuple[str, Attention]]:
     sinks = mx.zeros(call.heads, dtype) if call.sinks else None
     mask = SlidingWindow(call.window) if call.window else Causal()
     scale = call.head_dim**-0.5
-    stored = [mx.quantize(x, bits=call.bits) for x in (key, value)] if call.bits else [key, value]
+    stored: list[Any] = [mx.quantize(x, bits=call.bits) for x in (key, value)] if call.bits else [key, value]
     mx.eval(query, stored, sinks)
-    options = {"mask": mask, "scale": scale, "sinks": sinks}
+    options: dict[str, Any] = {"mask": mask, "scale": scale, "sinks": sinks}
 
-    how = {"bits": call.bits} if call.bits else {}
-    attention = flashattn_core.quantized_flash_attention if call.bits else flashattn_core.flash_attention
+    if call.bits:
+        options["bits"] = call.bits
+    attention: Any = flashattn_core.quantized_flash_attention if call.bits else flashattn_core.flash_attention
     backend = _ext.backend_of(mx.default_device())
     for kernel in _ext.stats():
         covers = kernel.startswith(backend) and "backward" not in kernel and not kernel.endswith("_rounded")
-        if covers and flashattn_core.plan(query, *stored, kernel=kernel, **how, **options).kernel:
-            yield kernel, partial(attention, query, *stored, kernel=kernel, **how, **options)
-    yield MLX, partial(_mlx_lms_own, call, query, *stored, scale, sinks)
+        if covers and flashattn_core.plan(query, *stored, kernel=kernel, **options).kernel:
+            yield kernel, partial(attention, query, *stored, kernel=kernel, **options)
+    yield MLX, partial(_mlx_lms_own, call, query, stored, scale, sinks)
 
 
-def _mlx_lms_own(call: Call, query: mx.array, key: Any, value: Any, scale: float, sinks: mx.array | None) -> mx.array:
+def _mlx_lms_own(call: Call, query: mx.array, stored: list[Any], scale: float, sinks: mx.array | None) -> mx.array:
     """As a model's layer has it."""
-    mask = "causal" if call.query_len > 1 else None
+    key, value = stored
+    mask: Any = "causal" if call.query_len > 1 else None
     if call.window and call.window < call.key_len:
         mask = base.create_causal_mask(call.query_len, call.key_len - call.query_len, window_size=call.window)
     if call.bits:  # which scales the query in place
