@@ -41,6 +41,11 @@ def prepared(dim, check, *, device="cuda", length=100, kernel="auto", **how):
     return launches.prepared(arguments, device, check=check, **how)[1]
 
 
+def taken(dim, check, preferred, **how):
+    query, key = (mx.zeros((1, heads, rows, dim)) for heads, rows in ((4, how.pop("length", 1)), (2, 300)))
+    return launches.prepared(lowered(query, key, key, None, "causal", **how), check=check, preferred=preferred)[2]
+
+
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
 def test_a_kernel_is_checked_once(dim, device, kernel):
     check = Check()
@@ -81,6 +86,30 @@ def test_where_none_is_left_the_first_reason_is_an_error(dim):
 def test_a_kernel_by_name_is_not_replaced(dim):
     with pytest.raises(ValueError, match="cuda_decode is wrong"):
         prepared(dim, Check("cuda_decode"), length=1, kernel="cuda_decode")
+
+
+def test_what_is_preferred_is_checked_and_taken(dim):
+    check = Check()
+    assert taken(dim, check, "cuda_prefill") == "cuda_prefill"
+    assert check.asked == ["cuda_prefill"]
+
+
+def test_what_is_preferred_and_fails_leaves_the_others(dim):
+    check = Check("cuda_prefill")
+    assert taken(dim, check, "cuda_prefill") == "cuda_decode"
+    assert check.asked == ["cuda_prefill", "cuda_decode"]
+
+
+def test_what_is_preferred_and_cannot_run_the_call_is_not_taken(dim):
+    assert taken(dim, Check(), "cuda_decode", length=100) == "cuda_prefill"
+
+
+def test_a_name_goes_before_what_is_preferred(dim):
+    assert taken(dim, Check(), "cuda_prefill", kernel="cuda_rowwise") == "cuda_rowwise"
+
+
+def test_another_tiling_is_preferred(dim):
+    assert taken(dim, Check(), "cuda_decode@2") == "cuda_decode@2"
 
 
 def test_an_interrupted_check_is_made_again(dim):

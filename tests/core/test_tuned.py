@@ -1,11 +1,14 @@
 """The table of what was measured on a machine: its file, and what it tells about other calls."""
 
+import json
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 from flashattn_core import tuned
-from flashattn_core.tuned import Call, Measured, nearest
+from flashattn_core.attention import lowered
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
+from flashattn_core.tuned import Call, Measured, call_of, nearest
 
 STEP = Call("bfloat16", 28, 4, 128, 1, 1024)
 CPU = mx.Device(mx.cpu)
@@ -14,7 +17,9 @@ CPU = mx.Device(mx.cpu)
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
-    return tmp_path
+    tuned._tables.clear()
+    yield tmp_path
+    tuned._tables.clear()
 
 
 def measured(call, mlx=2e-3, ours=1e-3, mlx_bytes=100, our_bytes=100):
@@ -68,9 +73,64 @@ def test_the_nearest_call():
         assert found.call.key_len == expected
 
 
-@pytest.mark.parametrize("other", [{"dtype": "float32"}, {"bits": 4}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("other", [{"dtype": "float32"}, {"bits": 4}], ids=str)
 def test_what_tells_nothing_about_a_call(other):
     assert nearest([measured(STEP)], replace(STEP, **other)) is None
+
+
+@pytest.mark.parametrize("flag", [{"sinks": True}, {"softcap": True}, {"padded": True}, {"window": 1024}], ids=str)
+def test_what_a_call_has_counts_more_than_its_lengths(flag):
+    with_flag = replace(STEP, **flag, query_len=64, key_len=2**16)
+    for near, far in ((with_flag, STEP), (STEP, with_flag)):
+        found = nearest([measured(near), measured(far)], replace(near, query_len=16, key_len=2**13))
+        assert found.call == near
+
+
+def test_the_call_of_arguments():
+    query, key = mx.zeros((3, 4, 1, 64), mx.float16), mx.zeros((3, 2, 100, 64), mx.float16)
+    plain = Call("float16", 4, 2, 64, 1, 100, batch_size=3)
+    assert call_of(lowered(query, key, key, None, Causal())) == plain
+    assert call_of(lowered(query, key, key, None, SlidingWindow(9))) == replace(plain, window=9)
+    assert call_of(lowered(query, key, key, None, Causal() & KeyRange(4))) == replace(plain, padded=True)
+    more = {"softcap": 5.0, "sinks": mx.zeros(4, mx.float16)}
+    assert call_of(lowered(query, key, key, None, **more)) == replace(plain, softcap=True, sinks=True)
+    stored = mx.quantize(key, bits=4)
+    assert call_of(lowered(query, stored, stored, None, bits=4, group_size=64)) == replace(plain, bits=4)
+
+
+def test_a_call_without_elements_is_like_others():
+    assert nearest([measured(STEP)], replace(STEP, query_len=0, key_len=0, batch_size=0)) is not None
+
+
+def test_the_users_table_goes_before_the_packages(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuned, "_BROUGHT", tmp_path)
+    assert tuned.here(CPU) == []
+    (tmp_path / "one.json").write_text(tuned.in_json([measured(STEP)], CPU))
+    tuned._tables.clear()
+    assert tuned.here(CPU) == [measured(STEP)]
+    tuned.write([measured(replace(STEP, window=5))], CPU)
+    assert tuned.here(CPU) == [measured(replace(STEP, window=5))]
+
+
+def test_the_package_brings_tables():
+    tables = [json.loads(file.read_text()) for file in tuned._BROUGHT.glob("*.json")]
+    assert {table["device"] for table in tables} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
+    for table in tables:
+        assert len(tuned._rows(table)) > 100
+
+
+def test_a_table_that_cannot_be_read_is_said_once_and_kernels_are_chosen_without_it(cache):
+    (cache / "tuned.json").write_text("half")
+    with pytest.warns(tuned.TableWarning, match="delete it"):
+        assert tuned.here(CPU) == []
+    assert tuned.here(CPU) == []
+
+
+def test_what_is_preferred(monkeypatch):
+    tuned.write([measured(STEP)], CPU)
+    query, key = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 100, 64), mx.float16)
+    assert tuned.preferred(lowered(query, key, key, None), CPU) == "cpu_decode"
+    assert tuned.preferred(lowered(*(x.astype(mx.float32) for x in (query, key, key)), None), CPU) == ""
 
 
 def test_float16_is_as_fast_as_bfloat16():

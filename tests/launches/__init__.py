@@ -47,10 +47,11 @@ sources = _module.sources
 forward, backward, realign = _module.forward, _module.backward, _module.realign
 
 
-def prepared(arguments, device="cuda", refuses=False, driver="a driver", check=lambda kernel: ""):
+def prepared(arguments, device="cuda", refuses=False, driver="a driver", check=lambda kernel: "", preferred=""):
     """When a call's graph is built: the functions that it wants of NVRTC and the driver, which may refuse, and the
-    kernels that it must not take, since the check, which gets their names, says what is wrong with them."""
-    return _module.prepared(arguments, device, refuses, driver, check)
+    kernels that it must not take, since the check, which gets their names, says what is wrong with them, and the one
+    that it takes: the preferred one if it can."""
+    return _module.prepared(arguments, device, refuses, driver, check, preferred)
 
 
 @contextlib.contextmanager

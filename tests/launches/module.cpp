@@ -7,6 +7,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <mutex>
 #include <string>
 
 #include "cuda/driver.h"
@@ -17,6 +18,7 @@
 #include "mlx/utils.h"
 #include "op/check_arguments.h"
 #include "op/gpu_call.h"
+#include "op/prepare.h"
 #include "op/trust.h"
 
 namespace nb = nanobind;
@@ -35,6 +37,8 @@ gpu::Device device() {
 }
 
 CUfunction function_of(const gpu::Launch& launch, int) {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
   wanted.push_back(launch.function);
   if (refuses) {
     throw std::runtime_error("the driver's own words");
@@ -143,7 +147,7 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   std::vector<mx::array> inputs = evaluated_inputs(arguments, backend);
   Inputs named(inputs, present_in(arguments));
   CallShape shape = call_shape(named, arguments.options, backend);
-  Kernel kernel = kernel_of(choose(backend, shape, arguments.options.kernel));
+  Tiled kernel = kernel_of(choose(backend, shape, arguments.options.kernel));
   mx::Shape rows(named.query().shape().begin(), named.query().shape().end() - 1), wide = rows, stats = rows;
   wide.push_back(shape.value_dim);
   stats.push_back(2);
@@ -158,20 +162,23 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   return result;
 }
 
-nb::tuple prepared(const Arguments& arguments, const std::string& device, bool refuses, const std::string& driver,
-                   nb::callable check) {
+nb::tuple what_is_prepared(const Arguments& arguments, const std::string& device, bool refuses,
+                           const std::string& driver, nb::callable check, const std::string& preferred) {
   cuda::refuses = refuses;
   cuda::driver = driver;
   cuda::wanted.clear();
-  set_check([&](const Arguments&, Kernel kernel, mx::Stream) {
-    return nb::cast<std::string>(check(std::string(name(kernel))));
-  });
-  Kernels failed = prepare(arguments, backend_of(device), mx::to_stream({}));
+  set_check([&](const Arguments&, Tiled kernel, mx::Stream) { return nb::cast<std::string>(check(name(kernel))); });
+  set_preference([preferred](const Arguments&, const mx::Device&) { return preferred; });
+  Backend backend = backend_of(device);
+  Options options = prepared(arguments, backend, mx::to_stream({}));
+  CallShape shape = call_shape(Inputs(arguments), options, backend);
   nb::list names;
   for (int i = 0; i < kNumKernels; ++i) {
-    if (with(failed, static_cast<Kernel>(i)) == failed) names.append(std::string(name(static_cast<Kernel>(i))));
+    auto kernel = static_cast<Kernel>(i);
+    if (with(options.failed, kernel) == options.failed) names.append(std::string(name(kernel)));
   }
-  return nb::make_tuple(cuda::wanted, names);
+  Choice taken = choose(backend, shape, options.kernel, options.preferred, options.failed);
+  return nb::make_tuple(cuda::wanted, names, name(kernel_of(taken)));
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
@@ -212,9 +219,10 @@ NB_MODULE(flashattn_launches, m) {
   m.def(
       "set_shared_memory", [](int bytes) { cuda::asked_about.shared_memory = bytes; }, "bytes"_a,
       "How much a block can have on the NVIDIA GPU of which forward() is asked; at first an H100's.");
-  m.def("prepared", &prepared, "arguments"_a, "device"_a, "refuses"_a, "driver"_a, "check"_a,
+  m.def("prepared", &what_is_prepared, "arguments"_a, "device"_a, "refuses"_a, "driver"_a, "check"_a, "preferred"_a,
         "When a call's graph is built: the functions that it wants of NVRTC and the driver, which may refuse, and the\n"
-        "kernels that it must not take, by a check that gets a kernel's name and says what is wrong with it.");
+        "kernels that it must not take, by a check that gets a kernel's name and says what is wrong with it, and the\n"
+        "one that it takes.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");

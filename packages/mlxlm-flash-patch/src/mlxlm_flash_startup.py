@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import TextIO
 
-MODES = ("0", "1", "strict")  # values of MLXLM_FLASH
+MODES = ("0", "1", "strict", "faster")  # values of MLXLM_FLASH
 BASE = "mlx_lm.models.base"  # every program that runs a model of mlx-lm imports it
 _armed = False
 

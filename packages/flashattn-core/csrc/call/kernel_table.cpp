@@ -28,6 +28,7 @@ struct Row {
   // What else it asks for.
   bool only_16_bit = false;
   int only_on = 0;  // this compute capability; 0: any
+  int tilings = 1;
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
@@ -43,15 +44,15 @@ constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, true, kAny, 1024,
      "one query: 32 SIMD groups a head share the keys"},
     {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, true, kAny, kAny,
-     "few queries: the keys are cut into chunks, each read once for all heads of a group"},
+     "few queries: the keys are cut into chunks, each read once for all heads of a group", false, 0, 3},
     {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, false, 64, kAny,
-     "a short prompt: the heads of a group share their keys"},
+     "a short prompt: the heads of a group share their keys", false, 0, 2},
     {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, true, kAny, kAny,
-     "many queries: output and probabilities stay in registers"},
+     "many queries: output and probabilities stay in registers", false, 0, 4},
     {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, true, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
     {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, true, kAny, kAny,
-     "few queries: the keys are cut into chunks, 16 rows of a group read each once"},
+     "few queries: the keys are cut into chunks, 16 rows of a group read each once", false, 0, 3},
     {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
      "many queries on Hopper: a warpgroup brings the tiles that others multiply", true, 90},
     {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
@@ -131,8 +132,21 @@ std::string_view name(Kernel kernel) {
   return row_of(kernel).name;
 }
 
+std::string name(Tiled tiled) {
+  std::string kernel(name(tiled.kernel));
+  return tiled.tiling == 0 ? kernel : kernel + "@" + std::to_string(tiled.tiling);
+}
+
+int tilings(Kernel kernel) {
+  return row_of(kernel).tilings;
+}
+
 Backend backend_of(Kernel kernel) {
   return row_of(kernel).backend;
+}
+
+Pass pass_of(Kernel kernel) {
+  return row_of(kernel).pass;
 }
 
 std::string_view name(Backend backend) {
@@ -149,28 +163,34 @@ Backend backend_of(std::string_view name) {
                               "', expected 'cpu', 'metal' or 'cuda'");
 }
 
-Kernel kernel_of(const Choice& choice) {
+Tiled kernel_of(const Choice& choice) {
   if (!choice.kernel) {
     throw NoKernelError("[flash_attention] " + choice.reason);
   }
   return *choice.kernel;
 }
 
-Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed) {
+Choice choose(Backend backend, CallShape shape, const std::string& wanted, std::optional<Tiled> preferred,
+              Kernels failed) {
   bool known = wanted == "auto";
+  if (known && preferred && obstacle(row_of(preferred->kernel), backend, shape).empty()) {
+    return {preferred, "the fastest of those that were measured here"};
+  }
   for (const Row& row : kTable) {
     if (row.pass != forward) {
       continue;
     }
-    if (wanted == row.name) {
-      std::string reason = obstacle(row, backend, shape);
-      return reason.empty() ? Choice{row.kernel, "asked for by name"} : Choice{std::nullopt, reason};
+    for (Tiled tiled = {row.kernel}; tiled.tiling < row.tilings; ++tiled.tiling) {
+      if (wanted == name(tiled)) {
+        std::string reason = obstacle(row, backend, shape);
+        return reason.empty() ? Choice{tiled, "asked for by name"} : Choice{std::nullopt, reason};
+      }
     }
-    bool preferred =
-        row.backend == backend && shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len &&
-        (row.only_on == 0 || row.only_on == shape.compute_capability) && with(failed, row.kernel) != failed;
-    if (known && preferred && obstacle(row, backend, shape).empty()) {
-      return {row.kernel, std::string(row.why)};
+    bool is_meant = row.backend == backend && shape.query_len <= row.auto_query_len &&
+                    shape.key_len <= row.auto_key_len &&
+                    (row.only_on == 0 || row.only_on == shape.compute_capability) && with(failed, row.kernel) != failed;
+    if (known && is_meant && obstacle(row, backend, shape).empty()) {
+      return {Tiled{row.kernel}, std::string(row.why)};
     }
   }
   if (!known) {

@@ -38,12 +38,24 @@ enum class Pass { forward, backward };
 std::string_view name(Kernel kernel);
 std::string_view name(Backend backend);
 Backend backend_of(Kernel kernel);
+Pass pass_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
+// A kernel with one of its tilings: 0 is built in, others are for measurements to prefer. "metal_prefill_tg@1" by name.
+struct Tiled {
+  Kernel kernel;
+  int tiling = 0;
+
+  bool operator==(const Tiled&) const = default;
+};
+std::string name(Tiled tiled);
+// How many the kernel has.
+int tilings(Kernel kernel);
+
 struct Choice {
-  std::optional<Kernel> kernel;  // none: nothing covers the call
-  std::string reason;            // in words, also for why nothing does
+  std::optional<Tiled> kernel;  // none: nothing covers the call
+  std::string reason;           // in words, also for why nothing does
 };
 
 // No kernel covers the call; what() is the reason that plan() gives.
@@ -52,7 +64,7 @@ struct NoKernelError : std::invalid_argument {
 };
 
 // Throws NoKernelError where there is none.
-Kernel kernel_of(const Choice& choice);
+Tiled kernel_of(const Choice& choice);
 
 // What the choice depends on.
 struct CallShape {
@@ -71,9 +83,10 @@ constexpr Kernels with(Kernels kernels, Kernel kernel) {
   return kernels | 1u << static_cast<int>(kernel);
 }
 
-// `wanted` is "auto" or the name of the only kernel to consider; auto takes none of `failed`. Throws
-// std::invalid_argument for a name that no forward kernel has.
-Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
+// `wanted` is "auto" or the name of the only kernel to consider; auto takes what is preferred if it can run the call,
+// and none of `failed`. Throws std::invalid_argument for a name that no forward kernel has.
+Choice choose(Backend backend, CallShape shape, const std::string& wanted, std::optional<Tiled> preferred = {},
+              Kernels failed = 0);
 
 // A backend's gradient has no choice: all of these kernels run. check_backward() throws NoKernelError for what they do
 // not cover.

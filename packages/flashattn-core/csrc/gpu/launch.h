@@ -129,6 +129,7 @@ struct Call {
   std::array<bool, kNumBindings> present = {};  // the arrays that the call has
   std::array<bool, kNumBindings> aligned = {};  // those that begin at a multiple of 16 bytes
   Device device = {};
+  int tiling = 0;  // of the kernel
 
   bool has(Binding binding) const { return present[index(binding)]; }
 };

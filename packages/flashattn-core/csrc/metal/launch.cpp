@@ -63,6 +63,7 @@ Launch prefill_tg(const Call& call) {
   int64_t rows = rows_of_group(call);
   // Two fragments of rows read the keys half as often, as long as the queries leave registers for the output.
   int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
+  if (call.tiling == 1) fragments = 3 - fragments;
   return single(call, "prefill_tg", {round_up(p.head_dim, 8), round_up(p.value_dim, 8), fragments},
                 {size(divide_up(rows, 8 * fragments)), size(p.num_kv_heads), batches(call)}, 4);
 }
@@ -72,6 +73,8 @@ Launch prefill_reg(const Call& call) {
   int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
   int simdgroups = simdgroups_for(p.query_len, dim);
   int keys = keys_of_tile(dim, static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)));
+  if (call.tiling % 2 == 1) simdgroups /= 2;
+  if (call.tiling >= 2) keys /= 2;
   return single(call, "prefill_reg", {depth, columns, simdgroups, keys},
                 {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)}, simdgroups,
                 p.query_len % (8 * simdgroups) == 0, p.key_len % keys == 0);
@@ -79,7 +82,8 @@ Launch prefill_reg(const Call& call) {
 
 Launches decode_split(const Call& call) {
   constexpr int kChunksPerThreadgroup = 4, kMaxSplitSimdgroups = 16;
-  constexpr SplitGoal kGoal = {.chunks = 512, .min_chunk = 64, .max_chunks = 128};
+  constexpr int kChunks[] = {512, 256, 1024};
+  SplitGoal goal = {.chunks = kChunks[call.tiling], .min_chunk = 64, .max_chunks = 128};
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, kLanes), value_dim = round_up(p.value_dim, kLanes);
   int rows = group_of(call) * p.query_len;
@@ -87,7 +91,7 @@ Launches decode_split(const Call& call) {
   int widest = std::max(dim, value_dim);
   int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
 
-  Launches result = {.params = p, .split = split_keys(p, kGoal)};
+  Launches result = {.params = p, .split = split_keys(p, goal)};
   result.scratch = {{Binding::partials, partials_of(p, result.split)}};
 
   auto of_chunk =

@@ -18,9 +18,10 @@ namespace mx = mlx::core;
 constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
 
 struct Options {
-  std::optional<float> scale;   // none: 1 / sqrt(D)
-  std::string kernel = "auto";  // or a kernel's name
-  Kernels failed = 0;           // those that auto must not take, see trust.h
+  std::optional<float> scale;           // none: 1 / sqrt(D)
+  std::string kernel = "auto";          // or a kernel's name
+  std::optional<Tiled> preferred = {};  // what auto is to take, and
+  Kernels failed = 0;                   // what it must not: see prepare.h
 #define FLASHATTN_OPTION(type, name) type name = {};
   FLASHATTN_OPTIONS(FLASHATTN_OPTION)
 #undef FLASHATTN_OPTION

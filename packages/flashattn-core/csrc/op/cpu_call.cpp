@@ -43,7 +43,7 @@ cpu::BackwardArgs backward_args(const Inputs& inputs, const Options& options, co
                                 const Gradients& gradients) {
   cpu::AttentionArgs forward = forward_args(inputs, options, further.saved);
   int batch_dims = forward.params.batch_dims;
-  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(inputs, options, Backend::cpu), options.kernel));
+  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(inputs, options, Backend::cpu), options.kernel)).kernel;
   const mx::array* lse_gradient = further.lse_gradient;
   return {
       .forward = forward,

@@ -15,7 +15,7 @@
 #include "gradient.h"
 #include "memory.h"
 #include "mlx/backend/cuda/cuda.h"
-#include "trust.h"
+#include "prepare.h"
 
 namespace flashattn {
 
@@ -27,7 +27,7 @@ Outputs by_name(const std::vector<mx::array>& outputs) {
 }
 
 Choice choice(const Inputs& inputs, const Options& options, Backend backend) {
-  return choose(backend, call_shape(inputs, options, backend), options.kernel, options.failed);
+  return choose(backend, call_shape(inputs, options, backend), options.kernel, options.preferred, options.failed);
 }
 
 }  // namespace
@@ -41,7 +41,12 @@ Choice plan(const Arguments& arguments, Backend backend) {
       return {std::nullopt, error.what()};
     }
   }
-  return choice(Inputs(arguments), arguments.options, backend);
+  Options options = arguments.options;
+  mx::Device gpu(mx::Device::gpu);
+  if (backend != Backend::cpu && mx::is_available(gpu) && backend_of(gpu) == backend) {
+    options.preferred = preferred(arguments, backend, gpu);
+  }
+  return choice(Inputs(arguments), options, backend);
 }
 
 std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::StreamOrDevice stream_or_device) {
@@ -57,7 +62,7 @@ std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::
   kernel_of(choice(Inputs(arguments), arguments.options, backend));  // throws where no kernel covers the call
   Options options = arguments.options;
   if (backend != Backend::cpu) {
-    options.failed = prepare(arguments, backend, stream);
+    options = prepared(arguments, backend, stream);
   }
   std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
   // A gradient reads the other outputs again. One may be asked for of every call that is traced.
@@ -100,7 +105,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   prefer_huge_pages(outputs);
   cpu::AttentionArgs args = forward_args(named, options_, by_name(outputs));
   cpu::check(args);  // here, where the caller still hears of it
-  Kernel kernel = kernel_of(choice(named, options_, Backend::cpu));
+  Kernel kernel = kernel_of(choice(named, options_, Backend::cpu)).kernel;
   count(kernel);
 
   args.cancellation = cancellation_of(args.params);
@@ -122,9 +127,9 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
   Inputs named(inputs, present_);
   std::vector<mx::array> outputs = allocated(named, given_outputs);
   Backend backend = backend_of(stream().device);
-  Kernel kernel = kernel_of(choice(named, options_, backend));
+  Tiled kernel = kernel_of(choice(named, options_, backend));
   if (outputs[0].size() == 0) {
-    return count(kernel);
+    return count(kernel.kernel);
   }
   gpu::Work work = forward_work(kernel, named, options_, by_name(outputs));
   count(work.kernel);

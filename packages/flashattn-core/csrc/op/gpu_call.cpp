@@ -1,6 +1,7 @@
 // Which array each binding of a call's launches has, and whose launches they are.
 #include "gpu_call.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
@@ -83,9 +84,10 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
 }
 
 // As if its arrays were contiguous.
-gpu::Call contiguous_call(const Inputs& inputs, const Options& options) {
+gpu::Call contiguous_call(Tiled kernel, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
   gpu::Call call = CallAndWork(inputs, options, {query, nullptr, nullptr}).call;  // any output will do
+  call.tiling = kernel.tiling;
   call.aligned.fill(true);
   AttentionParams& p = call.params;
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
@@ -94,31 +96,27 @@ gpu::Call contiguous_call(const Inputs& inputs, const Options& options) {
   return call;
 }
 
-std::string source_text(const gpu::Launch& launch, Backend backend) {
-  return backend == Backend::metal ? metal::source_text(launch) : cuda::source_text(launch);
-}
-
 }  // namespace
 
-gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
+gpu::Work forward_work(Tiled kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
   CallAndWork both(inputs, options, outputs);
-  both.work.kernel = cuda::kernel_that_reads(both.call, kernel);
+  both.call.tiling = kernel.tiling;
+  both.work.kernel = cuda::kernel_that_reads(both.call, kernel.kernel);
   both.work.launches = launches(both.work.kernel, both.call);
   return std::move(both.work);
 }
 
-std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& options, bool with_texts) {
+std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const Options& options) {
   constexpr int kFew = 64;  // queries, up to which kernels may be made for their very number
-  std::string pipelines;
+  std::vector<gpu::Launch> pipelines;
   const auto add = [&](const gpu::Call& call) {
-    for (const gpu::Launch& launch : launches(cuda::kernel_that_reads(call, kernel), call)->launches) {
-      pipelines += launch.specialisation + " ";
-      if (with_texts) pipelines += gpu::sum_of(source_text(launch, backend_of(kernel)));
-      pipelines += "\n";
+    for (const gpu::Launch& launch : launches(cuda::kernel_that_reads(call, kernel.kernel), call)->launches) {
+      const auto is_same = [&](const gpu::Launch& one) { return one.specialisation == launch.specialisation; };
+      if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
     }
   };
   for (auto [query_len, key_len] : {std::pair(77, 1050), {192, 256}}) {  // ragged tiles, and full ones
-    gpu::Call contiguous = contiguous_call(inputs, options);
+    gpu::Call contiguous = contiguous_call(kernel, inputs, options);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;
     gpu::Call anywhere = contiguous, apart = contiguous;
@@ -129,9 +127,13 @@ std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& opt
   return pipelines;
 }
 
-void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Options& options, int device) try {
-  gpu::Call call = contiguous_call(inputs, options);
-  for (const gpu::Launch& launch : cuda::launches(cuda::kernel_that_reads(call, kernel), call).launches) {
+std::string source_text(const gpu::Launch& launch, Backend backend) {
+  return backend == Backend::metal ? metal::source_text(launch) : cuda::source_text(launch);
+}
+
+void prepare_for_cuda(Tiled kernel, const Inputs& inputs, const Options& options, int device) try {
+  gpu::Call call = contiguous_call(kernel, inputs, options);
+  for (const gpu::Launch& launch : cuda::launches(cuda::kernel_that_reads(call, kernel.kernel), call).launches) {
     cuda::function_of(launch, device);
   }
 } catch (const std::runtime_error& error) {

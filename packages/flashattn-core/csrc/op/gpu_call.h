@@ -2,23 +2,25 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "../gpu/work.h"
 #include "gradient_inputs.h"
 
 namespace flashattn {
 
-gpu::Work forward_work(Kernel kernel, const Inputs& inputs, const Options& options, const Outputs& outputs);
+gpu::Work forward_work(Tiled kernel, const Inputs& inputs, const Options& options, const Outputs& outputs);
 gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
-// All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie, by name;
-// and the sums of their texts.
-std::string pipelines_of(Kernel kernel, const Inputs& inputs, const Options& options, bool with_texts);
+// All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie; and their
+// texts.
+std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const Options& options);
+std::string source_text(const gpu::Launch& launch, Backend backend);
 
 // Compiles what CUDA runs for the call if its arrays are contiguous. Throws NoKernelError where that fails: before the
 // call is part of a graph there still is a choice.
-void prepare_for_cuda(Kernel kernel, const Inputs& inputs, const Options& options, int device);
+void prepare_for_cuda(Tiled kernel, const Inputs& inputs, const Options& options, int device);
 
 // Copies an array that begins in the middle of an element.
 gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::array& copy);

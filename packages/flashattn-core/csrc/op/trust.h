@@ -9,13 +9,14 @@
 namespace flashattn {
 
 // Runs a kernel on small inputs of the call's kind. Returns what is wrong with it, or nothing.
-using Check = std::function<std::string(const Arguments&, Kernel, mx::Stream)>;
+using Check = std::function<std::string(const Arguments&, Tiled, mx::Stream)>;
 void set_check(Check check);
 
-// Makes sure that a GPU's call can run, while there still is a choice: what it takes has passed its check, and CUDA has
-// compiled it. Returns the kernels that failed theirs, which auto must not take. FLASHATTN_CHECK says whether there is
-// a check, and whether what passed is kept on disk. Throws NoKernelError where no kernel is left, where the one that
-// was asked for by name failed, and for what CUDA refuses.
-Kernels prepare(const Arguments& arguments, Backend backend, mx::Stream stream);
+// What is wrong with the kernel for such calls; empty if nothing is, or if nothing is to be checked: FLASHATTN_CHECK
+// says that, and whether what passed is kept on disk. Each kernel is checked once in a process.
+std::string wrong_with(Tiled kernel, const Arguments& arguments, const Inputs& inputs, mx::Stream stream);
+
+// Whether this thread is checking a kernel: the calls of a check are not checked, and take what they are told to.
+bool is_checking();
 
 }  // namespace flashattn

@@ -19,6 +19,7 @@
 #include "../gpu/disk_cache.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
+#include "../op/prepare.h"
 #include "../op/trust.h"
 #include "interrupt.h"
 #include "mlx/device.h"
@@ -100,7 +101,17 @@ NB_MODULE(_ext, m) {
                                   options.group_size);
           },
           "dtype, head_dim, value_dim, query heads of a key/value head, queries, and what is given: the dtypes of\n"
-          "inputs and None for options, by the names of inputs.def; bits and group_size.");
+          "inputs and None for options, by the names of inputs.def; bits and group_size.")
+      .def(
+          "sizes",
+          [](const Arguments& arguments) {
+            Inputs inputs(arguments);
+            const mx::array &query = inputs.query(), &key = inputs.key();
+            int64_t of_one = int64_t{query.shape(kHead)} * query.shape(kRow) * query.shape(kColumn);
+            return nb::make_tuple(of_one == 0 ? 0 : query.size() / of_one, query.shape(kHead), key.shape(kHead),
+                                  key.shape(kRow), arguments.options.window);
+          },
+          "Batch elements, query heads, key/value heads, keys, and those that a query sees; 0: all before it.");
 
   m.def(
       "attention",
@@ -135,6 +146,18 @@ NB_MODULE(_ext, m) {
       },
       "device"_a, "gradient"_a, "quantised"_a, "The largest head_dim that some kernel takes; 0 where none does.");
 
+  m.def(
+      "kernels",
+      [](const std::string& device) {
+        std::vector<std::string> names;
+        for (int i = 0; i < kNumKernels; ++i) {
+          auto kernel = static_cast<Kernel>(i);
+          if (backend_of(kernel) != backend_of(device) || pass_of(kernel) != Pass::forward) continue;
+          for (int tiling = 0; tiling < tilings(kernel); ++tiling) names.push_back(name(Tiled{kernel, tiling}));
+        }
+        return names;
+      },
+      "device"_a, "The forward kernels' names, each followed by those of its other tilings.");
   m.def(
       "stats",
       [] {
@@ -182,10 +205,16 @@ NB_MODULE(_ext, m) {
       "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
       "another when an operator writes to it in place.");
 
-  set_check([](const Arguments& arguments, Kernel kernel, mx::Stream stream) {
-    nb::gil_scoped_acquire python;  // that is not needed before: the module is being loaded
+  // These modules import this one, and are not imported before a GPU is asked for anything.
+  set_check([](const Arguments& arguments, Tiled kernel, mx::Stream stream) {
+    nb::gil_scoped_acquire python;
     nb::object check = nb::module_::import_("flashattn_core.check").attr("of_call");
-    return nb::cast<std::string>(check(arguments, std::string(name(kernel)), stream));
+    return nb::cast<std::string>(check(arguments, name(kernel), stream));
+  });
+  set_preference([](const Arguments& arguments, const mx::Device& device) {
+    nb::gil_scoped_acquire python;
+    nb::object preferred = nb::module_::import_("flashattn_core.tuned").attr("preferred");
+    return nb::cast<std::string>(preferred(arguments, device));
   });
   m.def("cache_folder", &gpu::cache_folder, "The user's folder of caches; empty where the system names none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,

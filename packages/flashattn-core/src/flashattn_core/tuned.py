@@ -1,24 +1,29 @@
-"""What was measured on this machine: how long calls take each kernel, and MLX's own attention.
+"""What was measured on a GPU: how long calls take each kernel, and MLX's own attention.
 
 `mlxlm-flash tune` writes the table. It is JSON in the user's folder of caches, for one device and the versions that
-were measured: on another device, or after an update, it counts no more.
+were measured: on another device, or after an update, it counts no more. Devices of which the package brings a table,
+in the folder `measured`, have that one until then.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from math import log2
+from math import inf, log2
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from . import _ext
 
 MLX = "mlx"  # among the kernels: MLX's own attention, as mlx-lm calls it
+_BROUGHT = Path(__file__).parent / "measured"
+_FLAG = 16.0  # in how far two calls differ of which one has what the other has not: more than most lengths do
 
 
 @dataclass(frozen=True)
@@ -33,26 +38,34 @@ class Call:
     key_len: int
     batch_size: int = 1
     window: int = 0  # keys that a query sees; 0: all before it
+    softcap: bool = False
     sinks: bool = False
+    padded: bool = False  # sequences have ranges of keys, or a mask that is an array
     bits: int = 0  # of quantised keys and values; 0: they are not
 
     def __str__(self) -> str:
         parts = [f"{self.heads}/{self.kv_heads}x{self.head_dim}", f"{self.query_len} x {self.key_len}", self.dtype]
         parts += [f"batch of {self.batch_size}"] * (self.batch_size > 1) + [f"window {self.window}"] * (self.window > 0)
-        return ", ".join([*parts, *["sinks"] * self.sinks, *[f"{self.bits} bits"] * (self.bits > 0)])
+        parts += [name for name in ("softcap", "sinks", "padded") if getattr(self, name)]
+        return ", ".join([*parts, *[f"{self.bits} bits"] * (self.bits > 0)])
 
     def distance(self, other: Call) -> float:
         """How far apart two calls are; infinite where one tells nothing about the other."""
-        if self._class() != other._class():
-            return float("inf")
-        return sum(abs(log2(a / b)) for a, b in zip(self._sizes(), other._sizes(), strict=True))
+        if self._storage() != other._storage():
+            return inf
+        sizes = sum(abs(log2(a / b)) for a, b in zip(self._sizes(), other._sizes(), strict=True))
+        return sizes + _FLAG * sum(a != b for a, b in zip(self._flags(), other._flags(), strict=True))
+
+    def _storage(self) -> tuple[int, bool]:
+        return (int(getattr(mx, self.dtype).size), self.bits > 0)
+
+    def _flags(self) -> tuple[bool, ...]:
+        return (self.window > 0, self.softcap, self.sinks, self.padded)
 
     def _sizes(self) -> tuple[float, ...]:
         seen, streams = min(self.window or self.key_len, self.key_len), self.batch_size * self.kv_heads
-        return (self.query_len, seen, self.key_len, self.head_dim, self.heads / self.kv_heads, streams)
-
-    def _class(self) -> tuple[int, bool, bool]:
-        return (int(getattr(mx, self.dtype).size), self.bits > 0, self.sinks)
+        sizes = (self.query_len, seen, self.key_len, self.head_dim, self.heads / self.kv_heads, streams)
+        return tuple(max(1, size) for size in sizes)  # a call may be empty
 
 
 @dataclass
@@ -75,6 +88,51 @@ class Measured:
         return self.seconds[best] < self.seconds[MLX] or 2 * self.bytes[best] < self.bytes[MLX]
 
 
+class TableWarning(UserWarning):
+    """The table of `mlxlm-flash tune` cannot be read; the text says which file, and why."""
+
+
+def preferred(arguments: _ext.Arguments, device: mx.Device) -> str:
+    """The kernel that was the fastest for such calls, asked by C++; empty where nothing was measured."""
+    table = here(device)
+    found = nearest(table, call_of(arguments)) if table else None
+    return "" if found is None else found.fastest()
+
+
+def call_of(arguments: _ext.Arguments) -> Call:
+    """That these are the arguments of."""
+    dtype, head_dim, _, _, query_len, given, bits, _ = arguments.kind()
+    batch_size, heads, kv_heads, key_len, window = arguments.sizes()
+    padded = any(name in given for name in ("key_start", "key_stop", "tree", "visible", "bias"))
+    flags = {"softcap": "softcap" in given, "sinks": "sinks" in given, "padded": padded}
+    sizes = (heads, kv_heads, head_dim, query_len, key_len, batch_size, window)
+    return Call(str(dtype).removeprefix("mlx.core."), *sizes, **flags, bits=bits)
+
+
+_tables: dict[str, list[Measured]] = {}
+
+
+def here(device: mx.Device) -> list[Measured]:
+    """What counts on this device, read once: the user's table, or the one that the package brings; else nothing."""
+    name = str(device)
+    if name not in _tables:
+        try:
+            _tables[name] = read(device) or brought(device)
+        except ValueError as error:
+            warnings.warn(f"{error}. Until then kernels are chosen without it", TableWarning, stacklevel=2)
+            _tables[name] = brought(device)
+    return _tables[name]
+
+
+def brought(device: mx.Device) -> list[Measured]:
+    """The package's own table of such a device; empty where it has none."""
+    for file in sorted(_BROUGHT.glob("*.json")):
+        table = json.loads(file.read_text())
+        if table["device"] == software(device)["device"]:
+            return _rows(table)
+    return []
+
+
 def software(device: mx.Device) -> dict[str, str]:
     """What a table is of."""
     name = str(mx.device_info(device)["device_name"])
@@ -91,29 +149,49 @@ def path() -> Path:
 
 def write(measured: Iterable[Measured], device: mx.Device) -> Path:
     """At once: another process reads all of it or what was there before."""
-    table = {**software(device), "calls": [asdict(each) for each in measured]}
     unfinished = path().with_suffix(f".{os.getpid()}")
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    unfinished.write_text(json.dumps(table, indent=1))
-    return unfinished.replace(path())
+    try:
+        unfinished.write_text(in_json(measured, device))
+        return unfinished.replace(path())
+    finally:
+        unfinished.unlink(missing_ok=True)
+        _tables.clear()
+
+
+def in_json(measured: Iterable[Measured], device: mx.Device) -> str:
+    """The table as it is kept: a call a line."""
+    head = "".join(f" {json.dumps(name)}: {json.dumps(what)},\n" for name, what in software(device).items())
+    rows = ",\n".join(f"  {json.dumps(asdict(each))}" for each in measured)
+    return f'{{\n{head} "calls": [\n{rows}\n ]\n}}\n'
 
 
 def read(device: mx.Device) -> list[Measured]:
-    """Of this device and these versions; empty if there is none. Raises ValueError for a file that is no table."""
+    """The user's, of this device and these versions; empty if there is none. Raises ValueError for what is none."""
     try:
         text = path().read_text()
     except (OSError, LookupError):
         return []
+    except UnicodeDecodeError as error:
+        raise ValueError(_no_table(error)) from error
     try:
         table = json.loads(text)
         if {name: table[name] for name in software(device)} != software(device):
             return []
-        return [Measured(Call(**each["call"]), each["seconds"], each["bytes"]) for each in table["calls"]]
+        return _rows(table)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path()} is no table of mlxlm-flash tune, delete it: {error!r}") from error
+        raise ValueError(_no_table(error)) from error
+
+
+def _no_table(error: Exception) -> str:
+    return f"{path()} is no table of mlxlm-flash tune, delete it: {error!r}"
+
+
+def _rows(table: Mapping[str, Any]) -> list[Measured]:
+    return [Measured(Call(**each["call"]), each["seconds"], each["bytes"]) for each in table["calls"]]
 
 
 def nearest(table: Iterable[Measured], call: Call) -> Measured | None:
     """What was measured and is most like the call; None where nothing tells about it."""
     best = min(table, key=lambda each: each.call.distance(call), default=None)
-    return None if best is None or best.call.distance(call) == float("inf") else best
+    return None if best is None or best.call.distance(call) == inf else best

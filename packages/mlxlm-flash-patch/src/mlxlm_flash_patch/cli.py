@@ -9,7 +9,9 @@ import click
 import mlxlm_flash_startup
 
 if TYPE_CHECKING:
-    from . import launch
+    from . import launch, patch
+
+    Started = tuple[launch.Program, patch.When | None]
 
 
 class Refusal(click.ClickException):
@@ -22,8 +24,11 @@ class Verbatim(click.Command):
     """Takes everything behind its own name as it is: an -h behind COMMAND belongs to COMMAND."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ours = not args or args[0] in ("-h", "--help", "--")
-        return super().parse_args(ctx, args if ours else ["--", *args])
+        first = args[0] if args else "-h"
+        own = 2 if first == "--when" else 1 if first.startswith("--when=") else 0
+        if args[own : own + 1] and args[own] not in ("-h", "--help", "--"):
+            args = [*args[:own], "--", *args[own:]]
+        return super().parse_args(ctx, args)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,10 +37,11 @@ def cli() -> None:
     """Flash attention for mlx-lm, without touching your scripts."""
 
 
-@cli.command(cls=Verbatim, options_metavar="[-h]")
+@cli.command(cls=Verbatim, options_metavar="[-h] [--when always|faster]")
+@click.option("--when", type=click.Choice(["always", "faster"]), help="Which calls go to flash attention: see tune.")
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def run(command: str, arguments: tuple[str, ...]) -> "launch.Program":
+def run(when: "patch.When | None", command: str, arguments: tuple[str, ...]) -> "Started":
     """Run a program with flash attention on.
 
     COMMAND is a command of mlx-lm, such as mlx_lm.generate; SCRIPT is a Python file, MODULE what
@@ -47,15 +53,15 @@ def run(command: str, arguments: tuple[str, ...]) -> "launch.Program":
       mlxlm-flash run my_script.py --its-option
       mlxlm-flash run -m my_package.train
 
-    MLXLM_FLASH in the environment overrides: 0 runs the program without flash attention, 1 with it, and
-    strict makes an error of every call that would go to mlx-lm's own attention, and of a program in which
-    flash never ran.
+    MLXLM_FLASH in the environment overrides: 0 runs the program without flash attention, 1 with it, faster
+    as --when faster does, and strict makes an error of every call that would fall back to mlx-lm's own
+    attention, and of a program in which flash never ran.
     """
     _require_package()
     from . import launch
 
     try:
-        return launch.find(command, arguments)
+        return launch.find(command, arguments), when
     except LookupError as error:
         raise Refusal(str(error)) from error
 
@@ -192,14 +198,15 @@ def main() -> None:
     mlxlm_flash_startup.disarm()  # what is patched here, `run` patches
     mode, modes = os.environ.get("MLXLM_FLASH", "1"), mlxlm_flash_startup.MODES
     try:
-        program = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
-        if program is None or isinstance(program, int):
-            sys.exit(program)
+        started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
+        if started is None or isinstance(started, int):
+            sys.exit(started)
+        program, when = started
         if mode not in modes:
             raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(modes)}")
         from . import launch
 
-        launch.switch_on(mode)
+        launch.switch_on(mode, when)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

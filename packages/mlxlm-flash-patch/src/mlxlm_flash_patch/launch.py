@@ -23,8 +23,8 @@ from typing import TextIO
 import flashattn_core
 from mlxlm_flash_startup import say
 
-from .patch import enable, kernel_calls
-from .status import status, tally, versions
+from .patch import When, enable, kernel_calls
+from .status import status, versions
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def find(command: str, arguments: Sequence[str]) -> Program:
     raise LookupError(f"{command!r} is no command of mlx-lm, and no file. The commands are {known}")
 
 
-def switch_on(mode: str) -> None:
-    """Enables the patch as MLXLM_FLASH has it, and sees to the lines on stderr.
+def switch_on(mode: str, when: When | None = None) -> None:
+    """Enables the patch as MLXLM_FLASH has it, and `when`, which goes before; sees to the lines on stderr.
 
     Raises what enable() and flashattn_core.backends() do: then nothing is patched.
     """
@@ -65,8 +65,9 @@ def switch_on(mode: str) -> None:
         return
     numbers = [f"{name} {number}" for name, number in versions().items()]
     backends = [f"{name} {description}" for name, description in flashattn_core.backends().items()]
-    how = "on, strict" if mode == "strict" else "on"
-    enable(strict=mode == "strict")
+    when = when or ("faster" if mode == "faster" else "always")
+    enable(strict=mode == "strict", when=when)
+    how = "on" + ", strict" * (mode == "strict") + ", where it is faster" * (when == "faster")
     say(f"flash attention {how}: {' · '.join(numbers + backends)}", sys.stderr)
     # At the interpreter's end, not the program's: traceback and other threads come first.
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
@@ -92,7 +93,7 @@ def start(program: Program, mode: str) -> None:
 
 def flash_never_ran() -> bool:
     """What strict makes an error of at a program's end; said if it is so."""
-    if kernel_calls():
+    if kernel_calls() or status().left:
         return False
     say("strict: flash attention never ran", sys.stderr)
     return True
@@ -134,5 +135,4 @@ def _wait_for_threads() -> None:
 
 def _say_what_ran(stream: TextIO, process: int) -> None:
     if os.getpid() == process:  # not in a child that the program forked
-        now = status()
-        say(f"flash attention ran: {tally(now.calls)} · fallbacks: {tally(now.fallbacks)}", stream)
+        say(f"flash attention ran: {status().counts()}", stream)

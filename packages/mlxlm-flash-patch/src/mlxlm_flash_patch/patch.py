@@ -13,17 +13,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Literal, get_args
 from weakref import WeakValueDictionary
 
 import flashattn_core
 from mlx.nn.layers.base import Module
 
-from . import registry
+from . import faster, registry
 from .arrivals import Arrivals
 from .hand_written import HAND_WRITTEN
 from .places import Place, places
 from .registry import BASE, PACKAGE, Models
 from .route import FlashFallbackWarning, Way, for_every_model, for_patched_models, route
+
+When = Literal["always", "faster"]
 
 
 class FlashNeverRanError(RuntimeError):
@@ -36,6 +39,7 @@ class Request:
 
     modules: frozenset[str] | None  # None: all
     strict: bool
+    when: When
     from_enable: bool
     kernels_before: dict[str, int] = field(default_factory=flashattn_core.stats)
 
@@ -54,7 +58,7 @@ _exchanged: dict[tuple[int, str], Place] = {}  # by key: the places that hold so
 _kernels_before: dict[str, int] = {}  # flashattn_core.stats() when counting began
 
 
-def enable(models: Models = None, strict: bool = False) -> None:
+def enable(models: Models = None, strict: bool = False, when: When = "always") -> None:
     """Routes mlx-lm's attention through flash attention, in this process, until disable().
 
     Args:
@@ -62,16 +66,20 @@ def enable(models: Models = None, strict: bool = False) -> None:
         or a list of them: then only their modules are patched, and imported if need be.
       strict: a call that would fall back to mlx-lm's own attention raises FlashFallbackError, and disable()
         raises FlashNeverRanError if no kernel ran.
+      when: ``"faster"`` leaves to mlx-lm's own attention what that computes faster on this GPU without twice the
+        memory, by the table of `mlxlm-flash tune` or the one that the package brings; status() counts such calls
+        apart from fallbacks. Where a gradient may be wanted nothing is left. On the CPU it is ``"always"``.
 
-    A second enable() replaces the first: its `models` and `strict` hold from then on, and the counts go on.
+    A second enable() replaces the first: its arguments hold from then on, and the counts go on.
     Places where another library's function sits are left alone, warned about and named by status().
 
     Raises:
-      TypeError, ValueError: `models` has another type, is empty, or names something that cannot be patched.
+      TypeError, ValueError: `models` has another type, is empty, or names something that cannot be patched;
+        `when` is neither, or ``"faster"`` on a GPU of which nothing was measured.
       RuntimeError: mlx-lm's function has another signature than the one tested; both are named.
     In each case everything stays as it was.
     """
-    request = _request(models, strict, from_enable=True)
+    request = _request(models, strict, when, from_enable=True)
     with lock:
         _examine(request)
         previous = [r for r in _requests if r.from_enable]
@@ -94,13 +102,13 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(models: Models = None, strict: bool = False) -> Iterator[None]:
+def enabled(models: Models = None, strict: bool = False, when: When = "always") -> Iterator[None]:
     """The patch for the length of a block; takes and raises what enable() and disable() do.
 
-    Blocks nest, in each other and in enable(): patched is what any of them wants, strict if any of them is, and
-    the end of a block takes out only what no other wants.
+    Blocks nest, in each other and in enable(): patched is what any of them wants, strict if any of them is, always if
+    any of them is, and the end of a block takes out only what no other wants.
     """
-    request = _request(models, strict, from_enable=False)
+    request = _request(models, strict, when, from_enable=False)
     try:  # from here on: an interrupt may come while places are exchanged
         with lock:
             _examine(request)
@@ -124,6 +132,7 @@ def start_counting() -> None:
     _kernels_before.update(flashattn_core.stats())
     with route.lock:
         route.fallbacks.clear()
+        route.left.clear()
 
 
 def is_on() -> bool:
@@ -165,10 +174,14 @@ def _described(held: object) -> str:
     return f"{getattr(held, '__module__', '?')}.{getattr(held, '__qualname__', type(held).__qualname__)}"
 
 
-def _request(models: Models, strict: bool, from_enable: bool) -> Request:
+def _request(models: Models, strict: bool, when: When, from_enable: bool) -> Request:
     """Imports what is asked for: outside of the lock, which modules that arrive in other threads wait for."""
+    if when not in get_args(When):
+        raise ValueError(f"[enable] when is {when!r}, expected 'always' or 'faster'")
+    if when == "faster":
+        faster.check()
     importlib.import_module(BASE)
-    return Request(registry.modules_of(models), strict, from_enable)
+    return Request(registry.modules_of(models), strict, when, from_enable)
 
 
 def _examine(request: Request) -> None:
@@ -198,7 +211,7 @@ def _end(requests: list[Request]) -> None:
         _requests[:] = [r for r in _requests if r not in ended]
         overwritten = _settle()
     _warn_of(overwritten, "disable")
-    if any(r.strict and not _calls_since(r.kernels_before) for r in ended):
+    if any(r.strict and not _calls_since(r.kernels_before) for r in ended) and not route.left:
         raise FlashNeverRanError("strict: flash attention never ran while it was enabled")
 
 
@@ -209,6 +222,7 @@ def _settle() -> dict[str, str]:
     """
     route.open = bool(_requests)
     route.strict = any(r.strict for r in _requests)
+    route.faster = bool(_requests) and all(r.when == "faster" for r in _requests)
     _arrivals.listen(route.open or bool(_patched_modules))
     way_of = _ways()
     # Not all places that hold something of ours need be found again: a module may have been loaded anew meanwhile.

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import NoKernelError, flash_attention, quantized_flash_attention
+from flashattn_core import NoKernelError, flash_attention, is_tracing, quantized_flash_attention
 
 from .described_masks import description_of
+from .faster import reason_to_leave
 from .obstacles import in_one_dtype, is_quantised, reason_not_to
 
 Attention = Callable[..., mx.array]
@@ -32,7 +33,9 @@ class Route:
 
     open: bool = False
     strict: bool = False
+    faster: bool = False
     fallbacks: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)  # to mlx-lm's own attention, by when="faster"
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -92,40 +95,36 @@ def attend(
     queries, keys, values = in_one_dtype(queries, keys, values)
     reason = reason_not_to(queries, keys, values, cache, mask, sinks)
     if reason is None:
+        storage = {"group_size": cache.group_size, "bits": cache.bits} if is_quantised(cache) else {}
+        if isinstance(mask, mx.array):
+            mask = description_of(mask, queries, (keys[0] if storage else keys).shape[-2])
+        if route.faster and _is_left(queries, keys, values, mask, sinks, softcap, storage):
+            return None
         try:
-            return _flash(queries, keys, values, cache, scale, mask, sinks, softcap)
+            attention: Attention = quantized_flash_attention if storage else flash_attention
+            return attention(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks, **storage)
         except NoKernelError as error:
             reason = str(error)
     _note_fallback(reason)
     return None
 
 
-def _flash(
+def _is_left(
     queries: mx.array,
     keys: Any,
     values: Any,
-    cache: Any,
-    scale: float,
     mask: Any,
     sinks: mx.array | None,
     softcap: float | None,
-) -> mx.array:
-    quantised = is_quantised(cache)
-    if isinstance(mask, mx.array):
-        mask = description_of(mask, queries, (keys[0] if quantised else keys).shape[-2])
-    if not quantised:
-        return flash_attention(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks)
-    return quantized_flash_attention(
-        queries,
-        keys,
-        values,
-        scale,
-        mask,
-        group_size=cache.group_size,
-        bits=cache.bits,
-        softcap=softcap,
-        sinks=sinks,
-    )
+    storage: dict[str, int],
+) -> bool:
+    """Whether the call is mlx-lm's, which is counted; not if a gradient may be wanted, which was not measured."""
+    reason = reason_to_leave(queries, keys, values, mask, sinks, softcap, **storage)
+    if reason is None or _in_a_patched_model.get() or is_tracing(queries):
+        return False
+    with route.lock:
+        route.left[reason] += 1
+    return True
 
 
 def _note_fallback(reason: str) -> None:

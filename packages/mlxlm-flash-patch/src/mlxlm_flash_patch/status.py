@@ -21,6 +21,7 @@ class Status:
       instances: how many models given to patch_model() are alive.
       calls: kernel → calls that really ran, since the patch was last switched on.
       fallbacks: reason → calls that went to mlx-lm's own attention, since then.
+      left: reason → calls that when="faster" left to it, since then.
       foreign: module → whose function sits there: left alone.
       versions: distribution → its version.
     """
@@ -31,6 +32,7 @@ class Status:
     instances: int
     calls: Mapping[str, int]
     fallbacks: Mapping[str, int]
+    left: Mapping[str, int]
     foreign: Mapping[str, str]
     versions: Mapping[str, str]
 
@@ -39,17 +41,23 @@ class Status:
         where = f"{count(len(self.patched), 'module')}, {count(self.instances, 'model instance')}"
         lines = [
             f"flash attention {how}: {where}",
-            f"calls: {tally(self.calls)} · fallbacks: {tally(self.fallbacks)}",
+            f"calls: {self.counts()}",
             *(f"left alone: {place} holds {holder}" for place, holder in self.foreign.items()),
             " · ".join(f"{name} {number}" for name, number in self.versions.items()),
         ]
         return "\n".join(lines)
 
+    def counts(self) -> str:
+        """What ran, and what did not, in words."""
+        left = "; ".join(f"{n:,}, {reason}" for reason, n in self.left.items())
+        ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
+        return f"{ran} · left to MLX: {left}" if left else ran
+
 
 def status() -> Status:
     """What is patched now, and what was called since the patch was last switched on: a :class:`Status`."""
     with route.lock:
-        strict, fallbacks = route.strict, dict(route.fallbacks)
+        strict, fallbacks, left = route.strict, dict(route.fallbacks), dict(route.left)
     return Status(
         enabled=patch.is_on(),
         strict=strict,
@@ -57,6 +65,7 @@ def status() -> Status:
         instances=instance.patched_instances(),
         calls=patch.kernel_calls(),
         fallbacks=fallbacks,
+        left=left,
         foreign=patch.foreign_places(),
         versions=versions(),
     )

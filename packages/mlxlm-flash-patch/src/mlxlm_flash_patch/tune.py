@@ -2,31 +2,36 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import inf
 from statistics import median
 from typing import Any
 
 import flashattn_core
 import mlx.core as mx
-from flashattn_core import _ext
-from flashattn_core.masks import Causal, SlidingWindow
+from flashattn_core import NoKernelError, _ext
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from flashattn_core.tuned import MLX, Call, Measured
 from mlx_lm.models import base
 
-# Qwen2.5, Llama 3, gpt-oss, gemma 3: heads, head_dim, window, sinks. A window's layers take turns with plain ones.
+# Qwen2.5, also a padded batch, Llama 3, gpt-oss, gemma 2 and 3. A window's layers take turns with plain ones.
 MODELS = (
     Call("bfloat16", 14, 2, 64, 1, 1),
     Call("bfloat16", 28, 4, 128, 1, 1),
+    Call("bfloat16", 28, 4, 128, 1, 1, batch_size=8, padded=True),
     Call("bfloat16", 32, 8, 128, 1, 1),
     Call("bfloat16", 64, 8, 64, 1, 1, window=128, sinks=True),
     Call("bfloat16", 64, 8, 64, 1, 1, sinks=True),
     Call("bfloat16", 8, 4, 256, 1, 1, window=1024),
     Call("bfloat16", 8, 4, 256, 1, 1),
+    Call("bfloat16", 8, 4, 256, 1, 1, softcap=True),
 )
 LENGTHS = ((1, 128), (1, 1024), (1, 8192), (1, 32768), (8, 4096), (128, 128), (1024, 1024), (4096, 4096), (1024, 8192))
-QUICK_LENGTHS = ((1, 1024), (1, 8192), (512, 512))
+QUICK_LENGTHS = ((1, 1024), (1, 8192), (256, 256), (4096, 4096))
+MOST_ON_CPU = 256 * 1024  # scores: beyond that MLX's own attention takes seconds
+SOFTCAP, PADDING = 50.0, 9  # keys before the first sequence of a batch, twice as many before the next, and so on
 TRIALS, TRIAL_SECONDS, MOST_REPEATS = 5, 0.02, 100  # their outputs live until all are done
 SLOW_SECONDS = 0.3
 
@@ -34,13 +39,23 @@ Attention = Callable[[], mx.array]
 
 
 def calls(quick: bool) -> list[Call]:
-    """What is measured: with quick, some lengths in 16 bits."""
+    """What is measured: with quick, some lengths, and one model alone in float32 and with a quantised cache."""
     wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
-    if not quick:
-        wanted += [replace(call, dtype="float32") for call in wanted if not call.sinks]
-        plain = [call for call in wanted if call.dtype == "bfloat16" and not call.sinks and not call.window]
-        wanted += [replace(call, bits=bits) for call in plain for bits in (4, 8)]
-    return list(dict.fromkeys(wanted))
+    qwen = [call for call in wanted if (call.heads, call.kv_heads, call.batch_size) == (14, 2, 1)]
+    wanted += [replace(call, dtype="float32") for call in (qwen if quick else wanted) if not call.sinks]
+    plain = [call for call in wanted if call.dtype == "bfloat16" and call == _plain(call)]
+    wanted += [replace(call, bits=bits) for call in (qwen if quick else plain) for bits in (4, 8)]
+    most = MOST_ON_CPU if mx.default_device() == mx.cpu else inf
+    return [call for call in dict.fromkeys(wanted) if call.query_len * call.key_len <= most]
+
+
+def of_model(layers: Iterable[Call]) -> list[Call]:
+    """What is measured for a model whose layers are such, of one query and one key."""
+    return list(dict.fromkeys(_of_lengths(layer, *lengths) for layer in layers for lengths in LENGTHS))
+
+
+def _plain(call: Call) -> Call:
+    return replace(call, batch_size=1, window=0, softcap=False, sinks=False, padded=False)
 
 
 def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
@@ -58,6 +73,8 @@ def measure(call: Call) -> Measured:
     for name, attend in _contestants(call):
         try:
             memory[name] = _peak(attend)  # compiles, too
+        except NoKernelError:  # it fails its check, of which there was a warning
+            continue
         except (RuntimeError, ValueError):
             if name == MLX:  # which does not take all of them
                 continue
@@ -78,32 +95,59 @@ def _contestants(call: Call) -> Iterator[tuple[str, Attention]]:
     shapes += [(call.batch_size, call.kv_heads, call.key_len, call.head_dim)] * 2
     query, key, value = (mx.random.normal(shape, dtype, key=mx.random.key(i)) for i, shape in enumerate(shapes))
     sinks = mx.zeros(call.heads, dtype) if call.sinks else None
-    mask = SlidingWindow(call.window) if call.window else Causal()
+    mask: Any = SlidingWindow(call.window) if call.window else Causal()
+    if call.padded:
+        mask &= KeyRange(_padding(call))
     scale = call.head_dim**-0.5
     stored: list[Any] = [mx.quantize(x, bits=call.bits) for x in (key, value)] if call.bits else [key, value]
     mx.eval(query, stored, sinks)
     options: dict[str, Any] = {"mask": mask, "scale": scale, "sinks": sinks}
-
+    options["softcap"] = SOFTCAP if call.softcap else None
     if call.bits:
         options["bits"] = call.bits
     attention: Any = flashattn_core.quantized_flash_attention if call.bits else flashattn_core.flash_attention
     backend = _ext.backend_of(mx.default_device())
-    for kernel in _ext.stats():
-        covers = kernel.startswith(backend) and "backward" not in kernel and not kernel.endswith("_rounded")
-        if covers and flashattn_core.plan(query, *stored, kernel=kernel, **options).kernel:
+    covers = [
+        kernel
+        for kernel in _ext.kernels(backend)
+        if not kernel.endswith("_rounded") and flashattn_core.plan(query, *stored, kernel=kernel, **options).kernel
+    ]
+    for kernel in covers:
+        if not kernel.endswith("_rowwise") or len(covers) == 1:  # which is there for what no other takes
             yield kernel, partial(attention, query, *stored, kernel=kernel, **options)
     yield MLX, partial(_mlx_lms_own, call, query, stored, scale, sinks)
+
+
+def _padding(call: Call) -> mx.array:
+    """As mlx-lm's caches have it: hidden keys before each sequence."""
+    return PADDING * (1 + mx.arange(call.batch_size))
 
 
 def _mlx_lms_own(call: Call, query: mx.array, stored: list[Any], scale: float, sinks: mx.array | None) -> mx.array:
     """As a model's layer has it."""
     key, value = stored
     mask: Any = "causal" if call.query_len > 1 else None
-    if call.window and call.window < call.key_len:
-        mask = base.create_causal_mask(call.query_len, call.key_len - call.query_len, window_size=call.window)
+    if call.padded or (call.window and call.window < call.key_len) or (mask and call.softcap):
+        mask = base.create_causal_mask(
+            call.query_len,
+            call.key_len - call.query_len,
+            window_size=call.window or None,
+            left_padding=_padding(call) if call.padded else None,
+        )
+    if call.softcap:
+        return _gemma2s(query, key, value, scale, mask)
     if call.bits:  # which scales the query in place
         return base.quantized_scaled_dot_product_attention(query[:], key, value, scale, mask, bits=call.bits)
     return mx.fast.scaled_dot_product_attention(query, key, value, scale=scale, mask=mask, sinks=sinks)
+
+
+def _gemma2s(query: mx.array, key: mx.array, value: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+    """As mlx_lm.models.gemma2 writes it out."""
+    grouped = mx.unflatten(query * scale, 1, (key.shape[1], -1))
+    scores = mx.tanh(grouped @ key[:, :, None].swapaxes(-1, -2) / SOFTCAP) * SOFTCAP
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    return (mx.softmax(scores, precise=True, axis=-1) @ value[:, :, None]).reshape(query.shape)
 
 
 def _peak(attend: Attention) -> int:

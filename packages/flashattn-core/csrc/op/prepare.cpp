@@ -1,0 +1,103 @@
+// The last kinds of calls are remembered: a decode step finds its own, and looks up nothing else.
+#include "prepare.h"
+
+#include <bit>
+#include <utility>
+
+#include "gpu_call.h"
+#include "recent.h"
+#include "trust.h"
+
+namespace flashattn {
+namespace {
+
+// What all of this depends on, and more. Of the keys' number only the magnitude: a step has one more than the last.
+struct Kind {
+  Kernel kernel;  // that is taken where nothing was measured and all is right
+  int device;
+  Options options;
+  Present present;
+  mx::Shape query;
+  int num_kv_heads, value_dim, magnitude;
+  mx::Dtype::Val dtypes[4];
+
+  bool operator==(const Kind&) const = default;
+};
+
+Kind kind_of(Kernel kernel, const Inputs& inputs, const Options& options, const Present& present, int device) {
+  const auto dtype = [&](Input input) {
+    const mx::array* array = inputs[input];
+    return array ? mx::Dtype::Val(array->dtype()) : mx::Dtype::Val::bool_;
+  };
+  const mx::array& key = inputs.key();
+  return {kernel,
+          device,
+          options,
+          present,
+          inputs.query().shape(),
+          key.shape(kHead),
+          columns_of(inputs.value(), options),
+          static_cast<int>(std::bit_width(static_cast<unsigned>(key.shape(kRow)))),
+          {dtype(Input::query), dtype(Input::bias), dtype(Input::sinks), dtype(Input::key_scales)}};
+}
+
+// Set once, when the module is loaded, and never destroyed.
+Preference& the_preference() {
+  static Preference& preference = *new Preference;
+  return preference;
+}
+
+Choice choice(const Arguments& arguments, const Options& options, Backend backend) {
+  return choose(backend, call_shape(Inputs(arguments), options, backend), options.kernel, options.preferred,
+                options.failed);
+}
+
+}  // namespace
+
+void set_preference(Preference preference) {
+  the_preference() = std::move(preference);
+}
+
+std::optional<Tiled> preferred(const Arguments& arguments, Backend backend, mx::Device device) {
+  if (arguments.options.kernel != "auto" || !the_preference()) {
+    return std::nullopt;
+  }
+  std::string name = the_preference()(arguments, device);
+  return name.empty() ? std::nullopt
+                      : choose(backend, call_shape(Inputs(arguments), arguments.options, backend), name).kernel;
+}
+
+Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream) {
+  Inputs given(arguments);
+  Options options = arguments.options;
+  if (given.query().size() == 0) return options;  // what has no elements is not launched
+  Present present = present_in(arguments);
+  Kernel first_choice = kernel_of(choice(arguments, options, backend)).kernel;
+  Kind kind = kind_of(first_choice, given, options, present, stream.device.index);
+  thread_local Recent<std::pair<Kind, Options>> recent;
+  if (const auto* known = recent.find([&](const auto& one) { return one.first == kind; })) {
+    return known->second;
+  }
+  std::vector<mx::array> arrays = primitive_inputs(arguments, backend, stream);
+  Inputs inputs(arrays, present);
+  options.preferred = preferred(arguments, backend, stream.device);
+  Tiled kernel = kernel_of(choice(arguments, options, backend));
+  for (std::string first;;) {
+    std::string wrong = wrong_with(kernel, arguments, inputs, stream);
+    if (wrong.empty()) break;
+    if (first.empty()) first = wrong;
+    if (options.preferred == kernel) {
+      options.preferred.reset();
+    } else {
+      options.failed = with(options.failed, kernel.kernel);
+    }
+    Choice next = options.kernel == "auto" ? choice(arguments, options, backend) : Choice{};
+    if (!next.kernel) throw NoKernelError("[flash_attention] " + first);
+    kernel = *next.kernel;
+  }
+  if (backend == Backend::cuda) prepare_for_cuda(kernel, inputs, options, stream.device.index);
+  if (!is_checking()) recent.keep({std::move(kind), options});
+  return options;
+}
+
+}  // namespace flashattn

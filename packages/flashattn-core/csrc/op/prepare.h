@@ -1,0 +1,21 @@
+// What a GPU's call settles while its graph is built, where there still is a choice.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "arguments.h"
+
+namespace flashattn {
+
+// The name of the kernel that was the fastest for such calls on the device; empty where nothing was measured.
+using Preference = std::function<std::string(const Arguments&, mx::Device)>;
+void set_preference(Preference preference);
+std::optional<Tiled> preferred(const Arguments& arguments, Backend backend, mx::Device device);
+
+// The call's options, with what auto is to take, since it was measured, and what it must not, since it is wrong here:
+// what it then takes has passed its check, and CUDA has compiled it. Throws NoKernelError where no kernel is left,
+// where the one that was asked for by name failed, and for what CUDA refuses.
+Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream);
+
+}  // namespace flashattn

@@ -1,0 +1,65 @@
+"""With when="faster": which calls mlx-lm's own attention computes, since that is faster here.
+
+A decision is made once for calls of one kind, whose keys are of one magnitude: a decode step looks it up.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+from flashattn_core import tuned
+from flashattn_core.attention import lowered
+from flashattn_core.masks import And, SlidingWindow
+from flashattn_core.tuned import Call
+
+FASTER_THERE, NOT_MEASURED = "it is faster there", "nothing like them was measured"
+
+_reasons: dict[Any, str | None] = {}
+
+
+def check() -> None:
+    """Raises ValueError where nothing tells what is faster: on a GPU that has no table."""
+    device = mx.default_device()
+    if device == mx.gpu and not (tuned.read(device) or tuned.brought(device)):
+        name = tuned.software(device)["device"]
+        raise ValueError(f"when is 'faster', and nothing was measured on {name}: run mlxlm-flash tune once")
+
+
+def reason_to_leave(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    mask: Any,
+    sinks: mx.array | None = None,
+    softcap: float | None = None,
+    **storage: Any,
+) -> str | None:
+    """Why mlx-lm's own attention is to compute such a call; None where flash attention is.
+
+    The arguments are those of flash_attention() or, with bits and group_size as storage, of its quantised twin.
+    """
+    stored = keys[0].shape if storage else keys.shape
+    lengths = (queries.shape, stored[-3], stored[-2].bit_length())
+    options = (None if mask is None else _of(mask), sinks is None, softcap is None, storage.get("bits"))
+    kind = (lengths, queries.dtype, options, mx.default_device().type)
+    try:
+        return _reasons[kind]
+    except KeyError:
+        call = tuned.call_of(lowered(queries, keys, values, None, mask, sinks=sinks, softcap=softcap, **storage))
+        return _reasons.setdefault(kind, _reason(call))
+
+
+def _of(mask: Any) -> Any:
+    """What a decision takes of it: a window's length, and of what kind masks are."""
+    if isinstance(mask, And):
+        return tuple(map(_of, mask.parts))
+    return mask.window if isinstance(mask, SlidingWindow) else type(mask)
+
+
+def _reason(call: Call) -> str | None:
+    device = mx.default_device()
+    if device == mx.cpu:  # where MLX's own attention has no kernel
+        return None
+    measured = tuned.nearest(tuned.here(device), call)
+    if measured is None:
+        return NOT_MEASURED
+    return None if measured.is_worth_it() else FASTER_THERE
