@@ -104,7 +104,7 @@ def test_what_a_kernel_raises_is_its_failure():
     def refuses(**arguments):
         raise RuntimeError("the driver's own words")
 
-    assert failure(kind(), refuses, attention) == "77 queries, 1050 keys, contiguous: the driver's own words"
+    assert failure(kind(), refuses, attention) == "77 queries, 530 keys, contiguous: the driver's own words"
 
 
 ROUNDED = mx.array([1.0, -3.0, 0.0, float("inf"), float("nan")])

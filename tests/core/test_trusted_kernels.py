@@ -42,8 +42,10 @@ def prepared(dim, check, *, device="cuda", length=100, kernel="auto", **how):
 
 
 def taken(dim, check, preferred, **how):
-    query, key = (mx.zeros((1, heads, rows, dim)) for heads, rows in ((4, how.pop("length", 1)), (2, 300)))
-    return launches.prepared(lowered(query, key, key, None, "causal", **how), check=check, preferred=preferred)[2]
+    length, kernel = how.pop("length", 1), how.pop("kernel", "auto")
+    query, key = (mx.zeros((1, heads, rows, dim)) for heads, rows in ((4, length), (2, 300)))
+    arguments = lowered(query, key, key, None, "causal", kernel=kernel)
+    return launches.prepared(arguments, check=check, preferred=preferred, **how)[2]
 
 
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
@@ -109,7 +111,7 @@ def test_a_name_goes_before_what_is_preferred(dim):
 
 
 def test_another_tiling_is_preferred(dim):
-    assert taken(dim, Check(), "cuda_decode@2") == "cuda_decode@2"
+    assert taken(dim, Check(), "metal_decode_split@2", device="metal") == "metal_decode_split@2"
 
 
 def test_an_interrupted_check_is_made_again(dim):
@@ -127,6 +129,7 @@ def test_an_interrupted_check_is_made_again(dim):
 
 PROCESS = """
 import sys
+{before}
 sys.path[:0] = {path!r}
 from test_trusted_kernels import Check, prepared
 check = Check()
@@ -135,9 +138,16 @@ print(*check.asked)
 """
 
 
-def asked_by_another_process(dim, driver="a driver"):
-    program = PROCESS.format(path=sys.path, dim=dim, driver=driver)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+def another_process(dim, driver="a driver", before=""):
+    program = PROCESS.format(path=sys.path, dim=dim, driver=driver, before=before)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def asked_by_another_process(*arguments, **options):
+    with another_process(*arguments, **options) as process:
+        asked = process.stdout.read().strip()
+    assert process.returncode == 0
+    return asked
 
 
 def test_what_passed_is_not_checked_by_the_next_process(dim):
@@ -197,3 +207,37 @@ def test_without_a_place_to_keep_it_each_process_checks(dim, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", "/dev/null")
     for _ in range(2):
         assert asked_by_another_process(dim) == "cuda_prefill"
+
+
+def test_two_processes_at_once(dim, cache):
+    asked = [process.communicate()[0].strip() for process in [another_process(dim) for _ in range(2)]]
+    assert "cuda_prefill" in asked
+    assert asked_by_another_process(dim) == ""
+    assert len(list((cache / "checked").iterdir())) == 1  # and nothing unfinished
+
+
+def test_a_full_disk(dim, cache):
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes of a file
+    for _ in range(2):
+        assert asked_by_another_process(dim, before=full) == "cuda_prefill"
+    assert list((cache / "checked").iterdir()) == []
+
+
+def test_a_file_that_can_be_neither_read_nor_replaced(dim, cache):
+    """As another user's, or one in a folder that is read-only; a folder is so for every user."""
+    asked_by_another_process(dim)
+    [file] = (cache / "checked").iterdir()
+    file.unlink()
+    (file / "within").mkdir(parents=True)
+    for _ in range(2):
+        assert asked_by_another_process(dim) == "cuda_prefill"
+
+
+def test_a_file_of_something_else_is_not_believed(dim, cache):
+    asked_by_another_process(dim)
+    [file] = (cache / "checked").iterdir()
+    other = next(DIMS)
+    asked_by_another_process(other)
+    [of_other] = set((cache / "checked").iterdir()) - {file}
+    of_other.write_bytes(file.read_bytes())
+    assert asked_by_another_process(other) == "cuda_prefill"

@@ -1,6 +1,6 @@
 """The table of what was measured on a machine: its file, and what it tells about other calls."""
 
-import json
+import resource
 from dataclasses import replace
 
 import mlx.core as mx
@@ -66,6 +66,19 @@ def test_a_folder_that_cannot_be_written_keeps_the_error(monkeypatch):
     assert tuned.read(CPU) == []
 
 
+def test_a_full_disk_leaves_the_table_as_it_was(cache):
+    tuned.write([measured(STEP)], CPU)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))  # bytes of a file
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            tuned.write([measured(STEP)] * 9, CPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert tuned.read(CPU) == [measured(STEP)]
+    assert [file.name for file in cache.iterdir()] == ["tuned.json"]
+
+
 def test_the_nearest_call():
     table = [measured(replace(STEP, key_len=length)) for length in (128, 1024, 8192)]
     for length, expected in ((1, 128), (128, 128), (300, 128), (500, 1024), (5000, 8192), (10**6, 8192)):
@@ -112,13 +125,6 @@ def test_the_users_table_goes_before_the_packages(tmp_path, monkeypatch):
     assert tuned.here(CPU) == [measured(replace(STEP, window=5))]
 
 
-def test_the_package_brings_tables():
-    tables = [json.loads(file.read_text()) for file in tuned._BROUGHT.glob("*.json")]
-    assert {table["device"] for table in tables} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
-    for table in tables:
-        assert len(tuned._rows(table)) > 100
-
-
 def test_a_table_that_cannot_be_read_is_said_once_and_kernels_are_chosen_without_it(cache):
     (cache / "tuned.json").write_text("half")
     with pytest.warns(tuned.TableWarning, match="delete it"):
@@ -129,8 +135,14 @@ def test_a_table_that_cannot_be_read_is_said_once_and_kernels_are_chosen_without
 def test_what_is_preferred(monkeypatch):
     tuned.write([measured(STEP)], CPU)
     query, key = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 100, 64), mx.float16)
-    assert tuned.preferred(lowered(query, key, key, None), CPU) == "cpu_decode"
-    assert tuned.preferred(lowered(*(x.astype(mx.float32) for x in (query, key, key)), None), CPU) == ""
+    assert tuned.preferred(lowered(query, key, key, None), CPU, "cpu_prefill") == "cpu_decode"
+    assert tuned.preferred(lowered(*(x.astype(mx.float32) for x in (query, key, key)), None), CPU, "cpu_prefill") == ""
+
+
+def test_the_usual_kernel_stays_where_another_is_hardly_faster():
+    times = Measured(STEP, {"mlx": 1.0, "usual": 3.0, "other": 2.8, "slow": 9.0}, {})
+    assert times.fastest("usual") == "usual"
+    assert times.fastest("slow") == times.fastest("unknown") == times.fastest() == "other"
 
 
 def test_float16_is_as_fast_as_bfloat16():

@@ -7,6 +7,11 @@ from flashattn_core.attention import lowered
 from flashattn_core.masks import SlidingWindow
 
 
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CHECK", "never")
+
+
 def wanted(length=40, key_len=50, dim=64, dtype=mx.bfloat16, mask="causal", refuses=False):
     query, key = (mx.zeros((1, heads, rows, dim), dtype) for heads, rows in ((4, length), (2, key_len)))
     return launches.prepared(lowered(query, key, key, None, mask), refuses=refuses)[0]

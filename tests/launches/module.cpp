@@ -168,7 +168,7 @@ nb::tuple what_is_prepared(const Arguments& arguments, const std::string& device
   cuda::driver = driver;
   cuda::wanted.clear();
   set_check([&](const Arguments&, Tiled kernel, mx::Stream) { return nb::cast<std::string>(check(name(kernel))); });
-  set_preference([preferred](const Arguments&, const mx::Device&) { return preferred; });
+  set_preference([preferred](const Arguments&, const mx::Device&, const std::string&) { return preferred; });
   Backend backend = backend_of(device);
   Options options = prepared(arguments, backend, mx::to_stream({}));
   CallShape shape = call_shape(Inputs(arguments), options, backend);

@@ -4,9 +4,11 @@ Masks, options, lengths and schedules take turns, so that each kernel meets each
 races, bounds and uninitialised memory by itself.
 """
 
+import launches
 import mlx.core as mx
 import numpy as np
 import pytest
+from flashattn_core.attention import lowered
 from flashattn_core.reference import reference_attention
 from metal_attention import run
 from oracle import assert_matches_reference, draw, to_numpy
@@ -66,6 +68,38 @@ def test_grid(rng, kernel, dtype, group):
 def on_metal(*args, return_lse, **options):
     result = run(*args, **options)
     return result.out, result.lse
+
+
+# What `mlxlm-flash tune` may prefer to the tiles that are built in.
+TILINGS = {
+    "metal_decode_split@1": FEW,
+    "metal_decode_split@2": FEW,
+    "metal_prefill_tg@1": SHORT,
+    "metal_prefill_reg@1": LONG + LONGER,
+    "metal_prefill_reg@2": LONG + LONGER,
+    "metal_prefill_reg@3": LONG + LONGER,
+}
+
+
+@pytest.mark.rotate(9)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("kernel", TILINGS)
+def test_tilings(rng, kernel, dim):
+    for i, (length, key_len) in enumerate(TILINGS[kernel][3::4]):
+        dtype = ("float32", "float16", "bfloat16")[i % 3]
+        query, key, value = draw(rng, heads=4, kv_heads=2, dtype=dtype, length=length, key_len=key_len, dim=dim)
+        assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=on_metal)
+
+
+@pytest.mark.parametrize("kernel", TILINGS)
+def test_a_tiling_is_another_launch(kernel):
+    query, key = mx.zeros((1, 4, 4, 64)), mx.zeros((1, 2, 8192, 64))
+    wanted, built_in = (
+        launches.forward(lowered(query, key, key, None, kernel=name)) for name in (kernel, kernel.split("@")[0])
+    )
+    assert [launch["grid"] for launch in wanted] != [launch["grid"] for launch in built_in] or (
+        [launch["function"] for launch in wanted] != [launch["function"] for launch in built_in]
+    )
 
 
 HEAD_DIMS = [(1, 1), (5, 7), (80, 96), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8)]

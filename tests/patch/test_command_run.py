@@ -101,6 +101,37 @@ def test_a_script_by_its_absolute_path(run, command, folder, tmp_path_factory, m
     assert json.loads(run(script, flash="0").stdout)["path0"] != str(folder)
 
 
+@pytest.mark.parametrize("option", [["--when", "faster"], ["--when=faster"]], ids=" ".join)
+def test_the_option_stands_before_the_program(run, folder, option):
+    done = run(*option, "script.py", "--when", "-h", cwd=folder)
+    assert json.loads(done.stdout)["argv"] == ["script.py", "--when", "-h"]
+    assert done.stderr.startswith(f"{OWN}flash attention on, where it is faster: ")
+
+
+@pytest.mark.parametrize(
+    ("flash", "option", "how"),
+    [
+        ("faster", [], "on, where it is faster: "),
+        ("faster", ["--when", "always"], "on: "),
+        ("strict", ["--when", "faster"], "on, strict, where it is faster: "),
+        ("0", ["--when", "faster"], "off: "),
+    ],
+    ids=str,
+)
+def test_the_option_and_the_variable(run, folder, flash, option, how):
+    done = run(*option, "script.py", cwd=folder, flash=flash)
+    assert done.stderr.startswith(f"{OWN}flash attention {how}")
+
+
+@pytest.mark.parametrize(
+    ("option", "says"), [(["--when"], "requires an argument"), (["--when=maybe"], "is not one of")]
+)
+def test_another_option(run, option, says):
+    done = run(*option)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
 ENDS = {
     "end of file": "print('done')",
     "exit()": "sys.exit()",
@@ -213,7 +244,10 @@ def test_the_last_line():
 @pytest.mark.parametrize("value", ["", "2", "yes", "STRICT"])
 def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
-    assert refused(str(folder / "script.py")) == (2, f"Error: MLXLM_FLASH is {value!r}, expected one of 0, 1, strict")
+    assert refused(str(folder / "script.py")) == (
+        2,
+        f"Error: MLXLM_FLASH is {value!r}, expected one of 0, 1, strict, faster",
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ import sys
 from types import SimpleNamespace
 
 import flashattn_core
+import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from click.testing import CliRunner
-from flashattn_core import check
+from flashattn_core import check, tuned
+from flashattn_core.tuned import Call, Measured
 from mlx_lm.models import base, llama
-from mlxlm_flash_patch import blas, doctor, hook
+from mlxlm_flash_patch import blas, doctor, hook, tune
 from mlxlm_flash_patch.cli import cli
 from mlxlm_flash_patch.registry import SEAM
 
@@ -26,6 +28,7 @@ def quiet(monkeypatch, tmp_path):
     """A machine on which doctor has nothing to say: what a test changes is what it finds."""
     for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hook, "path", lambda: tmp_path / hook.NAME)
     monkeypatch.setattr(blas, "blas", lambda: "openblas")
 
@@ -351,3 +354,41 @@ def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
     lines = found(f"✗ kernels: {wrong} · cure: set FLASHATTN_CHECK=once", "--kernels", broken=True)
     assert "✓ kernels: cuda_decode is right in 3 kinds of calls" in lines
     assert os.environ["FLASHATTN_CHECK"] == "always"
+
+
+def test_how_long_kernels_take(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "calls", lambda quick: [Call("float32", 4, 2, 64, 1, 9)] if quick else None)
+    found(f"✓ tune: measured 1 calls, kept in {tmp_path}/tuned.json", "--tune", broken=False)
+    (tmp_path / "tuned.json").write_text("half of it")
+    found("✗ tune: ", "--tune", broken=True)
+
+
+def test_checks_before(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
+    for number in range(3):
+        check._ext.keep("checked", f"a GPU, mlx 1\npipeline {number}\n", "passed")
+    file = check._ext.keep("failed", "cuda_decode is wrong", "")
+    lines = found("✓ checked: kernels are right for 3 kinds of calls on a GPU, mlx 1", broken=False)
+    assert f"! checked: not used: cuda_decode is wrong · cure: send {file}; delete it when it is out of date" in lines
+
+
+def test_all_of_it_in_a_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
+    lines = found("✓ cpu: ", "--json", str(tmp_path / "doctor.json"), broken=False)
+    result = json.loads((tmp_path / "doctor.json").read_text())
+    assert result["command"] == "mlxlm-flash doctor"
+    assert (result["broken"], result["table"]) == (0, None)
+    assert [f"{finding['subject']}: {finding['what']}" for finding in result["findings"]] == [
+        line[2:].partition(" · cure: ")[0] for line in lines if line[:2] in ("✓ ", "! ", "✗ ")
+    ]
+    row = Measured(Call("float32", 4, 2, 64, 1, 9), {"cpu_decode": 1.0}, {"cpu_decode": 1})
+    table = tuned.write([row], mx.default_device())
+    found("✓ cpu: ", "--json", str(tmp_path / "doctor.json"), broken=False)
+    assert json.loads((tmp_path / "doctor.json").read_text())["table"] == json.loads(table.read_text())
+
+
+def test_a_file_that_cannot_be_written_is_said_first(tmp_path):
+    lines, code = examined("--json", str(tmp_path / "no" / "doctor.json"))
+    assert code == 2
+    assert "No such file or directory" in lines[-1]

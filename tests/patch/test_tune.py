@@ -2,19 +2,24 @@
 
 import json
 import os
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 from click.testing import CliRunner
+from flashattn_core import NoKernelError
 from flashattn_core.tuned import Call
 from mlxlm_flash_patch import tune
 from mlxlm_flash_patch.cli import cli
+from model_configs import config
 
 SHORT = [
     Call("bfloat16", 4, 2, 64, 1, 90),
     Call("float32", 4, 2, 64, 20, 20, window=9),
     Call("float16", 4, 2, 64, 3, 90, sinks=True),
     Call("bfloat16", 4, 2, 64, 1, 90, bits=4),
+    Call("float32", 4, 2, 64, 20, 40, batch_size=2, padded=True),
+    Call("float32", 4, 2, 64, 20, 40, softcap=True),
 ]
 
 
@@ -66,18 +71,91 @@ def test_nothing_to_show():
     assert os.listdir(os.environ["FLASHATTN_CACHE"]) == []
 
 
-def test_ctrl_c_keeps_what_is_done(tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, MemoryError])
+def test_whatever_ends_it_keeps_what_is_done(tmp_path, monkeypatch, end):
     measure, done = tune.measure, []
 
-    def interrupted(call):
+    def ended(call):
         if len(done) == 2:
-            raise KeyboardInterrupt
+            raise end
         done.append(call)
         return measure(call)
 
-    monkeypatch.setattr(tune, "measure", interrupted)
+    monkeypatch.setattr(tune, "measure", ended)
     run()
     assert len(json.loads((tmp_path / "tuned.json").read_text())["calls"]) == 2
+
+
+def test_what_was_measured_before_stays():
+    run()
+    before = run("--show").output
+    after = run("--quick").output
+    assert after.splitlines()[1 - len(SHORT) :] == before.splitlines()[1 - len(SHORT) :]
+
+
+def test_a_table_that_cannot_be_read_is_not_lost(tmp_path):
+    (tmp_path / "tuned.json").write_text("half of it")
+    assert "delete it" in str(run().exception)
+    assert (tmp_path / "tuned.json").read_text() == "half of it"
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CACHE", "/dev/null")
+    monkeypatch.setattr(tune, "measure", None)
+    assert "/dev/null" in str(run().exception)
+
+
+def test_a_kernel_that_fails_its_check_is_left_out(monkeypatch):
+    def fails():
+        raise NoKernelError("it is wrong here")
+
+    contestants = tune._contestants
+    monkeypatch.setattr(tune, "_contestants", lambda call: [("broken", fails), *contestants(call)])
+    assert tune.measure(SHORT[0]).seconds.keys() == {"cpu_prefill", "cpu_decode", "mlx"}
+
+
+# --- Of a model -----------------------------------------------------------------------------------------------
+
+
+def layers(model_type, **changes):
+    """Without lengths."""
+    made = tune.calls_of({**config(model_type), **changes})
+    return {replace(call, query_len=1, key_len=1) for call in made}
+
+
+def test_the_shapes_of_a_model():
+    assert layers("qwen2") == {Call("bfloat16", 4, 2, 16, 1, 1)}
+    assert layers("qwen2", torch_dtype="float16") == {Call("float16", 4, 2, 16, 1, 1)}
+
+
+def test_layers_of_several_kinds():
+    window = config("gpt_oss")["sliding_window"]
+    plain = Call("bfloat16", 4, 2, 16, 1, 1, sinks=True)
+    assert layers("gpt_oss") == {plain, replace(plain, window=window)}
+    assert all(call.softcap for call in layers("gemma2"))
+
+
+def test_a_model_by_its_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen2")))
+    assert "4/2x16, 1 x 128, bfloat16: cpu_decode" in run("--model", str(tmp_path)).output
+
+
+@pytest.mark.parametrize(
+    ("configuration", "says"),
+    [
+        ({"model_type": "no_such"}, "no_such"),
+        ({"model_type": "mamba"}, "mlx-lm makes no model of this configuration"),
+        ({}, "model_type"),
+    ],
+    ids=str,
+)
+def test_a_model_that_is_none(tmp_path, configuration, says):
+    (tmp_path / "config.json").write_text(json.dumps(configuration))
+    assert says in str(run("--model", str(tmp_path)).exception)
+
+
+def test_quick_is_not_of_a_model(tmp_path):
+    assert "do not go together" in str(run("--quick", "--model", str(tmp_path)).exception)
 
 
 def test_a_cache_of_a_window_holds_no_more_than_it():

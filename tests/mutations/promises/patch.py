@@ -90,8 +90,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "scaled in the model's dtype",
         f"{PATCH}/route.py",
-        "return flash_attention(queries, keys, values, scale, mask,",
-        "return flash_attention(queries * scale, keys, values, 1.0, mask,",
+        "return attention(queries, keys, values, scale, mask,",
+        "return attention(queries * scale, keys, values, 1.0, mask,",
         "patch/test_bits.py::test_bits_of_float32",
     ),
     Mutation(

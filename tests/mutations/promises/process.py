@@ -5,7 +5,7 @@ from .mutation import CORE, CPP, EVALS, PATCH, Mutation
 MUTATIONS: list[Mutation] = [
     Mutation(
         "a GPU's kernel that fails its check is used",
-        f"{CPP}/op/trust.cpp",
+        f"{CPP}/op/prepare.cpp",
         "    if (wrong.empty()) break;",
         "    break;",
         "core/test_trusted_kernels.py::test_what_fails_is_not_used",
@@ -13,8 +13,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what passed with another driver counts",
         f"{CPP}/op/trust.cpp",
-        "on_disk = software(backend_of(kernel), stream.device) + pipelines(true);",
-        "on_disk = software(backend_of(kernel), stream.device).substr(0, 3) + pipelines(true);",
+        "on_disk = software(backend, stream.device);",
+        "on_disk = software(backend, stream.device).substr(0, 3);",
         "core/test_trusted_kernels.py::test_another_driver_is_checked",
     ),
     Mutation(
@@ -23,6 +23,41 @@ MUTATIONS: list[Mutation] = [
         "both_nan = mx.isnan(got) & mx.isnan(expected)",
         "both_nan = mx.isnan(got)",
         "core/test_check.py::test_nan_in_a_key_that_no_row_sees",
+    ),
+    Mutation(
+        "what was measured to be faster is not taken",
+        f"{CPP}/call/kernel_table.cpp",
+        "if (known && preferred && obstacle(",
+        "if (false && preferred && obstacle(",
+        "core/test_trusted_kernels.py::test_what_is_preferred_is_checked_and_taken",
+    ),
+    Mutation(
+        "mlxlm-flash tune writes its table in the end",
+        f"{PATCH}/tune.py",
+        "            tuned.write(table.values(), device)\n    return path",
+        "    tuned.write(table.values(), device)\n    return path",
+        "patch/test_tune.py::test_whatever_ends_it_keeps_what_is_done",
+    ),
+    Mutation(
+        "what was measured with other versions counts",
+        f"{CORE}/tuned.py",
+        "if {name: table[name] for name in software(device)} != software(device):",
+        "if not table:",
+        "core/test_tuned.py::test_a_table_of_something_else_does_not_count",
+    ),
+    Mutation(
+        'when="faster" leaves calls that need half of the memory',
+        f"{CORE}/tuned.py",
+        " or 2 * self.bytes[best] < self.bytes[MLX]",
+        "",
+        "patch/test_faster.py::test_less_than_half_of_the_memory_is_worth_more_time",
+    ),
+    Mutation(
+        'when="faster" leaves calls whose gradient may be wanted',
+        f"{PATCH}/route.py",
+        " or is_tracing(queries):",
+        ":",
+        "patch/test_faster.py::test_a_gradient_is_not_left",
     ),
     Mutation(
         "Ctrl-C ends no kernel",

@@ -7,7 +7,7 @@ import click
 
 from flash_evals import options
 from flash_evals.errors import EvalError
-from flash_evals.page import finetune, kernels, perplexity, result_file, speed
+from flash_evals.page import doctor, finetune, kernels, perplexity, result_file, speed
 from flash_evals.page.document import document
 from flash_evals.page.result_file import Node, Unusable
 from flash_evals.page.run import Run
@@ -16,6 +16,7 @@ READERS: dict[str, Callable[[str, Node], list[Run]]] = {
     "perplexity": perplexity.read,
     "speed": speed.read,
     "finetune": finetune.read,
+    doctor.COMMAND: doctor.read,
 }
 
 
@@ -34,20 +35,20 @@ READERS: dict[str, Callable[[str, Node], list[Run]]] = {
 def command(files: Sequence[Path], html_file: Path) -> None:
     """One self-contained HTML page of result files: answers, tables and plots.
 
-    The files are those that perplexity, speed, finetune and kernels write with --json, in any mix. The page begins
-    with four questions and what the files answer:
+    The files are those that perplexity, speed, finetune and kernels write with --json, and mlxlm-flash doctor's, in any
+    mix. The page begins with four questions and what the files answer:
 
     \b
     Same predictions?     perplexity: whether the same token ranks first
                           everywhere, and the mean ΔNLL is within 1e-4
-    Faster?               all: speed on over off, if the trials of the two do
-                          not overlap (20th to 80th percentile)
-    Less memory?          all: peak memory on over off, likewise
+    Faster?               all but doctor: speed on over off, if the trials of
+                          the two do not overlap (20th to 80th percentile)
+    Less memory?          all but doctor: peak memory on over off, likewise
     Does training fit?    finetune: the longest sequence, and what was
                           skipped because it had no memory
 
     Below are the figures of each file, plots against the length, the settings and the machine. The page needs no
-    network and no script. A file that is broken, or not of flash-eval, is left out. The page and stderr name it.
+    network and no script. A file that is broken, or of none of these, is left out. The page and stderr name it.
     """
     if [file for file in files if file.resolve() == html_file.resolve()]:
         raise EvalError(f"--html {html_file} is one of the result files, and would be lost")
@@ -78,5 +79,5 @@ def read(file: Path, name: str) -> list[Run]:
         return kernels.read(name, node)
     command = node.value.get("command") if isinstance(node.value, dict) else None
     if not isinstance(command, str) or command not in READERS:
-        raise Unusable("no result file of flash-eval perplexity, speed, finetune or kernels")
+        raise Unusable("no result file of flash-eval perplexity, speed, finetune or kernels, or of mlxlm-flash doctor")
     return READERS[command](name, node)

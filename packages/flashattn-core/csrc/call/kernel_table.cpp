@@ -52,7 +52,7 @@ constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, true, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
     {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, true, kAny, kAny,
-     "few queries: the keys are cut into chunks, 16 rows of a group read each once", false, 0, 3},
+     "few queries: the keys are cut into chunks, 16 rows of a group read each once"},
     {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
      "many queries on Hopper: a warpgroup brings the tiles that others multiply", true, 90},
     {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
@@ -180,7 +180,7 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, std::
     if (row.pass != forward) {
       continue;
     }
-    for (Tiled tiled = {row.kernel}; tiled.tiling < row.tilings; ++tiled.tiling) {
+    for (Tiled tiled = {row.kernel}; wanted.starts_with(row.name) && tiled.tiling < row.tilings; ++tiled.tiling) {
       if (wanted == name(tiled)) {
         std::string reason = obstacle(row, backend, shape);
         return reason.empty() ? Choice{tiled, "asked for by name"} : Choice{std::nullopt, reason};

@@ -138,8 +138,7 @@ Launches decode(const Call& call) {
       continue;
     }
     int64_t row_blocks = divide_up(rows_of_group(call), kRows);
-    int64_t blocks = call.device.multiprocessors * (call.tiling + 2) / 2, groups = num_groups(call) * row_blocks;
-    int64_t chunks = std::max<int64_t>(1, blocks / groups);  // of a group
+    int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
     Launches result = split_keys(call, chunks * num_groups(call), 128, kRows);
     if (result.split.num_chunks == 1) result.scratch.clear();  // nothing is partial
     result.launches = {launch(call, "decode", {dim, value_dim, warps, kKeys, stages}, split_call(call, result),

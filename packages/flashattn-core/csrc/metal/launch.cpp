@@ -82,8 +82,9 @@ Launch prefill_reg(const Call& call) {
 
 Launches decode_split(const Call& call) {
   constexpr int kChunksPerThreadgroup = 4, kMaxSplitSimdgroups = 16;
-  constexpr int kChunks[] = {512, 256, 1024};
-  SplitGoal goal = {.chunks = kChunks[call.tiling], .min_chunk = 64, .max_chunks = 128};
+  constexpr SplitGoal kGoals[] = {{.chunks = 512, .min_chunk = 64, .max_chunks = 128},
+                                  {.chunks = 256, .min_chunk = 128, .max_chunks = 64},
+                                  {.chunks = 1024, .min_chunk = 32, .max_chunks = 256}};
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, kLanes), value_dim = round_up(p.value_dim, kLanes);
   int rows = group_of(call) * p.query_len;
@@ -91,7 +92,7 @@ Launches decode_split(const Call& call) {
   int widest = std::max(dim, value_dim);
   int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
 
-  Launches result = {.params = p, .split = split_keys(p, goal)};
+  Launches result = {.params = p, .split = split_keys(p, kGoals[call.tiling])};
   result.scratch = {{Binding::partials, partials_of(p, result.split)}};
 
   auto of_chunk =

@@ -115,7 +115,7 @@ std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const 
       if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
     }
   };
-  for (auto [query_len, key_len] : {std::pair(77, 1050), {192, 256}}) {  // ragged tiles, and full ones
+  for (auto [query_len, key_len] : {std::pair(77, 530), {192, 128}}) {  // ragged tiles, and full ones
     gpu::Call contiguous = contiguous_call(kernel, inputs, options);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;

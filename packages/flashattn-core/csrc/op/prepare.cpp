@@ -62,9 +62,10 @@ std::optional<Tiled> preferred(const Arguments& arguments, Backend backend, mx::
   if (arguments.options.kernel != "auto" || !the_preference()) {
     return std::nullopt;
   }
-  std::string name = the_preference()(arguments, device);
-  return name.empty() ? std::nullopt
-                      : choose(backend, call_shape(Inputs(arguments), arguments.options, backend), name).kernel;
+  CallShape shape = call_shape(Inputs(arguments), arguments.options, backend);
+  Choice usual = choose(backend, shape, "auto");
+  std::string preferred = usual.kernel ? the_preference()(arguments, device, name(*usual.kernel)) : "";
+  return preferred.empty() ? std::nullopt : choose(backend, shape, preferred).kernel;
 }
 
 Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream) {

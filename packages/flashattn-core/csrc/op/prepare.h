@@ -8,8 +8,9 @@
 
 namespace flashattn {
 
-// The name of the kernel that was the fastest for such calls on the device; empty where nothing was measured.
-using Preference = std::function<std::string(const Arguments&, mx::Device)>;
+// The name of the kernel that was the fastest for such calls on the device, beside the one that auto takes as a rule;
+// empty where nothing was measured.
+using Preference = std::function<std::string(const Arguments&, mx::Device, const std::string&)>;
 void set_preference(Preference preference);
 std::optional<Tiled> preferred(const Arguments& arguments, Backend backend, mx::Device device);
 

@@ -9,6 +9,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <bit>
 #include <string>
 
 #include "../cpu/forward.h"
@@ -200,6 +201,21 @@ NB_MODULE(_ext, m) {
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
   m.def(
+      "likeness",
+      [](const mx::array& query, const mx::array& key) {
+        uint64_t sum = static_cast<uint64_t>(query.dtype().val());
+        const auto add = [&](int number) { sum = (sum ^ static_cast<uint64_t>(number)) * 0x100000001b3; };  // FNV-1a
+        for (int size : query.shape()) add(size);
+        if (key.ndim() >= 3) add(key.shape(kHead));
+        if (key.ndim() >= 3) add(static_cast<int>(std::bit_width(static_cast<unsigned>(key.shape(kRow)))));
+        add(mx::default_device() == mx::Device::cpu);
+        return sum;
+      },
+      "query"_a, "key"_a,
+      "A number that calls on the default device have in common whose queries have one shape and dtype, and whose "
+      "keys\n"
+      "have as many heads and, in powers of two, are as many.");
+  m.def(
       "array_id", [](const mx::array& a) { return a.id(); },
       "array_id(array) -> int\n\n"
       "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
@@ -211,10 +227,10 @@ NB_MODULE(_ext, m) {
     nb::object check = nb::module_::import_("flashattn_core.check").attr("of_call");
     return nb::cast<std::string>(check(arguments, name(kernel), stream));
   });
-  set_preference([](const Arguments& arguments, const mx::Device& device) {
+  set_preference([](const Arguments& arguments, const mx::Device& device, const std::string& usual) {
     nb::gil_scoped_acquire python;
     nb::object preferred = nb::module_::import_("flashattn_core.tuned").attr("preferred");
-    return nb::cast<std::string>(preferred(arguments, device));
+    return nb::cast<std::string>(preferred(arguments, device, usual));
   });
   m.def("cache_folder", &gpu::cache_folder, "The user's folder of caches; empty where the system names none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,

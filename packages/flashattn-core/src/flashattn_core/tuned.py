@@ -76,9 +76,11 @@ class Measured:
     seconds: dict[str, float]
     bytes: dict[str, int]
 
-    def fastest(self) -> str:
-        """Of our kernels."""
-        return min((name for name in self.seconds if name != MLX), key=self.seconds.__getitem__)
+    def fastest(self, usual: str | None = None) -> str:
+        """Of our kernels; the usual one, if it was measured, unless another takes a tenth less."""
+        best = min((name for name in self.seconds if name != MLX), key=self.seconds.__getitem__)
+        is_close = usual in self.seconds and self.seconds[best] > 0.9 * self.seconds[usual]
+        return usual if usual and is_close else best
 
     def is_worth_it(self) -> bool:
         """Whether flash attention is faster than MLX's own, or needs less than half of the memory."""
@@ -92,11 +94,11 @@ class TableWarning(UserWarning):
     """The table of `mlxlm-flash tune` cannot be read; the text says which file, and why."""
 
 
-def preferred(arguments: _ext.Arguments, device: mx.Device) -> str:
+def preferred(arguments: _ext.Arguments, device: mx.Device, usual: str) -> str:
     """The kernel that was the fastest for such calls, asked by C++; empty where nothing was measured."""
     table = here(device)
     found = nearest(table, call_of(arguments)) if table else None
-    return "" if found is None else found.fastest()
+    return "" if found is None else found.fastest(usual)
 
 
 def call_of(arguments: _ext.Arguments) -> Call:

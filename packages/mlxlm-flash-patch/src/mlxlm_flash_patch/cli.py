@@ -1,9 +1,10 @@
 """The command mlxlm-flash. A subcommand imports what it needs: `doctor` and `hook` work where MLX does not."""
 
+import json
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 import mlxlm_flash_startup
@@ -133,50 +134,60 @@ def status() -> None:
 @cli.command()
 @click.option("--model", metavar="DIR|ID", help="Also whether this model is covered; of the hub, what is cached.")
 @click.option("--kernels", is_flag=True, help="Also whether each kernel of the GPU is right here. Takes minutes.")
+@click.option("--tune", is_flag=True, help="Also how long they take, as tune --quick measures. Takes a minute.")
+@click.option("--json", "file", type=click.File("w", lazy=False, atomic=True), help="Write all of it to this file.")
 @click.pass_context
-def doctor(ctx: click.Context, model: str | None, kernels: bool) -> None:
+def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: TextIO | None) -> None:
     """Look for what is broken or slow, and name the cure.
 
-    One line a finding: ✓ fine, ! could be better, ✗ broken. Exit code 1 if anything is broken.
+    One line a finding: ✓ fine, ! could be better, ✗ broken. Exit code 1 if anything is broken. The file of --json is
+    what to send when something is wrong on your machine; `flash-eval report` draws it.
     """
-    from .doctor import Mark, examine
+    from .doctor import Mark, examine, in_json
 
     click.echo(f"{_environment()}\n")
-    marks = []
-    for finding in examine(model, kernels):
+    findings = []
+    for finding in examine(model, kernels, tune):
         click.echo(str(finding))
-        marks.append(finding.mark)
+        findings.append(finding)
+    marks = [finding.mark for finding in findings]
     broken, better = marks.count(Mark.PROBLEM), marks.count(Mark.WARNING)
     click.echo(f"\nbroken: {broken} · could be better: {better}")
+    if file is not None:
+        file.write(in_json(findings))
     ctx.exit(1 if broken else 0)
 
 
 @cli.command()
-@click.option("--quick", is_flag=True, help="Fewer lengths, 16 bits alone: a minute.")
+@click.option("--quick", is_flag=True, help="Fewer lengths and kinds of calls: a minute.")
+@click.option("--model", metavar="DIR|ID", help="The attention of this model alone; of the hub, what is cached.")
 @click.option("--show", is_flag=True, help="Show what was measured before, and measure nothing.")
-def tune(quick: bool, show: bool) -> None:
+def tune(quick: bool, model: str | None, show: bool) -> None:
     """Measure on this machine how long attention takes each kernel, and mlx-lm's own.
 
-    Attention is that of real models, on MLX's default device. What is finished is kept on Ctrl-C. The table is
-    tuned.json in the folder of caches, for this device and these versions.
+    Attention is that of real models, on MLX's default device. On a GPU each call then takes the kernel that was the
+    fastest for the most similar one, and --when faster knows what to leave to mlx-lm. The table is tuned.json in the
+    folder of caches, for this device and these versions. What is done stays in it on Ctrl-C, and what was measured
+    before, unless it is measured again.
     """
     _require_package()
     import mlx.core as mx
     from flashattn_core import tuned
 
-    from .tune import calls, measure
+    from .doctor import configuration
+    from .tune import calls, calls_of
+    from .tune import tune as measure
 
+    if quick and model is not None:
+        raise click.UsageError("--quick and --model do not go together")
     device = mx.default_device()
-    if not show:
-        finished = []
-        try:
-            with click.progressbar(calls(quick), label="calls", file=sys.stderr) as wanted:
-                for call in wanted:
-                    finished.append(measure(call))
-        finally:
-            if finished:
-                click.echo(f"wrote {tuned.write(finished, device)}")
-    table = tuned.read(device)
+    try:
+        if not show:
+            wanted = calls(quick) if model is None else calls_of(json.loads(configuration(model).read_text()))
+            click.echo(f"wrote {measure(wanted)}")
+        table = tuned.read(device) or tuned.brought(device)
+    except (LookupError, OSError, ValueError) as error:
+        raise Refusal(str(error)) from error
     if not table:
         raise Refusal("nothing was measured on this device with these versions: mlxlm-flash tune")
     for each in table:
@@ -210,6 +221,8 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except click.Abort:  # Ctrl-C
+        sys.exit(130)
     except (ImportError, RuntimeError, ValueError) as error:
         click.ClickException(str(error)).show()
         sys.exit(1)

@@ -4,16 +4,18 @@ The checks run in the order in which one thing needs another, and end with the f
 in the rest. Nothing is imported before the check that is about it: doctor speaks where the package itself cannot.
 """
 
+import contextlib
 import ctypes
 import ctypes.util
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
@@ -59,12 +61,13 @@ def problem(subject: str, what: str, cure: str) -> Finding:
     return Finding(Mark.PROBLEM, subject, what, cure)
 
 
-def examine(model: str | None = None, with_kernels: bool = False) -> Iterator[Finding]:
+def examine(model: str | None = None, with_kernels: bool = False, with_times: bool = False) -> Iterator[Finding]:
     """All findings; `model` is a folder in mlx-lm's layout, or a hub id whose configuration is in the hub's cache.
 
     with_kernels: also whether each kernel of MLX's default device computes what the CPU's does, which takes minutes.
+    with_times: also how long they take, which `mlxlm-flash tune --quick` measures.
     """
-    for check in (versions, variable, start_up_file, extension, cpu, matrix_products, numbers, seam):
+    for check in (versions, variable, start_up_file, extension, cpu, matrix_products, numbers, seam, checks_before):
         broken = False
         for finding in check():
             broken |= finding.mark is Mark.PROBLEM
@@ -73,6 +76,8 @@ def examine(model: str | None = None, with_kernels: bool = False) -> Iterator[Fi
             return
     if with_kernels:
         yield from kernels()
+    if with_times:
+        yield from times()
     if model is not None:
         yield from coverage(model)
 
@@ -236,6 +241,28 @@ def numbers() -> Iterator[Finding]:
         yield ok("self-test", f"a prefill and a decode step within {worst:.1e} of the reference")
 
 
+def checks_before() -> Iterator[Finding]:
+    """What kernels of a GPU have been found to be, before their first use on this machine."""
+    from flashattn_core import check
+
+    passed, failed = check.remembered()
+    for software, count in passed.items():
+        yield ok("checked", f"kernels are right for {count} kinds of calls on {software}")
+    for file in failed:
+        what = next(iter(file.read_text(errors="replace").splitlines()[1:]), "nothing that can be read")
+        yield warning("checked", f"not used: {what}", f"send {file}; delete it when it is out of date")
+
+
+def times() -> Iterator[Finding]:
+    """How long kernels take, for the table that decides which are taken."""
+    from .tune import calls, tune
+
+    try:
+        yield ok("tune", f"measured {len(wanted := calls(quick=True))} calls, kept in {tune(wanted)}")
+    except (LookupError, OSError, ValueError) as error:
+        yield problem("tune", str(error), "a folder that can be written, by FLASHATTN_CACHE")
+
+
 def kernels() -> Iterator[Finding]:
     """Each kernel of MLX's default device beside the CPU's, for the calls of models."""
     import mlx.core as mx
@@ -293,7 +320,7 @@ def _reinstall_mlx_lm() -> str:
 def coverage(model: str) -> Iterator[Finding]:
     """Whether flash attention reaches the attention of this model."""
     try:
-        config = json.loads(_config(model).read_text(encoding="utf-8"))
+        config = json.loads(configuration(model).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         cure = f"--model a folder with a config.json, or `hf download {model}` first"
         yield problem("model", str(error), cure)
@@ -314,7 +341,7 @@ def coverage(model: str) -> Iterator[Finding]:
         yield warning("model", what, "none; `mlxlm-flash status` lists the model types that are covered")
 
 
-def _config(model: str) -> Path:
+def configuration(model: str) -> Path:
     """Of the hub only what its cache holds: doctor needs no network. Raises ValueError or OSError if there is none."""
     if Path(model).is_dir():
         return Path(model, "config.json")
@@ -354,3 +381,23 @@ def _family(module: str, known: set[str]) -> set[str]:
         if isinstance(name, str) and registry.is_mlx_lm(name) and name not in {*known, registry.BASE}:
             _family(name, known)
     return known
+
+
+def in_json(findings: Iterable[Finding]) -> str:
+    """What a user sends: the findings, and the table of `mlxlm-flash tune` if there is one."""
+    result: dict[str, Any] = {
+        "command": "mlxlm-flash doctor",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "findings": [{**asdict(finding), "mark": finding.mark.name.lower()} for finding in findings],
+        "table": None,
+    }
+    marks = [finding["mark"] for finding in result["findings"]]
+    result |= {"broken": marks.count("problem"), "could_be_better": marks.count("warning")}
+    with contextlib.suppress(ImportError, LookupError, OSError, ValueError):  # which the findings tell
+        import mlx.core as mx
+        from flashattn_core import tuned
+
+        if table := tuned.read(mx.default_device()):
+            result["table"] = json.loads(tuned.in_json(table, mx.default_device()))
+    return json.dumps(result, indent=1, ensure_ascii=False) + "\n"

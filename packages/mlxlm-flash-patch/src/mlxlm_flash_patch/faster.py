@@ -6,10 +6,10 @@ A decision is made once for calls of one kind, whose keys are of one magnitude: 
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import tuned
+from flashattn_core import _ext, tuned
 from flashattn_core.attention import lowered
 from flashattn_core.masks import And, SlidingWindow
-from flashattn_core.tuned import Call
+from flashattn_core.tuned import Call, Measured
 
 FASTER_THERE, NOT_MEASURED = "it is faster there", "nothing like them was measured"
 
@@ -17,11 +17,17 @@ _reasons: dict[Any, str | None] = {}
 
 
 def check() -> None:
-    """Raises ValueError where nothing tells what is faster: on a GPU that has no table."""
+    """Makes decisions anew. Raises ValueError where nothing tells what is faster: on a GPU that has no table."""
+    _reasons.clear()
+    if (table := _table()) is not None and not table:
+        name = tuned.software(mx.default_device())["device"]
+        raise ValueError(f"[enable] when is 'faster', and nothing was measured on {name}: run mlxlm-flash tune once")
+
+
+def _table() -> list[Measured] | None:
+    """None on the CPU: MLX's own attention has no kernel there, and nothing is left to it."""
     device = mx.default_device()
-    if device == mx.gpu and not (tuned.read(device) or tuned.brought(device)):
-        name = tuned.software(device)["device"]
-        raise ValueError(f"when is 'faster', and nothing was measured on {name}: run mlxlm-flash tune once")
+    return None if device == mx.cpu else tuned.here(device)
 
 
 def reason_to_leave(
@@ -37,10 +43,8 @@ def reason_to_leave(
 
     The arguments are those of flash_attention() or, with bits and group_size as storage, of its quantised twin.
     """
-    stored = keys[0].shape if storage else keys.shape
-    lengths = (queries.shape, stored[-3], stored[-2].bit_length())
-    options = (None if mask is None else _of(mask), sinks is None, softcap is None, storage.get("bits"))
-    kind = (lengths, queries.dtype, options, mx.default_device().type)
+    sizes = _ext.likeness(queries, keys[0] if storage else keys)
+    kind = (sizes, None if mask is None else _of(mask), sinks is None, softcap is None, storage.get("bits"))
     try:
         return _reasons[kind]
     except KeyError:
@@ -56,10 +60,10 @@ def _of(mask: Any) -> Any:
 
 
 def _reason(call: Call) -> str | None:
-    device = mx.default_device()
-    if device == mx.cpu:  # where MLX's own attention has no kernel
+    table = _table()
+    if table is None:
         return None
-    measured = tuned.nearest(tuned.here(device), call)
+    measured = tuned.nearest(table, call)
     if measured is None:
         return NOT_MEASURED
     return None if measured.is_worth_it() else FASTER_THERE

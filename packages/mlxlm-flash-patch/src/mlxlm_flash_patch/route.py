@@ -3,13 +3,16 @@
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 from flashattn_core import NoKernelError, flash_attention, is_tracing, quantized_flash_attention
+from flashattn_core._ext import Arguments
+from flashattn_core.attention import lowered
 
 from .described_masks import description_of
 from .faster import reason_to_leave
@@ -40,6 +43,7 @@ class Route:
 
 
 route = Route()
+_observers: list[Callable[[Arguments], None]] = []
 _in_a_patched_model: ContextVar[bool] = ContextVar("mlxlm_flash_patch: in a patched model", default=False)
 
 
@@ -51,6 +55,16 @@ def for_every_model() -> bool:
 def for_patched_models() -> bool:
     """What patch_model() puts in place asks this: the calls of other models pass through."""
     return _in_a_patched_model.get()
+
+
+@contextmanager
+def observed(observe: Callable[[Arguments], None]) -> Iterator[None]:
+    """Within, `observe` is given the arguments of each call that can be flash attention, of any thread."""
+    _observers.append(observe)
+    try:
+        yield
+    finally:
+        _observers.remove(observe)
 
 
 def call_of_a_patched_model(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -98,6 +112,8 @@ def attend(
         storage = {"group_size": cache.group_size, "bits": cache.bits} if is_quantised(cache) else {}
         if isinstance(mask, mx.array):
             mask = description_of(mask, queries, (keys[0] if storage else keys).shape[-2])
+        for observe in _observers:
+            observe(lowered(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks, **storage))
         if route.faster and _is_left(queries, keys, values, mask, sinks, softcap, storage):
             return None
         try:

@@ -1,20 +1,27 @@
 """`mlxlm-flash tune`: how long the attention of real models takes each kernel here, and mlx-lm's own."""
 
 import gc
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import click
 import flashattn_core
 import mlx.core as mx
-from flashattn_core import NoKernelError, _ext
+from flashattn_core import NoKernelError, _ext, tuned
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from flashattn_core.tuned import MLX, Call, Measured
 from mlx_lm.models import base
+from mlx_lm.utils import _get_classes
+
+from .patch import enabled
+from .route import observed
 
 # Qwen2.5, also a padded batch, Llama 3, gpt-oss, gemma 2 and 3. A window's layers take turns with plain ones.
 MODELS = (
@@ -32,8 +39,11 @@ LENGTHS = ((1, 128), (1, 1024), (1, 8192), (1, 32768), (8, 4096), (128, 128), (1
 QUICK_LENGTHS = ((1, 1024), (1, 8192), (256, 256), (4096, 4096))
 MOST_ON_CPU = 256 * 1024  # scores: beyond that MLX's own attention takes seconds
 SOFTCAP, PADDING = 50.0, 9  # keys before the first sequence of a batch, twice as many before the next, and so on
-TRIALS, TRIAL_SECONDS, MOST_REPEATS = 5, 0.02, 100  # their outputs live until all are done
-SLOW_SECONDS = 0.3
+LONGER_THAN_WINDOWS = 2**17  # tokens, of which nothing is computed
+STORED_LENGTHS = ((1, 1024), (1, 8192), (1, 32768), (1024, 1024))  # of quantised caches
+TRIALS, TRIAL_SECONDS = 5, 0.02  # short calls are repeated until a trial lasts so long
+SLOW_SECONDS = 0.3  # what takes so long has one trial
+MOST_BYTES = 2**30  # of outputs, which live until all of a trial are done
 
 Attention = Callable[[], mx.array]
 
@@ -43,19 +53,37 @@ def calls(quick: bool) -> list[Call]:
     wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
     qwen = [call for call in wanted if (call.heads, call.kv_heads, call.batch_size) == (14, 2, 1)]
     wanted += [replace(call, dtype="float32") for call in (qwen if quick else wanted) if not call.sinks]
-    plain = [call for call in wanted if call.dtype == "bfloat16" and call == _plain(call)]
+    plain = [call for call in wanted if call == _plain(call) and (call.query_len, call.key_len) in STORED_LENGTHS]
     wanted += [replace(call, bits=bits) for call in (qwen if quick else plain) for bits in (4, 8)]
     most = MOST_ON_CPU if mx.default_device() == mx.cpu else inf
     return [call for call in dict.fromkeys(wanted) if call.query_len * call.key_len <= most]
 
 
-def of_model(layers: Iterable[Call]) -> list[Call]:
-    """What is measured for a model whose layers are such, of one query and one key."""
-    return list(dict.fromkeys(_of_lengths(layer, *lengths) for layer in layers for lengths in LENGTHS))
+def calls_of(config: dict[str, Any]) -> list[Call]:
+    """What is measured for a model of this configuration: the attention of all of its layers.
+
+    Raises ValueError where mlx-lm knows no such model, or none of its attention is what the patch takes.
+    """
+    model_class, arguments_class = _get_classes(config)  # what mlx-lm loads for a configuration is its own affair
+    try:
+        model = model_class(arguments_class.from_dict(config))  # its weights are never computed
+    except TypeError as error:
+        raise ValueError(f"mlx-lm makes no model of this configuration: {error}") from error
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
+    model.set_dtype(getattr(mx, dtype, mx.bfloat16))
+    seen: list[Call] = []
+    with enabled(), observed(lambda arguments: seen.append(tuned.call_of(arguments))):
+        model(mx.zeros((1, LONGER_THAN_WINDOWS), mx.int32))
+    layers = dict.fromkeys(replace(call, query_len=1, key_len=1) for call in seen)
+    if not layers:
+        raise ValueError(f"{config['model_type']} has no attention that the patch takes")
+    most = MOST_ON_CPU if mx.default_device() == mx.cpu else inf
+    wanted = dict.fromkeys(_of_lengths(layer, *lengths) for layer in layers for lengths in LENGTHS)
+    return [call for call in wanted if call.query_len * call.key_len <= most]
 
 
 def _plain(call: Call) -> Call:
-    return replace(call, batch_size=1, window=0, softcap=False, sinks=False, padded=False)
+    return replace(call, dtype="bfloat16", batch_size=1, window=0, softcap=False, sinks=False, padded=False)
 
 
 def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
@@ -64,8 +92,23 @@ def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
     return replace(model, query_len=query_len, key_len=min(seen, key_len))
 
 
+def tune(wanted: Sequence[Call]) -> Path:
+    """Measures these calls, and puts them into the table. What is done stays there, whatever ends this.
+
+    Raises OSError or LookupError where the table cannot be written, ValueError where what is there is none.
+    """
+    device = mx.default_device()
+    table = {measured.call: measured for measured in tuned.read(device)}
+    path = tuned.write(table.values(), device)
+    with click.progressbar(wanted, label="calls", file=sys.stderr, item_show_func=str) as calls:
+        for call in calls:
+            table[call] = measure(call)
+            tuned.write(table.values(), device)
+    return path
+
+
 def measure(call: Call) -> Measured:
-    """All that can compute the call take turns, after a warm-up each. What is slow has one turn."""
+    """All that can compute the call take turns, after a warm-up each."""
     contestants: dict[str, Attention] = {}
     memory: dict[str, int] = {}
     trials: dict[str, list[float]] = {}
@@ -79,12 +122,15 @@ def measure(call: Call) -> Measured:
             if name == MLX:  # which does not take all of them
                 continue
             raise
-        seconds = _seconds(attend, 1)
-        contestants[name], trials[name] = attend, [seconds] if seconds > SLOW_SECONDS else []
-        repeats[name] = min(MOST_REPEATS, 1 + int(TRIAL_SECONDS / seconds))
+        contestants[name], trials[name], repeats[name] = attend, [], 1
+        most = MOST_BYTES // attend().nbytes
+        while (seconds := _seconds(attend, repeats[name])) < TRIAL_SECONDS and 2 * repeats[name] <= most:
+            repeats[name] *= 2
+        if seconds > SLOW_SECONDS:
+            trials[name] = [seconds] * TRIALS
     for number in range(TRIALS):
         for name in sorted(contestants, reverse=number % 2 == 1):
-            if not trials[name] or trials[name][0] < SLOW_SECONDS:
+            if len(trials[name]) < TRIALS:
                 trials[name].append(_seconds(contestants[name], repeats[name]) / repeats[name])
     return Measured(call, {name: median(each) for name, each in trials.items()}, memory)
 

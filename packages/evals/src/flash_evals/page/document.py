@@ -5,7 +5,7 @@ from importlib.metadata import version
 from importlib.resources import files
 
 from flash_evals.claims import MARK
-from flash_evals.page import answers, perplexity
+from flash_evals.page import answers, doctor, perplexity
 from flash_evals.page.html import Html, join, tag
 from flash_evals.page.run import Run
 
@@ -14,6 +14,7 @@ HEADINGS = {
     "speed": "Prompts and generation",
     "finetune": "Training",
     "kernels": "The kernels alone",
+    doctor.COMMAND: "What mlxlm-flash doctor found",
 }
 # Whatever a result file holds, the page loads nothing and runs nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -48,7 +48,16 @@ def share(x: float) -> str:
 
 def seconds(x: float) -> str:
     """Three digits in the unit that suits: `4.21 ms`, `132 s`."""
-    size, unit = _unit(x, SECONDS)
+    return _three_digits(x, SECONDS)
+
+
+def memory(x: float) -> str:
+    """Of MB, likewise: `7.17 kB`, for what is too little to be told in MB."""
+    return _three_digits(x, MEGABYTES)
+
+
+def _three_digits(x: float, units: Units) -> str:
+    size, unit = _unit(x, units)
     x /= size
     return f"{x:,.{2 if x < 10 else 1 if x < 100 else 0}f} {unit}"
 

@@ -1,0 +1,177 @@
+"""`flash-eval report`: what `mlxlm-flash doctor` found and measured, which claims nothing."""
+
+import json
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
+
+import pytest
+from report_page import HOSTILE, answer, mapped, plots, rows
+
+FOUND = [
+    {"mark": "ok", "subject": "metal", "what": "Apple M3 Max", "cure": ""},
+    {"mark": "warning", "subject": "hook", "what": "another version's", "cure": "mlxlm-flash hook install"},
+    {"mark": "problem", "subject": "kernels", "what": "metal_rowwise: off by 0.3", "cure": "FLASHATTN_CHECK=once"},
+]
+
+
+def call(queries, keys, /, mlx=(), **flash):
+    """Seconds and bytes of each kernel that was measured."""
+    lengths = {"query_len": queries, "key_len": keys, "window": 0}
+    kind = {"dtype": "bfloat16", "heads": 28, "kv_heads": 4, "head_dim": 128, "batch_size": 1, "bits": 0}
+    flags = {"softcap": False, "sinks": False, "padded": False}
+    costs = flash | ({"mlx": mlx} if mlx else {})
+    seconds, memory = ({kernel: cost[part] for kernel, cost in costs.items()} for part in (0, 1))
+    return {"call": {**lengths, **kind, **flags}, "seconds": seconds, "bytes": memory}
+
+
+CALLS = [
+    call(1, 1024, mlx=(2e-4, 2000), metal_decode=(1.2e-4, 900), metal_decode_split=(1e-4, 1000)),
+    call(1, 8192, mlx=(4e-4, 2000), metal_decode=(1e-3, 900), **{"metal_decode_split@1": (2e-4, 1500)}),
+    call(128, 128, mlx=(3e-4, 5_000_000), metal_prefill_mma=(4e-4, 1_000_000)),
+    call(1024, 1024, metal_prefill_mma=(5e-3, 8_000_000)),
+    call(8, 4096, mlx=(1e-5, 0)),
+]
+TABLE = {"device": "Apple M3 Max", "mlx": "0.32.4", "flashattn-core": "0.1.0", "calls": CALLS}
+RESULT = {
+    "command": "mlxlm-flash doctor",
+    "system": "macOS-15-arm64",
+    "python": "3.12.1",
+    "findings": FOUND,
+    "table": TABLE,
+    "broken": 1,
+    "could_be_better": 2,
+}
+
+
+def test_findings(report):
+    """Without a table of what was measured, too."""
+    page = report({**RESULT, "table": None})
+    [table] = page.all("table")
+    assert {name: [cell.text for cell in cells] for name, cells in rows(table).items()} == {
+        "✓ metal": ["Apple M3 Max", ""],
+        "! hook": ["another version's", "mlxlm-flash hook install"],
+        "✗ kernels": ["metal_rowwise: off by 0.3", "FLASHATTN_CHECK=once"],
+    }
+    [article] = page.all("article")
+    assert article.all("h3")[0].text == "macOS-15-arm64"
+    assert article.all("p", class_="facts")[0].text == "broken: 1 · could be better: 2"
+    assert page.all("figure") == []
+    assert "never ran" not in page.text
+
+
+def test_times_of_the_fastest_kernel_and_of_mlx(report):
+    page = report(RESULT)
+    assert page.all("h3")[0].text == "Apple M3 Max"
+    _, table = page.all("table")
+    assert table.all("caption")[0].text == "28/4x128, bfloat16, batch size 1"
+    shown = rows(table)
+    assert {name: [cell.text for cell in cells] for name, cells in shown.items()} == {
+        "1 x 1,024": ["200 µs", "100 µs", "2.00x as fast", "metal_decode_split", "2.00 kB", "1.00 kB"],
+        "1 x 8,192": ["400 µs", "200 µs", "2.00x as fast", "metal_decode_split@1", "2.00 kB", "1.50 kB"],
+        "128 x 128": ["300 µs", "400 µs", "0.75x as fast", "metal_prefill_mma", "5.00 MB", "1.00 MB"],
+        "1,024 x 1,024": ["–", "5.00 ms", "–", "metal_prefill_mma", "–", "8.00 MB"],
+        "8 x 4,096": ["10.0 µs", "–", "–", "–", "0.00 kB", "–"],
+    }
+    assert [cell.figures for cell in shown["128 x 128"]] == [[3e-4], [4e-4], [3e-4 / 4e-4], [], [5.0], [1.0]]
+
+
+def test_plots_against_the_length(report):
+    """Of decode steps, and of prefills of an empty cache; what lies between is in the table alone."""
+    page = report(RESULT)
+    assert plots(page) == {
+        "Time of a decode step": {"mlx": [(1024, 2e-4), (8192, 4e-4)], "flash": [(1024, 1e-4), (8192, 2e-4)]},
+        "Time of a prefill": {"mlx": [(128, 3e-4)], "flash": [(128, 4e-4), (1024, 5e-3)]},
+    }
+    assert all("keys" in [text.text for text in figure.all("text")] for figure in page.all("figure"))
+
+
+@pytest.mark.parametrize(
+    ("change", "caption"),
+    [
+        ({"dtype": "float32", "bits": 4}, "28/4x128, float32, 4-bit K/V, batch size 1"),
+        ({"window": 1024, "sinks": True}, "28/4x128, bfloat16, window 1,024, sinks, batch size 1"),
+        ({"softcap": True, "padded": True, "batch_size": 8}, "28/4x128, bfloat16, softcap, padded, batch size 8"),
+    ],
+)
+def test_calls_of_another_kind_have_a_table_of_their_own(report, change, caption):
+    other = {**CALLS[1], "call": {**CALLS[1]["call"], **change}}
+    page = report({**RESULT, "table": {**TABLE, "calls": [CALLS[0], other]}})
+    captions = [table.all("caption")[0].text for table in page.all("table")]
+    assert captions == ["✓ fine, ! could be better, ✗ broken", "28/4x128, bfloat16, batch size 1", caption]
+    assert page.all("figure") == []
+
+
+def test_it_claims_nothing(report, results):
+    """Medians alone have no spread; a file beside it says what it says."""
+    alone = report(RESULT)
+    for question in ("Same predictions?", "Faster?", "Less memory?", "Does training fit?"):
+        assert answer(alone, question)[0] == "Not measured"
+    assert answer(alone, "Faster?")[1] == "No file of flash-eval speed is here."
+    assert "medians without their spread: nothing is claimed of them" in alone.text
+    page, speed = report(RESULT, results["speed"]), report(results["speed"])
+    assert [heading.text for heading in page.all("h2")[4:]] == [
+        "Prompts and generation",
+        "What mlxlm-flash doctor found",
+    ]
+    for question in ("Faster?", "Less memory?"):
+        assert answer(page, question)[0] == answer(speed, question)[0]
+
+
+def test_where_it_was_measured_is_in_a_fold(report):
+    [fold] = report(RESULT).all("details")
+    pairs = {name.text: value.text for name, value in zip(fold.all("dt"), fold.all("dd"), strict=True)}
+    assert pairs == {
+        "system": "macOS-15-arm64",
+        "python": "3.12.1",
+        "device": "Apple M3 Max",
+        "mlx": "0.32.4",
+        "flashattn-core": "0.1.0",
+    }
+
+
+def test_text_is_text_and_what_is_not_finite_a_dash(report):
+    def change(leaf, key):
+        if isinstance(leaf, float):
+            return float("nan")
+        return HOSTILE if isinstance(leaf, str) and key not in ("command", "mark") else leaf
+
+    page = report(mapped(RESULT, change))
+    assert page.all("script") == page.all("img") == page.all("figure") == []
+    shown = HOSTILE.replace("\ud800", "?")
+    assert page.all("h3")[0].text == shown
+    findings, table = page.all("table")
+    assert [cell.text for cell in rows(findings)[f"! {shown}"]] == [shown, shown]
+    assert [cell.text for cell in rows(table)["1 x 1,024"]][:3] == ["–", "–", "–"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        (("findings",), [], "it has no findings"),
+        (("findings", 1, "mark"), "good", 'findings[1].mark is not ok, warning or problem: "good"'),
+        (("findings", 0), {"mark": "ok", "subject": "cpu"}, "findings[0] has no 'what'"),
+        (("findings", 0, "cure"), None, "findings[0].cure is not a text: null"),
+        (("broken",), "many", 'broken is not a whole number: "many"'),
+        (("table",), [], "table is not names and values: []"),
+        (("table", "device"), 3, "table.device is not a text: 3"),
+        (("table", "calls", 0, "call"), {}, "table.calls[0].call has no "),
+        (("table", "calls", 1, "call", "heads"), 1.5, "table.calls[1].call.heads is not a whole number: 1.5"),
+        (("table", "calls", 1, "call", "sinks"), 1, "table.calls[1].call.sinks is not true or false: 1"),
+        (("table", "calls", 0, "seconds"), [], "table.calls[0].seconds is not names and values: []"),
+        (
+            ("table", "calls", 0, "seconds", "mlx"),
+            -1.0,
+            "table.calls[0].seconds.mlx is not a number that is not negative: -1.0",
+        ),
+        (("table", "calls", 0, "bytes", "mlx"), "x", 'table.calls[0].bytes.mlx is not a number: "x"'),
+    ],
+)
+def test_a_broken_file_is_left_out(invoke, tmp_path, path, value, why):
+    broken = deepcopy(RESULT)
+    reduce(getitem, path[:-1], broken)[path[-1]] = value
+    file, out = tmp_path / "mac.json", tmp_path / "page.html"
+    file.write_text(json.dumps(broken))
+    done = invoke("report", file, "--html", out)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Left out: {file}: {why}")
