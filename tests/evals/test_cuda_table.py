@@ -26,8 +26,9 @@ def test_both_compute_the_same(name):
     lengths = {"query_len": small(call.query_len), "seq_len": small(call.seq_len)}
     call = replace(call, **lengths, window=call.window and 5, padding=tuple(n // 128 for n in call.padding))
     found = SCRIPT["measured"](call, trials=1)
-    own, ours = found["errors"]
+    own, ours, faster = found["errors"]
     bound = (1e-6, 1e-6) if call.dtype == "float32" else (5, 1.01)
     assert own < bound[0]
     assert ours < bound[1]
+    assert faster in (own, ours)
     assert min(found["stream"] + found["chain"]) > 0

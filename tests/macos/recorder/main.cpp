@@ -60,7 +60,7 @@ gpu::Work work_of(const std::string& kernel, int query_len, int key_len, int bit
   mx::array out = allocated(rows, mx::float16), lse = allocated(numbers, mx::float32);
   mx::array row_stats = allocated({1, 4, query_len, 2}, mx::float32);
   if (kernel != "backward") {
-    return forward_work(kernel_called(kernel), Inputs(call), call.options, {out, &lse, &row_stats});
+    return forward_work({kernel_called(kernel)}, Inputs(call), call.options, {out, &lse, &row_stats});
   }
   mx::array dout = second_half(rows), dlse = allocated(numbers, mx::float32), delta = allocated(numbers, mx::float32);
   mx::array dq = allocated(rows, mx::float16), dk = allocated(keys, mx::float16), dv = allocated(keys, mx::float16);
