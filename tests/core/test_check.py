@@ -78,14 +78,19 @@ def test_rows_lie_in_every_way(query_len):
     assert ways == {(True, True), (True, False), (False, True)}
 
 
-@pytest.mark.parametrize("name", ["causal", "key_start", "key_stop", "visible", "bias"])
-def test_nan_in_a_key_that_no_row_sees(name):
+NO_ROW_SEES = [(70, name) for name in ("causal", "key_start", "key_stop", "visible", "bias", "window")]
+NO_ROW_SEES += [(query_len, name) for query_len in (1, 5) for name in ("key_start", "key_stop", "visible", "window")]
+
+
+@pytest.mark.parametrize(("query_len", "name"), NO_ROW_SEES)
+def test_nan_in_a_key_that_no_row_sees(query_len, name):
     def adds_nothing_to_it(*, value, **arguments):
         """As a kernel that multiplies hidden values by 0."""
         out, lse = attention(value=mx.nan_to_num(value), **arguments)
         return mx.where(mx.isnan(value).any(), mx.nan, out), lse
 
-    assert failure(kind(70, (name,)), adds_nothing_to_it, attention).startswith("NaN in hidden keys")
+    given = ("causal", "window") if name == "window" else (name,)
+    assert failure(kind(query_len, given), adds_nothing_to_it, attention).startswith("NaN in hidden keys")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -104,7 +109,22 @@ def test_what_a_kernel_raises_is_its_failure():
     def refuses(**arguments):
         raise RuntimeError("the driver's own words")
 
-    assert failure(kind(), refuses, attention) == "77 queries, 530 keys, contiguous: the driver's own words"
+    assert failure(kind(), refuses, attention) == "77 queries, 330 keys, contiguous: the driver's own words"
+
+
+@pytest.mark.parametrize("says", ["[malloc] Unable to allocate 9 bytes.", "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"])
+def test_without_memory_nothing_is_said_of_the_kernel(says):
+    def has_none(**arguments):
+        raise RuntimeError(says)
+
+    with pytest.raises(MemoryError, match="no memory to check a kernel"):
+        failure(kind(), has_none, attention)
+
+
+@pytest.mark.parametrize("query_len", [1, 4])
+def test_a_step_with_a_window_has_many_chunks(query_len):
+    *_, many, _ = cases(of_kind := kind(query_len, ("causal", "window")), lengths_of(of_kind))
+    assert many.arguments["mask"].parts[0].window == 2000
 
 
 ROUNDED = mx.array([1.0, -3.0, 0.0, float("inf"), float("nan")])

@@ -7,6 +7,7 @@ import sys
 import launches
 import mlx.core as mx
 import pytest
+from flashattn_core import _ext
 from flashattn_core.attention import lowered
 
 DIMS = itertools.count(8)  # a verdict holds for a whole process: each test has a head_dim of its own
@@ -63,6 +64,27 @@ def test_another_kind_of_call_is_checked(dim):
     assert check.asked == ["cuda_prefill", "cuda_decode"]
 
 
+@pytest.mark.parametrize("kernel", ["cuda_prefill", "cuda_prefill_hopper", "metal_prefill_reg", "metal_prefill_reg@3"])
+def test_what_calls_of_any_lengths_run_is_checked(kernel):
+    device = kernel.partition("_")[0]
+
+    def pipelines(query_len, key_len):
+        arrays = [mx.zeros((1, heads, rows, 64), mx.float16) for heads, rows in ((4, query_len), (2, key_len))]
+        arguments = lowered(*arrays, arrays[1], None, "causal", kernel=kernel)
+        return {(launch["function"], *launch["constants"].items()) for launch in launches.forward(arguments, device)}
+
+    checked = set().union(*(pipelines(*lengths) for lengths in _ext.checked_lengths))
+    for lengths in itertools.product((65, 96, 128, 192, 1000, 2048), (16, 77, 1024, 2101, 4096)):
+        assert pipelines(*lengths) <= checked
+
+
+def test_each_tiling_is_checked(dim):
+    check = Check()
+    for kernel in ("metal_decode_split@1", "metal_decode_split", "metal_decode_split@2"):
+        prepared(dim, check, device="metal", length=1, kernel=kernel)
+    assert check.asked == ["metal_decode_split@1", "metal_decode_split", "metal_decode_split@2"]
+
+
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
 def test_lengths_are_no_kind(dim, device, kernel):
     check = Check()
@@ -83,6 +105,7 @@ def test_where_none_is_left_the_first_reason_is_an_error(dim):
     for _ in range(2):
         with pytest.raises(ValueError, match="cuda_decode is wrong"):
             prepared(dim, check, length=1)
+    assert len(check.asked) == 3
 
 
 def test_a_kernel_by_name_is_not_replaced(dim):

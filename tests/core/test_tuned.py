@@ -145,6 +145,26 @@ def test_the_usual_kernel_stays_where_another_is_hardly_faster():
     assert times.fastest("slow") == times.fastest("unknown") == times.fastest() == "other"
 
 
+def test_whether_it_is_worth_it_depends_on_the_kernel_that_is_taken():
+    row = Measured(STEP, {"mlx": 1.0, "usual": 1.05, "other": 0.97}, dict.fromkeys(("mlx", "usual", "other"), 0))
+    assert row.is_worth_it()
+    assert not row.is_worth_it("usual")
+    assert row.is_worth_it("other")
+    assert row.is_worth_it("unknown")
+
+
+def test_bits_are_compared():
+    rows = [measured(replace(STEP, bits=bits)) for bits in (4, 8)]
+    for bits, expected in ((4, 4), (8, 8), (6, 8), (2, 4)):
+        assert nearest(rows, replace(STEP, bits=bits)).call.bits == expected
+
+
+def test_a_row_in_which_all_of_our_kernels_failed_tells_nothing():
+    alone = Measured(STEP, {"mlx": 1.0}, {"mlx": 1})
+    assert nearest([alone], STEP) is None
+    assert nearest([alone, measured(replace(STEP, key_len=4096))], STEP).call.key_len == 4096
+
+
 def test_float16_is_as_fast_as_bfloat16():
     assert nearest([measured(STEP)], replace(STEP, dtype="float16")) is not None
 
@@ -152,5 +172,7 @@ def test_float16_is_as_fast_as_bfloat16():
 def test_when_flash_attention_is_worth_it():
     assert measured(STEP).is_worth_it()
     assert not measured(STEP, ours=3e-3).is_worth_it()
-    assert measured(STEP, ours=3e-3, our_bytes=49).is_worth_it()
+    assert measured(STEP, ours=3e-3, mlx_bytes=10**9, our_bytes=10**9 // 2 - 1).is_worth_it()
+    assert not measured(STEP, ours=3e-3, mlx_bytes=10**9, our_bytes=10**9 // 2).is_worth_it()
+    assert not measured(STEP, ours=3e-3, mlx_bytes=1000, our_bytes=1).is_worth_it()  # what is little is no matter
     assert Measured(STEP, {"cpu_decode": 1.0}, {"cpu_decode": 1}).is_worth_it()

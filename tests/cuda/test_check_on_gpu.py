@@ -5,7 +5,7 @@ import threading
 
 import mlx.core as mx
 import pytest
-from flashattn_core import check, flash_attention, reset_stats, stats
+from flashattn_core import NoKernelError, check, flash_attention, reset_stats, stats
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
@@ -85,3 +85,17 @@ def test_the_first_calls_come_from_two_threads(arrays, checked):
         thread.join()
     assert right == [True, True]
     assert 1 <= len(checked) <= 2
+
+
+def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch, checked):
+    noted = check.of_call
+
+    def has_none(*arguments):
+        monkeypatch.setattr(check, "of_call", noted)
+        raise MemoryError("no memory to check a kernel")
+
+    monkeypatch.setattr(check, "of_call", has_none)
+    with pytest.raises(NoKernelError, match="no memory to check a kernel"):
+        flash_attention(*arrays, mask="causal")
+    assert matches(flash_attention(*arrays, mask="causal"), arrays)
+    assert len(checked) == 1

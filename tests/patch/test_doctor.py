@@ -388,7 +388,18 @@ def test_all_of_it_in_a_file(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "doctor.json").read_text())["table"] == json.loads(table.read_text())
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
+def test_whatever_ends_it_writes_what_was_found(monkeypatch, tmp_path, end):
+    def ended():
+        raise end
+
+    monkeypatch.setattr(doctor, "kernels", ended)
+    CliRunner().invoke(cli, ["doctor", "--kernels", "--json", str(tmp_path / "doctor.json")])
+    assert len(json.loads((tmp_path / "doctor.json").read_text())["findings"]) > 5
+
+
 def test_a_file_that_cannot_be_written_is_said_first(tmp_path):
     lines, code = examined("--json", str(tmp_path / "no" / "doctor.json"))
     assert code == 2
     assert "No such file or directory" in lines[-1]
+    assert not any(line.startswith("✓") for line in lines)

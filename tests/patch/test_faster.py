@@ -68,7 +68,11 @@ def test_always_leaves_nothing(slow_prompts, tiny, tokens):
 
 
 def test_less_than_half_of_the_memory_is_worth_more_time(table, tiny, tokens):
-    table(measured(PROMPT, mlx=1.0, our_bytes=49), measured(STEP, mlx=1.0, our_bytes=50))
+    half = 10**9 // 2
+    table(
+        measured(PROMPT, mlx=1.0, mlx_bytes=10**9, our_bytes=half - 1),
+        measured(STEP, mlx=1.0, mlx_bytes=10**9, our_bytes=half),
+    )
     with flash.enabled(when="faster"):
         of(tiny(), tokens())
     assert flash.status().calls == {"cpu_prefill": 2}
@@ -103,6 +107,25 @@ def test_a_gradient_is_not_left(slow_prompts, tiny, tokens):
         mx.eval(mx.grad(lambda x: model.model.layers[0].self_attn(x, mask="causal").sum())(mx.ones((1, 20, 128))))
     assert flash.status().left == {}
     assert flash.status().calls == {"cpu_prefill": 1, "cpu_backward": 1}
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_a_gradient_of_one_of_the_three_is_not_left(slow_prompts, wanted):
+    arrays = [mx.ones((1, heads, 20, 32)) for heads in (4, 2, 2)]
+
+    def attention(*arrays):
+        return base.scaled_dot_product_attention(*arrays, cache=None, scale=1.0, mask="causal").sum()
+
+    with flash.enabled(when="faster"):
+        mx.eval(mx.grad(attention, argnums=wanted)(*arrays))
+    assert flash.status().left == {}
+
+
+def test_a_strict_block_within_in_which_nothing_ran(slow_prompts, tiny, tokens):
+    with flash.enabled(when="faster"):
+        of(tiny(), tokens())
+        with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True, when="faster"):
+            pass
 
 
 def test_one_block_that_wants_all_of_it(slow_prompts, tiny, tokens):
@@ -189,6 +212,14 @@ def test_a_decision_is_of_one_kind_of_calls(change, table):
     assert reason(CALL) == "it is faster there"
     assert reason(other) is None
     assert reason(CALL) == "it is faster there"
+
+
+def test_calls_that_differ_in_two_things():
+    def likeness(dtype, batch_size):
+        return _ext.likeness(mx.zeros((batch_size, 4, 1, 32), dtype), mx.zeros((batch_size, 2, 9, 32), dtype))
+
+    dtypes, batches = (mx.float16, mx.bfloat16, mx.float32), range(1, 17)
+    assert len({likeness(dtype, size) for dtype in dtypes for size in batches}) == 48
 
 
 def test_windows_within_other_masks(table):

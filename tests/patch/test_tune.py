@@ -105,13 +105,15 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(mon
     assert "/dev/null" in str(run().exception)
 
 
-def test_a_kernel_that_fails_its_check_is_left_out(monkeypatch):
+@pytest.mark.parametrize("error", [NoKernelError("it is wrong here"), RuntimeError("no memory")], ids=str)
+def test_a_kernel_that_fails_is_left_out_and_named(monkeypatch, capsys, error):
     def fails():
-        raise NoKernelError("it is wrong here")
+        raise error
 
     contestants = tune._contestants
     monkeypatch.setattr(tune, "_contestants", lambda call: [("broken", fails), *contestants(call)])
     assert tune.measure(SHORT[0]).seconds.keys() == {"cpu_prefill", "cpu_decode", "mlx"}
+    assert f"{SHORT[0]}: broken is left out: {error}" in capsys.readouterr().err
 
 
 # --- Of a model -----------------------------------------------------------------------------------------------

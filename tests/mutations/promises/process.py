@@ -13,8 +13,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what passed with another driver counts",
         f"{CPP}/op/trust.cpp",
-        "on_disk = software(backend, stream.device);",
-        "on_disk = software(backend, stream.device).substr(0, 3);",
+        "on_disk = software(backend, stream.device) +",
+        "on_disk = software(backend, stream.device).substr(0, 3) +",
         "core/test_trusted_kernels.py::test_another_driver_is_checked",
     ),
     Mutation(
@@ -48,14 +48,14 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         'when="faster" leaves calls that need half of the memory',
         f"{CORE}/tuned.py",
-        " or 2 * self.bytes[best] < self.bytes[MLX]",
+        " or saves",
         "",
         "patch/test_faster.py::test_less_than_half_of_the_memory_is_worth_more_time",
     ),
     Mutation(
         'when="faster" leaves calls whose gradient may be wanted',
         f"{PATCH}/route.py",
-        " or is_tracing(queries):",
+        " or traced(queries, keys, values, mask, sinks):",
         ":",
         "patch/test_faster.py::test_a_gradient_is_not_left",
     ),

@@ -107,7 +107,6 @@ gpu::Work forward_work(Tiled kernel, const Inputs& inputs, const Options& option
 }
 
 std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const Options& options) {
-  constexpr int kFew = 64;  // queries, up to which kernels may be made for their very number
   std::vector<gpu::Launch> pipelines;
   const auto add = [&](const gpu::Call& call) {
     for (const gpu::Launch& launch : launches(cuda::kernel_that_reads(call, kernel.kernel), call)->launches) {
@@ -115,7 +114,7 @@ std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const 
       if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
     }
   };
-  for (auto [query_len, key_len] : {std::pair(77, 530), {192, 128}}) {  // ragged tiles, and full ones
+  for (auto [query_len, key_len] : kChecked) {
     gpu::Call contiguous = contiguous_call(kernel, inputs, options);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;

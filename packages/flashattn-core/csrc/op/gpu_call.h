@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../gpu/work.h"
@@ -12,6 +13,11 @@ namespace flashattn {
 gpu::Work forward_work(Tiled kernel, const Inputs& inputs, const Options& options, const Outputs& outputs);
 gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
+
+// Lengths of queries and of keys that a kernel is checked with: all ways in which tiles are full or ragged. Up to kFew
+// queries it may be made for their very number.
+constexpr int kFew = 64;
+constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {128, 45}, {77, 64}};
 
 // All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie; and their
 // texts.

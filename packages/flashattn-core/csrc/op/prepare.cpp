@@ -75,9 +75,15 @@ Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream)
   Present present = present_in(arguments);
   Kernel first_choice = kernel_of(choice(arguments, options, backend)).kernel;
   Kind kind = kind_of(first_choice, given, options, present, stream.device.index);
-  thread_local Recent<std::pair<Kind, Options>> recent;
-  if (const auto* known = recent.find([&](const auto& one) { return one.first == kind; })) {
-    return known->second;
+  struct Known {
+    Kind kind;
+    Options options;
+    std::string wrong;  // if no kernel is left
+  };
+  thread_local Recent<Known> recent;
+  if (const Known* known = recent.find([&](const Known& one) { return one.kind == kind; })) {
+    if (!known->wrong.empty()) throw NoKernelError(known->wrong);
+    return known->options;
   }
   std::vector<mx::array> arrays = primitive_inputs(arguments, backend, stream);
   Inputs inputs(arrays, present);
@@ -93,11 +99,14 @@ Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream)
       options.failed = with(options.failed, kernel.kernel);
     }
     Choice next = options.kernel == "auto" ? choice(arguments, options, backend) : Choice{};
-    if (!next.kernel) throw NoKernelError("[flash_attention] " + first);
+    if (!next.kernel) {
+      recent.keep({kind, options, "[flash_attention] " + first});
+      throw NoKernelError("[flash_attention] " + first);
+    }
     kernel = *next.kernel;
   }
   if (backend == Backend::cuda) prepare_for_cuda(kernel, inputs, options, stream.device.index);
-  if (!is_checking()) recent.keep({std::move(kind), options});
+  if (!is_checking()) recent.keep({std::move(kind), options, ""});
   return options;
 }
 

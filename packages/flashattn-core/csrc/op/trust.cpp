@@ -72,7 +72,7 @@ std::string check(Tiled kernel, const Arguments& arguments, const std::vector<gp
                   mx::Stream stream) {
   constexpr const char *kFolder = "checked", *kPassed = "passed";
   Backend backend = backend_of(kernel.kernel);
-  std::string on_disk = software(backend, stream.device);
+  std::string on_disk = software(backend, stream.device) + name(kernel) + "\n";
   for (const gpu::Launch& launch : pipelines) {
     on_disk += launch.specialisation + " " + gpu::sum_of(source_text(launch, backend)) + "\n";
   }
@@ -103,7 +103,7 @@ std::string wrong_with(Tiled kernel, const Arguments& arguments, const Inputs& i
     return "";
   }
   std::vector<gpu::Launch> pipelines = pipelines_of(kernel, inputs, arguments.options);
-  std::string key = std::to_string(stream.device.index);
+  std::string key = std::to_string(stream.device.index) + " " + name(kernel);
   for (const gpu::Launch& launch : pipelines) key += " " + launch.specialisation;
   {
     std::lock_guard lock(mutex);

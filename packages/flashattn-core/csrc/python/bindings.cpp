@@ -20,6 +20,7 @@
 #include "../gpu/disk_cache.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
+#include "../op/gpu_call.h"
 #include "../op/prepare.h"
 #include "../op/trust.h"
 #include "interrupt.h"
@@ -203,12 +204,13 @@ NB_MODULE(_ext, m) {
   m.def(
       "likeness",
       [](const mx::array& query, const mx::array& key) {
-        uint64_t sum = static_cast<uint64_t>(query.dtype().val());
-        const auto add = [&](int number) { sum = (sum ^ static_cast<uint64_t>(number)) * 0x100000001b3; };  // FNV-1a
+        uint64_t sum = 0xcbf29ce484222325;  // FNV-1a
+        const auto add = [&](int number) { sum = (sum ^ static_cast<uint64_t>(number)) * 0x100000001b3; };
+        add(static_cast<int>(query.dtype().val()));
         for (int size : query.shape()) add(size);
         if (key.ndim() >= 3) add(key.shape(kHead));
         if (key.ndim() >= 3) add(static_cast<int>(std::bit_width(static_cast<unsigned>(key.shape(kRow)))));
-        add(mx::default_device() == mx::Device::cpu);
+        add(mx::default_device() == mx::Device::cpu ? -1 : mx::default_device().index);
         return sum;
       },
       "query"_a, "key"_a,
@@ -225,13 +227,20 @@ NB_MODULE(_ext, m) {
   set_check([](const Arguments& arguments, Tiled kernel, mx::Stream stream) {
     nb::gil_scoped_acquire python;
     nb::object check = nb::module_::import_("flashattn_core.check").attr("of_call");
-    return nb::cast<std::string>(check(arguments, name(kernel), stream));
+    try {
+      return nb::cast<std::string>(check(arguments, name(kernel), stream));
+    } catch (const nb::python_error& error) {
+      if (!error.matches(PyExc_MemoryError)) throw;
+      throw NoKernelError(error.what());  // for this call; the next one is checked again
+    }
   });
   set_preference([](const Arguments& arguments, const mx::Device& device, const std::string& usual) {
     nb::gil_scoped_acquire python;
     nb::object preferred = nb::module_::import_("flashattn_core.tuned").attr("preferred");
     return nb::cast<std::string>(preferred(arguments, device, usual));
   });
+  m.attr("few_queries") = kFew;
+  m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
   m.def("cache_folder", &gpu::cache_folder, "The user's folder of caches; empty where the system names none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
         "Writes a file to the user's folder of caches. Returns its path; empty if it cannot be written.");

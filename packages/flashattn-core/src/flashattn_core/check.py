@@ -6,6 +6,7 @@ keys and many, rows whose elements lie apart or that begin anywhere, NaN in keys
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,10 +28,10 @@ from .plan import Device, plan
 ERROR = 1e-5
 
 _BATCH, _KV_HEADS, _WINDOW, _SOFTCAP = 2, 2, 21, 5.0
-_FEW = 64  # queries, up to which kernels may be made for their very number
-_MANY = ((77, 530), (192, 128))  # queries and keys, with ragged tiles and with full ones
 _FEW_KEYS = (90, 2400)  # a chunk; more chunks than are merged at once
 _PROMPT = 100  # queries
+
+_NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
 Attention = Callable[..., tuple[mx.array, mx.array]]  # out and lse of flash_attention's arguments
 Lengths = Sequence[tuple[int, int]]
@@ -146,7 +147,8 @@ def failure(
     """What is wrong with `attention` for calls of the kind; empty if nothing is.
 
     on_cpu: the same by the CPU's kernels. lengths: of queries and keys; None: what kernels may treat in another way.
-    error: how far off out may be before it is rounded, of 1 or of the number if that is more.
+    error: how far off out may be before it is rounded, of 1 or of the number if that is more. Raises MemoryError where
+    there is none for the inputs: that says nothing about the kernel.
     """
     for case in cases(kind, lengths or lengths_of(kind)):
         expected = on_cpu(**exactly(case.arguments))
@@ -155,6 +157,8 @@ def failure(
                 got = attention(**laid_out(case.arguments, layout))
                 mx.eval(got)
             except (RuntimeError, ValueError) as raised:
+                if _NO_MEMORY.search(str(raised)):
+                    raise MemoryError(f"no memory to check a kernel: {raised}") from raised
                 return f"{case.name}, {layout}: {raised}"
             for name, found, wanted, far in zip(("out", "lse"), got, expected, (error, ERROR), strict=True):
                 if wrong := difference(found, wanted, far):
@@ -169,7 +173,9 @@ def error_of(kernel: str, kind: Kind) -> float:
 
 def lengths_of(kind: Kind) -> Lengths:
     """Of queries and keys."""
-    return [(kind.query_len, keys) for keys in _FEW_KEYS] if kind.query_len <= _FEW else _MANY
+    return (
+        [(kind.query_len, keys) for keys in _FEW_KEYS] if kind.query_len <= _ext.few_queries else _ext.checked_lengths
+    )
 
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
@@ -246,7 +252,8 @@ def _call(kind: Kind, query_len: int, key_len: int, hidden_nan: bool = False) ->
             )
         )
         if hidden_nan:
-            hidden = mx.arange(key_len)[:, None] == (0 if "key_start" in given else key_len - 1)
+            at_the_beginning = "key_start" in given or "window" in given
+            hidden = mx.arange(key_len)[:, None] == (0 if at_the_beginning else key_len - 1)
             key, value = (mx.where(hidden, mx.nan, x).astype(kind.dtype) for x in (key, value))
         call: Named = {"query": query, "key": key, "value": value}
         if kind.bits:
@@ -276,7 +283,8 @@ def _mask(
     scores = (_BATCH, 1, query_len, key_len)
     parts: list[Any] = []
     if "window" in given:
-        parts.append(SlidingWindow(_WINDOW))
+        # Of many queries each sees a few tiles; a step's keys are still cut into chunks.
+        parts.append(SlidingWindow(_WINDOW if query_len > _ext.few_queries else key_len * 5 // 6))
     elif "causal" in given:
         parts.append(Causal())
     if "key_start" in given or "key_stop" in given:

@@ -23,6 +23,7 @@ from . import _ext
 
 MLX = "mlx"  # among the kernels: MLX's own attention, as mlx-lm calls it
 _BROUGHT = Path(__file__).parent / "measured"
+_LITTLE = 2**24  # bytes that are not worth any time
 _FLAG = 16.0  # in how far two calls differ of which one has what the other has not: more than most lengths do
 
 
@@ -64,7 +65,7 @@ class Call:
 
     def _sizes(self) -> tuple[float, ...]:
         seen, streams = min(self.window or self.key_len, self.key_len), self.batch_size * self.kv_heads
-        sizes = (self.query_len, seen, self.key_len, self.head_dim, self.heads / self.kv_heads, streams)
+        sizes = (self.query_len, seen, self.key_len, self.head_dim, self.heads / self.kv_heads, streams, self.bits)
         return tuple(max(1, size) for size in sizes)  # a call may be empty
 
 
@@ -82,12 +83,13 @@ class Measured:
         is_close = usual in self.seconds and self.seconds[best] > 0.9 * self.seconds[usual]
         return usual if usual and is_close else best
 
-    def is_worth_it(self) -> bool:
-        """Whether flash attention is faster than MLX's own, or needs less than half of the memory."""
+    def is_worth_it(self, kernel: str | None = None) -> bool:
+        """Whether flash attention, by this kernel, is faster than MLX's own, or needs less than half of the memory."""
         if MLX not in self.seconds:
             return True
-        best = self.fastest()
-        return self.seconds[best] < self.seconds[MLX] or 2 * self.bytes[best] < self.bytes[MLX]
+        ours = kernel if kernel and kernel in self.seconds else self.fastest()
+        saves = self.bytes[MLX] > max(2 * self.bytes[ours], _LITTLE)
+        return self.seconds[ours] < self.seconds[MLX] or saves
 
 
 class TableWarning(UserWarning):
@@ -126,6 +128,11 @@ def here(device: mx.Device) -> list[Measured]:
     return _tables[name]
 
 
+def forget() -> None:
+    """What has been read: there may be another table by now."""
+    _tables.clear()
+
+
 def brought(device: mx.Device) -> list[Measured]:
     """The package's own table of such a device; empty where it has none."""
     for file in sorted(_BROUGHT.glob("*.json")):
@@ -158,7 +165,7 @@ def write(measured: Iterable[Measured], device: mx.Device) -> Path:
         return unfinished.replace(path())
     finally:
         unfinished.unlink(missing_ok=True)
-        _tables.clear()
+        forget()
 
 
 def in_json(measured: Iterable[Measured], device: mx.Device) -> str:
@@ -195,5 +202,6 @@ def _rows(table: Mapping[str, Any]) -> list[Measured]:
 
 def nearest(table: Iterable[Measured], call: Call) -> Measured | None:
     """What was measured and is most like the call; None where nothing tells about it."""
-    best = min(table, key=lambda each: each.call.distance(call), default=None)
+    with_ours = (each for each in table if each.seconds.keys() - {MLX})  # or all of our kernels have failed there
+    best = min(with_ours, key=lambda each: each.call.distance(call), default=None)
     return None if best is None or best.call.distance(call) == inf else best

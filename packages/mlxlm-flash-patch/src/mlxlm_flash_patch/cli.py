@@ -4,7 +4,8 @@ import json
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import mlxlm_flash_startup
@@ -32,6 +33,19 @@ class Verbatim(click.Command):
         return super().parse_args(ctx, args)
 
 
+def _writable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Before anything is done that would be lost. What is in the file stays there until then."""
+    if file is not None:
+        is_new = not file.exists()
+        try:
+            file.open("a").close()
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {file}: {error.strerror}") from error
+        if is_new:
+            file.unlink()
+    return file
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlxlm-flash-patch", prog_name="mlxlm-flash")
 def cli() -> None:
@@ -54,9 +68,9 @@ def run(when: "patch.When | None", command: str, arguments: tuple[str, ...]) -> 
       mlxlm-flash run my_script.py --its-option
       mlxlm-flash run -m my_package.train
 
-    MLXLM_FLASH in the environment overrides: 0 runs the program without flash attention, 1 with it, faster
-    as --when faster does, and strict makes an error of every call that would fall back to mlx-lm's own
-    attention, and of a program in which flash never ran.
+    MLXLM_FLASH in the environment: 0 runs the program without flash attention. strict makes an error of every
+    call that would fall back to mlx-lm's own attention, and of a program in which flash never ran. faster is
+    --when faster, and 1 --when always, if the option is not given.
     """
     _require_package()
     from . import launch
@@ -71,8 +85,8 @@ def run(when: "patch.When | None", command: str, arguments: tuple[str, ...]) -> 
 def hook() -> None:
     """Make programs of this environment heed MLXLM_FLASH, without `mlxlm-flash run`.
 
-    One start-up file in site-packages, and nothing else. Without MLXLM_FLASH it does nothing, with 1 or strict
-    every program that imports mlx-lm runs with flash attention, as under `run`:
+    One start-up file in site-packages, and nothing else. Without MLXLM_FLASH it does nothing, with 1, strict or
+    faster every program that imports mlx-lm runs with flash attention, as under `run`:
 
     \b
       mlxlm-flash hook install
@@ -89,7 +103,7 @@ def install() -> None:
         click.echo(f"wrote {hook.install()}")
     except (LookupError, OSError) as error:
         raise click.ClickException(f"nothing is installed: {error}") from error
-    click.echo(f"MLXLM_FLASH=1 or strict now has effect in every program of {sys.prefix} that runs mlx-lm.")
+    click.echo(f"MLXLM_FLASH=1, strict or faster now has effect in every program of {sys.prefix} that runs mlx-lm.")
 
 
 @hook.command()
@@ -135,9 +149,9 @@ def status() -> None:
 @click.option("--model", metavar="DIR|ID", help="Also whether this model is covered; of the hub, what is cached.")
 @click.option("--kernels", is_flag=True, help="Also whether each kernel of the GPU is right here. Takes minutes.")
 @click.option("--tune", is_flag=True, help="Also how long they take, as tune --quick measures. Takes a minute.")
-@click.option("--json", "file", type=click.File("w", lazy=False, atomic=True), help="Write all of it to this file.")
+@click.option("--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write it to this file, too.")
 @click.pass_context
-def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: TextIO | None) -> None:
+def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: Path | None) -> None:
     """Look for what is broken or slow, and name the cure.
 
     One line a finding: ✓ fine, ! could be better, ✗ broken. Exit code 1 if anything is broken. The file of --json is
@@ -147,14 +161,16 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
 
     click.echo(f"{_environment()}\n")
     findings = []
-    for finding in examine(model, kernels, tune):
-        click.echo(str(finding))
-        findings.append(finding)
+    try:
+        for finding in examine(model, kernels, tune):
+            click.echo(str(finding))
+            findings.append(finding)
+    finally:  # whatever ends it
+        if file is not None:
+            file.write_text(in_json(findings), encoding="utf-8")
     marks = [finding.mark for finding in findings]
     broken, better = marks.count(Mark.PROBLEM), marks.count(Mark.WARNING)
     click.echo(f"\nbroken: {broken} · could be better: {better}")
-    if file is not None:
-        file.write(in_json(findings))
     ctx.exit(1 if broken else 0)
 
 

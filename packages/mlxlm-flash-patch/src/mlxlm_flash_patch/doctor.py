@@ -262,6 +262,8 @@ def times() -> Iterator[Finding]:
         yield ok("tune", f"measured {len(wanted := calls(quick=True))} calls, kept in {tune(wanted)}")
     except (LookupError, OSError, ValueError) as error:
         yield problem("tune", str(error), "a folder that can be written, by FLASHATTN_CACHE")
+    except RuntimeError as error:
+        yield problem("tune", str(error), "please send this")
 
 
 def kernels() -> Iterator[Finding]:

@@ -9,7 +9,7 @@ import mlx.core as mx
 from flashattn_core import _ext, tuned
 from flashattn_core.attention import lowered
 from flashattn_core.masks import And, SlidingWindow
-from flashattn_core.tuned import Call, Measured
+from flashattn_core.tuned import Measured
 
 FASTER_THERE, NOT_MEASURED = "it is faster there", "nothing like them was measured"
 
@@ -19,6 +19,7 @@ _reasons: dict[Any, str | None] = {}
 def check() -> None:
     """Makes decisions anew. Raises ValueError where nothing tells what is faster: on a GPU that has no table."""
     _reasons.clear()
+    tuned.forget()
     if (table := _table()) is not None and not table:
         name = tuned.software(mx.default_device())["device"]
         raise ValueError(f"[enable] when is 'faster', and nothing was measured on {name}: run mlxlm-flash tune once")
@@ -48,8 +49,8 @@ def reason_to_leave(
     try:
         return _reasons[kind]
     except KeyError:
-        call = tuned.call_of(lowered(queries, keys, values, None, mask, sinks=sinks, softcap=softcap, **storage))
-        return _reasons.setdefault(kind, _reason(call))
+        arguments = lowered(queries, keys, values, None, mask, sinks=sinks, softcap=softcap, **storage)
+        return _reasons.setdefault(kind, _reason(arguments))
 
 
 def _of(mask: Any) -> Any:
@@ -59,11 +60,12 @@ def _of(mask: Any) -> Any:
     return mask.window if isinstance(mask, SlidingWindow) else type(mask)
 
 
-def _reason(call: Call) -> str | None:
+def _reason(arguments: _ext.Arguments) -> str | None:
     table = _table()
     if table is None:
         return None
-    measured = tuned.nearest(table, call)
+    measured = tuned.nearest(table, tuned.call_of(arguments))
     if measured is None:
         return NOT_MEASURED
-    return None if measured.is_worth_it() else FASTER_THERE
+    kernel, _ = _ext.plan(arguments, _ext.backend_of(mx.default_device()))
+    return None if measured.is_worth_it(kernel) else FASTER_THERE

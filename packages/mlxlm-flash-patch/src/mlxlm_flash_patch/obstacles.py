@@ -23,7 +23,7 @@ def reason_not_to(
     if head_dim > (most := _max_head_dim(device, True, quantised)):
         if 0 < (forward := _max_head_dim(device, False, quantised)) < head_dim:
             return f"head_dim over {forward}"
-        if _traced(queries, keys, values, mask, sinks):
+        if traced(queries, keys, values, mask, sinks):
             here = f"here for a head_dim over {most}" if most else "here"
             return f"{TRACED} {'with a quantised KV cache' if quantised else here}"
     if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.floating) and is_tracing(mask):
@@ -38,7 +38,7 @@ def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int
     return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
 
-def _traced(*arguments: Any) -> bool:
+def traced(*arguments: Any) -> bool:
     return is_tracing(*[x for x in arguments if isinstance(x, mx.array)])
 
 

@@ -42,6 +42,10 @@ class Request:
     when: When
     from_enable: bool
     kernels_before: dict[str, int] = field(default_factory=flashattn_core.stats)
+    left_before: int = 0
+
+    def never_ran(self) -> bool:
+        return not _calls_since(self.kernels_before) and route.left.total() <= self.left_before
 
     def wants(self, place: Place) -> bool:
         return self.modules is None or place.for_all or place.module in self.modules
@@ -84,7 +88,7 @@ def enable(models: Models = None, strict: bool = False, when: When = "always") -
         _examine(request)
         previous = [r for r in _requests if r.from_enable]
         if previous:
-            request.kernels_before = previous[0].kernels_before
+            request.kernels_before, request.left_before = previous[0].kernels_before, previous[0].left_before
         _admit(request, instead_of=previous)
 
 
@@ -200,6 +204,8 @@ def _examine(request: Request) -> None:
 def _admit(request: Request, instead_of: Collection[Request] = ()) -> None:
     if not _requests:
         start_counting()
+    if not instead_of:
+        request.left_before = route.left.total()
     _requests[:] = [r for r in _requests if r not in instead_of] + [request]
     _settle()
 
@@ -211,7 +217,7 @@ def _end(requests: list[Request]) -> None:
         _requests[:] = [r for r in _requests if r not in ended]
         overwritten = _settle()
     _warn_of(overwritten, "disable")
-    if any(r.strict and not _calls_since(r.kernels_before) for r in ended) and not route.left:
+    if any(r.strict and r.never_ran() for r in ended):
         raise FlashNeverRanError("strict: flash attention never ran while it was enabled")
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import NoKernelError, flash_attention, is_tracing, quantized_flash_attention
+from flashattn_core import NoKernelError, flash_attention, quantized_flash_attention
 from flashattn_core._ext import Arguments
 from flashattn_core.attention import lowered
 
 from .described_masks import description_of
 from .faster import reason_to_leave
-from .obstacles import in_one_dtype, is_quantised, reason_not_to
+from .obstacles import in_one_dtype, is_quantised, reason_not_to, traced
 
 Attention = Callable[..., mx.array]
 Way = Callable[[], bool]  # whether a call that is made now is to be flash attention
@@ -136,7 +136,7 @@ def _is_left(
 ) -> bool:
     """Whether the call is mlx-lm's, which is counted; not if a gradient may be wanted, which was not measured."""
     reason = reason_to_leave(queries, keys, values, mask, sinks, softcap, **storage)
-    if reason is None or _in_a_patched_model.get() or is_tracing(queries):
+    if reason is None or _in_a_patched_model.get() or traced(queries, keys, values, mask, sinks):
         return False
     with route.lock:
         route.left[reason] += 1

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import flashattn_core
 import mlx.core as mx
-from flashattn_core import NoKernelError, _ext, tuned
+from flashattn_core import _ext, tuned
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from flashattn_core.tuned import MLX, Call, Measured
 from mlx_lm.models import base
@@ -39,7 +39,6 @@ LENGTHS = ((1, 128), (1, 1024), (1, 8192), (1, 32768), (8, 4096), (128, 128), (1
 QUICK_LENGTHS = ((1, 1024), (1, 8192), (256, 256), (4096, 4096))
 MOST_ON_CPU = 256 * 1024  # scores: beyond that MLX's own attention takes seconds
 SOFTCAP, PADDING = 50.0, 9  # keys before the first sequence of a batch, twice as many before the next, and so on
-LONGER_THAN_WINDOWS = 2**17  # tokens, of which nothing is computed
 STORED_LENGTHS = ((1, 1024), (1, 8192), (1, 32768), (1024, 1024))  # of quantised caches
 TRIALS, TRIAL_SECONDS = 5, 0.02  # short calls are repeated until a trial lasts so long
 SLOW_SECONDS = 0.3  # what takes so long has one trial
@@ -73,13 +72,20 @@ def calls_of(config: dict[str, Any]) -> list[Call]:
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
     seen: list[Call] = []
     with enabled(), observed(lambda arguments: seen.append(tuned.call_of(arguments))):
-        model(mx.zeros((1, LONGER_THAN_WINDOWS), mx.int32))
+        model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))  # nothing of it is computed
     layers = dict.fromkeys(replace(call, query_len=1, key_len=1) for call in seen)
     if not layers:
         raise ValueError(f"{config['model_type']} has no attention that the patch takes")
     most = MOST_ON_CPU if mx.default_device() == mx.cpu else inf
     wanted = dict.fromkeys(_of_lengths(layer, *lengths) for layer in layers for lengths in LENGTHS)
     return [call for call in wanted if call.query_len * call.key_len <= most]
+
+
+def _longest_window(config: dict[str, Any]) -> int:
+    """In tokens, wherever a configuration has it; some have others within."""
+    sizes = [_longest_window(value) for value in config.values() if isinstance(value, dict)]
+    sizes += [value for name, value in config.items() if "window" in name and isinstance(value, int)]
+    return max(sizes, default=1)
 
 
 def _plain(call: Call) -> Call:
@@ -115,19 +121,18 @@ def measure(call: Call) -> Measured:
     repeats: dict[str, int] = {}
     for name, attend in _contestants(call):
         try:
-            memory[name] = _peak(attend)  # compiles, too
-        except NoKernelError:  # it fails its check, of which there was a warning
+            mx.eval(attend())  # compiles and checks
+            memory[name] = _peak(attend)
+        except (RuntimeError, ValueError) as error:
+            if name != MLX:  # which does not take all of them
+                click.echo(f"{call}: {name} is left out: {error}", err=True)
             continue
-        except (RuntimeError, ValueError):
-            if name == MLX:  # which does not take all of them
-                continue
-            raise
         contestants[name], trials[name], repeats[name] = attend, [], 1
         most = MOST_BYTES // attend().nbytes
         while (seconds := _seconds(attend, repeats[name])) < TRIAL_SECONDS and 2 * repeats[name] <= most:
             repeats[name] *= 2
         if seconds > SLOW_SECONDS:
-            trials[name] = [seconds] * TRIALS
+            trials[name] = [seconds / repeats[name]] * TRIALS
     for number in range(TRIALS):
         for name in sorted(contestants, reverse=number % 2 == 1):
             if len(trials[name]) < TRIALS:
@@ -161,7 +166,7 @@ def _contestants(call: Call) -> Iterator[tuple[str, Attention]]:
     for kernel in covers:
         if not kernel.endswith("_rowwise") or len(covers) == 1:  # which is there for what no other takes
             yield kernel, partial(attention, query, *stored, kernel=kernel, **options)
-    yield MLX, partial(_mlx_lms_own, call, query, stored, scale, sinks)
+    yield MLX, partial(_mlx_lms_own, call, _mlx_lms_mask(call), query, stored, scale, sinks)
 
 
 def _padding(call: Call) -> mx.array:
@@ -169,9 +174,8 @@ def _padding(call: Call) -> mx.array:
     return PADDING * (1 + mx.arange(call.batch_size))
 
 
-def _mlx_lms_own(call: Call, query: mx.array, stored: list[Any], scale: float, sinks: mx.array | None) -> mx.array:
-    """As a model's layer has it."""
-    key, value = stored
+def _mlx_lms_mask(call: Call) -> Any:
+    """As a model makes it, once for its layers."""
     mask: Any = "causal" if call.query_len > 1 else None
     if call.padded or (call.window and call.window < call.key_len) or (mask and call.softcap):
         mask = base.create_causal_mask(
@@ -180,6 +184,15 @@ def _mlx_lms_own(call: Call, query: mx.array, stored: list[Any], scale: float, s
             window_size=call.window or None,
             left_padding=_padding(call) if call.padded else None,
         )
+        mx.eval(mask)
+    return mask
+
+
+def _mlx_lms_own(
+    call: Call, mask: Any, query: mx.array, stored: list[Any], scale: float, sinks: mx.array | None
+) -> mx.array:
+    """As a model's layer has it."""
+    key, value = stored
     if call.softcap:
         return _gemma2s(query, key, value, scale, mask)
     if call.bits:  # which scales the query in place
