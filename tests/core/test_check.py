@@ -1,6 +1,7 @@
 """What the check of a GPU's kernel tries: here of CPU kernels, with something left out of the call."""
 
 import threading
+from functools import partial
 from itertools import product
 
 import mlx.core as mx
@@ -8,7 +9,17 @@ import numpy as np
 import pytest
 from flashattn_core import NoKernelError, check, flash_attention, quantized_flash_attention
 from flashattn_core.attention import lowered
-from flashattn_core.check import LAYOUTS, KernelWarning, Kind, cases, difference, failure, laid_out, lengths_of
+from flashattn_core.check import (
+    LAYOUTS,
+    KernelWarning,
+    Kind,
+    cases,
+    difference,
+    failure,
+    gradient_failure,
+    laid_out,
+    lengths_of,
+)
 from flashattn_core.masks import And, Causal, KeyRange, SlidingWindow, Tree
 
 GIVEN = {
@@ -141,6 +152,24 @@ def test_a_difference(dtype):
     assert "1 of 5" in difference(mx.where(mx.isnan(got), 0, got).astype(dtype), ROUNDED)
 
 
+# --- The gradient ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", KINDS, ids="+".join)
+def test_nothing_is_found_in_gradients_that_are_right(given):
+    assert gradient_failure(kind(70, given), partial(check._gradients, stream=mx.cpu)) == ""
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_gradient_that_is_wrong_is_found(number):
+    def wrong(**arguments):
+        gradients = list(check._gradients(**arguments, stream=mx.cpu))
+        gradients[number] = gradients[number] * 1.01
+        return gradients
+
+    assert f"{('dq', 'dk', 'dv', 'dsinks')[number]} is wrong" in gradient_failure(kind(70, ("sinks",)), wrong)
+
+
 # --- As a call asks for it ----------------------------------------------------------------------------------
 
 
@@ -202,15 +231,20 @@ def test_a_check_draws_no_random_numbers_of_the_callers():
 def test_each_kernel_of_a_backend_is_asked_for_what_it_takes():
     asked = {kernel: (count, wrong) for kernel, count, wrong in check.of_backend("cpu")}
     kinds = len(list(check.kinds_of_models()))
-    assert asked == {"cpu_decode": (kinds, ""), "cpu_prefill": (kinds, "")}
+    quantised = sum(kind.bits > 0 for kind in check.kinds_of_models())
+    assert asked == {
+        "cpu_prefill": (kinds, ""),
+        "cpu_decode": (kinds, ""),
+        "cpu_backward": (kinds - quantised, ""),
+    }
 
 
 def test_what_a_kernel_of_a_backend_fails_at(monkeypatch):
-    def refuses(*, kernel, query, **arguments):
+    def refuses(*, query, kernel="auto", **arguments):
         if kernel == "cpu_decode" and query.dtype == mx.float32:
             raise NoKernelError(f"[flash_attention] {query.shape[-1]} fails")
-        return query, query
+        return query, query[..., 0].astype(mx.float32)
 
     monkeypatch.setattr(check, "_attend", refuses)
     found = {kernel: wrong for kernel, _, wrong in check.of_backend("cpu")}
-    assert found == {"cpu_decode": "64 fails", "cpu_prefill": ""}
+    assert found == {"cpu_decode": "64 fails", "cpu_prefill": "", "cpu_backward": ""}

@@ -137,6 +137,39 @@ def test_another_tiling_is_preferred(dim):
     assert taken(dim, Check(), "metal_decode_split@2", device="metal") == "metal_decode_split@2"
 
 
+def traced(dim, check, device="metal"):
+    key = mx.zeros((1, 2, 300, dim))
+    seen = []
+
+    def call(query):
+        seen.append(launches.prepared(lowered(query, key, key, None, "causal"), device, check=check))
+        return query.sum()
+
+    mx.grad(call)(mx.zeros((1, 4, 100, dim)))
+
+
+def test_of_a_call_that_is_traced_the_gradient_is_checked_too(dim):
+    check = Check()
+    prepared(dim, check, device="metal")
+    traced(dim, check)
+    assert check.asked == ["metal_prefill_reg", "metal_backward_dq"]
+
+
+def test_a_gradient_that_is_wrong_is_an_error_while_there_is_a_choice(dim):
+    check = Check("metal_backward_dq")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="metal_backward_dq is wrong"):
+            traced(dim, check)
+    prepared(dim, check, device="metal")  # without a gradient it is right
+    assert check.asked == ["metal_prefill_reg", "metal_backward_dq"]
+
+
+def test_what_has_no_gradient_is_checked_without(dim):
+    check = Check()
+    traced(dim, check, device="cuda")
+    assert check.asked == ["cuda_prefill"]
+
+
 def test_an_interrupted_check_is_made_again(dim):
     def interrupted(kernel):
         raise KeyboardInterrupt

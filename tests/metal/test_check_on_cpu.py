@@ -1,8 +1,11 @@
 """The check of a kernel before it is trusted: it finds nothing in the Metal kernels, and what is planted."""
 
+import metal_backward
 import mlx.core as mx
 import pytest
 from checked_kinds import GIVEN, MANY_KEYS, does_not_compile, found, kind, nan_where, quantised, wrong_where
+from flashattn_core.check import come_back, gradient_failure
+from gradient_oracle import Call
 from metal_attention import run
 
 pytestmark = pytest.mark.rotate(6)
@@ -57,3 +60,44 @@ def test_what_does_not_compile_is_found():
 def test_what_is_wrong_for_more_keys_than_are_tried_is_not_found():
     assert f"{MANY_KEYS} keys" in found(run, SPLIT, kind(1), wrong_where(f"params.key_len >= {MANY_KEYS}"))
     assert found(run, SPLIT, kind(1), wrong_where(f"params.key_len > {MANY_KEYS}")) == ""
+
+
+# --- The gradient -------------------------------------------------------------------------------------------
+
+
+def found_in_gradients(kind, edit=lambda source: source):
+    def gradients(**arguments):
+        dout, dlse = come_back(arguments)
+        got = metal_backward.run(Call(**arguments, dout=dout, dlse=dlse), edit=edit)
+        return got.dq, got.dk, got.dv
+
+    return gradient_failure(kind, gradients, [(77, 150), (64, 128)])
+
+
+GRADIENTS = {
+    "float32": kind(77, "causal", mx.float32),
+    "float16": kind(77, "window, sinks and soft-cap"),
+    "bfloat16": kind(77, "ranges and slopes", mx.bfloat16, head_dim=80, value_dim=40),
+    "a tree": kind(77, "a tree"),
+    "arrays": kind(77, "arrays"),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_nothing_is_found_in_gradients(name):
+    assert found_in_gradients(GRADIENTS[name]) == ""
+
+
+FAULTS = {
+    "dq": "store_row<D>(target, sums, ",
+    "dk": "backward.dk, batch, kv_head, own_key), dk_sums, ",
+    "dv": "backward.dv, batch, kv_head, own_key), dv_sums, ",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_one_percent_in_a_gradient_is_found(name):
+    def edit(source):
+        return source.replace(FAULTS[name], FAULTS[name] + "(batch == 1 ? 1.01f : 1.0f) * ")
+
+    assert f"{name} is wrong in" in found_in_gradients(GRADIENTS["float16"], edit)

@@ -25,6 +25,13 @@ MUTATIONS: list[Mutation] = [
         "core/test_check.py::test_nan_in_a_key_that_no_row_sees",
     ),
     Mutation(
+        "a GPU's gradient is not checked",
+        f"{CPP}/op/prepare.cpp",
+        "kind.is_traced ? gradient_kernel(",
+        "false ? gradient_kernel(",
+        "core/test_trusted_kernels.py::test_a_gradient_that_is_wrong_is_an_error_while_there_is_a_choice",
+    ),
+    Mutation(
         "what was measured to be faster is not taken",
         f"{CPP}/call/kernel_table.cpp",
         "if (known && preferred && obstacle(",

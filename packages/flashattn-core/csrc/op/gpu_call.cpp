@@ -96,6 +96,20 @@ gpu::Call contiguous_call(Tiled kernel, const Inputs& inputs, const Options& opt
   return call;
 }
 
+// If all that comes back is there, and contiguous.
+gpu::Launches backward_launches_of(gpu::Call call) {
+  for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
+                          Binding::dk, Binding::dv}) {
+    call.present[index(binding)] = true;
+  }
+  const AttentionParams& p = call.params;
+  return metal::backward_launches(call, {.dout = contiguous(p.num_heads, p.query_len, p.value_dim),
+                                         .dlse = contiguous(p.num_heads, p.query_len, 1),
+                                         .dq = contiguous(p.num_heads, p.query_len, p.head_dim),
+                                         .dk = contiguous(p.num_kv_heads, p.key_len, p.head_dim),
+                                         .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
+}
+
 }  // namespace
 
 gpu::Work forward_work(Tiled kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
@@ -109,7 +123,9 @@ gpu::Work forward_work(Tiled kernel, const Inputs& inputs, const Options& option
 std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const Options& options) {
   std::vector<gpu::Launch> pipelines;
   const auto add = [&](const gpu::Call& call) {
-    for (const gpu::Launch& launch : launches(cuda::kernel_that_reads(call, kernel.kernel), call)->launches) {
+    bool is_forward = pass_of(kernel.kernel) == Pass::forward;
+    for (const gpu::Launch& launch : is_forward ? launches(cuda::kernel_that_reads(call, kernel.kernel), call)->launches
+                                                : backward_launches_of(call).launches) {
       const auto is_same = [&](const gpu::Launch& one) { return one.specialisation == launch.specialisation; };
       if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
     }

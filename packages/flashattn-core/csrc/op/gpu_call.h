@@ -20,7 +20,7 @@ constexpr int kFew = 64;
 constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {128, 45}, {77, 64}};
 
 // All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie; and their
-// texts.
+// texts. A kernel of the gradient stands for all of its backend's.
 std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const Options& options);
 std::string source_text(const gpu::Launch& launch, Backend backend);
 

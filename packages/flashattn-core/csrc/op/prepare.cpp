@@ -1,6 +1,7 @@
 // The last kinds of calls are remembered: a decode step finds its own, and looks up nothing else.
 #include "prepare.h"
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -14,6 +15,7 @@ namespace {
 // What all of this depends on, and more. Of the keys' number only the magnitude: a step has one more than the last.
 struct Kind {
   Kernel kernel;  // that is taken where nothing was measured and all is right
+  bool is_traced;
   int device;
   Options options;
   Present present;
@@ -24,13 +26,15 @@ struct Kind {
   bool operator==(const Kind&) const = default;
 };
 
-Kind kind_of(Kernel kernel, const Inputs& inputs, const Options& options, const Present& present, int device) {
+Kind kind_of(Kernel kernel, bool is_traced, const Inputs& inputs, const Options& options, const Present& present,
+             int device) {
   const auto dtype = [&](Input input) {
     const mx::array* array = inputs[input];
     return array ? mx::Dtype::Val(array->dtype()) : mx::Dtype::Val::bool_;
   };
   const mx::array& key = inputs.key();
   return {kernel,
+          is_traced,
           device,
           options,
           present,
@@ -45,6 +49,19 @@ Kind kind_of(Kernel kernel, const Inputs& inputs, const Options& options, const 
 Preference& the_preference() {
   static Preference& preference = *new Preference;
   return preference;
+}
+
+bool is_traced(const Arguments& arguments) {
+  const auto& inputs = arguments.inputs;
+  return std::any_of(inputs.begin(), inputs.end(), [](const auto& input) { return input && input->is_tracer(); });
+}
+
+// The kernel that stands for all that compute the gradient; none if they do not cover the call.
+std::optional<Tiled> gradient_kernel(const Inputs& inputs, const Options& options, Backend backend) try {
+  check_backward(backend, call_shape(inputs, options, backend));
+  return Tiled{backward_kernels(backend).front()};
+} catch (const NoKernelError&) {
+  return std::nullopt;
 }
 
 Choice choice(const Arguments& arguments, const Options& options, Backend backend) {
@@ -74,7 +91,7 @@ Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream)
   if (given.query().size() == 0) return options;  // what has no elements is not launched
   Present present = present_in(arguments);
   Kernel first_choice = kernel_of(choice(arguments, options, backend)).kernel;
-  Kind kind = kind_of(first_choice, given, options, present, stream.device.index);
+  Kind kind = kind_of(first_choice, is_traced(arguments), given, options, present, stream.device.index);
   struct Known {
     Kind kind;
     Options options;
@@ -85,6 +102,10 @@ Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream)
     if (!known->wrong.empty()) throw NoKernelError(known->wrong);
     return known->options;
   }
+  const auto refuse = [&](const std::string& wrong) {
+    recent.keep({kind, options, "[flash_attention] " + wrong});
+    throw NoKernelError("[flash_attention] " + wrong);
+  };
   std::vector<mx::array> arrays = primitive_inputs(arguments, backend, stream);
   Inputs inputs(arrays, present);
   options.preferred = preferred(arguments, backend, stream.device);
@@ -99,11 +120,12 @@ Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream)
       options.failed = with(options.failed, kernel.kernel);
     }
     Choice next = options.kernel == "auto" ? choice(arguments, options, backend) : Choice{};
-    if (!next.kernel) {
-      recent.keep({kind, options, "[flash_attention] " + first});
-      throw NoKernelError("[flash_attention] " + first);
-    }
+    if (!next.kernel) refuse(first);
     kernel = *next.kernel;
+  }
+  std::optional<Tiled> gradient = kind.is_traced ? gradient_kernel(inputs, options, backend) : std::nullopt;
+  if (std::string wrong = gradient ? wrong_with(*gradient, arguments, inputs, stream) : ""; !wrong.empty()) {
+    refuse(wrong);
   }
   if (backend == Backend::cuda) prepare_for_cuda(kernel, inputs, options, stream.device.index);
   if (!is_checking()) recent.keep({std::move(kind), options, ""});

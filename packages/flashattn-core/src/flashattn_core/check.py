@@ -22,7 +22,7 @@ from . import _ext
 from ._ext import NoKernelError
 from .attention import flash_attention, quantized_flash_attention
 from .masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
-from .plan import Device, plan
+from .plan import Device, max_head_dim, plan
 
 # Tensor cores cut off sums, and other orders of a sum round it in other ways.
 ERROR = 1e-5
@@ -33,7 +33,9 @@ _PROMPT = 100  # queries
 
 _NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-Attention = Callable[..., tuple[mx.array, mx.array]]  # out and lse of flash_attention's arguments
+_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # sums over all rows of a group
+
+Attention = Callable[..., tuple[mx.array, ...]]  # out and lse, or gradients, of flash_attention's arguments
 Lengths = Sequence[tuple[int, int]]
 Named = dict[str, Any]
 
@@ -71,8 +73,11 @@ class KernelWarning(UserWarning):
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     """Checks a kernel for such calls, on the stream. Returns what is wrong, in words; then there is a warning, too."""
     kind = Kind(*arguments.kind())
-    on_gpu = partial(_attend, kernel=kernel, stream=stream)
-    wrong = failure(kind, on_gpu, partial(_attend, stream=mx.cpu), error=error_of(kernel, kind))
+    if "backward" in kernel:
+        wrong = gradient_failure(kind, partial(_gradients, stream=stream))
+    else:
+        on_gpu = partial(_attend, kernel=kernel, stream=stream)
+        wrong = failure(kind, on_gpu, partial(_attend, stream=mx.cpu), error=error_of(kernel, kind))
     if not wrong:
         return ""
     where = f"{mx.device_info(stream.device)['device_name']}, mlx {version('mlx')}"
@@ -90,21 +95,30 @@ def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
     """
     stream = mx.default_stream(mx.cpu if backend == "cpu" else mx.gpu)
     for kernel in _ext.stats():
-        if not kernel.startswith(backend) or "backward" in kernel:
+        if not kernel.startswith(backend) or kernel.endswith("_dkv"):  # which _dq stands for
             continue
         count, wrong = 0, ""
         for kind in kinds_of_models():
             for query_len in (_PROMPT, 1):
                 call = _call(replace(kind, query_len=query_len), query_len, _FEW_KEYS[0])
-                if plan(**call, device=backend, kernel=kernel).kernel is None:
+                if not _covers(kernel, backend, call):
                     continue
                 count += 1
                 try:
-                    _attend(**call, kernel=kernel, stream=stream)
+                    if "backward" in kernel:
+                        _gradients(**call, stream=stream)
+                    else:
+                        _attend(**call, kernel=kernel, stream=stream)
                 except NoKernelError as error:
                     wrong = wrong or str(error).removeprefix("[flash_attention] ")
                 break
         yield kernel, count, wrong
+
+
+def _covers(kernel: str, backend: Device, call: Named) -> bool:
+    if "backward" in kernel:
+        return "bits" not in call and call["query"].shape[-1] <= max_head_dim(backend, gradient=True)
+    return plan(**call, device=backend, kernel=kernel).kernel is not None
 
 
 def remembered() -> tuple[Counter[str], list[Path]]:
@@ -141,14 +155,51 @@ def _attend(*, bits: int = 0, **arguments: Any) -> tuple[mx.array, mx.array]:
     return flash_attention(**arguments, return_lse=True)
 
 
+def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
+    """Of query, key, value, and sinks if there are some; what comes back are large numbers, so that they are, too."""
+    names = [name for name in ("query", "key", "value", "sinks") if name in arguments]
+
+    def outputs(*changed: mx.array) -> tuple[mx.array, mx.array]:
+        of_them: Named = dict(zip(names, changed, strict=True))
+        return _attend(**arguments | of_them, stream=stream)
+
+    return tuple(mx.vjp(outputs, [arguments[name] for name in names], come_back(arguments))[1])
+
+
+def come_back(arguments: Named) -> list[mx.array]:
+    """What the gradients are of: numbers for out and for lse."""
+    query, value = arguments["query"], arguments["value"]
+    with mx.stream(mx.cpu):
+        keys = mx.random.split(mx.random.key(0), 2)
+        dout = mx.random.uniform(-32, 32, (*query.shape[:-1], value.shape[-1]), key=keys[0])
+        return [dout.astype(query.dtype), mx.random.uniform(-32, 32, query.shape[:-1], key=keys[1])]
+
+
+def gradient_failure(kind: Kind, gradients: Attention, lengths: Lengths | None = None) -> str:
+    """What is wrong with `gradients` for calls of the kind, beside the CPU's of the same dtype; empty if nothing is."""
+
+    def on_cpu(**arguments: Any) -> tuple[mx.array, ...]:
+        rows = _with_rows(arguments, lambda x: x.astype(kind.dtype))  # which failure() has in float32
+        with mx.stream(mx.cpu):
+            return tuple(x.astype(mx.float32) for x in _gradients(**rows, stream=mx.cpu))
+
+    error = max(_GRADIENT_ERROR, float(mx.finfo(kind.dtype).eps))
+    return failure(kind, gradients, on_cpu, lengths, error, _GRADIENTS)
+
+
 def failure(
-    kind: Kind, attention: Attention, on_cpu: Attention, lengths: Lengths | None = None, error: float = ERROR
+    kind: Kind,
+    attention: Attention,
+    on_cpu: Attention,
+    lengths: Lengths | None = None,
+    error: float = ERROR,
+    names: Sequence[str] = ("out", "lse"),
 ) -> str:
     """What is wrong with `attention` for calls of the kind; empty if nothing is.
 
     on_cpu: the same by the CPU's kernels. lengths: of queries and keys; None: what kernels may treat in another way.
-    error: how far off out may be before it is rounded, of 1 or of the number if that is more. Raises MemoryError where
-    there is none for the inputs: that says nothing about the kernel.
+    error: how far off results may be before they are rounded, of 1 or of the number if that is more; lse is float32.
+    names: of the results. Raises MemoryError where there is none for the inputs: that says nothing about the kernel.
     """
     for case in cases(kind, lengths or lengths_of(kind)):
         expected = on_cpu(**exactly(case.arguments))
@@ -160,8 +211,8 @@ def failure(
                 if _NO_MEMORY.search(str(raised)):
                     raise MemoryError(f"no memory to check a kernel: {raised}") from raised
                 return f"{case.name}, {layout}: {raised}"
-            for name, found, wanted, far in zip(("out", "lse"), got, expected, (error, ERROR), strict=True):
-                if wrong := difference(found, wanted, far):
+            for name, found, wanted in zip(names, got, expected, strict=False):  # not each call has sinks
+                if wrong := difference(found, wanted, ERROR if name == "lse" else error):
                     return f"{case.name}, {layout}: {name} {wrong}"
     return ""
 
