@@ -59,9 +59,10 @@ std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::
   } else if (backend == Backend::cuda) {
     cuda::check_device(stream.device.index);
   }
-  kernel_of(choice(Inputs(arguments), arguments.options, backend));  // throws where no kernel covers the call
   Options options = arguments.options;
-  if (backend != Backend::cpu) {
+  if (backend == Backend::cpu) {
+    kernel_of(choice(Inputs(arguments), options, backend));  // throws where no kernel covers the call
+  } else {
     options = prepared(arguments, backend, stream);
   }
   std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);

@@ -88,9 +88,9 @@ std::optional<Tiled> preferred(const Arguments& arguments, Backend backend, mx::
 Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream) {
   Inputs given(arguments);
   Options options = arguments.options;
+  Kernel first_choice = kernel_of(choice(arguments, options, backend)).kernel;
   if (given.query().size() == 0) return options;  // what has no elements is not launched
   Present present = present_in(arguments);
-  Kernel first_choice = kernel_of(choice(arguments, options, backend)).kernel;
   Kind kind = kind_of(first_choice, is_traced(arguments), given, options, present, stream.device.index);
   struct Known {
     Kind kind;
