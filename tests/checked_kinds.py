@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention
-from flashattn_core.check import Kind, error_of, failure
+from flashattn_core.check import Kind, Lengths, error_of, failure
 from metal_attention import Run
 from metal_on_cpu import MetalError
 
@@ -38,8 +38,14 @@ def on_cpu(*, bits=None, **arguments):
     return attention(**arguments, **storage, return_lse=True, stream=mx.cpu)
 
 
-def found(run: Callable[..., Run], kernel: str, kind: Kind, edit: Callable[[str], str] = lambda source: source) -> str:
-    """What the check finds in the kernel, whose source the edit changes."""
+def found(
+    run: Callable[..., Run],
+    kernel: str,
+    kind: Kind,
+    edit: Callable[[str], str] = lambda source: source,
+    lengths: Lengths | None = None,
+) -> str:
+    """What the check finds in the kernel, whose source the edit changes. lengths: None for some of few tiles."""
 
     def attention(**arguments):
         try:
@@ -49,8 +55,8 @@ def found(run: Callable[..., Run], kernel: str, kind: Kind, edit: Callable[[str]
         return result.out, result.lse
 
     few = kind.query_len <= 16
-    lengths = [(kind.query_len, keys) for keys in (FEW_KEYS, MANY_KEYS)] if few else [(77, 150), (64, 128)]
-    return failure(kind, attention, on_cpu, lengths, error_of(kernel, kind))
+    shorter = [(kind.query_len, keys) for keys in (FEW_KEYS, MANY_KEYS)] if few else [(77, 150), (64, 128)]
+    return failure(kind, attention, on_cpu, lengths or shorter, error_of(kernel, kind))
 
 
 ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # in the text of every kernel

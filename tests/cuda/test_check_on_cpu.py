@@ -4,6 +4,8 @@ import mlx.core as mx
 import pytest
 from checked_kinds import GIVEN, MANY_KEYS, does_not_compile, found, kind, nan_where, quantised, wrong_where
 from cuda_attention import run
+from flashattn_core._ext import checked_lengths
+from flashattn_core.check import Kind
 
 pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
@@ -31,6 +33,12 @@ OTHER_KINDS = {
 @pytest.mark.parametrize("name", OTHER_KINDS)
 def test_nothing_is_found_in_other_kinds(name):
     assert found(run, *OTHER_KINDS[name]) == ""
+
+
+def test_nothing_is_found_in_many_rows_with_slopes():
+    given = {"alibi_slopes": mx.float32, "bias": mx.float32}
+    many = [pair for pair in checked_lengths if pair[0] > 128]
+    assert found(run, PREFILL, Kind(mx.float32, 128, 128, 2, 77, given), lengths=many) == ""
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

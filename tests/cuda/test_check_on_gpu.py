@@ -17,7 +17,9 @@ def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
     dim = next(DIMS)
-    return [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
+    drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
+    mx.eval(drawn)  # else it is this thread's stream alone that can
+    return drawn
 
 
 @pytest.fixture
