@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from flashattn_core import tuned
+from flashattn_core import _ext, tuned
 from flashattn_core.attention import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from flashattn_core.tuned import Call, Measured, call_of, nearest
@@ -176,3 +176,13 @@ def test_when_flash_attention_is_worth_it():
     assert not measured(STEP, ours=3e-3, mlx_bytes=10**9, our_bytes=10**9 // 2).is_worth_it()
     assert not measured(STEP, ours=3e-3, mlx_bytes=1000, our_bytes=1).is_worth_it()  # what is little is no matter
     assert Measured(STEP, {"cpu_decode": 1.0}, {"cpu_decode": 1}).is_worth_it()
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3"])
+def test_the_tables_that_the_package_brings(device, monkeypatch):
+    monkeypatch.setattr(tuned, "software", lambda here: {"device": device})
+    table = tuned.brought(CPU)
+    assert len(table) > 100
+    assert len({each.call for each in table}) == len(table)
+    assert {name for each in table for name in each.seconds} <= {tuned.MLX, *_ext.kernels("cuda")}
+    assert all(each.seconds.keys() == each.bytes.keys() for each in table)

@@ -52,8 +52,8 @@ def calls(quick: bool) -> list[Call]:
     wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
     qwen = [call for call in wanted if (call.heads, call.kv_heads, call.batch_size) == (14, 2, 1)]
     wanted += [replace(call, dtype="float32") for call in (qwen if quick else wanted) if not call.sinks]
-    plain = [call for call in wanted if call == _plain(call) and (call.query_len, call.key_len) in STORED_LENGTHS]
-    wanted += [replace(call, bits=bits) for call in (qwen if quick else plain) for bits in (4, 8)]
+    qwens = [_of_lengths(model, *lengths) for model in MODELS[:2] for lengths in STORED_LENGTHS]
+    wanted += [replace(call, bits=bits) for call in (qwen if quick else qwens) for bits in (4, 8)]
     most = MOST_ON_CPU if mx.default_device() == mx.cpu else inf
     return [call for call in dict.fromkeys(wanted) if call.query_len * call.key_len <= most]
 
@@ -86,10 +86,6 @@ def _longest_window(config: dict[str, Any]) -> int:
     sizes = [_longest_window(value) for value in config.values() if isinstance(value, dict)]
     sizes += [value for name, value in config.items() if "window" in name and isinstance(value, int)]
     return max(sizes, default=1)
-
-
-def _plain(call: Call) -> Call:
-    return replace(call, dtype="bfloat16", batch_size=1, window=0, softcap=False, sinks=False, padded=False)
 
 
 def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
@@ -137,7 +133,7 @@ def measure(call: Call) -> Measured:
         for name in sorted(contestants, reverse=number % 2 == 1):
             if len(trials[name]) < TRIALS:
                 trials[name].append(_seconds(contestants[name], repeats[name]) / repeats[name])
-    return Measured(call, {name: median(each) for name, each in trials.items()}, memory)
+    return Measured(call, {name: float(f"{median(each):.4g}") for name, each in trials.items()}, memory)
 
 
 def _contestants(call: Call) -> Iterator[tuple[str, Attention]]:
