@@ -27,7 +27,7 @@ def main() -> None:
         "routed": lambda: routed(q, k, k, None, 0.125, None),
         "flash_attention": lambda: flashattn_core.flash_attention(q, k, k, 0.125, None, sinks=None),
         "mlx-lm's own": lambda: own(q, k, k, None, 0.125, None),
-        "when=faster's look-up": lambda: faster.reason_to_leave(q, k, k, None),
+        "when=faster's look-up": lambda: faster.reason_to_leave(q, k, k, None, None),
         "mx.fast": lambda: mx.fast.scaled_dot_product_attention(q, k, k, scale=0.125, mask=None, sinks=None),
     }
     took = {name: [] for name in calls}

@@ -10,7 +10,7 @@ from flashattn_core import _ext, tuned
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from flashattn_core.tuned import Call, Measured
 from mlx_lm.models import base
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlxlm_flash_patch import faster
 
 PROMPT, STEP = Call("float32", 4, 2, 32, 20, 20), Call("float32", 4, 2, 32, 1, 20)
@@ -109,12 +109,13 @@ def test_a_gradient_is_not_left(slow_prompts, tiny, tokens):
     assert flash.status().calls == {"cpu_prefill": 1, "cpu_backward": 1}
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_a_gradient_of_one_of_the_three_is_not_left(slow_prompts, wanted):
-    arrays = [mx.ones((1, heads, 20, 32)) for heads in (4, 2, 2)]
+@pytest.mark.parametrize("wanted", range(4))
+def test_a_gradient_of_one_of_the_four_is_not_left(slow_prompts, wanted):
+    arrays = [mx.ones((1, heads, 20, 32)) for heads in (4, 2, 2)] + [mx.ones(4)]
 
-    def attention(*arrays):
-        return base.scaled_dot_product_attention(*arrays, cache=None, scale=1.0, mask="causal").sum()
+    def attention(*three_and_sinks):
+        *three, sinks = three_and_sinks
+        return base.scaled_dot_product_attention(*three, cache=None, scale=1.0, mask="causal", sinks=sinks).sum()
 
     with flash.enabled(when="faster"):
         mx.eval(mx.grad(attention, argnums=wanted)(*arrays))
@@ -199,9 +200,9 @@ def reason(call, mask=None):
     mask = mask or (SlidingWindow(call.window) if call.window else KeyRange(3) if call.padded else None)
     sinks, softcap = mx.zeros(call.heads, dtype) if call.sinks else None, 9.0 if call.softcap else None
     if call.bits:
-        stored = mx.quantize(key, bits=call.bits, group_size=32)
-        return faster.reason_to_leave(query, stored, stored, mask, sinks, softcap, bits=call.bits, group_size=32)
-    return faster.reason_to_leave(query, key, key, mask, sinks, softcap)
+        cache, stored = QuantizedKVCache(group_size=32, bits=call.bits), mx.quantize(key, bits=call.bits, group_size=32)
+        return faster.reason_to_leave(query, stored, stored, cache, mask, sinks, softcap)
+    return faster.reason_to_leave(query, key, key, None, mask, sinks, softcap)
 
 
 @pytest.mark.parametrize("change", KINDS, ids=str)
@@ -216,7 +217,8 @@ def test_a_decision_is_of_one_kind_of_calls(change, table):
 
 def test_calls_that_differ_in_two_things():
     def likeness(dtype, batch_size):
-        return _ext.likeness(mx.zeros((batch_size, 4, 1, 32), dtype), mx.zeros((batch_size, 2, 9, 32), dtype))
+        key = mx.zeros((batch_size, 2, 9, 32), dtype)
+        return _ext.likeness(mx.zeros((batch_size, 4, 1, 32), dtype), key, key, None)
 
     dtypes, batches = (mx.float16, mx.bfloat16, mx.float32), range(1, 17)
     assert len({likeness(dtype, size) for dtype in dtypes for size in batches}) == 48
@@ -238,7 +240,8 @@ def test_causal_is_no_padding(table):
 
 def test_a_step_with_a_key_more_is_looked_up(table):
     def likeness(keys):
-        return _ext.likeness(mx.zeros((1, 4, 1, 32)), mx.zeros((1, 2, keys, 32)))
+        key = mx.zeros((1, 2, keys, 32))
+        return _ext.likeness(mx.zeros((1, 4, 1, 32)), key, key, None)
 
     assert likeness(600) == likeness(601) == likeness(1023) != likeness(1024)
 

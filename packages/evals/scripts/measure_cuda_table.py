@@ -107,7 +107,7 @@ def whichever_is_faster(call: Call, sinks: mx.array | None) -> Attention:
     own, flash, mask = mlx_own(call, sinks), ours(call, sinks), mask_of(call)
 
     def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-        left = reason_to_leave(query, key, value, mask, sinks, call.softcap)
+        left = reason_to_leave(query, key, value, None, mask, sinks, call.softcap)
         return (own if left else flash)(query, key, value)
 
     return attention

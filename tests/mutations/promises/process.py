@@ -61,9 +61,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         'when="faster" leaves calls whose gradient may be wanted',
-        f"{PATCH}/route.py",
-        " or traced(queries, keys, values, mask, sinks):",
-        ":",
+        f"{PATCH}/faster.py",
+        "    if not likeness:\n",
+        "    if likeness is None:\n",
         "patch/test_faster.py::test_a_gradient_is_not_left",
     ),
     Mutation(

@@ -203,20 +203,25 @@ NB_MODULE(_ext, m) {
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
   m.def(
       "likeness",
-      [](const mx::array& query, const mx::array& key) {
+      [](const mx::array& query, const mx::array& key, const mx::array& value, const mx::array* sinks) -> uint64_t {
+        if (query.is_tracer() || key.is_tracer() || value.is_tracer() || (sinks && sinks->is_tracer())) return 0;
         uint64_t sum = 0xcbf29ce484222325;  // FNV-1a
         const auto add = [&](int number) { sum = (sum ^ static_cast<uint64_t>(number)) * 0x100000001b3; };
-        add(static_cast<int>(query.dtype().val()));
+        for (const mx::array* array : {&query, &key, &value}) {
+          add(static_cast<int>(array->dtype().val()));
+          add(static_cast<int>(array->ndim()));
+        }
         for (int size : query.shape()) add(size);
         if (key.ndim() >= 3) add(key.shape(kHead));
         if (key.ndim() >= 3) add(static_cast<int>(std::bit_width(static_cast<unsigned>(key.shape(kRow)))));
+        if (value.ndim() >= 1) add(value.shape(kColumn));
+        add(sinks ? static_cast<int>(sinks->dtype().val()) : -1);
         add(mx::default_device() == mx::Device::cpu ? -1 : mx::default_device().index);
-        return sum;
+        return sum | 1;
       },
-      "query"_a, "key"_a,
-      "A number that calls on the default device have in common whose queries have one shape and dtype, and whose "
-      "keys\n"
-      "have as many heads and, in powers of two, are as many.");
+      "query"_a, "key"_a, "value"_a, "sinks"_a.none(),
+      "A number that calls on the default device have in common whose queries have one shape, whose arrays have the\n"
+      "same dtypes, and whose keys have as many heads and, in powers of two, are as many. 0 of a call that is traced.");
   m.def(
       "array_id", [](const mx::array& a) { return a.id(); },
       "array_id(array) -> int\n\n"

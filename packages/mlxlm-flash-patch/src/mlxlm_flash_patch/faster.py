@@ -11,6 +11,8 @@ from flashattn_core.attention import lowered
 from flashattn_core.masks import And, SlidingWindow
 from flashattn_core.tuned import Measured
 
+from .obstacles import in_one_dtype, is_quantised, reason_not_to
+
 FASTER_THERE, NOT_MEASURED = "it is faster there", "nothing like them was measured"
 
 _reasons: dict[Any, str | None] = {}
@@ -35,22 +37,26 @@ def reason_to_leave(
     queries: mx.array,
     keys: Any,
     values: Any,
+    cache: Any,
     mask: Any,
     sinks: mx.array | None = None,
     softcap: float | None = None,
-    **storage: Any,
 ) -> str | None:
-    """Why mlx-lm's own attention is to compute such a call; None where flash attention is.
+    """Why mlx-lm's own attention is to compute such a call, since it is faster; None where it is not.
 
-    The arguments are those of flash_attention() or, with bits and group_size as storage, of its quantised twin.
+    The arguments are those of mlx-lm's attention; the mask may be a description. A call that is traced is not left: a
+    gradient may be wanted, which was not measured. Nor is one that cannot be flash attention: that is a fallback.
     """
-    sizes = _ext.likeness(queries, keys[0] if storage else keys)
-    kind = (sizes, None if mask is None else _of(mask), sinks is None, softcap is None, storage.get("bits"))
+    bits = cache.bits if is_quantised(cache) else 0
+    likeness = _ext.likeness(queries, keys[1] if bits else keys, values[1] if bits else values, sinks)
+    if not likeness:
+        return None
+    kind = (likeness, mask if mask is None else _of(mask), softcap is None, bits)
     try:
         return _reasons[kind]
     except KeyError:
-        arguments = lowered(queries, keys, values, None, mask, sinks=sinks, softcap=softcap, **storage)
-        return _reasons.setdefault(kind, _reason(arguments))
+        reason = _reason(queries, keys, values, cache, mask, sinks, softcap)
+    return _reasons.setdefault(kind, reason)
 
 
 def _of(mask: Any) -> Any:
@@ -60,10 +66,13 @@ def _of(mask: Any) -> Any:
     return mask.window if isinstance(mask, SlidingWindow) else type(mask)
 
 
-def _reason(arguments: _ext.Arguments) -> str | None:
+def _reason(queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any, sinks: Any, softcap: Any) -> str | None:
     table = _table()
-    if table is None:
+    queries, keys, values = in_one_dtype(queries, keys, values)
+    if table is None or reason_not_to(queries, keys, values, cache, mask, sinks) is not None:
         return None
+    storage = {"group_size": cache.group_size, "bits": cache.bits} if is_quantised(cache) else {}
+    arguments = lowered(queries, keys, values, None, mask, sinks=sinks, softcap=softcap, **storage)
     measured = tuned.nearest(table, tuned.call_of(arguments))
     if measured is None:
         return NOT_MEASURED

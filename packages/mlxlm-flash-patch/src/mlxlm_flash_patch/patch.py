@@ -45,7 +45,7 @@ class Request:
     left_before: int = 0
 
     def never_ran(self) -> bool:
-        return not _calls_since(self.kernels_before) and route.left.total() <= self.left_before
+        return not _calls_since(self.kernels_before) and sum(route.left.now().values()) <= self.left_before
 
     def wants(self, place: Place) -> bool:
         return self.modules is None or place.for_all or place.module in self.modules
@@ -136,7 +136,7 @@ def start_counting() -> None:
     _kernels_before.update(flashattn_core.stats())
     with route.lock:
         route.fallbacks.clear()
-        route.left.clear()
+    route.left.clear()
 
 
 def is_on() -> bool:
@@ -205,7 +205,7 @@ def _admit(request: Request, instead_of: Collection[Request] = ()) -> None:
     if not _requests:
         start_counting()
     if not instead_of:
-        request.left_before = route.left.total()
+        request.left_before = sum(route.left.now().values())
     _requests[:] = [r for r in _requests if r not in instead_of] + [request]
     _settle()
 

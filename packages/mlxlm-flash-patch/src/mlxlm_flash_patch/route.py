@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -15,8 +17,8 @@ from flashattn_core._ext import Arguments
 from flashattn_core.attention import lowered
 
 from .described_masks import description_of
-from .faster import reason_to_leave
-from .obstacles import in_one_dtype, is_quantised, reason_not_to, traced
+from .faster import FASTER_THERE, NOT_MEASURED, reason_to_leave
+from .obstacles import in_one_dtype, is_quantised, reason_not_to
 
 Attention = Callable[..., mx.array]
 Way = Callable[[], bool]  # whether a call that is made now is to be flash attention
@@ -30,6 +32,21 @@ class FlashFallbackError(RuntimeError):
     """With strict=True: a call would have gone to mlx-lm's own attention; the text says why."""
 
 
+class Left:
+    """How many calls when="faster" left to mlx-lm's own attention, by reason."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        # One step of these is one of the interpreter's. A lock would take a decode step longer than its decision.
+        self.counts = {reason: count() for reason in (FASTER_THERE, NOT_MEASURED)}
+
+    def now(self) -> dict[str, int]:
+        counted = {reason: next(copy(each)) for reason, each in self.counts.items()}
+        return {reason: number for reason, number in counted.items() if number}
+
+
 @dataclass
 class Route:
     """What patch.py decides and a call reads."""
@@ -38,7 +55,7 @@ class Route:
     strict: bool = False
     faster: bool = False
     fallbacks: Counter[str] = field(default_factory=Counter)
-    left: Counter[str] = field(default_factory=Counter)  # to mlx-lm's own attention, by when="faster"
+    left: Left = field(default_factory=Left)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -59,7 +76,7 @@ def for_patched_models() -> bool:
 
 @contextmanager
 def observed(observe: Callable[[Arguments], None]) -> Iterator[None]:
-    """Within, `observe` is given the arguments of each call that can be flash attention, of any thread."""
+    """Within, `observe` is given the arguments of each call that is to be flash attention, of any thread."""
     _observers.append(observe)
     try:
         yield
@@ -106,16 +123,19 @@ def attend(
     softcap: float | None = None,
 ) -> mx.array | None:
     """Flash attention; None where the caller is to do without, which is counted and warned about here."""
+    if mask is not None and isinstance(mask, mx.array):
+        mask = description_of(mask, queries, (keys if isinstance(keys, mx.array) else keys[0]).shape[-2])
+    if route.faster and not _in_a_patched_model.get():  # first: what is left costs hardly more than unpatched
+        reason = reason_to_leave(queries, keys, values, cache, mask, sinks, softcap)
+        if reason is not None:
+            next(route.left.counts[reason])
+            return None
     queries, keys, values = in_one_dtype(queries, keys, values)
     reason = reason_not_to(queries, keys, values, cache, mask, sinks)
     if reason is None:
         storage = {"group_size": cache.group_size, "bits": cache.bits} if is_quantised(cache) else {}
-        if isinstance(mask, mx.array):
-            mask = description_of(mask, queries, (keys[0] if storage else keys).shape[-2])
         for observe in _observers:
             observe(lowered(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks, **storage))
-        if route.faster and _is_left(queries, keys, values, mask, sinks, softcap, storage):
-            return None
         try:
             attention: Attention = quantized_flash_attention if storage else flash_attention
             return attention(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks, **storage)
@@ -123,24 +143,6 @@ def attend(
             reason = str(error)
     _note_fallback(reason)
     return None
-
-
-def _is_left(
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    mask: Any,
-    sinks: mx.array | None,
-    softcap: float | None,
-    storage: dict[str, int],
-) -> bool:
-    """Whether the call is mlx-lm's, which is counted; not if a gradient may be wanted, which was not measured."""
-    reason = reason_to_leave(queries, keys, values, mask, sinks, softcap, **storage)
-    if reason is None or _in_a_patched_model.get() or traced(queries, keys, values, mask, sinks):
-        return False
-    with route.lock:
-        route.left[reason] += 1
-    return True
 
 
 def _note_fallback(reason: str) -> None:

@@ -57,7 +57,7 @@ class Status:
 def status() -> Status:
     """What is patched now, and what was called since the patch was last switched on: a :class:`Status`."""
     with route.lock:
-        strict, fallbacks, left = route.strict, dict(route.fallbacks), dict(route.left)
+        strict, fallbacks = route.strict, dict(route.fallbacks)
     return Status(
         enabled=patch.is_on(),
         strict=strict,
@@ -65,7 +65,7 @@ def status() -> Status:
         instances=instance.patched_instances(),
         calls=patch.kernel_calls(),
         fallbacks=fallbacks,
-        left=left,
+        left=route.left.now(),
         foreign=patch.foreign_places(),
         versions=versions(),
     )
