@@ -178,7 +178,7 @@ def test_when_flash_attention_is_worth_it():
     assert Measured(STEP, {"cpu_decode": 1.0}, {"cpu_decode": 1}).is_worth_it()
 
 
-@pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
 def test_the_tables_that_the_package_brings(device, monkeypatch):
     monkeypatch.setattr(tuned, "software", lambda here: {"device": device})
     table = tuned.brought(CPU)

@@ -93,7 +93,10 @@ TABLE = {
 }
 
 
-def mask_of(call: Call) -> Mask:
+def mask_of(call: Call) -> Mask | None:
+    """As mlx-lm has it: none for a single query that sees all keys."""
+    if call.query_len == 1 and not (call.window or call.padding):
+        return None
     mask: Mask = SlidingWindow(call.window) if call.window else Causal()
     return mask & KeyRange(mx.array(call.padding)) if call.padding else mask
 
