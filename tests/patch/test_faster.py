@@ -60,6 +60,14 @@ def test_what_is_faster_there_is_left(slow_prompts, tiny, tokens):
     assert all(mx.allclose(one, other, atol=1e-5) for one, other in zip(on, off, strict=True))
 
 
+def test_asking_is_not_counted(slow_prompts, tiny, tokens):
+    with flash.enabled(when="faster"):
+        for prompts in (1, 2, 3):
+            of(tiny(), tokens())
+            for _ in range(2):
+                assert flash.status().left == {"it is faster there": 2 * prompts}
+
+
 def test_always_leaves_nothing(slow_prompts, tiny, tokens):
     with flash.enabled():
         of(tiny(), tokens())

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -36,14 +35,19 @@ class Left:
     """How many calls when="faster" left to mlx-lm's own attention, by reason."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
-        # One step of these is one of the interpreter's. A lock would take a decode step longer than its decision.
-        self.counts = {reason: count() for reason in (FASTER_THERE, NOT_MEASURED)}
+        with self._lock:
+            # A step of these is one of the interpreter's: a lock would take a decode step as long as its decision.
+            self.counts = {reason: count() for reason in (FASTER_THERE, NOT_MEASURED)}
+            self._looks = 0
 
     def now(self) -> dict[str, int]:
-        counted = {reason: next(copy(each)) for reason, each in self.counts.items()}
+        with self._lock:
+            counted = {reason: next(each) - self._looks for reason, each in self.counts.items()}
+            self._looks += 1  # which are steps, too
         return {reason: number for reason, number in counted.items() if number}
 
 
