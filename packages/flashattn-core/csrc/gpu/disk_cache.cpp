@@ -51,7 +51,8 @@ std::string read_kept(const std::string& folder, const std::string& key) {
   std::getline(file, sums);
   std::stringstream rest;
   rest << file.rdbuf();
-  std::string bytes = rest.str().starts_with(key) ? rest.str().substr(key.size()) : "";
+  std::string bytes = rest.str();
+  bytes.erase(0, bytes.starts_with(key) ? key.size() : bytes.size());
   return sums == sums_of(key, bytes) ? bytes : "";
 }
 

@@ -27,10 +27,10 @@ std::string specialised(std::string function, const std::vector<Constant>& const
 std::string planted(std::string text) {
   const char* variable = std::getenv("FLASHATTN_PLANT");
   if (!variable) return text;
-  std::string plant = variable, arrow = " => ";
+  std::string_view plant = variable, arrow = " => ";
   size_t end = plant.find(arrow);
   if (end == std::string::npos) {
-    throw std::invalid_argument("[flash_attention] FLASHATTN_PLANT is '" + plant + "', expected 'old => new'");
+    throw std::invalid_argument("[flash_attention] FLASHATTN_PLANT is '" + std::string(plant) + "', expected 'old => new'");
   }
   size_t at = text.find(plant.substr(0, end));
   return at == std::string::npos ? text : text.replace(at, end, plant.substr(end + arrow.size()));
