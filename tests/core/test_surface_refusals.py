@@ -127,7 +127,7 @@ def wrong_masks(query, key):
     yield Tree(zeros((key_len + 40, (key_len + 71) // 32), mx.uint32))
     if key_len:
         yield Tree(zeros((1, *batch, 1, 1), mx.bool_))
-        yield Tree(zeros((*[n + 2 for n in batch], 2, 1, 1)[len(batch) > 0 :], mx.bool_))
+        yield Tree(zeros((*([n + 2 for n in batch] or [2]), 1, 1), mx.bool_))
     for a in (zeros((), mx.bool_), zeros(())):
         yield Causal() & a & a
     if key_len:

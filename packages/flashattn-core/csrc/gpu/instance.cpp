@@ -30,7 +30,8 @@ std::string planted(std::string text) {
   std::string_view plant = variable, arrow = " => ";
   size_t end = plant.find(arrow);
   if (end == std::string::npos) {
-    throw std::invalid_argument("[flash_attention] FLASHATTN_PLANT is '" + std::string(plant) + "', expected 'old => new'");
+    throw std::invalid_argument("[flash_attention] FLASHATTN_PLANT is '" + std::string(plant) +
+                                "', expected 'old => new'");
   }
   size_t at = text.find(plant.substr(0, end));
   return at == std::string::npos ? text : text.replace(at, end, plant.substr(end + arrow.size()));
