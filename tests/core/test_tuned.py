@@ -52,6 +52,22 @@ def test_a_file_that_is_no_table_is_named(cache, text):
         tuned.read(CPU)
 
 
+@pytest.mark.parametrize(
+    "change", [('"bfloat16"', '"float99"'), ("1024", '"many"'), ("cpu_decode", "a_kernel"), ("false", "0")]
+)
+def test_a_table_with_a_wrong_value_is_named(cache, change):
+    file = tuned.write([measured(STEP)], CPU)
+    file.write_text(file.read_text().replace(*change))
+    with pytest.raises(ValueError, match="delete it"):
+        tuned.read(CPU)
+
+
+def test_quantised_calls_tell_about_their_head_dim_alone():
+    quantised = replace(STEP, bits=4)
+    assert nearest([measured(quantised)], replace(quantised, key_len=9, bits=8)) is not None
+    assert nearest([measured(quantised)], replace(quantised, head_dim=64)) is None
+
+
 def test_half_of_a_file_is_named(cache):
     file = tuned.write([measured(STEP)], CPU)
     file.write_text(file.read_text()[:-9])
@@ -121,8 +137,11 @@ def test_the_users_table_goes_before_the_packages(tmp_path, monkeypatch):
     (tmp_path / "one.json").write_text(tuned.in_json([measured(STEP)], CPU))
     tuned._tables.clear()
     assert tuned.here(CPU) == [measured(STEP)]
-    tuned.write([measured(replace(STEP, window=5))], CPU)
-    assert tuned.here(CPU) == [measured(replace(STEP, window=5))]
+    own = [measured(replace(STEP, window=5)), measured(STEP, ours=9.0)]
+    tuned.write(own[:1], CPU)
+    assert tuned.here(CPU) == [own[0], measured(STEP)]
+    tuned.write(own, CPU)
+    assert tuned.here(CPU) == own
 
 
 def test_a_table_that_cannot_be_read_is_said_once_and_kernels_are_chosen_without_it(cache):
@@ -180,9 +199,10 @@ def test_when_flash_attention_is_worth_it():
 
 @pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
 def test_the_tables_that_the_package_brings(device, monkeypatch):
-    monkeypatch.setattr(tuned, "software", lambda here: {"device": device})
+    here = tuned.software(CPU)
+    monkeypatch.setattr(tuned, "software", lambda _: here | {"device": device})
     table = tuned.brought(CPU)
-    assert len(table) > 100
+    assert len(table) > 140
     assert len({each.call for each in table}) == len(table)
     assert {name for each in table for name in each.seconds} <= {tuned.MLX, *_ext.kernels("cuda")}
     assert all(each.seconds.keys() == each.bytes.keys() for each in table)

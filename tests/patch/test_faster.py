@@ -117,6 +117,44 @@ def test_a_gradient_is_not_left(slow_prompts, tiny, tokens):
     assert flash.status().calls == {"cpu_prefill": 1, "cpu_backward": 1}
 
 
+def refused_there(sinks=None, batch=(1,), quantise=lambda x: x, cache=None):
+    query, key = mx.ones((*batch, 4, 1, 64)), mx.ones((*batch, 2, 20, 64))
+    stored = quantise(key)
+    return base.scaled_dot_product_attention(query, stored, stored, cache, 0.125, None, sinks=sinks)
+
+
+@pytest.mark.parametrize("tabled", [{}, {"bits": 8}], ids=["measured", "not measured"])
+def test_what_mlx_lm_refuses_is_not_left(table, tabled):
+    table(measured(Call("float32", 4, 2, 64, 1, 20, **tabled), mlx=1.0))
+    with flash.enabled(when="faster"):
+        mx.eval(refused_there(batch=(1, 1)))
+        cache = QuantizedKVCache(group_size=64, bits=8)
+        mx.eval(refused_there(mx.ones(4), quantise=lambda x: mx.quantize(x, 64, 8), cache=cache))
+    assert flash.status().left == {}
+    assert flash.status().calls == {"cpu_decode": 2}
+
+
+def test_arguments_are_checked_first(slow_prompts):
+    query, key = mx.ones((1, 4, 1, 32)), mx.ones((1, 0, 20, 32))
+    with flash.enabled(when="faster"), pytest.raises(ValueError, match="heads"):
+        base.scaled_dot_product_attention(query, key, key, None, 1.0, None)
+
+
+def test_a_gradient_of_a_mask_is_a_fallback(slow_prompts):
+    arrays = [mx.ones((1, heads, 20, 32)) for heads in (4, 2, 2)]
+
+    def attention(mask):
+        return base.scaled_dot_product_attention(*arrays, cache=None, scale=1.0, mask=mask).sum()
+
+    mask = mx.zeros((20, 20))
+    with warnings.catch_warnings(), flash.enabled(when="faster"):
+        warnings.simplefilter("ignore")
+        for _ in range(2):  # neither decides about the other
+            mx.eval(mx.grad(attention)(mask), attention(mask))
+    assert flash.status().left == {"it is faster there": 2}
+    assert sum(flash.status().fallbacks.values()) == 2
+
+
 @pytest.mark.parametrize("wanted", range(4))
 def test_a_gradient_of_one_of_the_four_is_not_left(slow_prompts, wanted):
     arrays = [mx.ones((1, heads, 20, 32)) for heads in (4, 2, 2)] + [mx.ones(4)]

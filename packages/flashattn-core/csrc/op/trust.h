@@ -13,7 +13,7 @@ using Check = std::function<std::string(const Arguments&, Tiled, mx::Stream)>;
 void set_check(Check check);
 
 // What is wrong with the kernel for such calls; empty if nothing is, or if nothing is to be checked: FLASHATTN_CHECK
-// says that, and whether what passed is kept on disk. Each kernel is checked once in a process.
+// says that, and whether what passed is kept on disk. A verdict holds for the whole process.
 std::string wrong_with(Tiled kernel, const Arguments& arguments, const Inputs& inputs, mx::Stream stream);
 
 // Whether this thread is checking a kernel: the calls of a check are not checked, and take what they are told to.

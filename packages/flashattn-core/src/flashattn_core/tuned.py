@@ -1,8 +1,8 @@
 """What was measured on a GPU: how long calls take each kernel, and MLX's own attention.
 
 `mlxlm-flash tune` writes the table. It is JSON in the user's folder of caches, for one device and the versions that
-were measured: on another device, or after an update, it counts no more. Devices of which the package brings a table,
-in the folder `measured`, have that one until then.
+were measured: on another device, or after an update, it counts no more. The package brings tables of some devices, in
+the folder `measured`, which count for calls that the user's has not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from math import inf, log2
 from pathlib import Path
@@ -57,8 +57,9 @@ class Call:
         sizes = sum(abs(log2(a / b)) for a, b in zip(self._sizes(), other._sizes(), strict=True))
         return sizes + _FLAG * sum(a != b for a, b in zip(self._flags(), other._flags(), strict=True))
 
-    def _storage(self) -> tuple[int, bool]:
-        return (int(getattr(mx, self.dtype).size), self.bits > 0)
+    def _storage(self) -> tuple[int, int]:
+        """MLX's own attention takes quantised keys of some head sizes, and not of others."""
+        return (int(getattr(mx, self.dtype).size), self.head_dim if self.bits else 0)
 
     def _flags(self) -> tuple[bool, ...]:
         return (self.window > 0, self.softcap, self.sinks, self.padded)
@@ -92,6 +93,9 @@ class Measured:
         return self.seconds[ours] < self.seconds[MLX] or saves
 
 
+_TYPES = {each.name: {"str": str, "int": int, "bool": bool}[str(each.type)] for each in fields(Call)}
+
+
 class TableWarning(UserWarning):
     """The table of `mlxlm-flash tune` cannot be read; the text says which file, and why."""
 
@@ -117,15 +121,22 @@ _tables: dict[str, list[Measured]] = {}
 
 
 def here(device: mx.Device) -> list[Measured]:
-    """What counts on this device, read once: the user's table, or the one that the package brings; else nothing."""
+    """What counts on this device, read once. A user's table that cannot be read does not, which is said."""
     name = str(device)
     if name not in _tables:
         try:
-            _tables[name] = read(device) or brought(device)
+            _tables[name] = known(device)
         except ValueError as error:
             warnings.warn(f"{error}. Until then kernels are chosen without it", TableWarning, stacklevel=2)
             _tables[name] = brought(device)
     return _tables[name]
+
+
+def known(device: mx.Device) -> list[Measured]:
+    """The user's table, and of other calls the one that the package brings. Raises ValueError as read() does."""
+    own = read(device)
+    calls = {each.call for each in own}
+    return own + [each for each in brought(device) if each.call not in calls]
 
 
 def forget() -> None:
@@ -134,12 +145,16 @@ def forget() -> None:
 
 
 def brought(device: mx.Device) -> list[Measured]:
-    """The package's own table of such a device; empty where it has none."""
+    """The package's own table of such a device and these versions; empty where it has none."""
     for file in sorted(_BROUGHT.glob("*.json")):
         table = json.loads(file.read_text())
-        if table["device"] == software(device)["device"]:
+        if _is_of(table, device):
             return _rows(table)
     return []
+
+
+def _is_of(table: Mapping[str, Any], device: mx.Device) -> bool:
+    return {name: table[name] for name in software(device)} == software(device)
 
 
 def software(device: mx.Device) -> dict[str, str]:
@@ -185,9 +200,7 @@ def read(device: mx.Device) -> list[Measured]:
         raise ValueError(_no_table(error)) from error
     try:
         table = json.loads(text)
-        if {name: table[name] for name in software(device)} != software(device):
-            return []
-        return _rows(table)
+        return _rows(table) if _is_of(table, device) else []
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(_no_table(error)) from error
 
@@ -197,7 +210,16 @@ def _no_table(error: Exception) -> str:
 
 
 def _rows(table: Mapping[str, Any]) -> list[Measured]:
-    return [Measured(Call(**each["call"]), each["seconds"], each["bytes"]) for each in table["calls"]]
+    rows = [Measured(Call(**each["call"]), each["seconds"], each["bytes"]) for each in table["calls"]]
+    kernels = {MLX}.union(*map(_ext.kernels, ("cpu", "metal", "cuda")))
+    for row in rows:
+        if wrong := [name for name, type_ in _TYPES.items() if not isinstance(getattr(row.call, name), type_)]:
+            raise ValueError(f"{wrong[0]} is {getattr(row.call, wrong[0])!r}, expected {_TYPES[wrong[0]].__name__}")
+        if not isinstance(getattr(mx, row.call.dtype, None), mx.Dtype):
+            raise ValueError(f"dtype is {row.call.dtype!r}, expected one of MLX's")
+        if unknown := row.seconds.keys() - kernels:
+            raise ValueError(f"{unknown} is no kernel")
+    return rows
 
 
 def nearest(table: Iterable[Measured], call: Call) -> Measured | None:

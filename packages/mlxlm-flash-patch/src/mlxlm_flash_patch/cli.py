@@ -201,7 +201,7 @@ def tune(quick: bool, model: str | None, show: bool) -> None:
         if not show:
             wanted = calls(quick) if model is None else calls_of(json.loads(configuration(model).read_text()))
             click.echo(f"wrote {measure(wanted)}")
-        table = tuned.read(device) or tuned.brought(device)
+        table = tuned.known(device)
     except (LookupError, OSError, ValueError) as error:
         raise Refusal(str(error)) from error
     if not table:

@@ -6,7 +6,7 @@ A decision is made once for calls of one kind, whose keys are of one magnitude: 
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import _ext, tuned
+from flashattn_core import _ext, is_tracing, tuned
 from flashattn_core.attention import lowered
 from flashattn_core.masks import And, SlidingWindow
 from flashattn_core.tuned import Measured
@@ -45,8 +45,11 @@ def reason_to_leave(
     """Why mlx-lm's own attention is to compute such a call, since it is faster; None where it is not.
 
     The arguments are those of mlx-lm's attention; the mask may be a description. A call that is traced is not left: a
-    gradient may be wanted, which was not measured. Nor is one that cannot be flash attention: that is a fallback.
+    gradient may be wanted, which was not measured. Nor is one that cannot be flash attention: that is a fallback. Nor
+    is what mlx-lm's own attention refuses.
     """
+    if mask is not None and isinstance(mask, mx.array) and is_tracing(mask):
+        return None
     bits = cache.bits if is_quantised(cache) else 0
     likeness = _ext.likeness(queries, keys[1] if bits else keys, values[1] if bits else values, sinks)
     if not likeness:
@@ -69,12 +72,16 @@ def _of(mask: Any) -> Any:
 def _reason(queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any, sinks: Any, softcap: Any) -> str | None:
     table = _table()
     queries, keys, values = in_one_dtype(queries, keys, values)
-    if table is None or reason_not_to(queries, keys, values, cache, mask, sinks) is not None:
+    quantised = is_quantised(cache)
+    is_refused_there = queries.ndim != 4 or (quantised and sinks is not None)
+    if table is None or is_refused_there or reason_not_to(queries, keys, values, cache, mask, sinks) is not None:
         return None
-    storage = {"group_size": cache.group_size, "bits": cache.bits} if is_quantised(cache) else {}
+    storage = {"group_size": cache.group_size, "bits": cache.bits} if quantised else {}
     arguments = lowered(queries, keys, values, None, mask, sinks=sinks, softcap=softcap, **storage)
+    kernel, _ = _ext.plan(arguments, _ext.backend_of(mx.default_device()))  # checks the arguments
+    if kernel is None:
+        return None
     measured = tuned.nearest(table, tuned.call_of(arguments))
     if measured is None:
         return NOT_MEASURED
-    kernel, _ = _ext.plan(arguments, _ext.backend_of(mx.default_device()))
     return None if measured.is_worth_it(kernel) else FASTER_THERE
