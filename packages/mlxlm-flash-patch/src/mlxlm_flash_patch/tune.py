@@ -72,9 +72,8 @@ def calls_of(config: dict[str, Any]) -> list[Call]:
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
     seen: list[Call] = []
     with enabled(), observed(lambda arguments: seen.append(tuned.call_of(arguments))):
-        model(
-            mx.zeros((1, 1 + _longest_window(config)), mx.int32)
-        )  # nothing of it is computed, but kernels may be checked
+        # Nothing of it is computed, but kernels may be checked.
+        model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
     layers = dict.fromkeys(replace(call, query_len=1, key_len=1) for call in seen)
     if not layers:
         raise ValueError(f"{config['model_type']} has no attention that the patch takes")
