@@ -1,12 +1,15 @@
 """Every instantiation that launches ask for compiles, for each generation of GPUs; what models call spills nothing."""
 
 import itertools
+from dataclasses import replace
 
 import launches
+import metal_backward
 import mlx.core as mx
 import pytest
 from flashattn_core.attention import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from gradient_oracle import draw_call
 from nvrtc import compiled
 
 # Each with the kilobytes of shared memory that a block can have, on which tiles depend.
@@ -134,3 +137,15 @@ def test_no_spills_in_what_models_call(model, architecture):
             assert not assert_compiles(
                 architecture, kernel, dtype, dim, mask=mask, length=length, heads=2 * group, **options
             )
+
+
+@pytest.mark.rotate(45)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [40, 128, 256])
+def test_gradients(rng, dim, dtype, architecture):
+    call = replace(draw_call(rng, heads=4, length=100, key_len=90, dim=dim, dtype=dtype), mask="causal")
+    with launches.shared_memory(ARCHITECTURES[architecture]):
+        described = metal_backward.described(call, device="cuda")
+    assert all(launch["dynamic_shared"] <= 1024 * ARCHITECTURES[architecture] for launch in described)
+    assert_each_compiles(architecture, described)

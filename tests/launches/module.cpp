@@ -182,23 +182,24 @@ nb::tuple what_is_prepared(const Arguments& arguments, const std::string& device
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
-                  const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient) {
-  std::vector<mx::array> inputs = evaluated_inputs(arguments, Backend::metal),
-                         given = {out, lse, row_stats, out_gradient};
+                  const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient,
+                  const std::string& device) {
+  Backend backend = backend_of(device);
+  std::vector<mx::array> inputs = evaluated_inputs(arguments, backend), given = {out, lse, row_stats, out_gradient};
   if (lse_gradient) {
     given.push_back(*lse_gradient);
   }
   mx::eval(given);
   Inputs named(inputs, present_in(arguments));
-  check_backward(Backend::metal, call_shape(named, arguments.options, Backend::metal));
+  if (backend == Backend::metal) check_backward(backend, call_shape(named, arguments.options, backend));
   mx::array query = not_allocated(named.query().shape(), out.dtype());
   mx::array key = not_allocated(named.key().shape(), out.dtype());
   mx::array value = not_allocated(named.value().shape(), out.dtype());
   mx::array delta = not_allocated(lse.shape(), mx::float32);
-  return described(backward_work(Backend::metal, named, arguments.options,
+  return described(backward_work(backend, named, arguments.options,
                                  {{out, &lse, &row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
                                  {query, key, value, delta}),
-                   Backend::metal);
+                   backend);
 }
 
 nb::list realign(mx::array misaligned, const std::string& device) {
@@ -224,6 +225,6 @@ NB_MODULE(flashattn_launches, m) {
         "kernels that it must not take, by a check that gets a kernel's name and says what is wrong with it, and the\n"
         "one that it takes.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
-        "lse_gradient"_a.none(), "The launches of its gradients; none for lse means zeros.");
+        "lse_gradient"_a.none(), "device"_a = "metal", "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
 }

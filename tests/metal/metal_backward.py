@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from flashattn_core.attention import lowered
 from gradient_oracle import Call, Gradients
-from metal_attention import NUMPY_DTYPES, execute, to_mlx
+from metal_attention import NUMPY_DTYPES, execute, on_metal, to_mlx
 from metal_on_cpu import Counts, Undefined
 from metal_on_cpu.program import Buffer
 
@@ -32,22 +32,29 @@ def exactly_saved(call: Call) -> Saved:
     return *call.rounded(out, lse), mx.array(np.stack([row_max, row_sum], axis=-1).astype(np.float32))
 
 
-def described(call: Call, saved: Saved | None = None):
+def described(call: Call, saved: Saved | None = None, device: str = "metal"):
     options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": call.alibi_slopes}
     arguments = lowered(call.query, call.key, call.value, call.scale, call.mask, **options)
-    return launches.backward(arguments, *(saved or exactly_saved(call)), call.dout, call.dlse)
+    return launches.backward(arguments, *(saved or exactly_saved(call)), call.dout, call.dlse, device)
 
 
-def run(call: Call, saved: Saved | None = None, schedule: str = "forward", edit=lambda source: source):
-    """`saved`: of the forward; None: its exact ones. `edit`: as in metal_attention.run."""
+def run(
+    call: Call,
+    saved: Saved | None = None,
+    schedule: str = "forward",
+    edit=lambda source: source,
+    device: str = "metal",
+    prepared=on_metal,
+):
+    """`saved`: of the forward; None: its exact ones. `edit`, `prepared`: as in metal_attention.run."""
     dtype = call.query.dtype
-    each = described(call, saved)
+    each = described(call, saved, device)
     tensors = {"dq": call.query, "dk": call.key, "dv": call.value}
     written: dict[str, Buffer] = {name: Undefined(like.shape, NUMPY_DTYPES[dtype]) for name, like in tensors.items()}
     if call.query.size == 0:
         written["delta"] = np.zeros(1, np.float32)  # no launch writes it
-    counts = execute(each, written, schedule, edit)
-    names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix("metal_") for launch in each]
+    counts = execute(each, written, schedule, edit, prepared)
+    names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix(f"{device}_") for launch in each]
     results = [to_mlx(written[name], dtype) if like.size else like for name, like in tensors.items()]
     return CountedGradients(*results, counts=dict(zip(names, counts, strict=True)))
 

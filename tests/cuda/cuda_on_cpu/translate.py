@@ -76,7 +76,7 @@ def _registration(launch: Mapping[str, Any], bindings: list[Binding]) -> str:
     return f"""
         static const MslBinding bindings[] = {{{", ".join(described)}}};
         static void run(const MslThread* thread) {{
-          static flashattn::cuda::BoxArguments arguments;
+          static flashattn::cuda::{"Backward" if "backward" in launch["buffers"] else "Box"}Arguments arguments;
           {" ".join(assigned)}
           {launch["function"]}(arguments);
         }}

@@ -24,4 +24,9 @@ struct BoxArguments : Arguments {
   TensorMap query_map, key_map, value_map;
 };
 
+// Of the gradient.
+struct BackwardArguments : Arguments {
+  BackwardParams backward;
+};
+
 }  // namespace flashattn::cuda

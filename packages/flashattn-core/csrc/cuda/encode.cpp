@@ -100,6 +100,7 @@ void encode(const Work& work, mx::Stream stream) {
     // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
     CUfunction function = function_of(launch, stream.device.index);
     BoxArguments arguments = {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}};
+    bool is_backward = false;
     if (!launch.box_rows.empty()) {
       const auto map = [&](Binding binding, const Strides& strides) {
         return tensor_map(*work.arrays[index(binding)], strides, launch.box_rows[index(binding)]);
@@ -110,11 +111,14 @@ void encode(const Work& work, mx::Stream stream) {
     }
     for (auto [binding, role] : launch.arguments) {
       const std::optional<mx::array>& array = (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
+      is_backward |= binding == Binding::backward;
       if (role == Role::value || !array) continue;
       role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
       arguments.arrays[index(binding)] = address(*array);
     }
-    void* parameters[] = {&arguments};
+    BackwardArguments with_strides;
+    if (is_backward) with_strides = {arguments, launches.backward};
+    void* parameters[] = {is_backward ? static_cast<void*>(&with_strides) : &arguments};
     encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},
                                 {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
                                 launch.dynamic_shared, parameters);

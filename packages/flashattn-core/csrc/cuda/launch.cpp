@@ -12,9 +12,9 @@ namespace {
 
 using namespace gpu;
 
-Launch launch(const Call& call, std::string function, std::vector<int> sizes, std::vector<Argument> arguments,
-              int64_t blocks, int warps, int dynamic_shared = 0) {
-  Launch result = gpu::launch(Backend::cuda, call, inputs_are_packed(call),
+Launch launch(const Call& call, bool packed, std::string function, std::vector<int> sizes,
+              std::vector<Argument> arguments, int64_t blocks, int warps, int dynamic_shared) {
+  Launch result = gpu::launch(Backend::cuda, call, packed,
                               {.function = std::move(function),
                                .sizes = std::move(sizes),
                                .arguments = std::move(arguments),
@@ -22,6 +22,11 @@ Launch launch(const Call& call, std::string function, std::vector<int> sizes, st
                                .threads = warps * kLanes});
   result.dynamic_shared = size(dynamic_shared);
   return result;
+}
+Launch launch(const Call& call, std::string function, std::vector<int> sizes, std::vector<Argument> arguments,
+              int64_t blocks, int warps, int dynamic_shared = 0) {
+  return launch(call, inputs_are_packed(call), std::move(function), std::move(sizes), std::move(arguments), blocks,
+                warps, dynamic_shared);
 }
 
 // Blocks of so many rows of one query head.
@@ -148,6 +153,36 @@ Launches decode(const Call& call) {
   return decode_split(call);
 }
 
+// --- The gradient ------------------------------------------------------------------------------------------
+
+Launch backward_delta(const Call& call) {
+  constexpr int kWarps = 8;
+  return launch(call, "backward_delta", {kWarps}, delta_arguments(call), blocks_of(call, kWarps), kWarps);
+}
+
+enum Gradient { dq, dk_and_dv, dk, dv };  // gradient_rows.h's
+
+Launch backward(const Call& call, bool packed, Gradient of) {
+  const AttentionParams& p = call.params;
+  int bytes = size_of(call.dtype), step = bytes == 4 ? 32 : 16;
+  int dim = round_up(p.head_dim, step), value_dim = round_up(p.value_dim, step), widest = std::max(dim, value_dim);
+  int columns = (widest <= 64 ? 64 : widest <= 128 ? 32 : 16) / (bytes == 4 && widest <= 128 ? 2 : 1);
+  const auto shared_by = [&](int warps) {
+    int saved = 2 * columns * 3 * static_cast<int>(sizeof(float));
+    return tile_bytes(16 * warps + 2 * columns, dim, bytes) + tile_bytes(16 * warps + 2 * columns, value_dim, bytes) +
+           saved;
+  };
+  int warps = 4;
+  while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
+  std::vector<Argument> arguments = backward_arguments(call, {});
+  if (of == dq) arguments.push_back({Binding::dq, Role::output});
+  if (of == dk || of == dk_and_dv) arguments.push_back({Binding::dk, Role::output});
+  if (of == dv || of == dk_and_dv) arguments.push_back({Binding::dv, Role::output});
+  int64_t blocks = of == dq ? blocks_of(call, 16 * warps) : divide_up(p.key_len, 16 * warps) * num_groups(call);
+  return launch(call, packed, "backward", {dim, value_dim, warps, columns, of}, std::move(arguments), blocks, warps,
+                shared_by(warps));
+}
+
 }  // namespace
 
 std::string source_text(const Launch& launch) {
@@ -162,16 +197,37 @@ std::string source_text(const Launch& launch) {
   for (int i = 0; i < kNumBindings; ++i) {
     text += "#define FLASHATTN_BINDING_" + std::string(name(static_cast<Binding>(i))) + " " + std::to_string(i) + "\n";
   }
+  bool is_backward = std::any_of(launch.arguments.begin(), launch.arguments.end(),
+                                 [](Argument argument) { return argument.binding == Binding::backward; });
+  std::string_view arguments = is_backward ? "Backward" : launch.box_rows.empty() ? "" : "Box";
   return text + text_of(sources(), launch) + "\nextern \"C\" __global__ void __launch_bounds__(" +
          std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
-         "(const __grid_constant__ flashattn::cuda::" + (launch.box_rows.empty() ? "" : "Box") +
-         "Arguments arguments) {\n  " + launch.instantiation + "(arguments);\n}\n";
+         "(const __grid_constant__ flashattn::cuda::" + std::string(arguments) + "Arguments arguments) {\n  " +
+         launch.instantiation + "(arguments);\n}\n";
 }
 
 Kernel kernel_that_reads(const Call& call, Kernel kernel) {
   if (kernel == Kernel::cuda_prefill_hopper && !has_boxes(call)) return Kernel::cuda_prefill;
   if (kernel == Kernel::cuda_prefill_hopper_rounded && !has_boxes(call)) return Kernel::cuda_prefill_rounded;
   return kernel;
+}
+
+Launches backward_launches(const Call& call, const BackwardParams& params) {
+  Launches result = {.params = call.params, .backward = params};
+  bool packed = backward_is_packed(call, params);
+  // The sums of both dk and dv are more than a thread's registers where a row is wide.
+  int bytes_of_row = (call.params.head_dim + call.params.value_dim) * size_of(call.dtype);
+  std::vector<Launch> all = {backward_delta(call), backward(call, packed, dq)};
+  if (bytes_of_row <= 512) {
+    all.push_back(backward(call, packed, dk_and_dv));
+  } else {
+    all.push_back(backward(call, packed, dk));
+    all.push_back(backward(call, packed, dv));
+  }
+  for (Launch& launch : all) {
+    if (launch.grid[0] != 0) result.launches.push_back(std::move(launch));
+  }
+  return result;
 }
 
 Launches launches(Kernel kernel, const Call& call) {

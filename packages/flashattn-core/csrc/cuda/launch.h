@@ -13,6 +13,7 @@ static_assert(gpu::kNumBindings <= kMaxArrays);
 Kernel kernel_that_reads(const gpu::Call& call, Kernel kernel);
 
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
+gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
 // What NVRTC compiles for a launch, in ASCII: constants, the kernel's file with all that it includes, and the entry.
 std::string source_text(const gpu::Launch& launch);

@@ -96,18 +96,27 @@ gpu::Call contiguous_call(Tiled kernel, const Inputs& inputs, const Options& opt
   return call;
 }
 
+gpu::Launches backward_launches(Backend backend, const gpu::Call& call, const BackwardParams& strides) {
+  switch (backend) {
+    case Backend::metal: return metal::backward_launches(call, strides);
+    case Backend::cuda: return cuda::backward_launches(call, strides);
+    default: no_launches(backend);
+  }
+}
+
 // If all that comes back is there, and contiguous.
-gpu::Launches backward_launches_of(gpu::Call call) {
+gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
   for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
                           Binding::dk, Binding::dv}) {
     call.present[index(binding)] = true;
   }
   const AttentionParams& p = call.params;
-  return metal::backward_launches(call, {.dout = contiguous(p.num_heads, p.query_len, p.value_dim),
-                                         .dlse = contiguous(p.num_heads, p.query_len, 1),
-                                         .dq = contiguous(p.num_heads, p.query_len, p.head_dim),
-                                         .dk = contiguous(p.num_kv_heads, p.key_len, p.head_dim),
-                                         .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
+  return backward_launches(backend, call,
+                           {.dout = contiguous(p.num_heads, p.query_len, p.value_dim),
+                            .dlse = contiguous(p.num_heads, p.query_len, 1),
+                            .dq = contiguous(p.num_heads, p.query_len, p.head_dim),
+                            .dk = contiguous(p.num_kv_heads, p.key_len, p.head_dim),
+                            .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
 }
 
 }  // namespace
@@ -125,7 +134,7 @@ std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const 
   const auto add = [&](const gpu::Call& call) {
     bool is_forward = pass_of(kernel.kernel) == Pass::forward;
     for (const gpu::Launch& launch : is_forward ? launches(cuda::kernel_that_reads(call, kernel.kernel), call)->launches
-                                                : backward_launches_of(call).launches) {
+                                                : backward_launches_of(backend_of(kernel.kernel), call).launches) {
       const auto is_same = [&](const gpu::Launch& one) { return one.specialisation == launch.specialisation; };
       if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
     }
@@ -148,7 +157,10 @@ std::string source_text(const gpu::Launch& launch, Backend backend) {
 
 void prepare_for_cuda(Tiled kernel, const Inputs& inputs, const Options& options, int device) try {
   gpu::Call call = contiguous_call(kernel, inputs, options);
-  for (const gpu::Launch& launch : cuda::launches(cuda::kernel_that_reads(call, kernel.kernel), call).launches) {
+  bool is_forward = pass_of(kernel.kernel) == Pass::forward;
+  for (const gpu::Launch& launch : (is_forward ? cuda::launches(cuda::kernel_that_reads(call, kernel.kernel), call)
+                                               : backward_launches_of(Backend::cuda, call))
+                                       .launches) {
     cuda::function_of(launch, device);
   }
 } catch (const std::runtime_error& error) {
@@ -174,12 +186,7 @@ gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& op
   both.set(Binding::dk, gradients.key);
   both.set(Binding::dv, gradients.value);
   both.set(Binding::delta, gradients.delta);
-  switch (backend) {
-    case Backend::metal:
-      both.work.launches = std::make_shared<gpu::Launches>(metal::backward_launches(both.call, strides));
-      break;
-    default: no_launches(backend);
-  }
+  both.work.launches = std::make_shared<gpu::Launches>(backward_launches(backend, both.call, strides));
   return std::move(both.work);
 }
 

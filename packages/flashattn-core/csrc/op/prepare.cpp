@@ -127,7 +127,10 @@ Options prepared(const Arguments& arguments, Backend backend, mx::Stream stream)
   if (std::string wrong = gradient ? wrong_with(*gradient, arguments, inputs, stream) : ""; !wrong.empty()) {
     refuse(wrong);
   }
-  if (backend == Backend::cuda) prepare_for_cuda(kernel, inputs, options, stream.device.index);
+  if (backend == Backend::cuda) {
+    prepare_for_cuda(kernel, inputs, options, stream.device.index);
+    if (gradient) prepare_for_cuda(*gradient, inputs, options, stream.device.index);
+  }
   if (!is_checking()) recent.keep({std::move(kind), options, ""});
   return options;
 }

@@ -1,0 +1,60 @@
+"""The CUDA kernels of the gradient, run on the CPU: by the rules of tests/metal/test_backward.py.
+
+No call takes them yet: csrc/call/kernel_table.cpp has no row of them.
+"""
+
+import functools
+from dataclasses import replace
+
+import gradient_oracle
+import launches
+import metal_backward
+import mlx.core as mx
+import pytest
+import test_backward as rules
+import test_gradients
+from cuda_attention import on_cpu
+from cuda_attention import run as forward
+from flashattn_core.masks import KeyRange, SlidingWindow
+from gradient_oracle import assert_obeys_the_rule, draw_call
+
+pytestmark = [pytest.mark.rotate(40), pytest.mark.usefixtures("requires_clang")]
+
+run = functools.partial(metal_backward.run, device="cuda", prepared=on_cpu)
+
+
+@pytest.fixture(autouse=True, params=[227, 99], ids=lambda kilobytes: f"{kilobytes}KB")
+def through_cuda(request, monkeypatch):
+    """On GPUs whose blocks can have so much shared memory."""
+    for module in (gradient_oracle, test_gradients):
+        monkeypatch.setattr(module, "flash_gradients", run)
+    monkeypatch.setattr(rules, "run", run)
+    with launches.shared_memory(request.param):
+        yield
+
+
+OF_METAL = {
+    "test_head_dims_above_256_are_refused",
+    "test_behind_a_forward_kernel",
+    "test_hidden_tiles_are_left_out",
+    "test_shown_tiles_read_no_mask",
+}
+globals().update(
+    {name: test for name, test in vars(rules).items() if name.lower().startswith("test") and name not in OF_METAL}
+)
+
+
+@pytest.mark.parametrize("kernel", ["cuda_prefill", "cuda_prefill_hopper"])
+def test_behind_a_forward_kernel(rng, kernel):
+    call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
+    sinks = mx.array(rng.standard_normal(4), mx.float16)
+    call = replace(call, mask="causal", softcap=4.0, sinks=sinks)
+    got = forward(call.query, call.key, call.value, mask="causal", softcap=4.0, sinks=sinks, kernel=kernel)
+    assert_obeys_the_rule(call, run(call, saved=(got.out, got.lse, got.row_stats)))
+
+
+def test_hidden_tiles_are_left_out(rng):
+    call = draw_call(rng, heads=1, kv_heads=1, length=512, key_len=512, dim=64, dtype="float16")
+    everything = run(call).counts["backward"]
+    for mask in (SlidingWindow(20), KeyRange(200, 260)):
+        assert run(replace(call, mask=mask)).counts["backward"].device_read < 0.5 * everything.device_read
