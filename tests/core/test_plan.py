@@ -66,9 +66,10 @@ def test_no_gpu_is_taken_for_hopper(rng):
     assert plan(*call, device="cuda", kernel="cuda_prefill_hopper").kernel == "cuda_prefill_hopper"
 
 
-def test_cuda_has_no_gradient_yet():
-    assert max_head_dim("cuda") == max_head_dim("cuda", quantised=True) == 512
-    assert max_head_dim("cuda", gradient=True) == 0
+def test_gradients_of_a_gpu_have_smaller_heads():
+    for device in ("metal", "cuda"):
+        assert max_head_dim(device) == max_head_dim(device, quantised=True) == 512
+        assert max_head_dim(device, gradient=True) == 256
 
 
 @pytest.mark.parametrize("dims", [(16, 257), (257, 16)])

@@ -38,4 +38,4 @@ def through_cuda(request, monkeypatch):
     run_through(monkeypatch, *functions, kernel_for, assert_same_but_for_tensor_cores)
 
 
-globals().update(rules("test_gradients_of_views_that_begin_in_the_middle_of_an_element"))  # CUDA has no gradient yet
+globals().update(rules())

@@ -88,7 +88,7 @@ nb::dict buffers_of(const gpu::Work& work, const gpu::Launch& launch, nb::set& w
     if (role == gpu::Role::value) {
       auto bytes = gpu::value_of(*work.launches, binding);
       buffers[name] = nb::bytes(bytes.data(), bytes.size());
-    } else if (role == gpu::Role::output || written.contains(name)) {
+    } else if (role == gpu::Role::output || written.contains(name) || !work.arrays[gpu::index(binding)]) {
       buffers[name] = unwritten(work, binding);
       written.add(name);
     } else {
@@ -191,7 +191,7 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   }
   mx::eval(given);
   Inputs named(inputs, present_in(arguments));
-  if (backend == Backend::metal) check_backward(backend, call_shape(named, arguments.options, backend));
+  check_backward(backend, call_shape(named, arguments.options, backend));
   mx::array query = not_allocated(named.query().shape(), out.dtype());
   mx::array key = not_allocated(named.key().shape(), out.dtype());
   mx::array value = not_allocated(named.value().shape(), out.dtype());
@@ -217,6 +217,10 @@ NB_MODULE(flashattn_launches, m) {
   m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
         "The launches of a call. Raises as it does.");
   m.def("shared_memory", [] { return cuda::asked_about.shared_memory; });
+  m.def("compute_capability", [] { return cuda::asked_about.compute_capability; });
+  m.def(
+      "set_compute_capability", [](int n) { cuda::asked_about.compute_capability = n; }, "n"_a,
+      "Of that GPU: 90 for 9.0.");
   m.def(
       "set_shared_memory", [](int bytes) { cuda::asked_about.shared_memory = bytes; }, "bytes"_a,
       "How much a block can have on the NVIDIA GPU of which forward() is asked; at first an H100's.");

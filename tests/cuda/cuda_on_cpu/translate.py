@@ -26,6 +26,7 @@ LENGTHS = {
     "query": "p.head_dim, p.query_len, p.num_heads",
     "key": "p.head_dim, p.key_len, p.num_kv_heads",
     "value": "p.value_dim, p.key_len, p.num_kv_heads",
+    "dout": "p.value_dim, p.query_len, p.num_heads",
 }
 SHARED_MEMORY = 227 * 1024  # of a block, on compute capability 9.0
 
@@ -68,7 +69,7 @@ def _registration(launch: Mapping[str, Any], bindings: list[Binding]) -> str:
     for (name, length), rows in zip(LENGTHS.items(), launch["box_rows"], strict=False):
         assigned.append(f"""{{
           const auto& p = arguments.params;
-          const auto& s = p.{name};
+          const auto& s = {"arguments.backward" if name == "dout" else "p"}.{name};
           *reinterpret_cast<CudaMap*>(&arguments.{name}_map) = {{
             static_cast<char*>(arguments.arrays[{launch["numbers"][name]}]), {{{length}, p.batch_size}},
             {{2, 2 * s.row, 2 * s.head, 2 * s.batch[0]}}, {rows}}};
@@ -118,7 +119,7 @@ def _call(statement: str) -> str:
             arguments.append(expressions[int(number)])
         elif number.isdecimal():
             arguments.append(number)
-    return f"ptx::{re.sub(r'[^a-z0-9]', '_', name)}({', '.join(arguments)})"
+    return f"ptx::{re.sub(r'[^a-z0-9]', '_', name.lower())}({', '.join(arguments)})"
 
 
 def _split(statement: str) -> tuple[str, list[str]]:

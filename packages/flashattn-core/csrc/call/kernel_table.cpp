@@ -66,6 +66,8 @@ constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, false, kAny, kAny, ""},
     {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, false, kAny, kAny, ""},
     {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, false, kAny, kAny, ""},
+    {Kernel::cuda_backward_dq, "cuda_backward_dq", Backend::cuda, backward, kAny, 256, false, kAny, kAny, ""},
+    {Kernel::cuda_backward_dkv, "cuda_backward_dkv", Backend::cuda, backward, kAny, 256, false, kAny, kAny, ""},
 }};
 
 constexpr std::array<std::string_view, 3> kBackendNames = {"cpu", "metal", "cuda"};

@@ -28,6 +28,8 @@ enum class Kernel {
   cuda_prefill_hopper_rounded,
   cuda_decode,
   cuda_rowwise,
+  cuda_backward_dq,
+  cuda_backward_dkv,
   count
 };
 constexpr int kNumKernels = static_cast<int>(Kernel::count);

@@ -5,7 +5,10 @@
 
 namespace flashattn::cuda {
 
-enum : int { kMaxArrays = 32 };
+enum : int {
+  kMaxArrays = 40,
+  kSavedTile = 64,  // what is saved for the gradient is of whole tiles of so many queries
+};
 
 // What the tensor memory accelerator knows of an array; the driver makes it.
 struct alignas(64) TensorMap {
@@ -24,9 +27,9 @@ struct BoxArguments : Arguments {
   TensorMap query_map, key_map, value_map;
 };
 
-// Of the gradient.
-struct BackwardArguments : Arguments {
+struct BackwardArguments : BoxArguments {
   BackwardParams backward;
+  TensorMap dout_map;  // with the others, if the launch has boxes
 };
 
 }  // namespace flashattn::cuda

@@ -99,26 +99,25 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Launch& launch : launches.launches) {
     // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
     CUfunction function = function_of(launch, stream.device.index);
-    BoxArguments arguments = {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}};
-    bool is_backward = false;
+    BackwardArguments arguments = {
+        {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}}, launches.backward, {}};
     if (!launch.box_rows.empty()) {
+      auto rows = launch.box_rows.begin();
       const auto map = [&](Binding binding, const Strides& strides) {
-        return tensor_map(*work.arrays[index(binding)], strides, launch.box_rows[index(binding)]);
+        return tensor_map(*work.arrays[index(binding)], strides, *rows++);
       };
       arguments.query_map = map(Binding::query, launches.params.query);
       arguments.key_map = map(Binding::key, launches.params.key);
       arguments.value_map = map(Binding::value, launches.params.value);
+      if (rows != launch.box_rows.end()) arguments.dout_map = map(Binding::dout, launches.backward.dout);
     }
     for (auto [binding, role] : launch.arguments) {
       const std::optional<mx::array>& array = (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
-      is_backward |= binding == Binding::backward;
       if (role == Role::value || !array) continue;
       role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
       arguments.arrays[index(binding)] = address(*array);
     }
-    BackwardArguments with_strides;
-    if (is_backward) with_strides = {arguments, launches.backward};
-    void* parameters[] = {is_backward ? static_cast<void*>(&with_strides) : &arguments};
+    void* parameters[] = {&arguments};  // a kernel that knows fewer of them copies these alone
     encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},
                                 {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
                                 launch.dynamic_shared, parameters);

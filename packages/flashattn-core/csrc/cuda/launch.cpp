@@ -6,6 +6,7 @@
 
 #include "../gpu/arguments.h"
 #include "../gpu/split.h"
+#include "arguments.h"
 
 namespace flashattn::cuda {
 namespace {
@@ -62,18 +63,19 @@ Launch prefill(const Call& call, int parts) {
   return result;
 }
 
-// Whether the tensor memory accelerator can read them: pieces of 16 bytes, no stride 0, and rows that do not overlap.
+// Whether the tensor memory accelerator can read it: pieces of 16 bytes, no stride 0, and rows that do not overlap.
+bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
+  const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
+  return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
+         fits(strides.batch[0], call.params.batch_size) && (strides.row >= columns || rows == 1);
+}
+
 bool has_boxes(const Call& call) {
   const AttentionParams& p = call.params;
-  const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
-  const auto is_fit = [&](Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
-    return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
-           fits(strides.batch[0], p.batch_size) && (strides.row >= columns || rows == 1);
-  };
   return inputs_are_packed(call) && p.batch_dims <= 1 &&
-         is_fit(Binding::query, p.query, p.query_len, p.num_heads, p.head_dim) &&
-         is_fit(Binding::key, p.key, p.key_len, p.num_kv_heads, p.head_dim) &&
-         is_fit(Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
+         has_box(call, Binding::query, p.query, p.query_len, p.num_heads, p.head_dim) &&
+         has_box(call, Binding::key, p.key, p.key_len, p.num_kv_heads, p.head_dim) &&
+         has_box(call, Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
 }
 
 Launch prefill_hopper(const Call& call, int parts) {
@@ -155,32 +157,109 @@ Launches decode(const Call& call) {
 
 // --- The gradient ------------------------------------------------------------------------------------------
 
+enum Gradient { dq, dk_and_dv, dk, dv };  // gradient_block.h's
+
 Launch backward_delta(const Call& call) {
-  constexpr int kWarps = 8;
-  return launch(call, "backward_delta", {kWarps}, delta_arguments(call), blocks_of(call, kWarps), kWarps);
+  constexpr int kWarps = 8, kRowsOfWarp = 4;
+  std::vector<Argument> arguments = delta_arguments(call);
+  arguments.insert(arguments.end(), {{Binding::row_stats, Role::input}, {Binding::saved_rows, Role::output}});
+  int64_t heads = call.params.num_heads * call.params.batch_size;
+  return launch(call, "backward_delta", {kWarps}, std::move(arguments),
+                round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
-enum Gradient { dq, dk_and_dv, dk, dv };  // gradient_rows.h's
+// What all launches of a gradient have alike.
+struct GradientCall {
+  const Call& call;
+  bool packed;
+  bool is_part;    // see kernels/gradient_block.h
+  int64_t chunks;  // of a group's heads
+};
 
-Launch backward(const Call& call, bool packed, Gradient of) {
+std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient of) {
+  auto result = arguments({Binding::query, Binding::key, Binding::value, Binding::dout, Binding::saved_rows}, {},
+                          {Binding::params, Binding::backward});
+  add_masks_and_groups(result, gradient.call);
+  const auto add = [&](Binding output) { result.push_back({output, Role::output}); };
+  if (of == dq) add(Binding::dq);
+  if (of == dk || of == dk_and_dv) add(gradient.is_part ? Binding::dk_parts : Binding::dk);
+  if (of == dv || of == dk_and_dv) add(gradient.is_part ? Binding::dv_parts : Binding::dv);
+  return result;
+}
+
+// Blocks of so many rows: queries of one head, or keys of one chunk of heads.
+int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
+  const Call& call = gradient.call;
+  if (of == dq) return blocks_of(call, rows);
+  return divide_up(call.params.key_len, rows) * num_groups(call) * gradient.chunks;
+}
+
+Launch backward(const GradientCall& gradient, Gradient of) {
+  const Call& call = gradient.call;
   const AttentionParams& p = call.params;
   int bytes = size_of(call.dtype), step = bytes == 4 ? 32 : 16;
   int dim = round_up(p.head_dim, step), value_dim = round_up(p.value_dim, step), widest = std::max(dim, value_dim);
   int columns = (widest <= 64 ? 64 : widest <= 128 ? 32 : 16) / (bytes == 4 && widest <= 128 ? 2 : 1);
   const auto shared_by = [&](int warps) {
-    int saved = 2 * columns * 3 * static_cast<int>(sizeof(float));
+    int saved = 2 * columns * 4 * static_cast<int>(sizeof(float));
     return tile_bytes(16 * warps + 2 * columns, dim, bytes) + tile_bytes(16 * warps + 2 * columns, value_dim, bytes) +
            saved;
   };
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
-  std::vector<Argument> arguments = backward_arguments(call, {});
-  if (of == dq) arguments.push_back({Binding::dq, Role::output});
-  if (of == dk || of == dk_and_dv) arguments.push_back({Binding::dk, Role::output});
-  if (of == dv || of == dk_and_dv) arguments.push_back({Binding::dv, Role::output});
-  int64_t blocks = of == dq ? blocks_of(call, 16 * warps) : divide_up(p.key_len, 16 * warps) * num_groups(call);
-  return launch(call, packed, "backward", {dim, value_dim, warps, columns, of}, std::move(arguments), blocks, warps,
-                shared_by(warps));
+  return launch(call, gradient.packed, "backward", {dim, value_dim, warps, columns, of, of != dq && gradient.is_part},
+                gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared_by(warps));
+}
+
+struct HopperShape {
+  int groups, stages, blocks, registers, few;
+
+  int rows() const { return 64 * groups; }
+};
+
+HopperShape hopper_shape(const Call& call, Gradient of) {
+  int widest = std::max(call.params.head_dim, call.params.value_dim);
+  if (widest <= 64) return of == dq ? HopperShape{1, 3, 3, 136, 24} : HopperShape{1, 3, 2, 216, 40};
+  if (widest <= 128) return {2, 3, 1, 240, 24};
+  return of == dv ? HopperShape{2, 2, 1, 240, 24} : HopperShape{1, 2, 1, 240, 24};
+}
+
+Launch backward_hopper(const GradientCall& gradient, Gradient of) {
+  constexpr int kColumns = 64, kWarpsOfGroup = 4;
+  const Call& call = gradient.call;
+  int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
+  HopperShape shape = hopper_shape(call, of);
+  bool of_keys = of != dq;
+  int rows = shape.rows(), barriers = (2 * shape.stages + 1) * 8;
+  int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
+              (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
+  int shared = tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
+  Launch result = launch(call, "backward_hopper",
+                         {dim, value_dim, shape.groups, kColumns, shape.stages, shape.blocks, shape.registers,
+                          shape.few, of, of != dq && gradient.is_part},
+                         gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows),
+                         (shape.groups + 1) * kWarpsOfGroup, shared + barriers);
+  result.blocks_at_once = shape.blocks;
+  int of_queries = of_keys ? kColumns : rows, of_key_rows = of_keys ? rows : kColumns;
+  result.box_rows = {of_queries, of_key_rows, of_key_rows, of_queries};
+  return result;
+}
+
+// Of a group, to a block of so many keys. Under a causal mask blocks are uneven, and few: the group's heads are dealt
+// to so many that each multiprocessor has several.
+int heads_of_block(const Call& call, int rows) {
+  constexpr int kBlocksOfMultiprocessor = 4;
+  int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, rows) * num_groups(call));
+  int64_t wanted = divide_up(int64_t{kBlocksOfMultiprocessor} * call.device.multiprocessors, blocks);
+  return static_cast<int>(divide_up(group_of(call), wanted));
+}
+
+Launch backward_merge(const Call& call) {
+  constexpr int kWarps = 8;
+  return launch(call, "backward_merge", {kWarps},
+                arguments({Binding::dk_parts, Binding::dv_parts}, {Binding::dk, Binding::dv},
+                          {Binding::params, Binding::backward}),
+                divide_up(call.params.key_len, kWarps) * num_groups(call), kWarps);
 }
 
 }  // namespace
@@ -213,20 +292,36 @@ Kernel kernel_that_reads(const Call& call, Kernel kernel) {
 }
 
 Launches backward_launches(const Call& call, const BackwardParams& params) {
-  Launches result = {.params = call.params, .backward = params};
+  const AttentionParams& p = call.params;
+  Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
+  bool hopper = call.device.compute_capability == 90 && call.dtype != Dtype::float32 && packed && has_boxes(call) &&
+                has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
+  // With a window blocks of keys are as long as each other: dealing them out only costs.
+  bool is_part = p.window == 0 && group_of(call) > 1;
+  result.backward.block_heads =
+      is_part ? heads_of_block(call, hopper ? hopper_shape(call, dk).rows() : 64) : group_of(call);
+  GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads)};
+  const auto add = [&](Gradient of) {
+    result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
+  };
+  result.launches = {backward_delta(call)};
+  add(dq);
   // The sums of both dk and dv are more than a thread's registers where a row is wide.
-  int bytes_of_row = (call.params.head_dim + call.params.value_dim) * size_of(call.dtype);
-  std::vector<Launch> all = {backward_delta(call), backward(call, packed, dq)};
-  if (bytes_of_row <= 512) {
-    all.push_back(backward(call, packed, dk_and_dv));
+  if (p.head_dim + p.value_dim <= 256) {
+    add(dk_and_dv);
   } else {
-    all.push_back(backward(call, packed, dk));
-    all.push_back(backward(call, packed, dv));
+    add(dk);
+    add(dv);
   }
-  for (Launch& launch : all) {
-    if (launch.grid[0] != 0) result.launches.push_back(std::move(launch));
+  result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
+  if (is_part) {
+    int64_t rows = num_groups(call) * p.key_len * gradient.chunks;
+    result.launches.push_back(backward_merge(call));
+    result.scratch.push_back({Binding::dk_parts, rows * p.head_dim});
+    result.scratch.push_back({Binding::dv_parts, rows * p.value_dim});
   }
+  std::erase_if(result.launches, [](const Launch& launch) { return launch.grid[0] == 0; });
   return result;
 }
 

@@ -30,6 +30,11 @@ CUDA_FUNC void cp_async_bulk_tensor_4d_shared__cluster_global_mbarrier__complete
   cuda_copy_box(to, static_cast<const CudaMap*>(map), column, row, head, batch, barrier);
 }
 
+CUDA_FUNC void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(uint to, const void* from, int bytes,
+                                                                                 uint barrier) {
+  cuda_copy_bytes(to, from, bytes, barrier);
+}
+
 CUDA_FUNC void wgmma_fence_sync_aligned() {}
 CUDA_FUNC void wgmma_commit_group_sync_aligned() {
   cuda_commit_products();

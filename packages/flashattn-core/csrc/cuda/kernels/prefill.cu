@@ -45,7 +45,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     commit_copies();
     if (own_any.meets(first, KEYS)) {
       Fragment scores[KEYS / 8] = {};
-      multiply_keys(scores, Queries{queries.memory + own_row * 128}, tiles.keys(n), lane);
+      multiply_keys(scores, own_rows(queries, own_row), tiles.keys(n), lane);
       rows.rescale(rows.to_probabilities(scores, visibility, first, own_all.contains(first, KEYS), lane));
       add_values<PARTS>(rows.output, scores, tiles.values(n), lane);
     }

@@ -97,7 +97,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     };
     keys.wait_for_tile(n);
     begin_products();
-    begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n));
+    begin_multiply_keys<head_dim>(scores, queries, group * kWarpgroupRows, keys.tile(n));
     wait_for_products<0>(scores);
     keys.release(n, lane);
     rows.to_probabilities(scores, visibility, first_key(n), own_all.contains(first_key(n), KEYS), lane);
@@ -105,7 +105,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     for (; n < own_end - 1; ++n) {
       keys.wait_for_tile(n + 1);
       begin_products();
-      begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n + 1));
+      begin_multiply_keys<head_dim>(scores, queries, group * kWarpgroupRows, keys.tile(n + 1));
       values.wait_for_tile(n);
       begin_add_values<PARTS>(rows.output, large, small, values.tile(n));
       wait_for_products<1>(scores);

@@ -55,6 +55,13 @@ FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, in
       : "memory");
 }
 
+// Copies whole 16 bytes to shared memory. The barrier counts them.
+FLASHATTN_FUNC void copy_bytes(uint to, const void* from, int bytes, Barrier arrived) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(arrived.address)
+               : "memory");
+}
+
 // In front of products: what was written to their registers is there.
 FLASHATTN_FUNC void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

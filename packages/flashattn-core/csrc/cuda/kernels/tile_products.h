@@ -42,6 +42,12 @@ FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (
   }
 }
 
+// The part of a tile that a warp or a warpgroup has.
+template <typename T, int ROWS, int COLUMNS>
+FLASHATTN_FUNC SharedTile<T, ROWS, COLUMNS> own_rows(SharedTile<T, ROWS, COLUMNS> tile, int first) {
+  return {tile.memory + first * 128};
+}
+
 // scores += 16 rows of queries, from where the tile begins on, times all of `keys`.
 template <typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries,

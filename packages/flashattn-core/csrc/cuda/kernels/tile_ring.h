@@ -34,10 +34,13 @@ struct TileRing {
       read(n).initialise(readers);
     }
   }
-  // By one thread, for each tile in turn.
-  FLASHATTN_FUNC void bring(int n, const cuda::TensorMap& map, int row, int head, int batch) const {
+  // By one thread, for each tile in turn, before it brings it.
+  FLASHATTN_FUNC void expect(int n) const {
     if (n >= STAGES) read(n).wait(n / STAGES - 1);
     arrived(n).arrive_and_expect(Tile::kBytes);
+  }
+  FLASHATTN_FUNC void bring(int n, const cuda::TensorMap& map, int row, int head, int batch) const {
+    expect(n);
     bring_boxes(tile(n), map, row, head, batch, arrived(n));
   }
   FLASHATTN_FUNC void wait_for_tile(int n) const { arrived(n).wait(n / STAGES); }

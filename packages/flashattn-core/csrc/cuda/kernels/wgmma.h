@@ -9,13 +9,14 @@ namespace flashattn {
 
 constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 
-// Begins scores = the warpgroup's rows of `queries`, from first_row on, times all of `keys`.
-template <typename T, int ROWS, int KEYS, int D>
+// Begins scores = the warpgroup's rows of `queries`, from first_row on, times all of `keys`. COLUMNS: that they have,
+// without those that only fill a panel.
+template <int COLUMNS, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                         SharedTile<T, KEYS, D> keys) {
   Descriptor a = descriptor(queries.memory + first_row * 128, 0), b = descriptor(keys.memory, 0);
   FLASHATTN_UNROLL
-  for (int step = 0; step < (head_dim + 15) / 16; ++step) {
+  for (int step = 0; step < (COLUMNS + 15) / 16; ++step) {
     int a_step = step / 4 * queries.kPanel + step % 4 * 32, b_step = step / 4 * keys.kPanel + step % 4 * 32;
     Product<T, KEYS>::of_rows(scores, a + (a_step >> 4), b + (b_step >> 4), step != 0);
   }
