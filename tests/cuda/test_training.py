@@ -21,7 +21,7 @@ QWEN2 = {  # the heads of the one of half a billion parameters
     "intermediate_size": 512, "num_hidden_layers": LAYERS, "vocab_size": 320, "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
 }  # fmt: skip
-WITHIN = {mx.float32: {"rel": 0, "abs": 1e-5}, mx.bfloat16: {"rel": 2**-8, "abs": 0}}  # a rounding to bfloat16
+DTYPES = (mx.float32, mx.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def texts(tmp_path_factory):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, texts):
     """The folder of a small Qwen2, for each dtype."""
-    folders = {dtype: tmp_path_factory.mktemp("model") for dtype in WITHIN}
+    folders = {dtype: tmp_path_factory.mktemp("model") for dtype in DTYPES}
     for dtype, folder in folders.items():
         write_model(folder, QWEN2, dtype, text=(texts / "train.jsonl").read_text())
     return folders
@@ -76,16 +76,24 @@ def apart(losses, others):
 
 @pytest.mark.parametrize(
     ("dtype", "fine_tune_type", "compiled"),
-    [(dtype, how, False) for dtype in WITHIN for how in ("lora", "full")] + [(mx.float32, "lora", True)],
+    [(dtype, how, False) for dtype in DTYPES for how in ("lora", "full")] + [(mx.float32, "lora", True)],
     ids=lambda value: {True: "compiled", False: "plain"}.get(value, str(value)),
 )
 def test_the_same_losses(train, dtype, fine_tune_type, compiled):
-    """mlx-lm compiles its steps. That takes MLX a while on a GPU, so it is tried once."""
+    """mlx-lm compiles its steps. That takes MLX a while on a GPU, so it is tried once.
+
+    In bfloat16 each step builds on the rounding of those before it, with the patch or without. So losses are held
+    against those in float32: off by at most twice as much as mlx-lm's own, and one rounding.
+    """
     (mx.enable_compile if compiled else mx.disable_compile)()
     off, on = off_and_on(lambda: train(dtype, fine_tune_type))
     print(f"{dtype} {fine_tune_type}: losses {off}, the patch's are off by up to {apart(on, off):.1e}")
-    assert on == pytest.approx(off, **WITHIN[dtype])
     calls = flash.status().calls
+    if dtype == mx.float32:
+        assert on == pytest.approx(off, rel=0, abs=1e-5)
+    else:
+        exact = train(mx.float32, fine_tune_type)
+        assert apart(on, exact) <= 2 * apart(off, exact) + 2**-8 * max(exact)
     assert calls["cuda_backward_dq"] == calls["cuda_backward_dkv"] == LAYERS * STEPS
     assert set(calls) <= {"cuda_prefill", "cuda_prefill_hopper", "cuda_backward_dq", "cuda_backward_dkv"}
 

@@ -47,7 +47,7 @@ def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: m
 
 
 def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndarray) -> list[np.ndarray]:
-    """Of the heads that share one key head, in float64: (heads, L, D) of query and cotangent, (S, D) of key and value."""
+    """Of the heads of a group, in float64. query, cotangent: (heads, L, D); key, value: (S, D)."""
     query, key, value = inputs
     scale = call.heads.dim**-0.5
     seen = np.array(call.seen(mx.arange(call.query_len)))[0, 0]
@@ -67,8 +67,10 @@ def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndar
     return [np.stack(dqs), dk, dv]
 
 
-def errors(call: Call, inputs: Sequence[mx.array], cotangent: mx.array, gradients: Sequence[Sequence[mx.array]]):
-    """Root mean squares of dq, dk and dv, as multiples of that of rounding the exact ones to 16 bits, or as they are."""
+def errors(
+    call: Call, inputs: Sequence[mx.array], cotangent: mx.array, gradients: Sequence[Sequence[mx.array]]
+) -> list[list[float]]:
+    """Root mean squares of dq, dk and dv; in 16 bits as multiples of that of rounding the exact ones."""
     group = call.heads.query // call.heads.kv
 
     def exactly(array: mx.array, heads: slice | int) -> np.ndarray:
@@ -127,8 +129,8 @@ def main() -> None:
         sys.exit("MLX finds no NVIDIA GPU: on a machine with one, pip install 'flashattn-core[cuda13]'")
     print(f"{machine.device()}: MLX's own, ours\n")
     print("| call | backward, ms | forward and backward, ms | gain | memory, MB | errors |\n" + "|---" * 6 + "|")
-    for name, call in TABLE.items():
-        found = measured(call)
+    for name, each_call in TABLE.items():
+        found = measured(each_call)
         both = found["both"]
         cells = [name, ", ".join(f"{t * 1e3:.3f}" for t in found["backward"])]
         cells += [", ".join(f"{t * 1e3:.3f}" for t in both), f"{both[0] / both[-1]:.2f}x"]

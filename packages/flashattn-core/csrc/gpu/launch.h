@@ -35,7 +35,7 @@ namespace flashattn::gpu {
   X(dk)                                                                              \
   X(dv)                                                                              \
   X(backward) /* BackwardParams */                                                   \
-  /* Of the gradient on CUDA, scratch: four numbers of each query, and what some      \
+  /* Of the gradient on CUDA, scratch: four numbers of each query, and what some     \
      heads add to dk and dv. */                                                      \
   X(saved_rows)                                                                      \
   X(dk_parts)                                                                        \
@@ -93,7 +93,8 @@ struct Launch {
   // On CUDA: bytes of shared memory beside the kernel's own, and how many blocks a multiprocessor is to run at once.
   uint32_t dynamic_shared = 0;
   int blocks_at_once = 1;
-  // On CUDA: query, key, value and then dout, if the tensor memory accelerator copies them, and how many rows of each at once.
+  // On CUDA: query, key, value and then dout, if the tensor memory accelerator copies them, and how many rows of each
+  // at once.
   std::vector<int> box_rows = {};
 };
 

@@ -109,9 +109,11 @@ void cuda_copy_box(unsigned to, const CudaMap* map, int column, int row, int hea
 void cuda_copy_bytes(unsigned to, const void* from, int bytes, unsigned address) {
   const void* place = __builtin_return_address(0);
   Barrier& barrier = initialised(address);
-  if (to % 16 || reinterpret_cast<unsigned long>(from) % 16 || bytes % kRowBytes) cuda_fail("a copy of no whole pieces");
+  if (to % 16 || reinterpret_cast<unsigned long>(from) % 16 || bytes % kRowBytes)
+    cuda_fail("a copy of no whole pieces");
   for (int n = 0; n < bytes; n += kRowBytes) {
-    BoxRow row = {static_cast<char*>(cuda_shared_pointer(to + n)), static_cast<const char*>(from) + n, kRowBytes, false};
+    BoxRow row = {static_cast<char*>(cuda_shared_pointer(to + n)), static_cast<const char*>(from) + n, kRowBytes,
+                  false};
     access_memory(row.from, kRowBytes, false, place);
     begin_write(row.to, kRowBytes, place);
     barrier.rows.push_back(row);
