@@ -3,24 +3,30 @@
 
 using namespace flashattn;
 
-// The sum of products of two rows, by LANES lanes: 16 bytes at a time, where they lie so.
+// The sum of products of two rows, by LANES lanes: 16 bytes at a time, where they lie so. The order is always the same.
 template <int LANES, typename T>
 FLASHATTN_FUNC float product_of_rows(const T* a, int64_t a_step, const T* b, int64_t b_step, int lane) {
   constexpr int kAtOnce = 16 / sizeof(T);
   unsigned long long addresses = reinterpret_cast<unsigned long long>(a) | reinterpret_cast<unsigned long long>(b);
   bool wide = a_step == 1 && b_step == 1 && addresses % 16 == 0 && value_dim % kAtOnce == 0;
   float sum = 0;
-  if (wide) {
-    FLASHATTN_UNROLL
-    for (int column = lane * kAtOnce; column < value_dim; column += LANES * kAtOnce) {
-      float4 piece_of_a = *reinterpret_cast<const float4*>(a + column);
-      float4 piece_of_b = *reinterpret_cast<const float4*>(b + column);
-      const T *x = reinterpret_cast<const T*>(&piece_of_a), *y = reinterpret_cast<const T*>(&piece_of_b);
+  FLASHATTN_UNROLL
+  for (int column = lane * kAtOnce; column < value_dim; column += LANES * kAtOnce) {
+    float4 piece_of_a, piece_of_b;
+    T *x = reinterpret_cast<T*>(&piece_of_a), *y = reinterpret_cast<T*>(&piece_of_b);
+    if (wide) {
+      piece_of_a = *reinterpret_cast<const float4*>(a + column);
+      piece_of_b = *reinterpret_cast<const float4*>(b + column);
+    } else {
       FLASHATTN_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) sum = multiply_add(float(x[i]), float(y[i]), sum);
+      for (int i = 0; i < kAtOnce; ++i) {
+        bool exists = column + i < value_dim;
+        x[i] = exists ? a[(column + i) * a_step] : T(0.0f);
+        y[i] = exists ? b[(column + i) * b_step] : T(0.0f);
+      }
     }
-  } else {
-    for (int c = lane; c < value_dim; c += LANES) sum = multiply_add(float(a[c * a_step]), float(b[c * b_step]), sum);
+    FLASHATTN_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) sum = multiply_add(float(x[i]), float(y[i]), sum);
   }
   return lane_sum<LANES>(sum);
 }
