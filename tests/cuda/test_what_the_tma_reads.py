@@ -37,7 +37,7 @@ NOT_READ = {
 
 def kernels(query, key, value, kernel):
     (launch,) = launches.forward(lowered(query, key, value, kernel=kernel), "cuda")
-    return launch["kernel"], launch["box_rows"] != []
+    return launch["kernel"], launch["boxes"] != []
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value"])

@@ -117,12 +117,18 @@ nb::list described(const gpu::Work& work, Backend backend) {
     }
     description["source"] = is_cuda ? cuda::source_text(launch) : metal::source_text(launch);
     description["dynamic_shared"] = launch.dynamic_shared;
-    description["box_rows"] = launch.box_rows;
+    nb::list boxes;
+    for (const gpu::Boxes& each : launch.boxes) boxes.append(std::string(gpu::name(each.array)));
+    description["boxes"] = boxes;
     description["function"] = launch.function;
     description["constants"] = constants;
     description["grid"] = size(launch.grid);
     description["threadgroup"] = size(launch.threadgroup);
-    description["buffers"] = buffers_of(work, launch, written);
+    nb::dict buffers = buffers_of(work, launch, written);
+    if (!launch.boxes.empty()) {
+      buffers["boxes"] = nb::bytes(launch.boxes.data(), launch.boxes.size() * sizeof(gpu::Boxes));
+    }
+    description["buffers"] = buffers;
     description["numbers"] = numbers;
     const SplitParams& split = work.launches->split;
     description["split"] = nb::make_tuple(split.first_key, split.chunk_len, split.num_chunks);

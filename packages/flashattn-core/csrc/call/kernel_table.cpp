@@ -26,7 +26,7 @@ struct Row {
   int auto_key_len;
   std::string_view why;
   // What else it asks for.
-  bool only_16_bit = false;
+  int max_float_dim = kAny;  // of those of float32
   int only_on = 0;  // this compute capability; 0: any
   int tilings = 1;
 };
@@ -44,23 +44,23 @@ constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, true, kAny, 1024,
      "one query: 32 SIMD groups a head share the keys"},
     {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, true, kAny, kAny,
-     "few queries: the keys are cut into chunks, each read once for all heads of a group", false, 0, 3},
+     "few queries: the keys are cut into chunks, each read once for all heads of a group", kAny, 0, 3},
     {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, false, 64, kAny,
-     "a short prompt: the heads of a group share their keys", false, 0, 2},
+     "a short prompt: the heads of a group share their keys", kAny, 0, 2},
     {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, true, kAny, kAny,
-     "many queries: output and probabilities stay in registers", false, 0, 4},
+     "many queries: output and probabilities stay in registers", kAny, 0, 4},
     {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, true, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
     {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, true, kAny, kAny,
      "few queries: the keys are cut into chunks, 16 rows of a group read each once"},
     {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
-     "many queries on Hopper: a warpgroup brings the tiles that others multiply", true, 90},
+     "many queries on Hopper: a warpgroup brings the tiles that others multiply", 128, 90},
     {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
      "many queries: tensor cores, output and probabilities stay in registers"},
     {Kernel::cuda_prefill_hopper_rounded, "cuda_prefill_hopper_rounded", Backend::cuda, forward, kAny, 256, false,
-     kByName, kByName, "by name alone: probabilities are rounded once to 16 bits", true, 90},
+     kByName, kByName, "by name alone: probabilities are rounded once to 16 bits", 0, 90},
     {Kernel::cuda_prefill_rounded, "cuda_prefill_rounded", Backend::cuda, forward, kAny, 256, false, kByName, kByName,
-     "by name alone: probabilities are rounded once to 16 bits", true},
+     "by name alone: probabilities are rounded once to 16 bits", 0},
     {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, true, kAny, kAny,
      "one thread a score, any size"},
     {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, false, kAny, kAny, ""},
@@ -115,8 +115,11 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   if (shape.quantised && !row.quantised) {
     return kernel(" takes no quantised keys and values");
   }
-  if (row.only_16_bit && shape.element_size != 2) {
-    return kernel(" takes 16-bit floats");
+  if (shape.element_size == 4 && dim > row.max_float_dim) {
+    return kernel(row.max_float_dim == 0
+                      ? " takes 16-bit floats"
+                      : " takes a head_dim up to " + std::to_string(row.max_float_dim) + " in float32, found " +
+                            std::to_string(dim));
   }
   if (row.only_on != 0 && shape.compute_capability != 0 && shape.compute_capability != row.only_on) {
     return kernel(" runs on compute capability " + in_words(row.only_on) + ", found " +

@@ -24,12 +24,11 @@ struct Arguments {
 
 // Where the launch has boxes. The others are spared these bytes, which a launch copies.
 struct BoxArguments : Arguments {
-  TensorMap query_map, key_map, value_map;
+  TensorMap key_map, value_map, query_map, dout_map;
 };
 
 struct BackwardArguments : BoxArguments {
   BackwardParams backward;
-  TensorMap dout_map;  // with the others, if the launch has boxes
 };
 
 }  // namespace flashattn::cuda

@@ -70,7 +70,9 @@ bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t 
          fits(strides.batch[0], call.params.batch_size) && (strides.row >= columns || rows == 1);
 }
 
+// Of float32 a copy is made in any case.
 bool has_boxes(const Call& call) {
+  if (call.dtype == Dtype::float32) return true;
   const AttentionParams& p = call.params;
   return inputs_are_packed(call) && p.batch_dims <= 1 &&
          has_box(call, Binding::query, p.query, p.query_len, p.num_heads, p.head_dim) &&
@@ -78,23 +80,65 @@ bool has_boxes(const Call& call) {
          has_box(call, Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
 }
 
-Launch prefill_hopper(const Call& call, int parts) {
+// Keys or values in float32, as float_parts.cu leaves them: 16-bit parts, contiguous.
+Boxes boxes_of_parts(const Call& call, Binding parts, int rows, int columns) {
+  int64_t step = round_up(columns, 8), head = step * call.params.key_len, part = head * call.params.num_kv_heads;
+  return {parts, rows, {step, call.params.key_len, call.params.num_kv_heads, 3 * call.params.batch_size},
+          {step, head, part}};
+}
+
+Boxes boxes_of(Binding array, const Strides& strides, int rows, std::array<int64_t, 4> sizes) {
+  return {array, rows, sizes, {strides.row, strides.head, strides.batch[0]}};
+}
+
+// parts: of 16 bits, as which probabilities go into the tensor cores; 3 for float32, as queries, keys and values.
+Launches prefill_hopper(const Call& call, int parts) {
   struct Shape {
     int groups, stages, blocks, registers, few;
   };
   constexpr int kKeys = 64, kRowsOfGroup = 64, kWarpsOfGroup = 4;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   int widest = std::max(dim, value_dim);
-  auto [groups, stages, blocks, registers, few] = widest <= 64 ? Shape{1, 2, 3, 136, 24}
+  bool in_parts = call.dtype == Dtype::float32;
+  auto [groups, stages, blocks, registers, few] = in_parts ? widest <= 64 ? Shape{2, 6, 1, 240, 24}
+                                                                          : Shape{2, 4, 1, 240, 24}
+                                                  : widest <= 64 ? Shape{1, 2, 3, 136, 24}
                                                   : widest <= 128
                                                       ? Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32}
                                                       : Shape{2, 2, 1, 240, 24};
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
-  int shared = tile_bytes(rows, dim, 2) + stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
-  Launch result = launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
-                         whole_call(call), blocks_of(call, rows), (groups + 1) * kWarpsOfGroup, shared + barriers);
-  result.blocks_at_once = blocks;
-  result.box_rows = {rows, kKeys, kKeys};
+  int shared = (in_parts ? parts : 1) * tile_bytes(rows, dim, 2) +
+               stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
+  const AttentionParams& p = call.params;
+  Launches result = {.params = p};
+  std::vector<Argument> arguments = whole_call(call);
+  std::vector<Boxes> boxes;
+  if (in_parts) {
+    constexpr int kThreads = 256, kElements = 8;  // of a thread
+    boxes = {boxes_of_parts(call, Binding::key_parts, kKeys, p.head_dim),
+             boxes_of_parts(call, Binding::value_parts, kKeys, p.value_dim)};
+    int64_t threads = 0;
+    for (const Boxes& each : boxes) {
+      int64_t elements = each.steps[2] * each.sizes[3];
+      threads += elements / parts / kElements;
+      result.scratch.push_back({each.array, elements / 2});
+      arguments.push_back({each.array, Role::output});  // also of the launch that reads it: the next call waits for it
+    }
+    result.launches.push_back(launch(call, "float_parts", {round_up(p.head_dim, 8), round_up(p.value_dim, 8)},
+                                     gpu::arguments({Binding::key, Binding::value},
+                                                    {Binding::key_parts, Binding::value_parts}, {Binding::params}),
+                                     divide_up(threads, kThreads), kThreads / kLanes));
+  } else {
+    boxes = {boxes_of(Binding::key, p.key, kKeys, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+             boxes_of(Binding::value, p.value, kKeys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+             boxes_of(Binding::query, p.query, rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size})};
+  }
+  Launch attention =
+      launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
+             std::move(arguments), blocks_of(call, rows), (groups + 1) * kWarpsOfGroup, shared + barriers);
+  attention.blocks_at_once = blocks;
+  attention.boxes = std::move(boxes);
+  result.launches.push_back(std::move(attention));
   return result;
 }
 
@@ -174,6 +218,7 @@ struct GradientCall {
   bool packed;
   bool is_part;    // see kernels/gradient_block.h
   int64_t chunks;  // of a group's heads
+  Strides dout;
 };
 
 std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient of) {
@@ -240,8 +285,13 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
                          gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows),
                          (shape.groups + 1) * kWarpsOfGroup, shared + barriers);
   result.blocks_at_once = shape.blocks;
-  int of_queries = of_keys ? kColumns : rows, of_key_rows = of_keys ? rows : kColumns;
-  result.box_rows = {of_queries, of_key_rows, of_key_rows, of_queries};
+  const AttentionParams& p = call.params;
+  int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
+  result.boxes = {boxes_of(Binding::key, p.key, key_rows, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+                  boxes_of(Binding::value, p.value, key_rows, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+                  boxes_of(Binding::query, p.query, query_rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size}),
+                  boxes_of(Binding::dout, gradient.dout, query_rows,
+                           {p.value_dim, p.query_len, p.num_heads, p.batch_size})};
   return result;
 }
 
@@ -278,7 +328,7 @@ std::string source_text(const Launch& launch) {
   }
   bool is_backward = std::any_of(launch.arguments.begin(), launch.arguments.end(),
                                  [](Argument argument) { return argument.binding == Binding::backward; });
-  std::string_view arguments = is_backward ? "Backward" : launch.box_rows.empty() ? "" : "Box";
+  std::string_view arguments = is_backward ? "Backward" : launch.boxes.empty() ? "" : "Box";
   return text + text_of(sources(), launch) + "\nextern \"C\" __global__ void __launch_bounds__(" +
          std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
          "(const __grid_constant__ flashattn::cuda::" + std::string(arguments) + "Arguments arguments) {\n  " +
@@ -301,7 +351,8 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   bool is_part = p.window == 0 && group_of(call) > 1;
   result.backward.block_heads =
       is_part ? heads_of_block(call, hopper ? hopper_shape(call, dk).rows() : 64) : group_of(call);
-  GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads)};
+  GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads),
+                           params.dout};
   const auto add = [&](Gradient of) {
     result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
   };
@@ -328,9 +379,9 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
 Launches launches(Kernel kernel, const Call& call) {
   switch (kernel) {
     case Kernel::cuda_decode: return decode(call);
-    case Kernel::cuda_prefill_hopper: return {.launches = {prefill_hopper(call, 2)}, .params = call.params};
+    case Kernel::cuda_prefill_hopper: return prefill_hopper(call, call.dtype == Dtype::float32 ? 3 : 2);
     case Kernel::cuda_prefill: return {.launches = {prefill(call, 2)}, .params = call.params};
-    case Kernel::cuda_prefill_hopper_rounded: return {.launches = {prefill_hopper(call, 1)}, .params = call.params};
+    case Kernel::cuda_prefill_hopper_rounded: return prefill_hopper(call, 1);
     case Kernel::cuda_prefill_rounded: return {.launches = {prefill(call, 1)}, .params = call.params};
     case Kernel::cuda_rowwise: return {.launches = {rowwise(call)}, .params = call.params};
     default: throw std::logic_error(std::string(name(kernel)) + " is no forward kernel of CUDA's");

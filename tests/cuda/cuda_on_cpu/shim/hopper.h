@@ -20,6 +20,7 @@ CUDA_FUNC void mbarrier_try_wait_parity_shared__cta_b64(uint address, int parity
   cuda_barrier_wait(address, parity, file, line);
 }
 CUDA_FUNC void fence_mbarrier_init_release_cluster() {}
+CUDA_FUNC void fence_proxy_async_shared__cta() {}
 CUDA_FUNC void setmaxnreg_inc_sync_aligned_u32(int) {}
 CUDA_FUNC void setmaxnreg_dec_sync_aligned_u32(int) {}
 

@@ -92,7 +92,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     if (own_any.meets(tile.column, COLUMNS)) {
       Columns columns = ring.tile(n);
       Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
-      uint large[COLUMNS / 16][4], small[COLUMNS / 16][4], dlarge[COLUMNS / 16][4], dsmall[COLUMNS / 16][4];
+      uint parts[COLUMNS / 16][2][4], dparts[COLUMNS / 16][2][4];
       begin_products();
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
       if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
@@ -115,12 +115,12 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
 #undef FLASHATTN_TO_GRADIENTS
       FLASHATTN_UNROLL
       for (int i = 0; i < COLUMNS / 16; ++i) {
-        if (Block::kFirst) split_step<T>(scores, i, large[i], small[i]);
-        if (Block::kSecond) split_step<T>(dscores, i, dlarge[i], dsmall[i]);
+        if (Block::kFirst) split_step<T>(scores, i, parts[i]);
+        if (Block::kSecond) split_step<T>(dscores, i, dparts[i]);
       }
       begin_products();
-      if constexpr (Block::kFirst) begin_add_values<2>(first_sums, large, small, columns.second());
-      if constexpr (Block::kSecond) begin_add_values<2>(second_sums, dlarge, dsmall, columns.first());
+      if constexpr (Block::kFirst) begin_add_values<1>(first_sums, parts, columns.second());
+      if constexpr (Block::kSecond) begin_add_values<1>(second_sums, dparts, columns.first());
       wait_for_products<0>(first_sums);
       wait_for_products<0>(second_sums);
     }

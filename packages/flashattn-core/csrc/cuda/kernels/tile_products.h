@@ -22,23 +22,30 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// Two numbers as the sums of two 16-bit parts.
-template <typename T>
-FLASHATTN_FUNC void split_pair(float low, float high, uint& a, uint& b) {
-  a = rounded_pair<T>(low, high);
-  T first, second;
-  first.bits = ushort(a);
-  second.bits = ushort(a >> 16);
-  b = rounded_pair<T>(low - float(first), high - float(second));
+// Two numbers as the sums of 16-bit parts, the smallest first.
+template <typename T, int PARTS>
+FLASHATTN_FUNC void split_pair(float low, float high, uint (&parts)[PARTS]) {
+  FLASHATTN_UNROLL
+  for (int part = PARTS - 1; part >= 0; --part) {
+    parts[part] = rounded_pair<T>(low, high);
+    T first, second;
+    first.bits = ushort(parts[part]);
+    second.bits = ushort(parts[part] >> 16);
+    low -= float(first);
+    high -= float(second);
+  }
 }
 
-// 16 columns of probabilities, from fragment 2 i on, as first operands of products with values: two 16-bit parts.
-template <typename T, int N>
-FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&large)[4], uint (&small)[4]) {
+// 16 columns of probabilities, from fragment 2 i on, as first operands of products with values, in parts.
+template <typename T, int PARTS, int N>
+FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&parts)[PARTS][4]) {
   FLASHATTN_UNROLL
   for (int e = 0; e < 4; ++e) {
     const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
-    split_pair<T>(p[0], p[1], large[e], small[e]);
+    uint pairs[PARTS];
+    split_pair<T>(p[0], p[1], pairs);
+    FLASHATTN_UNROLL
+    for (int part = 0; part < PARTS; ++part) parts[part][e] = pairs[part];
   }
 }
 
@@ -99,18 +106,17 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
     uint of_value = values.lane_offset(lane % 16, lane / 16);
     FLASHATTN_UNROLL
     for (int i = 0; i < KEYS / 16; ++i) {
-      uint a[4], a_small[4];
-      split_step<T>(probabilities, i, a, a_small);
+      uint a[PARTS][4];
+      split_step<T>(probabilities, i, a);
       FLASHATTN_UNROLL
       for (int c = 0; c < DV / 8; c += 2) {
         uint b[4];
         load_matrices_transposed(b, values.piece_at(of_value, i * 16, c / 2));
-        if (PARTS == 2) {
-          multiply_add_tile<T>(output[c], a_small, b[0], b[1]);
-          multiply_add_tile<T>(output[c + 1], a_small, b[2], b[3]);
+        FLASHATTN_UNROLL
+        for (int part = 0; part < PARTS; ++part) {
+          multiply_add_tile<T>(output[c], a[part], b[0], b[1]);
+          multiply_add_tile<T>(output[c + 1], a[part], b[2], b[3]);
         }
-        multiply_add_tile<T>(output[c], a, b[0], b[1]);
-        multiply_add_tile<T>(output[c + 1], a, b[2], b[3]);
       }
     }
   } else {

@@ -24,7 +24,8 @@ constexpr float kBelow = 0;
 template <>
 constexpr float kBelow<half> = 7;
 
-template <typename T, int DV, int KEYS>
+// E: what the tensor cores multiply, by which lanes have their columns; T: what is written.
+template <typename T, int DV, int KEYS, typename E = T>
 struct WarpRows {
   // Output and sum are rescaled only when a row's maximum has grown by so many powers of two. Until then probabilities
   // may be as large as 2^8, which costs no accuracy.
@@ -90,6 +91,11 @@ struct WarpRows {
     }
   }
 
+  FLASHATTN_FUNC void add(const Fragment (&sums)[DV / 8]) {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < DV / 2; ++i) output[i / 4][i % 4] += sums[i / 4][i % 4];
+  }
+
   // Writes the rows that are finite. Returns the others: bit n is lane n's first row if n % 4 is 0, its second if 1.
   FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
                             int lane) {
@@ -123,9 +129,9 @@ struct WarpRows {
       } else if (stored) {
         FLASHATTN_UNROLL
         for (int c = 0; c < DV / 8; ++c) {
-          int column = output_column<T>(c, lane);
+          int column = output_column<E>(c, lane);
           if (column < value_dim) row[column] = T(output[c][2 * h]);
-          if (column + kNext<T> < value_dim) row[column + kNext<T>] = T(output[c][2 * h + 1]);
+          if (column + kNext<E> < value_dim) row[column + kNext<E>] = T(output[c][2 * h + 1]);
         }
       }
       if (stored && lane % 4 == 0) outputs.store_result(params, batch, head, query, result);
