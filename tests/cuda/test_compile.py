@@ -44,10 +44,9 @@ def assert_each_compiles(architecture, described):
     return sum(each.spilled for each in done)
 
 
-def runs_on(kernel, dtype, architecture):
-    return (architecture == "sm_90a" or "hopper" not in kernel) and (
-        dtype != "float32" or not kernel.endswith(("_hopper", "_rounded"))
-    )
+def runs_on(kernel, dtype, architecture, dim=128):
+    in_float32 = dtype != "float32" or not (kernel.endswith("_rounded") or ("hopper" in kernel and dim > 128))
+    return (architecture == "sm_90a" or "hopper" not in kernel) and in_float32
 
 
 def cases(*further):
@@ -57,7 +56,10 @@ def cases(*further):
 
 
 @pytest.mark.rotate(115, long=3)
-@pytest.mark.parametrize(("kernel", "dtype", "architecture", "dim"), cases([8, 24, 64, 80, 96, 128, 192, 256]))
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "architecture", "dim"),
+    [case for case in cases([8, 24, 64, 80, 96, 128, 192, 256]) if runs_on(*case)],
+)
 def test_head_dims(kernel, dtype, architecture, dim):
     for value_dim in {dim, 64}:
         assert_compiles(architecture, kernel, dtype, dim, value_dim)
@@ -118,6 +120,7 @@ MODELS = {
     "a padded batch": ("bfloat16", 7, 128, 64, Causal() & KeyRange(mx.array([3])), {}),
     "llama": ("bfloat16", 7, 128, 128, "causal", {}),
     "in float32": ("float32", 7, 128, 128, "causal", {}),
+    "Qwen2.5-0.5B in float32": ("float32", 7, 128, 64, "causal", {}),
     "decode": ("bfloat16", 7, 1, 128, "causal", {}),
     "decode, a padded batch": ("bfloat16", 7, 1, 128, Causal() & KeyRange(mx.array([3])), {}),
     "decode in float32": ("float32", 7, 1, 128, "causal", {}),
@@ -133,7 +136,7 @@ MODELS = {
 def test_no_spills_in_what_models_call(model, architecture):
     dtype, group, length, dim, mask, options = MODELS[model]
     for kernel in ["cuda_decode"] if length <= 16 else ["cuda_prefill", "cuda_prefill_hopper"]:
-        if runs_on(kernel, dtype, architecture):
+        if runs_on(kernel, dtype, architecture, dim):
             assert not assert_compiles(
                 architecture, kernel, dtype, dim, mask=mask, length=length, heads=2 * group, **options
             )

@@ -22,6 +22,10 @@ def of_hopper(old: str, new: str = "", **how) -> Fault:
     return Fault(HOPPER, old, new, lengths=(150, 300), dtype="float16", **how)
 
 
+def of_parts(old: str, new: str = "", **how) -> Fault:
+    return Fault(HOPPER, old, new, lengths=(150, 300), **how)
+
+
 WAIT = "wait_for_copies<0>();"
 FAULTS = {
     # Barriers, and copies in the background.
@@ -112,27 +116,44 @@ FAULTS = {
         "if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"
     ),
     # Hopper: barriers in shared memory, boxes, products of warpgroups.
-    "hopper: queries before they are there": of_hopper("queries_arrived.wait(0);"),
-    "hopper: keys before they are there": of_hopper("keys.wait_for_tile(n + 1);"),
-    "hopper: values before they are there": of_hopper("values.wait_for_tile(n);\n    begin_products"),
-    "hopper: a tile over one that is read": of_hopper("if (n >= STAGES) read(n).wait(n / STAGES - 1);"),
-    "hopper: room a turn too early": of_hopper("read(n).wait(n / STAGES - 1)", "read(n).wait(n / STAGES)"),
-    "hopper: keys given back while they are read": of_hopper(
-        "wait_for_products<1>(scores);\n      keys.release(n + 1, lane);",
-        "keys.release(n + 1, lane);\n      wait_for_products<1>(scores);",
+    "hopper: queries before they are there": of_hopper("if (!kFresh) queries_arrived.wait(0);"),
+    "hopper: keys before they are there": of_hopper(
+        "keys.wait_for_tile(n, part);\n      if (part == 0)", "if (part == 0)"
     ),
-    "hopper: scores not waited for": of_hopper("wait_for_products<1>(scores);"),
-    "hopper: output not waited for": of_hopper("wait_for_products<0>(rows.output);\n      values"),
-    "hopper: a tile never given back": of_hopper("values.release(n, lane);\n      split"),
+    "hopper: values before they are there": of_hopper("values.wait_for_tile(n, part);\n        begin", "begin"),
+    "hopper: a tile over one that is read": of_hopper("if (turn >= STAGES) read(turn).wait(turn / STAGES - 1);"),
+    "hopper: room a turn too early": of_hopper("read(turn).wait(turn / STAGES - 1)", "read(turn).wait(turn / STAGES)"),
+    "hopper: keys given back while they are read": of_hopper(
+        "wait_for_products<kParts>(scores);\n      keys.release(n + 1, lane);",
+        "keys.release(n + 1, lane);\n      wait_for_products<kParts>(scores);",
+    ),
+    "hopper: scores not waited for": of_hopper("wait_for_products<kParts>(scores);"),
+    "hopper: output not waited for": of_hopper("wait_for_products<0>(sums);"),
+    "hopper: a tile never given back": of_hopper("rows.add(sums);\n      values.release(n, lane);", "rows.add(sums);"),
     "hopper: a warp less reads": of_hopper("keys.initialise(kReaders)", "keys.initialise(kReaders - 1)"),
     "hopper: bytes of another tile": of_hopper(
         "arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"
     ),
     "hopper: a panel's columns": of_hopper("panel * 64, row", "panel * 32, row", dim=72),
     "hopper: rows of the warpgroup before": of_hopper(
-        "queries, group * kWarpgroupRows, keys.tile(n)", "queries, 0, keys.tile(n)", dim=72
+        "queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72
     ),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
+    # Of float32 in parts.
+    "parts: those of queries forgotten": of_parts("part = PARTS - 1 - key_part", "part = PARTS - 1"),
+    "parts: those of probabilities forgotten": of_parts("part = VALUE_PARTS - 1 - value_part", "part = PARTS - 1"),
+    "parts: one tile for all": of_parts("batch * PARTS + part, arrived", "batch * PARTS, arrived"),
+    "parts: queries over each other": of_parts("row, piece) + part * Queries::kBytes", "row, piece)"),
+    "parts: queries beyond the last": of_parts("first_row + row <= last_row", "true"),
+    "parts: sums of the tile before": of_parts("fresh && value_part == 0", "false"),
+    "parts: sums of the last tile alone": of_parts("output[i / 4][i % 4] += sums", "output[i / 4][i % 4] = sums"),
+    "parts: one tile given back": of_parts(
+        "part < PARTS; ++part) {\n      if (lane", "part < 1; ++part) {\n      if (lane"
+    ),
+    "parts: keys beyond the last": of_parts("if (batch >= params.batch_size) return;", source="float_parts"),
+    "parts: values of another row": of_parts(
+        "tile * params.key_len + row)", "tile * params.key_len)", source="float_parts"
+    ),
 }
 
 

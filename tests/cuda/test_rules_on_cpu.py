@@ -25,7 +25,7 @@ def decode(query: mx.array, dim: int, quantised: bool) -> str:
 def prefill(query: mx.array, dim: int, quantised: bool) -> str:
     if dim > 256 or quantised:
         return "cuda_rowwise"
-    return "cuda_prefill" if query.dtype == mx.float32 else "cuda_prefill_hopper"
+    return "cuda_prefill" if query.dtype == mx.float32 and dim > 128 else "cuda_prefill_hopper"
 
 
 def rowwise(query: mx.array, dim: int, quantised: bool) -> str:

@@ -28,6 +28,7 @@ class Fault:
     dim: int = 40
     dtype: str = "float32"
     bits: int | None = None  # of keys and values, if they are quantised
+    source: str = ""  # the file of another launch of the kernel's
 
     @property
     def query_and_key_lengths(self) -> tuple[int, int]:
@@ -37,7 +38,7 @@ class Fault:
     # The source with the fault in it, or as it was.
     def plant(self, source: str) -> str:
         backend, _, kernel = self.kernel.partition("_")
-        if f'"{backend}/kernels/{kernel}.' not in source:
+        if f'"{backend}/kernels/{self.source or kernel}.' not in source:
             return source  # another launch of the same call
         parts = source.split(self.old)
         if len(parts) < self.occurrence + 2:
