@@ -86,6 +86,7 @@ def test_head_dim_and_value_dim_both_decide(rng, dims):
         ("metal_rowwise", "cpu", 8, "metal_rowwise runs on Metal, the stream does not"),
         ("metal_decode_fast", "metal", 8, "metal_decode_fast takes up to 1 queries, found 9"),
         ("metal_prefill_tg", "metal", 300, "metal_prefill_tg takes a head_dim up to 256, found 300"),
+        ("cuda_prefill_hopper", "cuda", 129, "cuda_prefill_hopper takes a head_dim up to 128 in float32, found 129"),
     ],
 )
 def test_what_a_kernel_by_name_does_not_cover_has_a_reason(rng, kernel, device, dim, reason):

@@ -27,7 +27,7 @@ struct Row {
   std::string_view why;
   // What else it asks for.
   int max_float_dim = kAny;  // of those of float32
-  int only_on = 0;  // this compute capability; 0: any
+  int only_on = 0;           // this compute capability; 0: any
   int tilings = 1;
 };
 
@@ -116,10 +116,9 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
     return kernel(" takes no quantised keys and values");
   }
   if (shape.element_size == 4 && dim > row.max_float_dim) {
-    return kernel(row.max_float_dim == 0
-                      ? " takes 16-bit floats"
-                      : " takes a head_dim up to " + std::to_string(row.max_float_dim) + " in float32, found " +
-                            std::to_string(dim));
+    return kernel(row.max_float_dim == 0 ? " takes 16-bit floats"
+                                         : " takes a head_dim up to " + std::to_string(row.max_float_dim) +
+                                               " in float32, found " + std::to_string(dim));
   }
   if (row.only_on != 0 && shape.compute_capability != 0 && shape.compute_capability != row.only_on) {
     return kernel(" runs on compute capability " + in_words(row.only_on) + ", found " +

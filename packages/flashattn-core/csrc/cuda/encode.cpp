@@ -100,8 +100,8 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Launch& launch : launches.launches) {
     // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
     CUfunction function = function_of(launch, stream.device.index);
-    BackwardArguments arguments = {
-        {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}, {}}, launches.backward};
+    BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.realign}, {}, {}, {}, {}},
+                                   launches.backward};
     const auto array_of = [&](Binding binding) -> const std::optional<mx::array>& {
       return (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
     };

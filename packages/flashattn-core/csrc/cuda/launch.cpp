@@ -83,7 +83,9 @@ bool has_boxes(const Call& call) {
 // Keys or values in float32, as float_parts.cu leaves them: 16-bit parts, contiguous.
 Boxes boxes_of_parts(const Call& call, Binding parts, int rows, int columns) {
   int64_t step = round_up(columns, 8), head = step * call.params.key_len, part = head * call.params.num_kv_heads;
-  return {parts, rows, {step, call.params.key_len, call.params.num_kv_heads, 3 * call.params.batch_size},
+  return {parts,
+          rows,
+          {step, call.params.key_len, call.params.num_kv_heads, 3 * call.params.batch_size},
           {step, head, part}};
 }
 
@@ -100,12 +102,11 @@ Launches prefill_hopper(const Call& call, int parts) {
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   int widest = std::max(dim, value_dim);
   bool in_parts = call.dtype == Dtype::float32;
-  auto [groups, stages, blocks, registers, few] = in_parts ? widest <= 64 ? Shape{2, 6, 1, 240, 24}
-                                                                          : Shape{2, 4, 1, 240, 24}
-                                                  : widest <= 64 ? Shape{1, 2, 3, 136, 24}
-                                                  : widest <= 128
-                                                      ? Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32}
-                                                      : Shape{2, 2, 1, 240, 24};
+  auto [groups, stages, blocks, registers, few] =
+      in_parts        ? widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24}
+             : widest <= 64 ? Shape{1, 2, 3, 136, 24}
+      : widest <= 128 ? Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32}
+                      : Shape{2, 2, 1, 240, 24};
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
   int shared = (in_parts ? parts : 1) * tile_bytes(rows, dim, 2) +
                stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
@@ -124,10 +125,10 @@ Launches prefill_hopper(const Call& call, int parts) {
       result.scratch.push_back({each.array, elements / 2});
       arguments.push_back({each.array, Role::output});  // also of the launch that reads it: the next call waits for it
     }
-    result.launches.push_back(launch(call, "float_parts", {round_up(p.head_dim, 8), round_up(p.value_dim, 8)},
-                                     gpu::arguments({Binding::key, Binding::value},
-                                                    {Binding::key_parts, Binding::value_parts}, {Binding::params}),
-                                     divide_up(threads, kThreads), kThreads / kLanes));
+    result.launches.push_back(launch(
+        call, "float_parts", {round_up(p.head_dim, 8), round_up(p.value_dim, 8)},
+        gpu::arguments({Binding::key, Binding::value}, {Binding::key_parts, Binding::value_parts}, {Binding::params}),
+        divide_up(threads, kThreads), kThreads / kLanes));
   } else {
     boxes = {boxes_of(Binding::key, p.key, kKeys, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
              boxes_of(Binding::value, p.value, kKeys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
@@ -287,11 +288,11 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   result.blocks_at_once = shape.blocks;
   const AttentionParams& p = call.params;
   int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
-  result.boxes = {boxes_of(Binding::key, p.key, key_rows, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
-                  boxes_of(Binding::value, p.value, key_rows, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
-                  boxes_of(Binding::query, p.query, query_rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size}),
-                  boxes_of(Binding::dout, gradient.dout, query_rows,
-                           {p.value_dim, p.query_len, p.num_heads, p.batch_size})};
+  result.boxes = {
+      boxes_of(Binding::key, p.key, key_rows, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+      boxes_of(Binding::value, p.value, key_rows, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+      boxes_of(Binding::query, p.query, query_rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size}),
+      boxes_of(Binding::dout, gradient.dout, query_rows, {p.value_dim, p.query_len, p.num_heads, p.batch_size})};
   return result;
 }
 
@@ -351,8 +352,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   bool is_part = p.window == 0 && group_of(call) > 1;
   result.backward.block_heads =
       is_part ? heads_of_block(call, hopper ? hopper_shape(call, dk).rows() : 64) : group_of(call);
-  GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads),
-                           params.dout};
+  GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads), params.dout};
   const auto add = [&](Gradient of) {
     result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
   };

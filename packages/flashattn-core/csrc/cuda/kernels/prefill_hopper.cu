@@ -147,7 +147,6 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       keys.release(n + 1, lane);
       bool shown = own_all.contains(first_key(n + 1), KEYS);
       Rescaling rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
-      if (rows.sums_are_negative()) break;  // never: but what a branch needs is not computed behind the wait
       values_added();
       split();
       rows.rescale(rescaling);

@@ -108,26 +108,26 @@ struct Product;
 #define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_64, FLASHATTN_R4(8), FLASHATTN_R4(12)
 
 // X0 to X5: the operands behind the outputs. The last numbers: two signs, and whether rows are what is summed over.
-#define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                          \
-  template <>                                                                                           \
-  struct Product<T, N> {                                                                                \
-    /* c = a b, or c += a b. a: rows; b: N rows. */                                                     \
-    static FLASHATTN_FUNC void of_rows(Fragment* c, Descriptor a, Descriptor b, bool add) {             \
-      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
-                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, " X0 ", " X1 ", add, 1, 1, 0, 0; }"  \
-                   : FLASHATTN_REGISTERS_##N                                                            \
-                   : "l"(a), "l"(b), "r"(int(add)));                                                    \
-    }                                                                                                   \
-    /* The same. b: 16 rows of N columns. */                                                            \
-    static FLASHATTN_FUNC void of_columns(Fragment* c, const uint (&a)[4], Descriptor b, bool add) {    \
-      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
-                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, {" X0 ", " X1 ", " X2 ", " X3        \
-                   "}, " X4 ", add, 1, 1, 1; }"                                                         \
-                   : FLASHATTN_REGISTERS_##N                                                            \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));                \
-    }                                                                                                   \
+#define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                            \
+  template <>                                                                                             \
+  struct Product<T, N> {                                                                                  \
+    /* c = a b, or c += a b. a: rows; b: N rows. */                                                       \
+    static FLASHATTN_FUNC void of_rows(Fragment* c, Descriptor a, Descriptor b, bool add) {               \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N   \
+                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, " X0 ", " X1 ", add, 1, 1, 0, 0; }"    \
+                   : FLASHATTN_REGISTERS_##N                                                              \
+                   : "l"(a), "l"(b), "r"(int(add)));                                                      \
+    }                                                                                                     \
+    /* The same. b: 16 rows of N columns. */                                                              \
+    static FLASHATTN_FUNC void of_columns(Fragment* c, const uint (&a)[4], Descriptor b, bool add) {      \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N   \
+                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, {" X0 ", " X1 ", " X2 ", " X3 "}, " X4 \
+                                                               ", add, 1, 1, 1; }"                        \
+                   : FLASHATTN_REGISTERS_##N                                                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));                  \
+    }                                                                                                     \
   };
-#define FLASHATTN_PRODUCTS(T, TYPES)                                 \
+#define FLASHATTN_PRODUCTS(T, TYPES)                                        \
   FLASHATTN_PRODUCT(T, TYPES, 64, "%32", "%33", "%34", "%35", "%36", "%37") \
   FLASHATTN_PRODUCT(T, TYPES, 128, "%64", "%65", "%66", "%67", "%68", "%69")
 FLASHATTN_PRODUCTS(bfloat, "bf16.bf16")

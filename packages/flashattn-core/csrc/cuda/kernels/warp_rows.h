@@ -91,8 +91,6 @@ struct WarpRows {
     }
   }
 
-  FLASHATTN_FUNC bool sums_are_negative() const { return softmax[0].row_sum + softmax[1].row_sum < 0; }
-
   FLASHATTN_FUNC void add(const Fragment (&sums)[DV / 8]) {
     FLASHATTN_UNROLL
     for (int i = 0; i < DV / 2; ++i) output[i / 4][i % 4] += sums[i / 4][i % 4];

@@ -9,9 +9,9 @@ namespace flashattn {
 
 constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 
-// Begins scores = the warpgroup's rows of queries, from first_row on, times all of the tile's keys. Of operands in parts
-// this is one part of the keys, with those parts of the queries whose product with it counts: small products first.
-// COLUMNS: that they have, without those that only fill a panel.
+// Begins scores = the warpgroup's rows of queries, from first_row on, times all of the tile's keys. Of operands in
+// parts this is one part of the keys, with those parts of the queries whose product with it counts: small products
+// first. COLUMNS: that they have, without those that only fill a panel.
 template <int COLUMNS, int PARTS = 1, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                         SharedTile<T, KEYS, D> keys, int key_part = 0) {
