@@ -16,7 +16,7 @@ FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, 
 }
 
 // STAGES tiles in turn. Tile n is the n-th that the block sees. PARTS: tiles whose sum it is, each with a turn.
-template <typename Tile, int STAGES, int PARTS>
+template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
   static constexpr int kBytes = STAGES * Tile::kBytes, kBarriers = 2 * STAGES * kBarrierBytes;
 
