@@ -28,8 +28,6 @@ enum class Kernel {
   cuda_prefill_hopper_rounded,
   cuda_decode,
   cuda_rowwise,
-  cuda_backward_dq,
-  cuda_backward_dkv,
   count
 };
 constexpr int kNumKernels = static_cast<int>(Kernel::count);
@@ -74,7 +72,7 @@ struct CallShape {
   int key_len;
   int head_dim;
   int value_dim;
-  bool quantised;  // keys and values
+  int bits;  // of quantised keys and values; 0: they are not
   int element_size;
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
 };

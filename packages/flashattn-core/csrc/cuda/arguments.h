@@ -5,10 +5,7 @@
 
 namespace flashattn::cuda {
 
-enum : int {
-  kMaxArrays = 40,
-  kSavedTile = 64,  // what is saved for the gradient is of whole tiles of so many queries
-};
+enum : int { kMaxArrays = 32 };
 
 // What the tensor memory accelerator knows of an array; the driver makes it.
 struct alignas(64) TensorMap {
@@ -24,10 +21,11 @@ struct Arguments {
 
 // Where the launch has boxes. The others are spared these bytes, which a launch copies.
 struct BoxArguments : Arguments {
-  TensorMap key_map, value_map, query_map, dout_map;
+  TensorMap query_map, key_map, value_map;
 };
 
-struct BackwardArguments : BoxArguments {
+// Of the gradient.
+struct BackwardArguments : Arguments {
   BackwardParams backward;
 };
 

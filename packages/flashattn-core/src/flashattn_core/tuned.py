@@ -101,11 +101,10 @@ class TableWarning(UserWarning):
 
 
 def preferred(arguments: _ext.Arguments, device: mx.Device, usual: str) -> str:
-    """The kernel that was the fastest for such calls, asked by C++; empty where nothing was measured, or not the usual
-    one, which may be newer than the table."""
+    """The kernel that was the fastest for such calls, asked by C++; empty where nothing was measured."""
     table = here(device)
     found = nearest(table, call_of(arguments)) if table else None
-    return found.fastest(usual) if found and usual in found.seconds else ""
+    return "" if found is None else found.fastest(usual)
 
 
 def call_of(arguments: _ext.Arguments) -> Call:
