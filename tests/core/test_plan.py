@@ -66,9 +66,10 @@ def test_no_gpu_is_taken_for_hopper(rng):
     assert plan(*call, device="cuda", kernel="cuda_prefill_hopper").kernel == "cuda_prefill_hopper"
 
 
-def test_cuda_has_no_gradient_yet():
-    assert max_head_dim("cuda") == max_head_dim("cuda", quantised=True) == 512
-    assert max_head_dim("cuda", gradient=True) == 0
+def test_gradients_of_a_gpu_have_smaller_heads():
+    for device in ("metal", "cuda"):
+        assert max_head_dim(device) == max_head_dim(device, quantised=True) == 512
+        assert max_head_dim(device, gradient=True) == 256
 
 
 @pytest.mark.parametrize("dims", [(16, 257), (257, 16)])
@@ -85,6 +86,7 @@ def test_head_dim_and_value_dim_both_decide(rng, dims):
         ("metal_rowwise", "cpu", 8, "metal_rowwise runs on Metal, the stream does not"),
         ("metal_decode_fast", "metal", 8, "metal_decode_fast takes up to 1 queries, found 9"),
         ("metal_prefill_tg", "metal", 300, "metal_prefill_tg takes a head_dim up to 256, found 300"),
+        ("cuda_prefill_hopper", "cuda", 129, "cuda_prefill_hopper takes a head_dim up to 128 in float32, found 129"),
     ],
 )
 def test_what_a_kernel_by_name_does_not_cover_has_a_reason(rng, kernel, device, dim, reason):

@@ -148,11 +148,12 @@ def traced(dim, check, device="metal"):
     mx.grad(call)(mx.zeros((1, 4, 100, dim)))
 
 
-def test_of_a_call_that_is_traced_the_gradient_is_checked_too(dim):
+@pytest.mark.parametrize("device", ["metal", "cuda"])
+def test_of_a_call_that_is_traced_the_gradient_is_checked_too(dim, device):
     check = Check()
-    prepared(dim, check, device="metal")
-    traced(dim, check)
-    assert check.asked == ["metal_prefill_reg", "metal_backward_dq"]
+    prepared(dim, check, device=device)
+    traced(dim, check, device)
+    assert check.asked == [{"metal": "metal_prefill_reg", "cuda": "cuda_prefill"}[device], f"{device}_backward_dq"]
 
 
 def test_a_gradient_that_is_wrong_is_an_error_while_there_is_a_choice(dim):
@@ -166,8 +167,8 @@ def test_a_gradient_that_is_wrong_is_an_error_while_there_is_a_choice(dim):
 
 def test_what_has_no_gradient_is_checked_without(dim):
     check = Check()
-    traced(dim, check, device="cuda")
-    assert check.asked == ["cuda_prefill"]
+    traced(dim + 256, check, device="cuda")
+    assert check.asked == ["cuda_rowwise"]
 
 
 def test_an_interrupted_check_is_made_again(dim):

@@ -153,11 +153,18 @@ def test_a_table_that_cannot_be_read_is_said_once_and_kernels_are_chosen_without
     assert tuned.here(CPU) == []
 
 
-def test_what_is_preferred(monkeypatch):
-    tuned.write([measured(STEP)], CPU)
+def test_what_is_preferred():
+    both = Measured(STEP, {"cpu_prefill": 3e-3, "cpu_decode": 1e-3}, {"cpu_prefill": 100, "cpu_decode": 100})
+    tuned.write([both], CPU)
     query, key = mx.zeros((1, 4, 1, 64), mx.float16), mx.zeros((1, 2, 100, 64), mx.float16)
     assert tuned.preferred(lowered(query, key, key, None), CPU, "cpu_prefill") == "cpu_decode"
     assert tuned.preferred(lowered(*(x.astype(mx.float32) for x in (query, key, key)), None), CPU, "cpu_prefill") == ""
+
+
+def test_a_kernel_that_is_newer_than_the_table_keeps_its_place():
+    tuned.write([measured(STEP)], CPU)
+    query, key = mx.zeros((1, 4, 1, 64), mx.bfloat16), mx.zeros((1, 2, 100, 64), mx.bfloat16)
+    assert tuned.preferred(lowered(query, key, key, None), CPU, "cpu_prefill") == ""
 
 
 def test_the_usual_kernel_stays_where_another_is_hardly_faster():

@@ -1,7 +1,4 @@
-"""The CUDA kernels of the gradient, run on the CPU: by the rules of tests/metal/test_backward.py.
-
-No call takes them yet: csrc/call/kernel_table.cpp has no row of them.
-"""
+"""The CUDA kernels of the gradient, run on the CPU: by the rules of tests/metal/test_backward.py."""
 
 import functools
 from dataclasses import replace
@@ -23,13 +20,13 @@ pytestmark = [pytest.mark.rotate(40), pytest.mark.usefixtures("requires_clang")]
 run = functools.partial(metal_backward.run, device="cuda", prepared=on_cpu)
 
 
-@pytest.fixture(autouse=True, params=[227, 99], ids=lambda kilobytes: f"{kilobytes}KB")
+@pytest.fixture(autouse=True, params=[(227, 90), (227, 100), (99, 89)], ids=["9.0", "10.0", "8.9"])
 def through_cuda(request, monkeypatch):
-    """On GPUs whose blocks can have so much shared memory."""
+    """On GPUs whose blocks can have so much shared memory, of which Hopper has kernels of its own."""
     for module in (gradient_oracle, test_gradients):
         monkeypatch.setattr(module, "flash_gradients", run)
     monkeypatch.setattr(rules, "run", run)
-    with launches.shared_memory(request.param):
+    with launches.shared_memory(*request.param):
         yield
 
 
@@ -44,8 +41,8 @@ globals().update(
 )
 
 
-@pytest.mark.parametrize("kernel", ["cuda_prefill", "cuda_prefill_hopper"])
-def test_behind_a_forward_kernel(rng, kernel):
+def test_behind_a_forward_kernel(rng, request):
+    kernel = "cuda_prefill_hopper" if "9.0" in request.node.name else "cuda_prefill"
     call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
     sinks = mx.array(rng.standard_normal(4), mx.float16)
     call = replace(call, mask="causal", softcap=4.0, sinks=sinks)
@@ -55,6 +52,10 @@ def test_behind_a_forward_kernel(rng, kernel):
 
 def test_hidden_tiles_are_left_out(rng):
     call = draw_call(rng, heads=1, kv_heads=1, length=512, key_len=512, dim=64, dtype="float16")
-    everything = run(call).counts["backward"]
+
+    def read(call):
+        return sum(each.device_read for name, each in run(call).counts.items() if name.startswith("backward"))
+
+    everything = read(call)
     for mask in (SlidingWindow(20), KeyRange(200, 260)):
-        assert run(replace(call, mask=mask)).counts["backward"].device_read < 0.5 * everything.device_read
+        assert read(replace(call, mask=mask)) < 0.5 * everything

@@ -22,11 +22,11 @@ def test_nothing_is_found(kernel, given):
 OTHER_KINDS = {
     "float32, one query": (DECODE, kind(1, "causal", mx.float32, head_dim=128, value_dim=96)),
     "float32": (PREFILL, kind(77, "causal", mx.float32, head_dim=80, value_dim=40)),
+    "float32 in parts": (HOPPER, kind(77, "causal", mx.float32, head_dim=80, value_dim=40)),
     "bfloat16, a wide head": (HOPPER, kind(77, "causal", mx.bfloat16, head_dim=256, value_dim=256, group=1)),
     "rounded probabilities": ("cuda_prefill_rounded", kind(77, "causal")),
     "rounded probabilities, bfloat16": ("cuda_prefill_hopper_rounded", kind(77, "causal", mx.bfloat16)),
     "4 bits": (DECODE, quantised(2, bits=4)),
-    "4 bits, many queries": (PREFILL, quantised(77, bits=4)),
     "6 bits": (ROWWISE, quantised(77, bits=6)),
 }
 

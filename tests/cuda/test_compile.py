@@ -44,10 +44,9 @@ def assert_each_compiles(architecture, described):
     return sum(each.spilled for each in done)
 
 
-def runs_on(kernel, dtype, architecture):
-    return (architecture == "sm_90a" or "hopper" not in kernel) and (
-        dtype != "float32" or not kernel.endswith(("_hopper", "_rounded"))
-    )
+def runs_on(kernel, dtype, architecture, dim=128):
+    in_float32 = dtype != "float32" or not (kernel.endswith("_rounded") or ("hopper" in kernel and dim > 128))
+    return (architecture == "sm_90a" or "hopper" not in kernel) and in_float32
 
 
 def cases(*further):
@@ -57,7 +56,10 @@ def cases(*further):
 
 
 @pytest.mark.rotate(115, long=3)
-@pytest.mark.parametrize(("kernel", "dtype", "architecture", "dim"), cases([8, 24, 64, 80, 96, 128, 192, 256]))
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "architecture", "dim"),
+    [case for case in cases([8, 24, 64, 80, 96, 128, 192, 256]) if runs_on(*case)],
+)
 def test_head_dims(kernel, dtype, architecture, dim):
     for value_dim in {dim, 64}:
         assert_compiles(architecture, kernel, dtype, dim, value_dim)
@@ -72,16 +74,6 @@ def test_large_heads_and_quantised(kernel, dtype, architecture):
         assert_compiles(architecture, kernel, dtype, dim, value_dim)
     for bits, group_size in ((1, 128), (3, 32), (4, 64), (8, 64)):
         assert_compiles(architecture, kernel, dtype, 128, bits=bits, group_size=group_size)
-
-
-@pytest.mark.rotate(23)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_prefill"])
-@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64), (8, 128)])
-def test_integer_tiles(kernel, dtype, architecture, bits, group_size):
-    for dim, value_dim in ((128, 128), (256, 128), (384 - group_size, group_size)):
-        assert_compiles(architecture, kernel, dtype, min(dim, 256), value_dim, bits=bits, group_size=group_size)
 
 
 @pytest.mark.rotate(23)
@@ -128,18 +120,13 @@ MODELS = {
     "a padded batch": ("bfloat16", 7, 128, 64, Causal() & KeyRange(mx.array([3])), {}),
     "llama": ("bfloat16", 7, 128, 128, "causal", {}),
     "in float32": ("float32", 7, 128, 128, "causal", {}),
+    "Qwen2.5-0.5B in float32": ("float32", 7, 128, 64, "causal", {}),
     "decode": ("bfloat16", 7, 1, 128, "causal", {}),
     "decode, a padded batch": ("bfloat16", 7, 1, 128, Causal() & KeyRange(mx.array([3])), {}),
     "decode in float32": ("float32", 7, 1, 128, "causal", {}),
     "decode, gemma3": ("bfloat16", 2, 1, 256, "causal", {}),
     "decode, gpt-oss": ("bfloat16", 8, 1, 64, "causal", {"sinks": True}),
     "speculative decoding": ("bfloat16", 7, 8, 128, "causal", {}),
-    **{
-        f"{what} over {bits} bits, {dim}": ("bfloat16", 7, length, dim, "causal", {"bits": bits, "group_size": 64})
-        for what, length in (("decode", 1), ("prefill", 128))
-        for bits in (4, 8)
-        for dim in (64, 128)
-    },
 }
 
 
@@ -149,7 +136,7 @@ MODELS = {
 def test_no_spills_in_what_models_call(model, architecture):
     dtype, group, length, dim, mask, options = MODELS[model]
     for kernel in ["cuda_decode"] if length <= 16 else ["cuda_prefill", "cuda_prefill_hopper"]:
-        if runs_on(kernel, dtype, architecture) and not ("hopper" in kernel and "bits" in options):
+        if runs_on(kernel, dtype, architecture, dim):
             assert not assert_compiles(
                 architecture, kernel, dtype, dim, mask=mask, length=length, heads=2 * group, **options
             )

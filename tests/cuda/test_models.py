@@ -182,11 +182,10 @@ def test_compiled_calls():
 
 
 def test_compiled_models():
-    """While there is no gradient on CUDA, a call that is traced is mlx-lm's own, and counted."""
     mx.enable_compile()
     model, x = small("qwen2"), tokens()
     off = model(x)
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="traced"):
+    with flash.enabled():
         assert close(mx.compile(model)(x), off)
-    assert list(flash.status().fallbacks.values()) == [len(model.layers)]
-    assert flash.status().calls == {}
+    assert sum(flash.status().calls.values()) == len(model.layers)
+    assert flash.status().fallbacks == {}

@@ -7,21 +7,22 @@ from oracle import draw
 
 SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
 pytestmark = [pytest.mark.rotate(3), pytest.mark.usefixtures("requires_clang")]
-CASES = {  # kernel, queries, keys, bits
+CASES = {  # kernel, queries, keys, bits; and a dtype other than bfloat16
     "a chunk": ("cuda_decode", 3, 100, None),
     "chunks": ("cuda_decode", 1, 300, None),
     "quantised": ("cuda_decode", 2, 300, 4),
-    "quantised, tensor cores": ("cuda_prefill", 40, 70, 8),
     "tensor cores": ("cuda_prefill", 40, 70, None),
     "warpgroups": ("cuda_prefill_hopper", 140, 150, None),
+    "warpgroups, float32": ("cuda_prefill_hopper", 140, 150, None, "float32"),
     "threads": ("cuda_rowwise", 40, 70, None),
 }
 
 
 @pytest.fixture(params=CASES)
 def case(rng, request):
-    kernel, length, key_len, bits = CASES[request.param]
-    query, *stored = draw(rng, heads=4, kv_heads=1, length=length, key_len=key_len, dim=64, dtype="bfloat16")
+    kernel, length, key_len, bits, *dtype = CASES[request.param]
+    dtype = dtype[0] if dtype else "bfloat16"
+    query, *stored = draw(rng, heads=4, kv_heads=1, length=length, key_len=key_len, dim=64, dtype=dtype)
     arrays = query, *(stored if bits is None else [mx.quantize(x, bits=bits) for x in stored])
     return arrays, {"mask": "causal", "kernel": kernel, "bits": bits}
 

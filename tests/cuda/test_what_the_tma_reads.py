@@ -8,36 +8,42 @@ from flashattn_core.attention import lowered
 ROWS, COLUMNS = 40, 64
 
 
-def array(heads, columns=COLUMNS):
-    return mx.zeros((1, heads, ROWS, columns), mx.bfloat16)
+def array(heads, columns=COLUMNS, dtype=mx.bfloat16):
+    return mx.zeros((1, heads, ROWS, columns), dtype)
 
 
-def view(strides, offset=0, heads=2):
-    """Of rows with these strides, of a head and of a row, from an element on."""
-    memory = mx.zeros(ROWS * 4 * COLUMNS * heads, mx.bfloat16)
-    return mx.as_strided(memory, (1, heads, ROWS, COLUMNS), (0, *strides, 1), offset)
+def layouts(dtype):
+    """What is read, and what is not, of 16-bit numbers."""
+
+    def view(strides, offset=0, heads=2):
+        """Of rows with these strides, of a head and of a row, from an element on."""
+        memory = mx.zeros(ROWS * 4 * COLUMNS * heads, dtype)
+        return mx.as_strided(memory, (1, heads, ROWS, COLUMNS), (0, *strides, 1), offset)
+
+    read = {
+        "contiguous": array(2, dtype=dtype),
+        "heads between rows": view((COLUMNS, 2 * COLUMNS)),
+        "rows further apart": view((ROWS * 72, 72)),
+        "from 16 bytes on": view((ROWS * COLUMNS, COLUMNS), offset=8),
+    }
+    not_read = {
+        "from 2 bytes on": view((ROWS * COLUMNS, COLUMNS), offset=1),
+        "rows of no whole 16 bytes": view((ROWS * 68, 68)),
+        "rows that overlap": view((ROWS * COLUMNS, 8)),
+        "one row for all": view((COLUMNS, 0)),
+        "rows in reverse": view((ROWS * COLUMNS, -COLUMNS), offset=(ROWS - 1) * COLUMNS),
+        "one head for all": view((0, COLUMNS)),
+        "columns apart": array(2, 2 * COLUMNS, dtype)[..., ::2],
+    }
+    return read, not_read
 
 
-READ = {
-    "contiguous": array(2),
-    "heads between rows": view((COLUMNS, 2 * COLUMNS)),
-    "rows further apart": view((ROWS * 72, 72)),
-    "from 16 bytes on": view((ROWS * COLUMNS, COLUMNS), offset=8),
-}
-NOT_READ = {
-    "from 2 bytes on": view((ROWS * COLUMNS, COLUMNS), offset=1),
-    "rows of no whole 16 bytes": view((ROWS * 68, 68)),
-    "rows that overlap": view((ROWS * COLUMNS, 8)),
-    "one row for all": view((COLUMNS, 0)),
-    "rows in reverse": view((ROWS * COLUMNS, -COLUMNS), offset=(ROWS - 1) * COLUMNS),
-    "one head for all": view((0, COLUMNS)),
-    "columns apart": array(2, 2 * COLUMNS)[..., ::2],
-}
+READ, NOT_READ = layouts(mx.bfloat16)
 
 
 def kernels(query, key, value, kernel):
     (launch,) = launches.forward(lowered(query, key, value, kernel=kernel), "cuda")
-    return launch["kernel"], launch["box_rows"] != []
+    return launch["kernel"], launch["boxes"] != []
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value"])
@@ -47,6 +53,17 @@ def test_one_of_the_three(how, name, which):
     given = {"query": array(2), "key": array(2), "value": array(2)} | {which: (READ | NOT_READ)[how]}
     expected = (name, True) if how in READ else (name.replace("_hopper", ""), False)
     assert kernels(**given, kernel=name) == expected
+
+
+@pytest.mark.parametrize("how", [*READ, *NOT_READ])
+def test_float32_is_copied_from_anywhere(how):
+    read, not_read = layouts(mx.float32)
+    given = [(read | not_read)[how]] * 3
+    described = launches.forward(lowered(*given, kernel="cuda_prefill_hopper"), "cuda")
+    assert [(launch["kernel"], launch["boxes"]) for launch in described] == [
+        ("cuda_prefill_hopper", []),
+        ("cuda_prefill_hopper", ["key_parts", "value_parts"]),
+    ]
 
 
 def test_batches_of_two_dimensions_are_none_of_its_boxes():

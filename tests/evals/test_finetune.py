@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flash_evals import finetune, machine, measure, training
 from flash_evals.errors import EvalError
-from flash_evals.models import load
+from flash_evals.models import LoadedModel, load
 from flash_evals.training import Recipe
 from matplotlib.figure import Figure
 from mlx.optimizers import Adam
@@ -184,6 +184,24 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
     if not checkpoint:
         assert training.least_memory(loaded, 256, recipe) < 0.8 * medium
         assert training.expected_memory(loaded, 256, recipe, pairs[:1]) == pytest.approx(medium, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "seq_len", "arrays"),
+    [
+        ("bfloat16", 64, 256, 0),
+        ("bfloat16", 64, 288, 1),
+        ("bfloat16", 256, 256, RECIPE.num_layers + 1),
+        ("float32", 64, 256, RECIPE.num_layers + 1),
+    ],
+)
+def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_len, arrays):
+    monkeypatch.setattr(machine, "kind", lambda: "gpu")
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(LoadedModel, "dtype", dtype)
+    wide = replace(loaded, config={**loaded.config, "head_dim": head_dim})
+    scores = loaded.heads * seq_len**2 * (4 if dtype == "float32" else 2)
+    assert training.least_memory(wide, seq_len, RECIPE) == arrays * RECIPE.batch_size * scores
 
 
 def test_a_config_without_heads_is_refused(loaded):

@@ -55,11 +55,14 @@ def prepared(arguments, device="cuda", refuses=False, driver="a driver", check=l
 
 
 @contextlib.contextmanager
-def shared_memory(kilobytes: int) -> Iterator[None]:
-    """Within, forward() is asked of an NVIDIA GPU whose blocks can have so much; without, of an H100, which has 227."""
-    before = _module.shared_memory()
+def shared_memory(kilobytes: int, compute_capability: int = 0) -> Iterator[None]:
+    """Within, launches are asked of an NVIDIA GPU whose blocks can have so much, of this capability (90 for 9.0; 0: not
+    known); without, of an H100's 227 kilobytes."""
+    before = _module.shared_memory(), _module.compute_capability()
     _module.set_shared_memory(kilobytes * 1024)
+    _module.set_compute_capability(compute_capability)
     try:
         yield
     finally:
-        _module.set_shared_memory(before)
+        _module.set_shared_memory(before[0])
+        _module.set_compute_capability(before[1])

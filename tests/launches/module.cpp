@@ -88,7 +88,7 @@ nb::dict buffers_of(const gpu::Work& work, const gpu::Launch& launch, nb::set& w
     if (role == gpu::Role::value) {
       auto bytes = gpu::value_of(*work.launches, binding);
       buffers[name] = nb::bytes(bytes.data(), bytes.size());
-    } else if (role == gpu::Role::output || written.contains(name)) {
+    } else if (role == gpu::Role::output || written.contains(name) || !work.arrays[gpu::index(binding)]) {
       buffers[name] = unwritten(work, binding);
       written.add(name);
     } else {
@@ -117,12 +117,18 @@ nb::list described(const gpu::Work& work, Backend backend) {
     }
     description["source"] = is_cuda ? cuda::source_text(launch) : metal::source_text(launch);
     description["dynamic_shared"] = launch.dynamic_shared;
-    description["box_rows"] = launch.box_rows;
+    nb::list boxes;
+    for (const gpu::Boxes& each : launch.boxes) boxes.append(std::string(gpu::name(each.array)));
+    description["boxes"] = boxes;
     description["function"] = launch.function;
     description["constants"] = constants;
     description["grid"] = size(launch.grid);
     description["threadgroup"] = size(launch.threadgroup);
-    description["buffers"] = buffers_of(work, launch, written);
+    nb::dict buffers = buffers_of(work, launch, written);
+    if (!launch.boxes.empty()) {
+      buffers["boxes"] = nb::bytes(launch.boxes.data(), launch.boxes.size() * sizeof(gpu::Boxes));
+    }
+    description["buffers"] = buffers;
     description["numbers"] = numbers;
     const SplitParams& split = work.launches->split;
     description["split"] = nb::make_tuple(split.first_key, split.chunk_len, split.num_chunks);
@@ -191,7 +197,7 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   }
   mx::eval(given);
   Inputs named(inputs, present_in(arguments));
-  if (backend == Backend::metal) check_backward(backend, call_shape(named, arguments.options, backend));
+  check_backward(backend, call_shape(named, arguments.options, backend));
   mx::array query = not_allocated(named.query().shape(), out.dtype());
   mx::array key = not_allocated(named.key().shape(), out.dtype());
   mx::array value = not_allocated(named.value().shape(), out.dtype());
@@ -217,6 +223,10 @@ NB_MODULE(flashattn_launches, m) {
   m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
         "The launches of a call. Raises as it does.");
   m.def("shared_memory", [] { return cuda::asked_about.shared_memory; });
+  m.def("compute_capability", [] { return cuda::asked_about.compute_capability; });
+  m.def(
+      "set_compute_capability", [](int n) { cuda::asked_about.compute_capability = n; }, "n"_a,
+      "Of that GPU: 90 for 9.0.");
   m.def(
       "set_shared_memory", [](int bytes) { cuda::asked_about.shared_memory = bytes; }, "bytes"_a,
       "How much a block can have on the NVIDIA GPU of which forward() is asked; at first an H100's.");

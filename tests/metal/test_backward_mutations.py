@@ -31,10 +31,10 @@ FAULTS = {
     "dkv: lse of rows beyond the last": Fault(DKV, "if (query >= params.query_len)", "if (false)"),
     "delta: rows beyond the last": Fault(DELTA, "if (query >= params.query_len)", "if (false)", occurrence=1),
     # The mathematics.
-    "a score above the maximum": Fault(DQ, "exponent > 0 ? 0.0f : exponent", "exponent", mask="rounded"),
+    "a score above the maximum": Fault(DQ, "x > 0 ? 0.0f : x", "x", mask="rounded"),
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
     "delta left out": Fault(DQ, "dprobability - saved.delta", "dprobability"),
-    "softcap: no derivative": Fault(DKV, " * visibility.derivative(scaled)", "", options={"softcap": 1.5}),
+    "softcap: no derivative": Fault(DKV, ") * derivative;", ");", options={"softcap": 1.5}),
     "softcap: derivative of another function": Fault(
         DQ, "(1 - scaled) * (1 + scaled)", "(1 - scaled)", options={"softcap": 1.5}
     ),
@@ -74,10 +74,12 @@ FAULTS = {
 }  # fmt: skip
 
 
-def check(fault: Fault, rng: np.random.Generator, edit) -> None:
-    """The call that the fault is for; raises what notices it."""
+def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
+    """The call that the fault is for, by a backend's `run`; raises what notices it."""
     length, key_len = fault.query_and_key_lengths
-    call = draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=key_len, dim=fault.dim)
+    call = draw_call(
+        rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype
+    )
     call = replace(call, **fault.options)
     if fault.mask == "NaN":  # hidden from all: a key, with its value, and a row
         call = replace(call, mask=(mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None])

@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 
 PROGRAMS = Path(sys.executable).parent
+MLX_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # where MLX is on PYTHONPATH, its command is not
 
 
-def launch(*program, during=lambda process: None, **variables):
+def launch(*program, backend="ring", during=lambda process: None, **variables):
     """What two processes of a program print on stdout and stderr; `variables` are added to their environment."""
-    options = ["-n", "2", "--backend", "ring", "--starting-port", str(_two_free_ports())]
+    port = "--nccl-port" if backend == "nccl" else "--starting-port"
+    options = ["-n", "2", "--backend", backend, port, str(_two_free_ports())]
     # A session of its own, so that no rank that waits for the other outlives the test.
     with subprocess.Popen(
-        [PROGRAMS / "mlx.launch", *options, *map(str, program)],
+        [sys.executable, "-c", MLX_LAUNCH, *options, *map(str, program)],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

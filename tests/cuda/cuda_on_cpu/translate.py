@@ -21,12 +21,6 @@ from metal_on_cpu.translate import (
 )
 
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?uchar (\w+)\[\];")
-# Columns, rows and heads of the arrays that the tensor memory accelerator copies.
-LENGTHS = {
-    "query": "p.head_dim, p.query_len, p.num_heads",
-    "key": "p.head_dim, p.key_len, p.num_kv_heads",
-    "value": "p.value_dim, p.key_len, p.num_kv_heads",
-}
 SHARED_MEMORY = 227 * 1024  # of a block, on compute capability 9.0
 
 
@@ -60,20 +54,25 @@ def _registration(launch: Mapping[str, Any], bindings: list[Binding]) -> str:
         is_input = str(not isinstance(content, int)).lower()
         described.append(f'{{"{binding.argument}", {constant}, {binding.index}, {is_input}, false, true, 1}}')
         pointer = f"thread->buffers[{binding.index}]"
-        if constant == "true":
+        if binding.argument == "boxes":
+            for place, name in enumerate(launch["boxes"]):
+                array = f"arguments.arrays[{launch['numbers'][name]}]"
+                assigned.append(f"(&arguments.key_map)[{place}] = cuda_map({array}, {pointer}, {place});")
+        elif constant == "true":
             member = f"arguments.{binding.argument}"
             assigned.append(f"{member} = *static_cast<decltype({member})*>({pointer});")
         else:
             assigned.append(f"arguments.arrays[{launch['numbers'][binding.argument]}] = {pointer};")
-    for (name, length), rows in zip(LENGTHS.items(), launch["box_rows"], strict=False):
-        assigned.append(f"""{{
-          const auto& p = arguments.params;
-          const auto& s = p.{name};
-          *reinterpret_cast<CudaMap*>(&arguments.{name}_map) = {{
-            static_cast<char*>(arguments.arrays[{launch["numbers"][name]}]), {{{length}, p.batch_size}},
-            {{2, 2 * s.row, 2 * s.head, 2 * s.batch[0]}}, {rows}}};
-        }}""")
     return f"""
+        static flashattn::cuda::TensorMap cuda_map(void* array, const void* boxes, int place) {{
+          struct Boxes {{ int array, rows; long sizes[4], steps[3]; }};  // gpu::Boxes
+          const auto& [binding, rows, sizes, steps] = static_cast<const Boxes*>(boxes)[place];
+          const CudaMap map = {{static_cast<char*>(array), {{sizes[0], sizes[1], sizes[2], sizes[3]}},
+                               {{2, 2 * steps[0], 2 * steps[1], 2 * steps[2]}}, rows}};
+          flashattn::cuda::TensorMap result;
+          __builtin_memcpy(&result, &map, sizeof map);
+          return result;
+        }}
         static const MslBinding bindings[] = {{{", ".join(described)}}};
         static void run(const MslThread* thread) {{
           static flashattn::cuda::{"Backward" if "backward" in launch["buffers"] else "Box"}Arguments arguments;
@@ -118,7 +117,7 @@ def _call(statement: str) -> str:
             arguments.append(expressions[int(number)])
         elif number.isdecimal():
             arguments.append(number)
-    return f"ptx::{re.sub(r'[^a-z0-9]', '_', name)}({', '.join(arguments)})"
+    return f"ptx::{re.sub(r'[^a-z0-9]', '_', name.lower())}({', '.join(arguments)})"
 
 
 def _split(statement: str) -> tuple[str, list[str]]:

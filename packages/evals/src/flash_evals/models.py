@@ -76,6 +76,11 @@ class LoadedModel:
                 return int(heads)
         raise EvalError(f"the config.json of {self.name} does not say how many heads it has (num_attention_heads)")
 
+    @property
+    def head_dim(self) -> int:
+        """Of a query head, as far as the config says."""
+        return int(self._setting("head_dim") or self._setting("hidden_size") // self.heads)
+
     def _setting(self, name: str) -> Any:
         """From config.json; models that see or hear keep the language model's in a part of it."""
         return self.config.get(name, self.config.get("text_config", {}).get(name))

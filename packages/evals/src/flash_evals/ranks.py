@@ -97,7 +97,7 @@ class Ranks:
         return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
     def _gather(self, mine: np.ndarray) -> np.ndarray:
-        return np.array(mx.distributed.all_gather(mx.array(mine), group=self._group, stream=mx.cpu))
+        return np.array(mx.distributed.all_gather(mx.array(mine), group=self._group))
 
 
 def _said(error: BaseException) -> str:

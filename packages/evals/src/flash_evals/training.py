@@ -15,6 +15,7 @@ import numpy as np
 from mlx.nn.utils import value_and_grad
 from mlx.optimizers import Adam
 
+from flash_evals import machine
 from flash_evals.errors import EvalError, first_line
 from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
 from flash_evals.models import LoadedModel
@@ -166,10 +167,15 @@ def least_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe) -> int:
     """Bytes that the scores of MLX's own attention take in one step, without anything else.
 
     Each layer that learns keeps its softmax for the gradient, with checkpoints only the one at work does; that one
-    has one more such array, and where MLX's thread lags behind two.
+    has one more such array, and where MLX's thread lags behind two. cuDNN keeps none. Its gradient takes multiples of
+    128 tokens; else the layer at work computes its scores for the gradient alone.
     """
-    kept = 1 if recipe.grad_checkpoint else recipe.num_layers
-    return (kept + 1) * recipe.batch_size * loaded.heads * seq_len**2 * ITEM_SIZE[loaded.dtype.split(", ")[-1]]
+    item_size = ITEM_SIZE[loaded.dtype.split(", ")[-1]]
+    if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):
+        arrays = 1 if seq_len % 128 else 0
+    else:
+        arrays = (1 if recipe.grad_checkpoint else recipe.num_layers) + 1
+    return arrays * recipe.batch_size * loaded.heads * seq_len**2 * item_size
 
 
 def expected_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe, pairs: Sequence[Pair]) -> float:

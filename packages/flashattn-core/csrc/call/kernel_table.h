@@ -28,6 +28,8 @@ enum class Kernel {
   cuda_prefill_hopper_rounded,
   cuda_decode,
   cuda_rowwise,
+  cuda_backward_dq,
+  cuda_backward_dkv,
   count
 };
 constexpr int kNumKernels = static_cast<int>(Kernel::count);
@@ -72,7 +74,7 @@ struct CallShape {
   int key_len;
   int head_dim;
   int value_dim;
-  int bits;  // of quantised keys and values; 0: they are not
+  bool quantised;  // keys and values
   int element_size;
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
 };

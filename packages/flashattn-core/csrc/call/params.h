@@ -69,6 +69,7 @@ struct BackwardParams {
   Strides dout;
   Strides dlse;  // (*B, H_q, L); unused where there is none
   Strides dq, dk, dv;
+  int32_t block_heads = 0;  // on CUDA: heads of a group whose queries a block of keys sees
 };
 
 }  // namespace flashattn

@@ -5,7 +5,10 @@
 
 namespace flashattn::cuda {
 
-enum : int { kMaxArrays = 32 };
+enum : int {
+  kMaxArrays = 40,
+  kSavedTile = 64,  // what is saved for the gradient is of whole tiles of so many queries
+};
 
 // What the tensor memory accelerator knows of an array; the driver makes it.
 struct alignas(64) TensorMap {
@@ -21,11 +24,10 @@ struct Arguments {
 
 // Where the launch has boxes. The others are spared these bytes, which a launch copies.
 struct BoxArguments : Arguments {
-  TensorMap query_map, key_map, value_map;
+  TensorMap key_map, value_map, query_map, dout_map;
 };
 
-// Of the gradient.
-struct BackwardArguments : Arguments {
+struct BackwardArguments : BoxArguments {
   BackwardParams backward;
 };
 

@@ -47,18 +47,19 @@ void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Boxes of 64 columns of so many rows, which come as SharedTile has them. The array's columns lie side by side.
-TensorMap tensor_map(const mx::array& array, const Strides& strides, int rows_of_box) {
+// Boxes, which come as SharedTile has them. The array's columns lie side by side. float32 is scratch of bfloat16.
+TensorMap tensor_map(const Boxes& boxes, const mx::array& array) {
   // Of CUtensorMapDataType and so on. What is outside of the array is zero.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
-  const auto size = [&](int axis) { return static_cast<uint64_t>(array.shape(axis)); };
-  const uint64_t sizes[] = {size(-1), size(-2), size(-3), array.ndim() == 4 ? size(0) : 1};
+  const auto& [columns, rows, heads, batches] = boxes.sizes;
+  const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
+  const uint64_t sizes[] = {size(columns), size(rows), size(heads), size(batches)};
   // In bytes, never 0: the stride of an axis of one element is.
   const auto step = [](int64_t stride) { return stride != 0 ? static_cast<uint64_t>(2 * stride) : 16; };
-  const uint64_t steps[] = {step(strides.row), step(strides.head), step(strides.batch[0])};
-  const uint32_t box[] = {64, static_cast<uint32_t>(rows_of_box), 1, 1}, every[] = {1, 1, 1, 1};
+  const uint64_t steps[] = {step(boxes.steps[0]), step(boxes.steps[1]), step(boxes.steps[2])};
+  const uint32_t box[] = {64, static_cast<uint32_t>(boxes.rows), 1, 1}, every[] = {1, 1, 1, 1};
   TensorMap map;
-  FLASHATTN_CALL(cuTensorMapEncodeTiled, &map, array.dtype() == mx::bfloat16 ? kBfloat16 : kFloat16, std::size(sizes),
+  FLASHATTN_CALL(cuTensorMapEncodeTiled, &map, array.dtype() == mx::float16 ? kFloat16 : kBfloat16, std::size(sizes),
                  address(array), sizes, steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
   return map;
 }
@@ -99,26 +100,20 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Launch& launch : launches.launches) {
     // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
     CUfunction function = function_of(launch, stream.device.index);
-    BoxArguments arguments = {{{}, launches.split, launches.params, launches.realign}, {}, {}, {}};
-    bool is_backward = false;
-    if (!launch.box_rows.empty()) {
-      const auto map = [&](Binding binding, const Strides& strides) {
-        return tensor_map(*work.arrays[index(binding)], strides, launch.box_rows[index(binding)]);
-      };
-      arguments.query_map = map(Binding::query, launches.params.query);
-      arguments.key_map = map(Binding::key, launches.params.key);
-      arguments.value_map = map(Binding::value, launches.params.value);
-    }
+    BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.realign}, {}, {}, {}, {}},
+                                   launches.backward};
+    const auto array_of = [&](Binding binding) -> const std::optional<mx::array>& {
+      return (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
+    };
+    TensorMap* map = &arguments.key_map;
+    for (const Boxes& boxes : launch.boxes) *map++ = tensor_map(boxes, *array_of(boxes.array));
     for (auto [binding, role] : launch.arguments) {
-      const std::optional<mx::array>& array = (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
-      is_backward |= binding == Binding::backward;
+      const std::optional<mx::array>& array = array_of(binding);
       if (role == Role::value || !array) continue;
       role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
       arguments.arrays[index(binding)] = address(*array);
     }
-    BackwardArguments with_strides;
-    if (is_backward) with_strides = {arguments, launches.backward};
-    void* parameters[] = {is_backward ? static_cast<void*>(&with_strides) : &arguments};
+    void* parameters[] = {&arguments};  // a kernel that knows fewer of them copies these alone
     encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},
                                 {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
                                 launch.dynamic_shared, parameters);

@@ -6,6 +6,7 @@
 
 #include "../gpu/arguments.h"
 #include "../gpu/split.h"
+#include "arguments.h"
 
 namespace flashattn::cuda {
 namespace {
@@ -39,20 +40,6 @@ int tile_bytes(int rows, int columns, int element_bytes) {
   return round_up(columns * element_bytes, 128) * rows;
 }
 
-// Whether quantised keys and values go into the tensor cores as they are. See quantised_tile.h.
-bool has_integer_tiles(const Call& call) {
-  return is_quantised(call) && (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
-}
-
-// Bytes of a tile of keys with their values.
-int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
-  if (!is_quantised(call)) {
-    return tile_bytes(keys, dim, size_of(call.dtype)) + tile_bytes(keys, value_dim, size_of(call.dtype));
-  }
-  int columns = dim + value_dim, groups = 2 * columns / call.params.group_size * size_of(call.group_dtype);
-  return round_up((round_up(columns * call.params.bits / 8, 128) + groups) * keys, 128);
-}
-
 Launch rowwise(const Call& call) {
   constexpr int kRows = 32;  // of a block, each with a warp
   return launch(call, "rowwise", whole_lanes(call), whole_call(call),
@@ -65,9 +52,8 @@ Launch prefill(const Call& call, int parts) {
   int bytes = size_of(call.dtype);
   bool wide = bytes == 4;
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
-  int widest = std::max(dim, value_dim);
-  int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int stage = stage_bytes(call, keys, dim, value_dim);
+  int widest = std::max(dim, value_dim), keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
+  int stage = tile_bytes(keys, dim, bytes) + tile_bytes(keys, value_dim, bytes);
   const auto shared_by = [&](int warps) { return tile_bytes(16 * warps, dim, bytes) + kStages * stage; };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
   Launch result = launch(call, "prefill", {dim, value_dim, warps, keys, parts}, whole_call(call),
@@ -77,37 +63,83 @@ Launch prefill(const Call& call, int parts) {
   return result;
 }
 
-// Whether the tensor memory accelerator can read them: pieces of 16 bytes, no stride 0, and rows that do not overlap.
-bool has_boxes(const Call& call) {
-  const AttentionParams& p = call.params;
+// Whether the tensor memory accelerator can read it: pieces of 16 bytes, no stride 0, and rows that do not overlap.
+bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
   const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
-  const auto is_fit = [&](Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
-    return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
-           fits(strides.batch[0], p.batch_size) && (strides.row >= columns || rows == 1);
-  };
-  return inputs_are_packed(call) && p.batch_dims <= 1 &&
-         is_fit(Binding::query, p.query, p.query_len, p.num_heads, p.head_dim) &&
-         is_fit(Binding::key, p.key, p.key_len, p.num_kv_heads, p.head_dim) &&
-         is_fit(Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
+  return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
+         fits(strides.batch[0], call.params.batch_size) && (strides.row >= columns || rows == 1);
 }
 
-Launch prefill_hopper(const Call& call, int parts) {
+// Of float32 a copy is made in any case.
+bool has_boxes(const Call& call) {
+  if (call.dtype == Dtype::float32) return true;
+  const AttentionParams& p = call.params;
+  return inputs_are_packed(call) && p.batch_dims <= 1 &&
+         has_box(call, Binding::query, p.query, p.query_len, p.num_heads, p.head_dim) &&
+         has_box(call, Binding::key, p.key, p.key_len, p.num_kv_heads, p.head_dim) &&
+         has_box(call, Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
+}
+
+// Keys or values in float32, as float_parts.cu leaves them: 16-bit parts, contiguous.
+Boxes boxes_of_parts(const Call& call, Binding parts, int rows, int columns) {
+  int64_t step = round_up(columns, 8), head = step * call.params.key_len, part = head * call.params.num_kv_heads;
+  return {parts,
+          rows,
+          {step, call.params.key_len, call.params.num_kv_heads, 3 * call.params.batch_size},
+          {step, head, part}};
+}
+
+Boxes boxes_of(Binding array, const Strides& strides, int rows, std::array<int64_t, 4> sizes) {
+  return {array, rows, sizes, {strides.row, strides.head, strides.batch[0]}};
+}
+
+// parts: of 16 bits, as which probabilities go into the tensor cores; 3 for float32, as queries, keys and values.
+Launches prefill_hopper(const Call& call, int parts) {
   struct Shape {
     int groups, stages, blocks, registers, few;
   };
   constexpr int kKeys = 64, kRowsOfGroup = 64, kWarpsOfGroup = 4;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   int widest = std::max(dim, value_dim);
-  auto [groups, stages, blocks, registers, few] = widest <= 64 ? Shape{1, 2, 3, 136, 24}
-                                                  : widest <= 128
-                                                      ? Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32}
-                                                      : Shape{2, 2, 1, 240, 24};
+  bool in_parts = call.dtype == Dtype::float32;
+  auto [groups, stages, blocks, registers, few] =
+      in_parts        ? widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24}
+             : widest <= 64 ? Shape{1, 2, 3, 136, 24}
+      : widest <= 128 ? Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32}
+                      : Shape{2, 2, 1, 240, 24};
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
-  int shared = tile_bytes(rows, dim, 2) + stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
-  Launch result = launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
-                         whole_call(call), blocks_of(call, rows), (groups + 1) * kWarpsOfGroup, shared + barriers);
-  result.blocks_at_once = blocks;
-  result.box_rows = {rows, kKeys, kKeys};
+  int shared = (in_parts ? parts : 1) * tile_bytes(rows, dim, 2) +
+               stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
+  const AttentionParams& p = call.params;
+  Launches result = {.params = p};
+  std::vector<Argument> arguments = whole_call(call);
+  std::vector<Boxes> boxes;
+  if (in_parts) {
+    constexpr int kThreads = 256, kElements = 8;  // of a thread
+    boxes = {boxes_of_parts(call, Binding::key_parts, kKeys, p.head_dim),
+             boxes_of_parts(call, Binding::value_parts, kKeys, p.value_dim)};
+    int64_t threads = 0;
+    for (const Boxes& each : boxes) {
+      int64_t elements = each.steps[2] * each.sizes[3];
+      threads += elements / parts / kElements;
+      result.scratch.push_back({each.array, elements / 2});
+      arguments.push_back({each.array, Role::output});  // also of the launch that reads it: the next call waits for it
+    }
+    result.launches.push_back(launch(
+        call, "float_parts", {round_up(p.head_dim, 8), round_up(p.value_dim, 8)},
+        gpu::arguments({Binding::key, Binding::value}, {Binding::key_parts, Binding::value_parts}, {Binding::params}),
+        divide_up(threads, kThreads), kThreads / kLanes));
+  } else {
+    boxes = {boxes_of(Binding::key, p.key, kKeys, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+             boxes_of(Binding::value, p.value, kKeys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+             boxes_of(Binding::query, p.query, rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size})};
+  }
+  Launch attention =
+      launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
+             std::move(arguments), blocks_of(call, rows), (groups + 1) * kWarpsOfGroup, shared + barriers);
+  attention.blocks_at_once = blocks;
+  attention.boxes = std::move(boxes);
+  result.launches.push_back(std::move(attention));
   return result;
 }
 
@@ -145,26 +177,23 @@ Launches decode_split(const Call& call) {
   return result;
 }
 
-// All others: a block has up to 16 rows and a chunk, and as many warps as there is memory for three tiles of each, or
-// two.
+// All others: a block has 16 rows and a chunk, and as many warps as there is memory for three tiles of each, or two.
 Launches decode(const Call& call) {
-  constexpr int kMaxDim = 256, kPadding = 10;  // up to 8 by kPitch, maximum and sum
+  constexpr int kRows = 16, kKeys = 16, kMaxDim = 256, kPadding = 10;  // up to 8 by kPitch, maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
-  int rows = rows_of_group(call) <= 8 ? 8 : 16, keys = is_quantised(call) ? 32 : 16;
-  int tiles = stage_bytes(call, keys, dim, value_dim);
-  int widest = std::max(dim, value_dim), most = is_quantised(call) && widest <= 64 ? 16 : 8;  // unpacking takes many
-  for (auto [warps, stages] : {std::pair(most, 3), {8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
-    int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
-    int shared = std::max(tile_bytes(rows, dim, bytes) + warps * stages * tiles, results);
-    if ((is_quantised(call) && !has_integer_tiles(call)) || widest > kMaxDim || shared > call.device.shared_memory) {
+  int tiles = tile_bytes(kKeys, dim, bytes) + tile_bytes(kKeys, value_dim, bytes);
+  for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
+    int results = warps * kRows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
+    int shared = std::max(tile_bytes(kRows, dim, bytes) + warps * stages * tiles, results);
+    if (is_quantised(call) || std::max(dim, value_dim) > kMaxDim || shared > call.device.shared_memory) {
       continue;
     }
-    int64_t row_blocks = divide_up(rows_of_group(call), rows);
+    int64_t row_blocks = divide_up(rows_of_group(call), kRows);
     int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
-    Launches result = split_keys(call, chunks * num_groups(call), 128, rows);
+    Launches result = split_keys(call, chunks * num_groups(call), 128, kRows);
     if (result.split.num_chunks == 1) result.scratch.clear();  // nothing is partial
-    result.launches = {launch(call, "decode", {dim, value_dim, rows, warps, keys, stages}, split_call(call, result),
+    result.launches = {launch(call, "decode", {dim, value_dim, warps, kKeys, stages}, split_call(call, result),
                               row_blocks * result.split.num_chunks * num_groups(call), warps, shared)};
     return result;
   }
@@ -173,32 +202,115 @@ Launches decode(const Call& call) {
 
 // --- The gradient ------------------------------------------------------------------------------------------
 
+enum Gradient { dq, dk_and_dv, dk, dv };  // gradient_block.h's
+
 Launch backward_delta(const Call& call) {
-  constexpr int kWarps = 8;
-  return launch(call, "backward_delta", {kWarps}, delta_arguments(call), blocks_of(call, kWarps), kWarps);
+  constexpr int kWarps = 8, kRowsOfWarp = 4;
+  std::vector<Argument> arguments = delta_arguments(call);
+  arguments.insert(arguments.end(), {{Binding::row_stats, Role::input}, {Binding::saved_rows, Role::output}});
+  int64_t heads = call.params.num_heads * call.params.batch_size;
+  return launch(call, "backward_delta", {kWarps}, std::move(arguments),
+                round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
-enum Gradient { dq, dk_and_dv, dk, dv };  // gradient_rows.h's
+// What all launches of a gradient have alike.
+struct GradientCall {
+  const Call& call;
+  bool packed;
+  bool is_part;    // see kernels/gradient_block.h
+  int64_t chunks;  // of a group's heads
+  Strides dout;
+};
 
-Launch backward(const Call& call, bool packed, Gradient of) {
+std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient of) {
+  auto result = arguments({Binding::query, Binding::key, Binding::value, Binding::dout, Binding::saved_rows}, {},
+                          {Binding::params, Binding::backward});
+  add_masks_and_groups(result, gradient.call);
+  const auto add = [&](Binding output) { result.push_back({output, Role::output}); };
+  if (of == dq) add(Binding::dq);
+  if (of == dk || of == dk_and_dv) add(gradient.is_part ? Binding::dk_parts : Binding::dk);
+  if (of == dv || of == dk_and_dv) add(gradient.is_part ? Binding::dv_parts : Binding::dv);
+  return result;
+}
+
+// Blocks of so many rows: queries of one head, or keys of one chunk of heads.
+int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
+  const Call& call = gradient.call;
+  if (of == dq) return blocks_of(call, rows);
+  return divide_up(call.params.key_len, rows) * num_groups(call) * gradient.chunks;
+}
+
+Launch backward(const GradientCall& gradient, Gradient of) {
+  const Call& call = gradient.call;
   const AttentionParams& p = call.params;
   int bytes = size_of(call.dtype), step = bytes == 4 ? 32 : 16;
   int dim = round_up(p.head_dim, step), value_dim = round_up(p.value_dim, step), widest = std::max(dim, value_dim);
   int columns = (widest <= 64 ? 64 : widest <= 128 ? 32 : 16) / (bytes == 4 && widest <= 128 ? 2 : 1);
   const auto shared_by = [&](int warps) {
-    int saved = 2 * columns * 3 * static_cast<int>(sizeof(float));
+    int saved = 2 * columns * 4 * static_cast<int>(sizeof(float));
     return tile_bytes(16 * warps + 2 * columns, dim, bytes) + tile_bytes(16 * warps + 2 * columns, value_dim, bytes) +
            saved;
   };
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
-  std::vector<Argument> arguments = backward_arguments(call, {});
-  if (of == dq) arguments.push_back({Binding::dq, Role::output});
-  if (of == dk || of == dk_and_dv) arguments.push_back({Binding::dk, Role::output});
-  if (of == dv || of == dk_and_dv) arguments.push_back({Binding::dv, Role::output});
-  int64_t blocks = of == dq ? blocks_of(call, 16 * warps) : divide_up(p.key_len, 16 * warps) * num_groups(call);
-  return launch(call, packed, "backward", {dim, value_dim, warps, columns, of}, std::move(arguments), blocks, warps,
-                shared_by(warps));
+  return launch(call, gradient.packed, "backward", {dim, value_dim, warps, columns, of, of != dq && gradient.is_part},
+                gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared_by(warps));
+}
+
+struct HopperShape {
+  int groups, stages, blocks, registers, few;
+
+  int rows() const { return 64 * groups; }
+};
+
+HopperShape hopper_shape(const Call& call, Gradient of) {
+  int widest = std::max(call.params.head_dim, call.params.value_dim);
+  if (widest <= 64) return of == dq ? HopperShape{1, 3, 3, 136, 24} : HopperShape{1, 3, 2, 216, 40};
+  if (widest <= 128) return {2, 3, 1, 240, 24};
+  return of == dv ? HopperShape{2, 2, 1, 240, 24} : HopperShape{1, 2, 1, 240, 24};
+}
+
+Launch backward_hopper(const GradientCall& gradient, Gradient of) {
+  constexpr int kColumns = 64, kWarpsOfGroup = 4;
+  const Call& call = gradient.call;
+  int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
+  HopperShape shape = hopper_shape(call, of);
+  bool of_keys = of != dq;
+  int rows = shape.rows(), barriers = (2 * shape.stages + 1) * 8;
+  int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
+              (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
+  int shared = tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
+  Launch result = launch(call, "backward_hopper",
+                         {dim, value_dim, shape.groups, kColumns, shape.stages, shape.blocks, shape.registers,
+                          shape.few, of, of != dq && gradient.is_part},
+                         gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows),
+                         (shape.groups + 1) * kWarpsOfGroup, shared + barriers);
+  result.blocks_at_once = shape.blocks;
+  const AttentionParams& p = call.params;
+  int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
+  result.boxes = {
+      boxes_of(Binding::key, p.key, key_rows, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+      boxes_of(Binding::value, p.value, key_rows, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+      boxes_of(Binding::query, p.query, query_rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size}),
+      boxes_of(Binding::dout, gradient.dout, query_rows, {p.value_dim, p.query_len, p.num_heads, p.batch_size})};
+  return result;
+}
+
+// Of a group, to a block of so many keys. Under a causal mask blocks are uneven, and few: the group's heads are dealt
+// to so many that each multiprocessor has several.
+int heads_of_block(const Call& call, int rows) {
+  constexpr int kBlocksOfMultiprocessor = 4;
+  int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, rows) * num_groups(call));
+  int64_t wanted = divide_up(int64_t{kBlocksOfMultiprocessor} * call.device.multiprocessors, blocks);
+  return static_cast<int>(divide_up(group_of(call), wanted));
+}
+
+Launch backward_merge(const Call& call) {
+  constexpr int kWarps = 8;
+  return launch(call, "backward_merge", {kWarps},
+                arguments({Binding::dk_parts, Binding::dv_parts}, {Binding::dk, Binding::dv},
+                          {Binding::params, Binding::backward}),
+                divide_up(call.params.key_len, kWarps) * num_groups(call), kWarps);
 }
 
 }  // namespace
@@ -217,7 +329,7 @@ std::string source_text(const Launch& launch) {
   }
   bool is_backward = std::any_of(launch.arguments.begin(), launch.arguments.end(),
                                  [](Argument argument) { return argument.binding == Binding::backward; });
-  std::string_view arguments = is_backward ? "Backward" : launch.box_rows.empty() ? "" : "Box";
+  std::string_view arguments = is_backward ? "Backward" : launch.boxes.empty() ? "" : "Box";
   return text + text_of(sources(), launch) + "\nextern \"C\" __global__ void __launch_bounds__(" +
          std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
          "(const __grid_constant__ flashattn::cuda::" + std::string(arguments) + "Arguments arguments) {\n  " +
@@ -231,29 +343,45 @@ Kernel kernel_that_reads(const Call& call, Kernel kernel) {
 }
 
 Launches backward_launches(const Call& call, const BackwardParams& params) {
-  Launches result = {.params = call.params, .backward = params};
+  const AttentionParams& p = call.params;
+  Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
+  bool hopper = call.device.compute_capability == 90 && call.dtype != Dtype::float32 && packed && has_boxes(call) &&
+                has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
+  // With a window blocks of keys are as long as each other: dealing them out only costs.
+  bool is_part = p.window == 0 && group_of(call) > 1;
+  result.backward.block_heads =
+      is_part ? heads_of_block(call, hopper ? hopper_shape(call, dk).rows() : 64) : group_of(call);
+  GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads), params.dout};
+  const auto add = [&](Gradient of) {
+    result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
+  };
+  result.launches = {backward_delta(call)};
+  add(dq);
   // The sums of both dk and dv are more than a thread's registers where a row is wide.
-  int bytes_of_row = (call.params.head_dim + call.params.value_dim) * size_of(call.dtype);
-  std::vector<Launch> all = {backward_delta(call), backward(call, packed, dq)};
-  if (bytes_of_row <= 512) {
-    all.push_back(backward(call, packed, dk_and_dv));
+  if (p.head_dim + p.value_dim <= 256) {
+    add(dk_and_dv);
   } else {
-    all.push_back(backward(call, packed, dk));
-    all.push_back(backward(call, packed, dv));
+    add(dk);
+    add(dv);
   }
-  for (Launch& launch : all) {
-    if (launch.grid[0] != 0) result.launches.push_back(std::move(launch));
+  result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
+  if (is_part) {
+    int64_t rows = num_groups(call) * p.key_len * gradient.chunks;
+    result.launches.push_back(backward_merge(call));
+    result.scratch.push_back({Binding::dk_parts, rows * p.head_dim});
+    result.scratch.push_back({Binding::dv_parts, rows * p.value_dim});
   }
+  std::erase_if(result.launches, [](const Launch& launch) { return launch.grid[0] == 0; });
   return result;
 }
 
 Launches launches(Kernel kernel, const Call& call) {
   switch (kernel) {
     case Kernel::cuda_decode: return decode(call);
-    case Kernel::cuda_prefill_hopper: return {.launches = {prefill_hopper(call, 2)}, .params = call.params};
+    case Kernel::cuda_prefill_hopper: return prefill_hopper(call, call.dtype == Dtype::float32 ? 3 : 2);
     case Kernel::cuda_prefill: return {.launches = {prefill(call, 2)}, .params = call.params};
-    case Kernel::cuda_prefill_hopper_rounded: return {.launches = {prefill_hopper(call, 1)}, .params = call.params};
+    case Kernel::cuda_prefill_hopper_rounded: return prefill_hopper(call, 1);
     case Kernel::cuda_prefill_rounded: return {.launches = {prefill(call, 1)}, .params = call.params};
     case Kernel::cuda_rowwise: return {.launches = {rowwise(call)}, .params = call.params};
     default: throw std::logic_error(std::string(name(kernel)) + " is no forward kernel of CUDA's");

@@ -35,12 +35,20 @@ namespace flashattn::gpu {
   X(dk)                                                                              \
   X(dv)                                                                              \
   X(backward) /* BackwardParams */                                                   \
+  /* Of the gradient on CUDA, scratch: four numbers of each query, and what some     \
+     heads add to dk and dv. */                                                      \
+  X(saved_rows)                                                                      \
+  X(dk_parts)                                                                        \
+  X(dv_parts)                                                                        \
   /* Of a copy of an array that begins in the middle of an element. */               \
   X(misaligned)                                                                      \
   X(realigned)                                                                       \
   X(realign_params) /* RealignParams */                                              \
   /* Of a decode step on CUDA: how many blocks that share rows are done, scratch. */ \
-  X(arrivals)
+  X(arrivals)                                                                        \
+  /* Of float32 on Hopper: see float_parts.h, scratch. */                            \
+  X(key_parts)                                                                       \
+  X(value_parts)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,
 enum class Binding { FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) FLASHATTN_FURTHER_BINDINGS(FLASHATTN_ENUMERATOR) count };
@@ -76,6 +84,14 @@ struct Constant {
 
 using Size = std::array<uint32_t, 3>;
 
+// An array of 16-bit numbers that the tensor memory accelerator copies: boxes of 64 columns and so many rows.
+struct Boxes {
+  Binding array;
+  int rows;
+  std::array<int64_t, 4> sizes;  // columns, rows, heads and batch elements
+  std::array<int64_t, 3> steps;  // from a row, head and batch element to the next, in elements
+};
+
 struct Launch {
   std::string source;         // the kernel's file, without its ending: "decode_split"
   std::string function;       // the name of the instantiation: "metal_decode_split_half_64_64_8"
@@ -88,8 +104,8 @@ struct Launch {
   // On CUDA: bytes of shared memory beside the kernel's own, and how many blocks a multiprocessor is to run at once.
   uint32_t dynamic_shared = 0;
   int blocks_at_once = 1;
-  // On CUDA: query, key and value, if the tensor memory accelerator copies them, and how many rows of each at once.
-  std::vector<int> box_rows = {};
+  // On CUDA: keys, values, queries and dout, if the tensor memory accelerator copies them, as far as they are.
+  std::vector<Boxes> boxes = {};
 };
 
 // Memory that launches write and read, of 32-bit numbers, alive until the last of them is done.

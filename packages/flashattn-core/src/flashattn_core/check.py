@@ -198,7 +198,8 @@ def failure(
     """What is wrong with `attention` for calls of the kind; empty if nothing is.
 
     on_cpu: the same by the CPU's kernels. lengths: of queries and keys; None: what kernels may treat in another way.
-    error: how far off results may be before they are rounded, of 1 or of the number if that is more; lse is float32.
+    error: how far off results may be before they are rounded, relative to size_of() or the number if that is more; lse
+    is float32.
     names: of the results. Raises MemoryError where there is none for the inputs: that says nothing about the kernel.
     """
     for case in cases(kind, lengths or lengths_of(kind)):
@@ -212,9 +213,19 @@ def failure(
                     raise MemoryError(f"no memory to check a kernel: {raised}") from raised
                 return f"{case.name}, {layout}: {raised}"
             for name, found, wanted in zip(names, got, expected, strict=False):  # not each call has sinks
-                if wrong := difference(found, wanted, ERROR if name == "lse" else error):
+                if wrong := difference(found, wanted, ERROR if name == "lse" else error, size_of(name, wanted)):
                     return f"{case.name}, {layout}: {name} {wrong}"
     return ""
+
+
+def size_of(name: str, expected: mx.array) -> float:
+    """Beside what errors are seen: 1, or of a gradient the root mean square. It is a sum of terms of that size, and a
+    unit of `out`'s last place, in which two forward passes may differ, changes each of them."""
+    if name not in _GRADIENTS:
+        return 1.0
+    with mx.stream(mx.cpu):
+        finite = mx.where(mx.isnan(expected), 0, expected)
+        return float(mx.sqrt(mx.mean(finite * finite)))
 
 
 def error_of(kernel: str, kind: Kind) -> float:
@@ -237,10 +248,11 @@ def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
         yield Case("NaN in hidden keys", _call(kind, *lengths[0], hidden_nan=True), LAYOUTS[:1])
 
 
-def difference(got: mx.array, expected: mx.array, error: float = ERROR) -> str:
-    """How `got` is not `expected`, which is float32, or a number within the error of it, rounded; empty if it is."""
+def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:
+    """How `got` is not `expected`, which is float32, or a number within the error of it, rounded; empty if it is.
+    The error is relative, to `size` where numbers are smaller."""
     with mx.stream(mx.cpu):
-        far = error * mx.maximum(mx.abs(expected), 1)
+        far = error * mx.maximum(mx.abs(expected), size)
         lowest, highest = ((expected + by).astype(got.dtype) for by in (-far, far))
         both_nan = mx.isnan(got) & mx.isnan(expected)
         wrong = ~((lowest <= got) & (got <= highest) | (got.astype(mx.float32) == expected) | both_nan)

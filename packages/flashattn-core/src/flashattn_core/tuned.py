@@ -101,10 +101,11 @@ class TableWarning(UserWarning):
 
 
 def preferred(arguments: _ext.Arguments, device: mx.Device, usual: str) -> str:
-    """The kernel that was the fastest for such calls, asked by C++; empty where nothing was measured."""
+    """The kernel that was the fastest for such calls, asked by C++; empty where nothing was measured, or not the usual
+    one, which may be newer than the table."""
     table = here(device)
     found = nearest(table, call_of(arguments)) if table else None
-    return "" if found is None else found.fastest(usual)
+    return found.fastest(usual) if found and usual in found.seconds else ""
 
 
 def call_of(arguments: _ext.Arguments) -> Call:

@@ -16,6 +16,7 @@ struct BoxRow {
   char* to;
   const char* from;  // null: outside of the array
   int bytes;         // inside of it
+  bool swizzled = true;
 };
 struct Barrier {
   unsigned long threadgroup, times_opened;
@@ -43,8 +44,8 @@ void open_if_complete(Barrier& barrier) {
     if (row.from) memcpy(content, row.from, row.bytes);
     const unsigned address = cuda_shared_address(row.to);
     for (unsigned piece = 0; piece < kRowBytes; piece += 16) {
-      const unsigned to = address + piece;
-      memcpy(row.to + (to ^ (to >> 7 & 7) << 4) - address, content + piece, 16);
+      const unsigned to = address + piece, swizzle = row.swizzled ? (to >> 7 & 7) << 4 : 0;
+      memcpy(row.to + (to ^ swizzle) - address, content + piece, 16);
     }
     end_write(row.to, kRowBytes);
   }
@@ -101,6 +102,21 @@ void cuda_copy_box(unsigned to, const CudaMap* map, int column, int row, int hea
     }
     begin_write(box.to, kRowBytes, place);
     barrier.rows.push_back(box);
+  }
+  release(barrier.before);
+}
+
+void cuda_copy_bytes(unsigned to, const void* from, int bytes, unsigned address) {
+  const void* place = __builtin_return_address(0);
+  Barrier& barrier = initialised(address);
+  if (to % 16 || reinterpret_cast<unsigned long>(from) % 16 || bytes % kRowBytes)
+    cuda_fail("a copy of no whole pieces");
+  for (int n = 0; n < bytes; n += kRowBytes) {
+    BoxRow row = {static_cast<char*>(cuda_shared_pointer(to + n)), static_cast<const char*>(from) + n, kRowBytes,
+                  false};
+    access_memory(row.from, kRowBytes, false, place);
+    begin_write(row.to, kRowBytes, place);
+    barrier.rows.push_back(row);
   }
   release(barrier.before);
 }

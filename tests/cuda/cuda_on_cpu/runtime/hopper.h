@@ -24,6 +24,7 @@ void cuda_barrier_init(unsigned address, int arrivals);
 void cuda_barrier_arrive(unsigned address, int expected_bytes);
 void cuda_barrier_wait(unsigned address, int parity, const char* file, int line);
 void cuda_copy_box(unsigned to, const CudaMap* map, int column, int row, int head, int batch, unsigned barrier);
+void cuda_copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier);
 
 void cuda_begin_product(const CudaProduct* product);
 void cuda_commit_products();

@@ -22,6 +22,9 @@ struct alignas(16) float4 {
 struct alignas(8) uint2 {
   unsigned x, y;
 };
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 
 template <class To, class From>
 CUDA_FUNC To cuda_bits(From from) {

@@ -20,6 +20,7 @@ CUDA_FUNC void mbarrier_try_wait_parity_shared__cta_b64(uint address, int parity
   cuda_barrier_wait(address, parity, file, line);
 }
 CUDA_FUNC void fence_mbarrier_init_release_cluster() {}
+CUDA_FUNC void fence_proxy_async_shared__cta() {}
 CUDA_FUNC void setmaxnreg_inc_sync_aligned_u32(int) {}
 CUDA_FUNC void setmaxnreg_dec_sync_aligned_u32(int) {}
 
@@ -28,6 +29,11 @@ CUDA_FUNC void cp_async_bulk_tensor_4d_shared__cluster_global_mbarrier__complete
                                                                                            int head, int batch,
                                                                                            uint barrier) {
   cuda_copy_box(to, static_cast<const CudaMap*>(map), column, row, head, batch, barrier);
+}
+
+CUDA_FUNC void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(uint to, const void* from, int bytes,
+                                                                                 uint barrier) {
+  cuda_copy_bytes(to, from, bytes, barrier);
 }
 
 CUDA_FUNC void wgmma_fence_sync_aligned() {}

@@ -30,12 +30,12 @@ CUDA_FUNC void ex2_approx_ftz_f32(float& to, float from) {
   to = __builtin_exp2f(from);
   if (to < kSmallest) to = 0;
 }
-
-CUDA_FUNC void cp_async_cg_shared_global(uint to, const void* from, int size, int bytes) {
-  cuda_copy(to, from, size, bytes);
+CUDA_FUNC void min_nan_f32(float& to, float a, float b) {
+  to = a != a || a < b ? a : b;
 }
-CUDA_FUNC void cp_async_ca_shared_global(uint to, const void* from, int size, int bytes) {
-  cuda_copy(to, from, size, bytes);
+
+CUDA_FUNC void cp_async_cg_shared_global(uint to, const void* from, int, int bytes) {
+  cuda_copy(to, from, bytes);
 }
 CUDA_FUNC void cp_async_commit_group() {
   cuda_commit_copies();

@@ -65,6 +65,11 @@ FLASHATTN_FUNC int absolute(int x) {
   return x < 0 ? -x : x;
 }
 
+FLASHATTN_FUNC float at_most_zero(float x) {  // NaN stays
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(0.0f));
+  return y;
+}
 FLASHATTN_FUNC float multiply_add(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }

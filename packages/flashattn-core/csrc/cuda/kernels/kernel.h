@@ -29,16 +29,6 @@
   FLASHATTN_WRITTEN(float, lse);      \
   FLASHATTN_WRITTEN(float, row_stats) FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
 
-// What the kernels of the gradient have besides. delta: of (*B, H_q, L), one after the other.
-#define FLASHATTN_BACKWARD_ARGUMENTS(T)      \
-  FLASHATTN_VALUE(BackwardParams, backward); \
-  FLASHATTN_READ(float, row_stats);          \
-  FLASHATTN_READ(T, dout);                   \
-  FLASHATTN_READ(float, delta);              \
-  FLASHATTN_WRITTEN(T, dq);                  \
-  FLASHATTN_WRITTEN(T, dk);                  \
-  FLASHATTN_WRITTEN(T, dv)
-
 namespace flashattn {
 
 FLASHATTN_FUNC uint lane_index() {

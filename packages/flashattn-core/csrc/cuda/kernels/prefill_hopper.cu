@@ -1,6 +1,8 @@
-// cuda_prefill_hopper: cuda_prefill for 16-bit floats on compute capability 9.0. One warpgroup brings the tiles, the
-// others have 64 rows each. The scores of the next tile are begun before the product of this one with its values, so
-// that the softmax runs while the tensor cores work.
+// cuda_prefill_hopper: cuda_prefill on compute capability 9.0. One warpgroup brings the tiles, the others have 64 rows
+// each. The scores of the next tile are begun before the product of this one with its values, so that the softmax runs
+// while the tensor cores work. float32 comes in parts, see float_parts.h. Tensor cores truncate what they add to a sum:
+// so the products of a tile with its values are summed by themselves, and added to the output outside.
+#include "float_parts.h"
 #include "kernel.h"
 #include "stored_rows.h"
 #include "tile_ring.h"
@@ -16,18 +18,21 @@ template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCK
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
+  using Element = typename Operand<T>::Element;
+  constexpr int kParts = Operand<T>::kParts;
+  constexpr bool kFresh = kParts > 1;
   constexpr int kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;
   constexpr int kLaunched = 65536 / BLOCKS / ((GROUPS + 1) * kWarpgroup) / 8 * 8;
   static_assert(REGISTERS * GROUPS + FEW <= kLaunched * (GROUPS + 1), "more registers than the block has");
-  static_assert(STAGES >= 2, "the next keys are asked for before these values have been read");
-  using Queries = SharedTile<T, kRows, D>;
-  using Keys = SharedTile<T, KEYS, D>;
-  using Values = SharedTile<T, KEYS, DV>;
-  using KeyRing = TileRing<Keys, STAGES>;
-  using ValueRing = TileRing<Values, STAGES>;
+  static_assert(STAGES > kParts, "the next keys are asked for before these values have been read");
+  using Queries = SharedTile<Element, kRows, D>;
+  using Keys = SharedTile<Element, KEYS, D>;
+  using Values = SharedTile<Element, KEYS, DV>;
+  using KeyRing = TileRing<Keys, STAGES, kParts>;
+  using ValueRing = TileRing<Values, STAGES, kParts>;
   extern __shared__ __align__(1024) uchar shared[];
   Queries queries = {shared_address(shared)};
-  uint key_memory = queries.memory + Queries::kBytes, value_memory = key_memory + KeyRing::kBytes;
+  uint key_memory = queries.memory + kParts * Queries::kBytes, value_memory = key_memory + KeyRing::kBytes;
   uint barriers = value_memory + ValueRing::kBytes;
   KeyRing keys = {key_memory, barriers};
   ValueRing values = {value_memory, barriers + KeyRing::kBarriers};
@@ -50,13 +55,27 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     queries_arrived.initialise(1);
     publish_barriers();
   }
+  if constexpr (kFresh) {
+    PlainRows<const T*> from = {head_of(query, params, params.query, batch, head), row_layout(params.query)};
+    for (int at = threadIdx.x; at < kRows * D / 8; at += (GROUPS + 1) * kWarpgroup) {
+      int row = at / (D / 8), piece = at % (D / 8);
+      EightInParts eight(from, first_row + row, piece * 8, head_dim, first_row + row <= last_row);
+      FLASHATTN_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        *static_cast<uint4*>(shared_pointer(queries.piece(row, piece) + part * Queries::kBytes)) = eight.parts[part];
+      }
+    }
+    publish_operands();
+  }
   __syncthreads();
 
   if (group == GROUPS) {
     leave_registers<FEW>();
     if (threadIdx.x % kWarpgroup == 0) {
-      queries_arrived.arrive_and_expect(Queries::kBytes);
-      bring_boxes(queries, arguments.query_map, first_row, head, batch, queries_arrived);
+      if (!kFresh) {
+        queries_arrived.arrive_and_expect(Queries::kBytes);
+        bring_boxes(queries, arguments.query_map, first_row, head, batch, queries_arrived);
+      }
       for (int n = 0; n <= tile_count; ++n) {
         if (n < tile_count) keys.bring(n, arguments.key_map, origin + n * KEYS, kv_head, batch);
         if (n > 0) values.bring(n - 1, arguments.value_map, origin + (n - 1) * KEYS, kv_head, batch);
@@ -76,52 +95,65 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   int own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
   const auto first_key = [&](int n) { return origin + n * KEYS; };
 
-  WarpRows<T, DV, KEYS> rows;
+  WarpRows<T, DV, KEYS, Element> rows;
   int own_query = group_query + int(warp_index()) % 4 * kWarpRows;
   rows.begin(visibility, own_query, head, 1, lane);
+  const auto multiply_keys = [&](Fragment(&scores)[KEYS / 8], int n) {
+    FLASHATTN_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      keys.wait_for_tile(n, part);
+      if (part == 0) begin_products();
+      begin_multiply_keys<head_dim, kParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
+    }
+  };
   const auto pass = [&](int n) {  // a tile that the warpgroup does not see
-    keys.wait_for_tile(n);
+    for (int part = 0; part < kParts; ++part) keys.wait_for_tile(n, part);
     keys.release(n, lane);
-    values.wait_for_tile(n);
+    for (int part = 0; part < kParts; ++part) values.wait_for_tile(n, part);
     values.release(n, lane);
   };
-  queries_arrived.wait(0);
+  if (!kFresh) queries_arrived.wait(0);
   int n = 0;
   for (; n < own_first; ++n) pass(n);
   if (sees) {
-    Fragment scores[KEYS / 8];
-    uint large[KEYS / 16][4], small[KEYS / 16][4];  // parts of the probabilities
+    Fragment scores[KEYS / 8], of_tile[DV / 8];
+    uint probabilities[KEYS / 16][PARTS][4];
+    Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;
     const auto split = [&] {
       FLASHATTN_UNROLL
-      for (int i = 0; i < KEYS / 16; ++i) split_step<T>(scores, i, large[i], small[i]);
+      for (int i = 0; i < KEYS / 16; ++i) split_step<Element>(scores, i, probabilities[i]);
     };
-    keys.wait_for_tile(n);
-    begin_products();
-    begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n));
+    const auto add_values = [&] {
+      FLASHATTN_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        values.wait_for_tile(n, part);
+        begin_add_values<kParts>(sums, probabilities, values.tile(n, part), part, kFresh);
+      }
+    };
+    const auto values_added = [&] {
+      wait_for_products<0>(sums);
+      if constexpr (kFresh) rows.add(sums);
+      values.release(n, lane);
+    };
+    multiply_keys(scores, n);
     wait_for_products<0>(scores);
     keys.release(n, lane);
     rows.to_probabilities(scores, visibility, first_key(n), own_all.contains(first_key(n), KEYS), lane);
     split();
     for (; n < own_end - 1; ++n) {
-      keys.wait_for_tile(n + 1);
-      begin_products();
-      begin_multiply_keys(scores, queries, group * kWarpgroupRows, keys.tile(n + 1));
-      values.wait_for_tile(n);
-      begin_add_values<PARTS>(rows.output, large, small, values.tile(n));
-      wait_for_products<1>(scores);
+      multiply_keys(scores, n + 1);
+      add_values();
+      wait_for_products<kParts>(scores);
       keys.release(n + 1, lane);
       bool shown = own_all.contains(first_key(n + 1), KEYS);
       Rescaling rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
-      wait_for_products<0>(rows.output);
-      values.release(n, lane);
+      values_added();
       split();
       rows.rescale(rescaling);
     }
-    values.wait_for_tile(n);
     begin_products();
-    begin_add_values<PARTS>(rows.output, large, small, values.tile(n));
-    wait_for_products<0>(rows.output);
-    values.release(n, lane);
+    add_values();
+    values_added();
     ++n;
   }
   for (; n < tile_count; ++n) pass(n);

@@ -35,6 +35,11 @@ FLASHATTN_FUNC void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+// Before a barrier behind which products read what threads have written to shared memory.
+FLASHATTN_FUNC void publish_operands() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Registers that the warps of this warpgroup need, of the block's. To take more than there are would wait for ever.
 template <int COUNT>
 FLASHATTN_FUNC void take_registers() {
@@ -53,6 +58,13 @@ FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, in
       "[%6];" ::"r"(to),
       "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(arrived.address)
       : "memory");
+}
+
+// Copies whole 16 bytes to shared memory. The barrier counts them.
+FLASHATTN_FUNC void copy_bytes(uint to, const void* from, int bytes, Barrier arrived) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(arrived.address)
+               : "memory");
 }
 
 // In front of products: what was written to their registers is there.
@@ -95,28 +107,29 @@ struct Product;
 #define FLASHATTN_REGISTERS_64 FLASHATTN_R4(0), FLASHATTN_R4(4)
 #define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_64, FLASHATTN_R4(8), FLASHATTN_R4(12)
 
-// X0 to X4: the operands behind the outputs. The last numbers: two signs, and whether rows are what is summed over.
-#define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4)                                              \
-  template <>                                                                                           \
-  struct Product<T, N> {                                                                                \
-    /* c = a b, or c += a b. a: rows; b: N rows. */                                                     \
-    static FLASHATTN_FUNC void of_rows(Fragment* c, Descriptor a, Descriptor b, bool add) {             \
-      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
-                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, " X0 ", " X1 ", add, 1, 1, 0, 0; }"  \
-                   : FLASHATTN_REGISTERS_##N                                                            \
-                   : "l"(a), "l"(b), "r"(int(add)));                                                    \
-    }                                                                                                   \
-    /* c += a b. b: 16 rows of N columns. */                                                            \
-    static FLASHATTN_FUNC void of_columns(Fragment* c, const uint (&a)[4], Descriptor b) {              \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N   \
-                   "}, {" X0 ", " X1 ", " X2 ", " X3 "}, " X4 ", 1, 1, 1, 1;"                           \
-                   : FLASHATTN_REGISTERS_##N                                                            \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                               \
-    }                                                                                                   \
+// X0 to X5: the operands behind the outputs. The last numbers: two signs, and whether rows are what is summed over.
+#define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                            \
+  template <>                                                                                             \
+  struct Product<T, N> {                                                                                  \
+    /* c = a b, or c += a b. a: rows; b: N rows. */                                                       \
+    static FLASHATTN_FUNC void of_rows(Fragment* c, Descriptor a, Descriptor b, bool add) {               \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N   \
+                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, " X0 ", " X1 ", add, 1, 1, 0, 0; }"    \
+                   : FLASHATTN_REGISTERS_##N                                                              \
+                   : "l"(a), "l"(b), "r"(int(add)));                                                      \
+    }                                                                                                     \
+    /* The same. b: 16 rows of N columns. */                                                              \
+    static FLASHATTN_FUNC void of_columns(Fragment* c, const uint (&a)[4], Descriptor b, bool add) {      \
+      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N   \
+                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, {" X0 ", " X1 ", " X2 ", " X3 "}, " X4 \
+                                                               ", add, 1, 1, 1; }"                        \
+                   : FLASHATTN_REGISTERS_##N                                                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));                  \
+    }                                                                                                     \
   };
-#define FLASHATTN_PRODUCTS(T, TYPES)                                 \
-  FLASHATTN_PRODUCT(T, TYPES, 64, "%32", "%33", "%34", "%35", "%36") \
-  FLASHATTN_PRODUCT(T, TYPES, 128, "%64", "%65", "%66", "%67", "%68")
+#define FLASHATTN_PRODUCTS(T, TYPES)                                        \
+  FLASHATTN_PRODUCT(T, TYPES, 64, "%32", "%33", "%34", "%35", "%36", "%37") \
+  FLASHATTN_PRODUCT(T, TYPES, 128, "%64", "%65", "%66", "%67", "%68", "%69")
 FLASHATTN_PRODUCTS(bfloat, "bf16.bf16")
 FLASHATTN_PRODUCTS(half, "f16.f16")
 

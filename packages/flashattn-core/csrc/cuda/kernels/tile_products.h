@@ -22,42 +22,46 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// One of the two 16-bit numbers in a register.
-template <typename T>
-FLASHATTN_FUNC float number_in(uint pair, int i) {
-  T number;
-  number.bits = ushort(i == 0 ? pair : pair >> 16);
-  return float(number);
-}
-
-// Two numbers as the sums of two 16-bit parts. Returns what is lost of both together.
-template <typename T>
-FLASHATTN_FUNC float split_pair(float low, float high, uint& a, uint& b) {
-  a = rounded_pair<T>(low, high);
-  low -= number_in<T>(a, 0);
-  high -= number_in<T>(a, 1);
-  b = rounded_pair<T>(low, high);
-  return low - number_in<T>(b, 0) + (high - number_in<T>(b, 1));
-}
-
-// 16 columns of probabilities, from fragment 2 i on, as first operands of products with values: two 16-bit parts.
-template <typename T, int N>
-FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&large)[4], uint (&small)[4]) {
+// Two numbers as the sums of 16-bit parts, the smallest first.
+template <typename T, int PARTS>
+FLASHATTN_FUNC void split_pair(float low, float high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL
-  for (int e = 0; e < 4; ++e) {
-    const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
-    split_pair<T>(p[0], p[1], large[e], small[e]);
+  for (int part = PARTS - 1; part >= 0; --part) {
+    parts[part] = rounded_pair<T>(low, high);
+    T first, second;
+    first.bits = ushort(parts[part]);
+    second.bits = ushort(parts[part] >> 16);
+    low -= float(first);
+    high -= float(second);
   }
 }
 
-// scores += 16 rows of queries, from where the tile begins on, times all of `keys`. If there are but 8 rows, the others
-// are the same again, and nobody looks at what becomes of them.
+// 16 columns of probabilities, from fragment 2 i on, as first operands of products with values, in parts.
+template <typename T, int PARTS, int N>
+FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&parts)[PARTS][4]) {
+  FLASHATTN_UNROLL
+  for (int e = 0; e < 4; ++e) {
+    const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
+    uint pairs[PARTS];
+    split_pair<T>(p[0], p[1], pairs);
+    FLASHATTN_UNROLL
+    for (int part = 0; part < PARTS; ++part) parts[part][e] = pairs[part];
+  }
+}
+
+// The part of a tile that a warp or a warpgroup has.
+template <typename T, int ROWS, int COLUMNS>
+FLASHATTN_FUNC SharedTile<T, ROWS, COLUMNS> own_rows(SharedTile<T, ROWS, COLUMNS> tile, int first) {
+  return {tile.memory + first * 128};
+}
+
+// scores += 16 rows of queries, from where the tile begins on, times all of `keys`.
 template <typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries,
                                   SharedTile<T, KEYS, D> keys, int lane) {
   constexpr bool kIsFloat = sizeof(T) == 4;
   Fragment small[kIsFloat ? KEYS / 8 : 1] = {};
-  uint of_query = queries.lane_offset(lane % minimum(ROWS, kWarpRows), lane / 16);
+  uint of_query = queries.lane_offset(lane % 16, lane / 16);
   uint of_key = keys.lane_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   FLASHATTN_UNROLL
   for (int step = 0; step < queries.kPieces / 2; ++step) {
@@ -85,37 +89,34 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
   }
 }
 
-// Of how many fragments a lane's columns are neighbours. float32's are as 16-byte loads of values bring them.
-template <typename K>
-constexpr int kApart = 1;
-template <>
-constexpr int kApart<float> = 4;
-// Which column of the output a lane has in [0] of fragment c; [1] is `kApart` further.
-template <typename K>
+// Which column of the output a lane has in [0] of fragment c; [1] is `kNext` further. float32 has its columns as
+// 16-byte loads of values bring them: eight neighbours of each 32.
+template <typename T>
 FLASHATTN_FUNC int output_column(int c, int lane) {
-  return (c / kApart<K> * 8 + lane % 4 * 2) * kApart<K> + c % kApart<K>;
+  return sizeof(T) == 4 ? c / 4 * 32 + lane % 4 * 8 + c % 4 : c * 8 + lane % 4 * 2;
 }
+template <typename T>
+constexpr int kNext = sizeof(T) == 4 ? 4 : 1;
 
-// output += probabilities times `values`. PARTS: of the probabilities; 1 rounds them. OWN: rows that a lane has.
-template <int PARTS, int OWN, typename T, int KEYS, int DV>
+// output += probabilities times `values`. PARTS: of the probabilities; 1 rounds them.
+template <int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&probabilities)[KEYS / 8],
                                SharedTile<T, KEYS, DV> values, int lane) {
   if constexpr (sizeof(T) == 2) {
     uint of_value = values.lane_offset(lane % 16, lane / 16);
     FLASHATTN_UNROLL
     for (int i = 0; i < KEYS / 16; ++i) {
-      uint a[4], a_small[4];
-      split_step<T>(probabilities, i, a, a_small);
+      uint a[PARTS][4];
+      split_step<T>(probabilities, i, a);
       FLASHATTN_UNROLL
       for (int c = 0; c < DV / 8; c += 2) {
         uint b[4];
         load_matrices_transposed(b, values.piece_at(of_value, i * 16, c / 2));
-        if (PARTS == 2) {
-          multiply_add_tile<T>(output[c], a_small, b[0], b[1]);
-          multiply_add_tile<T>(output[c + 1], a_small, b[2], b[3]);
+        FLASHATTN_UNROLL
+        for (int part = 0; part < PARTS; ++part) {
+          multiply_add_tile<T>(output[c], a[part], b[0], b[1]);
+          multiply_add_tile<T>(output[c + 1], a[part], b[2], b[3]);
         }
-        multiply_add_tile<T>(output[c], a, b[0], b[1]);
-        multiply_add_tile<T>(output[c + 1], a, b[2], b[3]);
       }
     }
   } else {

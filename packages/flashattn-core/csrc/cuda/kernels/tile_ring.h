@@ -15,17 +15,19 @@ FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, 
   }
 }
 
-// STAGES tiles in turn. Tile n is the n-th that the block sees.
-template <typename Tile, int STAGES>
+// STAGES tiles in turn. Tile n is the n-th that the block sees. PARTS: tiles whose sum it is, each with a turn.
+template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
   static constexpr int kBytes = STAGES * Tile::kBytes, kBarriers = 2 * STAGES * kBarrierBytes;
 
   uint memory;
   uint barriers;
 
-  FLASHATTN_FUNC Tile tile(int n) const { return Tile{memory + n % STAGES * Tile::kBytes}; }
-  FLASHATTN_FUNC Barrier arrived(int n) const { return Barrier{barriers + n % STAGES * 2 * kBarrierBytes}; }
-  FLASHATTN_FUNC Barrier read(int n) const { return Barrier{arrived(n).address + kBarrierBytes}; }
+  FLASHATTN_FUNC Tile tile(int n, int part = 0) const {
+    return Tile{memory + (n * PARTS + part) % STAGES * Tile::kBytes};
+  }
+  FLASHATTN_FUNC Barrier arrived(int turn) const { return Barrier{barriers + turn % STAGES * 2 * kBarrierBytes}; }
+  FLASHATTN_FUNC Barrier read(int turn) const { return Barrier{arrived(turn).address + kBarrierBytes}; }
 
   // By one thread. readers: warps that read a tile.
   FLASHATTN_FUNC void initialise(int readers) const {
@@ -34,17 +36,30 @@ struct TileRing {
       read(n).initialise(readers);
     }
   }
-  // By one thread, for each tile in turn.
-  FLASHATTN_FUNC void bring(int n, const cuda::TensorMap& map, int row, int head, int batch) const {
-    if (n >= STAGES) read(n).wait(n / STAGES - 1);
-    arrived(n).arrive_and_expect(Tile::kBytes);
-    bring_boxes(tile(n), map, row, head, batch, arrived(n));
+  // By one thread, for each tile in turn, before it brings it.
+  FLASHATTN_FUNC void expect(int n, int part = 0) const {
+    int turn = n * PARTS + part;
+    if (turn >= STAGES) read(turn).wait(turn / STAGES - 1);
+    arrived(turn).arrive_and_expect(Tile::kBytes);
   }
-  FLASHATTN_FUNC void wait_for_tile(int n) const { arrived(n).wait(n / STAGES); }
+  FLASHATTN_FUNC void bring(int n, const cuda::TensorMap& map, int row, int head, int batch) const {
+    FLASHATTN_UNROLL
+    for (int part = 0; part < PARTS; ++part) {
+      expect(n, part);
+      bring_boxes(tile(n, part), map, row, head, batch * PARTS + part, arrived(n * PARTS + part));
+    }
+  }
+  FLASHATTN_FUNC void wait_for_tile(int n, int part = 0) const {
+    int turn = n * PARTS + part;
+    arrived(turn).wait(turn / STAGES);
+  }
   // The warp has read the tile.
   FLASHATTN_FUNC void release(int n, int lane) const {
     __syncwarp();
-    if (lane == 0) read(n).arrive();
+    FLASHATTN_UNROLL
+    for (int part = 0; part < PARTS; ++part) {
+      if (lane == 0) read(n * PARTS + part).arrive();
+    }
   }
 };
 

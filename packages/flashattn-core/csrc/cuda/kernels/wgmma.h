@@ -9,32 +9,45 @@ namespace flashattn {
 
 constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 
-// Begins scores = the warpgroup's rows of `queries`, from first_row on, times all of `keys`.
-template <typename T, int ROWS, int KEYS, int D>
+// Begins scores = the warpgroup's rows of queries, from first_row on, times all of the tile's keys. Of operands in
+// parts this is one part of the keys, with those parts of the queries whose product with it counts: small products
+// first. COLUMNS: that they have, without those that only fill a panel.
+template <int COLUMNS, int PARTS = 1, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
-                                        SharedTile<T, KEYS, D> keys) {
-  Descriptor a = descriptor(queries.memory + first_row * 128, 0), b = descriptor(keys.memory, 0);
+                                        SharedTile<T, KEYS, D> keys, int key_part = 0) {
+  uint memory = queries.memory + first_row * 128;
+  if (PARTS > 1) asm volatile("" : "+r"(memory));  // else the compiler keeps all descriptors, in too many registers
+  Descriptor b = descriptor(keys.memory, 0);
   FLASHATTN_UNROLL
-  for (int step = 0; step < (head_dim + 15) / 16; ++step) {
-    int a_step = step / 4 * queries.kPanel + step % 4 * 32, b_step = step / 4 * keys.kPanel + step % 4 * 32;
-    Product<T, KEYS>::of_rows(scores, a + (a_step >> 4), b + (b_step >> 4), step != 0);
+  for (int part = PARTS - 1 - key_part; part < PARTS; ++part) {
+    Descriptor a = descriptor(memory + part * queries.kBytes, 0);
+    FLASHATTN_UNROLL
+    for (int step = 0; step < (COLUMNS + 15) / 16; ++step) {
+      int a_step = step / 4 * queries.kPanel + step % 4 * 32, b_step = step / 4 * keys.kPanel + step % 4 * 32;
+      bool is_first = key_part == 0 && part == PARTS - 1 && step == 0;
+      Product<T, KEYS>::of_rows(scores, a + (a_step >> 4), b + (b_step >> 4), !is_first);
+    }
   }
   commit_products();
 }
 
-// Begins output += probabilities times `values`. large, small: split_step()'s. PARTS: 1 leaves the small ones out.
-template <int PARTS, typename T, int KEYS, int DV>
-FLASHATTN_FUNC void begin_add_values(Fragment (&output)[DV / 8], const uint (&large)[KEYS / 16][4],
-                                     const uint (&small)[KEYS / 16][4], SharedTile<T, KEYS, DV> values) {
-  constexpr int kColumns = DV % 128 == 0 ? 128 : 64;  // of an instruction
+// Begins sums += probabilities times the tile's values, of which it is the value_part-th of VALUE_PARTS, likewise. With
+// `fresh` the sums begin here.
+template <int VALUE_PARTS, int PARTS, typename T, int KEYS, int DV>
+FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&probabilities)[KEYS / 16][PARTS][4],
+                                     SharedTile<T, KEYS, DV> values, int value_part = 0, bool fresh = false) {
+  constexpr int kColumns = DV % 128 == 0 ? 128 : 64, kSteps = KEYS / 16;  // columns of an instruction
   Descriptor b = descriptor(values.memory, values.kPanel);
+  int first_part = VALUE_PARTS - 1 - value_part, count = (PARTS - first_part) * kSteps;
   FLASHATTN_UNROLL
-  for (int i = 0; i < KEYS / 16; ++i) {
+  for (int n = 0; n < count; ++n) {
+    int part = VALUE_PARTS > 1 ? first_part + n / kSteps : n % PARTS;
+    int i = VALUE_PARTS > 1 ? n % kSteps : n / PARTS;
     FLASHATTN_UNROLL
     for (int column = 0; column < DV; column += kColumns) {
       Descriptor rows = b + ((i * 16 * 128 + column / 64 * values.kPanel) >> 4);
-      if (PARTS == 2) Product<T, kColumns>::of_columns(&output[column / 8], small[i], rows);
-      Product<T, kColumns>::of_columns(&output[column / 8], large[i], rows);
+      Product<T, kColumns>::of_columns(&sums[column / 8], probabilities[i][part], rows,
+                                       !(fresh && value_part == 0 && n == 0));
     }
   }
   commit_products();

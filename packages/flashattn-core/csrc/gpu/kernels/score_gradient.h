@@ -23,24 +23,6 @@ FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, i
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }
 
-// delta of one row, by a SIMD group: its lanes share the columns.
-template <typename T>
-FLASHATTN_FUNC float delta_of(const FLASHATTN_DEVICE T* out, const FLASHATTN_DEVICE T* dout,
-                              const FLASHATTN_DEVICE float* dlse, FLASHATTN_UNIFORM AttentionParams& params,
-                              FLASHATTN_UNIFORM BackwardParams& backward, int batch, int head, int query, uint lane) {
-  const FLASHATTN_DEVICE T* out_row = head_of(out, params, params.out, batch, head) + query * params.out.row;
-  const FLASHATTN_DEVICE T* dout_row = head_of(dout, params, backward.dout, batch, head) + query * backward.dout.row;
-  float sum = 0;
-  for (int column = int(lane); column < value_dim; column += FLASHATTN_LANES) {
-    sum = multiply_add(float(dout_row[column * backward.dout.column]), float(out_row[column * params.out.column]), sum);
-  }
-  sum = FLASHATTN_LANE_SUM(sum);
-  if (has_dlse) {
-    sum -= head_of(dlse, params, backward.dlse, batch, head)[query * backward.dlse.row];
-  }
-  return sum;
-}
-
 // A sum of infinity for a row that sees nothing, and for one that does not exist: all its probabilities are 0.
 // `row_stats` and `delta`: of the head.
 FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const FLASHATTN_DEVICE float* delta,
@@ -61,20 +43,31 @@ struct ScoreGradient {
   float gradient;  // without the scale, by which dq and dk are multiplied at the end
 };
 
-// product: of query and key; dprobability: of dout and value. shown: the tile has nothing hidden.
-FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
-                                            SavedRow saved, int key, bool shown) {
-  float scaled = visibility.scaled(product);
+// scaled: what Visibility::scaled() gave. shown: the tile has nothing hidden.
+FLASHATTN_FUNC float probability_of(float scaled, Visibility visibility, Row row, SavedRow saved, int key, bool shown) {
   float score = visibility.score_of_scaled(scaled, row, key);
   if (!shown) {
     score = visibility.masked(score, row, key);
   }
   // Nothing is subtracted from what is hidden: the sum may be NaN. Otherwise a score is above the maximum by no more
-  // than rounding, and that of 1e38 is no small number. No min(), which would turn NaN into one.
-  float exponent = score == -INFINITY ? -INFINITY : score - saved.row_max - saved.log2_sum;
-  float probability = fast_exp2(exponent > 0 ? 0.0f : exponent);
-  float gradient = probability * (dprobability - saved.delta) * visibility.derivative(scaled);
-  return ScoreGradient{probability, shown || probability != 0 ? gradient : 0.0f};
+  // than rounding, and that of 1e38 is no small number.
+  float exponent = !shown && score == -INFINITY ? -INFINITY : score - saved.row_max - saved.log2_sum;
+  return fast_exp2(at_most_zero(exponent));
+}
+
+// derivative: of the score, by what scaled() gave. dprobability: of dout and value.
+FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float derivative, SavedRow saved, bool shown) {
+  float gradient = probability * (dprobability - saved.delta) * derivative;
+  return shown || probability != 0 ? gradient : 0.0f;
+}
+
+// product: of query and key.
+FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
+                                            SavedRow saved, int key, bool shown) {
+  float scaled = visibility.scaled(product);
+  float probability = probability_of(scaled, visibility, row, saved, key, shown);
+  return ScoreGradient{probability,
+                       gradient_of(probability, dprobability, visibility.derivative(scaled), saved, shown)};
 }
 
 }  // namespace flashattn

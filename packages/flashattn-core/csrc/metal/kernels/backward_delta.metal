@@ -16,7 +16,16 @@ template <typename T, int ROWS>
   if (query >= params.query_len) {
     return;
   }
-  float sum = delta_of(out, dout, dlse, params, backward, batch, head, query, lane);
+  const device T* out_row = head_of(out, params, params.out, batch, head) + query * params.out.row;
+  const device T* dout_row = head_of(dout, params, backward.dout, batch, head) + query * backward.dout.row;
+  float sum = 0;
+  for (int column = int(lane); column < value_dim; column += FLASHATTN_LANES) {
+    sum = multiply_add(float(dout_row[column * backward.dout.column]), float(out_row[column * params.out.column]), sum);
+  }
+  sum = FLASHATTN_LANE_SUM(sum);
+  if (has_dlse) {
+    sum -= head_of(dlse, params, backward.dlse, batch, head)[query * backward.dlse.row];
+  }
   if (lane == 0) {
     delta[delta_offset(params, batch, head) + query] = sum;
   }

@@ -45,6 +45,9 @@ METAL_FUNC int absolute(int x) {
   return metal::abs(x);
 }
 
+METAL_FUNC float at_most_zero(float x) {  // NaN stays
+  return x > 0 ? 0.0f : x;
+}
 METAL_FUNC float multiply_add(float a, float b, float c) {
   return metal::fma(a, b, c);
 }

@@ -1,0 +1,130 @@
+// backward.cu for 16-bit floats on compute capability 9.0. One warpgroup brings the tiles, the others have 64 rows
+// each.
+#include "gradient_block.h"
+#include "tile_ring.h"
+#include "wgmma.h"
+
+using namespace flashattn;
+
+// Columns of both arrays, and what is saved of their queries if these are the columns: 1,024 bytes.
+template <typename T, int COLUMNS, int D, int DV, bool OF_KEYS>
+struct ColumnTiles {
+  using First = SharedTile<T, COLUMNS, D>;
+  using Second = SharedTile<T, COLUMNS, DV>;
+  static constexpr int kSavedBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
+  static constexpr int kBytes = First::kBytes + Second::kBytes + kSavedBytes;
+
+  uint memory;
+
+  FLASHATTN_FUNC First first() const { return First{memory}; }
+  FLASHATTN_FUNC Second second() const { return Second{memory + First::kBytes}; }
+  FLASHATTN_FUNC uint saved() const { return memory + First::kBytes + Second::kBytes; }
+};
+
+// D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. COLUMNS: of a tile.
+// BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. OF, IS_PART and blocks:
+// as in backward.cu, with GROUPS * 64 rows.
+template <typename T, int D, int DV, int GROUPS, int COLUMNS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int OF,
+          bool IS_PART>
+FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
+  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_BACKWARD_ARGUMENTS(T);
+  constexpr int kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;
+  constexpr int kLaunched = 65536 / BLOCKS / ((GROUPS + 1) * kWarpgroup) / 8 * 8;
+  static_assert(REGISTERS * GROUPS + FEW <= kLaunched * (GROUPS + 1), "more registers than the block has");
+  using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART>;
+  using OwnFirst = SharedTile<T, kRows, D>;
+  using OwnSecond = SharedTile<T, kRows, DV>;
+  using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
+  using Ring = TileRing<Columns, STAGES>;
+  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv alone does not need dP
+  extern __shared__ __align__(1024) uchar shared[];
+  OwnFirst own_first = {shared_address(shared)};
+  OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};
+  uint ring_memory = own_second.memory + kOwnSecondBytes;
+  Ring ring = {ring_memory, ring_memory + Ring::kBytes};
+  Barrier own_arrived = {ring.barriers + Ring::kBarriers};
+
+  Block block(FLASHATTN_GRADIENT_BLOCK(T));
+  int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
+  if (threadIdx.x == 0) {
+    ring.initialise(kReaders);
+    own_arrived.initialise(1);
+    publish_barriers();
+  }
+  __syncthreads();
+
+  if (group == GROUPS) {
+    leave_registers<FEW>();
+    if (threadIdx.x % kWarpgroup == 0) {
+      const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
+                 &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
+                 &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
+                 &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
+      int own_head = Block::kOfKeys ? block.kv_head : block.head;
+      own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
+      bring_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
+      if (Block::kSecond) bring_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
+      auto tile = block.first_tile();
+      for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+        int first = tile.column, head = Block::kOfKeys ? tile.head : block.kv_head;
+        Columns to = ring.tile(n);
+        ring.expect(n);
+        bring_boxes(to.first(), columns_first, first, head, block.batch, ring.arrived(n));
+        bring_boxes(to.second(), columns_second, first, head, block.batch, ring.arrived(n));
+        if (Block::kOfKeys) copy_bytes(to.saved(), block.saved(head) + first, Columns::kSavedBytes, ring.arrived(n));
+      }
+    }
+    return;
+  }
+  take_registers<REGISTERS>();
+
+  int group_row = group * kWarpgroupRows, first_of_group = block.first_row + group_row;
+  int own_row = first_of_group + warp % 4 * kWarpRows;
+  int last_of_group = minimum(first_of_group + kWarpgroupRows - 1, block.last_row);
+  KeySpan own_any = first_of_group <= last_of_group ? block.columns_of(first_of_group, last_of_group) : KeySpan{0, 0};
+  auto queries = block.own_queries(own_row, lane);
+  Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
+  own_arrived.wait(0);
+  auto tile = block.first_tile();
+  for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+    ring.wait_for_tile(n);
+    if (own_any.meets(tile.column, COLUMNS)) {
+      Columns columns = ring.tile(n);
+      Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
+      uint parts[COLUMNS / 16][2][4], dparts[COLUMNS / 16][2][4];
+      begin_products();
+      begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
+      if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
+      const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
+      bool shown = block.all_see(first_of_group, kWarpgroupRows, tile.column);
+#define FLASHATTN_TO_GRADIENTS(STEP) \
+  block.template to_gradients<STEP>(scores, dscores, queries, own_row, saved_columns, tile, shown, lane)
+      if constexpr (Block::kSecond && has_softcap) {
+        wait_for_products<0>(scores);
+        wait_for_products<0>(dscores);
+        FLASHATTN_TO_GRADIENTS(kBoth);
+      } else {
+        wait_for_products<Block::kSecond ? 1 : 0>(scores);
+        FLASHATTN_TO_GRADIENTS(kToProbabilities);
+        if constexpr (Block::kSecond) {
+          wait_for_products<0>(dscores);
+          FLASHATTN_TO_GRADIENTS(kToGradients);
+        }
+      }
+#undef FLASHATTN_TO_GRADIENTS
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COLUMNS / 16; ++i) {
+        if (Block::kFirst) split_step<T>(scores, i, parts[i]);
+        if (Block::kSecond) split_step<T>(dscores, i, dparts[i]);
+      }
+      begin_products();
+      if constexpr (Block::kFirst) begin_add_values<1>(first_sums, parts, columns.second());
+      if constexpr (Block::kSecond) begin_add_values<1>(second_sums, dparts, columns.first());
+      wait_for_products<0>(first_sums);
+      wait_for_products<0>(second_sums);
+    }
+    ring.release(n, lane);
+  }
+  block.store(first_sums, second_sums, own_row, lane);
+}

@@ -1,0 +1,326 @@
+// What the kernels of the gradient have alike. A block has rows, and columns go by in tiles. For dq the rows are
+// queries of a head and the columns its keys. For dk and dv the rows are keys, and the columns the queries of heads
+// that share them: so their gradients are summed here, always in the same order.
+//
+//   S = own query or key . columns'   dP = own dout or value . columns'   second += dS . columns' key or query
+//                                                                         first += P . columns' dout
+//
+// first is dv, second dq or dk. P and dS stay in the registers that S and dP were in.
+#pragma once
+
+#include "kernel.h"
+#include "score_gradient.h"
+#include "warp_rows.h"
+
+#define FLASHATTN_BACKWARD_ARGUMENTS(T)      \
+  FLASHATTN_VALUE(BackwardParams, backward); \
+  FLASHATTN_READ(T, dout);                   \
+  FLASHATTN_READ(float4, saved_rows);        \
+  FLASHATTN_WRITTEN(T, dq);                  \
+  FLASHATTN_WRITTEN(T, dk);                  \
+  FLASHATTN_WRITTEN(T, dv);                  \
+  FLASHATTN_WRITTEN(float, dk_parts);        \
+  FLASHATTN_WRITTEN(float, dv_parts)
+// What a GradientBlock is made of, as the kernel has it among its arguments.
+#define FLASHATTN_GRADIENT_BLOCK(T)                                     \
+  params, FLASHATTN_MASK_INPUTS, backward, GradientArrays<T> {          \
+    query, key, value, dout, saved_rows, dq, dk, dv, dk_parts, dv_parts \
+  }
+
+namespace flashattn {
+
+// What a launch computes.
+enum Gradient : int { kDq, kDkAndDv, kDk, kDv };
+constexpr FLASHATTN_FUNC bool is_of_keys(int of) {
+  return of != kDq;
+}
+constexpr FLASHATTN_FUNC bool has_first(int of) {
+  return of == kDkAndDv || of == kDv;
+}
+constexpr FLASHATTN_FUNC bool has_second(int of) {
+  return of != kDv;
+}
+
+// Soft-cap's derivative needs what the score was: then both steps are one.
+enum Step : int { kToProbabilities, kToGradients, kBoth };
+
+// The saved rows of a head: whole tiles of queries, one after the other.
+FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, int head) {
+  return (int64_t(batch) * params.num_heads + head) *
+         ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
+}
+FLASHATTN_FUNC SavedRow saved_row(float4 stored) {
+  return SavedRow{stored.x, stored.y, stored.z};
+}
+
+// Blocks of the same keys, which share the heads of a group.
+FLASHATTN_FUNC int head_chunks(const AttentionParams& params, const BackwardParams& backward) {
+  return (params.num_heads / params.num_kv_heads + backward.block_heads - 1) / backward.block_heads;
+}
+
+template <typename T>
+struct GradientArrays {
+  const T *query, *key, *value, *dout;
+  const float4* saved_rows;
+  T *dq, *dk, *dv;
+  float *dk_parts, *dv_parts;
+};
+
+// A row of a result: of an output, or in float32 what some heads add to it.
+template <typename T, bool IS_PART>
+struct GradientRow {
+  T* row;
+  float* part;
+
+  FLASHATTN_FUNC void store(int column, float x) const {
+    if constexpr (IS_PART) {
+      part[column] = x;
+    } else {
+      row[column] = T(x);
+    }
+  }
+  // Two neighbours, the first of an even column.
+  FLASHATTN_FUNC void store_pair(int column, float x, float y) const {
+    if constexpr (IS_PART) {
+      *reinterpret_cast<float2*>(part + column) = {x, y};
+    } else {
+      *reinterpret_cast<uint*>(row + column) = rounded_pair<T>(x, y);
+    }
+  }
+};
+
+// OF: a Gradient. ROWS: of the block. COLUMNS: of a tile. IS_PART: blocks of keys leave float32 for backward_merge.cu.
+template <typename T, int OF, int ROWS, int COLUMNS, bool IS_PART>
+struct GradientBlock {
+  static constexpr bool kOfKeys = is_of_keys(OF), kFirst = has_first(OF), kSecond = has_second(OF);
+
+  Visibility visibility;
+  const BackwardParams& backward;
+  GradientArrays<T> arrays;
+  int batch, kv_head, head, heads;  // head: the first of the block's
+  int part;                         // of dk_parts and dv_parts: which heads' it is
+  int first_row, last_row;
+  KeySpan any;  // the columns that one of the rows has a score with
+  int count;    // of tiles
+
+  // A query head, and the first column.
+  struct Tile {
+    int head, column;
+  };
+
+  FLASHATTN_FUNC GradientBlock(const AttentionParams& p, MaskInputs masks, const BackwardParams& backward,
+                               GradientArrays<T> arrays)
+      : backward(backward), arrays(arrays) {
+    int group = p.num_heads / p.num_kv_heads, chunks = kOfKeys ? head_chunks(p, backward) : 1;
+    BlockPosition block = block_position(p, kOfKeys ? p.num_kv_heads * chunks : p.num_heads);
+    batch = block.batch;
+    kv_head = block.head / (kOfKeys ? chunks : group);
+    int chunk = kOfKeys ? block.head % chunks : 0;
+    int before = chunk * backward.block_heads;
+    head = kOfKeys ? kv_head * group + before : block.head;
+    heads = kOfKeys ? minimum(backward.block_heads, group - before) : 1;
+    part = (chunk * int(p.batch_size) + batch) * p.num_kv_heads + kv_head;
+    first_row = kOfKeys ? block.part * ROWS : first_query(p, block.part, ROWS);
+    last_row = minimum(first_row + ROWS, kOfKeys ? p.key_len : p.query_len) - 1;
+    visibility = visibility_of(p, masks, batch);
+    any = columns_of(first_row, last_row);
+    count = any.begin < any.end ? (any.end - first_tile().column + COLUMNS - 1) / COLUMNS * heads : 0;
+  }
+
+  FLASHATTN_FUNC const AttentionParams& params() const { return *visibility.params; }
+  // Each head has all tiles of its columns, one after the other.
+  FLASHATTN_FUNC Tile first_tile() const { return Tile{head, any.begin / COLUMNS * COLUMNS}; }
+  FLASHATTN_FUNC Tile next_tile(Tile tile) const {
+    tile.column += COLUMNS;
+    return tile.column < any.end ? tile : Tile{tile.head + 1, first_tile().column};
+  }
+
+  FLASHATTN_FUNC PlainRows<const T*> rows(const T* array, const Strides& strides, int of_head) const {
+    return {head_of(array, params(), strides, batch, of_head), row_layout(strides)};
+  }
+  FLASHATTN_FUNC PlainRows<const T*> queries(int h) const { return rows(arrays.query, params().query, h); }
+  FLASHATTN_FUNC PlainRows<const T*> douts(int h) const { return rows(arrays.dout, backward.dout, h); }
+  FLASHATTN_FUNC PlainRows<const T*> keys() const { return rows(arrays.key, params().key, kv_head); }
+  FLASHATTN_FUNC PlainRows<const T*> values() const { return rows(arrays.value, params().value, kv_head); }
+  // Of head_dim: queries and keys; then of value_dim: dout and values. h: a query head.
+  FLASHATTN_FUNC PlainRows<const T*> own_first(int h) const { return kOfKeys ? keys() : queries(h); }
+  FLASHATTN_FUNC PlainRows<const T*> own_second(int h) const { return kOfKeys ? values() : douts(h); }
+  FLASHATTN_FUNC PlainRows<const T*> columns_first(int h) const { return kOfKeys ? queries(h) : keys(); }
+  FLASHATTN_FUNC PlainRows<const T*> columns_second(int h) const { return kOfKeys ? douts(h) : values(); }
+  FLASHATTN_FUNC const float4* saved(int h) const { return arrays.saved_rows + saved_offset(params(), batch, h); }
+
+  // The columns that one of the rows first..last has a score with.
+  FLASHATTN_FUNC KeySpan columns_of(int first, int last) const {
+    return kOfKeys ? visibility.seen_from(first, last) : visibility.seen_by_any(first, last);
+  }
+  // Whether nothing is hidden between so many rows and a tile of columns.
+  FLASHATTN_FUNC bool all_see(int row, int count, int column) const {
+    int first = kOfKeys ? column : row, last = minimum(first + (kOfKeys ? COLUMNS : count), params().query_len) - 1;
+    return visibility.seen_by_all(first, last).contains(kOfKeys ? row : column, kOfKeys ? count : COLUMNS);
+  }
+
+  // What a warp's 16 rows, from own_row on, need of their queries; nothing if they are keys.
+  struct OwnQueries {
+    Row rows[2];
+    SavedRow saved[2];
+  };
+  FLASHATTN_FUNC OwnQueries own_queries(int own_row, int lane) const {
+    OwnQueries own;
+    if (!kOfKeys) {
+      FLASHATTN_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        int query = own_row + lane / 4 + h * kRowStep;
+        own.rows[h] = visibility.row(query, head);
+        own.saved[h] = query < params().query_len ? saved_row(saved(head)[query]) : SavedRow{0, INFINITY, 0};
+      }
+    }
+    return own;
+  }
+
+  // Turns S into P, or dP into dS, where S has become P, or both, of a warp's rows and a tile. saved_columns: of the
+  // tile's queries, if keys are rows.
+  template <Step STEP, int N>
+  FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnQueries& own, int own_row,
+                                   const float4* saved_columns, Tile tile, bool shown, int lane) const {
+    if (shown) {  // the mask's code is left out
+      each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, true, lane);
+    } else {
+      each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, false, lane);
+    }
+  }
+
+  FLASHATTN_FUNC GradientRow<T, IS_PART> first_target(int row) const {
+    return {row_of(arrays.dv, params(), backward.dv, batch, kv_head, row),
+            arrays.dv_parts + (int64_t(part) * params().key_len + row) * value_dim};
+  }
+  FLASHATTN_FUNC GradientRow<T, IS_PART> second_target(int row) const {
+    return {kOfKeys ? row_of(arrays.dk, params(), backward.dk, batch, kv_head, row)
+                    : row_of(arrays.dq, params(), backward.dq, batch, head, row),
+            arrays.dk_parts + (int64_t(part) * params().key_len + row) * head_dim};
+  }
+
+  // Writes a warp's 16 rows. A tensor core multiplies what is hidden by 0, and 0 times NaN is NaN: so rows that are not
+  // finite are computed again without it.
+  template <int N, int M>
+  FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], int own_row, int lane) const {
+    bool spoilt[2];
+    FLASHATTN_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      int row = own_row + lane / 4 + h * kRowStep;
+      float probe = 0;  // becomes NaN with the first number that is not finite
+      if constexpr (kFirst) probe += probe_of(first, h);
+      if constexpr (kSecond) probe += probe_of(second, h);
+      bool finite = lane_sum<kRowLanes>(probe) == 0;
+      spoilt[h] = row <= last_row && !finite;
+      if (row > last_row || spoilt[h]) continue;
+      if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
+      if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
+    }
+    FLASHATTN_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      for (uint left = __ballot_sync(~0u, spoilt[h]) & 0x11111111; left != 0; left &= left - 1) {
+        compute_again(own_row + (__ffs(left) - 1) / kRowLanes + h * kRowStep, lane);
+      }
+    }
+  }
+
+ private:
+  template <Step STEP, int N>
+  FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnQueries& own, int own_row,
+                                 const float4* saved_columns, Tile tile, bool shown, int lane) const {
+    float slope = has_alibi_slopes ? visibility.row(0, tile.head).slope : 0.0f;
+    FLASHATTN_UNROLL
+    for (int i = 0; i < COLUMNS / 2; ++i) {
+      int h = i % 4 / 2, in_tile = i / 4 * 8 + lane % 4 * 2 + i % 2, column = tile.column + in_tile;
+      Row row = kOfKeys ? visibility.row_with_slope(column, tile.head, slope) : own.rows[h];
+      SavedRow of_query = kOfKeys ? saved_row(saved_columns[in_tile]) : own.saved[h];
+      int key_index = kOfKeys ? own_row + lane / 4 + h * kRowStep : column;
+      float &score = scores[i / 4][i % 4], &dscore = dscores[i / 4][i % 4];
+      float scaled = STEP == kToGradients ? 0.0f : visibility.scaled(score);
+      if (STEP != kToGradients) score = probability_of(scaled, visibility, row, of_query, key_index, shown);
+      if (STEP != kToProbabilities) {
+        dscore = gradient_of(score, dscore, visibility.derivative(scaled), of_query, shown);
+      }
+    }
+  }
+
+  template <int N>
+  static FLASHATTN_FUNC float probe_of(const Fragment (&sums)[N], int h) {
+    float probe = 0;
+    FLASHATTN_UNROLL
+    for (int c = 0; c < N; ++c) probe = multiply_add(sums[c][2 * h], 0, multiply_add(sums[c][2 * h + 1], 0, probe));
+    return probe;
+  }
+
+  // One of the lane's two rows, of so many columns.
+  template <int WIDTH, int N>
+  static FLASHATTN_FUNC void store_columns(GradientRow<T, IS_PART> target, const Fragment (&sums)[N], int h,
+                                           float factor, int lane) {
+    FLASHATTN_UNROLL
+    for (int c = 0; c < N; ++c) {
+      int column = output_column<T>(c, lane);
+      float x = sums[c][2 * h] * factor, y = sums[c][2 * h + 1] * factor;
+      if constexpr (sizeof(T) == 2 && WIDTH % 2 == 0) {
+        if (column < WIDTH) target.store_pair(column, x, y);
+      } else {
+        if (column < WIDTH) target.store(column, x);
+        if (column + kNext<T> < WIDTH) target.store(column + kNext<T>, y);
+      }
+    }
+  }
+
+  // One row, by a warp, whose lanes share the columns of its arrays.
+  FLASHATTN_FUNC void compute_again(int row, int lane) const {
+    constexpr int kDepth = whole_lanes(head_dim) / FLASHATTN_LANES, kWidth = whole_lanes(value_dim) / FLASHATTN_LANES;
+    float own[kDepth], own_other[kWidth], first[kWidth] = {}, second[kDepth] = {};
+    load(own, own_first(head), row, head_dim, lane);
+    load(own_other, own_second(head), row, value_dim, lane);
+    KeySpan columns = columns_of(row, row);
+    for (int h = head; h < head + heads; ++h) {
+      for (int column = columns.begin; column < columns.end; ++column) {
+        float theirs[kDepth], theirs_other[kWidth];
+        load(theirs, columns_first(h), column, head_dim, lane);
+        load(theirs_other, columns_second(h), column, value_dim, lane);
+        int query_index = kOfKeys ? column : row, key_index = kOfKeys ? row : column;
+        ScoreGradient result =
+            score_gradient(product_of(own, theirs), product_of(own_other, theirs_other), visibility,
+                           visibility.row(query_index, h), saved_row(saved(h)[query_index]), key_index, false);
+        if (result.probability != 0) add(first, result.probability, theirs_other);
+        if (result.gradient != 0) add(second, result.gradient, theirs);
+      }
+    }
+    if (kFirst) store_lanes(first_target(row), first, 1.0f, value_dim, lane);
+    if (kSecond) store_lanes(second_target(row), second, params().scale, head_dim, lane);
+  }
+  template <int N>
+  static FLASHATTN_FUNC void load(float (&to)[N], PlainRows<const T*> rows, int row, int columns, int lane) {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      int column = i * FLASHATTN_LANES + lane;
+      to[i] = column < columns ? rows.element(row, column) : 0.0f;
+    }
+  }
+  template <int N>
+  static FLASHATTN_FUNC float product_of(const float (&a)[N], const float (&b)[N]) {
+    float sum = 0;
+    FLASHATTN_UNROLL
+    for (int i = 0; i < N; ++i) sum = multiply_add(a[i], b[i], sum);
+    return lane_sum<FLASHATTN_LANES>(sum);
+  }
+  template <int N>
+  static FLASHATTN_FUNC void add(float (&sums)[N], float by, const float (&row)[N]) {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < N; ++i) sums[i] = multiply_add(by, row[i], sums[i]);
+  }
+  template <int N>
+  static FLASHATTN_FUNC void store_lanes(GradientRow<T, IS_PART> target, const float (&sums)[N], float factor,
+                                         int columns, int lane) {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < N; ++i) {
+      int column = i * FLASHATTN_LANES + lane;
+      if (column < columns) target.store(column, sums[i] * factor);
+    }
+  }
+};
+
+}  // namespace flashattn

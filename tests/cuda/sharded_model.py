@@ -1,0 +1,29 @@
+"""Run as a program with a model type, alone or as one of several ranks: prints the tokens of a model, patched, whose
+heads are shared out to the ranks; how far each token is ahead of the next likely one; and what ran."""
+
+import json
+import sys
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+from mlx_lm.generate import generate_step
+from model_configs import config, random_model
+
+STEPS = 48
+
+mx.disable_compile()
+group = mx.distributed.init()
+model = random_model(sys.argv[1], {**config(sys.argv[1]), "hidden_size": 512, "head_dim": 128})
+if group.size() > 1:
+    model.shard(group)
+prompt = mx.arange(300) * 7 % 97
+with flash.enabled(strict=True):
+    tokens, leads = [], []
+    for token, logprobs in generate_step(prompt, model, max_tokens=STEPS):
+        second, first = mx.sort(logprobs)[-2:].tolist()
+        tokens.append(int(token))
+        leads.append(first - second)
+mx.synchronize()
+status, heads = flash.status(), model.layers[0].self_attn.n_heads
+found = {"tokens": tokens, "leads": leads, "calls": status.calls, "fallbacks": status.fallbacks, "heads": heads}
+print(json.dumps({"rank": group.rank(), "size": group.size(), **found}))

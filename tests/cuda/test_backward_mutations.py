@@ -1,0 +1,78 @@
+"""Faults planted in the CUDA kernels of the gradient, one at a time, as in test_mutations.py: each is noticed."""
+
+import functools
+
+import launches
+import pytest
+import test_backward_mutations as of_metal
+from cuda_attention import on_cpu
+from flashattn_core.masks import SlidingWindow
+from metal_backward import run
+from planted_faults import Fault, assert_is_noticed
+
+BACKWARD, HOPPER, DELTA, MERGE = (f"cuda_backward{name}" for name in ("", "_hopper", "_delta", "_merge"))
+LONG = {"lengths": (150, 300)}
+
+
+def of_hopper(old: str, new: str = "", **how) -> Fault:
+    return Fault(HOPPER, old, new, dtype="float16", **LONG | how)
+
+
+FAULTS = {
+    # Barriers, and copies in the background.
+    "a tile before it is there, or over one that is read": Fault(BACKWARD, "__syncthreads();  // the tile", **LONG),
+    "a tile not waited for": Fault(
+        BACKWARD, "wait_for_copies<0>();\n    __syncthreads();", "__syncthreads();", **LONG
+    ),
+    "what is saved of the tile before": Fault(
+        BACKWARD, "saved_columns + n % 2 * COLUMNS, tile", "saved_columns, tile", **LONG
+    ),
+    "hopper: rows before they are there": of_hopper("own_arrived.wait(0);"),
+    "hopper: a tile before it is there": of_hopper("ring.wait_for_tile(n);"),
+    "hopper: a tile over one that is read": of_hopper(
+        "ring.expect(n);", "ring.arrived(n).arrive_and_expect(Columns::kBytes);"
+    ),
+    "hopper: tiles are not released": of_hopper("ring.release(n, lane);"),
+    "hopper: without what is saved": of_hopper("if (Block::kOfKeys) copy_bytes", "if (false) copy_bytes"),
+    "hopper: products not waited for": of_hopper(
+        "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
+    ),
+    "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
+    # Bounds.
+    "rows beyond the last": Fault(BACKWARD, "if (row > last_row || spoilt[h]) continue;", "if (spoilt[h]) continue;"),
+    "delta: rows beyond the last": Fault(DELTA, "minimum(query, params.query_len - 1)", "query"),
+    "merge: keys beyond the last": Fault(MERGE, "if (key >= params.key_len) return;"),
+    # The mathematics.
+    "a score above the maximum": Fault(BACKWARD, "at_most_zero(exponent)", "exponent", mask="rounded"),
+    "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
+    "delta left out": Fault(BACKWARD, "dprobability - saved.delta", "dprobability"),
+    "softcap: no derivative": Fault(BACKWARD, "(1 - scaled) * (1 + scaled)", "(1 - scaled)", options={"softcap": 1.5}),
+    "hopper: softcap in two steps": of_hopper("Block::kSecond && has_softcap", "false", options={"softcap": 1.5}),
+    "not scaled": Fault(BACKWARD, "second, h, params().scale", "second, h, 1.0f"),
+    # Heads of a group.
+    "each block has the first heads": Fault(BACKWARD, "chunk = kOfKeys ? block.head % chunks : 0", "chunk = 0"),
+    "merge: a part left out": Fault(MERGE, "n < count", "n + 1 < count"),
+    "parts over each other": Fault(BACKWARD, "part = (chunk * int(p.batch_size) + batch)", "part = (chunk + batch)"),
+    # Masks.
+    "masks ignored": Fault(BACKWARD, "visibility.seen_by_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
+    "hopper: masks ignored": of_hopper("visibility.seen_by_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
+    "a window too short": Fault(
+        BACKWARD, "last) - offset + params->window", "last) - offset + params->window - 1", mask=SlidingWindow(34),
+        lengths=(128, 128),
+    ),
+    "hidden NaN": Fault(BACKWARD, "spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
+    "hopper: hidden NaN": of_hopper("spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
+    "hidden NaN in the products": Fault(
+        BACKWARD, "shown || probability != 0 ? gradient", "true ? gradient", mask="NaN"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("requires_clang")
+@pytest.mark.rotate(6)
+@pytest.mark.parametrize("name", FAULTS)
+def test_is_noticed(rng, name):
+    fault = FAULTS[name]
+    through_cuda = functools.partial(run, device="cuda", prepared=on_cpu)
+    with launches.shared_memory(227, 90 if fault.kernel == HOPPER else 80):
+        assert_is_noticed(fault, lambda edit: of_metal.check(fault, rng, edit, through_cuda))

@@ -1,0 +1,117 @@
+"""mlx_lm.lora on a GPU: the losses with the patch are those without it, step by step."""
+
+import json
+import pydoc_data.topics
+from types import SimpleNamespace
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from arms import off_and_on
+from mlx_lm import lora
+from mlx_lm.models import qwen2
+from mlx_lm.tuner.callbacks import TrainingCallback
+from model_folders import write_model
+
+pytestmark = pytest.mark.usefixtures("requires_gpu")
+
+LAYERS, STEPS, LONGEST = 3, 8, 700
+QWEN2 = {  # the heads of the one of half a billion parameters
+    "model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2,
+    "intermediate_size": 512, "num_hidden_layers": LAYERS, "vocab_size": 320, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
+}  # fmt: skip
+DTYPES = (mx.float32, mx.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Of different lengths: the trainer pads its batches, to multiples of 32. The longest are cut off."""
+    folder = tmp_path_factory.mktemp("texts")
+    long = (text for text in pydoc_data.topics.topics.values() if len(text) > 2000)
+    passages = [text[:length] for text, length in zip(long, range(300, 2001, 100), strict=False)]
+    for name in ("train", "valid"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, texts):
+    """The folder of a small Qwen2, for each dtype."""
+    folders = {dtype: tmp_path_factory.mktemp("model") for dtype in DTYPES}
+    for dtype, folder in folders.items():
+        write_model(folder, QWEN2, dtype, text=(texts / "train.jsonl").read_text())
+    return folders
+
+
+@pytest.fixture
+def train(monkeypatch, models, texts, tmp_path):
+    """train(dtype, fine_tune_type): each step's loss, not rounded as it is printed.
+
+    By plain gradient descent: Adam divides by the size of a gradient, and makes rounding as large as what is learned
+    where a gradient is nearly zero.
+    """
+
+    def run(dtype, fine_tune_type):
+        losses = []
+        reporting = TrainingCallback()
+        reporting.on_train_loss_report = lambda info: losses.append(info["train_loss"])
+        monkeypatch.setattr(lora, "get_reporting_callbacks", lambda *_, **__: reporting)
+        asked = {
+            "model": str(models[dtype]), "data": str(texts), "train": True, "fine_tune_type": fine_tune_type,
+            "iters": STEPS, "batch_size": 2, "num_layers": -1, "max_seq_length": LONGEST, "val_batches": 1,
+            "steps_per_report": 1, "optimizer": "sgd", "learning_rate": 0.01, "adapter_path": str(tmp_path),
+        }  # fmt: skip
+        lora.run(SimpleNamespace(**lora.CONFIG_DEFAULTS | asked))
+        assert len(losses) == STEPS
+        return losses
+
+    yield run
+    mx.enable_compile()
+
+
+def apart(losses, others):
+    return max(abs(a - b) for a, b in zip(losses, others, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fine_tune_type", "compiled"),
+    [(dtype, how, False) for dtype in DTYPES for how in ("lora", "full")] + [(mx.float32, "lora", True)],
+    ids=lambda value: {True: "compiled", False: "plain"}.get(value, str(value)),
+)
+def test_the_same_losses(train, dtype, fine_tune_type, compiled):
+    """mlx-lm compiles its steps. That takes MLX a while on a GPU, so it is tried once.
+
+    In bfloat16 each step builds on the rounding of those before it, with the patch or without. So losses are held
+    against those in float32: off by at most twice as much as mlx-lm's own, and one rounding.
+    """
+    (mx.enable_compile if compiled else mx.disable_compile)()
+    off, on = off_and_on(lambda: train(dtype, fine_tune_type))
+    print(f"{dtype} {fine_tune_type}: losses {off}, the patch's are off by up to {apart(on, off):.1e}")
+    calls = flash.status().calls
+    if dtype == mx.float32:
+        assert on == pytest.approx(off, rel=0, abs=1e-5)
+    else:
+        exact = train(mx.float32, fine_tune_type)
+        assert apart(on, exact) <= 2 * apart(off, exact) + 2**-8 * max(exact)
+    assert calls["cuda_backward_dq"] == calls["cuda_backward_dkv"] == LAYERS * STEPS
+    assert set(calls) <= {"cuda_prefill", "cuda_prefill_hopper", "cuda_backward_dq", "cuda_backward_dkv"}
+
+
+@pytest.mark.parametrize("fine_tune_type", ["lora", "full"])
+@pytest.mark.parametrize("wrong", ["queries", "keys", "values"])
+def test_a_wrong_gradient_would_be_seen(train, monkeypatch, fine_tune_type, wrong):
+    """Losses of eight steps tell whether attention hands on the gradient of one of its arguments."""
+    mx.disable_compile()
+    right = train(mx.float32, fine_tune_type)
+    own = qwen2.scaled_dot_product_attention
+
+    def attention(queries, keys, values, **others):
+        given = {"queries": queries, "keys": keys, "values": values}
+        given[wrong] = 0.99 * given[wrong] + 0.01 * mx.stop_gradient(given[wrong])  # one percent is lost
+        return own(*given.values(), **others)
+
+    monkeypatch.setattr(qwen2, own.__name__, attention)
+    seen = apart(train(mx.float32, fine_tune_type), right)
+    print(f"{fine_tune_type}, one percent less of the {wrong}' gradient: {seen:.1e}")
+    assert seen > 3e-5
