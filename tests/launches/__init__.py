@@ -1,6 +1,7 @@
 """What a call would run on a GPU, as plain data and on any machine, by a module that is built for tests alone.
 
 Each launch is a dict. `kernel`: whose it is, if of a forward pass. `source`: the text that Metal compiles. `function`,
+`outputs` (those that MLX takes for written), `scratch` (of all of the call's launches, kept for the next call),
 `constants`, `grid` (in threadgroups), `threadgroup` (in threads), `split` (first_key, chunk_len, num_chunks).
 `buffers`, by name. An input: its memory, and where in it the element at index 0 is, in bytes (strides may be negative
 or 0). What launches write: its size in bytes; all launches of a call share it. A struct: its bytes. `numbers`: where

@@ -129,6 +129,13 @@ nb::list described(const gpu::Work& work, Backend backend) {
       buffers["boxes"] = nb::bytes(launch.boxes.data(), launch.boxes.size() * sizeof(gpu::Boxes));
     }
     description["buffers"] = buffers;
+    nb::list outputs, scratch;
+    for (auto [binding, role] : launch.arguments) {
+      if (role == gpu::Role::output) outputs.append(std::string(gpu::name(binding)));
+    }
+    for (const gpu::Scratch& each : work.launches->scratch) scratch.append(std::string(gpu::name(each.binding)));
+    description["outputs"] = outputs;
+    description["scratch"] = scratch;
     description["numbers"] = numbers;
     const SplitParams& split = work.launches->split;
     description["split"] = nb::make_tuple(split.first_key, split.chunk_len, split.num_chunks);

@@ -123,7 +123,7 @@ Launches prefill_hopper(const Call& call, int parts) {
       int64_t elements = each.steps[2] * each.sizes[3];
       threads += elements / parts / kElements;
       result.scratch.push_back({each.array, elements / 2});
-      arguments.push_back({each.array, Role::output});  // also of the launch that reads it: the next call waits for it
+      arguments.push_back({each.array, Role::input});
     }
     result.launches.push_back(launch(
         call, "float_parts", {round_up(p.head_dim, 8), round_up(p.value_dim, 8)},
@@ -313,6 +313,19 @@ Launch backward_merge(const Call& call) {
                 divide_up(call.params.key_len, kWarps) * num_groups(call), kWarps);
 }
 
+// MLX has a node wait for the last one that wrote an array, not for those that have read it. Calls share scratch: so
+// each launch that has some counts as its writer, and the next call does not write what is still read.
+Launches in_order(Launches launches) {
+  for (Launch& launch : launches.launches) {
+    for (auto& [binding, role] : launch.arguments) {
+      for (const Scratch& scratch : launches.scratch) {
+        if (scratch.binding == binding) role = Role::output;
+      }
+    }
+  }
+  return launches;
+}
+
 }  // namespace
 
 std::string source_text(const Launch& launch) {
@@ -373,13 +386,13 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     result.scratch.push_back({Binding::dv_parts, rows * p.value_dim});
   }
   std::erase_if(result.launches, [](const Launch& launch) { return launch.grid[0] == 0; });
-  return result;
+  return in_order(std::move(result));
 }
 
 Launches launches(Kernel kernel, const Call& call) {
   switch (kernel) {
-    case Kernel::cuda_decode: return decode(call);
-    case Kernel::cuda_prefill_hopper: return prefill_hopper(call, call.dtype == Dtype::float32 ? 3 : 2);
+    case Kernel::cuda_decode: return in_order(decode(call));
+    case Kernel::cuda_prefill_hopper: return in_order(prefill_hopper(call, call.dtype == Dtype::float32 ? 3 : 2));
     case Kernel::cuda_prefill: return {.launches = {prefill(call, 2)}, .params = call.params};
     case Kernel::cuda_prefill_hopper_rounded: return prefill_hopper(call, 1);
     case Kernel::cuda_prefill_rounded: return {.launches = {prefill(call, 1)}, .params = call.params};

@@ -1,0 +1,45 @@
+"""Scratch is kept for the next call. MLX orders a launch behind the last writer of an array, not behind its readers.
+
+So a launch that only reads scratch is given to MLX as its writer, too. Else the next call could write what is read.
+"""
+
+from dataclasses import replace
+
+import launches
+import metal_backward
+import mlx.core as mx
+import pytest
+from flashattn_core.attention import lowered
+from flashattn_core.masks import SlidingWindow
+from gradient_oracle import draw_call
+
+
+def forward(dtype, length, kernel):
+    query, key = mx.zeros((1, 4, length, 64), dtype), mx.zeros((1, 2, 3000, 64), dtype)
+    return launches.forward(lowered(query, key, key, None, "causal", kernel=kernel), "cuda")
+
+
+def gradient(rng, dtype, mask):
+    call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=90, dim=64, dtype=dtype)
+    return metal_backward.described(replace(call, mask=mask), device="cuda")
+
+
+def assert_ordered(described, scratch):
+    assert {name for launch in described for name in launch["scratch"]} == scratch
+    for launch in described:
+        assert scratch & launch["buffers"].keys() <= set(launch["outputs"])
+
+
+def test_of_forward_passes():
+    assert_ordered(forward(mx.bfloat16, 1, "cuda_decode"), {"partials", "arrivals"})
+    assert_ordered(forward(mx.float32, 100, "cuda_prefill_hopper"), {"key_parts", "value_parts"})
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_gradients(rng, dtype, capability):
+    with launches.shared_memory(227, capability):
+        described = gradient(rng, dtype, "causal")
+        assert len([launch for launch in described if "saved_rows" in launch["buffers"]]) == 3
+        assert_ordered(described, {"saved_rows", "dk_parts", "dv_parts"})
+        assert_ordered(gradient(rng, dtype, SlidingWindow(20)), {"saved_rows"})
