@@ -4,6 +4,13 @@ from .mutation import CORE, CPP, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
+        "a call on CUDA writes scratch that the one before still reads",
+        f"{CPP}/cuda/launch.cpp",
+        "if (scratch.binding == binding) role = Role::output;",
+        "if (scratch.binding == binding && launches.launches.empty()) role = Role::output;",
+        "cuda/test_scratch.py::test_of_gradients",
+    ),
+    Mutation(
         "memory that MLX does not get is taken for granted",
         f"{CPP}/op/memory.cpp",
         "output.nbytes() > 0 && !data.buffer().ptr()",
