@@ -83,7 +83,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   int own_row = first_of_group + warp % 4 * kWarpRows;
   int last_of_group = minimum(first_of_group + kWarpgroupRows - 1, block.last_row);
   KeySpan own_any = first_of_group <= last_of_group ? block.columns_of(first_of_group, last_of_group) : KeySpan{0, 0};
-  auto queries = block.own_queries(own_row, lane);
+  auto rows = block.own_rows(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   own_arrived.wait(0);
   auto tile = block.first_tile();
@@ -99,7 +99,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
       bool shown = block.all_see(first_of_group, kWarpgroupRows, tile.column);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
-  block.template to_gradients<STEP>(scores, dscores, queries, own_row, saved_columns, tile, shown, lane)
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, shown, lane)
       if constexpr (Block::kSecond && has_softcap) {
         wait_for_products<0>(scores);
         wait_for_products<0>(dscores);

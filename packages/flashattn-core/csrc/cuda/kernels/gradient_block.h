@@ -159,19 +159,21 @@ struct GradientBlock {
     return visibility.seen_by_all(first, last).contains(kOfKeys ? row : column, kOfKeys ? count : COLUMNS);
   }
 
-  // What a warp's 16 rows, from own_row on, need of their queries; nothing if they are keys.
-  struct OwnQueries {
-    Row rows[2];
+  // What a lane needs to know of the two rows that it has of a warp's 16, from own_row on.
+  struct OwnRows {
+    KeySpan columns[2];  // that the row has scores with
+    Row queries[2];      // if the rows are queries, as the rest
     SavedRow saved[2];
   };
-  FLASHATTN_FUNC OwnQueries own_queries(int own_row, int lane) const {
-    OwnQueries own;
-    if (!kOfKeys) {
-      FLASHATTN_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        int query = own_row + lane / 4 + h * kRowStep;
-        own.rows[h] = visibility.row(query, head);
-        own.saved[h] = query < params().query_len ? saved_row(saved(head)[query]) : SavedRow{0, INFINITY, 0};
+  FLASHATTN_FUNC OwnRows own_rows(int own_row, int lane) const {
+    OwnRows own;
+    FLASHATTN_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      int row = own_row + lane / 4 + h * kRowStep;
+      own.columns[h] = row <= last_row ? columns_of(row, row) : KeySpan{0, 0};
+      if (!kOfKeys) {
+        own.queries[h] = visibility.row(row, head);
+        own.saved[h] = row <= last_row ? saved_row(saved(head)[row]) : SavedRow{0, INFINITY, 0};
       }
     }
     return own;
@@ -180,7 +182,7 @@ struct GradientBlock {
   // Turns S into P, or dP into dS, where S has become P, or both, of a warp's rows and a tile. saved_columns: of the
   // tile's queries, if keys are rows.
   template <Step STEP, int N>
-  FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnQueries& own, int own_row,
+  FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
                                    const float4* saved_columns, Tile tile, bool shown, int lane) const {
     if (shown) {  // the mask's code is left out
       each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, true, lane);
@@ -226,18 +228,26 @@ struct GradientBlock {
 
  private:
   template <Step STEP, int N>
-  FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnQueries& own, int own_row,
+  FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
                                  const float4* saved_columns, Tile tile, bool shown, int lane) const {
     float slope = has_alibi_slopes ? visibility.row(0, tile.head).slope : 0.0f;
     FLASHATTN_UNROLL
     for (int i = 0; i < COLUMNS / 2; ++i) {
       int h = i % 4 / 2, in_tile = i / 4 * 8 + lane % 4 * 2 + i % 2, column = tile.column + in_tile;
-      Row row = kOfKeys ? visibility.row_with_slope(column, tile.head, slope) : own.rows[h];
+      Row row = kOfKeys ? visibility.row_with_slope(column, tile.head, slope) : own.queries[h];
       SavedRow of_query = kOfKeys ? saved_row(saved_columns[in_tile]) : own.saved[h];
       int key_index = kOfKeys ? own_row + lane / 4 + h * kRowStep : column;
       float &score = scores[i / 4][i % 4], &dscore = dscores[i / 4][i % 4];
       float scaled = STEP == kToGradients ? 0.0f : visibility.scaled(score);
-      if (STEP != kToGradients) score = probability_of(scaled, visibility, row, of_query, key_index, shown);
+      if (STEP != kToGradients) {
+        score = visibility.score_of_scaled(scaled, row, key_index);
+        bool hidden = !shown && !own.columns[h].contains(column, 1);
+        if (!shown && (has_tree || has_visible || has_bias)) {
+          score = visibility.masked_by_arrays(score, row, key_index);
+          hidden |= score == -INFINITY;
+        }
+        score = probability_of(score, of_query, hidden);
+      }
       if (STEP != kToProbabilities) {
         dscore = gradient_of(score, dscore, visibility.derivative(scaled), of_query, shown);
       }
