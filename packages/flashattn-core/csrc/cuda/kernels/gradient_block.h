@@ -49,8 +49,14 @@ FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, in
   return (int64_t(batch) * params.num_heads + head) *
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
+// Maximum and sum are one number but where a mask is added: its lowest float would round the sum away, and scores
+// without it are rounded themselves as much as lse is.
+FLASHATTN_FUNC float4 stored_row(SavedRow saved) {
+  return has_bias ? float4{saved.row_max, saved.log2_sum, saved.delta, 0}
+                  : float4{saved.row_max + saved.log2_sum, 0, saved.delta, 0};
+}
 FLASHATTN_FUNC SavedRow saved_row(float4 stored) {
-  return SavedRow{stored.x, stored.y, stored.z};
+  return SavedRow{stored.x, has_bias ? stored.y : 0, stored.z};
 }
 
 // Blocks of the same keys, which share the heads of a group.
@@ -173,7 +179,7 @@ struct GradientBlock {
       own.columns[h] = row <= last_row ? columns_of(row, row) : KeySpan{0, 0};
       if (!kOfKeys) {
         own.queries[h] = visibility.row(row, head);
-        own.saved[h] = row <= last_row ? saved_row(saved(head)[row]) : SavedRow{0, INFINITY, 0};
+        own.saved[h] = row <= last_row ? saved_row(saved(head)[row]) : SavedRow{INFINITY, 0, 0};
       }
     }
     return own;
@@ -242,9 +248,9 @@ struct GradientBlock {
       if (STEP != kToGradients) {
         score = visibility.score_of_scaled(scaled, row, key_index);
         bool hidden = !shown && !own.columns[h].contains(column, 1);
-        if (!shown && (has_tree || has_visible || has_bias)) {
+        if (!shown && !hidden) {
           score = visibility.masked_by_arrays(score, row, key_index);
-          hidden |= score == -INFINITY;
+          hidden = (has_tree || has_visible || has_bias) && score == -INFINITY;
         }
         score = probability_of(score, of_query, hidden);
       }
