@@ -380,6 +380,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     add(dk);
     add(dv);
   }
+  for (size_t i = 1; i + 1 < result.launches.size(); ++i) result.launches[i].with_next = true;
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
   if (is_part) {
     int64_t rows = num_groups(call) * p.key_len * gradient.chunks;
