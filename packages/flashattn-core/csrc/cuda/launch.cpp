@@ -372,14 +372,15 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
   };
   result.launches = {backward_delta(call)};
-  add(dq);
-  // The sums of both dk and dv are more than a thread's registers where a row is wide.
+  // Side by side, the longest blocks first. The sums of both dk and dv are more than a thread's registers where a row is
+  // wide.
   if (p.head_dim + p.value_dim <= 256) {
     add(dk_and_dv);
   } else {
     add(dk);
     add(dv);
   }
+  add(dq);
   for (size_t i = 1; i + 1 < result.launches.size(); ++i) result.launches[i].with_next = true;
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
   if (is_part) {
