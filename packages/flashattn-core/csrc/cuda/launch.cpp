@@ -372,8 +372,8 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
   };
   result.launches = {backward_delta(call)};
-  // Side by side, the longest blocks first. The sums of both dk and dv are more than a thread's registers where a row is
-  // wide.
+  // Side by side, the longest blocks first. The sums of both dk and dv are more than a thread's registers where a row
+  // is wide.
   if (p.head_dim + p.value_dim <= 256) {
     add(dk_and_dv);
   } else {
