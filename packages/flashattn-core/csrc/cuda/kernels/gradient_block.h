@@ -224,11 +224,11 @@ struct GradientBlock {
       if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
-    FLASHATTN_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      for (uint left = __ballot_sync(~0u, spoilt[h]) & 0x11111111; left != 0; left &= left - 1) {
-        compute_again(own_row + (__ffs(left) - 1) / kRowLanes + h * kRowStep, lane);
-      }
+    // Bit n is lane n's first row if n % 4 is 0, its second if 1. One place calls it, for all of that text stands there.
+    uint left = (__ballot_sync(~0u, spoilt[0]) & 0x11111111) | (__ballot_sync(~0u, spoilt[1]) & 0x11111111) << 1;
+    for (; left != 0; left &= left - 1) {
+      int bit = __ffs(left) - 1;
+      compute_again(own_row + bit / kRowLanes + bit % kRowLanes * kRowStep, lane);
     }
   }
 
@@ -292,8 +292,8 @@ struct GradientBlock {
     load(own, own_first(head), row, head_dim, lane);
     load(own_other, own_second(head), row, value_dim, lane);
     KeySpan columns = columns_of(row, row);
-    for (int h = head; h < head + heads; ++h) {
-      for (int column = columns.begin; column < columns.end; ++column) {
+    _Pragma("unroll 1") for (int h = head; h < head + heads; ++h) {
+      _Pragma("unroll 1") for (int column = columns.begin; column < columns.end; ++column) {
         float theirs[kDepth], theirs_other[kWidth];
         load(theirs, columns_first(h), column, head_dim, lane);
         load(theirs_other, columns_second(h), column, value_dim, lane);
