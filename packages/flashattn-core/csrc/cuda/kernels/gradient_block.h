@@ -224,7 +224,7 @@ struct GradientBlock {
       if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
-    // Bit n is lane n's first row if n % 4 is 0, its second if 1. One place calls it, for all of that text stands there.
+    // Bit n is lane n's first row if n % 4 is 0, its second if 1. One call: all of that text stands where it is.
     uint left = (__ballot_sync(~0u, spoilt[0]) & 0x11111111) | (__ballot_sync(~0u, spoilt[1]) & 0x11111111) << 1;
     for (; left != 0; left &= left - 1) {
       int bit = __ffs(left) - 1;
