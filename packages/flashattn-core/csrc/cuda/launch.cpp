@@ -278,7 +278,7 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   HopperShape shape = hopper_shape(call, of);
   bool of_keys = of != dq;
-  int rows = shape.rows(), barriers = (2 * shape.stages + 1) * 8;
+  int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
               (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
   int shared = tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
