@@ -205,14 +205,12 @@ Launches decode(const Call& call) {
 enum Gradient { dq, dk_and_dv, dk, dv };  // gradient_block.h's
 
 Launch backward_delta(const Call& call) {
-  constexpr int kWarps = 8;
-  int bytes = call.params.value_dim * size_of(call.dtype);  // of a row: a lane reads 16 of them at a time
-  int lanes = bytes <= 128 ? 8 : bytes <= 256 ? 16 : 32;
+  constexpr int kWarps = 8, kRowsOfWarp = 4;
   std::vector<Argument> arguments = delta_arguments(call);
   arguments.insert(arguments.end(), {{Binding::row_stats, Role::input}, {Binding::saved_rows, Role::output}});
   int64_t heads = call.params.num_heads * call.params.batch_size;
-  return launch(call, "backward_delta", {kWarps, lanes}, std::move(arguments),
-                round_up(call.params.query_len, kSavedTile) / (kWarps * kLanes / lanes) * heads, kWarps);
+  return launch(call, "backward_delta", {kWarps}, std::move(arguments),
+                round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
 // What all launches of a gradient have alike.

@@ -31,8 +31,8 @@ FLASHATTN_FUNC float product_of_rows(const T* a, int64_t a_step, const T* b, int
   return lane_sum<LANES>(sum);
 }
 
-// LANES of a warp have a row. Blocks: heads and batch elements for each of the block's rows, in whole tiles.
-template <typename T, int WARPS, int LANES>
+// Eight lanes have a row. Blocks: heads and batch elements for each WARPS * 4 queries of whole tiles.
+template <typename T, int WARPS>
 FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   FLASHATTN_VALUE(AttentionParams, params);
   FLASHATTN_VALUE(BackwardParams, backward);
@@ -42,11 +42,12 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   FLASHATTN_READ(float, row_stats);
   FLASHATTN_WRITTEN(float, delta);
   FLASHATTN_WRITTEN(float4, saved_rows);
+  constexpr int kLanes = 8;
   BlockPosition block = block_position(params, params.num_heads);
-  int batch = block.batch, head = block.head, lane = threadIdx.x % LANES;
-  int query = block.part * (WARPS * FLASHATTN_LANES / LANES) + int(threadIdx.x) / LANES;
+  int batch = block.batch, head = block.head, lane = threadIdx.x % kLanes;
+  int query = block.part * (WARPS * FLASHATTN_LANES / kLanes) + int(threadIdx.x) / kLanes;
   int read = minimum(query, params.query_len - 1);
-  float sum = product_of_rows<LANES>(
+  float sum = product_of_rows<kLanes>(
       head_of(out, params, params.out, batch, head) + read * params.out.row, params.out.column,
       head_of(dout, params, backward.dout, batch, head) + read * backward.dout.row, backward.dout.column, lane);
   if (has_dlse) sum -= head_of(dlse, params, backward.dlse, batch, head)[read * backward.dlse.row];
