@@ -37,6 +37,7 @@ FAULTS = {
     "hopper: products not waited for": of_hopper(
         "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
     ),
+    "hopper: the last turn is not passed": of_hopper("if (block.count > 0) turns.pass(lane);", dim=128),
     "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
     # Bounds.
     "rows beyond the last": Fault(BACKWARD, "if (row > last_row || spoilt[h]) continue;", "if (spoilt[h]) continue;"),

@@ -43,3 +43,10 @@ def test_of_gradients(rng, dtype, capability):
         assert len([launch for launch in described if "saved_rows" in launch["buffers"]]) == 3
         assert_ordered(described, {"saved_rows", "dk_parts", "dv_parts"})
         assert_ordered(gradient(rng, dtype, SlidingWindow(20)), {"saved_rows"})
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_dq_runs_beside_dk_and_dv(rng, capability):
+    with launches.shared_memory(227, capability):
+        delta, dk_and_dv, dq, merge = gradient(rng, "bfloat16", "causal")
+    assert [launch["with_next"] for launch in (delta, dk_and_dv, dq, merge)] == [False, True, False, False]

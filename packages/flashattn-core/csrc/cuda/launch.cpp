@@ -276,7 +276,7 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   HopperShape shape = hopper_shape(call, of);
   bool of_keys = of != dq;
-  int rows = shape.rows(), barriers = (2 * shape.stages + 1) * 8;
+  int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
               (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
   int shared = tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
@@ -370,14 +370,16 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
   };
   result.launches = {backward_delta(call)};
-  add(dq);
-  // The sums of both dk and dv are more than a thread's registers where a row is wide.
+  // Side by side, the longest blocks first. The sums of both dk and dv are more than a thread's registers where a row
+  // is wide.
   if (p.head_dim + p.value_dim <= 256) {
     add(dk_and_dv);
   } else {
     add(dk);
     add(dv);
   }
+  add(dq);
+  for (size_t i = 1; i + 1 < result.launches.size(); ++i) result.launches[i].with_next = true;
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
   if (is_part) {
     int64_t rows = num_groups(call) * p.key_len * gradient.chunks;

@@ -104,6 +104,7 @@ struct Launch {
   // On CUDA: bytes of shared memory beside the kernel's own, and how many blocks a multiprocessor is to run at once.
   uint32_t dynamic_shared = 0;
   int blocks_at_once = 1;
+  bool with_next = false;  // on CUDA: the next launch does not wait for it, and what it waits for both do
   // On CUDA: keys, values, queries and dout, if the tensor memory accelerator copies them, as far as they are.
   std::vector<Boxes> boxes = {};
 };
