@@ -6,18 +6,22 @@
 
 namespace flashattn {
 
-// One thread brings all panels of a tile, from `row` on; zeros for what is outside of the array.
-template <typename Tile>
+// One thread brings all panels of a tile, from `row` on; zeros for what is outside of the array. Of PARTS of an array
+// the tiles lie one behind the other.
+template <int PARTS = 1, typename Tile>
 FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, int head, int batch, Barrier arrived) {
+  constexpr int kPanels = Tile::kBytes / Tile::kPanel;
   FLASHATTN_UNROLL
-  for (int panel = 0; panel < Tile::kBytes / Tile::kPanel; ++panel) {
-    copy_box(tile.memory + panel * Tile::kPanel, map, panel * 64, row, head, batch, arrived);
+  for (int panel = 0; panel < PARTS * kPanels; ++panel) {
+    copy_box(tile.memory + panel * Tile::kPanel, map, panel % kPanels * 64, row, head, batch * PARTS + panel / kPanels,
+             arrived);
   }
 }
 
 // STAGES tiles in turn. Tile n is the n-th that the block sees. PARTS: tiles whose sum it is, each with a turn.
 template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
+  static constexpr int kParts = PARTS;
   static constexpr int kBytes = STAGES * Tile::kBytes, kBarriers = 2 * STAGES * kBarrierBytes;
 
   uint memory;
@@ -60,6 +64,11 @@ struct TileRing {
     for (int part = 0; part < PARTS; ++part) {
       if (lane == 0) read(n * PARTS + part).arrive();
     }
+  }
+  // The warp does not need the tile.
+  FLASHATTN_FUNC void pass(int n, int lane) const {
+    for (int part = 0; part < PARTS; ++part) wait_for_tile(n, part);
+    release(n, lane);
   }
 };
 
