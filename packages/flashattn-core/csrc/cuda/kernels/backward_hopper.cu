@@ -25,19 +25,20 @@ FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::Ten
   }
 }
 
-// Begins scores = the warpgroup's rows, from `row` on, times tile n's, as begin_multiply_keys() does.
+// Begins scores = the warpgroup's rows, from `row` on, times these parts of tile n, as begin_multiply_keys() does.
 template <int WIDTH, int N, typename Own, typename Ring>
-FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, int row, Ring ring, int n) {
+FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, int row, Ring ring, int n, int first = 0,
+                                   int end = Ring::kParts) {
   FLASHATTN_UNROLL
-  for (int part = 0; part < Ring::kParts; ++part) {
+  for (int part = first; part < end; ++part) {
     ring.wait_for_tile(n, part);
     begin_multiply_keys<WIDTH, Ring::kParts>(scores, own, row, ring.tile(n, part), part);
   }
 }
 
-// Begins sums += weights times tile n. Of a tile in parts it waits for the sums.
+// Begins sums += weights times tile n. Of a tile in parts it waits for the sums, and releases the tile.
 template <int STEPS, int PARTS, int N, typename Ring>
-FLASHATTN_FUNC void begin_add(Fragment (&sums)[N], const uint (&weights)[STEPS][PARTS][4], Ring ring, int n) {
+FLASHATTN_FUNC void begin_add(Fragment (&sums)[N], const uint (&weights)[STEPS][PARTS][4], Ring ring, int n, int lane) {
   constexpr bool kFresh = Ring::kParts > 1;
   Fragment of_tile[N];
   FLASHATTN_UNROLL
@@ -46,7 +47,10 @@ FLASHATTN_FUNC void begin_add(Fragment (&sums)[N], const uint (&weights)[STEPS][
     begin_add_values<Ring::kParts>(kFresh ? of_tile : sums, weights, ring.tile(n, part), part, kFresh);
   }
   if constexpr (kFresh) {
+    wait_for_products<Ring::kParts - 1>(of_tile);
+    ring.release(n, lane, 0, 1);  // at once: a part of the next tile takes its place
     wait_for_products<0>(of_tile);
+    ring.release(n, lane, 1);
     FLASHATTN_UNROLL
     for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
   }
@@ -72,6 +76,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   using Seconds = TileRing<SharedTile<Element, COLUMNS, DV>, SECOND_STAGES, kParts>;
   using SavedOfTile = SavedTile<COLUMNS, Block::kOfKeys>;
   using Saved = TileRing<SavedOfTile, (FIRST_STAGES + kParts - 1) / kParts>;
+  constexpr int kAhead = GROUPS == 1 && kParts > 1 && !Block::kFirst ? FIRST_STAGES - kParts : 0;
   constexpr int kOwnSecondBytes = Block::kSecond ? kParts * OwnSecond::kBytes : 0;  // dv alone does not need dP
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
@@ -126,6 +131,21 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   auto queries = block.own_queries(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   own_arrived.wait(0);
+  // Tensor cores have the next tile's first parts to do while this one's dS are computed.
+  Fragment ahead[COLUMNS / 8];
+  const auto begin_ahead = [&](int n) {
+    begin_products();
+    FLASHATTN_UNROLL
+    for (int part = 0; part < kAhead; ++part) {
+      if (n < block.count) {
+        begin_multiply<head_dim>(ahead, own_first, group_row, firsts, n, part, part + 1);
+      } else {
+        commit_products();  // the number of groups under way is the same
+      }
+    }
+  };
+  begin_ahead(0);
+  wait_for_products<0>(ahead);
   auto tile = block.first_tile();
   for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
     if (!own_any.meets(tile.column, COLUMNS)) {
@@ -136,8 +156,12 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     }
     Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
     uint parts[COLUMNS / 16][kWeightParts][4], dparts[COLUMNS / 16][kWeightParts][4];
+    if (kAhead > 0) {
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COLUMNS / 2; ++i) scores[i / 4][i % 4] = ahead[i / 4][i % 4];
+    }
     begin_products();
-    begin_multiply<head_dim>(scores, own_first, group_row, firsts, n);
+    begin_multiply<head_dim>(scores, own_first, group_row, firsts, n, kAhead);
     if constexpr (Block::kSecond) begin_multiply<value_dim>(dscores, own_second, group_row, seconds, n);
     if (Block::kOfKeys) saved.wait_for_tile(n);
     const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));
@@ -147,13 +171,15 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     if constexpr (Block::kSecond && has_softcap) {
       wait_for_products<0>(scores);
       wait_for_products<0>(dscores);
+      begin_ahead(n + 1);
       FLASHATTN_TO_GRADIENTS(kBoth);
     } else {
       wait_for_products<Block::kSecond ? kParts : 0>(scores);
       if (!Block::kSecond) firsts.release(n, lane);
       FLASHATTN_TO_GRADIENTS(kToProbabilities);
+      begin_ahead(n + 1);
       if constexpr (Block::kSecond) {
-        wait_for_products<0>(dscores);
+        wait_for_products<kAhead>(dscores);
         FLASHATTN_TO_GRADIENTS(kToGradients);
       }
     }
@@ -166,12 +192,13 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       if (Block::kSecond) split_step<Element>(dscores, i, dparts[i]);
     }
     begin_products();
-    if constexpr (Block::kFirst) begin_add(first_sums, parts, seconds, n);
-    if constexpr (Block::kSecond) begin_add(second_sums, dparts, firsts, n);
+    if constexpr (Block::kFirst) begin_add(first_sums, parts, seconds, n, lane);
+    if constexpr (Block::kSecond) begin_add(second_sums, dparts, firsts, n, lane);
     wait_for_products<0>(first_sums);
     wait_for_products<0>(second_sums);
-    if (Block::kFirst) seconds.release(n, lane);
-    if (Block::kSecond) firsts.release(n, lane);
+    if (kParts == 1 && Block::kFirst) seconds.release(n, lane);
+    if (kParts == 1 && Block::kSecond) firsts.release(n, lane);
+    wait_for_products<0>(ahead);
   }
   block.store(first_sums, second_sums, own_row, lane);
 }

@@ -57,11 +57,11 @@ struct TileRing {
     int turn = n * PARTS + part;
     arrived(turn).wait(turn / STAGES);
   }
-  // The warp has read the tile.
-  FLASHATTN_FUNC void release(int n, int lane) const {
+  // The warp has read the tile, or these parts of it.
+  FLASHATTN_FUNC void release(int n, int lane, int first = 0, int end = PARTS) const {
     __syncwarp();
     FLASHATTN_UNROLL
-    for (int part = 0; part < PARTS; ++part) {
+    for (int part = first; part < end; ++part) {
       if (lane == 0) read(n * PARTS + part).arrive();
     }
   }
