@@ -36,7 +36,7 @@ FAULTS = {
     "hopper: a tile over one that is read": of_hopper("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),
     "hopper: tiles are not released": of_hopper("if (kParts == 1 && Block::kSecond) firsts", "if (false) firsts"),
     "hopper: tiles that only S needs are not released": of_hopper(
-        "if (!Block::kSecond) firsts.release(n, lane);", dim=130
+        "if (!Block::kSecond) firsts.release(n, lane);", dim=136
     ),
     "hopper: without what is saved": of_hopper("copy_bytes(saved", "if (false) copy_bytes(saved"),
     "hopper: what is saved of the tile before": of_hopper("if (Block::kOfKeys) saved.wait_for_tile(n);"),
