@@ -277,9 +277,9 @@ struct HopperShape {
 HopperShape hopper_shape(const Call& call, Gradient of) {
   int widest = std::max(call.params.head_dim, call.params.value_dim);
   if (call.dtype == Dtype::float32) {
-    // Of an array that a block reads once for a tile less has to be there.
-    if (widest <= 64) return {2, 6, 6, 1, 240, 24};
-    return of == dv ? HopperShape{2, 3, 5, 1, 240, 24} : HopperShape{1, 5, 3, 1, 248, 24};
+    // Three stages are a tile. The array that is read twice stays longer: of it two parts of the next tile are there.
+    if (widest <= 64) return {2, 6, 6, 1, 232, 40};
+    return of == dv ? HopperShape{2, 3, 5, 1, 232, 40} : HopperShape{1, 5, 3, 1, 240, 40};
   }
   if (widest <= 64) return of == dq ? HopperShape{1, 3, 3, 3, 136, 24} : HopperShape{1, 3, 3, 2, 216, 40};
   if (widest <= 128) return {2, 3, 3, 1, 240, 24};
