@@ -10,7 +10,9 @@ from flashattn_core.masks import SlidingWindow
 from metal_backward import run
 from planted_faults import Fault, assert_is_noticed
 
-BACKWARD, HOPPER, DELTA, MERGE = (f"cuda_backward{name}" for name in ("", "_hopper", "_delta", "_merge"))
+BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
+    f"cuda_backward{name}" for name in ("", "_hopper", "_parts", "_delta", "_merge")
+)
 LONG = {"lengths": (150, 300)}
 
 
@@ -19,7 +21,7 @@ def of_hopper(old: str, new: str = "", **how) -> Fault:
 
 
 def of_parts(old: str, new: str = "", **how) -> Fault:
-    return Fault(HOPPER, old, new, dim=72, **LONG | how)
+    return Fault(PARTS, old, new, **{"dim": 72} | LONG | how)
 
 
 FAULTS = {
@@ -32,30 +34,36 @@ FAULTS = {
         BACKWARD, "saved_columns + n % 2 * COLUMNS, tile", "saved_columns, tile", **LONG
     ),
     "hopper: rows before they are there": of_hopper("own_arrived.wait(0);"),
-    "hopper: a tile before it is there": of_hopper("ring.wait_for_tile(n, part);\n    begin_multiply"),
-    "hopper: a tile over one that is read": of_hopper("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),
-    "hopper: tiles are not released": of_hopper("if (kParts == 1 && Block::kSecond) firsts", "if (false) firsts"),
-    "hopper: tiles that only S needs are not released": of_hopper(
-        "if (!Block::kSecond) firsts.release(n, lane);", dim=136
+    "hopper: a tile before it is there": of_hopper("ring.wait_for_tile(n);"),
+    "hopper: a tile over one that is read": of_hopper(
+        "ring.expect(n);", "ring.arrived(n).arrive_and_expect(Columns::kBytes);"
     ),
-    "hopper: without what is saved": of_hopper("copy_bytes(saved", "if (false) copy_bytes(saved"),
-    "hopper: what is saved of the tile before": of_hopper("if (Block::kOfKeys) saved.wait_for_tile(n);"),
+    "hopper: tiles are not released": of_hopper("ring.release(n, lane);"),
+    "hopper: without what is saved": of_hopper("if (Block::kOfKeys) copy_bytes", "if (false) copy_bytes"),
     "hopper: products not waited for": of_hopper(
-        "wait_for_products<0>(first_sums);\n    wait_for_products<0>(second_sums);"
+        "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
     ),
-    "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? kParts : 0>(scores);"),
+    "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
     # float32 in parts.
-    "parts: products with the first part left out": of_parts("seconds, n);", "seconds, n, 1);"),
-    "parts: dS before dP is there": of_parts("wait_for_products<kAhead>", "wait_for_products<kAhead + 1>"),
-    "parts: fewer products under way behind the last tile": of_parts("commit_products();  // the number"),
-    "parts: the next tile's products before they are there": of_parts("wait_for_products<0>(ahead);"),
-    "parts: the next tile's products left out": of_parts("= ahead[i / 4][i % 4]", "= 0"),
-    "parts: one released before it is read": of_parts("wait_for_products<Ring::kParts - 1>(of_tile);"),
+    "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
+    "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply"),
+    "parts: a tile over one that is read": of_parts("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),
+    "parts: without what is saved": of_parts("copy_bytes(saved", "if (false) copy_bytes(saved"),
+    "parts: what is saved of the tile before": of_parts("if (Block::kOfKeys) saved.wait_for_tile(n);"),
+    "parts: tiles that dP alone needs are not released": of_parts("if (!Block::kFirst) seconds.release(n, lane);"),
+    "parts: tiles that S alone needs are not released": of_parts("if (!Block::kSecond) firsts.release(n, lane);"),
     "parts: one not released": of_parts("ring.release(n, lane, 0, 1);"),
-    "parts: those that only dP needs are not released": of_parts("if (!Block::kFirst) seconds.release(n, lane);"),
+    "parts: one released before it is read": of_parts("wait_for_products<kParts - 1>(of_tile);"),
+    "parts: P before S is there": of_parts("wait_for_products<Block::kSecond && !kAtOnce ? kParts : 0>(scores);"),
+    "parts: dS before dP is there": of_parts("wait_for_products<kAhead>", "wait_for_products<kAhead + 1>"),
+    "parts: fewer products under way behind the last tile": of_parts("commit_products();  // as many"),
+    "parts: the next tile's products before they are there": of_parts("wait_for_products<0>(ahead);", occurrence=1),
+    "parts: the next tile's products left out": of_parts("= ahead[i / 4][i % 4]", "= 0"),
+    "parts: products with the first part left out": of_parts("seconds, n);", "seconds, n, 1);"),
     "parts: sums of the last tile alone": of_parts("sums[i / 4][i % 4] += of_tile", "sums[i / 4][i % 4] = of_tile"),
     "parts: own rows' are all the first": of_parts("batch * PARTS + panel / kPanels", "batch * PARTS"),
     "parts: columns as TF32 has them": of_parts("output_column<E>", "output_column<T>", occurrence=1),
+    "parts: softcap in two steps": of_parts("Block::kSecond && has_softcap", "false", options={"softcap": 1.5}),
     # Bounds.
     "rows beyond the last": Fault(BACKWARD, "if (row > last_row || spoilt[h]) continue;", "if (spoilt[h]) continue;"),
     "delta: rows beyond the last": Fault(DELTA, "minimum(query, params.query_len - 1)", "query"),
@@ -92,5 +100,5 @@ FAULTS = {
 def test_is_noticed(rng, name):
     fault = FAULTS[name]
     through_cuda = functools.partial(run, device="cuda", prepared=on_cpu)
-    with launches.shared_memory(227, 90 if fault.kernel == HOPPER else 80):
+    with launches.shared_memory(227, 90 if fault.kernel in (HOPPER, PARTS) else 80):
         assert_is_noticed(fault, lambda edit: of_metal.check(fault, rng, edit, through_cuda))

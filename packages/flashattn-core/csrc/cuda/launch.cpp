@@ -269,21 +269,16 @@ Launch backward(const GradientCall& gradient, Gradient of) {
 }
 
 struct HopperShape {
-  int groups, first_stages, second_stages, blocks, registers, few;
+  int groups, stages, blocks, registers, few;
 
   int rows() const { return 64 * groups; }
 };
 
 HopperShape hopper_shape(const Call& call, Gradient of) {
   int widest = std::max(call.params.head_dim, call.params.value_dim);
-  if (call.dtype == Dtype::float32) {
-    // Three stages are a tile. The array that is read twice stays longer: of it two parts of the next tile are there.
-    if (widest <= 64) return {2, 6, 6, 1, 232, 40};
-    return of == dv ? HopperShape{2, 3, 5, 1, 232, 40} : HopperShape{1, 5, 3, 1, 240, 40};
-  }
-  if (widest <= 64) return of == dq ? HopperShape{1, 3, 3, 3, 136, 24} : HopperShape{1, 3, 3, 2, 216, 40};
-  if (widest <= 128) return {2, 3, 3, 1, 240, 24};
-  return of == dv ? HopperShape{2, 2, 2, 1, 240, 24} : HopperShape{1, 2, 2, 1, 240, 24};
+  if (widest <= 64) return of == dq ? HopperShape{1, 3, 3, 136, 24} : HopperShape{1, 3, 2, 216, 40};
+  if (widest <= 128) return {2, 3, 1, 240, 24};
+  return of == dv ? HopperShape{2, 2, 1, 240, 24} : HopperShape{1, 2, 1, 240, 24};
 }
 
 Launch backward_hopper(const GradientCall& gradient, Gradient of) {
@@ -291,39 +286,64 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   const Call& call = gradient.call;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   HopperShape shape = hopper_shape(call, of);
-  bool of_keys = of != dq, in_parts = call.dtype == Dtype::float32;
-  int parts = in_parts ? kFloatParts : 1, rows = shape.rows();
-  int saved_stages = divide_up(shape.first_stages, parts), saved = of_keys ? kColumns * 4 * 4 : 0;
-  int barriers = (2 * (shape.first_stages + shape.second_stages + saved_stages) + 1) * 8;
-  int shared = parts * (tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2))) +
-               shape.first_stages * tile_bytes(kColumns, dim, 2) +
-               shape.second_stages * tile_bytes(kColumns, value_dim, 2) + saved_stages * saved;
-  auto arguments = gradient_arguments(gradient, of);
-  if (in_parts) {
-    for (Binding each : {Binding::key_parts, Binding::value_parts, Binding::query_parts, Binding::dout_parts}) {
-      arguments.push_back({each, Role::input});
-    }
-  }
+  bool of_keys = of != dq;
+  int rows = shape.rows(), barriers = (2 * shape.stages + 1) * 8;
+  int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
+              (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
+  int shared = tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
   Launch result = launch(call, "backward_hopper",
-                         {dim, value_dim, shape.groups, kColumns, shape.first_stages, shape.second_stages, shape.blocks,
-                          shape.registers, shape.few, of, of != dq && gradient.is_part},
-                         std::move(arguments), gradient_blocks(gradient, of, rows), (shape.groups + 1) * kWarpsOfGroup,
-                         shared + barriers);
+                         {dim, value_dim, shape.groups, kColumns, shape.stages, shape.blocks, shape.registers,
+                          shape.few, of, of != dq && gradient.is_part},
+                         gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows),
+                         (shape.groups + 1) * kWarpsOfGroup, shared + barriers);
   result.blocks_at_once = shape.blocks;
   const AttentionParams& p = call.params;
   int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
-  if (in_parts) {
-    result.boxes = {boxes_of_parts(call, Binding::key_parts, key_rows, p.head_dim),
-                    boxes_of_parts(call, Binding::value_parts, key_rows, p.value_dim),
-                    boxes_of_parts(call, Binding::query_parts, query_rows, p.head_dim),
-                    boxes_of_parts(call, Binding::dout_parts, query_rows, p.value_dim)};
-    return result;
-  }
   result.boxes = {
       boxes_of(Binding::key, p.key, key_rows, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
       boxes_of(Binding::value, p.value, key_rows, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
       boxes_of(Binding::query, p.query, query_rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size}),
       boxes_of(Binding::dout, gradient.dout, query_rows, {p.value_dim, p.query_len, p.num_heads, p.batch_size})};
+  return result;
+}
+
+struct PartsShape {
+  int groups, first_stages, second_stages, registers, few;
+
+  int rows() const { return 64 * groups; }
+};
+
+// Three stages are a tile. The array that is read twice stays longer: of it two parts of the next tile are there.
+PartsShape parts_shape(const Call& call, Gradient of) {
+  if (std::max(call.params.head_dim, call.params.value_dim) <= 64) return {2, 6, 6, 232, 40};
+  return of == dv ? PartsShape{2, 3, 5, 232, 40} : PartsShape{1, 5, 3, 240, 40};
+}
+
+Launch backward_parts(const GradientCall& gradient, Gradient of) {
+  constexpr int kColumns = 64, kWarpsOfGroup = 4, kSavedStages = 2;
+  const Call& call = gradient.call;
+  const AttentionParams& p = call.params;
+  int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
+  PartsShape shape = parts_shape(call, of);
+  bool of_keys = of != dq;
+  int rows = shape.rows(), barriers = (2 * (shape.first_stages + shape.second_stages + kSavedStages) + 1) * 8;
+  int own = kFloatParts * (tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)));
+  int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
+  int shared = own + shape.first_stages * tile_bytes(kColumns, dim, 2) +
+               shape.second_stages * tile_bytes(kColumns, value_dim, 2) + saved + barriers;
+  int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
+  std::vector<Boxes> boxes = {boxes_of_parts(call, Binding::key_parts, key_rows, p.head_dim),
+                              boxes_of_parts(call, Binding::value_parts, key_rows, p.value_dim),
+                              boxes_of_parts(call, Binding::query_parts, query_rows, p.head_dim),
+                              boxes_of_parts(call, Binding::dout_parts, query_rows, p.value_dim)};
+  auto arguments = gradient_arguments(gradient, of);
+  for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
+  Launch result =
+      launch(call, gradient.packed, "backward_parts",
+             {dim, value_dim, shape.groups, kColumns, shape.first_stages, shape.second_stages, shape.registers,
+              shape.few, of, of != dq && gradient.is_part},
+             std::move(arguments), gradient_blocks(gradient, of, rows), (shape.groups + 1) * kWarpsOfGroup, shared);
+  result.boxes = std::move(boxes);
   return result;
 }
 
@@ -390,23 +410,24 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  bool in_parts = call.dtype == Dtype::float32 && std::max(p.head_dim, p.value_dim) <= 128;
-  bool hopper = call.device.compute_capability == 90 &&
-                (call.dtype == Dtype::float32
-                     ? in_parts
-                     : packed && has_boxes(call) &&
-                           has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim));
+  int widest = std::max(p.head_dim, p.value_dim);
+  bool is_90 = call.device.compute_capability == 90, is_float = call.dtype == Dtype::float32;
+  bool in_parts = is_90 && is_float && widest <= 128;
+  bool hopper = is_90 && !is_float && packed && has_boxes(call) &&
+                has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
   // With a window blocks of keys are as long as each other: dealing them out only costs.
   bool is_part = p.window == 0 && group_of(call) > 1;
-  result.backward.block_heads =
-      is_part ? heads_of_block(call, hopper ? hopper_shape(call, dk).rows() : 64) : group_of(call);
+  int rows = in_parts ? parts_shape(call, dk).rows() : hopper ? hopper_shape(call, dk).rows() : 64;
+  result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
   GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads), params.dout};
   const auto add = [&](Gradient of) {
-    result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
+    result.launches.push_back(in_parts ? backward_parts(gradient, of)
+                              : hopper ? backward_hopper(gradient, of)
+                                       : backward(gradient, of));
   };
   result.launches = {backward_delta(call)};
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
-  if (hopper && in_parts) {
+  if (in_parts) {
     const auto boxes = [&](Binding parts, int columns) { return boxes_of_parts(call, parts, 1, columns); };
     split_floats(call, result, "float_parts", packed, boxes(Binding::key_parts, p.head_dim),
                  boxes(Binding::value_parts, p.value_dim),
@@ -417,7 +438,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   }
   add(dq);
   // The sums of both dk and dv are more than a thread's registers where a row is wide.
-  if (p.head_dim + p.value_dim <= (hopper && in_parts ? 128 : 256)) {
+  if (in_parts ? widest <= 64 : p.head_dim + p.value_dim <= 256) {
     add(dk_and_dv);
   } else {
     add(dk);

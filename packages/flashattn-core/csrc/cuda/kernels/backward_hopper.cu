@@ -1,99 +1,54 @@
-// backward.cu on compute capability 9.0. One warpgroup brings the tiles, the others have 64 rows each. float32 comes in
-// parts, see float_parts.h. Tensor cores truncate what they add to a sum: so what a tile of float32 adds is summed by
-// itself, and added outside, as in prefill_hopper.cu.
-#include "float_parts.h"
+// backward.cu for 16-bit floats on compute capability 9.0. One warpgroup brings the tiles, the others have 64 rows
+// each.
 #include "gradient_block.h"
 #include "tile_ring.h"
 #include "wgmma.h"
 
 using namespace flashattn;
 
-// What is saved of a tile's queries, if these are the columns.
-template <int COLUMNS, bool OF_KEYS>
-struct SavedTile {
-  static constexpr int kBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
+// Columns of both arrays, and what is saved of their queries if these are the columns: 1,024 bytes.
+template <typename T, int COLUMNS, int D, int DV, bool OF_KEYS>
+struct ColumnTiles {
+  using First = SharedTile<T, COLUMNS, D>;
+  using Second = SharedTile<T, COLUMNS, DV>;
+  static constexpr int kSavedBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
+  static constexpr int kBytes = First::kBytes + Second::kBytes + kSavedBytes;
 
   uint memory;
+
+  FLASHATTN_FUNC First first() const { return First{memory}; }
+  FLASHATTN_FUNC Second second() const { return Second{memory + First::kBytes}; }
+  FLASHATTN_FUNC uint saved() const { return memory + First::kBytes + Second::kBytes; }
 };
 
-// By one thread: all tiles of an array.
-template <typename Block, typename Ring>
-FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
-  auto tile = block.first_tile();
-  for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
-    ring.bring(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
-  }
-}
-
-// Begins scores = the warpgroup's rows, from `row` on, times these parts of tile n, as begin_multiply_keys() does.
-template <int WIDTH, int N, typename Own, typename Ring>
-FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, int row, Ring ring, int n, int first = 0,
-                                   int end = Ring::kParts) {
-  FLASHATTN_UNROLL
-  for (int part = first; part < end; ++part) {
-    ring.wait_for_tile(n, part);
-    begin_multiply_keys<WIDTH, Ring::kParts>(scores, own, row, ring.tile(n, part), part);
-  }
-}
-
-// Begins sums += weights times tile n. Of a tile in parts it waits for the sums, and releases the tile.
-template <int STEPS, int PARTS, int N, typename Ring>
-FLASHATTN_FUNC void begin_add(Fragment (&sums)[N], const uint (&weights)[STEPS][PARTS][4], Ring ring, int n, int lane) {
-  constexpr bool kFresh = Ring::kParts > 1;
-  Fragment of_tile[N];
-  FLASHATTN_UNROLL
-  for (int part = 0; part < Ring::kParts; ++part) {
-    ring.wait_for_tile(n, part);
-    begin_add_values<Ring::kParts>(kFresh ? of_tile : sums, weights, ring.tile(n, part), part, kFresh);
-  }
-  if constexpr (kFresh) {
-    wait_for_products<Ring::kParts - 1>(of_tile);
-    ring.release(n, lane, 0, 1);  // at once: a part of the next tile takes its place
-    wait_for_products<0>(of_tile);
-    ring.release(n, lane, 1);
-    FLASHATTN_UNROLL
-    for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
-  }
-}
-
 // D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. COLUMNS: of a tile.
-// FIRST_STAGES and SECOND_STAGES: tiles of each array, or parts of them. BLOCKS: to run at once. REGISTERS and FEW: of
-// a thread that computes and of one that loads. OF, IS_PART and blocks: as in backward.cu, with GROUPS * 64 rows.
-template <typename T, int D, int DV, int GROUPS, int COLUMNS, int FIRST_STAGES, int SECOND_STAGES, int BLOCKS,
-          int REGISTERS, int FEW, int OF, bool IS_PART>
+// BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. OF, IS_PART and blocks:
+// as in backward.cu, with GROUPS * 64 rows.
+template <typename T, int D, int DV, int GROUPS, int COLUMNS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int OF,
+          bool IS_PART>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
-  using Element = typename Operand<T>::Element;
-  constexpr int kParts = Operand<T>::kParts, kWeightParts = kParts > 1 ? kParts : 2;  // the latter of P and dS
   constexpr int kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;
   constexpr int kLaunched = 65536 / BLOCKS / ((GROUPS + 1) * kWarpgroup) / 8 * 8;
   static_assert(REGISTERS * GROUPS + FEW <= kLaunched * (GROUPS + 1), "more registers than the block has");
-  using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART, Element>;
-  using OwnFirst = SharedTile<Element, kRows, D>;
-  using OwnSecond = SharedTile<Element, kRows, DV>;
-  using Firsts = TileRing<SharedTile<Element, COLUMNS, D>, FIRST_STAGES, kParts>;
-  using Seconds = TileRing<SharedTile<Element, COLUMNS, DV>, SECOND_STAGES, kParts>;
-  using SavedOfTile = SavedTile<COLUMNS, Block::kOfKeys>;
-  using Saved = TileRing<SavedOfTile, (FIRST_STAGES + kParts - 1) / kParts>;
-  constexpr int kAhead = GROUPS == 1 && kParts > 1 && !Block::kFirst ? FIRST_STAGES - kParts : 0;
-  constexpr int kOwnSecondBytes = Block::kSecond ? kParts * OwnSecond::kBytes : 0;  // dv alone does not need dP
+  using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART>;
+  using OwnFirst = SharedTile<T, kRows, D>;
+  using OwnSecond = SharedTile<T, kRows, DV>;
+  using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
+  using Ring = TileRing<Columns, STAGES>;
+  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv alone does not need dP
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
-  OwnSecond own_second = {own_first.memory + kParts * OwnFirst::kBytes};
-  uint first_memory = own_second.memory + kOwnSecondBytes, second_memory = first_memory + Firsts::kBytes;
-  uint saved_memory = second_memory + Seconds::kBytes, barriers = saved_memory + Saved::kBytes;
-  Firsts firsts = {first_memory, barriers};
-  Seconds seconds = {second_memory, firsts.barriers + Firsts::kBarriers};
-  Saved saved = {saved_memory, seconds.barriers + Seconds::kBarriers};
-  Barrier own_arrived = {saved.barriers + Saved::kBarriers};
+  OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};
+  uint ring_memory = own_second.memory + kOwnSecondBytes;
+  Ring ring = {ring_memory, ring_memory + Ring::kBytes};
+  Barrier own_arrived = {ring.barriers + Ring::kBarriers};
 
   Block block(FLASHATTN_GRADIENT_BLOCK(T));
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
   if (threadIdx.x == 0) {
-    firsts.initialise(kReaders);
-    seconds.initialise(kReaders);
-    saved.initialise(kReaders);
+    ring.initialise(kReaders);
     own_arrived.initialise(1);
     publish_barriers();
   }
@@ -101,23 +56,23 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
 
   if (group == GROUPS) {
     leave_registers<FEW>();
-    const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
-               &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
-               &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
-               &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
-    if (lane == 0 && warp % 4 == 0) {
-      int head = Block::kOfKeys ? block.kv_head : block.head;
-      own_arrived.arrive_and_expect(kParts * OwnFirst::kBytes + kOwnSecondBytes);
-      bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
-      if (Block::kSecond) bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
-      bring_columns(block, firsts, columns_first);
-    } else if (lane == 0 && warp % 4 == 1) {
-      bring_columns(block, seconds, columns_second);
-    } else if (lane == 0 && warp % 4 == 2 && Block::kOfKeys) {
+    if (threadIdx.x % kWarpgroup == 0) {
+      const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
+                 &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
+                 &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
+                 &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
+      int own_head = Block::kOfKeys ? block.kv_head : block.head;
+      own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
+      bring_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
+      if (Block::kSecond) bring_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
       auto tile = block.first_tile();
       for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
-        saved.expect(n);
-        copy_bytes(saved.tile(n).memory, block.saved(tile.head) + tile.column, SavedOfTile::kBytes, saved.arrived(n));
+        int first = tile.column, head = Block::kOfKeys ? tile.head : block.kv_head;
+        Columns to = ring.tile(n);
+        ring.expect(n);
+        bring_boxes(to.first(), columns_first, first, head, block.batch, ring.arrived(n));
+        bring_boxes(to.second(), columns_second, first, head, block.batch, ring.arrived(n));
+        if (Block::kOfKeys) copy_bytes(to.saved(), block.saved(head) + first, Columns::kSavedBytes, ring.arrived(n));
       }
     }
     return;
@@ -131,74 +86,45 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   auto queries = block.own_queries(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   own_arrived.wait(0);
-  // Tensor cores have the next tile's first parts to do while this one's dS are computed.
-  Fragment ahead[COLUMNS / 8];
-  const auto begin_ahead = [&](int n) {
-    begin_products();
-    FLASHATTN_UNROLL
-    for (int part = 0; part < kAhead; ++part) {
-      if (n < block.count) {
-        begin_multiply<head_dim>(ahead, own_first, group_row, firsts, n, part, part + 1);
-      } else {
-        commit_products();  // the number of groups under way is the same
-      }
-    }
-  };
-  begin_ahead(0);
-  wait_for_products<0>(ahead);
   auto tile = block.first_tile();
   for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
-    if (!own_any.meets(tile.column, COLUMNS)) {
-      firsts.pass(n, lane);
-      seconds.pass(n, lane);
-      if (Block::kOfKeys) saved.pass(n, lane);
-      continue;
-    }
-    Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
-    uint parts[COLUMNS / 16][kWeightParts][4], dparts[COLUMNS / 16][kWeightParts][4];
-    if (kAhead > 0) {
-      FLASHATTN_UNROLL
-      for (int i = 0; i < COLUMNS / 2; ++i) scores[i / 4][i % 4] = ahead[i / 4][i % 4];
-    }
-    begin_products();
-    begin_multiply<head_dim>(scores, own_first, group_row, firsts, n, kAhead);
-    if constexpr (Block::kSecond) begin_multiply<value_dim>(dscores, own_second, group_row, seconds, n);
-    if (Block::kOfKeys) saved.wait_for_tile(n);
-    const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));
-    bool shown = block.all_see(first_of_group, kWarpgroupRows, tile.column);
+    ring.wait_for_tile(n);
+    if (own_any.meets(tile.column, COLUMNS)) {
+      Columns columns = ring.tile(n);
+      Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
+      uint parts[COLUMNS / 16][2][4], dparts[COLUMNS / 16][2][4];
+      begin_products();
+      begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
+      if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
+      const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
+      bool shown = block.all_see(first_of_group, kWarpgroupRows, tile.column);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
   block.template to_gradients<STEP>(scores, dscores, queries, own_row, saved_columns, tile, shown, lane)
-    if constexpr (Block::kSecond && has_softcap) {
-      wait_for_products<0>(scores);
-      wait_for_products<0>(dscores);
-      begin_ahead(n + 1);
-      FLASHATTN_TO_GRADIENTS(kBoth);
-    } else {
-      wait_for_products<Block::kSecond ? kParts : 0>(scores);
-      if (!Block::kSecond) firsts.release(n, lane);
-      FLASHATTN_TO_GRADIENTS(kToProbabilities);
-      begin_ahead(n + 1);
-      if constexpr (Block::kSecond) {
-        wait_for_products<kAhead>(dscores);
-        FLASHATTN_TO_GRADIENTS(kToGradients);
+      if constexpr (Block::kSecond && has_softcap) {
+        wait_for_products<0>(scores);
+        wait_for_products<0>(dscores);
+        FLASHATTN_TO_GRADIENTS(kBoth);
+      } else {
+        wait_for_products<Block::kSecond ? 1 : 0>(scores);
+        FLASHATTN_TO_GRADIENTS(kToProbabilities);
+        if constexpr (Block::kSecond) {
+          wait_for_products<0>(dscores);
+          FLASHATTN_TO_GRADIENTS(kToGradients);
+        }
       }
-    }
 #undef FLASHATTN_TO_GRADIENTS
-    if (!Block::kFirst) seconds.release(n, lane);
-    if (Block::kOfKeys) saved.release(n, lane);
-    FLASHATTN_UNROLL
-    for (int i = 0; i < COLUMNS / 16; ++i) {
-      if (Block::kFirst) split_step<Element>(scores, i, parts[i]);
-      if (Block::kSecond) split_step<Element>(dscores, i, dparts[i]);
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COLUMNS / 16; ++i) {
+        if (Block::kFirst) split_step<T>(scores, i, parts[i]);
+        if (Block::kSecond) split_step<T>(dscores, i, dparts[i]);
+      }
+      begin_products();
+      if constexpr (Block::kFirst) begin_add_values<1>(first_sums, parts, columns.second());
+      if constexpr (Block::kSecond) begin_add_values<1>(second_sums, dparts, columns.first());
+      wait_for_products<0>(first_sums);
+      wait_for_products<0>(second_sums);
     }
-    begin_products();
-    if constexpr (Block::kFirst) begin_add(first_sums, parts, seconds, n, lane);
-    if constexpr (Block::kSecond) begin_add(second_sums, dparts, firsts, n, lane);
-    wait_for_products<0>(first_sums);
-    wait_for_products<0>(second_sums);
-    if (kParts == 1 && Block::kFirst) seconds.release(n, lane);
-    if (kParts == 1 && Block::kSecond) firsts.release(n, lane);
-    wait_for_products<0>(ahead);
+    ring.release(n, lane);
   }
   block.store(first_sums, second_sums, own_row, lane);
 }
