@@ -57,7 +57,7 @@ FAULTS = {
     "parts: P before S is there": of_parts("wait_for_products<Block::kSecond && !kAtOnce ? kParts : 0>(scores);"),
     "parts: dS before dP is there": of_parts("wait_for_products<kAhead>", "wait_for_products<kAhead + 1>"),
     "parts: fewer products under way behind the last tile": of_parts("commit_products();  // as many"),
-    "parts: the next tile's products before they are there": of_parts("wait_for_products<0>(ahead);", occurrence=1),
+    "parts: the next tile's products before they are there": of_parts("wait_for_products<0>(ahead);"),
     "parts: the next tile's products left out": of_parts("= ahead[i / 4][i % 4]", "= 0"),
     "parts: products with the first part left out": of_parts("seconds, n);", "seconds, n, 1);"),
     "parts: sums of the last tile alone": of_parts("sums[i / 4][i % 4] += of_tile", "sums[i / 4][i % 4] = of_tile"),
