@@ -307,42 +307,28 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   return result;
 }
 
-struct PartsShape {
-  int groups, first_stages, second_stages, registers, few;
-
-  int rows() const { return 64 * groups; }
-};
-
-// Three stages are a tile. The array that is read twice stays longer: of it two parts of the next tile are there.
-PartsShape parts_shape(const Call& call, Gradient of) {
-  if (std::max(call.params.head_dim, call.params.value_dim) <= 64) return {2, 6, 6, 232, 40};
-  return of == dv ? PartsShape{2, 3, 5, 232, 40} : PartsShape{1, 5, 3, 240, 40};
-}
-
 Launch backward_parts(const GradientCall& gradient, Gradient of) {
-  constexpr int kColumns = 64, kWarpsOfGroup = 4, kSavedStages = 2;
+  constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2, kRegisters = 232, kFew = 40;
   const Call& call = gradient.call;
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
-  PartsShape shape = parts_shape(call, of);
-  bool of_keys = of != dq;
-  int rows = shape.rows(), barriers = (2 * (shape.first_stages + shape.second_stages + kSavedStages) + 1) * 8;
-  int own = kFloatParts * (tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)));
+  bool of_keys = of != dq, narrow = std::max(dim, value_dim) <= 64;
+  int first_stages = narrow ? 6 : 4, second_stages = narrow ? 6 : 3;  // three are a tile
+  int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
-  int shared = own + shape.first_stages * tile_bytes(kColumns, dim, 2) +
-               shape.second_stages * tile_bytes(kColumns, value_dim, 2) + saved + barriers;
-  int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
-  std::vector<Boxes> boxes = {boxes_of_parts(call, Binding::key_parts, key_rows, p.head_dim),
-                              boxes_of_parts(call, Binding::value_parts, key_rows, p.value_dim),
-                              boxes_of_parts(call, Binding::query_parts, query_rows, p.head_dim),
-                              boxes_of_parts(call, Binding::dout_parts, query_rows, p.value_dim)};
+  int handed = kRows * kColumns * static_cast<int>(sizeof(float));
+  int barriers = (2 * (first_stages + second_stages + kSavedStages) + 3) * 8;
+  std::vector<Boxes> boxes = {boxes_of_parts(call, Binding::key_parts, kRows, p.head_dim),
+                              boxes_of_parts(call, Binding::value_parts, kRows, p.value_dim),
+                              boxes_of_parts(call, Binding::query_parts, kRows, p.head_dim),
+                              boxes_of_parts(call, Binding::dout_parts, kRows, p.value_dim)};
   auto arguments = gradient_arguments(gradient, of);
   for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
   Launch result =
       launch(call, gradient.packed, "backward_parts",
-             {dim, value_dim, shape.groups, kColumns, shape.first_stages, shape.second_stages, shape.registers,
-              shape.few, of, of != dq && gradient.is_part},
-             std::move(arguments), gradient_blocks(gradient, of, rows), (shape.groups + 1) * kWarpsOfGroup, shared);
+             {dim, value_dim, kColumns, first_stages, second_stages, kRegisters, kFew, of, of_keys && gradient.is_part},
+             std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps,
+             (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers);
   result.boxes = std::move(boxes);
   return result;
 }
@@ -410,14 +396,13 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  int widest = std::max(p.head_dim, p.value_dim);
   bool is_90 = call.device.compute_capability == 90, is_float = call.dtype == Dtype::float32;
-  bool in_parts = is_90 && is_float && widest <= 128;
+  bool in_parts = is_90 && is_float && std::max(p.head_dim, p.value_dim) <= 128;
   bool hopper = is_90 && !is_float && packed && has_boxes(call) &&
                 has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
   // With a window blocks of keys are as long as each other: dealing them out only costs.
   bool is_part = p.window == 0 && group_of(call) > 1;
-  int rows = in_parts ? parts_shape(call, dk).rows() : hopper ? hopper_shape(call, dk).rows() : 64;
+  int rows = hopper ? hopper_shape(call, dk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
   GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads), params.dout};
   const auto add = [&](Gradient of) {
@@ -438,7 +423,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   }
   add(dq);
   // The sums of both dk and dv are more than a thread's registers where a row is wide.
-  if (in_parts ? widest <= 64 : p.head_dim + p.value_dim <= 256) {
+  if (p.head_dim + p.value_dim <= 256) {
     add(dk_and_dv);
   } else {
     add(dk);

@@ -1,7 +1,7 @@
 // backward_hopper.cu for float32, whose arrays come in parts, see float_parts.h. They take so much shared memory that
-// two arrays of a head_dim of 128 leave room for one warpgroup with rows. So the next tile's scores are begun before
-// this one's dS are computed, and each part of a tile makes room for one of the next as soon as it has been read.
-// Tensor cores truncate what they add to a sum: what a tile adds is summed by itself, and added outside.
+// there is room for 64 rows. So two warpgroups share them: the one has S, P and what P adds, the other dP, dS and what
+// dS adds. The latter gets P from the former. While one of them computes, the tensor cores work for the other. Tensor
+// cores truncate what they add to a sum: what a tile adds is summed by itself, and added outside.
 #include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
@@ -26,96 +26,136 @@ FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::Ten
   }
 }
 
-// Begins scores = the warpgroup's rows, from `row` on, times these parts of tile n, as begin_multiply_keys() does.
+// Begins scores = the rows times tile n, part by part, as begin_multiply_keys() does.
 template <int WIDTH, int N, typename Own, typename Ring>
-FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, int row, Ring ring, int n, int first = 0,
-                                   int end = Ring::kParts) {
+FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, int n) {
+  begin_products();
   FLASHATTN_UNROLL
-  for (int part = first; part < end; ++part) {
+  for (int part = 0; part < Ring::kParts; ++part) {
     ring.wait_for_tile(n, part);
-    begin_multiply_keys<WIDTH, Ring::kParts>(scores, own, row, ring.tile(n, part), part);
+    begin_multiply_keys<WIDTH, Ring::kParts>(scores, own, 0, ring.tile(n, part), part);
   }
 }
 
-// sums += P or dS, of so many fragments, times tile n, which the warp has read then.
+// sums += P or dS, of so many fragments, times tile n. Each part is released as soon as it has been read: one of the
+// next tile takes its place.
 template <typename E, int COUNT, int N, typename Ring>
 FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n, int lane) {
-  constexpr int kParts = Ring::kParts;
-  uint parts[COUNT / 2][kParts][4];
+  static_assert(Ring::kParts == 3, "they are released one after the other");
+  uint parts[COUNT / 2][3][4];
   Fragment of_tile[N];
   FLASHATTN_UNROLL
   for (int i = 0; i < COUNT / 2; ++i) split_step<E>(weights, i, parts[i]);
   begin_products();
   FLASHATTN_UNROLL
-  for (int part = 0; part < kParts; ++part) {
+  for (int part = 0; part < 3; ++part) {
     ring.wait_for_tile(n, part);
-    begin_add_values<kParts>(of_tile, parts, ring.tile(n, part), part, true);
+    begin_add_values<3>(of_tile, parts, ring.tile(n, part), part, true);
   }
-  wait_for_products<kParts - 1>(of_tile);
+  wait_for_products<2>(of_tile);
   ring.release(n, lane, 0, 1);
+  wait_for_products<1>(of_tile);
+  ring.release(n, lane, 1, 2);
   wait_for_products<0>(of_tile);
-  ring.release(n, lane, 1);
+  ring.release(n, lane, 2);
   FLASHATTN_UNROLL
   for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
 
-// D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. COLUMNS: of a tile.
-// FIRST_STAGES and SECOND_STAGES: parts of tiles that there is room for. REGISTERS and FEW: of a thread that computes
-// and of one that loads. OF, IS_PART and blocks: as in backward.cu, with GROUPS * 64 rows.
-template <typename T, int D, int DV, int GROUPS, int COLUMNS, int FIRST_STAGES, int SECOND_STAGES, int REGISTERS,
-          int FEW, int OF, bool IS_PART>
+// What one warpgroup gives to the other of each tile: so many fragments, to the thread that has the same of its own.
+template <int COUNT>
+struct Handover {
+  static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment)), kWarps = 4;
+
+  uint memory;
+  Barrier given, taken;
+
+  FLASHATTN_FUNC void initialise() const {
+    given.initialise(kWarps);
+    taken.initialise(kWarps);
+  }
+  FLASHATTN_FUNC float4* fragment(int i) const {
+    return static_cast<float4*>(shared_pointer(memory)) + i * kWarpgroup + threadIdx.x % kWarpgroup;
+  }
+  FLASHATTN_FUNC void give(const Fragment (&from)[COUNT], int n, int lane) const {
+    if (n > 0) taken.wait(n - 1);
+    FLASHATTN_UNROLL
+    for (int i = 0; i < COUNT; ++i) *fragment(i) = {from[i][0], from[i][1], from[i][2], from[i][3]};
+    __syncwarp();
+    if (lane == 0) given.arrive();
+  }
+  FLASHATTN_FUNC void take(Fragment (&to)[COUNT], int n, int lane) const {
+    given.wait(n);
+    FLASHATTN_UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+      float4 four = *fragment(i);
+      to[i][0] = four.x, to[i][1] = four.y, to[i][2] = four.z, to[i][3] = four.w;
+    }
+    __syncwarp();
+    if (lane == 0) taken.arrive();
+  }
+};
+
+// D and DV: head_dim and value_dim rounded up to whole panels. COLUMNS: of a tile. FIRST_STAGES and SECOND_STAGES:
+// parts of tiles that there is room for. REGISTERS and FEW: of a thread that computes and of one that loads. OF, kDq or
+// kDkAndDv, IS_PART and blocks: as in backward.cu, with 64 rows.
+template <typename T, int D, int DV, int COLUMNS, int FIRST_STAGES, int SECOND_STAGES, int REGISTERS, int FEW, int OF,
+          bool IS_PART>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
-  constexpr int kParts = Operand<T>::kParts, kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;
-  constexpr int kLaunched = 65536 / ((GROUPS + 1) * kWarpgroup) / 8 * 8;
-  static_assert(REGISTERS * GROUPS + FEW <= kLaunched * (GROUPS + 1), "more registers than the block has");
+  constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
+  static_assert(REGISTERS * kGroups + FEW <= 65536 / kWarpgroup, "more registers than there are");
   using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART, Element>;
+  using BlockOfFirst = GradientBlock<T, kDv, kRows, COLUMNS, IS_PART, Element>;
+  using BlockOfSecond = GradientBlock<T, Block::kOfKeys ? kDk : kDq, kRows, COLUMNS, IS_PART, Element>;
   using OwnFirst = SharedTile<Element, kRows, D>;
   using OwnSecond = SharedTile<Element, kRows, DV>;
   using Firsts = TileRing<SharedTile<Element, COLUMNS, D>, FIRST_STAGES, kParts>;
   using Seconds = TileRing<SharedTile<Element, COLUMNS, DV>, SECOND_STAGES, kParts>;
   using SavedOfTile = SavedTile<COLUMNS, Block::kOfKeys>;
   using Saved = TileRing<SavedOfTile, 2>;
-  constexpr int kOwnSecondBytes = Block::kSecond ? kParts * OwnSecond::kBytes : 0;  // dv alone does not need dP
-  constexpr int kAhead = GROUPS == 1 ? FIRST_STAGES - kParts : 0;  // parts of the next tile; other warpgroups else
+  using Scores = Handover<COLUMNS / 8>;
+  constexpr int kOwnBytes = kParts * (OwnFirst::kBytes + OwnSecond::kBytes);
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
   OwnSecond own_second = {own_first.memory + kParts * OwnFirst::kBytes};
-  uint first_memory = own_second.memory + kOwnSecondBytes, second_memory = first_memory + Firsts::kBytes;
-  uint saved_memory = second_memory + Seconds::kBytes, barriers = saved_memory + Saved::kBytes;
-  Firsts firsts = {first_memory, barriers};
+  uint first_memory = own_first.memory + kOwnBytes, second_memory = first_memory + Firsts::kBytes;
+  uint saved_memory = second_memory + Seconds::kBytes, handed_memory = saved_memory + Saved::kBytes;
+  Firsts firsts = {first_memory, handed_memory + Scores::kBytes};
   Seconds seconds = {second_memory, firsts.barriers + Firsts::kBarriers};
   Saved saved = {saved_memory, seconds.barriers + Seconds::kBarriers};
   Barrier own_arrived = {saved.barriers + Saved::kBarriers};
+  Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}, {own_arrived.address + 2 * kBarrierBytes}};
 
   Block block(FLASHATTN_GRADIENT_BLOCK(T));
-  int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
+  int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / kWarps, 0);
   if (threadIdx.x == 0) {
-    firsts.initialise(kReaders);
-    seconds.initialise(kReaders);
-    saved.initialise(kReaders);
+    firsts.initialise(kGroups * kWarps);
+    seconds.initialise(Block::kFirst ? kGroups * kWarps : kWarps);
+    saved.initialise(kGroups * kWarps);
+    handed.initialise();
     own_arrived.initialise(1);
     publish_barriers();
   }
   __syncthreads();
 
-  if (group == GROUPS) {
+  if (group == kGroups) {
     leave_registers<FEW>();
     const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
                &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
                &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
                &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
-    if (lane == 0 && warp % 4 == 0) {
+    if (lane == 0 && warp % kWarps == 0) {
       int head = Block::kOfKeys ? block.kv_head : block.head;
-      own_arrived.arrive_and_expect(kParts * OwnFirst::kBytes + kOwnSecondBytes);
+      own_arrived.arrive_and_expect(kOwnBytes);
       bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
-      if (Block::kSecond) bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
+      bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
       bring_columns(block, firsts, columns_first);
-    } else if (lane == 0 && warp % 4 == 1) {
+    } else if (lane == 0 && warp % kWarps == 1) {
       bring_columns(block, seconds, columns_second);
-    } else if (lane == 0 && warp % 4 == 2 && Block::kOfKeys) {
+    } else if (lane == 0 && warp % kWarps == 2 && Block::kOfKeys) {
       auto tile = block.first_tile();
       for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
         saved.expect(n);
@@ -126,60 +166,40 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   }
   take_registers<REGISTERS>();
 
-  int group_row = group * kWarpgroupRows, first_of_group = block.first_row + group_row;
-  int own_row = first_of_group + warp % 4 * kWarpRows;
-  int last_of_group = minimum(first_of_group + kWarpgroupRows - 1, block.last_row);
-  KeySpan own_any = first_of_group <= last_of_group ? block.columns_of(first_of_group, last_of_group) : KeySpan{0, 0};
+  int own_row = block.first_row + warp % kWarps * kWarpRows;
   auto queries = block.own_queries(own_row, lane);
-  Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
-  Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8], ahead[COLUMNS / 8];
-  const auto begin_ahead = [&](int n) {
-    begin_products();
-    FLASHATTN_UNROLL
-    for (int part = 0; part < kAhead; ++part) {
-      if (n < block.count) {
-        begin_multiply<head_dim>(ahead, own_first, group_row, firsts, n, part, part + 1);
-      } else {
-        commit_products();  // as many groups are under way
-      }
-    }
-  };
+  Fragment scores[COLUMNS / 8], none[1];
   own_arrived.wait(0);
-  begin_ahead(0);
-  wait_for_products<0>(ahead);
   auto tile = block.first_tile();
-  for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
-    if (GROUPS > 1 && !own_any.meets(tile.column, COLUMNS)) {
-      firsts.pass(n, lane);
-      seconds.pass(n, lane);
-      if (Block::kOfKeys) saved.pass(n, lane);
-      continue;
+#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                       \
+  if (Block::kOfKeys) saved.wait_for_tile(n);                                                               \
+  block.template to_gradients<STEP>(scores, dscores, queries, own_row,                                      \
+                                    static_cast<const float4*>(shared_pointer(saved.tile(n).memory)), tile, \
+                                    block.all_see(block.first_row, kRows, tile.column), lane);              \
+  if (Block::kOfKeys) saved.release(n, lane)
+  if (group == 0) {
+    Fragment sums[Block::kFirst ? DV / 8 : 1] = {};
+    for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+      begin_multiply<head_dim>(scores, own_first, firsts, n);
+      wait_for_products<0>(scores);
+      firsts.release(n, lane);
+      if (has_softcap) handed.give(scores, n, lane);  // its derivative needs what the score was
+      FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
+      if (!has_softcap) handed.give(scores, n, lane);
+      if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n, lane);
     }
-    FLASHATTN_UNROLL
-    for (int i = 0; i < COLUMNS / 2 && kAhead > 0; ++i) scores[i / 4][i % 4] = ahead[i / 4][i % 4];
-    begin_products();
-    begin_multiply<head_dim>(scores, own_first, group_row, firsts, n, kAhead);
-    if constexpr (Block::kSecond) begin_multiply<value_dim>(dscores, own_second, group_row, seconds, n);
-    if (Block::kOfKeys) saved.wait_for_tile(n);
-    const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));
-    bool shown = block.all_see(first_of_group, kWarpgroupRows, tile.column);
-#define FLASHATTN_TO_GRADIENTS(STEP) \
-  block.template to_gradients<STEP>(scores, dscores, queries, own_row, saved_columns, tile, shown, lane)
-    constexpr bool kAtOnce = Block::kSecond && has_softcap;
-    wait_for_products<Block::kSecond && !kAtOnce ? kParts : 0>(scores);
-    if (!Block::kSecond) firsts.release(n, lane);
-    if constexpr (!kAtOnce) FLASHATTN_TO_GRADIENTS(kToProbabilities);
-    begin_ahead(n + 1);
-    if constexpr (Block::kSecond) {
-      wait_for_products<kAhead>(dscores);
-      FLASHATTN_TO_GRADIENTS((kAtOnce ? kBoth : kToGradients));
+    if constexpr (Block::kFirst) BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T)).store(sums, none, own_row, lane);
+  } else {
+    Fragment dscores[COLUMNS / 8], sums[D / 8] = {};
+    for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+      begin_multiply<value_dim>(dscores, own_second, seconds, n);
+      wait_for_products<0>(dscores);
+      seconds.release(n, lane);
+      handed.take(scores, n, lane);
+      FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
+      add_tile<Element>(sums, dscores, firsts, n, lane);
     }
-#undef FLASHATTN_TO_GRADIENTS
-    if (!Block::kFirst) seconds.release(n, lane);
-    if (Block::kOfKeys) saved.release(n, lane);
-    if constexpr (Block::kFirst) add_tile<Element>(first_sums, scores, seconds, n, lane);
-    if constexpr (Block::kSecond) add_tile<Element>(second_sums, dscores, firsts, n, lane);
-    wait_for_products<0>(ahead);
+    BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T)).store(none, sums, own_row, lane);
   }
-  block.store(first_sums, second_sums, own_row, lane);
+#undef FLASHATTN_TO_GRADIENTS
 }
