@@ -21,7 +21,7 @@ def of_hopper(old: str, new: str = "", **how) -> Fault:
 
 
 def of_parts(old: str, new: str = "", **how) -> Fault:
-    return Fault(PARTS, old, new, **{"dim": 72} | LONG | how)
+    return Fault(PARTS, old, new, dim=72, **LONG | how)
 
 
 FAULTS = {
@@ -50,20 +50,22 @@ FAULTS = {
     "parts: a tile over one that is read": of_parts("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),
     "parts: without what is saved": of_parts("copy_bytes(saved", "if (false) copy_bytes(saved"),
     "parts: what is saved of the tile before": of_parts("if (Block::kOfKeys) saved.wait_for_tile(n);"),
-    "parts: tiles that dP alone needs are not released": of_parts("if (!Block::kFirst) seconds.release(n, lane);"),
-    "parts: tiles that S alone needs are not released": of_parts("if (!Block::kSecond) firsts.release(n, lane);"),
-    "parts: one not released": of_parts("ring.release(n, lane, 0, 1);"),
-    "parts: one released before it is read": of_parts("wait_for_products<kParts - 1>(of_tile);"),
-    "parts: P before S is there": of_parts("wait_for_products<Block::kSecond && !kAtOnce ? kParts : 0>(scores);"),
-    "parts: dS before dP is there": of_parts("wait_for_products<kAhead>", "wait_for_products<kAhead + 1>"),
-    "parts: fewer products under way behind the last tile": of_parts("commit_products();  // as many"),
-    "parts: the next tile's products before they are there": of_parts("wait_for_products<0>(ahead);"),
-    "parts: the next tile's products left out": of_parts("= ahead[i / 4][i % 4]", "= 0"),
-    "parts: products with the first part left out": of_parts("seconds, n);", "seconds, n, 1);"),
+    "parts: one reader too few": of_parts("Block::kFirst ? kGroups * kWarps : kWarps", "kWarps"),
+    "parts: one not released": of_parts("ring.release(n, lane, 1, 2);"),
+    "parts: one released before it is read": of_parts("wait_for_products<2>(of_tile);"),
+    "parts: P before S is there": of_parts("wait_for_products<0>(scores);"),
+    "parts: dS before dP is there": of_parts("wait_for_products<0>(dscores);"),
+    "parts: P over P that is read": of_parts("if (n > 0) taken.wait(n - 1);"),
+    "parts: P before it is given": of_parts("given.wait(n);"),
+    "parts: P over P": of_parts("+ i * kWarpgroup + threadIdx", "+ threadIdx"),
+    "parts: products with the first part left out": of_parts(
+        "for (int part = 0; part < 3; ++part) {\n    ring", "for (int part = 1; part < 3; ++part) {\n    ring"
+    ),
     "parts: sums of the last tile alone": of_parts("sums[i / 4][i % 4] += of_tile", "sums[i / 4][i % 4] = of_tile"),
     "parts: own rows' are all the first": of_parts("batch * PARTS + panel / kPanels", "batch * PARTS"),
     "parts: columns as TF32 has them": of_parts("output_column<E>", "output_column<T>", occurrence=1),
-    "parts: softcap in two steps": of_parts("Block::kSecond && has_softcap", "false", options={"softcap": 1.5}),
+    "parts: softcap in two steps": of_parts("has_softcap ? kBoth", "false ? kBoth", options={"softcap": 1.5}),
+    "parts: hidden NaN": of_parts("spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
     # Bounds.
     "rows beyond the last": Fault(BACKWARD, "if (row > last_row || spoilt[h]) continue;", "if (spoilt[h]) continue;"),
     "delta: rows beyond the last": Fault(DELTA, "minimum(query, params.query_len - 1)", "query"),
