@@ -55,7 +55,6 @@ FAULTS = {
     "parts: one released before it is read": of_parts("wait_for_products<2>(of_tile);"),
     "parts: P before S is there": of_parts("wait_for_products<0>(scores);"),
     "parts: dS before dP is there": of_parts("wait_for_products<0>(dscores);"),
-    "parts: P over P that is read": of_parts("if (n > 0) taken.wait(n - 1);"),
     "parts: P before it is given": of_parts("given.wait(n);"),
     "parts: P over P": of_parts("+ i * kWarpgroup + threadIdx", "+ threadIdx"),
     "parts: products with the first part left out": of_parts(

@@ -313,11 +313,11 @@ Launch backward_parts(const GradientCall& gradient, Gradient of) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
   bool of_keys = of != dq, narrow = std::max(dim, value_dim) <= 64;
-  int first_stages = narrow ? 6 : 4, second_stages = narrow ? 6 : 3;  // three are a tile
+  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // three are a tile
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));
-  int barriers = (2 * (first_stages + second_stages + kSavedStages) + 3) * 8;
+  int barriers = (2 * (first_stages + second_stages + kSavedStages) + 2) * 8;
   std::vector<Boxes> boxes = {boxes_of_parts(call, Binding::key_parts, kRows, p.head_dim),
                               boxes_of_parts(call, Binding::value_parts, kRows, p.value_dim),
                               boxes_of_parts(call, Binding::query_parts, kRows, p.head_dim),

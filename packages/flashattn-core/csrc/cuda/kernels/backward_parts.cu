@@ -62,37 +62,31 @@ FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUN
   for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
 
-// What one warpgroup gives to the other of each tile: so many fragments, to the thread that has the same of its own.
+// What one warpgroup gives to the other of each tile: so many fragments, to the thread that has the same of its own. It
+// must not give the next before these are taken.
 template <int COUNT>
 struct Handover {
-  static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment)), kWarps = 4;
+  static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));
 
   uint memory;
-  Barrier given, taken;
+  Barrier given;
 
-  FLASHATTN_FUNC void initialise() const {
-    given.initialise(kWarps);
-    taken.initialise(kWarps);
-  }
   FLASHATTN_FUNC float4* fragment(int i) const {
     return static_cast<float4*>(shared_pointer(memory)) + i * kWarpgroup + threadIdx.x % kWarpgroup;
   }
-  FLASHATTN_FUNC void give(const Fragment (&from)[COUNT], int n, int lane) const {
-    if (n > 0) taken.wait(n - 1);
+  FLASHATTN_FUNC void give(const Fragment (&from)[COUNT], int lane) const {
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) *fragment(i) = {from[i][0], from[i][1], from[i][2], from[i][3]};
     __syncwarp();
     if (lane == 0) given.arrive();
   }
-  FLASHATTN_FUNC void take(Fragment (&to)[COUNT], int n, int lane) const {
+  FLASHATTN_FUNC void take(Fragment (&to)[COUNT], int n) const {
     given.wait(n);
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) {
       float4 four = *fragment(i);
       to[i][0] = four.x, to[i][1] = four.y, to[i][2] = four.z, to[i][3] = four.w;
     }
-    __syncwarp();
-    if (lane == 0) taken.arrive();
   }
 };
 
@@ -106,6 +100,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
+  static_assert(FIRST_STAGES < 2 * kParts, "S needs a part that comes when P of the tile before has been taken");
   static_assert(REGISTERS * kGroups + FEW <= 65536 / kWarpgroup, "more registers than there are");
   using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART, Element>;
   using BlockOfFirst = GradientBlock<T, kDv, kRows, COLUMNS, IS_PART, Element>;
@@ -127,7 +122,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   Seconds seconds = {second_memory, firsts.barriers + Firsts::kBarriers};
   Saved saved = {saved_memory, seconds.barriers + Seconds::kBarriers};
   Barrier own_arrived = {saved.barriers + Saved::kBarriers};
-  Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}, {own_arrived.address + 2 * kBarrierBytes}};
+  Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}};
 
   Block block(FLASHATTN_GRADIENT_BLOCK(T));
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / kWarps, 0);
@@ -135,7 +130,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     firsts.initialise(kGroups * kWarps);
     seconds.initialise(Block::kFirst ? kGroups * kWarps : kWarps);
     saved.initialise(kGroups * kWarps);
-    handed.initialise();
+    handed.given.initialise(kWarps);
     own_arrived.initialise(1);
     publish_barriers();
   }
@@ -183,9 +178,9 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
       firsts.release(n, lane);
-      if (has_softcap) handed.give(scores, n, lane);  // its derivative needs what the score was
+      if (has_softcap) handed.give(scores, lane);  // its derivative needs what the score was
       FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
-      if (!has_softcap) handed.give(scores, n, lane);
+      if (!has_softcap) handed.give(scores, lane);
       if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n, lane);
     }
     if constexpr (Block::kFirst) BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T)).store(sums, none, own_row, lane);
@@ -195,7 +190,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       begin_multiply<value_dim>(dscores, own_second, seconds, n);
       wait_for_products<0>(dscores);
       seconds.release(n, lane);
-      handed.take(scores, n, lane);
+      handed.take(scores, n);
       FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
       add_tile<Element>(sums, dscores, firsts, n, lane);
     }
