@@ -48,7 +48,9 @@ namespace flashattn::gpu {
   X(arrivals)                                                                        \
   /* Of float32 on Hopper: see float_parts.h, scratch. */                            \
   X(key_parts)                                                                       \
-  X(value_parts)
+  X(value_parts)                                                                     \
+  X(query_parts)                                                                     \
+  X(dout_parts)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,
 enum class Binding { FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) FLASHATTN_FURTHER_BINDINGS(FLASHATTN_ENUMERATOR) count };

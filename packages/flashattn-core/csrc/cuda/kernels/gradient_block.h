@@ -96,7 +96,8 @@ struct GradientRow {
 };
 
 // OF: a Gradient. ROWS: of the block. COLUMNS: of a tile. IS_PART: blocks of keys leave float32 for backward_merge.cu.
-template <typename T, int OF, int ROWS, int COLUMNS, bool IS_PART>
+// E: what the tensor cores multiply.
+template <typename T, int OF, int ROWS, int COLUMNS, bool IS_PART, typename E = T>
 struct GradientBlock {
   static constexpr bool kOfKeys = is_of_keys(OF), kFirst = has_first(OF), kSecond = has_second(OF);
 
@@ -274,13 +275,13 @@ struct GradientBlock {
                                            float factor, int lane) {
     FLASHATTN_UNROLL
     for (int c = 0; c < N; ++c) {
-      int column = output_column<T>(c, lane);
+      int column = output_column<E>(c, lane);
       float x = sums[c][2 * h] * factor, y = sums[c][2 * h + 1] * factor;
       if constexpr (sizeof(T) == 2 && WIDTH % 2 == 0) {
         if (column < WIDTH) target.store_pair(column, x, y);
       } else {
         if (column < WIDTH) target.store(column, x);
-        if (column + kNext<T> < WIDTH) target.store(column + kNext<T>, y);
+        if (column + kNext<E> < WIDTH) target.store(column + kNext<E>, y);
       }
     }
   }
