@@ -68,7 +68,7 @@ FAULTS = {
     "parts: hidden NaN": of_parts("spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
     # Bounds.
     "rows beyond the last": Fault(BACKWARD, "if (row > last_row || spoilt[h]) continue;", "if (spoilt[h]) continue;"),
-    "delta: rows beyond the last": Fault(DELTA, "minimum(first + r * kStep, params.query_len - 1)", "first + r * kStep"),
+    "delta: rows beyond the last": Fault(DELTA, "minimum(first + r * kStep, params.query_len - 1)", "first + r"),
     "merge: keys beyond the last": Fault(MERGE, "if (key >= params.key_len) continue;"),
     # The mathematics.
     "a score above the maximum": Fault(BACKWARD, "at_most_zero(exponent)", "exponent", mask="rounded"),
