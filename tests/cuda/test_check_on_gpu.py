@@ -59,7 +59,8 @@ def test_the_first_call_is_compiled(arrays, checked, shapeless):
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=shapeless)
     for _ in range(2):
         assert matches(compiled(*arrays), arrays)
-    assert len(checked) == 2 and checked[1] == "cuda_backward_dq"
+    assert len(checked) == 2
+    assert checked[1] == "cuda_backward_dq"
 
 
 def test_the_first_call_is_mapped(arrays, checked):
