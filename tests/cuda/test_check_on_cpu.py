@@ -27,6 +27,7 @@ OTHER_KINDS = {
     "rounded probabilities": ("cuda_prefill_rounded", kind(77, "causal")),
     "rounded probabilities, bfloat16": ("cuda_prefill_hopper_rounded", kind(77, "causal", mx.bfloat16)),
     "4 bits": (DECODE, quantised(2, bits=4)),
+    "4 bits, many queries": (PREFILL, quantised(77, bits=4)),
     "6 bits": (ROWWISE, quantised(77, bits=6)),
 }
 

@@ -24,6 +24,8 @@ def of_hopper(old: str, new: str = "", **how) -> Fault:
 
 def of_parts(old: str, new: str = "", **how) -> Fault:
     return Fault(HOPPER, old, new, lengths=(150, 300), **how)
+def of_integers(old: str, new: str = "", **how) -> Fault:
+    return Fault(PREFILL, old, new, **{"lengths": (33, 70), "dim": 64, "dtype": "float16", "bits": 4} | how)
 
 
 WAIT = "wait_for_copies<0>();"
@@ -56,7 +58,7 @@ FAULTS = {
     "merge: the last but one merges": of_decode("uint(count - 1)", "uint(count - 2)"),
     "merge: arrivals are left": of_decode("if (last) *arrived = 0;"),
     "merge: one count for all heads": of_decode("(batch * params.num_kv_heads + kv_head) *", "0 *"),
-    "merge: one count for all rows": of_decode(" + first_row / kRows", length=16),
+    "merge: one count for all rows": of_decode(" + first_row / ROWS", length=16),
     "rowwise: keys before they are there": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=1),
     "rowwise: values over values": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=2),
     # Bounds.
@@ -65,7 +67,7 @@ FAULTS = {
     "prefill: rows beyond the last": Fault(
         PREFILL, "bool exists = query < params.query_len;\n      float probe", "bool exists = true;\n      float probe"
     ),
-    "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<E> < value_dim)", "if (true)", dim=37),
+    "prefill: columns beyond the last": Fault(PREFILL, "if (column + kApart<K> < value_dim)", "if (true)", dim=37),
     "decode: rows that are padding": of_decode(
         "return position.query < params.query_len ? row_of", "return true ? row_of", length=4
     ),
@@ -104,7 +106,7 @@ FAULTS = {
         PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"
     ),
     "the swizzle of another row": Fault(PREFILL, "(odd ^ row % 8) << 4", "(odd ^ row % 4) << 4"),
-    "columns of the output": Fault(PREFILL, "c / 4 * 32 + lane % 4 * 8 + c % 4", "c * 8 + lane % 4 * 2"),
+    "columns of the output": Fault(PREFILL, "* kApart<K> + c % kApart<K>", "+ 0 * kApart<K>"),
     "the small parts of keys forgotten": Fault(PREFILL, "multiply_add_tile<T>(small[j], a, b_small[0], b_small[1]);"),
     "the small parts of probabilities forgotten": Fault(
         PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"
@@ -115,6 +117,25 @@ FAULTS = {
     "decode, hidden NaN: chunks are not attended again": of_decode(
         "if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"
     ),
+    # Quantised keys and values: integers, and what is a group's.
+    "integers of the next element": of_integers("e * kBits - kUp", "(e ^ 1) * kBits - kUp"),
+    "integers of a wider mask": of_integers("((1u << kBits) - 1) << kUp", "((2u << kBits) - 1) << kUp"),
+    "queries as they lie": of_integers("(first + e * kApart<uint>)", "(c * 8 + e)"),
+    "a group's sum of three lanes": of_integers("lane_sum<4>(sum)", "lane_sum<2>(sum)"),
+    "the bias of another row": of_integers("queries.sums[i / 2][g]", "queries.sums[0][g]"),
+    "scales of another key": of_integers("i % 2 == 0 ? scale.x : scale.y", "scale.x"),
+    "scales of the group before": of_integers("keys.scales.pair(key, g)", "keys.scales.pair(key, 0)"),
+    "value biases forgotten": of_integers("multiply_add(p[0], bias.x, ", "multiply_add(p[0], 0, "),
+    "value biases of a lane": of_integers("lane_sum<4>(output", "lane_sum<2>(output"),
+    "value biases in another group": of_integers("(g * kGroupSize + i * 4) / 8", "(i * 4) / 8 + 4 - 4 * g"),
+    "value biases not rescaled": of_integers("i < 4 * kFragments", "i < DV / 2", options={"scale": 1.0}),
+    "the small parts of integers forgotten": of_integers(
+        "multiply_add_tile<bfloat>(output[c * kApart<uint> + e], a_small[step], b0, b1);"
+    ),
+    "values over keys": of_integers("c += FIRST;"),
+    "scales that are not there": of_integers("copy_word_async(memory + at,", "if (false) copy_word_async(memory + at,"),
+    "scales beyond the last key": of_integers("clamped(count * kRow - at, 0, 4)", "4"),
+    "queries summed before they are there": of_integers("if (is_quantised<K>) __syncthreads();"),
     # Hopper: barriers in shared memory, boxes, products of warpgroups.
     "hopper: queries before they are there": of_hopper("if (!kFresh) queries_arrived.wait(0);"),
     "hopper: keys before they are there": of_hopper(

@@ -34,8 +34,11 @@ CUDA_FUNC void min_nan_f32(float& to, float a, float b) {
   to = a != a || a < b ? a : b;
 }
 
-CUDA_FUNC void cp_async_cg_shared_global(uint to, const void* from, int, int bytes) {
-  cuda_copy(to, from, bytes);
+CUDA_FUNC void cp_async_cg_shared_global(uint to, const void* from, int size, int bytes) {
+  cuda_copy(to, from, size, bytes);
+}
+CUDA_FUNC void cp_async_ca_shared_global(uint to, const void* from, int size, int bytes) {
+  cuda_copy(to, from, size, bytes);
 }
 CUDA_FUNC void cp_async_commit_group() {
   cuda_commit_copies();

@@ -7,13 +7,13 @@ using namespace flashattn;
 
 // D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. KEYS: of a tile. PARTS: of
 // probabilities. Blocks: heads and batch elements for each WARPS * 16 queries.
-template <typename T, int D, int DV, int WARPS, int KEYS, int PARTS>
+template <typename T, int D, int DV, int WARPS, int KEYS, int PARTS, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
-  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
   using Queries = SharedTile<T, kRows, D>;
-  using Tiles = CopiedTiles<T, KEYS, D, DV, 2, kThreads>;
+  using Tiles = CopiedTiles<K, KEYS, D, DV, 2, kThreads>;
   extern __shared__ __align__(1024) uchar shared[];
 
   BlockPosition block = block_position(params, params.num_heads);
@@ -27,16 +27,18 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   KeySpan own_all = visibility.seen_by_all(own_query, own_last);
 
   Queries queries = {shared_address(shared)};
-  Tiles tiles = {queries.memory + Queries::kBytes, keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head),
-                 values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head), threadIdx.x};
+  Tiles tiles = {queries.memory + Queries::kBytes, keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head),
+                 values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), threadIdx.x};
   RowLayout layout = row_layout(params.query);
-  queries.template load<kThreads>(head_of(query, params, params.query, batch, head) + layout.offset(first_row, 0),
-                                  layout, params.query_len - first_row, head_dim, threadIdx.x);
+  const T* from = head_of(query, params, params.query, batch, head) + layout.offset(first_row, 0);
+  load_queries<K, kThreads>(queries, from, layout, params.query_len - first_row, threadIdx.x);
   int origin = any.begin / KEYS * KEYS;
   tiles.bring(0, origin, any.end);
   commit_copies();
 
-  WarpRows<T, DV, KEYS> rows;
+  if (is_quantised<K>) __syncthreads();  // the queries are there
+  auto own = queries_for<K>(Queries{queries.memory + own_row * 128}, lane);
+  WarpRows<T, DV, KEYS, K> rows;
   rows.begin(visibility, own_query, head, 1, lane);
   for (int n = 0, first = origin; first < any.end; ++n, first += KEYS) {
     wait_for_copies<0>();
@@ -45,13 +47,14 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     commit_copies();
     if (own_any.meets(first, KEYS)) {
       Fragment scores[KEYS / 8] = {};
-      multiply_keys(scores, own_rows(queries, own_row), tiles.keys(n), lane);
+      multiply_keys(scores, own, tiles.keys(n), lane);
       rows.rescale(rows.to_probabilities(scores, visibility, first, own_all.contains(first, KEYS), lane));
       add_values<PARTS>(rows.output, scores, tiles.values(n), lane);
     }
   }
   wait_for_copies<0>();  // where no key is seen, the queries are still on their way
+  if constexpr (is_quantised<K>) add_biases<DV>(rows.output, lane);
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
-  attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
+  attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,
                own_query, lane);
 }

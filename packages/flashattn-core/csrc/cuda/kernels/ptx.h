@@ -17,6 +17,10 @@ FLASHATTN_FUNC void* shared_pointer(uint address) {
 FLASHATTN_FUNC void copy_async(uint to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+// Of 4 bytes likewise.
+FLASHATTN_FUNC void copy_word_async(uint to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 FLASHATTN_FUNC void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
