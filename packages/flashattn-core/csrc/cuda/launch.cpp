@@ -2,6 +2,9 @@
 #include "launch.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "../gpu/arguments.h"
@@ -40,7 +43,7 @@ int tile_bytes(int rows, int columns, int element_bytes) {
   return round_up(columns * element_bytes, 128) * rows;
 }
 
-// Whether quantised keys and values go into the tensor cores as they are. See quantised_tile.h.
+// Whether quantised keys and values go into the tensor cores as they are. See integer_rows.h.
 bool has_integer_tiles(const Call& call) {
   return is_quantised(call) && (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
 }
@@ -50,8 +53,12 @@ int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
   if (!is_quantised(call)) {
     return tile_bytes(keys, dim, size_of(call.dtype)) + tile_bytes(keys, value_dim, size_of(call.dtype));
   }
-  int columns = dim + value_dim, groups = 2 * columns / call.params.group_size * size_of(call.group_dtype);
-  return round_up((round_up(columns * call.params.bits / 8, 128) + groups) * keys, 128);
+  const auto bytes_of = [&](int columns) {
+    int words = columns * call.params.bits / 8;
+    int pitch = words > 128 ? round_up(words, 128) : static_cast<int>(std::bit_ceil(static_cast<unsigned>(words)));
+    return pitch + 2 * columns / call.params.group_size * size_of(call.group_dtype);
+  };
+  return round_up((bytes_of(dim) + bytes_of(value_dim)) * keys, 128);
 }
 
 Launch rowwise(const Call& call) {
@@ -69,7 +76,7 @@ Launch prefill(const Call& call, int parts) {
   int widest = std::max(dim, value_dim);
   int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
   int stage = stage_bytes(call, keys, dim, value_dim);
-  const auto shared_by = [&](int warps) { return tile_bytes(16 * warps, dim, bytes) + kStages * stage; };
+  const auto shared_by = [&](int warps) { return (is_quantised(call) ? 0 : tile_bytes(16 * warps, dim, bytes)) + kStages * stage; };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
   Launch result = launch(call, "prefill", {dim, value_dim, warps, keys, parts}, whole_call(call),
                          blocks_of(call, 16 * warps), warps, shared);
@@ -198,13 +205,15 @@ Launches decode(const Call& call) {
   constexpr int kMaxDim = 256, kPadding = 10;  // up to 8 by kPitch, maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
-  int rows = rows_of_group(call) <= 8 ? 8 : 16, keys = is_quantised(call) ? 32 : 16;
-  int tiles = stage_bytes(call, keys, dim, value_dim);
-  int widest = std::max(dim, value_dim), most = is_quantised(call) && widest <= 64 ? 16 : 8;  // unpacking takes many
-  for (auto [warps, stages] : {std::pair(most, 3), {8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
+  bool integers = has_integer_tiles(call);
+  int rows = integers && rows_of_group(call) <= 8 ? 8 : 16, keys = integers ? 32 : 16;
+  int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
+  int widest = std::max(dim, value_dim), most = 8, first_stages = 3;
+  if (const char* tried = std::getenv("FLASHATTN_TRY")) std::sscanf(tried, "%d,%d", &most, &first_stages);
+  for (auto [warps, stages] : {std::pair(most, first_stages), {8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
-    int shared = std::max(tile_bytes(rows, dim, bytes) + warps * stages * tiles, results);
-    if ((is_quantised(call) && !has_integer_tiles(call)) || widest > kMaxDim || shared > call.device.shared_memory) {
+    int shared = std::max(queries + warps * stages * tiles, results);
+    if ((is_quantised(call) && !integers) || widest > kMaxDim || shared > call.device.shared_memory) {
       continue;
     }
     int64_t row_blocks = divide_up(rows_of_group(call), rows);

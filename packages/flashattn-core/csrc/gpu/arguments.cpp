@@ -37,14 +37,7 @@ uint32_t batches(const Call& call) {
 
 bool inputs_are_packed(const Call& call) {
   const AttentionParams& p = call.params;
-  const auto are_in_a_row = [&](const Strides& strides, int columns) {
-    int groups = columns / p.group_size;
-    return is_packed(strides, groups) && strides.row == groups;
-  };
-  return is_packed(p.query, p.head_dim) && is_packed(p.key, p.head_dim) && is_packed(p.value, p.value_dim) &&
-         (!is_quantised(call) ||
-          (are_in_a_row(p.key_scales, p.head_dim) && are_in_a_row(p.key_biases, p.head_dim) &&
-           are_in_a_row(p.value_scales, p.value_dim) && are_in_a_row(p.value_biases, p.value_dim)));
+  return is_packed(p.query, p.head_dim) && is_packed(p.key, p.head_dim) && is_packed(p.value, p.value_dim);
 }
 
 bool backward_is_packed(const Call& call, const BackwardParams& backward) {

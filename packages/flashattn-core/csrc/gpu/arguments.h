@@ -17,7 +17,7 @@ int64_t num_groups(const Call& call);
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);
 
-// Whether the last axis of the rows that a kernel reads has stride 1, and scales and biases lie one behind the other.
+// Whether the last axis of the rows that a kernel reads has stride 1.
 bool inputs_are_packed(const Call& call);
 bool backward_is_packed(const Call& call, const BackwardParams& backward);
 

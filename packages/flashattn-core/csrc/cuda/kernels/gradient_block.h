@@ -264,7 +264,7 @@ struct GradientBlock {
         if (column < WIDTH) target.store_pair(column, x, y);
       } else {
         if (column < WIDTH) target.store(column, x);
-        if (column + kApart<T> < WIDTH) target.store(column + kApart<T>, y);
+        if (column + kNext<T> < WIDTH) target.store(column + kNext<T>, y);
       }
     }
   }

@@ -17,10 +17,6 @@ FLASHATTN_FUNC void* shared_pointer(uint address) {
 FLASHATTN_FUNC void copy_async(uint to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-// Of 4 bytes likewise.
-FLASHATTN_FUNC void copy_word_async(uint to, const void* from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
 FLASHATTN_FUNC void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -41,6 +37,13 @@ FLASHATTN_LOAD(load_matrices, "ldmatrix.sync.aligned.m8n8.x4.shared.b16")
 // Of 16-bit elements, transposed: the lane gets those of rows 2 * (n % 4) and the next, in column n / 4.
 FLASHATTN_LOAD(load_matrices_transposed, "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
 #undef FLASHATTN_LOAD
+
+// A matrix of 8 x 8 16-bit elements in registers, transposed: lane n has row n / 4, columns 2 * (n % 4) and the next.
+FLASHATTN_FUNC uint transposed(uint pair) {
+  uint result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
 
 // 8 columns of a warp's 16 rows: lane n has columns 2 * (n % 4) and the next, of row n / 4 and then of row n / 4 + 8.
 typedef float Fragment[4];

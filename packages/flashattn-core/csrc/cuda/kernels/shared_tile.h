@@ -8,20 +8,18 @@
 
 namespace flashattn {
 
-// FIRST: the piece of a row that its columns begin at, if others are before them.
-template <typename T, int ROWS, int COLUMNS, int FIRST = 0>
+template <typename T, int ROWS, int COLUMNS>
 struct SharedTile {
   static constexpr int kRows = ROWS;
   static constexpr int kElements = 16 / sizeof(T);  // of a piece
   static constexpr int kPieces = COLUMNS / kElements;
   static constexpr int kPanel = ROWS * 128;
-  static constexpr int kBytes = (FIRST + kPieces + 7) / 8 * kPanel;
+  static constexpr int kBytes = (kPieces + 7) / 8 * kPanel;
   static_assert(COLUMNS % kElements == 0, "whole pieces");
 
   uint memory;  // its address
 
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
-    c += FIRST;
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
   // What a lane reads: piece 2 * step + `odd` of `row`, and of rows some 8 below. Each step costs one exclusive or.

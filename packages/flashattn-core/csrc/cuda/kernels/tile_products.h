@@ -22,9 +22,9 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// Two numbers as the sums of 16-bit parts, the smallest first. Returns what is lost of both together.
+// Two numbers as the sums of 16-bit parts, the smallest first. They become what is lost.
 template <typename T, int PARTS>
-FLASHATTN_FUNC float split_pair(float low, float high, uint (&parts)[PARTS]) {
+FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL
   for (int part = PARTS - 1; part >= 0; --part) {
     parts[part] = rounded_pair<T>(low, high);
@@ -34,7 +34,6 @@ FLASHATTN_FUNC float split_pair(float low, float high, uint (&parts)[PARTS]) {
     low -= float(first);
     high -= float(second);
   }
-  return low + high;
 }
 
 // 16 columns of probabilities, from fragment 2 i on, as first operands of products with values, in parts.
@@ -43,8 +42,9 @@ FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (
   FLASHATTN_UNROLL
   for (int e = 0; e < 4; ++e) {
     const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
+    float low = p[0], high = p[1];
     uint pairs[PARTS];
-    split_pair<T>(p[0], p[1], pairs);
+    split_pair<T>(low, high, pairs);
     FLASHATTN_UNROLL
     for (int part = 0; part < PARTS; ++part) parts[part][e] = pairs[part];
   }
@@ -56,14 +56,13 @@ FLASHATTN_FUNC SharedTile<T, ROWS, COLUMNS> own_rows(SharedTile<T, ROWS, COLUMNS
   return {tile.memory + first * 128};
 }
 
-// scores += 16 rows of queries, from where the tile begins on, times all of `keys`. If there are but 8 rows, the others
-// are the same again, and nobody looks at what becomes of them.
+// scores += 16 rows of queries, from where the tile begins on, times all of `keys`.
 template <typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries,
                                   SharedTile<T, KEYS, D> keys, int lane) {
   constexpr bool kIsFloat = sizeof(T) == 4;
   Fragment small[kIsFloat ? KEYS / 8 : 1] = {};
-  uint of_query = queries.lane_offset(lane % minimum(ROWS, kWarpRows), lane / 16);
+  uint of_query = queries.lane_offset(lane % 16, lane / 16);
   uint of_key = keys.lane_offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   FLASHATTN_UNROLL
   for (int step = 0; step < queries.kPieces / 2; ++step) {
@@ -91,19 +90,17 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
   }
 }
 
-// Of how many fragments a lane's columns are neighbours. float32's are as 16-byte loads of values bring them.
-template <typename K>
-constexpr int kApart = 1;
-template <>
-constexpr int kApart<float> = 4;
-// Which column of the output a lane has in [0] of fragment c; [1] is `kApart` further.
-template <typename K>
+// Which column of the output a lane has in [0] of fragment c; [1] is `kNext` further. float32 has its columns as
+// 16-byte loads of values bring them: eight neighbours of each 32.
+template <typename T>
 FLASHATTN_FUNC int output_column(int c, int lane) {
-  return (c / kApart<K> * 8 + lane % 4 * 2) * kApart<K> + c % kApart<K>;
+  return sizeof(T) == 4 ? c / 4 * 32 + lane % 4 * 8 + c % 4 : c * 8 + lane % 4 * 2;
 }
+template <typename T>
+constexpr int kNext = sizeof(T) == 4 ? 4 : 1;
 
-// output += probabilities times `values`. PARTS: of the probabilities; 1 rounds them. OWN: rows that a lane has.
-template <int PARTS, int OWN = 2, typename T, int KEYS, int DV>
+// output += probabilities times `values`. PARTS: of the probabilities; 1 rounds them.
+template <int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&probabilities)[KEYS / 8],
                                SharedTile<T, KEYS, DV> values, int lane) {
   if constexpr (sizeof(T) == 2) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "finite.h"
-#include "quantised_tile.h"
 #include "single_row.h"
+#include "tile_products.h"
 #include "visibility.h"
 
 namespace flashattn {
@@ -18,39 +18,27 @@ struct Rescaling {
 };
 
 // half has no numbers below 2^-24, where a row of many keys still has some weight. So its rows are seen from below the
-// maximum: probabilities are up to 2^15 then. Those of quantised values are raised.
-template <typename K>
+// maximum: probabilities are up to 2^15 then.
+template <typename T>
 constexpr float kBelow = 0;
 template <>
 constexpr float kBelow<half> = 7;
-template <>
-constexpr float kBelow<uint> = kRaised<bfloat>;
-// Fragments behind the output's own, see add_values().
-template <typename K>
-constexpr int kBiases = 0;
-template <>
-constexpr int kBiases<uint> = (group_count(value_dim) + 1) / 2;
 
-// K: what the tensor cores multiply, by which lanes have their columns, or uint for quantised words; T: what is
-// written. ROWS: 8 or 16.
-template <typename T, int DV, int KEYS, typename K = T, int ROWS = kWarpRows>
+// E: what the tensor cores multiply, by which lanes have their columns; T: what is written.
+template <typename T, int DV, int KEYS, typename E = T>
 struct WarpRows {
   // Output and sum are rescaled only when a row's maximum has grown by so many powers of two. Until then probabilities
   // may be as large as 2^8, which costs no accuracy.
   static constexpr float kSlack = 8;
 
-  static constexpr int kOwn = ROWS / kRowStep;  // of the lane
-  static constexpr int kFragments = DV / 8 + kBiases<K>;
-
-  Fragment output[kFragments] = {};
-  OnlineSoftmax softmax[kOwn];  // the sums are those of the lane's own keys
-  Row rows[kOwn];
+  Fragment output[DV / 8] = {};
+  OnlineSoftmax softmax[2] = {empty_row(), empty_row()};  // the sums are those of the lane's own keys
+  Row rows[2];
 
   // Rows first_row + n / 4 and 8 further, of those of `group` heads that share a key/value head: see row_position().
   FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
     FLASHATTN_UNROLL
-    for (int h = 0; h < kOwn; ++h) {
-      softmax[h] = empty_row();
+    for (int h = 0; h < 2; ++h) {
       RowPosition position = row_position(first_row + lane / 4 + h * kRowStep, kv_head, group);
       rows[h] = visibility.row(position.query, position.head);
     }
@@ -70,26 +58,24 @@ struct WarpRows {
       for_each(scores, first_key, lane,
                [&](float x, int row, int key) { return visibility.masked(x, rows[row], key); });
     }
-    float score_max[kOwn];
+    float score_max[2];
     bool grown = false;
     FLASHATTN_UNROLL
-    for (int h = 0; h < kOwn; ++h) {
+    for (int h = 0; h < 2; ++h) {
       score_max[h] = scores[0][2 * h];
       FLASHATTN_UNROLL
       for (int j = 0; j < KEYS / 8; ++j) {
         score_max[h] = maximum(score_max[h], maximum(scores[j][2 * h], scores[j][2 * h + 1]));
       }
       score_max[h] = lane_max<kRowLanes>(score_max[h]) * factor;
-      grown |= score_max[h] - kBelow<K> > softmax[h].row_max + kSlack;
+      grown |= score_max[h] - kBelow<T> > softmax[h].row_max + kSlack;
     }
     Rescaling rescaling = {__any_sync(~0u, grown) != 0, {1, 1}};
     if (rescaling.needed) {
       FLASHATTN_UNROLL
-      for (int h = 0; h < kOwn; ++h) rescaling.by[h] = softmax[h].raise(score_max[h] - kBelow<K>);
+      for (int h = 0; h < 2; ++h) rescaling.by[h] = softmax[h].raise(score_max[h] - kBelow<T>);
     }
-    float reference[kOwn];
-    FLASHATTN_UNROLL
-    for (int h = 0; h < kOwn; ++h) reference[h] = softmax[h].reference();
+    float reference[2] = {softmax[0].reference(), softmax[1].reference()};
     for_each(scores, first_key, lane, [&](float x, int row, int) {
       float probability = fast_exp2(multiply_add(x, factor, -reference[row]));
       softmax[row].row_sum += probability;
@@ -101,7 +87,7 @@ struct WarpRows {
   FLASHATTN_FUNC void rescale(Rescaling rescaling) {
     if (rescaling.needed) {
       FLASHATTN_UNROLL
-      for (int i = 0; i < 4 * kFragments; ++i) output[i / 4][i % 4] *= rescaling.by[i % 4 / 2];
+      for (int i = 0; i < DV / 2; ++i) output[i / 4][i % 4] *= rescaling.by[i % 4 / 2];
     }
   }
 
@@ -115,7 +101,7 @@ struct WarpRows {
                             int lane) {
     uint not_finite = 0;
     FLASHATTN_UNROLL
-    for (int h = 0; h < kOwn; ++h) {
+    for (int h = 0; h < 2; ++h) {
       softmax[h].row_sum = lane_sum<kRowLanes>(softmax[h].row_sum);
       int query = rows[h].query, head = rows[h].head;
       RowResult result = finish_row(softmax[h], sinks, params, batch, head);
@@ -130,8 +116,7 @@ struct WarpRows {
       T* row = outputs.out_row(params, batch, head, query);
       FLASHATTN_UNROLL
       for (int i = 0; i < DV / 4; ++i) output[i / 2][2 * h + i % 2] *= result.normalise;
-      if constexpr (DV == value_dim && sizeof(T) == 2 &&
-                    kApart<K> == 1) {  // two lanes exchange pairs: each writes four neighbours
+      if constexpr (DV == value_dim && sizeof(T) == 2) {  // two lanes exchange pairs: each writes four neighbours
         bool odd = lane % 2 != 0;
         FLASHATTN_UNROLL
         for (int c = 0; c < DV / 8; c += 2) {
@@ -144,9 +129,9 @@ struct WarpRows {
       } else if (stored) {
         FLASHATTN_UNROLL
         for (int c = 0; c < DV / 8; ++c) {
-          int column = output_column<K>(c, lane);
+          int column = output_column<E>(c, lane);
           if (column < value_dim) row[column] = T(output[c][2 * h]);
-          if (column + kApart<K> < value_dim) row[column + kApart<K>] = T(output[c][2 * h + 1]);
+          if (column + kNext<E> < value_dim) row[column + kNext<E>] = T(output[c][2 * h + 1]);
         }
       }
       if (stored && lane % 4 == 0) outputs.store_result(params, batch, head, query, result);
@@ -159,8 +144,7 @@ struct WarpRows {
   template <typename F>
   static FLASHATTN_FUNC void for_each(Fragment (&scores)[KEYS / 8], int first_key, int lane, F function) {
     FLASHATTN_UNROLL
-    for (int n = 0; n < KEYS / 4 * kOwn; ++n) {
-      int i = n / (2 * kOwn) * 4 + n % (2 * kOwn);
+    for (int i = 0; i < KEYS / 2; ++i) {
       float& score = scores[i / 4][i % 4];
       score = function(score, i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
     }
