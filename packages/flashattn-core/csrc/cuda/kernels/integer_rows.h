@@ -56,9 +56,9 @@ FLASHATTN_FUNC uint integers(uint word, int e) {
 }
 
 constexpr int kIntegerKeys = 32;  // of a tile
-// Keys 4 n to 4 n + 3 are lane 4 n's, in four matrices: so key k has row k / 4 of matrix k % 4.
-FLASHATTN_FUNC uint row_of_key(uint key) {
-  return key % 4 * 8 + key / 4;
+// Keys 4 n to 4 n + 3 are lane 4 n's, in four matrices: so matrix m has key 4 n + m in its row n.
+FLASHATTN_FUNC uint key_of_row(uint row) {
+  return row % 8 * 4 + row / 8;
 }
 
 // The words of a tile's keys, or of their values: rows of pieces of 16 bytes, of which 8 rows' are in different banks.
@@ -70,23 +70,30 @@ struct WordTile {
 
   uint memory;  // its address
 
-  FLASHATTN_FUNC uint piece(uint row, uint c) const {
-    return memory + (row * kPitch + (c ^ row * kPitch / 8 % minimum(kPitch, 8))) * 16;
-  }
+  static FLASHATTN_FUNC uint swizzle(uint row) { return row * kPitch / 8 % minimum(kPitch, 8); }
+  FLASHATTN_FUNC uint piece(uint row, uint c) const { return memory + (row * kPitch + (c ^ swizzle(row))) * 16; }
 
-  // Brings those of the first `count` keys, and zeros for the others. WIDE: rows are `step` apart, pieces aligned.
+  // Brings the words of up to `count` keys from key `first` on, and zeros for the others. All of THREADS threads call
+  // it. WIDE: rows lie one behind the other, from a multiple of 16 bytes on.
   template <int THREADS, bool WIDE>
-  FLASHATTN_FUNC void load(const uint* from, RowLayout layout, int count, uint thread) const {
+  FLASHATTN_FUNC void load(const uint* words, RowLayout layout, int first, int count, uint thread) const {
+    int row = thread / kPitch, c = thread % kPitch, key = key_of_row(row);
+    const uint* own = words + (key * kPieces + c) * 4;
+    uint own_piece = piece(row, c);
+    if (kPieces < kPitch && c >= kPieces) return;
     FLASHATTN_UNROLL
-    for (uint n = 0; n < kIntegerKeys * kPieces; n += THREADS) {
-      uint at = n + thread, key = at / kPieces, c = at % kPieces, to = piece(row_of_key(key), c);
-      if (kIntegerKeys * kPieces % THREADS != 0 && at >= kIntegerKeys * kPieces) return;
-      if (WIDE) {
-        copy_async(to, from + key * layout.row + c * 4, int(key) < count ? 16 : 0);
+    for (int n = 0; n < kIntegerKeys * kPitch; n += THREADS) {
+      if (kIntegerKeys * kPitch < THREADS && row >= kIntegerKeys) return;
+      // What rows further down add to key and piece: these have bits that are 0 in the thread's own.
+      int rows = n / kPitch, keys = key_of_row(rows);
+      uint to = (own_piece ^ swizzle(rows) * 16) + rows * kPitch * 16;
+      bool exists = count >= kIntegerKeys || key + keys < count;
+      if constexpr (WIDE) {
+        copy_async(to, own + int64_t(first) * (kPieces * 4) + keys * kPieces * 4, exists ? 16 : 0);
       } else {
         FLASHATTN_UNROLL
-        for (uint i = 0; i < 4; ++i) {
-          static_cast<uint*>(shared_pointer(to))[i] = int(key) < count ? from[layout.offset(key, c * 4 + i)] : 0;
+        for (int i = 0; i < 4; ++i) {
+          static_cast<uint*>(shared_pointer(to))[i] = exists ? words[layout.offset(first + key + keys, c * 4 + i)] : 0;
         }
       }
     }
@@ -113,24 +120,28 @@ struct GroupTile {
 
   uint memory;  // its address
 
+  // As WordTile::load(), by threads of which this one is the first.
   template <int THREADS, bool WIDE>
-  FLASHATTN_FUNC void load(const uchar* from, RowLayout layout, int count, uint thread) const {
-    if (WIDE) {
+  FLASHATTN_FUNC void load(const uchar* groups, RowLayout layout, int first, int count, int thread) const {
+    if constexpr (WIDE) {
       FLASHATTN_UNROLL
       for (int n = 0; n < kBytes; n += THREADS * 16) {
-        int at = n + int(thread) * 16;
-        if (at < kBytes) copy_async(memory + at, from + at, clamped(count * kRow - at, 0, 16));
+        int at = n + thread * 16;
+        if (at < kBytes) {
+          int bytes = count >= kIntegerKeys ? 16 : clamped(count * kRow - at, 0, 16);
+          copy_async(memory + at, groups + at + int64_t(first) * kRow, bytes);
+        }
       }
-      return;
-    }
-    _Pragma("unroll 1") for (uint at = thread; at < kIntegerKeys * GROUPS; at += THREADS) {
-      bool exists = int(at / GROUPS) < count;
-      int64_t offset = exists ? layout.offset(at / GROUPS, at % GROUPS) : 0;
-      void* to = shared_pointer(memory + at * kGroupBytes);
-      if (kGroupBytes == 4) {
-        *static_cast<uint*>(to) = exists ? reinterpret_cast<const uint*>(from)[offset] : 0;
-      } else {
-        *static_cast<ushort*>(to) = exists ? reinterpret_cast<const ushort*>(from)[offset] : 0;
+    } else {
+      _Pragma("unroll 1") for (int at = thread; at < kIntegerKeys * GROUPS; at += THREADS) {
+        bool exists = at / GROUPS < count;
+        int64_t offset = exists ? layout.offset(first + at / GROUPS, at % GROUPS) : 0;
+        void* to = shared_pointer(memory + at * kGroupBytes);
+        if (kGroupBytes == 4) {
+          *static_cast<uint*>(to) = exists ? reinterpret_cast<const uint*>(groups)[offset] : 0;
+        } else {
+          *static_cast<ushort*>(to) = exists ? reinterpret_cast<const ushort*>(groups)[offset] : 0;
+        }
       }
     }
   }
@@ -161,20 +172,21 @@ struct IntegerTile {
     return {{memory}, {memory + Words::kBytes}, {memory + Words::kBytes + Groups::kBytes}};
   }
   template <int THREADS, bool WIDE>
-  FLASHATTN_FUNC void load(const QuantisedRows& rows, int count, uint thread) const {
-    words.template load<THREADS, WIDE>(rows.words, rows.word_layout, count, thread);
-    scales.template load<THREADS, WIDE>(rows.scales, rows.scale_layout, count, thread);
-    biases.template load<THREADS, WIDE>(rows.biases, rows.bias_layout, count, thread);
+  FLASHATTN_FUNC void load(const QuantisedRows& rows, int first, int count, uint thread) const {
+    words.template load<THREADS, WIDE>(rows.words, rows.word_layout, first, count, thread);
+    scales.template load<THREADS, WIDE>(rows.scales, rows.scale_layout, first, count, thread);
+    biases.template load<THREADS, WIDE>(rows.biases, rows.bias_layout, first, count, thread);
   }
   // Whether load() may be wide.
   static FLASHATTN_FUNC bool is_wide(const QuantisedRows& rows) {
-    constexpr int kGroups = group_count(COLUMNS);
-    const auto in_a_row = [](RowLayout layout) {  // a row of one group has no second: any stride will do
-      return layout.row == kGroups && (layout.column == 1 || kGroups == 1);
+    const auto in_a_row = [](RowLayout layout, int columns) {  // one column has no second: any stride will do
+      return layout.row == columns && (layout.column == 1 || columns == 1);
     };
+    constexpr int kGroups = group_count(COLUMNS);
     auto begins = reinterpret_cast<unsigned long long>(rows.words) | reinterpret_cast<unsigned long long>(rows.scales) |
-                  reinterpret_cast<unsigned long long>(rows.biases) | rows.word_layout.row * sizeof(uint);
-    return packed_rows && begins % 16 == 0 && in_a_row(rows.scale_layout) && in_a_row(rows.bias_layout);
+                  reinterpret_cast<unsigned long long>(rows.biases);
+    return begins % 16 == 0 && in_a_row(rows.word_layout, COLUMNS * kBits / 32) &&
+           in_a_row(rows.scale_layout, kGroups) && in_a_row(rows.bias_layout, kGroups);
   }
 };
 
@@ -209,8 +221,8 @@ struct IntegerTiles {
  private:
   template <bool WIDE>
   FLASHATTN_FUNC void load(int n, int first, int count) const {
-    keys(n).template load<THREADS, WIDE>(key_rows.from(first), count, thread);
-    values(n).template load<THREADS, WIDE>(value_rows.from(first), count, thread);
+    keys(n).template load<THREADS, WIDE>(key_rows, first, count, thread);
+    values(n).template load<THREADS, WIDE>(value_rows, first, count, thread);
   }
 };
 
