@@ -415,8 +415,8 @@ struct IntegerRows {
       for (int g = 0; g < kValueGroups; ++g) {
         float bias = sum_of_keys(bias_sums[h][g]);
         FLASHATTN_UNROLL
-        for (int c = g * kGroupSize / 8; c < (g + 1) * kGroupSize / 8; ++c) {
-          float& x = output[c / 2][h / 2][c % 2 * 2 + h % 2];
+        for (int i = 0; i < kGroupSize / 8; ++i) {
+          float& x = output[(g * (kGroupSize / 8) + i) / 2][h / 2][i % 2 * 2 + h % 2];
           x = multiply_add(x * power_of_two(kRaised<bfloat>), power_of_two(kUnit<bfloat> - kRaised<bfloat>), bias);
         }
       }
