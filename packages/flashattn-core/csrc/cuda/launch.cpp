@@ -74,7 +74,9 @@ Launch prefill(const Call& call, int parts) {
   int widest = std::max(dim, value_dim);
   int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
   int stage = stage_bytes(call, keys, dim, value_dim);
-  const auto shared_by = [&](int warps) { return (is_quantised(call) ? 0 : tile_bytes(16 * warps, dim, bytes)) + kStages * stage; };
+  const auto shared_by = [&](int warps) {
+    return (is_quantised(call) ? 0 : tile_bytes(16 * warps, dim, bytes)) + kStages * stage;
+  };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
   Launch result = launch(call, "prefill", {dim, value_dim, warps, keys, parts}, whole_call(call),
                          blocks_of(call, 16 * warps), warps, shared);
@@ -207,7 +209,8 @@ Launches decode(const Call& call) {
   int rows = integers && rows_of_group(call) <= 8 ? 8 : 16, keys = integers ? 32 : 16;
   int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
   int widest = std::max(dim, value_dim);
-  constexpr int kWays[][3] = {{8, 3, 1}, {8, 4, 1}, {12, 3, 1}, {16, 2, 1}, {16, 3, 1}, {8, 2, 2}, {4, 4, 2}, {4, 3, 3}};
+  constexpr int kWays[][3] = {{8, 3, 1},  {8, 4, 1}, {12, 3, 1}, {16, 2, 1},
+                              {16, 3, 1}, {8, 2, 2}, {4, 4, 2},  {4, 3, 3}};
   auto [most, first_stages, side_by_side] = kWays[call.tiling];
   for (auto [warps, stages] : {std::pair(most, first_stages), {8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
@@ -216,7 +219,8 @@ Launches decode(const Call& call) {
       continue;
     }
     int64_t row_blocks = divide_up(rows_of_group(call), rows);
-    int64_t chunks = std::max<int64_t>(1, side_by_side * call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
+    int64_t chunks = std::max<int64_t>(
+        1, side_by_side * call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
     Launches result = split_keys(call, chunks * num_groups(call), 128, rows);
     if (result.split.num_chunks == 1) result.scratch.clear();  // nothing is partial
     result.launches = {launch(call, "decode", {dim, value_dim, rows, warps, keys, stages}, split_call(call, result),

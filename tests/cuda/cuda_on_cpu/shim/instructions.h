@@ -95,9 +95,7 @@ struct TransposeMatrix {
   using In = uint;
   using Out = uint;
   static void apply(const In* rows, Out* out) {
-    const auto element = [&](int row, int column) {
-      return rows[row * 4 + column / 2] >> column % 2 * 16 & 0xffff;
-    };
+    const auto element = [&](int row, int column) { return rows[row * 4 + column / 2] >> column % 2 * 16 & 0xffff; };
     for (int lane = 0; lane < kLanes; lane++) {
       const int row = lane / 4, column = lane % 4 * 2;
       out[lane] = element(column, row) | element(column + 1, row) << 16;

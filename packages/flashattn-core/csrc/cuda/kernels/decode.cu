@@ -1,107 +1,21 @@
 // cuda_decode: few queries, many keys. The rows are the queries of all heads that share a key/value head, so that 16 of
-// them read a key and a value once. A block has 16 rows and a chunk of the keys. Its warps take tiles of it in turns,
-// each with a ring of tiles of its own, so that nothing in the loop waits for another warp.
+// them read a key and a value once. A block has so many rows and a chunk of the keys. Its warps take tiles of it in
+// turns, each with a ring of tiles of its own, so that nothing in the loop waits for another warp.
 #include "integer_rows.h"
 #include "split_keys.h"
-#include "warp_rows.h"
 
 using namespace flashattn;
 
-// Leaves one of a lane's two rows in shared memory. Rows are `kPitch` apart, so that the lanes of a store, of 8 rows of
-// two columns or of two rows of four, are in different banks.
-template <typename T, int DV>
-constexpr int kPitch = DV + (sizeof(T) == 2 ? 8 : 4);
-template <typename T, int DV>
-FLASHATTN_FUNC void leave_row(float* row, const Fragment (&output)[DV / 8], int h, int lane) {
-  constexpr int kStep = sizeof(T) == 2 ? 1 : 4;  // see output_column()
-  FLASHATTN_UNROLL
-  for (int c = 0; c < DV / 8; c += kStep) {
-    if constexpr (kStep == 1) {
-      *reinterpret_cast<float2*>(row + output_column<T>(c, lane)) = {output[c][2 * h], output[c][2 * h + 1]};
-    } else {
-      FLASHATTN_UNROLL
-      for (int e = 2 * h; e < 2 * h + 2; ++e) {
-        *reinterpret_cast<float4*>(row + output_column<T>(c, lane) + e % 2 * kNext<T>) = {
-            output[c][e], output[c + 1][e], output[c + 2][e], output[c + 3][e]};
-      }
-    }
-  }
-}
-
-// What a warp of a block does for its rows, and where it gets keys from. K: the type of keys, or uint for quantised words.
-template <typename T, typename K, int D, int DV, int ROWS, int WARPS, int KEYS, int STAGES>
-struct Work {
-  using Queries = SharedTile<T, ROWS, D>;
-  using Tiles = CopiedTiles<T, KEYS, D, DV, STAGES, FLASHATTN_LANES>;
-  using Rows = WarpRows<T, DV, KEYS>;
-  static constexpr int kOwn = 2, kQueryBytes = Queries::kBytes, kPitch = DV + (sizeof(T) == 2 ? 8 : 4);
-
-  Queries queries;
-  Rows rows;
-
-  static FLASHATTN_FUNC int first_key(int any) { return any; }
-  template <typename F>
-  FLASHATTN_FUNC void load(uint memory, F row_at, int64_t step) {
-    queries = {memory};
-    queries.template load_rows<WARPS * FLASHATTN_LANES>(row_at, step, head_dim, threadIdx.x);
-  }
-  template <typename F>
-  FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, F, int64_t, int lane) {
-    rows.begin(visibility, first_row, kv_head, group, lane);
-  }
-  FLASHATTN_FUNC void attend(const Tiles& tiles, int tile, Visibility visibility, int first_key, bool shown, int lane) {
-    Fragment scores[KEYS / 8] = {};
-    multiply_keys(scores, queries, tiles.keys(tile), lane);
-    rows.rescale(rows.to_probabilities(scores, visibility, first_key, shown, lane));
-    add_values<2>(rows.output, scores, tiles.values(tile), lane);
-  }
-  FLASHATTN_FUNC void finish() {
-    FLASHATTN_UNROLL
-    for (int h = 0; h < 2; ++h) rows.softmax[h].row_sum = lane_sum<kRowLanes>(rows.softmax[h].row_sum);
-  }
-  static FLASHATTN_FUNC int own_row(int h, int lane) { return lane / 4 + h * kRowStep; }
-  static FLASHATTN_FUNC bool leads(int lane) { return lane % 4 == 0; }
-  FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const { ::leave_row<T, DV>(row, rows.output, h, lane); }
-};
-template <typename T, int D, int DV, int ROWS, int WARPS, int KEYS, int STAGES>
-struct Work<T, uint, D, DV, ROWS, WARPS, KEYS, STAGES> {
-  using Tiles = IntegerTiles<D, DV, STAGES, FLASHATTN_LANES>;
-  using Rows = IntegerRows<T, D, DV, ROWS / 8>;
-  static constexpr int kOwn = Rows::kOwn, kQueryBytes = 0, kPitch = DV + 4;
-
-  Rows rows;
-
-  static FLASHATTN_FUNC int first_key(int any) { return any / KEYS * KEYS; }
-  template <typename F>
-  FLASHATTN_FUNC void load(uint, F, int64_t) {}
-  template <typename F>
-  FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, F row_at, int64_t step,
-                            int lane) {
-    rows.begin(visibility, first_row, kv_head, group, row_at, step, lane);
-  }
-  FLASHATTN_FUNC void attend(const Tiles& tiles, int tile, Visibility visibility, int first_key, bool shown, int lane) {
-    rows.attend(tiles.keys(tile), tiles.values(tile), visibility, first_key, shown, lane);
-  }
-  FLASHATTN_FUNC void finish() { rows.finish(); }
-  static FLASHATTN_FUNC int own_row(int h, int lane) { return Rows::own_row(h, lane); }
-  static FLASHATTN_FUNC bool leads(int lane) { return lane / 4 == 0; }
-  FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
-    rows.for_columns(h, lane, [&](int column, const float(&x)[kApart]) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < kApart; ++e) row[column + e] = x[e];
-    });
-  }
-};
-
-// KEYS: of a tile. STAGES: tiles of a ring. Blocks: kv_heads and batch elements for each ROWS rows of each chunk.
+// ROWS: of a block, 16, or 8 of quantised keys. KEYS: of a tile. STAGES: tiles of a ring. K: of what keys and values
+// are. Blocks: kv_heads and batch elements for each ROWS rows of each chunk.
 template <typename T, int D, int DV, int ROWS, int WARPS, int KEYS, int STAGES, typename K = T>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_SPLIT_ARGUMENTS;
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   constexpr int kThreads = WARPS * FLASHATTN_LANES;
-  using Warp = Work<T, K, D, DV, ROWS, WARPS, KEYS, STAGES>;
-  using Tiles = typename Warp::Tiles;
+  using Queries = SharedTile<T, ROWS, D>;
+  using Tiles = CopiedTiles<K, KEYS, D, DV, STAGES, FLASHATTN_LANES>;
   extern __shared__ __align__(1024) uchar shared[];
 
   BlockPosition block = block_position(params, params.num_kv_heads);
@@ -115,10 +29,11 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   KeySpan any = seen_in_chunk(visibility, split, chunk);
   KeySpan all = intersection(any, visibility.seen_by_all(0, params.query_len - 1));
 
-  Tiles tiles = {shared_address(shared) + Warp::kQueryBytes + warp * Tiles::kBytes,
+  Queries queries = {shared_address(shared)};
+  Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes) + warp * Tiles::kBytes,
                  keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head),
                  values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), lane_index()};
-  int origin = Warp::first_key(any.begin);
+  int origin = is_quantised<K> ? any.begin / KEYS * KEYS : any.begin;
   const auto first_key = [&](int tile) { return origin + (tile * WARPS + warp) * KEYS; };
   tiles.bring(0, first_key(0), any.end);
   const auto row_at = [&](uint row) {
@@ -126,18 +41,23 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     return position.query < params.query_len ? row_of(query, params, params.query, batch, position.head, position.query)
                                              : nullptr;
   };
-  Warp own;
-  int64_t step = packed_rows ? 1 : params.query.column;
-  own.load(shared_address(shared), row_at, step);
+  int64_t step = row_layout(params.query).column;
+  if constexpr (!is_quantised<K>) queries.template load_rows<kThreads>(row_at, step, head_dim, threadIdx.x);
   commit_copies();
   FLASHATTN_UNROLL
   for (int tile = 1; tile < STAGES - 1; ++tile) {
     tiles.bring(tile, first_key(tile), any.end);
     commit_copies();
   }
-  own.begin(visibility, first_row, kv_head, group, row_at, step, lane);
+  AttendingRows<T, K, ROWS, D, DV, KEYS> rows;
+  rows.begin(visibility, first_row, kv_head, group, lane);
+  if constexpr (is_quantised<K>) {
+    rows.load_queries(row_at, step, lane);
+  } else {
+    rows.queries = queries;
+  }
   FLASHATTN_UNROLL
-  for (int h = 0; h < Warp::kOwn; ++h) own.rows.rows[h].seen = intersection(own.rows.rows[h].seen, any);
+  for (int h = 0; h < rows.kOwn; ++h) rows.rows[h].seen = intersection(rows.rows[h].seen, any);
   wait_for_copies<STAGES - 2>();
   __syncthreads();  // the queries are there
 
@@ -146,21 +66,22 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     __syncwarp();  // the tile is there, and the one before has been read
     tiles.bring(tile + STAGES - 1, first_key(tile + STAGES - 1), any.end);
     commit_copies();
-    own.attend(tiles, tile, visibility, first_key(tile), all.contains(first_key(tile), KEYS), lane);
+    bool shown = all.contains(first_key(tile), KEYS);
+    rows.template attend<2>(tiles.keys(tile), tiles.values(tile), visibility, first_key(tile), shown, lane);
   }
-  own.finish();
+  rows.finish();
 
   // The warps' results meet in shared memory, where the tiles were.
   wait_for_copies<0>();
   __syncthreads();
   float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x pitch
-  OnlineSoftmax* sums = reinterpret_cast<OnlineSoftmax*>(results + WARPS * ROWS * Warp::kPitch);
+  OnlineSoftmax* sums = reinterpret_cast<OnlineSoftmax*>(results + WARPS * ROWS * rows.kPitch);
   FLASHATTN_UNROLL
-  for (int h = 0; h < Warp::kOwn; ++h) {
-    int row = Warp::own_row(h, lane), place = warp * ROWS + row;
+  for (int h = 0; h < rows.kOwn; ++h) {
+    int row = rows.own_row(h, lane), place = warp * ROWS + row;
     if (row < row_count) {
-      if (Warp::leads(lane)) sums[place] = own.rows.softmax[h];
-      own.leave_row(results + place * Warp::kPitch, h, lane);
+      if (rows.is_first(lane)) sums[place] = rows.softmax[h];
+      rows.leave_row(results + place * rows.kPitch, h, lane);
     }
   }
   __syncthreads();
@@ -170,7 +91,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     MergedSlice merged;
     merged.merge<WARPS>(WARPS, [&](int part, OnlineSoftmax& softmax, Slice& slice) {
       softmax = sums[part * ROWS + row];
-      slice = *reinterpret_cast<const Slice*>(results + (part * ROWS + row) * Warp::kPitch + column);
+      slice = *reinterpret_cast<const Slice*>(results + (part * ROWS + row) * rows.kPitch + column);
     });
     FLASHATTN_UNROLL
     for (int i = 0; i < kSlice; ++i) finite &= is_finite(merged.slice.columns[i]);

@@ -10,17 +10,14 @@
 // four neighbouring keys, whose scales it loads at once.
 #pragma once
 
-#include "finite.h"
-#include "single_row.h"
-#include "tile_products.h"
-#include "visibility.h"
+#include "warp_rows.h"
 
 namespace flashattn {
 
 // Any, where nothing is quantised.
 constexpr int kBits = quant_bits == 0 ? 8 : quant_bits, kGroupSize = group_size == 0 ? 32 : group_size;
 constexpr int kGroupBytes = group_dtype == 0 ? 4 : 2;
-constexpr int kApart = 16 / kBits;  // elements of 16 bits
+constexpr int kApart = 16 / kBits;      // elements of 16 bits
 constexpr int kElements = 128 / kBits;  // of a piece
 FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
@@ -54,6 +51,11 @@ FLASHATTN_FUNC uint integers(uint word, int e) {
   int down = e * kBits - kUp;
   return (down < 0 ? word << -down : word >> down) & (kMask | kMask << 16);
 }
+
+template <typename K>
+constexpr bool is_quantised = false;
+template <>
+constexpr bool is_quantised<uint> = true;
 
 constexpr int kIntegerKeys = 32;  // of a tile
 // Keys 4 n to 4 n + 3 are lane 4 n's, in four matrices: so matrix m has key 4 n + m in its row n.
@@ -190,9 +192,9 @@ struct IntegerTile {
   }
 };
 
-// As CopiedTiles. Tiles begin at multiples of kIntegerKeys.
+// As those of shared_tile.h, but that tiles begin at multiples of their keys.
 template <int D, int DV, int STAGES, int THREADS>
-struct IntegerTiles {
+struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   using Keys = IntegerTile<D>;
   using Values = IntegerTile<DV>;
   static constexpr int kStage = (Keys::kBytes + Values::kBytes + 127) / 128 * 128, kBytes = STAGES * kStage;
@@ -226,35 +228,40 @@ struct IntegerTiles {
   }
 };
 
-// BLOCKS: of 8 rows. A lane has rows 2 (n % 4) and the next of each, and of a tile's keys 4 (n / 4) and three more.
-template <typename T, int D, int DV, int BLOCKS>
-struct IntegerRows {
-  static constexpr int kOwn = 2 * BLOCKS, kGroups = group_count(D), kValueGroups = group_count(DV);
+// As those of warp_rows.h. In each block of 8 rows lane n has 2 (n % 4) and the next, and of a tile's keys 4 (n / 4)
+// and three more. Queries are in registers.
+template <typename T, int ROWS, int D, int DV>
+struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
+  static constexpr int kBlocks = ROWS / 8;
+  static constexpr int kOwn = 2 * kBlocks, kPitch = DV + 4, kGroups = group_count(D), kValueGroups = group_count(DV);
   static constexpr int kPieces = D / kElements, kPiecesOfGroup = kGroupSize / kElements;
-  static constexpr float kSlack = 8;  // see WarpRows
-  using Scores = Fragment[2][BLOCKS];  // of keys 2 i and 2 i + 1
+  static constexpr float kSlack = 8;    // see WarpRows
+  using Scores = Fragment[2][kBlocks];  // of keys 2 i and 2 i + 1
 
-  uint queries[BLOCKS][kPieces][kApart];  // as second operands, raised
-  float query_sums[kOwn][kGroups];        // in the unit of products with integers
-  Fragment output[DV / 16][BLOCKS] = {};
+  uint queries[kBlocks][kPieces][kApart];  // as second operands, raised
+  float query_sums[kOwn][kGroups];         // in the unit of products with integers
+  Fragment output[DV / 16][kBlocks] = {};
   float bias_sums[kOwn][kValueGroups] = {};  // of the lane's own keys, as the sums of softmax are
   OnlineSoftmax softmax[kOwn];
   Row rows[kOwn];
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
+  static FLASHATTN_FUNC bool is_first(int lane) { return lane / 4 == 0; }
 
-  // row_at: as in SharedTile::load_rows().
-  template <typename F>
-  FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, F row_at, int64_t step,
-                            int lane) {
+  FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
     FLASHATTN_UNROLL
     for (int h = 0; h < kOwn; ++h) {
       softmax[h] = empty_row();
       RowPosition position = row_position(first_row + own_row(h, lane), kv_head, group);
       rows[h] = visibility.row(position.query, position.head);
     }
+  }
+
+  // row_at: as in SharedTile::load_rows().
+  template <typename F>
+  FLASHATTN_FUNC void load_queries(F row_at, int64_t step, int lane) {
     FLASHATTN_UNROLL
-    for (int b = 0; b < BLOCKS; ++b) {
+    for (int b = 0; b < kBlocks; ++b) {
       const T* from = row_at(b * 8 + lane / 4);
       FLASHATTN_UNROLL
       for (int g = 0; g < kGroups; ++g) {
@@ -279,7 +286,7 @@ struct IntegerRows {
     auto scales = keys.scales.quad(lane), biases = keys.biases.quad(lane);
     FLASHATTN_UNROLL
     for (int g = 0; g < kGroups; ++g) {
-      Fragment products[2][BLOCKS] = {};
+      Fragment products[2][kBlocks] = {};
       FLASHATTN_UNROLL
       for (int c = g * kPiecesOfGroup; c < (g + 1) * kPiecesOfGroup; ++c) {
         uint words[4];
@@ -291,7 +298,7 @@ struct IntegerRows {
             uint a[4] = {integers<T>(words[2 * i], e), integers<T>(words[2 * i + 1], e),
                          integers<T>(words[2 * i], e + 1), integers<T>(words[2 * i + 1], e + 1)};
             FLASHATTN_UNROLL
-            for (int b = 0; b < BLOCKS; ++b) {
+            for (int b = 0; b < kBlocks; ++b) {
               multiply_add_tile<T>(products[i][b], a, queries[b][c][e], queries[b][c][e + 1]);
             }
           }
@@ -305,6 +312,7 @@ struct IntegerRows {
     }
   }
 
+  template <int PARTS>
   FLASHATTN_FUNC void attend(IntegerTile<D> keys, IntegerTile<DV> values, Visibility visibility, int first_key,
                              bool shown, int lane) {
     Scores scores;
@@ -319,8 +327,9 @@ struct IntegerRows {
     float factor = visibility.factor * kScores;
     if (has_softcap || has_alibi_slopes || has_bias || !(factor > 0)) {
       factor = 1;
-      for_each(scores,
-               [&](float& x, int h, int key) { x = visibility.score(x * kScores, rows[h], own_key(first_key, key, lane)); });
+      for_each(scores, [&](float& x, int h, int key) {
+        x = visibility.score(x * kScores, rows[h], own_key(first_key, key, lane));
+      });
     }
     if (!shown) {
       for_each(scores,
@@ -365,12 +374,12 @@ struct IntegerRows {
     auto scales = values.scales.quad(lane), biases = values.biases.quad(lane);
     FLASHATTN_UNROLL
     for (int g = 0; g < kValueGroups; ++g) {
-      uint parts[4][BLOCKS][2];
+      uint parts[4][kBlocks][2];
       FLASHATTN_UNROLL
       for (int key = 0; key < 4; ++key) {
         float scale = scales.of(key, g), bias = biases.of(key, g);
         FLASHATTN_UNROLL
-        for (int b = 0; b < BLOCKS; ++b) {
+        for (int b = 0; b < kBlocks; ++b) {
           const float* p = &probabilities[key / 2][b][key % 2 * 2];
           float low = p[0] * scale, high = p[1] * scale;
           split_pair<bfloat>(low, high, parts[key][b]);
@@ -393,7 +402,7 @@ struct IntegerRows {
             uint a[4] = {integers<bfloat>(words[2 * i], e), integers<bfloat>(words[2 * i], e + 1),
                          integers<bfloat>(words[2 * i + 1], e), integers<bfloat>(words[2 * i + 1], e + 1)};
             FLASHATTN_UNROLL
-            for (int b = 0; b < BLOCKS; ++b) {
+            for (int b = 0; b < kBlocks; ++b) {
               FLASHATTN_UNROLL
               for (int part = 0; part < 2; ++part) {
                 multiply_add_tile<bfloat>(output[(c * kApart + e) / 2][b], a, parts[2 * i][b][part],
@@ -421,6 +430,13 @@ struct IntegerRows {
         }
       }
     }
+  }
+
+  FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
+    for_columns(h, lane, [&](int column, const float(&numbers)[kApart]) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < kApart; ++e) row[column + e] = numbers[e];
+    });
   }
 
   // A lane's columns of row h: function(column, numbers), kApart neighbours each time.

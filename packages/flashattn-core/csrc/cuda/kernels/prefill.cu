@@ -2,40 +2,18 @@
 // work on one, the next is on its way to the other half of shared memory.
 #include "integer_rows.h"
 #include "kernel.h"
-#include "warp_rows.h"
 
 using namespace flashattn;
 
-template <typename K>
-constexpr bool is_quantised = false;
-template <>
-constexpr bool is_quantised<uint> = true;
-template <typename T, typename K, int KEYS, int D, int DV, int STAGES, int THREADS>
-struct TilesOf {
-  using Type = CopiedTiles<T, KEYS, D, DV, STAGES, THREADS>;
-};
-template <typename T, int KEYS, int D, int DV, int STAGES, int THREADS>
-struct TilesOf<T, uint, KEYS, D, DV, STAGES, THREADS> {
-  using Type = IntegerTiles<D, DV, STAGES, THREADS>;
-};
-template <typename T, typename K, int D, int DV, int KEYS>
-struct RowsOf {
-  using Type = WarpRows<T, DV, KEYS>;
-};
-template <typename T, int D, int DV, int KEYS>
-struct RowsOf<T, uint, D, DV, KEYS> {
-  using Type = IntegerRows<T, D, DV, 2>;
-};
-
 // D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. KEYS: of a tile. PARTS: of
-// probabilities. Blocks: heads and batch elements for each WARPS * 16 queries.
+// probabilities. K: of what keys and values are. Blocks: heads and batch elements for each WARPS * 16 queries.
 template <typename T, int D, int DV, int WARPS, int KEYS, int PARTS, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
   using Queries = SharedTile<T, kRows, D>;
-  using Tiles = typename TilesOf<T, K, KEYS, D, DV, 2, kThreads>::Type;
+  using Tiles = CopiedTiles<K, KEYS, D, DV, 2, kThreads>;
   extern __shared__ __align__(1024) uchar shared[];
 
   BlockPosition block = block_position(params, params.num_heads);
@@ -49,25 +27,28 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   KeySpan own_all = visibility.seen_by_all(own_query, own_last);
 
   Queries queries = {shared_address(shared)};
-  Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes), keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head),
+  Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes),
+                 keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head),
                  values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), threadIdx.x};
   RowLayout layout = row_layout(params.query);
-  const T* first_rows = head_of(query, params, params.query, batch, head) + layout.offset(first_row, 0);
+  const T* head_queries = head_of(query, params, params.query, batch, head);
   if constexpr (!is_quantised<K>) {
-    queries.template load<kThreads>(first_rows, layout, params.query_len - first_row, head_dim, threadIdx.x);
+    queries.template load<kThreads>(head_queries + layout.offset(first_row, 0), layout, params.query_len - first_row,
+                                    head_dim, threadIdx.x);
   }
   int origin = any.begin / KEYS * KEYS;
   tiles.bring(0, origin, any.end);
   commit_copies();
 
-  typename RowsOf<T, K, D, DV, KEYS>::Type rows;
+  AttendingRows<T, K, is_quantised<K> ? kWarpRows : kRows, D, DV, KEYS> rows;
+  rows.begin(visibility, own_query, head, 1, lane);
   if constexpr (is_quantised<K>) {
     const auto row_at = [&](int row) {
-      return own_query + row < params.query_len ? first_rows + layout.offset(own_row + row, 0) : nullptr;
+      return own_query + row < params.query_len ? head_queries + layout.offset(own_query + row, 0) : nullptr;
     };
-    rows.begin(visibility, own_query, head, 1, row_at, layout.column, lane);
+    rows.load_queries(row_at, layout.column, lane);
   } else {
-    rows.begin(visibility, own_query, head, 1, lane);
+    rows.queries = own_rows(queries, own_row);
   }
   for (int n = 0, first = origin; first < any.end; ++n, first += KEYS) {
     wait_for_copies<0>();
@@ -75,19 +56,12 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     tiles.bring(n + 1, first + KEYS, any.end);
     commit_copies();
     if (own_any.meets(first, KEYS)) {
-      bool shown = own_all.contains(first, KEYS);
-      if constexpr (is_quantised<K>) {
-        rows.attend(tiles.keys(n), tiles.values(n), visibility, first, shown, lane);
-      } else {
-        Fragment scores[KEYS / 8] = {};
-        multiply_keys(scores, own_rows(queries, own_row), tiles.keys(n), lane);
-        rows.rescale(rows.to_probabilities(scores, visibility, first, shown, lane));
-        add_values<PARTS>(rows.output, scores, tiles.values(n), lane);
-      }
+      rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, own_all.contains(first, KEYS),
+                                  lane);
     }
   }
   wait_for_copies<0>();  // where no key is seen, the queries are still on their way
-  if constexpr (is_quantised<K>) rows.finish();
+  rows.finish();
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,
                own_query, lane);

@@ -30,16 +30,21 @@ struct WarpRows {
   // Output and sum are rescaled only when a row's maximum has grown by so many powers of two. Until then probabilities
   // may be as large as 2^8, which costs no accuracy.
   static constexpr float kSlack = 8;
+  static constexpr int kOwn = 2;  // rows of a lane
 
   Fragment output[DV / 8] = {};
   OnlineSoftmax softmax[2] = {empty_row(), empty_row()};  // the sums are those of the lane's own keys
   Row rows[2];
 
-  // Rows first_row + n / 4 and 8 further, of those of `group` heads that share a key/value head: see row_position().
+  static FLASHATTN_FUNC int own_row(int h, int lane) { return lane / kRowLanes + h * kRowStep; }
+  // Of the lanes that share rows, the one that writes what they have in common.
+  static FLASHATTN_FUNC bool is_first(int lane) { return lane % kRowLanes == 0; }
+
+  // The lane's of rows first_row to first_row + 15, of `group` heads that share a key/value head: see row_position().
   FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
     FLASHATTN_UNROLL
     for (int h = 0; h < 2; ++h) {
-      RowPosition position = row_position(first_row + lane / 4 + h * kRowStep, kv_head, group);
+      RowPosition position = row_position(first_row + own_row(h, lane), kv_head, group);
       rows[h] = visibility.row(position.query, position.head);
     }
   }
@@ -96,13 +101,19 @@ struct WarpRows {
     for (int i = 0; i < DV / 2; ++i) output[i / 4][i % 4] += sums[i / 4][i % 4];
   }
 
-  // Writes the rows that are finite. Returns the others: bit n is lane n's first row if n % 4 is 0, its second if 1.
+  // After the last tile.
+  FLASHATTN_FUNC void finish() {
+    FLASHATTN_UNROLL
+    for (int h = 0; h < kOwn; ++h) softmax[h].row_sum = lane_sum<kRowLanes>(softmax[h].row_sum);
+  }
+
+  // Writes the rows that are finite, once they are finished. Returns the others: bit n is lane n's first row if n % 4
+  // is 0, its second if 1.
   FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
                             int lane) {
     uint not_finite = 0;
     FLASHATTN_UNROLL
     for (int h = 0; h < 2; ++h) {
-      softmax[h].row_sum = lane_sum<kRowLanes>(softmax[h].row_sum);
       int query = rows[h].query, head = rows[h].head;
       RowResult result = finish_row(softmax[h], sinks, params, batch, head);
       bool exists = query < params.query_len;
@@ -147,6 +158,43 @@ struct WarpRows {
     for (int i = 0; i < KEYS / 2; ++i) {
       float& score = scores[i / 4][i % 4];
       score = function(score, i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
+    }
+  }
+};
+
+// With the queries, of which a warp has 16 of ROWS. K: of what keys and values are.
+template <typename T, typename K, int ROWS, int D, int DV, int KEYS>
+struct AttendingRows : WarpRows<T, DV, KEYS> {
+  // Apart from each other in memory that lanes write together, of 8 rows of two columns or of two rows of four: so they
+  // are in different banks.
+  static constexpr int kPitch = DV + (sizeof(T) == 2 ? 8 : 4);
+
+  SharedTile<T, ROWS, D> queries;
+
+  template <int PARTS>
+  FLASHATTN_FUNC void attend(SharedTile<T, KEYS, D> keys, SharedTile<T, KEYS, DV> values, Visibility visibility,
+                             int first_key, bool shown, int lane) {
+    Fragment scores[KEYS / 8] = {};
+    multiply_keys(scores, queries, keys, lane);
+    this->rescale(this->to_probabilities(scores, visibility, first_key, shown, lane));
+    add_values<PARTS>(this->output, scores, values, lane);
+  }
+
+  // Leaves one of the lane's rows in shared memory.
+  FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
+    constexpr int kStep = sizeof(T) == 2 ? 1 : 4;  // see output_column()
+    FLASHATTN_UNROLL
+    for (int c = 0; c < DV / 8; c += kStep) {
+      const Fragment* from = this->output + c;
+      if constexpr (kStep == 1) {
+        *reinterpret_cast<float2*>(row + output_column<T>(c, lane)) = {from[0][2 * h], from[0][2 * h + 1]};
+      } else {
+        FLASHATTN_UNROLL
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          *reinterpret_cast<float4*>(row + output_column<T>(c, lane) + e % 2 * kNext<T>) = {from[0][e], from[1][e],
+                                                                                            from[2][e], from[3][e]};
+        }
+      }
     }
   }
 };
