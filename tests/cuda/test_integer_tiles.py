@@ -4,7 +4,7 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from cuda_attention import flash_attention
+from cuda_attention import flash_attention, run
 from flashattn_core.check import difference
 from flashattn_core.masks import KeyRange
 from flashattn_core.reference import reference_attention
@@ -62,6 +62,29 @@ def test_strides(rng, attention, view, name):
     how = {"group_size": 32, "bits": 8}
     key, value = (tuple(view(x) for x in quantised(rng, 2, 2, 70, 96, dtype=mx.bfloat16, **how)) for _ in range(2))
     query = mx.repeat(normal(rng, 2, 2 * group, length, 96, dtype=mx.bfloat16), 2, axis=-1)[..., ::2]
+    assert_is_float32s(attention, query, key, value, "causal", how=how, kernel=kernel)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("key_len", [256, 333])
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+def test_caches_of_mlx_lm_are_copied_16_bytes_at_a_time(requires_clang, rng, group_size, key_len, name):
+    """One group a row, too, whose scales have no second column: without the copies of other rows nothing is missing."""
+    kernel, length, group = CALLS[name]
+    how = {"group_size": group_size, "bits": 4}
+    cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
+    key, value = (tuple(x[..., :key_len, :] for x in each) for each in cache)
+    other_rows = "load<false>(n, first, end - first);"
+
+    def without(source):
+        assert other_rows in source
+        return source.replace(other_rows, "")
+
+    def attention(*args, **options):
+        result = run(*args, edit=without, **options)
+        return result.out, result.lse
+
+    query = normal(rng, 1, 2 * group, length, group_size, dtype=mx.bfloat16)
     assert_is_float32s(attention, query, key, value, "causal", how=how, kernel=kernel)
 
 

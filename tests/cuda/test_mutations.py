@@ -24,6 +24,8 @@ def of_hopper(old: str, new: str = "", **how) -> Fault:
 
 def of_parts(old: str, new: str = "", **how) -> Fault:
     return Fault(HOPPER, old, new, lengths=(150, 300), **how)
+
+
 def of_integers(old: str, new: str = "", **how) -> Fault:
     return Fault(PREFILL, old, new, **{"lengths": (33, 70), "dim": 64, "dtype": "float16", "bits": 4} | how)
 
@@ -67,7 +69,7 @@ FAULTS = {
     "prefill: rows beyond the last": Fault(
         PREFILL, "bool exists = query < params.query_len;\n      float probe", "bool exists = true;\n      float probe"
     ),
-    "prefill: columns beyond the last": Fault(PREFILL, "if (column + kApart<K> < value_dim)", "if (true)", dim=37),
+    "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<E> < value_dim)", "if (true)", dim=37),
     "decode: rows that are padding": of_decode(
         "return position.query < params.query_len ? row_of", "return true ? row_of", length=4
     ),
@@ -106,7 +108,7 @@ FAULTS = {
         PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"
     ),
     "the swizzle of another row": Fault(PREFILL, "(odd ^ row % 8) << 4", "(odd ^ row % 4) << 4"),
-    "columns of the output": Fault(PREFILL, "* kApart<K> + c % kApart<K>", "+ 0 * kApart<K>"),
+    "columns of the output": Fault(PREFILL, "c / 4 * 32 + lane % 4 * 8 + c % 4", "c * 8 + lane % 4 * 2"),
     "the small parts of keys forgotten": Fault(PREFILL, "multiply_add_tile<T>(small[j], a, b_small[0], b_small[1]);"),
     "the small parts of probabilities forgotten": Fault(
         PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"
@@ -120,22 +122,29 @@ FAULTS = {
     # Quantised keys and values: integers, and what is a group's.
     "integers of the next element": of_integers("e * kBits - kUp", "(e ^ 1) * kBits - kUp"),
     "integers of a wider mask": of_integers("((1u << kBits) - 1) << kUp", "((2u << kBits) - 1) << kUp"),
-    "queries as they lie": of_integers("(first + e * kApart<uint>)", "(c * 8 + e)"),
-    "a group's sum of three lanes": of_integers("lane_sum<4>(sum)", "lane_sum<2>(sum)"),
-    "the bias of another row": of_integers("queries.sums[i / 2][g]", "queries.sums[0][g]"),
-    "scales of another key": of_integers("i % 2 == 0 ? scale.x : scale.y", "scale.x"),
-    "scales of the group before": of_integers("keys.scales.pair(key, g)", "keys.scales.pair(key, 0)"),
-    "value biases forgotten": of_integers("multiply_add(p[0], bias.x, ", "multiply_add(p[0], 0, "),
-    "value biases of a lane": of_integers("lane_sum<4>(output", "lane_sum<2>(output"),
-    "value biases in another group": of_integers("(g * kGroupSize + i * 4) / 8", "(i * 4) / 8 + 4 - 4 * g"),
-    "value biases not rescaled": of_integers("i < 4 * kFragments", "i < DV / 2", options={"scale": 1.0}),
-    "the small parts of integers forgotten": of_integers(
-        "multiply_add_tile<bfloat>(output[c * kApart<uint> + e], a_small[step], b0, b1);"
+    "queries as they lie": of_integers("(column + kApart) * step", "(column + 1) * step"),
+    "a group's sum of two lanes": of_integers("lane_sum<4>(sum)", "lane_sum<2>(sum)"),
+    "the sum of another query": of_integers("query_sums[h][g], g == 0", "query_sums[0][g], g == 0"),
+    "scales of another key": of_integers("scales.of(key, g), product", "scales.of(0, g), product"),
+    "scales of the first group": of_integers("scales.of(key, g), product", "scales.of(key, 0), product"),
+    "keys in the order of rows": of_integers("return row % 8 * 4 + row / 8;", "return row;"),
+    "a row's maximum of four keys": of_integers(
+        "score_max[h] = maximum(score_max[h], __shfl_xor_sync(~0u, score_max[h], step));", **GROWING
     ),
-    "values over keys": of_integers("c += FIRST;"),
-    "scales that are not there": of_integers("copy_word_async(memory + at,", "if (false) copy_word_async(memory + at,"),
-    "scales beyond the last key": of_integers("clamped(count * kRow - at, 0, 4)", "4"),
-    "queries summed before they are there": of_integers("if (is_quantised<K>) __syncthreads();"),
+    "output of integers not rescaled": of_integers("output[c / 2][h / 2][c % 2 * 2 + h % 2] *= by;", **GROWING),
+    "value biases not rescaled": of_integers("bias_sums[h][g] *= by;", **GROWING),
+    "probabilities not transposed": of_integers("= transposed(parts[key][b][part])", "= parts[key][b][part]"),
+    "value biases forgotten": of_integers("multiply_add(p[0], bias, ", "multiply_add(p[0], 0, "),
+    "value biases of four keys": of_integers("sum_of_keys(bias_sums[h][g])", "bias_sums[h][g]"),
+    "value biases of the first group": of_integers("sum_of_keys(bias_sums[h][g])", "sum_of_keys(bias_sums[h][0])"),
+    "a row's sum of four keys": of_integers("sum_of_keys(softmax[h].row_sum)", "softmax[h].row_sum"),
+    "the small parts of integers forgotten": of_integers(
+        "for (int part = 0; part < 2; ++part) {", "for (int part = 1; part < 2; ++part) {"
+    ),
+    "scales that are not there": of_integers("copy_async(memory + at,", "if (false) copy_async(memory + at,"),
+    "scales beyond the last key": of_integers("clamped(count * kRow - at, 0, 16)", "16", lengths=(33, 80)),
+    "words beyond the last key": of_integers("count >= kIntegerKeys || key + keys < count", "true"),
+    "scales that begin anywhere": of_integers("begins % 16 == 0", "true"),
     # Hopper: barriers in shared memory, boxes, products of warpgroups.
     "hopper: queries before they are there": of_hopper("if (!kFresh) queries_arrived.wait(0);"),
     "hopper: keys before they are there": of_hopper(

@@ -80,7 +80,7 @@ Launch prefill(const Call& call, int parts) {
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
   Launch result = launch(call, "prefill", {dim, value_dim, warps, keys, parts}, whole_call(call),
                          blocks_of(call, 16 * warps), warps, shared);
-  int registers_allow = widest <= 64 && !wide ? 3 : 2;
+  int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
   result.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, registers_allow);
   return result;
 }
