@@ -209,8 +209,7 @@ Launches decode(const Call& call) {
   int rows = integers && rows_of_group(call) <= 8 ? 8 : 16, keys = integers ? 32 : 16;
   int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
   int widest = std::max(dim, value_dim);
-  constexpr int kWays[][3] = {{8, 3, 1},  {8, 4, 1}, {12, 3, 1}, {16, 2, 1},
-                              {16, 3, 1}, {8, 2, 2}, {4, 4, 2},  {4, 3, 3}};
+  constexpr int kWays[][3] = {{8, 3, 1}, {8, 2, 1}, {4, 4, 1}, {4, 6, 1}, {6, 4, 1}, {8, 4, 1}, {12, 2, 1}, {4, 3, 2}};
   auto [most, first_stages, side_by_side] = kWays[call.tiling];
   for (auto [warps, stages] : {std::pair(most, first_stages), {8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));

@@ -35,13 +35,15 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
                  values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), lane_index()};
   int origin = is_quantised<K> ? any.begin / KEYS * KEYS : any.begin;
   const auto first_key = [&](int tile) { return origin + (tile * WARPS + warp) * KEYS; };
-  tiles.bring(0, first_key(0), any.end);
   const auto row_at = [&](uint row) {
     RowPosition position = row_position(first_row + row, kv_head, group);
     return position.query < params.query_len ? row_of(query, params, params.query, batch, position.head, position.query)
                                              : nullptr;
   };
   int64_t step = row_layout(params.query).column;
+  AttendingRows<T, K, ROWS, D, DV, KEYS> rows;
+  if constexpr (is_quantised<K>) rows.read_queries(row_at, step, lane);
+  tiles.bring(0, first_key(0), any.end);
   if constexpr (!is_quantised<K>) queries.template load_rows<kThreads>(row_at, step, head_dim, threadIdx.x);
   commit_copies();
   FLASHATTN_UNROLL
@@ -49,10 +51,9 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     tiles.bring(tile, first_key(tile), any.end);
     commit_copies();
   }
-  AttendingRows<T, K, ROWS, D, DV, KEYS> rows;
   rows.begin(visibility, first_row, kv_head, group, lane);
   if constexpr (is_quantised<K>) {
-    rows.load_queries(row_at, step, lane);
+    rows.take_queries(lane);
   } else {
     rows.queries = queries;
   }

@@ -238,6 +238,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
   static constexpr float kSlack = 8;    // see WarpRows
   using Scores = Fragment[2][kBlocks];  // of keys 2 i and 2 i + 1
 
+  T read[kBlocks][kPieces][2 * kApart];
   uint queries[kBlocks][kPieces][kApart];  // as second operands, raised
   float query_sums[kOwn][kGroups];         // in the unit of products with integers
   Fragment output[DV / 16][kBlocks] = {};
@@ -257,21 +258,31 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
     }
   }
 
-  // row_at: as in SharedTile::load_rows().
+  // Reads queries, which are waited for in take_queries(): so that they do not stand behind tiles that are asked for in
+  // between. row_at: as in SharedTile::load_rows().
   template <typename F>
-  FLASHATTN_FUNC void load_queries(F row_at, int64_t step, int lane) {
+  FLASHATTN_FUNC void read_queries(F row_at, int64_t step, int lane) {
     FLASHATTN_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
       const T* from = row_at(b * 8 + lane / 4);
+      FLASHATTN_UNROLL
+      for (int i = 0; i < kPieces * 2 * kApart; ++i) {
+        int c = i / (2 * kApart), e = i % (2 * kApart);
+        read[b][c][e] = from == nullptr ? T(0.0f) : from[((c * 4 + lane % 4) * 2 * kApart + e) * step];
+      }
+    }
+  }
+  FLASHATTN_FUNC void take_queries(int lane) {
+    FLASHATTN_UNROLL
+    for (int b = 0; b < kBlocks; ++b) {
       FLASHATTN_UNROLL
       for (int g = 0; g < kGroups; ++g) {
         float sum = 0;
         FLASHATTN_UNROLL
         for (int i = 0; i < kPiecesOfGroup * kApart; ++i) {
-          int c = g * kPiecesOfGroup + i / kApart, column = (c * 4 + lane % 4) * 2 * kApart + i % kApart;
-          float low = from == nullptr ? 0.0f : float(from[column * step]);
-          float high = from == nullptr ? 0.0f : float(from[(column + kApart) * step]);
-          queries[b][c][i % kApart] = rounded_pair<T>(low * power_of_two(kRaised<T>), high * power_of_two(kRaised<T>));
+          int c = g * kPiecesOfGroup + i / kApart, e = i % kApart;
+          float low = float(read[b][c][e]), high = float(read[b][c][e + kApart]);
+          queries[b][c][e] = rounded_pair<T>(low * power_of_two(kRaised<T>), high * power_of_two(kRaised<T>));
           sum += low + high;
         }
         sum = lane_sum<4>(sum) * power_of_two(kRaised<T> - kUnit<T>);

@@ -32,7 +32,13 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
                  values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), threadIdx.x};
   RowLayout layout = row_layout(params.query);
   const T* head_queries = head_of(query, params, params.query, batch, head);
-  if constexpr (!is_quantised<K>) {
+  AttendingRows<T, K, is_quantised<K> ? kWarpRows : kRows, D, DV, KEYS> rows;
+  if constexpr (is_quantised<K>) {
+    const auto row_at = [&](int row) {
+      return own_query + row < params.query_len ? head_queries + layout.offset(own_query + row, 0) : nullptr;
+    };
+    rows.read_queries(row_at, layout.column, lane);
+  } else {
     queries.template load<kThreads>(head_queries + layout.offset(first_row, 0), layout, params.query_len - first_row,
                                     head_dim, threadIdx.x);
   }
@@ -40,13 +46,9 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   tiles.bring(0, origin, any.end);
   commit_copies();
 
-  AttendingRows<T, K, is_quantised<K> ? kWarpRows : kRows, D, DV, KEYS> rows;
   rows.begin(visibility, own_query, head, 1, lane);
   if constexpr (is_quantised<K>) {
-    const auto row_at = [&](int row) {
-      return own_query + row < params.query_len ? head_queries + layout.offset(own_query + row, 0) : nullptr;
-    };
-    rows.load_queries(row_at, layout.column, lane);
+    rows.take_queries(lane);
   } else {
     rows.queries = own_rows(queries, own_row);
   }
