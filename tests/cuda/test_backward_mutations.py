@@ -10,12 +10,18 @@ from flashattn_core.masks import SlidingWindow
 from metal_backward import run
 from planted_faults import Fault, assert_is_noticed
 
-BACKWARD, HOPPER, DELTA, MERGE = (f"cuda_backward{name}" for name in ("", "_hopper", "_delta", "_merge"))
+BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
+    f"cuda_backward{name}" for name in ("", "_hopper", "_parts", "_delta", "_merge")
+)
 LONG = {"lengths": (150, 300)}
 
 
 def of_hopper(old: str, new: str = "", **how) -> Fault:
     return Fault(HOPPER, old, new, dtype="float16", **LONG | how)
+
+
+def of_parts(old: str, new: str = "", **how) -> Fault:
+    return Fault(PARTS, old, new, dim=72, **LONG | how)
 
 
 FAULTS = {
@@ -37,7 +43,29 @@ FAULTS = {
     "hopper: products not waited for": of_hopper(
         "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
     ),
+    "hopper: the last turn is not passed": of_hopper("if (block.count > 0) turns.pass(lane);", dim=128),
     "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
+    # float32 in parts.
+    "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
+    "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply"),
+    "parts: a tile over one that is read": of_parts("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),
+    "parts: without what is saved": of_parts("copy_bytes(saved", "if (false) copy_bytes(saved"),
+    "parts: what is saved of the tile before": of_parts("if (Block::kOfKeys) saved.wait_for_tile(n);"),
+    "parts: one reader too few": of_parts("Block::kFirst ? kGroups * kWarps : kWarps", "kWarps"),
+    "parts: one not released": of_parts("ring.release(n, lane, 1, 2);"),
+    "parts: one released before it is read": of_parts("wait_for_products<2>(of_tile);"),
+    "parts: P before S is there": of_parts("wait_for_products<0>(scores);"),
+    "parts: dS before dP is there": of_parts("wait_for_products<0>(dscores);"),
+    "parts: P before it is given": of_parts("given.wait(n);"),
+    "parts: P over P": of_parts("+ i * kWarpgroup + threadIdx", "+ threadIdx"),
+    "parts: products with the first part left out": of_parts(
+        "for (int part = 0; part < 3; ++part) {\n    ring", "for (int part = 1; part < 3; ++part) {\n    ring"
+    ),
+    "parts: sums of the last tile alone": of_parts("sums[i / 4][i % 4] += of_tile", "sums[i / 4][i % 4] = of_tile"),
+    "parts: own rows' are all the first": of_parts("batch * PARTS + panel / kPanels", "batch * PARTS"),
+    "parts: columns as TF32 has them": of_parts("output_column<E>", "output_column<T>", occurrence=1),
+    "parts: softcap in two steps": of_parts("has_softcap ? kBoth", "false ? kBoth", options={"softcap": 1.5}),
+    "parts: hidden NaN": of_parts("spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
     # Bounds.
     "rows beyond the last": Fault(BACKWARD, "if (row > last_row || spoilt[h]) continue;", "if (spoilt[h]) continue;"),
     "delta: rows beyond the last": Fault(DELTA, "minimum(query, params.query_len - 1)", "query"),
@@ -74,5 +102,5 @@ FAULTS = {
 def test_is_noticed(rng, name):
     fault = FAULTS[name]
     through_cuda = functools.partial(run, device="cuda", prepared=on_cpu)
-    with launches.shared_memory(227, 90 if fault.kernel == HOPPER else 80):
+    with launches.shared_memory(227, 90 if fault.kernel in (HOPPER, PARTS) else 80):
         assert_is_noticed(fault, lambda edit: of_metal.check(fault, rng, edit, through_cuda))

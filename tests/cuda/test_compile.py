@@ -164,7 +164,8 @@ def test_no_spills_in_what_models_call(model, architecture):
 @pytest.mark.parametrize("dim", [40, 128, 256])
 def test_gradients(rng, dim, dtype, architecture):
     call = replace(draw_call(rng, heads=4, length=100, key_len=90, dim=dim, dtype=dtype), mask="causal")
-    with launches.shared_memory(ARCHITECTURES[architecture]):
+    with launches.shared_memory(ARCHITECTURES[architecture], 90 if architecture == "sm_90a" else 0):
         described = metal_backward.described(call, device="cuda")
     assert all(launch["dynamic_shared"] <= 1024 * ARCHITECTURES[architecture] for launch in described)
-    assert_each_compiles(architecture, described)
+    spilled = assert_each_compiles(architecture, described)
+    assert spilled == 0 or architecture != "sm_90a" or dim > 128

@@ -178,12 +178,10 @@ FAULTS = {
     "parts: sums of the tile before": of_parts("fresh && value_part == 0", "false"),
     "parts: sums of the last tile alone": of_parts("output[i / 4][i % 4] += sums", "output[i / 4][i % 4] = sums"),
     "parts: one tile given back": of_parts(
-        "part < PARTS; ++part) {\n      if (lane", "part < 1; ++part) {\n      if (lane"
+        "part < end; ++part) {\n      if (lane", "part < 1; ++part) {\n      if (lane"
     ),
     "parts: keys beyond the last": of_parts("if (batch >= params.batch_size) return;", source="float_parts"),
-    "parts: values of another row": of_parts(
-        "tile * params.key_len + row)", "tile * params.key_len)", source="float_parts"
-    ),
+    "parts: values of another row": of_parts("tile * length + row)", "tile * length)", source="float_parts"),
 }
 
 

@@ -38,8 +38,18 @@ def test_of_forward_passes():
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_of_gradients(rng, dtype, capability):
+    parts = (
+        {"query_parts", "key_parts", "value_parts", "dout_parts"} if (dtype, capability) == ("float32", 90) else set()
+    )
     with launches.shared_memory(227, capability):
         described = gradient(rng, dtype, "causal")
         assert len([launch for launch in described if "saved_rows" in launch["buffers"]]) == 3
-        assert_ordered(described, {"saved_rows", "dk_parts", "dv_parts"})
-        assert_ordered(gradient(rng, dtype, SlidingWindow(20)), {"saved_rows"})
+        assert_ordered(described, {"saved_rows", "dk_parts", "dv_parts"} | parts)
+        assert_ordered(gradient(rng, dtype, SlidingWindow(20)), {"saved_rows"} | parts)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_dq_runs_beside_dk_and_dv(rng, capability):
+    with launches.shared_memory(227, capability):
+        delta, dk_and_dv, dq, merge = gradient(rng, "bfloat16", "causal")
+    assert [launch["with_next"] for launch in (delta, dk_and_dv, dq, merge)] == [False, True, False, False]

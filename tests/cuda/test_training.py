@@ -46,13 +46,13 @@ def models(tmp_path_factory, texts):
 
 @pytest.fixture
 def train(monkeypatch, models, texts, tmp_path):
-    """train(dtype, fine_tune_type): each step's loss, not rounded as it is printed.
+    """train(dtype, fine_tune_type, **settings): each step's loss, not rounded as it is printed.
 
     By plain gradient descent: Adam divides by the size of a gradient, and makes rounding as large as what is learned
     where a gradient is nearly zero.
     """
 
-    def run(dtype, fine_tune_type):
+    def run(dtype, fine_tune_type, **settings):
         losses = []
         reporting = TrainingCallback()
         reporting.on_train_loss_report = lambda info: losses.append(info["train_loss"])
@@ -62,7 +62,7 @@ def train(monkeypatch, models, texts, tmp_path):
             "iters": STEPS, "batch_size": 2, "num_layers": -1, "max_seq_length": LONGEST, "val_batches": 1,
             "steps_per_report": 1, "optimizer": "sgd", "learning_rate": 0.01, "adapter_path": str(tmp_path),
         }  # fmt: skip
-        lora.run(SimpleNamespace(**lora.CONFIG_DEFAULTS | asked))
+        lora.run(SimpleNamespace(**lora.CONFIG_DEFAULTS | asked | settings))
         assert len(losses) == STEPS
         return losses
 
@@ -97,6 +97,17 @@ def test_the_same_losses(train, dtype, fine_tune_type, compiled):
             assert abs(ours - right) <= 2 * abs(own - right) + 2**-8 * right
     assert calls["cuda_backward_dq"] == calls["cuda_backward_dkv"] == LAYERS * STEPS
     assert set(calls) <= {"cuda_prefill", "cuda_prefill_hopper", "cuda_backward_dq", "cuda_backward_dkv"}
+
+
+@pytest.mark.parametrize("fine_tune_type", ["lora", "full"])
+def test_the_same_losses_in_bfloat16_by_default_settings(train, fine_tune_type):
+    """mlx-lm's own optimizer and learning rate do not multiply rounding: each loss is off by up to one rounding."""
+    mx.disable_compile()
+    settings = {name: lora.CONFIG_DEFAULTS[name] for name in ("optimizer", "learning_rate")}
+    off, on = off_and_on(lambda: train(mx.bfloat16, fine_tune_type, **settings))
+    print(f"{fine_tune_type}, {settings}: losses {off}, the patch's are off by up to {apart(on, off):.1e}")
+    assert on == pytest.approx(off, rel=2**-8, abs=0)
+    assert flash.status().calls["cuda_backward_dq"] == LAYERS * STEPS
 
 
 @pytest.mark.parametrize("fine_tune_type", ["lora", "full"])

@@ -117,6 +117,7 @@ nb::list described(const gpu::Work& work, Backend backend) {
     }
     description["source"] = is_cuda ? cuda::source_text(launch) : metal::source_text(launch);
     description["dynamic_shared"] = launch.dynamic_shared;
+    description["with_next"] = launch.with_next;
     nb::list boxes;
     for (const gpu::Boxes& each : launch.boxes) boxes.append(std::string(gpu::name(each.array)));
     description["boxes"] = boxes;

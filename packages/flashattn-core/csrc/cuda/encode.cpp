@@ -97,7 +97,9 @@ void encode(const Work& work, mx::Stream stream) {
   if (!alive.empty()) {  // before the first node, which is there even if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
+  std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;
   for (const Launch& launch : launches.launches) {
+    if (launch.with_next && !concurrent) concurrent.emplace(encoder);
     // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
     CUfunction function = function_of(launch, stream.device.index);
     BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.realign}, {}, {}, {}, {}},
@@ -117,6 +119,7 @@ void encode(const Work& work, mx::Stream stream) {
     encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},
                                 {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
                                 launch.dynamic_shared, parameters);
+    if (!launch.with_next) concurrent.reset();
   }
 }
 

@@ -92,6 +92,9 @@ bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t 
          fits(strides.batch[0], call.params.batch_size) && (strides.row >= columns || rows == 1);
 }
 
+// float32 is copied, in three 16-bit parts, see kernels/float_parts.h.
+constexpr int kFloatParts = 3;
+
 // Of float32 a copy is made in any case.
 bool has_boxes(const Call& call) {
   if (call.dtype == Dtype::float32) return true;
@@ -102,13 +105,30 @@ bool has_boxes(const Call& call) {
          has_box(call, Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
 }
 
-// Keys or values in float32, as float_parts.cu leaves them: 16-bit parts, contiguous.
+// An array of float32, as float_parts.cu leaves it: contiguous.
 Boxes boxes_of_parts(const Call& call, Binding parts, int rows, int columns) {
-  int64_t step = round_up(columns, 8), head = step * call.params.key_len, part = head * call.params.num_kv_heads;
-  return {parts,
-          rows,
-          {step, call.params.key_len, call.params.num_kv_heads, 3 * call.params.batch_size},
-          {step, head, part}};
+  const AttentionParams& p = call.params;
+  bool of_keys = parts == Binding::key_parts || parts == Binding::value_parts;
+  int64_t length = of_keys ? p.key_len : p.query_len, heads = of_keys ? p.num_kv_heads : p.num_heads;
+  int64_t step = round_up(columns, 8), head = step * length, part = head * heads;
+  return {parts, rows, {step, length, heads, kFloatParts * p.batch_size}, {step, head, part}};
+}
+
+// A launch of float_parts.cu, and its scratch. first, second: with rows of head_dim, and of value_dim.
+void split_floats(const Call& call, Launches& launches, std::string function, bool packed, Boxes first, Boxes second,
+                  std::vector<Argument> arguments) {
+  constexpr int kThreads = 256, kElements = 8;  // of a thread
+  int64_t threads = 0;
+  for (const Boxes& each : {first, second}) {
+    int64_t elements = each.steps[2] * each.sizes[3];
+    threads += elements / kFloatParts / kElements;
+    launches.scratch.push_back({each.array, elements / 2});
+    arguments.push_back({each.array, Role::output});
+  }
+  launches.launches.push_back(launch(call, packed, std::move(function),
+                                     {round_up(call.params.head_dim, 8), round_up(call.params.value_dim, 8)},
+                                     std::move(arguments), divide_up(threads, kThreads), kThreads / kLanes, 0));
+  launches.launches.back().source = "float_parts";
 }
 
 Boxes boxes_of(Binding array, const Strides& strides, int rows, std::array<int64_t, 4> sizes) {
@@ -137,20 +157,11 @@ Launches prefill_hopper(const Call& call, int parts) {
   std::vector<Argument> arguments = whole_call(call);
   std::vector<Boxes> boxes;
   if (in_parts) {
-    constexpr int kThreads = 256, kElements = 8;  // of a thread
     boxes = {boxes_of_parts(call, Binding::key_parts, kKeys, p.head_dim),
              boxes_of_parts(call, Binding::value_parts, kKeys, p.value_dim)};
-    int64_t threads = 0;
-    for (const Boxes& each : boxes) {
-      int64_t elements = each.steps[2] * each.sizes[3];
-      threads += elements / parts / kElements;
-      result.scratch.push_back({each.array, elements / 2});
-      arguments.push_back({each.array, Role::input});
-    }
-    result.launches.push_back(launch(
-        call, "float_parts", {round_up(p.head_dim, 8), round_up(p.value_dim, 8)},
-        gpu::arguments({Binding::key, Binding::value}, {Binding::key_parts, Binding::value_parts}, {Binding::params}),
-        divide_up(threads, kThreads), kThreads / kLanes));
+    split_floats(call, result, "float_parts", inputs_are_packed(call), boxes[0], boxes[1],
+                 gpu::arguments({Binding::key, Binding::value}, {}, {Binding::params}));
+    for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
   } else {
     boxes = {boxes_of(Binding::key, p.key, kKeys, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
              boxes_of(Binding::value, p.value, kKeys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
@@ -306,7 +317,7 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   HopperShape shape = hopper_shape(call, of);
   bool of_keys = of != dq;
-  int rows = shape.rows(), barriers = (2 * shape.stages + 1) * 8;
+  int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
               (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
   int shared = tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
@@ -323,6 +334,32 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
       boxes_of(Binding::value, p.value, key_rows, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
       boxes_of(Binding::query, p.query, query_rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size}),
       boxes_of(Binding::dout, gradient.dout, query_rows, {p.value_dim, p.query_len, p.num_heads, p.batch_size})};
+  return result;
+}
+
+Launch backward_parts(const GradientCall& gradient, Gradient of) {
+  constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2, kRegisters = 232, kFew = 40;
+  const Call& call = gradient.call;
+  const AttentionParams& p = call.params;
+  int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
+  bool of_keys = of != dq, narrow = std::max(dim, value_dim) <= 64;
+  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // three are a tile
+  int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
+  int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
+  int handed = kRows * kColumns * static_cast<int>(sizeof(float));
+  int barriers = (2 * (first_stages + second_stages + kSavedStages) + 2) * 8;
+  std::vector<Boxes> boxes = {boxes_of_parts(call, Binding::key_parts, kRows, p.head_dim),
+                              boxes_of_parts(call, Binding::value_parts, kRows, p.value_dim),
+                              boxes_of_parts(call, Binding::query_parts, kRows, p.head_dim),
+                              boxes_of_parts(call, Binding::dout_parts, kRows, p.value_dim)};
+  auto arguments = gradient_arguments(gradient, of);
+  for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
+  Launch result =
+      launch(call, gradient.packed, "backward_parts",
+             {dim, value_dim, kColumns, first_stages, second_stages, kRegisters, kFew, of, of_keys && gradient.is_part},
+             std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps,
+             (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers);
+  result.boxes = std::move(boxes);
   return result;
 }
 
@@ -389,26 +426,42 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  bool hopper = call.device.compute_capability == 90 && call.dtype != Dtype::float32 && packed && has_boxes(call) &&
+  bool is_90 = call.device.compute_capability == 90, is_float = call.dtype == Dtype::float32;
+  bool in_parts = is_90 && is_float && std::max(p.head_dim, p.value_dim) <= 128;
+  bool hopper = is_90 && !is_float && packed && has_boxes(call) &&
                 has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
   // With a window blocks of keys are as long as each other: dealing them out only costs.
   bool is_part = p.window == 0 && group_of(call) > 1;
-  result.backward.block_heads =
-      is_part ? heads_of_block(call, hopper ? hopper_shape(call, dk).rows() : 64) : group_of(call);
+  int rows = hopper ? hopper_shape(call, dk).rows() : 64;
+  result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
   GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads), params.dout};
   const auto add = [&](Gradient of) {
-    result.launches.push_back(hopper ? backward_hopper(gradient, of) : backward(gradient, of));
+    result.launches.push_back(in_parts ? backward_parts(gradient, of)
+                              : hopper ? backward_hopper(gradient, of)
+                                       : backward(gradient, of));
   };
   result.launches = {backward_delta(call)};
-  add(dq);
-  // The sums of both dk and dv are more than a thread's registers where a row is wide.
+  result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
+  if (in_parts) {
+    const auto boxes = [&](Binding parts, int columns) { return boxes_of_parts(call, parts, 1, columns); };
+    split_floats(call, result, "float_parts", packed, boxes(Binding::key_parts, p.head_dim),
+                 boxes(Binding::value_parts, p.value_dim),
+                 arguments({Binding::key, Binding::value}, {}, {Binding::params}));
+    split_floats(call, result, "float_parts_of_queries", packed, boxes(Binding::query_parts, p.head_dim),
+                 boxes(Binding::dout_parts, p.value_dim),
+                 arguments({Binding::query, Binding::dout}, {}, {Binding::params, Binding::backward}));
+  }
+  // Side by side, the longest blocks first. The sums of both dk and dv are more than a thread's registers where a row
+  // is wide.
+  size_t first = result.launches.size();
   if (p.head_dim + p.value_dim <= 256) {
     add(dk_and_dv);
   } else {
     add(dk);
     add(dv);
   }
-  result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
+  add(dq);
+  for (size_t i = first; i + 1 < result.launches.size(); ++i) result.launches[i].with_next = true;
   if (is_part) {
     int64_t rows = num_groups(call) * p.key_len * gradient.chunks;
     result.launches.push_back(backward_merge(call));

@@ -34,6 +34,12 @@ class CommandEncoder {
   // Copies the parameters before it returns.
   FLASHATTN_WEAK void add_kernel_node_raw(CUfunction function, dim3 grid, dim3 block, dim3 cluster,
                                           uint32_t dynamic_shared, void** parameters);
+  // Kernels that are added while it lives do not wait for each other. What comes later waits for all of them.
+  struct ConcurrentContext {
+    FLASHATTN_WEAK ConcurrentContext(CommandEncoder& encoder);
+    FLASHATTN_WEAK ~ConcurrentContext();
+    CommandEncoder& encoder;
+  };
   // The task runs once the kernels that were added so far have.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };

@@ -48,7 +48,9 @@ namespace flashattn::gpu {
   X(arrivals)                                                                        \
   /* Of float32 on Hopper: see float_parts.h, scratch. */                            \
   X(key_parts)                                                                       \
-  X(value_parts)
+  X(value_parts)                                                                     \
+  X(query_parts)                                                                     \
+  X(dout_parts)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,
 enum class Binding { FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) FLASHATTN_FURTHER_BINDINGS(FLASHATTN_ENUMERATOR) count };
@@ -104,6 +106,7 @@ struct Launch {
   // On CUDA: bytes of shared memory beside the kernel's own, and how many blocks a multiprocessor is to run at once.
   uint32_t dynamic_shared = 0;
   int blocks_at_once = 1;
+  bool with_next = false;  // on CUDA: the next launch does not wait for it, and what it waits for both do
   // On CUDA: keys, values, queries and dout, if the tensor memory accelerator copies them, as far as they are.
   std::vector<Boxes> boxes = {};
 };

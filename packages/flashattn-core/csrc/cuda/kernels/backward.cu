@@ -38,7 +38,7 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     commit_copies();
   };
   bring(0);
-  auto queries = block.own_queries(own_row, lane);
+  auto rows = block.own_rows(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   for (int n = 0; n < block.count; ++n) {
     wait_for_copies<0>();
@@ -51,7 +51,7 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     Fragment scores[COLUMNS / 8] = {}, dscores[COLUMNS / 8] = {};
     multiply_keys(scores, own_rows(own.keys(0), warp_row), tiles.keys(n), lane);
     if (Block::kSecond) multiply_keys(dscores, own_rows(own.values(0), warp_row), tiles.values(n), lane);
-    block.template to_gradients<kBoth>(scores, dscores, queries, own_row, saved_columns + n % 2 * COLUMNS, tile,
+    block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile,
                                        block.all_see(own_row, kWarpRows, tile.column), lane);
     if constexpr (Block::kFirst) add_values<2>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<2>(second_sums, dscores, tiles.keys(n), lane);

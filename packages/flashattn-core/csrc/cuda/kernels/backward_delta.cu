@@ -54,6 +54,6 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   if (lane != 0) return;
   float* of_head = delta + delta_offset(params, batch, head);
   if (query < params.query_len) of_head[query] = sum;
-  SavedRow saved = saved_row(head_of(row_stats, params, params.row_stats, batch, head), of_head, params, query);
-  saved_rows[saved_offset(params, batch, head) + query] = {saved.row_max, saved.log2_sum, saved.delta, 0};
+  saved_rows[saved_offset(params, batch, head) + query] =
+      stored_row(saved_row(head_of(row_stats, params, params.row_stats, batch, head), of_head, params, query));
 }

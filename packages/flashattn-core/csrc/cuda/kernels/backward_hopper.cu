@@ -21,6 +21,29 @@ struct ColumnTiles {
   FLASHATTN_FUNC uint saved() const { return memory + First::kBytes + Second::kBytes; }
 };
 
+// Warpgroups ask for a tile's sums, and then for S and dP of the next tile, in turns, one turn for each tile. So one
+// has its scalar work while the other has the tensor cores, and not both at a time. With one group nobody waits.
+template <int GROUPS>
+struct Turns {
+  static constexpr int kBarriers = GROUPS > 1 ? GROUPS* kBarrierBytes : 0;
+
+  uint barriers;
+  int group;
+
+  FLASHATTN_FUNC Barrier turn_of(int group) const { return Barrier{barriers + group * kBarrierBytes}; }
+  FLASHATTN_FUNC void initialise() const {
+    for (int i = 0; GROUPS > 1 && i < GROUPS; ++i) turn_of(i).initialise(4);
+  }
+  FLASHATTN_FUNC void take(int n) const {
+    if (GROUPS > 1 && (n > 0 || group > 0)) turn_of(group).wait(group > 0 ? n : n - 1);
+  }
+  FLASHATTN_FUNC void pass(int lane) const {
+    if (GROUPS == 1) return;
+    __syncwarp();
+    if (lane == 0) turn_of((group + 1) % GROUPS).arrive();
+  }
+};
+
 // D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. COLUMNS: of a tile.
 // BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. OF, IS_PART and blocks:
 // as in backward.cu, with GROUPS * 64 rows.
@@ -47,9 +70,12 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
 
   Block block(FLASHATTN_GRADIENT_BLOCK(T));
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
+  // dq's two groups were faster without.
+  Turns<Block::kOfKeys ? GROUPS : 1> turns = {own_arrived.address + kBarrierBytes, group};
   if (threadIdx.x == 0) {
     ring.initialise(kReaders);
     own_arrived.initialise(1);
+    turns.initialise();
     publish_barriers();
   }
   __syncthreads();
@@ -83,7 +109,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   int own_row = first_of_group + warp % 4 * kWarpRows;
   int last_of_group = minimum(first_of_group + kWarpgroupRows - 1, block.last_row);
   KeySpan own_any = first_of_group <= last_of_group ? block.columns_of(first_of_group, last_of_group) : KeySpan{0, 0};
-  auto queries = block.own_queries(own_row, lane);
+  auto rows = block.own_rows(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   own_arrived.wait(0);
   auto tile = block.first_tile();
@@ -97,9 +123,10 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
       if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
       const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
+      if (n > 0) turns.pass(lane);
       bool shown = block.all_see(first_of_group, kWarpgroupRows, tile.column);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
-  block.template to_gradients<STEP>(scores, dscores, queries, own_row, saved_columns, tile, shown, lane)
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, shown, lane)
       if constexpr (Block::kSecond && has_softcap) {
         wait_for_products<0>(scores);
         wait_for_products<0>(dscores);
@@ -118,13 +145,18 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
         if (Block::kFirst) split_step<T>(scores, i, parts[i]);
         if (Block::kSecond) split_step<T>(dscores, i, dparts[i]);
       }
+      turns.take(n);
       begin_products();
       if constexpr (Block::kFirst) begin_add_values<1>(first_sums, parts, columns.second());
       if constexpr (Block::kSecond) begin_add_values<1>(second_sums, dparts, columns.first());
       wait_for_products<0>(first_sums);
       wait_for_products<0>(second_sums);
+    } else {
+      if (n > 0) turns.pass(lane);
+      turns.take(n);
     }
     ring.release(n, lane);
   }
+  if (block.count > 0) turns.pass(lane);
   block.store(first_sums, second_sums, own_row, lane);
 }

@@ -1,31 +1,58 @@
-// Keys and values in float32 as sums of bfloat16, in the order of their rows, so that boxes can be made of them.
+// Keys and values, or queries and dout, in float32 as sums of bfloat16, in the order of their rows, so that boxes can
+// be made of them.
 #include "float_parts.h"
 
 #include "kernel.h"
 
 using namespace flashattn;
 
-// D, DV: head_dim and value_dim rounded up to 16 bytes. Threads: 16 bytes of each part of a key, or of a value.
+// An array, and where its parts go.
+template <typename T>
+struct ToParts {
+  const T* from;
+  const Strides& strides;
+  uint4* to;
+};
+
+// D, DV: head_dim and value_dim rounded up to 16 bytes. A thread has 16 bytes of each part: of `first`, with rows of
+// head_dim, or of `second`, with rows of value_dim.
+template <int D, int DV, typename T>
+FLASHATTN_FUNC void split_rows(const AttentionParams& params, ToParts<T> first, ToParts<T> second, int heads,
+                               int length) {
+  constexpr int kOfFirst = D / 8, kOfBoth = kOfFirst + DV / 8;
+  int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, number = thread / kOfBoth;
+  int piece = int(thread % kOfBoth), row = int(number % length), head = int(number / length % heads);
+  int batch = int(number / length / heads);
+  if (batch >= params.batch_size) return;
+  bool of_first = piece < kOfFirst;
+  if (!of_first) piece -= kOfFirst;
+  const ToParts<T>& array = of_first ? first : second;
+  PlainRows<const T*> rows = {head_of(array.from, params, array.strides, batch, head), row_layout(array.strides)};
+  EightInParts eight(rows, row, piece * 8, of_first ? head_dim : value_dim, true);
+  FLASHATTN_UNROLL
+  for (int part = 0; part < Operand<T>::kParts; ++part) {
+    int64_t tile = (int64_t(batch) * Operand<T>::kParts + part) * heads + head;
+    array.to[(tile * length + row) * (of_first ? kOfFirst : kOfBoth - kOfFirst) + piece] = eight.parts[part];
+  }
+}
+
 template <typename T, int D, int DV>
 FLASHATTN_KERNEL float_parts(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_WRITTEN(uint4, key_parts);
   FLASHATTN_WRITTEN(uint4, value_parts);
-  constexpr int kOfKey = D / 8, kOfRow = kOfKey + DV / 8;
-  int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, number = thread / kOfRow;
-  int piece = int(thread % kOfRow), row = int(number % params.key_len);
-  int head = int(number / params.key_len % params.num_kv_heads);
-  int batch = int(number / params.key_len / params.num_kv_heads);
-  if (batch >= params.batch_size) return;
-  bool of_key = piece < kOfKey;
-  if (!of_key) piece -= kOfKey;
-  auto stored = FLASHATTN_STORED_INPUTS(T);
-  auto rows = of_key ? keys_of(stored, params, batch, head) : values_of(stored, params, batch, head);
-  EightInParts eight(rows, row, piece * 8, of_key ? head_dim : value_dim, true);
-  uint4* to = of_key ? key_parts : value_parts;
-  FLASHATTN_UNROLL
-  for (int part = 0; part < Operand<T>::kParts; ++part) {
-    int64_t tile = (int64_t(batch) * Operand<T>::kParts + part) * params.num_kv_heads + head;
-    to[(tile * params.key_len + row) * (of_key ? kOfKey : kOfRow - kOfKey) + piece] = eight.parts[part];
-  }
+  split_rows<D, DV>(params, ToParts<T>{key, params.key, key_parts}, ToParts<T>{value, params.value, value_parts},
+                    params.num_kv_heads, params.key_len);
+}
+
+// For the gradient.
+template <typename T, int D, int DV>
+FLASHATTN_KERNEL float_parts_of_queries(const cuda::BackwardArguments& arguments) {
+  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_VALUE(BackwardParams, backward);
+  FLASHATTN_READ(T, dout);
+  FLASHATTN_WRITTEN(uint4, query_parts);
+  FLASHATTN_WRITTEN(uint4, dout_parts);
+  split_rows<D, DV>(params, ToParts<T>{query, params.query, query_parts}, ToParts<T>{dout, backward.dout, dout_parts},
+                    params.num_heads, params.query_len);
 }

@@ -49,8 +49,14 @@ FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, in
   return (int64_t(batch) * params.num_heads + head) *
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
+// Maximum and sum are one number but where a mask is added: its lowest float would round the sum away, and scores
+// without it are rounded themselves as much as lse is.
+FLASHATTN_FUNC float4 stored_row(SavedRow saved) {
+  return has_bias ? float4{saved.row_max, saved.log2_sum, saved.delta, 0}
+                  : float4{saved.row_max + saved.log2_sum, 0, saved.delta, 0};
+}
 FLASHATTN_FUNC SavedRow saved_row(float4 stored) {
-  return SavedRow{stored.x, stored.y, stored.z};
+  return SavedRow{stored.x, has_bias ? stored.y : 0, stored.z};
 }
 
 // Blocks of the same keys, which share the heads of a group.
@@ -90,7 +96,8 @@ struct GradientRow {
 };
 
 // OF: a Gradient. ROWS: of the block. COLUMNS: of a tile. IS_PART: blocks of keys leave float32 for backward_merge.cu.
-template <typename T, int OF, int ROWS, int COLUMNS, bool IS_PART>
+// E: what the tensor cores multiply.
+template <typename T, int OF, int ROWS, int COLUMNS, bool IS_PART, typename E = T>
 struct GradientBlock {
   static constexpr bool kOfKeys = is_of_keys(OF), kFirst = has_first(OF), kSecond = has_second(OF);
 
@@ -159,19 +166,21 @@ struct GradientBlock {
     return visibility.seen_by_all(first, last).contains(kOfKeys ? row : column, kOfKeys ? count : COLUMNS);
   }
 
-  // What a warp's 16 rows, from own_row on, need of their queries; nothing if they are keys.
-  struct OwnQueries {
-    Row rows[2];
+  // What a lane needs to know of the two rows that it has of a warp's 16, from own_row on.
+  struct OwnRows {
+    KeySpan columns[2];  // that the row has scores with
+    Row queries[2];      // if the rows are queries, as the rest
     SavedRow saved[2];
   };
-  FLASHATTN_FUNC OwnQueries own_queries(int own_row, int lane) const {
-    OwnQueries own;
-    if (!kOfKeys) {
-      FLASHATTN_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        int query = own_row + lane / 4 + h * kRowStep;
-        own.rows[h] = visibility.row(query, head);
-        own.saved[h] = query < params().query_len ? saved_row(saved(head)[query]) : SavedRow{0, INFINITY, 0};
+  FLASHATTN_FUNC OwnRows own_rows(int own_row, int lane) const {
+    OwnRows own;
+    FLASHATTN_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      int row = own_row + lane / 4 + h * kRowStep;
+      own.columns[h] = row <= last_row ? columns_of(row, row) : KeySpan{0, 0};
+      if (!kOfKeys) {
+        own.queries[h] = visibility.row(row, head);
+        own.saved[h] = row <= last_row ? saved_row(saved(head)[row]) : SavedRow{INFINITY, 0, 0};
       }
     }
     return own;
@@ -180,7 +189,7 @@ struct GradientBlock {
   // Turns S into P, or dP into dS, where S has become P, or both, of a warp's rows and a tile. saved_columns: of the
   // tile's queries, if keys are rows.
   template <Step STEP, int N>
-  FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnQueries& own, int own_row,
+  FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
                                    const float4* saved_columns, Tile tile, bool shown, int lane) const {
     if (shown) {  // the mask's code is left out
       each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, true, lane);
@@ -216,28 +225,36 @@ struct GradientBlock {
       if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
-    FLASHATTN_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      for (uint left = __ballot_sync(~0u, spoilt[h]) & 0x11111111; left != 0; left &= left - 1) {
-        compute_again(own_row + (__ffs(left) - 1) / kRowLanes + h * kRowStep, lane);
-      }
+    // Bit n is lane n's first row if n % 4 is 0, its second if 1. One call: all of that text stands where it is.
+    uint left = (__ballot_sync(~0u, spoilt[0]) & 0x11111111) | (__ballot_sync(~0u, spoilt[1]) & 0x11111111) << 1;
+    for (; left != 0; left &= left - 1) {
+      int bit = __ffs(left) - 1;
+      compute_again(own_row + bit / kRowLanes + bit % kRowLanes * kRowStep, lane);
     }
   }
 
  private:
   template <Step STEP, int N>
-  FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnQueries& own, int own_row,
+  FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
                                  const float4* saved_columns, Tile tile, bool shown, int lane) const {
     float slope = has_alibi_slopes ? visibility.row(0, tile.head).slope : 0.0f;
     FLASHATTN_UNROLL
     for (int i = 0; i < COLUMNS / 2; ++i) {
       int h = i % 4 / 2, in_tile = i / 4 * 8 + lane % 4 * 2 + i % 2, column = tile.column + in_tile;
-      Row row = kOfKeys ? visibility.row_with_slope(column, tile.head, slope) : own.rows[h];
+      Row row = kOfKeys ? visibility.row_with_slope(column, tile.head, slope) : own.queries[h];
       SavedRow of_query = kOfKeys ? saved_row(saved_columns[in_tile]) : own.saved[h];
       int key_index = kOfKeys ? own_row + lane / 4 + h * kRowStep : column;
       float &score = scores[i / 4][i % 4], &dscore = dscores[i / 4][i % 4];
       float scaled = STEP == kToGradients ? 0.0f : visibility.scaled(score);
-      if (STEP != kToGradients) score = probability_of(scaled, visibility, row, of_query, key_index, shown);
+      if (STEP != kToGradients) {
+        score = visibility.score_of_scaled(scaled, row, key_index);
+        bool hidden = !shown && !own.columns[h].contains(column, 1);
+        if (!shown && !hidden) {
+          score = visibility.masked_by_arrays(score, row, key_index);
+          hidden = (has_tree || has_visible || has_bias) && score == -INFINITY;
+        }
+        score = probability_of(score, of_query, hidden);
+      }
       if (STEP != kToProbabilities) {
         dscore = gradient_of(score, dscore, visibility.derivative(scaled), of_query, shown);
       }
@@ -258,13 +275,13 @@ struct GradientBlock {
                                            float factor, int lane) {
     FLASHATTN_UNROLL
     for (int c = 0; c < N; ++c) {
-      int column = output_column<T>(c, lane);
+      int column = output_column<E>(c, lane);
       float x = sums[c][2 * h] * factor, y = sums[c][2 * h + 1] * factor;
       if constexpr (sizeof(T) == 2 && WIDTH % 2 == 0) {
         if (column < WIDTH) target.store_pair(column, x, y);
       } else {
         if (column < WIDTH) target.store(column, x);
-        if (column + kNext<T> < WIDTH) target.store(column + kNext<T>, y);
+        if (column + kNext<E> < WIDTH) target.store(column + kNext<E>, y);
       }
     }
   }
@@ -276,8 +293,8 @@ struct GradientBlock {
     load(own, own_first(head), row, head_dim, lane);
     load(own_other, own_second(head), row, value_dim, lane);
     KeySpan columns = columns_of(row, row);
-    for (int h = head; h < head + heads; ++h) {
-      for (int column = columns.begin; column < columns.end; ++column) {
+    _Pragma("unroll 1") for (int h = head; h < head + heads; ++h) {
+      _Pragma("unroll 1") for (int column = columns.begin; column < columns.end; ++column) {
         float theirs[kDepth], theirs_other[kWidth];
         load(theirs, columns_first(h), column, head_dim, lane);
         load(theirs_other, columns_second(h), column, value_dim, lane);

@@ -107,10 +107,8 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     }
   };
   const auto pass = [&](int n) {  // a tile that the warpgroup does not see
-    for (int part = 0; part < kParts; ++part) keys.wait_for_tile(n, part);
-    keys.release(n, lane);
-    for (int part = 0; part < kParts; ++part) values.wait_for_tile(n, part);
-    values.release(n, lane);
+    keys.pass(n, lane);
+    values.pass(n, lane);
   };
   if (!kFresh) queries_arrived.wait(0);
   int n = 0;

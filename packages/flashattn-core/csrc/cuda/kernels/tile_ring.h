@@ -6,18 +6,22 @@
 
 namespace flashattn {
 
-// One thread brings all panels of a tile, from `row` on; zeros for what is outside of the array.
-template <typename Tile>
+// One thread brings all panels of a tile, from `row` on; zeros for what is outside of the array. Of PARTS of an array
+// the tiles lie one behind the other.
+template <int PARTS = 1, typename Tile>
 FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, int head, int batch, Barrier arrived) {
+  constexpr int kPanels = Tile::kBytes / Tile::kPanel;
   FLASHATTN_UNROLL
-  for (int panel = 0; panel < Tile::kBytes / Tile::kPanel; ++panel) {
-    copy_box(tile.memory + panel * Tile::kPanel, map, panel * 64, row, head, batch, arrived);
+  for (int panel = 0; panel < PARTS * kPanels; ++panel) {
+    copy_box(tile.memory + panel * Tile::kPanel, map, panel % kPanels * 64, row, head, batch * PARTS + panel / kPanels,
+             arrived);
   }
 }
 
 // STAGES tiles in turn. Tile n is the n-th that the block sees. PARTS: tiles whose sum it is, each with a turn.
 template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
+  static constexpr int kParts = PARTS;
   static constexpr int kBytes = STAGES * Tile::kBytes, kBarriers = 2 * STAGES * kBarrierBytes;
 
   uint memory;
@@ -53,13 +57,18 @@ struct TileRing {
     int turn = n * PARTS + part;
     arrived(turn).wait(turn / STAGES);
   }
-  // The warp has read the tile.
-  FLASHATTN_FUNC void release(int n, int lane) const {
+  // The warp has read the tile, or these parts of it.
+  FLASHATTN_FUNC void release(int n, int lane, int first = 0, int end = PARTS) const {
     __syncwarp();
     FLASHATTN_UNROLL
-    for (int part = 0; part < PARTS; ++part) {
+    for (int part = first; part < end; ++part) {
       if (lane == 0) read(n * PARTS + part).arrive();
     }
+  }
+  // The warp does not need the tile.
+  FLASHATTN_FUNC void pass(int n, int lane) const {
+    for (int part = 0; part < PARTS; ++part) wait_for_tile(n, part);
+    release(n, lane);
   }
 };
 

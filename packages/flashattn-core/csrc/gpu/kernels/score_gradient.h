@@ -43,19 +43,15 @@ struct ScoreGradient {
   float gradient;  // without the scale, by which dq and dk are multiplied at the end
 };
 
-// scaled: what Visibility::scaled() gave. shown: the tile has nothing hidden.
-FLASHATTN_FUNC float probability_of(float scaled, Visibility visibility, Row row, SavedRow saved, int key, bool shown) {
-  float score = visibility.score_of_scaled(scaled, row, key);
-  if (!shown) {
-    score = visibility.masked(score, row, key);
-  }
-  // Nothing is subtracted from what is hidden: the sum may be NaN. Otherwise a score is above the maximum by no more
-  // than rounding, and that of 1e38 is no small number.
-  float exponent = !shown && score == -INFINITY ? -INFINITY : score - saved.row_max - saved.log2_sum;
-  return fast_exp2(at_most_zero(exponent));
+// Of a hidden score it is 0 whatever the rest is: the sum may be NaN. Others are above the maximum by no more than
+// rounding, and that of 1e38 is no small number.
+FLASHATTN_FUNC float probability_of(float score, SavedRow saved, bool hidden) {
+  float exponent = score - saved.row_max - saved.log2_sum;
+  return hidden ? 0.0f : fast_exp2(at_most_zero(exponent));
 }
 
-// derivative: of the score, by what scaled() gave. dprobability: of dout and value.
+// derivative: of the score, by what Visibility::scaled() gave. dprobability: of dout and value. shown: the tile has
+// nothing hidden.
 FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float derivative, SavedRow saved, bool shown) {
   float gradient = probability * (dprobability - saved.delta) * derivative;
   return shown || probability != 0 ? gradient : 0.0f;
@@ -64,8 +60,11 @@ FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float de
 // product: of query and key.
 FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
                                             SavedRow saved, int key, bool shown) {
-  float scaled = visibility.scaled(product);
-  float probability = probability_of(scaled, visibility, row, saved, key, shown);
+  float scaled = visibility.scaled(product), score = visibility.score_of_scaled(scaled, row, key);
+  if (!shown) {
+    score = visibility.masked(score, row, key);
+  }
+  float probability = probability_of(score, saved, !shown && score == -INFINITY);
   return ScoreGradient{probability,
                        gradient_of(probability, dprobability, visibility.derivative(scaled), saved, shown)};
 }

@@ -132,9 +132,10 @@ struct Visibility {
 
   // -inf where the row does not see the key, whatever the score was: NaN in a hidden key ends here.
   FLASHATTN_FUNC float masked(float score, Row row, int key) const FLASHATTN_THREAD {
-    if (key < row.seen.begin || key >= row.seen.end) {
-      return -INFINITY;
-    }
+    return row.seen.contains(key, 1) ? masked_by_arrays(score, row, key) : -INFINITY;
+  }
+  // The same, of a key in the span that the row sees.
+  FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key) const FLASHATTN_THREAD {
     if (has_tree && !tree_shows(row.query, key)) {
       return -INFINITY;
     }

@@ -1,0 +1,200 @@
+// backward_hopper.cu for float32, whose arrays come in parts, see float_parts.h. They take so much shared memory that
+// there is room for 64 rows. So two warpgroups share them: the one has S, P and what P adds, the other dP, dS and what
+// dS adds. The latter gets P from the former. While one of them computes, the tensor cores work for the other. Tensor
+// cores truncate what they add to a sum: what a tile adds is summed by itself, and added outside.
+#include "float_parts.h"
+#include "gradient_block.h"
+#include "tile_ring.h"
+#include "wgmma.h"
+
+using namespace flashattn;
+
+// What is saved of a tile's queries, if these are the columns.
+template <int COLUMNS, bool OF_KEYS>
+struct SavedTile {
+  static constexpr int kBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
+
+  uint memory;
+};
+
+// By one thread: all tiles of an array.
+template <typename Block, typename Ring>
+FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
+  auto tile = block.first_tile();
+  for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+    ring.bring(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
+  }
+}
+
+// Begins scores = the rows times tile n, part by part, as begin_multiply_keys() does.
+template <int WIDTH, int N, typename Own, typename Ring>
+FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, int n) {
+  begin_products();
+  FLASHATTN_UNROLL
+  for (int part = 0; part < Ring::kParts; ++part) {
+    ring.wait_for_tile(n, part);
+    begin_multiply_keys<WIDTH, Ring::kParts>(scores, own, 0, ring.tile(n, part), part);
+  }
+}
+
+// sums += P or dS, of so many fragments, times tile n. Each part is released as soon as it has been read: one of the
+// next tile takes its place.
+template <typename E, int COUNT, int N, typename Ring>
+FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n, int lane) {
+  static_assert(Ring::kParts == 3, "they are released one after the other");
+  uint parts[COUNT / 2][3][4];
+  Fragment of_tile[N];
+  FLASHATTN_UNROLL
+  for (int i = 0; i < COUNT / 2; ++i) split_step<E>(weights, i, parts[i]);
+  begin_products();
+  FLASHATTN_UNROLL
+  for (int part = 0; part < 3; ++part) {
+    ring.wait_for_tile(n, part);
+    begin_add_values<3>(of_tile, parts, ring.tile(n, part), part, true);
+  }
+  wait_for_products<2>(of_tile);
+  ring.release(n, lane, 0, 1);
+  wait_for_products<1>(of_tile);
+  ring.release(n, lane, 1, 2);
+  wait_for_products<0>(of_tile);
+  ring.release(n, lane, 2);
+  FLASHATTN_UNROLL
+  for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
+}
+
+// What one warpgroup gives to the other of each tile: so many fragments, to the thread that has the same of its own. It
+// must not give the next before these are taken.
+template <int COUNT>
+struct Handover {
+  static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));
+
+  uint memory;
+  Barrier given;
+
+  FLASHATTN_FUNC float4* fragment(int i) const {
+    return static_cast<float4*>(shared_pointer(memory)) + i * kWarpgroup + threadIdx.x % kWarpgroup;
+  }
+  FLASHATTN_FUNC void give(const Fragment (&from)[COUNT], int lane) const {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < COUNT; ++i) *fragment(i) = {from[i][0], from[i][1], from[i][2], from[i][3]};
+    __syncwarp();
+    if (lane == 0) given.arrive();
+  }
+  FLASHATTN_FUNC void take(Fragment (&to)[COUNT], int n) const {
+    given.wait(n);
+    FLASHATTN_UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+      float4 four = *fragment(i);
+      to[i][0] = four.x, to[i][1] = four.y, to[i][2] = four.z, to[i][3] = four.w;
+    }
+  }
+};
+
+// D and DV: head_dim and value_dim rounded up to whole panels. COLUMNS: of a tile. FIRST_STAGES and SECOND_STAGES:
+// parts of tiles that there is room for. REGISTERS and FEW: of a thread that computes and of one that loads. OF, kDq or
+// kDkAndDv, IS_PART and blocks: as in backward.cu, with 64 rows.
+template <typename T, int D, int DV, int COLUMNS, int FIRST_STAGES, int SECOND_STAGES, int REGISTERS, int FEW, int OF,
+          bool IS_PART>
+FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
+  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_BACKWARD_ARGUMENTS(T);
+  using Element = typename Operand<T>::Element;
+  constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
+  static_assert(FIRST_STAGES < 2 * kParts, "S needs a part that comes when P of the tile before has been taken");
+  static_assert(REGISTERS * kGroups + FEW <= 65536 / kWarpgroup, "more registers than there are");
+  using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART, Element>;
+  using BlockOfFirst = GradientBlock<T, kDv, kRows, COLUMNS, IS_PART, Element>;
+  using BlockOfSecond = GradientBlock<T, Block::kOfKeys ? kDk : kDq, kRows, COLUMNS, IS_PART, Element>;
+  using OwnFirst = SharedTile<Element, kRows, D>;
+  using OwnSecond = SharedTile<Element, kRows, DV>;
+  using Firsts = TileRing<SharedTile<Element, COLUMNS, D>, FIRST_STAGES, kParts>;
+  using Seconds = TileRing<SharedTile<Element, COLUMNS, DV>, SECOND_STAGES, kParts>;
+  using SavedOfTile = SavedTile<COLUMNS, Block::kOfKeys>;
+  using Saved = TileRing<SavedOfTile, 2>;
+  using Scores = Handover<COLUMNS / 8>;
+  constexpr int kOwnBytes = kParts * (OwnFirst::kBytes + OwnSecond::kBytes);
+  extern __shared__ __align__(1024) uchar shared[];
+  OwnFirst own_first = {shared_address(shared)};
+  OwnSecond own_second = {own_first.memory + kParts * OwnFirst::kBytes};
+  uint first_memory = own_first.memory + kOwnBytes, second_memory = first_memory + Firsts::kBytes;
+  uint saved_memory = second_memory + Seconds::kBytes, handed_memory = saved_memory + Saved::kBytes;
+  Firsts firsts = {first_memory, handed_memory + Scores::kBytes};
+  Seconds seconds = {second_memory, firsts.barriers + Firsts::kBarriers};
+  Saved saved = {saved_memory, seconds.barriers + Seconds::kBarriers};
+  Barrier own_arrived = {saved.barriers + Saved::kBarriers};
+  Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}};
+
+  Block block(FLASHATTN_GRADIENT_BLOCK(T));
+  int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / kWarps, 0);
+  if (threadIdx.x == 0) {
+    firsts.initialise(kGroups * kWarps);
+    seconds.initialise(Block::kFirst ? kGroups * kWarps : kWarps);
+    saved.initialise(kGroups * kWarps);
+    handed.given.initialise(kWarps);
+    own_arrived.initialise(1);
+    publish_barriers();
+  }
+  __syncthreads();
+
+  if (group == kGroups) {
+    leave_registers<FEW>();
+    const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
+               &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
+               &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
+               &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
+    if (lane == 0 && warp % kWarps == 0) {
+      int head = Block::kOfKeys ? block.kv_head : block.head;
+      own_arrived.arrive_and_expect(kOwnBytes);
+      bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
+      bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
+      bring_columns(block, firsts, columns_first);
+    } else if (lane == 0 && warp % kWarps == 1) {
+      bring_columns(block, seconds, columns_second);
+    } else if (lane == 0 && warp % kWarps == 2 && Block::kOfKeys) {
+      auto tile = block.first_tile();
+      for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+        saved.expect(n);
+        copy_bytes(saved.tile(n).memory, block.saved(tile.head) + tile.column, SavedOfTile::kBytes, saved.arrived(n));
+      }
+    }
+    return;
+  }
+  take_registers<REGISTERS>();
+
+  int own_row = block.first_row + warp % kWarps * kWarpRows;
+  auto rows = block.own_rows(own_row, lane);
+  Fragment scores[COLUMNS / 8], none[1];
+  own_arrived.wait(0);
+  auto tile = block.first_tile();
+#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                       \
+  if (Block::kOfKeys) saved.wait_for_tile(n);                                                               \
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row,                                         \
+                                    static_cast<const float4*>(shared_pointer(saved.tile(n).memory)), tile, \
+                                    block.all_see(block.first_row, kRows, tile.column), lane);              \
+  if (Block::kOfKeys) saved.release(n, lane)
+  if (group == 0) {
+    Fragment sums[Block::kFirst ? DV / 8 : 1] = {};
+    for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+      begin_multiply<head_dim>(scores, own_first, firsts, n);
+      wait_for_products<0>(scores);
+      firsts.release(n, lane);
+      if (has_softcap) handed.give(scores, lane);  // its derivative needs what the score was
+      FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
+      if (!has_softcap) handed.give(scores, lane);
+      if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n, lane);
+    }
+    if constexpr (Block::kFirst) BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T)).store(sums, none, own_row, lane);
+  } else {
+    Fragment dscores[COLUMNS / 8], sums[D / 8] = {};
+    for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+      begin_multiply<value_dim>(dscores, own_second, seconds, n);
+      wait_for_products<0>(dscores);
+      seconds.release(n, lane);
+      handed.take(scores, n);
+      FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
+      add_tile<Element>(sums, dscores, firsts, n, lane);
+    }
+    BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T)).store(none, sums, own_row, lane);
+  }
+#undef FLASHATTN_TO_GRADIENTS
+}
