@@ -220,22 +220,18 @@ Launches decode(const Call& call) {
   int rows = integers && rows_of_group(call) <= 8 ? 8 : 16, keys = integers ? 32 : 16;
   int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
   int widest = std::max(dim, value_dim);
-  constexpr int kWays[][3] = {{8, 3, 1}, {8, 2, 1}, {4, 4, 1}, {4, 6, 1}, {6, 4, 1}, {8, 4, 1}, {12, 2, 1}, {4, 3, 2}};
-  auto [most, first_stages, side_by_side] = kWays[call.tiling];
-  for (auto [warps, stages] : {std::pair(most, first_stages), {8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
+  for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
     int shared = std::max(queries + warps * stages * tiles, results);
     if ((is_quantised(call) && !integers) || widest > kMaxDim || shared > call.device.shared_memory) {
       continue;
     }
     int64_t row_blocks = divide_up(rows_of_group(call), rows);
-    int64_t chunks = std::max<int64_t>(
-        1, side_by_side * call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
+    int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
     Launches result = split_keys(call, chunks * num_groups(call), 128, rows);
     if (result.split.num_chunks == 1) result.scratch.clear();  // nothing is partial
     result.launches = {launch(call, "decode", {dim, value_dim, rows, warps, keys, stages}, split_call(call, result),
                               row_blocks * result.split.num_chunks * num_groups(call), warps, shared)};
-    result.launches[0].blocks_at_once = side_by_side;
     return result;
   }
   return decode_split(call);
