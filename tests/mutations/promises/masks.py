@@ -48,8 +48,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the bits of a tree are packed from the other end",
         f"{CORE}/masks.py",
-        "words << mx.arange(32, dtype=mx.uint32)",
-        "words << mx.arange(31, -1, -1, dtype=mx.uint32)",
+        "mx.array(1, mx.uint32), mx.arange(32, dtype=mx.uint32)",
+        "mx.array(1, mx.uint32), mx.arange(31, -1, -1, dtype=mx.uint32)",
         "core/test_masks.py::test_tree",
     ),
     Mutation(
