@@ -73,13 +73,13 @@ Launch prefill(const Call& call, int parts) {
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
   int widest = std::max(dim, value_dim);
   int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int stage = stage_bytes(call, keys, dim, value_dim);
+  int rows = is_quantised(call) && widest > 128 ? 8 : 16, stage = stage_bytes(call, keys, dim, value_dim);
   const auto shared_by = [&](int warps) {
-    return (is_quantised(call) ? 0 : tile_bytes(16 * warps, dim, bytes)) + kStages * stage;
+    return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
   };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
-  Launch result = launch(call, "prefill", {dim, value_dim, warps, keys, parts}, whole_call(call),
-                         blocks_of(call, 16 * warps), warps, shared);
+  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts}, whole_call(call),
+                         blocks_of(call, rows * warps), warps, shared);
   int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
   result.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, registers_allow);
   return result;

@@ -43,12 +43,11 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   int64_t step = row_layout(params.query).column;
   AttendingRows<T, K, ROWS, D, DV, KEYS> rows;
   if constexpr (is_quantised<K>) rows.read_queries(row_at, step, lane);
-  tiles.bring(0, first_key(0), any.end);
-  if constexpr (!is_quantised<K>) queries.template load_rows<kThreads>(row_at, step, head_dim, threadIdx.x);
-  commit_copies();
-  FLASHATTN_UNROLL
-  for (int tile = 1; tile < STAGES - 1; ++tile) {
+  _Pragma("unroll 1") for (int tile = 0; tile < STAGES - 1; ++tile) {
     tiles.bring(tile, first_key(tile), any.end);
+    if constexpr (!is_quantised<K>) {
+      if (tile == 0) queries.template load_rows<kThreads>(row_at, step, head_dim, threadIdx.x);
+    }
     commit_copies();
   }
   rows.begin(visibility, first_row, kv_head, group, lane);

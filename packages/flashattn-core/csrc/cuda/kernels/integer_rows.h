@@ -231,11 +231,12 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
 // As those of warp_rows.h. In each block of 8 rows lane n has 2 (n % 4) and the next, and of a tile's keys 4 (n / 4)
 // and three more. Queries are in registers.
 template <typename T, int ROWS, int D, int DV>
-struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
-  static constexpr int kBlocks = ROWS / 8;
-  static constexpr int kOwn = 2 * kBlocks, kPitch = DV + 4, kGroups = group_count(D), kValueGroups = group_count(DV);
+struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
+    : LaneRows<AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>, ROWS / 4, 8, 4> {
+  static constexpr int kBlocks = ROWS / 8, kOwn = ROWS / 4;
+  using Base = LaneRows<AttendingRows, kOwn, 8, 4>;
+  static constexpr int kPitch = DV + 4, kGroups = group_count(D), kValueGroups = group_count(DV);
   static constexpr int kPieces = D / kElements, kPiecesOfGroup = kGroupSize / kElements;
-  static constexpr float kSlack = 8;    // see WarpRows
   using Scores = Fragment[2][kBlocks];  // of keys 2 i and 2 i + 1
 
   T read[kBlocks][kPieces][2 * kApart];
@@ -243,20 +244,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
   float query_sums[kOwn][kGroups];         // in the unit of products with integers
   Fragment output[DV / 16][kBlocks] = {};
   float bias_sums[kOwn][kValueGroups] = {};  // of the lane's own keys, as the sums of softmax are
-  OnlineSoftmax softmax[kOwn];
-  Row rows[kOwn];
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
-  static FLASHATTN_FUNC bool is_first(int lane) { return lane / 4 == 0; }
-
-  FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
-    FLASHATTN_UNROLL
-    for (int h = 0; h < kOwn; ++h) {
-      softmax[h] = empty_row();
-      RowPosition position = row_position(first_row + own_row(h, lane), kv_head, group);
-      rows[h] = visibility.row(position.query, position.head);
-    }
-  }
 
   // Reads queries, which are waited for in take_queries(): so that they do not stand behind tiles that are asked for in
   // between. row_at: as in SharedTile::load_rows().
@@ -332,49 +321,24 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
     add_values(scores, values, lane);
   }
 
-  // See WarpRows. Rescales what there is.
+  // See LaneRows. Rescales what there is.
   FLASHATTN_FUNC void to_probabilities(Scores& scores, Visibility visibility, int first_key, bool shown, int lane) {
-    constexpr float kScores = power_of_two(kUnit<T> - kRaised<T>);
-    float factor = visibility.factor * kScores;
-    if (has_softcap || has_alibi_slopes || has_bias || !(factor > 0)) {
-      factor = 1;
-      for_each(scores, [&](float& x, int h, int key) {
-        x = visibility.score(x * kScores, rows[h], own_key(first_key, key, lane));
-      });
-    }
-    if (!shown) {
-      for_each(scores,
-               [&](float& x, int h, int key) { x = visibility.masked(x, rows[h], own_key(first_key, key, lane)); });
-    }
-    float score_max[kOwn];
-    bool grown = false;
+    const auto each = [&](auto function) {
+      for_each(scores, [&](float& x, int h, int key) { function(x, h, first_key + lane / 4 * 4 + key); });
+    };
+    const auto highest = [&](int h) {
+      return maximum(maximum(at(scores, 0, h), at(scores, 1, h)), maximum(at(scores, 2, h), at(scores, 3, h)));
+    };
+    auto rescaling =
+        Base::to_probabilities(each, highest, power_of_two(kUnit<T> - kRaised<T>), kRaised<bfloat>, visibility, shown);
+    if (!rescaling.needed) return;
     FLASHATTN_UNROLL
     for (int h = 0; h < kOwn; ++h) {
-      score_max[h] = maximum(maximum(at(scores, 0, h), at(scores, 1, h)), maximum(at(scores, 2, h), at(scores, 3, h)));
-      score_max[h] *= factor;
-      grown |= score_max[h] - kRaised<bfloat> > softmax[h].row_max + kSlack;
-    }
-    if (__any_sync(~0u, grown) != 0) {
       FLASHATTN_UNROLL
-      for (int h = 0; h < kOwn; ++h) {
-        FLASHATTN_UNROLL
-        for (int step = 4; step < FLASHATTN_LANES; step *= 2) {
-          score_max[h] = maximum(score_max[h], __shfl_xor_sync(~0u, score_max[h], step));
-        }
-        float by = softmax[h].raise(score_max[h] - kRaised<bfloat>);
-        FLASHATTN_UNROLL
-        for (int c = 0; c < DV / 8; ++c) output[c / 2][h / 2][c % 2 * 2 + h % 2] *= by;
-        FLASHATTN_UNROLL
-        for (int g = 0; g < kValueGroups; ++g) bias_sums[h][g] *= by;
-      }
+      for (int c = 0; c < DV / 8; ++c) output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];
+      FLASHATTN_UNROLL
+      for (int g = 0; g < kValueGroups; ++g) bias_sums[h][g] *= rescaling.by[h];
     }
-    float reference[kOwn];
-    FLASHATTN_UNROLL
-    for (int h = 0; h < kOwn; ++h) reference[h] = softmax[h].reference();
-    for_each(scores, [&](float& x, int h, int) {
-      x = fast_exp2(multiply_add(x, factor, -reference[h]));
-      softmax[h].row_sum += x;
-    });
   }
 
   // output += probabilities times `values`. The integers are products with bfloat in any case, since probability *
@@ -428,12 +392,12 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
 
   // After the last tile: sums of all keys, and the output in its own unit, with the biases.
   FLASHATTN_FUNC void finish() {
+    Base::finish();
     FLASHATTN_UNROLL
     for (int h = 0; h < kOwn; ++h) {
-      softmax[h].row_sum = sum_of_keys(softmax[h].row_sum);
       FLASHATTN_UNROLL
       for (int g = 0; g < kValueGroups; ++g) {
-        float bias = sum_of_keys(bias_sums[h][g]);
+        float bias = lane_sum<8, 4>(bias_sums[h][g]);
         FLASHATTN_UNROLL
         for (int i = 0; i < kGroupSize / 8; ++i) {
           float& x = output[(g * (kGroupSize / 8) + i) / 2][h / 2][i % 2 * 2 + h % 2];
@@ -462,35 +426,27 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
     }
   }
 
-  // As WarpRows::store(), of rows that are finished.
+  // See LaneRows.
   FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
                             int lane) const {
-    uint not_finite = 0;
-    FLASHATTN_UNROLL
-    for (int h = 0; h < kOwn; ++h) {
-      int query = rows[h].query, head = rows[h].head;
-      RowResult result = finish_row(softmax[h], sinks, params, batch, head);
-      float probe = 0;  // becomes NaN with the first number that is not finite
-      for_columns(h, lane, [&](int, const float(&x)[kApart]) {
+    const auto probe = [&](int h) {
+      float result = 0;
+      for_columns(h, lane, [&](int, const float(&numbers)[kApart]) {
         FLASHATTN_UNROLL
-        for (int e = 0; e < kApart; ++e) probe = multiply_add(x[e], 0, probe);
+        for (int e = 0; e < kApart; ++e) result = multiply_add(numbers[e], 0, result);
       });
-      bool exists = query < params.query_len, finite = sum_of_keys(probe) == 0;
-      uint rows_of_lanes = __ballot_sync(~0u, exists && !finite);
-      FLASHATTN_UNROLL
-      for (int n = 0; n < 4; ++n) not_finite |= (rows_of_lanes >> n & 1) << ((n * 2 + h % 2) * 4 + h / 2);
-      if (!exists || !finite) continue;
-      T* row = outputs.out_row(params, batch, head, query);
-      for_columns(h, lane, [&](int column, const float(&x)[kApart]) {
+      return result;
+    };
+    const auto write = [&](int h, T* row, float by, bool finite) {
+      if (!finite) return;
+      for_columns(h, lane, [&](int column, const float(&numbers)[kApart]) {
         FLASHATTN_UNROLL
         for (int e = 0; e < kApart; e += 2) {
-          *reinterpret_cast<uint*>(row + column + e) =
-              rounded_pair<T>(x[e] * result.normalise, x[e + 1] * result.normalise);
+          *reinterpret_cast<uint*>(row + column + e) = rounded_pair<T>(numbers[e] * by, numbers[e + 1] * by);
         }
       });
-      if (lane / 4 == 0) outputs.store_result(params, batch, head, query, result);
-    }
-    return not_finite;
+    };
+    return Base::store(probe, write, outputs, params, sinks, batch, lane);
   }
 
  private:
@@ -498,12 +454,6 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys> {
   template <typename Each>
   static FLASHATTN_FUNC auto& at(Each& scores, int key, int h) {
     return scores[key / 2][h / 2][key % 2 * 2 + h % 2];
-  }
-  static FLASHATTN_FUNC int own_key(int first_key, int key, int lane) { return first_key + lane / 4 * 4 + key; }
-  static FLASHATTN_FUNC float sum_of_keys(float x) {
-    FLASHATTN_UNROLL
-    for (int step = 4; step < FLASHATTN_LANES; step *= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
   }
   // function(score, row, key): of the lane's.
   template <typename F>

@@ -1,17 +1,18 @@
-// cuda_prefill: many queries of one head. Each warp has 16 rows. Keys and values go by in tiles: while the tensor cores
-// work on one, the next is on its way to the other half of shared memory.
+// cuda_prefill: many queries of one head. Each warp has rows of its own. Keys and values go by in tiles: while the
+// tensor cores work on one, the next is on its way to the other half of shared memory.
 #include "integer_rows.h"
 #include "kernel.h"
 
 using namespace flashattn;
 
-// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. KEYS: of a tile. PARTS: of
-// probabilities. K: of what keys and values are. Blocks: heads and batch elements for each WARPS * 16 queries.
-template <typename T, int D, int DV, int WARPS, int KEYS, int PARTS, typename K = T>
+// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. ROWS: of a warp, 16, or 8 of
+// quantised keys. KEYS: of a tile. PARTS: of probabilities. K: of what keys and values are. Blocks: heads and batch
+// elements for each WARPS * ROWS queries.
+template <typename T, int D, int DV, int ROWS, int WARPS, int KEYS, int PARTS, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
-  constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
+  constexpr int kRows = WARPS * ROWS, kThreads = WARPS * FLASHATTN_LANES;
   using Queries = SharedTile<T, kRows, D>;
   using Tiles = CopiedTiles<K, KEYS, D, DV, 2, kThreads>;
   extern __shared__ __align__(1024) uchar shared[];
@@ -19,8 +20,8 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   BlockPosition block = block_position(params, params.num_heads);
   int batch = block.batch, head = block.head, kv_head = head / (params.num_heads / params.num_kv_heads);
   int first_row = first_query(params, block.part, kRows), last_row = minimum(first_row + kRows, params.query_len) - 1;
-  int lane = lane_index(), own_row = int(warp_index()) * kWarpRows, own_query = first_row + own_row;
-  int own_last = minimum(own_query + kWarpRows - 1, last_row);
+  int lane = lane_index(), own_row = int(warp_index()) * ROWS, own_query = first_row + own_row;
+  int own_last = minimum(own_query + ROWS - 1, last_row);
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   KeySpan any = visibility.seen_by_any(first_row, last_row);
   KeySpan own_any = visibility.seen_by_any(own_query, own_last);
@@ -32,7 +33,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
                  values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), threadIdx.x};
   RowLayout layout = row_layout(params.query);
   const T* head_queries = head_of(query, params, params.query, batch, head);
-  AttendingRows<T, K, is_quantised<K> ? kWarpRows : kRows, D, DV, KEYS> rows;
+  AttendingRows<T, K, is_quantised<K> ? ROWS : kRows, D, DV, KEYS> rows;
   if constexpr (is_quantised<K>) {
     const auto row_at = [&](int row) {
       return own_query + row < params.query_len ? head_queries + layout.offset(own_query + row, 0) : nullptr;

@@ -144,7 +144,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       wait_for_products<kParts>(scores);
       keys.release(n + 1, lane);
       bool shown = own_all.contains(first_key(n + 1), KEYS);
-      Rescaling rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
+      auto rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
       values_added();
       split();
       rows.rescale(rescaling);
