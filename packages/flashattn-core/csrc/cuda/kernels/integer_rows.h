@@ -234,7 +234,7 @@ template <typename T, int ROWS, int D, int DV>
 struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     : LaneRows<AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>, ROWS / 4, 8, 4> {
   static constexpr int kBlocks = ROWS / 8, kOwn = ROWS / 4;
-  using Base = LaneRows<AttendingRows, kOwn, 8, 4>;
+  static constexpr float kScoreUnit = power_of_two(kUnit<T> - kRaised<T>), kBelowMax = kRaised<bfloat>;
   static constexpr int kPitch = DV + 4, kGroups = group_count(D), kValueGroups = group_count(DV);
   static constexpr int kPieces = D / kElements, kPiecesOfGroup = kGroupSize / kElements;
   using Scores = Fragment[2][kBlocks];  // of keys 2 i and 2 i + 1
@@ -317,20 +317,11 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
                              bool shown, int lane) {
     Scores scores;
     multiply_keys(scores, keys, lane);
-    to_probabilities(scores, visibility, first_key, shown, lane);
+    rescale(this->to_probabilities(scores, visibility, first_key, shown, lane));
     add_values(scores, values, lane);
   }
 
-  // See LaneRows. Rescales what there is.
-  FLASHATTN_FUNC void to_probabilities(Scores& scores, Visibility visibility, int first_key, bool shown, int lane) {
-    const auto each = [&](auto function) {
-      for_each(scores, [&](float& x, int h, int key) { function(x, h, first_key + lane / 4 * 4 + key); });
-    };
-    const auto highest = [&](int h) {
-      return maximum(maximum(at(scores, 0, h), at(scores, 1, h)), maximum(at(scores, 2, h), at(scores, 3, h)));
-    };
-    auto rescaling =
-        Base::to_probabilities(each, highest, power_of_two(kUnit<T> - kRaised<T>), kRaised<bfloat>, visibility, shown);
+  FLASHATTN_FUNC void rescale(Rescaling<kOwn> rescaling) {
     if (!rescaling.needed) return;
     FLASHATTN_UNROLL
     for (int h = 0; h < kOwn; ++h) {
@@ -392,7 +383,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
 
   // After the last tile: sums of all keys, and the output in its own unit, with the biases.
   FLASHATTN_FUNC void finish() {
-    Base::finish();
+    LaneRows<AttendingRows, kOwn, 8, 4>::finish();
     FLASHATTN_UNROLL
     for (int h = 0; h < kOwn; ++h) {
       FLASHATTN_UNROLL
@@ -426,27 +417,32 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // See LaneRows.
-  FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
-                            int lane) const {
-    const auto probe = [&](int h) {
-      float result = 0;
-      for_columns(h, lane, [&](int, const float(&numbers)[kApart]) {
-        FLASHATTN_UNROLL
-        for (int e = 0; e < kApart; ++e) result = multiply_add(numbers[e], 0, result);
-      });
-      return result;
-    };
-    const auto write = [&](int h, T* row, float by, bool finite) {
-      if (!finite) return;
-      for_columns(h, lane, [&](int column, const float(&numbers)[kApart]) {
-        FLASHATTN_UNROLL
-        for (int e = 0; e < kApart; e += 2) {
-          *reinterpret_cast<uint*>(row + column + e) = rounded_pair<T>(numbers[e] * by, numbers[e + 1] * by);
-        }
-      });
-    };
-    return Base::store(probe, write, outputs, params, sinks, batch, lane);
+  // As WarpRows'.
+  FLASHATTN_FUNC float probe(int h, int lane) const {
+    float result = 0;
+    for_columns(h, lane, [&](int, const float(&numbers)[kApart]) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < kApart; ++e) result = multiply_add(numbers[e], 0, result);
+    });
+    return result;
+  }
+  FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
+    if (!finite) return;
+    for_columns(h, lane, [&](int column, const float(&numbers)[kApart]) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < kApart; e += 2) {
+        *reinterpret_cast<uint*>(row + column + e) = rounded_pair<T>(numbers[e] * factor, numbers[e + 1] * factor);
+      }
+    });
+  }
+
+  // Those of a tile, and their maximum: see LaneRows.
+  template <typename F>
+  static FLASHATTN_FUNC void for_each(Scores& scores, int first_key, int lane, F function) {
+    for_each(scores, [&](float& x, int h, int key) { function(x, h, first_key + lane / 4 * 4 + key); });
+  }
+  static FLASHATTN_FUNC float highest(const Scores& scores, int h) {
+    return maximum(maximum(at(scores, 0, h), at(scores, 1, h)), maximum(at(scores, 2, h), at(scores, 3, h)));
   }
 
  private:

@@ -19,28 +19,24 @@ constexpr float kBelow<half> = 7;
 // E: what the tensor cores multiply, by which lanes have their columns; T: what is written.
 template <typename T, int DV, int KEYS, typename E = T>
 struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
-  using Base = LaneRows<WarpRows, 2, kRowLanes, 1>;
+  static constexpr float kScoreUnit = 1, kBelowMax = kBelow<T>;
 
   Fragment output[DV / 8] = {};
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return lane / kRowLanes + h * kRowStep; }
 
-  // first_key: of the tile. See LaneRows.
-  FLASHATTN_FUNC Rescaling<2> to_probabilities(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key,
-                                               bool shown, int lane) {
-    const auto for_each = [&](auto function) {
-      FLASHATTN_UNROLL
-      for (int i = 0; i < KEYS / 2; ++i) {
-        function(scores[i / 4][i % 4], i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
-      }
-    };
-    const auto highest = [&](int h) {
-      float result = scores[0][2 * h];
-      FLASHATTN_UNROLL
-      for (int j = 0; j < KEYS / 8; ++j) result = maximum(result, maximum(scores[j][2 * h], scores[j][2 * h + 1]));
-      return result;
-    };
-    return Base::to_probabilities(for_each, highest, 1, kBelow<T>, visibility, shown);
+  template <typename F>
+  static FLASHATTN_FUNC void for_each(Fragment (&scores)[KEYS / 8], int first_key, int lane, F function) {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < KEYS / 2; ++i) {
+      function(scores[i / 4][i % 4], i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
+    }
+  }
+  static FLASHATTN_FUNC float highest(const Fragment (&scores)[KEYS / 8], int h) {
+    float result = scores[0][2 * h];
+    FLASHATTN_UNROLL
+    for (int j = 0; j < KEYS / 8; ++j) result = maximum(result, maximum(scores[j][2 * h], scores[j][2 * h + 1]));
+    return result;
   }
 
   FLASHATTN_FUNC void rescale(Rescaling<2> rescaling) {
@@ -55,38 +51,33 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     for (int i = 0; i < DV / 2; ++i) output[i / 4][i % 4] += sums[i / 4][i % 4];
   }
 
-  // See LaneRows.
-  FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
-                            int lane) const {
-    const auto probe = [&](int h) {
-      float result = 0;
+  FLASHATTN_FUNC float probe(int h, int) const {
+    float result = 0;  // becomes NaN with the first number that is not finite
+    FLASHATTN_UNROLL
+    for (int c = 0; c < DV / 8; ++c) {
+      result = multiply_add(output[c][2 * h], 0, multiply_add(output[c][2 * h + 1], 0, result));
+    }
+    return result;
+  }
+  FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
+    if constexpr (DV == value_dim && sizeof(T) == 2) {  // two lanes exchange pairs: each writes four neighbours
+      bool odd = lane % 2 != 0;
+      FLASHATTN_UNROLL
+      for (int c = 0; c < DV / 8; c += 2) {
+        uint pair = rounded_pair<T>(output[c][2 * h] * factor, output[c][2 * h + 1] * factor);
+        uint next = rounded_pair<T>(output[c + 1][2 * h] * factor, output[c + 1][2 * h + 1] * factor);
+        uint got = __shfl_xor_sync(~0u, odd ? pair : next, 1);
+        uint2 four = {odd ? got : pair, odd ? next : got};
+        if (finite) *reinterpret_cast<uint2*>(row + (c + odd) * 8 + lane % 4 / 2 * 4) = four;
+      }
+    } else if (finite) {
       FLASHATTN_UNROLL
       for (int c = 0; c < DV / 8; ++c) {
-        result = multiply_add(output[c][2 * h], 0, multiply_add(output[c][2 * h + 1], 0, result));
+        int column = output_column<E>(c, lane);
+        if (column < value_dim) row[column] = T(output[c][2 * h] * factor);
+        if (column + kNext<E> < value_dim) row[column + kNext<E>] = T(output[c][2 * h + 1] * factor);
       }
-      return result;
-    };
-    const auto write = [&](int h, T* row, float by, bool finite) {
-      if constexpr (DV == value_dim && sizeof(T) == 2) {  // two lanes exchange pairs: each writes four neighbours
-        bool odd = lane % 2 != 0;
-        FLASHATTN_UNROLL
-        for (int c = 0; c < DV / 8; c += 2) {
-          uint pair = rounded_pair<T>(output[c][2 * h] * by, output[c][2 * h + 1] * by);
-          uint next = rounded_pair<T>(output[c + 1][2 * h] * by, output[c + 1][2 * h + 1] * by);
-          uint got = __shfl_xor_sync(~0u, odd ? pair : next, 1);
-          uint2 four = {odd ? got : pair, odd ? next : got};
-          if (finite) *reinterpret_cast<uint2*>(row + (c + odd) * 8 + lane % 4 / 2 * 4) = four;
-        }
-      } else if (finite) {
-        FLASHATTN_UNROLL
-        for (int c = 0; c < DV / 8; ++c) {
-          int column = output_column<E>(c, lane);
-          if (column < value_dim) row[column] = T(output[c][2 * h] * by);
-          if (column + kNext<E> < value_dim) row[column + kNext<E>] = T(output[c][2 * h + 1] * by);
-        }
-      }
-    };
-    return Base::store(probe, write, outputs, params, sinks, batch, lane);
+    }
   }
 };
 
