@@ -102,8 +102,8 @@ FAULTS = {
         ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)
     ),
     # Lanes.
-    "a row's maximum of two lanes": Fault(PREFILL, "lane_max<kRowLanes>(score", "lane_max<2>(score"),
-    "a row's sum of more lanes": Fault(PREFILL, "lane_sum<kRowLanes>(softmax", "lane_sum<8>(softmax"),
+    "a row's maximum of one lane": Fault(PREFILL, "lane_max<LANES, STEP>(score", "(score", **GROWING),
+    "a row's sum of more lanes": Fault(PREFILL, "lane_sum<LANES, STEP>(softmax", "lane_sum<2 * LANES, STEP>(softmax"),
     "keys as rows of the first operand": Fault(
         PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"
     ),
@@ -128,16 +128,18 @@ FAULTS = {
     "scales of another key": of_integers("scales.of(key, g), product", "scales.of(0, g), product"),
     "scales of the first group": of_integers("scales.of(key, g), product", "scales.of(key, 0), product"),
     "keys in the order of rows": of_integers("return row % 8 * 4 + row / 8;", "return row;"),
-    "a row's maximum of four keys": of_integers(
-        "score_max[h] = maximum(score_max[h], __shfl_xor_sync(~0u, score_max[h], step));", **GROWING
+    "a row's maximum of four keys": of_integers("lane_max<LANES, STEP>(score", "(score", **GROWING),
+    "output of integers not rescaled": of_integers(
+        "output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING
     ),
-    "output of integers not rescaled": of_integers("output[c / 2][h / 2][c % 2 * 2 + h % 2] *= by;", **GROWING),
-    "value biases not rescaled": of_integers("bias_sums[h][g] *= by;", **GROWING),
+    "value biases not rescaled": of_integers("bias_sums[h][g] *= rescaling.by[h];", **GROWING),
     "probabilities not transposed": of_integers("= transposed(parts[key][b][part])", "= parts[key][b][part]"),
     "value biases forgotten": of_integers("multiply_add(p[0], bias, ", "multiply_add(p[0], 0, "),
-    "value biases of four keys": of_integers("sum_of_keys(bias_sums[h][g])", "bias_sums[h][g]"),
-    "value biases of the first group": of_integers("sum_of_keys(bias_sums[h][g])", "sum_of_keys(bias_sums[h][0])"),
-    "a row's sum of four keys": of_integers("sum_of_keys(softmax[h].row_sum)", "softmax[h].row_sum"),
+    "value biases of four keys": of_integers("lane_sum<8, 4>(bias_sums[h][g])", "bias_sums[h][g]"),
+    "value biases of the first group": of_integers(
+        "lane_sum<8, 4>(bias_sums[h][g])", "lane_sum<8, 4>(bias_sums[h][0])"
+    ),
+    "a row's sum of four keys": of_integers("lane_sum<LANES, STEP>(softmax", "(softmax"),
     "the small parts of integers forgotten": of_integers(
         "for (int part = 0; part < 2; ++part) {", "for (int part = 1; part < 2; ++part) {"
     ),

@@ -73,7 +73,8 @@ Launch prefill(const Call& call, int parts) {
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
   int widest = std::max(dim, value_dim);
   int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int rows = is_quantised(call) && widest > 128 ? 8 : 16, stage = stage_bytes(call, keys, dim, value_dim);
+  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // registers allow
+  int stage = stage_bytes(call, keys, dim, value_dim);
   const auto shared_by = [&](int warps) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
   };
@@ -217,9 +218,9 @@ Launches decode(const Call& call) {
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
   bool integers = has_integer_tiles(call);
-  int rows = integers && rows_of_group(call) <= 8 ? 8 : 16, keys = integers ? 32 : 16;
+  int widest = std::max(dim, value_dim), keys = integers ? 32 : 16;
+  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // of large heads, registers allow 8
   int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
-  int widest = std::max(dim, value_dim);
   for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
     int shared = std::max(queries + warps * stages * tiles, results);
