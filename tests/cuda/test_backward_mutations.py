@@ -68,8 +68,8 @@ FAULTS = {
     "parts: hidden NaN": of_parts("spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
     # Bounds.
     "rows beyond the last": Fault(BACKWARD, "if (row > last_row || spoilt[h]) continue;", "if (spoilt[h]) continue;"),
-    "delta: rows beyond the last": Fault(DELTA, "minimum(query, params.query_len - 1)", "query"),
-    "merge: keys beyond the last": Fault(MERGE, "if (key >= params.key_len) return;"),
+    "delta: rows beyond the last": Fault(DELTA, "minimum(first + r * kStep, params.query_len - 1)", "first + r"),
+    "merge: keys beyond the last": Fault(MERGE, "if (key >= params.key_len) continue;"),
     # The mathematics.
     "a score above the maximum": Fault(BACKWARD, "at_most_zero(exponent)", "exponent", mask="rounded"),
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),

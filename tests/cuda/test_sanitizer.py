@@ -33,6 +33,24 @@ for dtype in (mx.bfloat16, mx.float32):
         mx.eval(quantized_flash_attention(normal(16, length, dtype), *packed, mask="causal", group_size=64, bits=4))
 print("all calls ran")
 """
+GRADIENTS = """
+import mlx.core as mx
+from flashattn_core import flash_attention
+from flashattn_core.masks import Causal, SlidingWindow
+
+mx.set_cache_limit(0)
+normal = lambda heads, length, dim, dtype: mx.random.normal((1, heads, length, dim)).astype(dtype)
+for dtype in (mx.bfloat16, mx.float32):
+    for dim in (64, 128, 256):
+        query, dout = normal(16, 136, dim, dtype), normal(16, 136, dim, dtype)
+        key, value = normal(8, 72, dim, dtype), normal(8, 72, dim, dtype)
+        sinks = mx.random.normal((16,)).astype(dtype)
+        hidden = mx.random.uniform(shape=(136, 72)) > 0.9
+        for mask in (SlidingWindow(33), Causal() & hidden):
+            attend = lambda query, key, value, sinks: flash_attention(query, key, value, mask=mask, sinks=sinks)
+            mx.eval(mx.vjp(attend, [query, key, value, sinks], [dout]))
+print("all calls ran")
+"""
 PLANTED = {
     "memcheck": "out[1ll << 40] = 1;",
     # Each warp reads what the other one writes, again and again.
@@ -65,11 +83,12 @@ def report(tool, program, **names):
     return done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("program", [CALLS, GRADIENTS], ids=["forward", "gradients"])
 @pytest.mark.parametrize("tool", PLANTED)
-def test_nothing_is_found_in_our_kernels(tool):
+def test_nothing_is_found_in_our_kernels(tool, program):
     kernels = ["cuda_decode", "cuda_prefill", "cuda_rowwise"]
     on_hopper = ["cuda_prefill_hopper"] * (mx.device_info(mx.gpu)["compute_capability_major"] == 9)
-    said = report(tool, CALLS, KERNELS={4: kernels, 2: kernels + on_hopper})
+    said = report(tool, program, KERNELS={4: kernels, 2: kernels + on_hopper})
     assert "all calls ran" in said, said
     assert re.search("SUMMARY: 0 (errors|hazards)", said), said
 

@@ -74,8 +74,8 @@ class Call(Workload):
         return max(sum(part.flops for part in parts) / PRODUCTS, moved / MEMORY)
 
 
-def call(heads: str, query_len: int, seq_len: int, *, window: int | None = None, **more: Any) -> Call:
-    batch = more.pop("batch", len(more.get("padding", [0])))
+def call(heads: str, query_len: int, seq_len: int, *, window: int | None = None, batch: int = 1, **more: Any) -> Call:
+    batch = len(more.get("padding", range(batch)))
     return Call(Heads.parse(heads), batch, query_len, seq_len, True, window, **{"dtype": "bfloat16", **more})
 
 

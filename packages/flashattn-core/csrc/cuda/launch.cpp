@@ -243,7 +243,7 @@ Launches decode(const Call& call) {
 enum Gradient { dq, dk_and_dv, dk, dv };  // gradient_block.h's
 
 Launch backward_delta(const Call& call) {
-  constexpr int kWarps = 8, kRowsOfWarp = 4;
+  constexpr int kWarps = 8, kRowsOfWarp = 8;
   std::vector<Argument> arguments = delta_arguments(call);
   arguments.insert(arguments.end(), {{Binding::row_stats, Role::input}, {Binding::saved_rows, Role::output}});
   int64_t heads = call.params.num_heads * call.params.batch_size;
@@ -370,11 +370,11 @@ int heads_of_block(const Call& call, int rows) {
 }
 
 Launch backward_merge(const Call& call) {
-  constexpr int kWarps = 8;
-  return launch(call, "backward_merge", {kWarps},
+  constexpr int kWarps = 8, kKeys = 16;
+  return launch(call, "backward_merge", {kWarps, kKeys},
                 arguments({Binding::dk_parts, Binding::dv_parts}, {Binding::dk, Binding::dv},
                           {Binding::params, Binding::backward}),
-                divide_up(call.params.key_len, kWarps) * num_groups(call), kWarps);
+                divide_up(call.params.key_len, kKeys) * num_groups(call), kWarps);
 }
 
 // MLX has a node wait for the last one that wrote an array, not for those that have read it. Calls share scratch: so

@@ -3,35 +3,59 @@
 
 using namespace flashattn;
 
-// The sum of products of two rows, by LANES lanes: 16 bytes at a time, where they lie so. The order is always the same.
-template <int LANES, typename T>
-FLASHATTN_FUNC float product_of_rows(const T* a, int64_t a_step, const T* b, int64_t b_step, int lane) {
-  constexpr int kAtOnce = 16 / sizeof(T);
-  unsigned long long addresses = reinterpret_cast<unsigned long long>(a) | reinterpret_cast<unsigned long long>(b);
-  bool wide = a_step == 1 && b_step == 1 && addresses % 16 == 0 && value_dim % kAtOnce == 0;
-  float sum = 0;
-  FLASHATTN_UNROLL
-  for (int column = lane * kAtOnce; column < value_dim; column += LANES * kAtOnce) {
-    float4 piece_of_a, piece_of_b;
-    T *x = reinterpret_cast<T*>(&piece_of_a), *y = reinterpret_cast<T*>(&piece_of_b);
-    if (wide) {
-      piece_of_a = *reinterpret_cast<const float4*>(a + column);
-      piece_of_b = *reinterpret_cast<const float4*>(b + column);
+// The sums of products of ROWS rows of each of two arrays, by LANES lanes. The order is always the same.
+template <int LANES, int ROWS, typename T>
+struct ProductsOfRows {
+  static constexpr int kAtOnce = 16 / sizeof(T);
+
+  const T *a[ROWS], *b[ROWS];
+  int64_t a_step, b_step;
+
+  // 16 bytes at a time, where they lie so: all of them are asked for before the first is used.
+  FLASHATTN_FUNC void sum(float (&sums)[ROWS], int lane) const {
+    unsigned long long addresses = 0;
+    FLASHATTN_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      addresses |= reinterpret_cast<unsigned long long>(a[r]) | reinterpret_cast<unsigned long long>(b[r]);
+    }
+    if (a_step == 1 && b_step == 1 && addresses % 16 == 0 && value_dim % kAtOnce == 0) {
+      add(sums, lane, [](const T* row, int64_t, int column) { return *reinterpret_cast<const float4*>(row + column); });
     } else {
-      FLASHATTN_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        bool exists = column + i < value_dim;
-        x[i] = exists ? a[(column + i) * a_step] : T(0.0f);
-        y[i] = exists ? b[(column + i) * b_step] : T(0.0f);
-      }
+      add(sums, lane, [](const T* row, int64_t step, int column) {
+        float4 piece;
+        FLASHATTN_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) {
+          reinterpret_cast<T*>(&piece)[i] = column + i < value_dim ? row[(column + i) * step] : T(0.0f);
+        }
+        return piece;
+      });
     }
     FLASHATTN_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) sum = multiply_add(float(x[i]), float(y[i]), sum);
+    for (int r = 0; r < ROWS; ++r) sums[r] = lane_sum<LANES>(sums[r]);
   }
-  return lane_sum<LANES>(sum);
-}
 
-// Eight lanes have a row. Blocks: heads and batch elements for each WARPS * 4 queries of whole tiles.
+ private:
+  template <typename F>
+  FLASHATTN_FUNC void add(float (&sums)[ROWS], int lane, F load) const {
+    FLASHATTN_UNROLL
+    for (int column = lane * kAtOnce; column < value_dim; column += LANES * kAtOnce) {
+      float4 of_a[ROWS], of_b[ROWS];
+      FLASHATTN_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        of_a[r] = load(a[r], a_step, column);
+        of_b[r] = load(b[r], b_step, column);
+      }
+      FLASHATTN_UNROLL
+      for (int i = 0; i < ROWS * kAtOnce; ++i) {
+        int r = i / kAtOnce, e = i % kAtOnce;
+        const T *x = reinterpret_cast<const T*>(&of_a[r]), *y = reinterpret_cast<const T*>(&of_b[r]);
+        sums[r] = multiply_add(float(x[e]), float(y[e]), sums[r]);
+      }
+    }
+  }
+};
+
+// Eight lanes have two rows. Blocks: heads and batch elements for each WARPS * 8 queries of whole tiles.
 template <typename T, int WARPS>
 FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   FLASHATTN_VALUE(AttentionParams, params);
@@ -42,16 +66,26 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   FLASHATTN_READ(float, row_stats);
   FLASHATTN_WRITTEN(float, delta);
   FLASHATTN_WRITTEN(float4, saved_rows);
-  constexpr int kLanes = 8;
+  constexpr int kLanes = 8, kRows = 2, kStep = WARPS * FLASHATTN_LANES / kLanes;
   BlockPosition block = block_position(params, params.num_heads);
   int batch = block.batch, head = block.head, lane = threadIdx.x % kLanes;
-  int query = block.part * (WARPS * FLASHATTN_LANES / kLanes) + int(threadIdx.x) / kLanes;
-  int read = minimum(query, params.query_len - 1);
-  float sum = product_of_rows<kLanes>(
-      head_of(out, params, params.out, batch, head) + read * params.out.row, params.out.column,
-      head_of(dout, params, backward.dout, batch, head) + read * backward.dout.row, backward.dout.column, lane);
-  if (has_dlse) sum -= head_of(dlse, params, backward.dlse, batch, head)[read * backward.dlse.row];
-  if (lane != 0) return;
+  int first = block.part * kStep * kRows + int(threadIdx.x) / kLanes;
+  ProductsOfRows<kLanes, kRows, T> products = {{}, {}, params.out.column, backward.dout.column};
+  FLASHATTN_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    int read = minimum(first + r * kStep, params.query_len - 1);
+    products.a[r] = head_of(out, params, params.out, batch, head) + read * params.out.row;
+    products.b[r] = head_of(dout, params, backward.dout, batch, head) + read * backward.dout.row;
+  }
+  float sums[kRows] = {};
+  products.sum(sums, lane);
+  // A lane for each row writes it.
+  if (lane >= kRows) return;
+  int query = first + lane * kStep;
+  float sum = lane == 0 ? sums[0] : sums[1];
+  if (has_dlse) {
+    sum -= head_of(dlse, params, backward.dlse, batch, head)[minimum(query, params.query_len - 1) * backward.dlse.row];
+  }
   float* of_head = delta + delta_offset(params, batch, head);
   if (query < params.query_len) of_head[query] = sum;
   saved_rows[saved_offset(params, batch, head) + query] =

@@ -3,27 +3,28 @@
 
 using namespace flashattn;
 
-template <typename T, int COLUMNS>
-FLASHATTN_FUNC void merge_parts(const float* parts, int64_t step, int count, T* row, int lane) {
-  constexpr int kAtOnce = COLUMNS % 4 == 0 ? 4 : 1;
-  struct alignas(sizeof(float) * kAtOnce) Slice {
-    float columns[kAtOnce];
-  };
-  FLASHATTN_UNROLL
-  for (int column = lane * kAtOnce; column < COLUMNS; column += FLASHATTN_LANES * kAtOnce) {
-    Slice sum = {};
-    _Pragma("unroll 4") for (int n = 0; n < count; ++n) {
-      Slice slice = *reinterpret_cast<const Slice*>(parts + n * step + column);
-      FLASHATTN_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) sum.columns[i] += slice.columns[i];
-    }
+// Some neighbours of a row.
+template <typename T, int COUNT>
+struct alignas(sizeof(T) * COUNT) Neighbours {
+  T columns[COUNT];
+};
+
+template <int COUNT, typename T>
+FLASHATTN_FUNC void merge_parts(const float* parts, int64_t step, int count, T* to) {
+  Neighbours<float, COUNT> sum = {};
+  _Pragma("unroll 4") for (int n = 0; n < count; ++n) {
+    auto part = *reinterpret_cast<const Neighbours<float, COUNT>*>(parts + n * step);
     FLASHATTN_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) row[column + i] = T(sum.columns[i]);
+    for (int i = 0; i < COUNT; ++i) sum.columns[i] += part.columns[i];
   }
+  Neighbours<T, COUNT> rounded;
+  FLASHATTN_UNROLL
+  for (int i = 0; i < COUNT; ++i) rounded.columns[i] = T(sum.columns[i]);
+  *reinterpret_cast<Neighbours<T, COUNT>*>(to) = rounded;
 }
 
-// A warp has a row of each. Blocks: kv_heads and batch elements for each WARPS keys.
-template <typename T, int WARPS>
+// Blocks: kv_heads and batch elements for each KEYS keys.
+template <typename T, int WARPS, int KEYS>
 FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
   FLASHATTN_VALUE(AttentionParams, params);
   FLASHATTN_VALUE(BackwardParams, backward);
@@ -31,14 +32,25 @@ FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
   FLASHATTN_READ(float, dv_parts);
   FLASHATTN_WRITTEN(T, dk);
   FLASHATTN_WRITTEN(T, dv);
+  constexpr int kAtOnce = head_dim % 4 == 0 && value_dim % 4 == 0 ? 4 : 1, kOfKey = head_dim / kAtOnce;
+  constexpr int kPieces = kOfKey + value_dim / kAtOnce;  // of a key and its value
   BlockPosition block = block_position(params, params.num_kv_heads);
-  int key = block.part * WARPS + int(warp_index()), head = block.head, batch = block.batch;
-  if (key >= params.key_len) return;
-  int64_t row = (int64_t(batch) * params.num_kv_heads + head) * params.key_len + key;
+  int head = block.head, batch = block.batch, chunks = head_chunks(params, backward);
+  int64_t first_row = (int64_t(batch) * params.num_kv_heads + head) * params.key_len;
   int64_t rows = int64_t(params.batch_size) * params.num_kv_heads * params.key_len;
-  int chunks = head_chunks(params, backward);
-  merge_parts<T, head_dim>(dk_parts + row * head_dim, rows * head_dim, chunks,
-                           row_of(dk, params, backward.dk, batch, head, key), lane_index());
-  merge_parts<T, value_dim>(dv_parts + row * value_dim, rows * value_dim, chunks,
-                            row_of(dv, params, backward.dv, batch, head, key), lane_index());
+  FLASHATTN_UNROLL
+  for (int at = threadIdx.x; at < KEYS * kPieces; at += WARPS * FLASHATTN_LANES) {
+    int key = block.part * KEYS + at / kPieces, piece = at % kPieces;
+    if (key >= params.key_len) continue;
+    int64_t row = first_row + key;
+    if (piece < kOfKey) {
+      int column = piece * kAtOnce;
+      merge_parts<kAtOnce>(dk_parts + row * head_dim + column, rows * head_dim, chunks,
+                           row_of(dk, params, backward.dk, batch, head, key) + column);
+    } else {
+      int column = (piece - kOfKey) * kAtOnce;
+      merge_parts<kAtOnce>(dv_parts + row * value_dim + column, rows * value_dim, chunks,
+                           row_of(dv, params, backward.dv, batch, head, key) + column);
+    }
+  }
 }
