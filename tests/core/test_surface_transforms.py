@@ -3,7 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import NoKernelError, plan, reset_stats, stats
+from flashattn_core import NoKernelError, flash_attention, plan, reset_stats, stats
+from flashattn_core.masks import Tree
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import cases, seeds
@@ -94,3 +95,12 @@ def test_checkpoint(case, seed):
     plain = mx.vjp(function, primals, cotangents)
     checkpointed = mx.vjp(mx.checkpoint(function), primals, cotangents)
     assert all(equal(a, b) for a, b in zip(checkpointed, plain, strict=True))
+
+
+def test_vmap_over_trees_of_one_node(rng):
+    """Their bits are packed within the mapped function."""
+    query = mx.array(rng.standard_normal((2, 1, 1, 8), np.float32))
+    seen = mx.vmap(lambda x, tree: flash_attention(x[None], x[None], x[None], mask=Tree(tree)))(
+        query, mx.ones((2, 1, 1), mx.bool_)
+    )
+    assert mx.array_equal(seen[:, 0], query)  # each sees itself alone

@@ -223,4 +223,6 @@ def _pack_bits(visible: mx.array) -> mx.array:
     if size % 32:
         bits = mx.concatenate([bits, mx.zeros((*visible.shape[:-1], -size % 32), mx.uint32)], axis=-1)
     words = mx.unflatten(bits, -1, ((size + 31) // 32, 32))
-    return (words << mx.arange(32, dtype=mx.uint32)).sum(axis=-1).astype(mx.uint32)
+    # Multiplied, not shifted: MLX 0.32.4 reads outside of arrays where mx.vmap maps one side of a shift alone.
+    powers = mx.left_shift(mx.array(1, mx.uint32), mx.arange(32, dtype=mx.uint32))
+    return (words * powers).sum(axis=-1).astype(mx.uint32)
