@@ -67,7 +67,7 @@ FAULTS = {
     "tile: a row too many": Fault(PREFILL, "int(row) < count", "int(row) <= count", mask=None, lengths=(33, 71)),
     "tile: a column too many": Fault(PREFILL, "e < count ? from", "e <= count ? from", dim=39),
     "prefill: rows beyond the last": Fault(
-        PREFILL, "bool exists = query < params.query_len;\n      float probe", "bool exists = true;\n      float probe"
+        PREFILL, "bool exists = query < params.query_len, finite", "bool exists = true, finite"
     ),
     "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<E> < value_dim)", "if (true)", dim=37),
     "decode: rows that are padding": of_decode(
@@ -116,6 +116,7 @@ FAULTS = {
     "hidden NaN: rows are not attended again": Fault(
         PREFILL, "attend_again(spoilt,", "attend_again(0 * spoilt,", mask="NaN"
     ),
+    "hidden NaN: other rows are attended again": Fault(PREFILL, "<< Own::own_row(h, lane)", "<< h", mask="NaN"),
     "decode, hidden NaN: chunks are not attended again": of_decode(
         "if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"
     ),

@@ -54,7 +54,9 @@ FAULTS = {
     # Masks.
     "causal: one key too many": Fault(REG, "diagonal + 1", "diagonal + 2"),
     "window: one key too few": Fault(TG, "- params->window + 1", "- params->window + 2", mask=SlidingWindow(9)),
-    "a span's begin ignored": Fault(ROWWISE, "row.seen.contains(key, 1)", "key < row.seen.end", mask=SlidingWindow(9) & KeyRange(3)),
+    "a span's begin ignored": Fault(
+        ROWWISE, "row.seen.contains(key, 1)", "key < row.seen.end", mask=SlidingWindow(9) & KeyRange(3)
+    ),
     "tree: aligned at the start": Fault(
         SPLIT, "query + params->tree_size - params->query_len", "query", lengths=(5, 70), mask="tree"
     ),
