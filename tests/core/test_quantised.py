@@ -138,6 +138,24 @@ def test_plan_on_metal(rng, length, dim, kernel):
     assert (answer.kernel, answer.reason) == (None, "metal_prefill_tg takes no quantised keys and values")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bits", "length", "kernel"),
+    [
+        (mx.bfloat16, 8, 16, "cuda_decode"),
+        (mx.bfloat16, 8, 17, "cuda_prefill"),
+        (mx.float16, 4, 17, "cuda_prefill"),
+        (mx.float16, 6, 17, "cuda_rowwise"),
+        (mx.float32, 8, 17, "cuda_rowwise"),
+    ],
+)
+def test_plan_on_cuda(rng, dtype, bits, length, kernel):
+    query, packed = mx.zeros((1, 4, length, 64), dtype), quantised(rng, 1, 2, 300, 64, bits=bits)
+    assert plan(query, packed, packed, bits=bits, device="cuda").kernel == kernel
+    answer = plan(query, packed, packed, bits=bits, device="cuda", kernel="cuda_prefill")
+    reason = "cuda_prefill takes quantised keys and values of 4 and 8 bits, beside 16-bit queries"
+    assert kernel != "cuda_rowwise" or (answer.kernel, answer.reason) == (None, reason)
+
+
 def zeros(heads=2, dim=64):
     return mx.quantize(mx.zeros((1, heads, 40, dim)), group_size=64, bits=8)
 

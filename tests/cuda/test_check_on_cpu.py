@@ -27,6 +27,7 @@ OTHER_KINDS = {
     "rounded probabilities": ("cuda_prefill_rounded", kind(77, "causal")),
     "rounded probabilities, bfloat16": ("cuda_prefill_hopper_rounded", kind(77, "causal", mx.bfloat16)),
     "4 bits": (DECODE, quantised(2, bits=4)),
+    "4 bits, many queries": (PREFILL, quantised(77, bits=4)),
     "6 bits": (ROWWISE, quantised(77, bits=6)),
 }
 
@@ -50,8 +51,8 @@ def test_one_percent_in_a_head_is_found(kernel):
 
 NAN = {
     DECODE: nan_where("position.query == params.query_len - 1", "merged.slice.columns[i] * "),
-    PREFILL: nan_where("query >= params.query_len - 3", "output[i / 2][2 * h + i % 2] *= "),
-    HOPPER: nan_where("query >= params.query_len - 3", "output[i / 2][2 * h + i % 2] *= "),
+    PREFILL: nan_where("query >= params.query_len - 3", "out_row(params, batch, head, query), h, "),
+    HOPPER: nan_where("query >= params.query_len - 3", "out_row(params, batch, head, query), h, "),
 }
 
 

@@ -78,6 +78,16 @@ def test_large_heads_and_quantised(kernel, dtype, architecture):
 
 @pytest.mark.rotate(23)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_prefill"])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64), (8, 128)])
+def test_integer_tiles(kernel, dtype, architecture, bits, group_size):
+    for dim, value_dim in ((128, 128), (256, 128), (384 - group_size, group_size)):
+        assert_compiles(architecture, kernel, dtype, min(dim, 256), value_dim, bits=bits, group_size=group_size)
+
+
+@pytest.mark.rotate(23)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [64, 256])
 def test_decoding_large_groups(dim, dtype, architecture):
@@ -127,6 +137,12 @@ MODELS = {
     "decode, gemma3": ("bfloat16", 2, 1, 256, "causal", {}),
     "decode, gpt-oss": ("bfloat16", 8, 1, 64, "causal", {"sinks": True}),
     "speculative decoding": ("bfloat16", 7, 8, 128, "causal", {}),
+    **{
+        f"{what} over {bits} bits, {dim}": ("bfloat16", 7, length, dim, "causal", {"bits": bits, "group_size": 64})
+        for what, length in (("decode", 1), ("prefill", 128))
+        for bits in (4, 8)
+        for dim in (64, 128)
+    },
 }
 
 
@@ -136,7 +152,7 @@ MODELS = {
 def test_no_spills_in_what_models_call(model, architecture):
     dtype, group, length, dim, mask, options = MODELS[model]
     for kernel in ["cuda_decode"] if length <= 16 else ["cuda_prefill", "cuda_prefill_hopper"]:
-        if runs_on(kernel, dtype, architecture, dim):
+        if runs_on(kernel, dtype, architecture, dim) and not ("hopper" in kernel and "bits" in options):
             assert not assert_compiles(
                 architecture, kernel, dtype, dim, mask=mask, length=length, heads=2 * group, **options
             )

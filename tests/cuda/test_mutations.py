@@ -26,6 +26,10 @@ def of_parts(old: str, new: str = "", **how) -> Fault:
     return Fault(HOPPER, old, new, lengths=(150, 300), **how)
 
 
+def of_integers(old: str, new: str = "", **how) -> Fault:
+    return Fault(PREFILL, old, new, **{"lengths": (33, 70), "dim": 64, "dtype": "float16", "bits": 4} | how)
+
+
 WAIT = "wait_for_copies<0>();"
 FAULTS = {
     # Barriers, and copies in the background.
@@ -56,14 +60,14 @@ FAULTS = {
     "merge: the last but one merges": of_decode("uint(count - 1)", "uint(count - 2)"),
     "merge: arrivals are left": of_decode("if (last) *arrived = 0;"),
     "merge: one count for all heads": of_decode("(batch * params.num_kv_heads + kv_head) *", "0 *"),
-    "merge: one count for all rows": of_decode(" + first_row / kRows", length=16),
+    "merge: one count for all rows": of_decode(" + first_row / ROWS", length=16),
     "rowwise: keys before they are there": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=1),
     "rowwise: values over values": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=2),
     # Bounds.
     "tile: a row too many": Fault(PREFILL, "int(row) < count", "int(row) <= count", mask=None, lengths=(33, 71)),
     "tile: a column too many": Fault(PREFILL, "e < count ? from", "e <= count ? from", dim=39),
     "prefill: rows beyond the last": Fault(
-        PREFILL, "bool exists = query < params.query_len;\n      float probe", "bool exists = true;\n      float probe"
+        PREFILL, "bool exists = query < params.query_len, finite", "bool exists = true, finite"
     ),
     "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<E> < value_dim)", "if (true)", dim=37),
     "decode: rows that are padding": of_decode(
@@ -73,7 +77,9 @@ FAULTS = {
     # Masks and options.
     "causal: a key too many": Fault(PREFILL, "diagonal + 1", "diagonal + 2"),
     "window: a key too few": Fault(PREFILL, "- params->window + 1", "- params->window + 2", mask=SlidingWindow(9)),
-    "a span's begin ignored": of_decode("key < row.seen.begin || ", length=8, mask=SlidingWindow(9) & KeyRange(3)),
+    "a span's begin ignored": of_decode(
+        "row.seen.contains(key, 1)", "key < row.seen.end", length=8, mask=SlidingWindow(9) & KeyRange(3)
+    ),
     "partly visible tiles taken for whole ones": Fault(
         PREFILL, "own_all.contains(first, KEYS)", "own_all.contains(first, 1)"
     ),
@@ -98,8 +104,8 @@ FAULTS = {
         ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)
     ),
     # Lanes.
-    "a row's maximum of two lanes": Fault(PREFILL, "lane_max<kRowLanes>(score", "lane_max<2>(score"),
-    "a row's sum of more lanes": Fault(PREFILL, "lane_sum<kRowLanes>(softmax", "lane_sum<8>(softmax"),
+    "a row's maximum of one lane": Fault(PREFILL, "lane_max<LANES, STEP>(score", "(score", **GROWING),
+    "a row's sum of more lanes": Fault(PREFILL, "lane_sum<LANES, STEP>(softmax", "lane_sum<2 * LANES, STEP>(softmax"),
     "keys as rows of the first operand": Fault(
         PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"
     ),
@@ -112,9 +118,38 @@ FAULTS = {
     "hidden NaN: rows are not attended again": Fault(
         PREFILL, "attend_again(spoilt,", "attend_again(0 * spoilt,", mask="NaN"
     ),
+    "hidden NaN: other rows are attended again": Fault(PREFILL, "<< Own::own_row(h, lane)", "<< h", mask="NaN"),
     "decode, hidden NaN: chunks are not attended again": of_decode(
         "if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"
     ),
+    # Quantised keys and values: integers, and what is a group's.
+    "integers of the next element": of_integers("e * kBits - kUp", "(e ^ 1) * kBits - kUp"),
+    "integers of a wider mask": of_integers("((1u << kBits) - 1) << kUp", "((2u << kBits) - 1) << kUp"),
+    "queries as they lie": of_integers("read[b][c][e + kApart]", "read[b][c][(e + kApart) % 3]"),
+    "a group's sum of two lanes": of_integers("lane_sum<4>(sum)", "lane_sum<2>(sum)"),
+    "the sum of another query": of_integers("query_sums[h][g], g == 0", "query_sums[0][g], g == 0"),
+    "scales of another key": of_integers("scales.of(key, g), product", "scales.of(0, g), product"),
+    "scales of the first group": of_integers("scales.of(key, g), product", "scales.of(key, 0), product"),
+    "keys in the order of rows": of_integers("return row % 8 * 4 + row / 8;", "return row;"),
+    "a row's maximum of four keys": of_integers("lane_max<LANES, STEP>(score", "(score", **GROWING),
+    "output of integers not rescaled": of_integers(
+        "output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING
+    ),
+    "value biases not rescaled": of_integers("bias_sums[h][g] *= rescaling.by[h];", **GROWING),
+    "probabilities not transposed": of_integers("= transposed(parts[key][b][part])", "= parts[key][b][part]"),
+    "value biases forgotten": of_integers("multiply_add(p[0], bias, ", "multiply_add(p[0], 0, "),
+    "value biases of four keys": of_integers("lane_sum<8, 4>(bias_sums[h][g])", "bias_sums[h][g]"),
+    "value biases of the first group": of_integers(
+        "lane_sum<8, 4>(bias_sums[h][g])", "lane_sum<8, 4>(bias_sums[h][0])"
+    ),
+    "a row's sum of four keys": of_integers("lane_sum<LANES, STEP>(softmax", "(softmax"),
+    "the small parts of integers forgotten": of_integers(
+        "for (int part = 0; part < 2; ++part) {", "for (int part = 1; part < 2; ++part) {"
+    ),
+    "scales that are not there": of_integers("copy_async(memory + at,", "if (false) copy_async(memory + at,"),
+    "scales beyond the last key": of_integers("clamped(count * kRow - at, 0, 16)", "16", lengths=(33, 80)),
+    "words beyond the last key": of_integers("count >= kIntegerKeys || key + keys < count", "true"),
+    "scales that begin anywhere": of_integers("begins % 16 == 0", "true"),
     # Hopper: barriers in shared memory, boxes, products of warpgroups.
     "hopper: queries before they are there": of_hopper("if (!kFresh) queries_arrived.wait(0);"),
     "hopper: keys before they are there": of_hopper(

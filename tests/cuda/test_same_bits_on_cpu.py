@@ -11,6 +11,7 @@ CASES = {  # kernel, queries, keys, bits; and a dtype other than bfloat16
     "a chunk": ("cuda_decode", 3, 100, None),
     "chunks": ("cuda_decode", 1, 300, None),
     "quantised": ("cuda_decode", 2, 300, 4),
+    "quantised, tensor cores": ("cuda_prefill", 40, 70, 8),
     "tensor cores": ("cuda_prefill", 40, 70, None),
     "warpgroups": ("cuda_prefill_hopper", 140, 150, None),
     "warpgroups, float32": ("cuda_prefill_hopper", 140, 150, None, "float32"),

@@ -13,6 +13,7 @@ SCRIPTS = ROOT / "packages/evals/scripts"
 SCRIPT = runpy.run_path(str(SCRIPTS / "measure_cuda_table.py"))
 TABLE = SCRIPT["TABLE"]
 PAGE = (ROOT / "docs/cuda.md").read_text(encoding="utf-8")
+STORED = SCRIPT["STORED"]
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +31,20 @@ def test_the_page_has_its_rows(gradients):
     assert re.findall(r"^\| (.*?) \|", training.partition("\n\n")[0], re.M) == list(gradients["TABLE"])
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", TABLE | STORED)
 def test_both_compute_the_same(name):
     def small(length):
         return length if length <= 16 else length // 128
 
-    call = TABLE[name]
+    call = (TABLE | STORED)[name]
     lengths = {"query_len": small(call.query_len), "seq_len": small(call.seq_len)}
     call = replace(call, **lengths, window=call.window and 5, padding=tuple(n // 128 for n in call.padding))
     found = SCRIPT["measured"](call, trials=1)
-    own, ours, faster = found["errors"]
-    bound = (1e-6, 1e-6) if call.dtype == "float32" else (5, 1.01)
+    own, ours, *faster = found["errors"]
+    bound = (1e-6, 1e-6) if call.dtype == "float32" else (60 if call.kv_bits else 5, 1.01)
     assert own < bound[0]
     assert ours < bound[1]
-    assert faster in (own, ours)
+    assert all(each in (own, ours) for each in faster)
     assert min(found["stream"] + found["chain"]) > 0
 
 

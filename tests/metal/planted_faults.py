@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 import pytest
+from flashattn_core.check import difference
 from flashattn_core.masks import Tree
+from flashattn_core.reference import reference_attention
 from metal_attention import Run
 from metal_on_cpu import MetalError
-from oracle import assert_matches_reference, draw
+from oracle import assert_matches_reference, draw, to_numpy
 from test_quantised import dequantised
 
 BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
@@ -87,11 +89,18 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run
     if fault.bits is not None:
         how = {"group_size": 32, "bits": fault.bits}
         key_on_metal, value_on_metal = (mx.quantize(x.astype(mx.float16), **how) for x in (key, value))
-        value_on_metal = tuple(mx.repeat(x, 2, axis=2)[:, :, ::2] for x in value_on_metal)  # strides of its own
+        if fault.dtype == "float32":  # strides of its own
+            value_on_metal = tuple(mx.repeat(x, 2, axis=2)[:, :, ::2] for x in value_on_metal)
         key, value = dequantised(key_on_metal, **how), dequantised(value_on_metal, **how)
 
     def attention(query, key, value, *args, return_lse, **options):
         result = run(query, key_on_metal, value_on_metal, *args, edit=edit, **how, **options)
         return result.out, result.lse
 
+    if fault.bits is not None and fault.dtype != "float32":  # the unfused formula would be in float32
+        scale, own = options.get("scale"), {"kernel": fault.kernel, "edit": edit, **how}
+        out = run(query, key_on_metal, value_on_metal, scale, mask, **own).out
+        expected, _ = reference_attention(*(to_numpy(x) for x in (query, key, value)), scale, mask)
+        assert difference(out, mx.array(expected.astype(np.float32))) == ""
+        return
     assert_matches_reference(query, key, value, mask=mask, kernel=fault.kernel, attention=attention, **options)

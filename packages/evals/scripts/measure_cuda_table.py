@@ -1,10 +1,11 @@
-"""Measures the table of docs/cuda.md on the NVIDIA GPU that is there: attention as published models call it.
+"""Measures the tables of docs/cuda.md on the NVIDIA GPU that is there: attention as published models call it.
 
     MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_table.py
 
 MLX's own attention and ours take turns, in two ways. In a stream the calls of an evaluation do not need each other, so
 they may overlap, and a decode step finds its keys in the GPU's cache. In a chain each call's query is the output
-before, and a decode step has keys of its own, as in the layers of a model.
+before, and a decode step has keys of its own, as in the layers of a model. With quantised keys and values MLX's own is
+mlx-lm's, and there is the share of a copy's bandwidth at which a step reads them.
 """
 
 import sys
@@ -21,9 +22,10 @@ import mlx.core as mx
 import numpy as np
 from flash_evals import contest, machine
 from flash_evals.measure import peak_memory
-from flash_evals.workload import ITEM_SIZE, Heads, Workload
+from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, Heads, Workload
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 from flashattn_core.reference import reference_attention
+from mlx_lm.models.base import quantized_scaled_dot_product_attention
 from mlxlm_flash_patch.faster import reason_to_leave
 
 # Short calls are repeated until a trial lasts so long: an evaluation takes half a millisecond of its own.
@@ -32,7 +34,7 @@ PRODUCTS, MEMORY = 800e12, 3.0e12  # of an H100: FLOP/s of a product in bfloat16
 CHAIN_BYTES, CHAIN_LENGTH = 256e6, 16  # keys and values of a chain: more than the cache holds
 ROWS = 47  # of two heads, of which the errors are
 
-Attention = Callable[[mx.array, mx.array, mx.array], mx.array]
+Attention = Callable[[mx.array, Any, Any], mx.array]
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,18 @@ class Call(Workload):
     softcap: float | None = None
     padding: tuple[int, ...] = ()  # hidden keys before each sequence of the batch
 
-    def draw(self, seed: int) -> list[mx.array]:
+    def draw(self, seed: int) -> list[Any]:
         """query, key, value and sinks, on the GPU: arrays of numpy's would stay in managed memory."""
         heads, dtype = self.heads, getattr(mx, self.dtype)
         shapes = [(self.batch_size, heads.query, self.query_len, heads.dim)]
         shapes += [(self.batch_size, heads.kv, self.seq_len, heads.dim)] * 2
         random = mx.random.split(mx.random.key(seed), 4)
-        return [mx.random.normal(s, dtype, key=key) for s, key in zip([*shapes, (heads.query,)], random, strict=True)]
+        drawn: list[Any] = [
+            mx.random.normal(s, dtype, key=key) for s, key in zip([*shapes, (heads.query,)], random, strict=True)
+        ]
+        if self.kv_bits:
+            drawn[1:3] = [mx.quantize(x, GROUP_SIZE, self.kv_bits) for x in drawn[1:3]]
+        return drawn
 
     def seen(self, queries: mx.array) -> mx.array:
         """(batch or 1, 1, queries, keys): what these queries see, as an array."""
@@ -91,6 +98,18 @@ TABLE = {
     "causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096),
     "causal, 28/4x128, 16384²": call("28/4x128", 16384, 16384),
 }
+STORED = {
+    f"{'decode' if length == 1 else 'causal'}, {bits} bits, {heads}, {keys:,} keys, batch {batch}": call(
+        heads, length, keys, kv_bits=bits, batch=batch
+    )
+    for heads in ("28/4x128", "14/2x64")
+    for bits in (8, 4)
+    for length, keys, batch in (
+        *((1, keys, batch) for keys in (16384, 32768, 131072) for batch in (1, 8)),
+        (2048, 2048, 1),
+        (4096, 4096, 1),
+    )
+}
 
 
 def mask_of(call: Call) -> Mask | None:
@@ -102,6 +121,10 @@ def mask_of(call: Call) -> Mask | None:
 
 
 def ours(call: Call, sinks: mx.array | None) -> Attention:
+    if call.kv_bits:
+        return partial(
+            flashattn_core.quantized_flash_attention, mask=mask_of(call), group_size=GROUP_SIZE, bits=call.kv_bits
+        )
     return partial(flashattn_core.flash_attention, mask=mask_of(call), sinks=sinks, softcap=call.softcap)
 
 
@@ -119,6 +142,10 @@ def whichever_is_faster(call: Call, sinks: mx.array | None) -> Attention:
 def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
     """As mlx-lm calls it. It has no soft-cap: that is written out as in mlx_lm.models.gemma2."""
     scale, softcap = call.heads.dim**-0.5, call.softcap
+    if call.kv_bits:
+        how: Any = {"mask": "causal" if call.query_len > 1 else None, "group_size": GROUP_SIZE, "bits": call.kv_bits}
+        own = quantized_scaled_dot_product_attention
+        return lambda query, key, value: own(query[:], key, value, scale, **how)  # it scales the query in place
     attention = partial(mx.fast.scaled_dot_product_attention, scale=scale, sinks=sinks)
     if not (call.padding or call.window or softcap):
         return partial(attention, mask="causal" if call.query_len > 1 else None)
@@ -135,13 +162,17 @@ def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
     return written_out
 
 
-def errors(call: Call, drawn: Sequence[mx.array], outputs: Sequence[mx.array]) -> list[float]:
+def errors(call: Call, drawn: Sequence[Any], outputs: Sequence[mx.array]) -> list[float]:
     """Root mean squares, in 16 bits as multiples of that of rounding the exact result."""
     first = max(0, call.query_len - call.seq_len + max(call.padding, default=0))  # that sees a key
     rows = mx.array(np.unique(np.linspace(first, call.query_len - 1, ROWS, dtype=np.int32)))
 
-    def exactly(array: mx.array, rows: mx.array | slice = slice(None)) -> np.ndarray:
-        picked = array[:, mx.array([0, -1])][:, :, rows]  # a copy: numpy moves what it reads to managed memory
+    def exactly(array: Any, rows: mx.array | slice = slice(None)) -> np.ndarray:
+        if not isinstance(array, mx.array):
+            words, scales, biases = (x[:1, mx.array([0, -1])] for x in array)
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+            return np.array(mx.dequantize(words, scales, biases, GROUP_SIZE, call.kv_bits), np.float64)
+        picked = array[: len(call.padding) or 1, mx.array([0, -1])][:, :, rows]  # a copy: numpy moves what it reads
         return np.array(picked.astype(mx.float32), np.float64)
 
     query, key, value, sinks = drawn
@@ -154,11 +185,11 @@ def errors(call: Call, drawn: Sequence[mx.array], outputs: Sequence[mx.array]) -
     return [float(each / unit) for each in rms]
 
 
-def stream(attend: Attention, inputs: Sequence[Sequence[mx.array]], count: int) -> None:
+def stream(attend: Attention, inputs: Sequence[Sequence[Any]], count: int) -> None:
     mx.eval([attend(*inputs[0]) for _ in range(count)])
 
 
-def chain(attend: Attention, inputs: Sequence[Sequence[mx.array]], count: int) -> None:
+def chain(attend: Attention, inputs: Sequence[Sequence[Any]], count: int) -> None:
     query = inputs[0][0]
     for _, key, value in islice(cycle(inputs), count):
         query = attend(query, key, value)
@@ -186,7 +217,8 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
     mx.eval(drawn)
     sinks, inputs = drawn[0][3] if call.sinks else None, [arrays[:3] for arrays in drawn]
     contestants = {"MLX's own": mlx_own(call, sinks), "ours": ours(call, sinks)}
-    contestants["faster"] = whichever_is_faster(call, sinks)
+    if not call.kv_bits:
+        contestants["faster"] = whichever_is_faster(call, sinks)
     outputs, memory = [], []
     for attend in contestants.values():
         mx.eval(attend(*inputs[0]))  # kernels are compiled by now
@@ -198,6 +230,37 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
     for way in (stream, chain):
         found[way.__name__] = in_turns({who: partial(way, f, inputs) for who, f in contestants.items()}, trials)
     return found
+
+
+def copy_bandwidth() -> float:
+    """Bytes/s of a copy, read and written."""
+    source = mx.zeros((2**28,), mx.uint32)
+    mx.eval(source)
+
+    def copies(count: int) -> None:
+        for _ in range(count):
+            mx.eval(source + 1)
+
+    (seconds,) = in_turns({"copy": copies}, TRIALS)
+    return 2 * float(source.nbytes) / seconds
+
+
+def measure_stored(names: Sequence[str] = tuple(STORED)) -> None:
+    copy = copy_bandwidth()
+    print(f"\nQuantised keys and values in groups of {GROUP_SIZE}; a copy moves {copy / 1e9:,.0f} GB/s\n")
+    titles = "call | stream, µs | gain | GB/s, of a copy | chain, µs | gain | GB/s, of a copy | memory, MB | error"
+    print(f"| {titles} |\n" + "|---" * 9 + "|")
+    for name in names:
+        call = STORED[name]
+        found, cells = measured(call), [name]
+        for way in ("stream", "chain"):
+            own, flash = found[way]
+            rate = call.bytes_read / flash
+            cells += [f"{own * 1e6:,.1f}, {flash * 1e6:,.1f}", f"{own / flash:.2f}x"]
+            cells += [f"{rate / 1e9:,.0f}, {rate / copy:.0%}"]
+        cells += [", ".join(f"{n / 1e6:,.1f}" for n in found["memory"])]
+        cells += [", ".join(f"{n:.3g}" for n in found["errors"])]
+        print("|", " | ".join(cells), "|", flush=True)
 
 
 def main() -> None:
@@ -215,6 +278,7 @@ def main() -> None:
         cells += [", ".join(f"{n / 1e6:,.1f}" for n in found["memory"][:2])]
         cells += [", ".join(f"{n:.3g}" for n in found["errors"][:2])]
         print("|", " | ".join(cells), "|", flush=True)
+    measure_stored()
 
 
 if __name__ == "__main__":

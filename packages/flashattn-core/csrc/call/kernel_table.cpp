@@ -12,6 +12,10 @@ namespace {
 
 constexpr int kAny = std::numeric_limits<int>::max(), kByName = -1;
 
+// Which quantised keys and values a kernel takes.
+enum class Quantised { none, integers, all };  // integers: of 4 and 8 bits, beside 16-bit queries
+constexpr auto none = Quantised::none, integers = Quantised::integers, all = Quantised::all;
+
 struct Row {
   Kernel kernel;
   std::string_view name;
@@ -19,8 +23,8 @@ struct Row {
   Pass pass;
   // What the kernel can do.
   int max_query_len;
-  int max_dim;     // of head_dim and value_dim
-  bool quantised;  // also takes quantised keys and values
+  int max_dim;  // of head_dim and value_dim
+  Quantised quantised;
   // Beyond these lengths auto looks further. On Metal they are estimates: they have not been measured on a GPU.
   int auto_query_len;
   int auto_key_len;
@@ -35,39 +39,39 @@ constexpr auto forward = Pass::forward, backward = Pass::backward;
 
 // auto takes the first row that can run the call and is meant for its lengths.
 constexpr std::array<Row, kNumKernels> kTable = {{
-    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, true, kAny, kAny,
+    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, all, kAny, kAny,
      "few queries: work is split over the keys"},
-    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, forward, kAny, kMaxHeadDim, true, kAny, kAny,
+    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "many queries: work is split over the queries"},
-    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, true, kAny, 128,
+    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, all, kAny, 128,
      "one query, few keys: one SIMD group a head, no barriers"},
-    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, true, kAny, 1024,
+    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, all, kAny, 1024,
      "one query: 32 SIMD groups a head share the keys"},
-    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, true, kAny, kAny,
+    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, all, kAny, kAny,
      "few queries: the keys are cut into chunks, each read once for all heads of a group", kAny, 0, 3},
-    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, false, 64, kAny,
+    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, none, 64, kAny,
      "a short prompt: the heads of a group share their keys", kAny, 0, 2},
-    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, true, kAny, kAny,
+    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, all, kAny, kAny,
      "many queries: output and probabilities stay in registers", kAny, 0, 4},
-    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, true, kAny, kAny,
+    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
-    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, true, kAny, kAny,
+    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, all, kAny, kAny,
      "few queries: the keys are cut into chunks, 16 rows of a group read each once"},
-    {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
+    {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, none, kAny, kAny,
      "many queries on Hopper: a warpgroup brings the tiles that others multiply", 128, 90},
-    {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, false, kAny, kAny,
+    {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, integers, kAny, kAny,
      "many queries: tensor cores, output and probabilities stay in registers"},
-    {Kernel::cuda_prefill_hopper_rounded, "cuda_prefill_hopper_rounded", Backend::cuda, forward, kAny, 256, false,
+    {Kernel::cuda_prefill_hopper_rounded, "cuda_prefill_hopper_rounded", Backend::cuda, forward, kAny, 256, none,
      kByName, kByName, "by name alone: probabilities are rounded once to 16 bits", 0, 90},
-    {Kernel::cuda_prefill_rounded, "cuda_prefill_rounded", Backend::cuda, forward, kAny, 256, false, kByName, kByName,
+    {Kernel::cuda_prefill_rounded, "cuda_prefill_rounded", Backend::cuda, forward, kAny, 256, none, kByName, kByName,
      "by name alone: probabilities are rounded once to 16 bits", 0},
-    {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, true, kAny, kAny,
+    {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "one thread a score, any size"},
-    {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, false, kAny, kAny, ""},
-    {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, false, kAny, kAny, ""},
-    {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, false, kAny, kAny, ""},
-    {Kernel::cuda_backward_dq, "cuda_backward_dq", Backend::cuda, backward, kAny, 256, false, kAny, kAny, ""},
-    {Kernel::cuda_backward_dkv, "cuda_backward_dkv", Backend::cuda, backward, kAny, 256, false, kAny, kAny, ""},
+    {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, none, kAny, kAny, ""},
+    {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, none, kAny, kAny, ""},
+    {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, none, kAny, kAny, ""},
+    {Kernel::cuda_backward_dq, "cuda_backward_dq", Backend::cuda, backward, kAny, 256, none, kAny, kAny, ""},
+    {Kernel::cuda_backward_dkv, "cuda_backward_dkv", Backend::cuda, backward, kAny, 256, none, kAny, kAny, ""},
 }};
 
 constexpr std::array<std::string_view, 3> kBackendNames = {"cpu", "metal", "cuda"};
@@ -112,13 +116,17 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
     return kernel(" takes up to " + std::to_string(row.max_query_len) + " queries, found " +
                   std::to_string(shape.query_len));
   }
-  if (shape.quantised && !row.quantised) {
+  if (shape.bits != 0 && row.quantised == none) {
     return kernel(" takes no quantised keys and values");
   }
   if (shape.element_size == 4 && dim > row.max_float_dim) {
     return kernel(row.max_float_dim == 0 ? " takes 16-bit floats"
                                          : " takes a head_dim up to " + std::to_string(row.max_float_dim) +
                                                " in float32, found " + std::to_string(dim));
+  }
+  bool is_integers = (shape.bits == 4 || shape.bits == 8) && shape.element_size == 2;
+  if (shape.bits != 0 && row.quantised == integers && !is_integers) {
+    return kernel(" takes quantised keys and values of 4 and 8 bits, beside 16-bit queries");
   }
   if (row.only_on != 0 && shape.compute_capability != 0 && shape.compute_capability != row.only_on) {
     return kernel(" runs on compute capability " + in_words(row.only_on) + ", found " +
@@ -214,7 +222,7 @@ std::vector<Kernel> backward_kernels(Backend backend) {
 }
 
 void check_backward(Backend backend, CallShape shape) {
-  if (shape.quantised) {
+  if (shape.bits != 0) {
     throw NoKernelError("[flash_attention] no kernel has the gradient with quantised keys and values");
   }
   std::vector<Kernel> kernels = backward_kernels(backend);
@@ -231,7 +239,7 @@ void check_backward(Backend backend, CallShape shape) {
 int max_head_dim(Backend backend, Pass pass, bool quantised) {
   int widest = 0;
   for (const Row& row : kTable) {
-    if (row.backend == backend && row.pass == pass && (row.quantised || !quantised)) {
+    if (row.backend == backend && row.pass == pass && (row.quantised != none || !quantised)) {
       widest = std::max(widest, row.max_dim);
     }
   }

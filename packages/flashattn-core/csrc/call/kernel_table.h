@@ -74,7 +74,7 @@ struct CallShape {
   int key_len;
   int head_dim;
   int value_dim;
-  bool quantised;  // keys and values
+  int bits;  // of quantised keys and values; 0: they are not
   int element_size;
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
 };

@@ -2,6 +2,7 @@
 #include "launch.h"
 
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 
 #include "../gpu/arguments.h"
@@ -40,6 +41,24 @@ int tile_bytes(int rows, int columns, int element_bytes) {
   return round_up(columns * element_bytes, 128) * rows;
 }
 
+// Whether quantised keys and values go into the tensor cores as they are. See integer_rows.h.
+bool has_integer_tiles(const Call& call) {
+  return is_quantised(call) && (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
+}
+
+// Bytes of a tile of keys with their values.
+int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
+  if (!is_quantised(call)) {
+    return tile_bytes(keys, dim, size_of(call.dtype)) + tile_bytes(keys, value_dim, size_of(call.dtype));
+  }
+  const auto bytes_of = [&](int columns) {
+    int words = columns * call.params.bits / 8;
+    int pitch = words > 128 ? round_up(words, 128) : static_cast<int>(std::bit_ceil(static_cast<unsigned>(words)));
+    return pitch + 2 * columns / call.params.group_size * size_of(call.group_dtype);
+  };
+  return round_up((bytes_of(dim) + bytes_of(value_dim)) * keys, 128);
+}
+
 Launch rowwise(const Call& call) {
   constexpr int kRows = 32;  // of a block, each with a warp
   return launch(call, "rowwise", whole_lanes(call), whole_call(call),
@@ -52,13 +71,17 @@ Launch prefill(const Call& call, int parts) {
   int bytes = size_of(call.dtype);
   bool wide = bytes == 4;
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
-  int widest = std::max(dim, value_dim), keys = widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int stage = tile_bytes(keys, dim, bytes) + tile_bytes(keys, value_dim, bytes);
-  const auto shared_by = [&](int warps) { return tile_bytes(16 * warps, dim, bytes) + kStages * stage; };
+  int widest = std::max(dim, value_dim);
+  int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
+  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // registers allow
+  int stage = stage_bytes(call, keys, dim, value_dim);
+  const auto shared_by = [&](int warps) {
+    return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
+  };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
-  Launch result = launch(call, "prefill", {dim, value_dim, warps, keys, parts}, whole_call(call),
-                         blocks_of(call, 16 * warps), warps, shared);
-  int registers_allow = widest <= 64 && !wide ? 3 : 2;
+  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts}, whole_call(call),
+                         blocks_of(call, rows * warps), warps, shared);
+  int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
   result.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, registers_allow);
   return result;
 }
@@ -188,23 +211,27 @@ Launches decode_split(const Call& call) {
   return result;
 }
 
-// All others: a block has 16 rows and a chunk, and as many warps as there is memory for three tiles of each, or two.
+// All others: a block has up to 16 rows and a chunk, and as many warps as there is memory for three tiles of each, or
+// two.
 Launches decode(const Call& call) {
-  constexpr int kRows = 16, kKeys = 16, kMaxDim = 256, kPadding = 10;  // up to 8 by kPitch, maximum and sum
+  constexpr int kMaxDim = 256, kPadding = 10;  // up to 8 by kPitch, maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
-  int tiles = tile_bytes(kKeys, dim, bytes) + tile_bytes(kKeys, value_dim, bytes);
+  bool integers = has_integer_tiles(call);
+  int widest = std::max(dim, value_dim), keys = integers ? 32 : 16;
+  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // of large heads, registers allow 8
+  int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
   for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
-    int results = warps * kRows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
-    int shared = std::max(tile_bytes(kRows, dim, bytes) + warps * stages * tiles, results);
-    if (is_quantised(call) || std::max(dim, value_dim) > kMaxDim || shared > call.device.shared_memory) {
+    int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
+    int shared = std::max(queries + warps * stages * tiles, results);
+    if ((is_quantised(call) && !integers) || widest > kMaxDim || shared > call.device.shared_memory) {
       continue;
     }
-    int64_t row_blocks = divide_up(rows_of_group(call), kRows);
+    int64_t row_blocks = divide_up(rows_of_group(call), rows);
     int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
-    Launches result = split_keys(call, chunks * num_groups(call), 128, kRows);
+    Launches result = split_keys(call, chunks * num_groups(call), 128, rows);
     if (result.split.num_chunks == 1) result.scratch.clear();  // nothing is partial
-    result.launches = {launch(call, "decode", {dim, value_dim, warps, kKeys, stages}, split_call(call, result),
+    result.launches = {launch(call, "decode", {dim, value_dim, rows, warps, keys, stages}, split_call(call, result),
                               row_blocks * result.split.num_chunks * num_groups(call), warps, shared)};
     return result;
   }

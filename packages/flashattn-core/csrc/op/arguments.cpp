@@ -67,7 +67,7 @@ CallShape call_shape(const Inputs& inputs, const Options& options, Backend backe
           .key_len = inputs.key().shape(kRow),
           .head_dim = inputs.query().shape(kColumn),
           .value_dim = columns_of(inputs.value(), options),
-          .quantised = options.bits != 0,
+          .bits = options.bits,
           .element_size = static_cast<int>(inputs.query().itemsize()),
           .compute_capability = backend == Backend::cuda ? cuda::device().compute_capability : 0};
 }

@@ -13,6 +13,7 @@ namespace {
 struct Copy {
   char* to;
   const char* from;
+  int size;
   int bytes;
   const void* place;  // in the program
 };
@@ -32,13 +33,13 @@ Copies& own_copies() {
 }  // namespace
 
 extern "C" {
-void cuda_copy(unsigned to, const void* from, int bytes) {
-  if (to % 16 || reinterpret_cast<unsigned long>(from) % 16)
-    cuda_fail("cp.async of addresses that are no multiples of 16");
-  const Copy copy = {static_cast<char*>(cuda_shared_pointer(to)), static_cast<const char*>(from), bytes,
+void cuda_copy(unsigned to, const void* from, int size, int bytes) {
+  if (to % size || reinterpret_cast<unsigned long>(from) % size)
+    cuda_fail("cp.async of addresses that are no multiples of its size");
+  const Copy copy = {static_cast<char*>(cuda_shared_pointer(to)), static_cast<const char*>(from), size, bytes,
                      __builtin_return_address(0)};
   if (bytes) access_memory(from, bytes, false, copy.place);
-  begin_write(copy.to, 16, copy.place);
+  begin_write(copy.to, size, copy.place);
   own_copies().not_committed.push_back(copy);
 }
 
@@ -52,8 +53,8 @@ void cuda_wait_for_copies(int under_way) {
   auto& groups = own_copies().groups;
   for (; groups.size() > static_cast<size_t>(under_way); groups.pop_front()) {
     for (const Copy& copy : groups.front()) {
-      access_memory(copy.to, 16, true, copy.place);
-      memset(copy.to, 0, 16);
+      access_memory(copy.to, copy.size, true, copy.place);
+      memset(copy.to, 0, copy.size);
       memcpy(copy.to, copy.from, copy.bytes);
     }
   }

@@ -8,8 +8,9 @@ unsigned cuda_shared_address(const void* pointer);
 
 [[noreturn]] void cuda_fail(const char* message);
 
-// Copies of 16 bytes, of which the last are zeros. They take effect when their thread waits for them.
-void cuda_copy(unsigned to, const void* from, int bytes);
+// Copies of `size` bytes, 4 or 16, of which those beyond `bytes` are zeros. They take effect when their thread waits
+// for them.
+void cuda_copy(unsigned to, const void* from, int size, int bytes);
 void cuda_commit_copies();
 void cuda_wait_for_copies(int under_way);
 

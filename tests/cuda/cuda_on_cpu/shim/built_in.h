@@ -143,6 +143,22 @@ CUDA_FUNC unsigned __ballot_sync(unsigned, bool vote, CUDA_PLACE) {
 CUDA_FUNC int __any_sync(unsigned, bool vote, CUDA_PLACE) {
   return cuda_meet<CudaBallot>(vote, file, line) != 0;
 }
+
+struct CudaReduceOr {
+  static constexpr const char* kName = "a reduction";
+  static constexpr int kCounter = kCountReduction;
+  using In = unsigned;
+  using Out = unsigned;
+  static void apply(const In* in, Out* out) {
+    unsigned all = 0;
+    for (int i = 0; i < kLanes; i++) all |= in[i];
+    for (int i = 0; i < kLanes; i++) out[i] = all;
+  }
+};
+CUDA_FUNC unsigned __reduce_or_sync(unsigned, unsigned x, CUDA_PLACE) {
+  return cuda_meet<CudaReduceOr>(x, file, line);
+}
+
 CUDA_FUNC void __syncwarp(CUDA_PLACE) {
   static constexpr MslOperation operation{"__syncwarp", kCountNothing, nullptr};
   msl_simdgroup_operation(&operation, nullptr, nullptr, 0, file, line);

@@ -34,8 +34,11 @@ CUDA_FUNC void min_nan_f32(float& to, float a, float b) {
   to = a != a || a < b ? a : b;
 }
 
-CUDA_FUNC void cp_async_cg_shared_global(uint to, const void* from, int, int bytes) {
-  cuda_copy(to, from, bytes);
+CUDA_FUNC void cp_async_cg_shared_global(uint to, const void* from, int size, int bytes) {
+  cuda_copy(to, from, size, bytes);
+}
+CUDA_FUNC void cp_async_ca_shared_global(uint to, const void* from, int size, int bytes) {
+  cuda_copy(to, from, size, bytes);
 }
 CUDA_FUNC void cp_async_commit_group() {
   cuda_commit_copies();
@@ -85,6 +88,23 @@ struct LoadMatrices {
 CUDA_LDMATRIX(ldmatrix_sync_aligned_m8n8_x4_shared_b16, false)
 CUDA_LDMATRIX(ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16, true)
 #undef CUDA_LDMATRIX
+
+struct TransposeMatrix {
+  static constexpr const char* kName = "movmatrix";
+  static constexpr int kCounter = kCountNothing;
+  using In = uint;
+  using Out = uint;
+  static void apply(const In* rows, Out* out) {
+    const auto element = [&](int row, int column) { return rows[row * 4 + column / 2] >> column % 2 * 16 & 0xffff; };
+    for (int lane = 0; lane < kLanes; lane++) {
+      const int row = lane / 4, column = lane % 4 * 2;
+      out[lane] = element(column, row) | element(column + 1, row) << 16;
+    }
+  }
+};
+CUDA_FUNC void movmatrix_sync_aligned_m8n8_trans_b16(uint& to, uint from, CUDA_PLACE) {
+  to = cuda_meet<TransposeMatrix>(from, file, line);
+}
 
 // Elements of a register, which tensor cores multiply.
 template <class T>

@@ -85,17 +85,17 @@ FLASHATTN_FUNC float precise_tanh(float x) {
   return tanhf(x);
 }
 
-// Of N neighbouring lanes. Each of them has the result.
-template <int N>
+// Of N lanes, STEP apart. Each of them has the result.
+template <int N, int STEP = 1>
 FLASHATTN_FUNC float lane_sum(float x) {
   FLASHATTN_UNROLL
-  for (int step = 1; step < N; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  for (int step = STEP; step < N * STEP; step *= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
-template <int N>
+template <int N, int STEP = 1>
 FLASHATTN_FUNC float lane_max(float x) {
   FLASHATTN_UNROLL
-  for (int step = 1; step < N; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+  for (int step = STEP; step < N * STEP; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
 

@@ -1,57 +1,71 @@
-// cuda_prefill: many queries of one head. Each warp has 16 rows. Keys and values go by in tiles: while the tensor cores
-// work on one, the next is on its way to the other half of shared memory.
+// cuda_prefill: many queries of one head. Each warp has rows of its own. Keys and values go by in tiles: while the
+// tensor cores work on one, the next is on its way to the other half of shared memory.
+#include "integer_rows.h"
 #include "kernel.h"
-#include "warp_rows.h"
 
 using namespace flashattn;
 
-// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. KEYS: of a tile. PARTS: of
-// probabilities. Blocks: heads and batch elements for each WARPS * 16 queries.
-template <typename T, int D, int DV, int WARPS, int KEYS, int PARTS>
+// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. ROWS: of a warp, 16, or 8 of
+// quantised keys. KEYS: of a tile. PARTS: of probabilities. K: of what keys and values are. Blocks: heads and batch
+// elements for each WARPS * ROWS queries.
+template <typename T, int D, int DV, int ROWS, int WARPS, int KEYS, int PARTS, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
-  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
-  constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
+  constexpr int kRows = WARPS * ROWS, kThreads = WARPS * FLASHATTN_LANES;
   using Queries = SharedTile<T, kRows, D>;
-  using Tiles = CopiedTiles<T, KEYS, D, DV, 2, kThreads>;
+  using Tiles = CopiedTiles<K, KEYS, D, DV, 2, kThreads>;
   extern __shared__ __align__(1024) uchar shared[];
 
   BlockPosition block = block_position(params, params.num_heads);
   int batch = block.batch, head = block.head, kv_head = head / (params.num_heads / params.num_kv_heads);
   int first_row = first_query(params, block.part, kRows), last_row = minimum(first_row + kRows, params.query_len) - 1;
-  int lane = lane_index(), own_row = int(warp_index()) * kWarpRows, own_query = first_row + own_row;
-  int own_last = minimum(own_query + kWarpRows - 1, last_row);
+  int lane = lane_index(), own_row = int(warp_index()) * ROWS, own_query = first_row + own_row;
+  int own_last = minimum(own_query + ROWS - 1, last_row);
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   KeySpan any = visibility.seen_by_any(first_row, last_row);
   KeySpan own_any = visibility.seen_by_any(own_query, own_last);
   KeySpan own_all = visibility.seen_by_all(own_query, own_last);
 
   Queries queries = {shared_address(shared)};
-  Tiles tiles = {queries.memory + Queries::kBytes, keys_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head),
-                 values_of(FLASHATTN_STORED_INPUTS(T), params, batch, kv_head), threadIdx.x};
+  Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes),
+                 keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head),
+                 values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), threadIdx.x};
   RowLayout layout = row_layout(params.query);
-  queries.template load<kThreads>(head_of(query, params, params.query, batch, head) + layout.offset(first_row, 0),
-                                  layout, params.query_len - first_row, head_dim, threadIdx.x);
+  const T* head_queries = head_of(query, params, params.query, batch, head);
+  AttendingRows<T, K, is_quantised<K> ? ROWS : kRows, D, DV, KEYS> rows;
+  if constexpr (is_quantised<K>) {
+    const auto row_at = [&](int row) {
+      return own_query + row < params.query_len ? head_queries + layout.offset(own_query + row, 0) : nullptr;
+    };
+    rows.read_queries(row_at, layout.column, lane);
+  } else {
+    queries.template load<kThreads>(head_queries + layout.offset(first_row, 0), layout, params.query_len - first_row,
+                                    head_dim, threadIdx.x);
+  }
   int origin = any.begin / KEYS * KEYS;
   tiles.bring(0, origin, any.end);
   commit_copies();
 
-  WarpRows<T, DV, KEYS> rows;
   rows.begin(visibility, own_query, head, 1, lane);
+  if constexpr (is_quantised<K>) {
+    rows.take_queries(lane);
+  } else {
+    rows.queries = own_rows(queries, own_row);
+  }
   for (int n = 0, first = origin; first < any.end; ++n, first += KEYS) {
     wait_for_copies<0>();
     __syncthreads();  // the tile is there, and the one before has been read
     tiles.bring(n + 1, first + KEYS, any.end);
     commit_copies();
     if (own_any.meets(first, KEYS)) {
-      Fragment scores[KEYS / 8] = {};
-      multiply_keys(scores, own_rows(queries, own_row), tiles.keys(n), lane);
-      rows.rescale(rows.to_probabilities(scores, visibility, first, own_all.contains(first, KEYS), lane));
-      add_values<PARTS>(rows.output, scores, tiles.values(n), lane);
+      rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, own_all.contains(first, KEYS),
+                                  lane);
     }
   }
   wait_for_copies<0>();  // where no key is seen, the queries are still on their way
+  rows.finish();
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
-  attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
+  attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,
                own_query, lane);
 }

@@ -144,7 +144,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       wait_for_products<kParts>(scores);
       keys.release(n + 1, lane);
       bool shown = own_all.contains(first_key(n + 1), KEYS);
-      Rescaling rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
+      auto rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
       values_added();
       split();
       rows.rescale(rescaling);
@@ -155,6 +155,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     ++n;
   }
   for (; n < tile_count; ++n) pass(n);
+  rows.finish();
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
                own_query, lane);

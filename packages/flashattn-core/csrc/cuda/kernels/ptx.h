@@ -38,6 +38,13 @@ FLASHATTN_LOAD(load_matrices, "ldmatrix.sync.aligned.m8n8.x4.shared.b16")
 FLASHATTN_LOAD(load_matrices_transposed, "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
 #undef FLASHATTN_LOAD
 
+// A matrix of 8 x 8 16-bit elements in registers, transposed: lane n has row n / 4, columns 2 * (n % 4) and the next.
+FLASHATTN_FUNC uint transposed(uint pair) {
+  uint result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
+
 // 8 columns of a warp's 16 rows: lane n has columns 2 * (n % 4) and the next, of row n / 4 and then of row n / 4 + 8.
 typedef float Fragment[4];
 

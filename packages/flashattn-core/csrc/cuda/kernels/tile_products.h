@@ -22,9 +22,9 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// Two numbers as the sums of 16-bit parts, the smallest first.
+// Two numbers as the sums of 16-bit parts, the smallest first. They become what is lost.
 template <typename T, int PARTS>
-FLASHATTN_FUNC void split_pair(float low, float high, uint (&parts)[PARTS]) {
+FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL
   for (int part = PARTS - 1; part >= 0; --part) {
     parts[part] = rounded_pair<T>(low, high);
@@ -42,8 +42,9 @@ FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (
   FLASHATTN_UNROLL
   for (int e = 0; e < 4; ++e) {
     const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
+    float low = p[0], high = p[1];
     uint pairs[PARTS];
-    split_pair<T>(p[0], p[1], pairs);
+    split_pair<T>(low, high, pairs);
     FLASHATTN_UNROLL
     for (int part = 0; part < PARTS; ++part) parts[part][e] = pairs[part];
   }

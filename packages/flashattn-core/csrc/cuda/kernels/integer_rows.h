@@ -1,0 +1,462 @@
+// Rows against quantised keys and values, on the tensor cores as the integers that they are. An element is
+// scale * q + bias. Its integer q of 4 or 8 bits is exact in 16: so the tensor cores multiply integers, and scales and
+// biases are multiplied in float32, once for a group. Nothing is written back that is not quantised.
+//
+//   score  = sum over groups of   scale * (query q) + bias * (sum of the query)
+//   output = sum over keys of     (probability * scale) q + probability * bias
+//
+// Both products are taken transposed: keys and columns of values are the 16 rows that a tensor core multiplies, queries
+// its 8 columns. So a step of one query and the heads of a group leaves no half of a tensor core idle, and a lane has
+// four neighbouring keys, whose scales it loads at once.
+#pragma once
+
+#include "warp_rows.h"
+
+namespace flashattn {
+
+// Any, where nothing is quantised.
+constexpr int kBits = quant_bits == 0 ? 8 : quant_bits, kGroupSize = group_size == 0 ? 32 : group_size;
+constexpr int kGroupBytes = group_dtype == 0 ? 4 : 2;
+constexpr int kApart = 16 / kBits;      // elements of 16 bits
+constexpr int kElements = 128 / kBits;  // of a piece
+FLASHATTN_FUNC constexpr int group_count(int columns) {
+  return columns / kGroupSize;
+}
+
+// Integers become 16-bit floats by a mask: those below the normal numbers are multiples of the smallest of all. They
+// are moved up as far as these go, since tensor cores cut sums off by the exponent, which is the lowest one's for all.
+template <typename T>
+constexpr int kLinearBits = 8;  // bfloat: multiples of 2^-133
+template <>
+constexpr int kLinearBits<half> = 11;  // of 2^-24
+// Their unit is 2^-kUnit. Where that is too small for sums in float32, the other operand is 2^kRaised as large.
+template <typename T>
+constexpr int kRaised = 64;
+template <>
+constexpr int kRaised<half> = 0;
+template <typename T>
+constexpr int kUnit = 133 - kLinearBits<bfloat> + kBits;
+template <>
+constexpr int kUnit<half> = 24 - kLinearBits<half> + kBits;
+
+FLASHATTN_FUNC constexpr float power_of_two(int n) {
+  return n == 0 ? 1.0f : n > 0 ? 2.0f * power_of_two(n - 1) : 0.5f * power_of_two(n + 1);
+}
+
+// Element e of both halves of a word, as two 16-bit floats in that unit.
+template <typename T>
+FLASHATTN_FUNC uint integers(uint word, int e) {
+  constexpr int kUp = kLinearBits<T> - kBits;
+  constexpr uint kMask = ((1u << kBits) - 1) << kUp;
+  int down = e * kBits - kUp;
+  return (down < 0 ? word << -down : word >> down) & (kMask | kMask << 16);
+}
+
+template <typename K>
+constexpr bool is_quantised = false;
+template <>
+constexpr bool is_quantised<uint> = true;
+
+constexpr int kIntegerKeys = 32;  // of a tile
+// Keys 4 n to 4 n + 3 are lane 4 n's, in four matrices: so matrix m has key 4 n + m in its row n.
+FLASHATTN_FUNC uint key_of_row(uint row) {
+  return row % 8 * 4 + row / 8;
+}
+
+// The words of a tile's keys, or of their values: rows of pieces of 16 bytes, of which 8 rows' are in different banks.
+template <int COLUMNS>
+struct WordTile {
+  static constexpr int kPieces = COLUMNS / kElements;
+  static constexpr int kPitch = kPieces > 8 ? (kPieces + 7) / 8 * 8 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : kPieces;
+  static constexpr int kBytes = kIntegerKeys * kPitch * 16;
+
+  uint memory;  // its address
+
+  static FLASHATTN_FUNC uint swizzle(uint row) { return row * kPitch / 8 % minimum(kPitch, 8); }
+  FLASHATTN_FUNC uint piece(uint row, uint c) const { return memory + (row * kPitch + (c ^ swizzle(row))) * 16; }
+
+  // Brings the words of up to `count` keys from key `first` on, and zeros for the others. All of THREADS threads call
+  // it. WIDE: rows lie one behind the other, from a multiple of 16 bytes on.
+  template <int THREADS, bool WIDE>
+  FLASHATTN_FUNC void load(const uint* words, RowLayout layout, int first, int count, uint thread) const {
+    int row = thread / kPitch, c = thread % kPitch, key = key_of_row(row);
+    const uint* own = words + (key * kPieces + c) * 4;
+    uint own_piece = piece(row, c);
+    if (kPieces < kPitch && c >= kPieces) return;
+    FLASHATTN_UNROLL
+    for (int n = 0; n < kIntegerKeys * kPitch; n += THREADS) {
+      if (kIntegerKeys * kPitch < THREADS && row >= kIntegerKeys) return;
+      // What rows further down add to key and piece: these have bits that are 0 in the thread's own.
+      int rows = n / kPitch, keys = key_of_row(rows);
+      uint to = (own_piece ^ swizzle(rows) * 16) + rows * kPitch * 16;
+      bool exists = count >= kIntegerKeys || key + keys < count;
+      if constexpr (WIDE) {
+        copy_async(to, own + int64_t(first) * (kPieces * 4) + keys * kPieces * 4, exists ? 16 : 0);
+      } else {
+        FLASHATTN_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          static_cast<uint*>(shared_pointer(to))[i] = exists ? words[layout.offset(first + key + keys, c * 4 + i)] : 0;
+        }
+      }
+    }
+  }
+};
+
+// Scales or biases of a tile's keys.
+template <int GROUPS>
+struct GroupTile {
+  static constexpr int kRow = GROUPS * kGroupBytes, kBytes = kIntegerKeys * kRow;
+  struct Quad {  // of four keys
+    uint words[kRow];
+
+    FLASHATTN_FUNC float of(int key, int g) const {
+      int i = key * GROUPS + g;
+      if (group_dtype == 0) return __uint_as_float(words[i]);
+      uint bits = i % 2 == 0 ? words[i / 2] & 0xffff : words[i / 2] >> 16;
+      if (group_dtype == 2) return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000);
+      half number;
+      number.bits = ushort(bits);
+      return float(number);
+    }
+  };
+
+  uint memory;  // its address
+
+  // As WordTile::load(), by threads of which this one is the first.
+  template <int THREADS, bool WIDE>
+  FLASHATTN_FUNC void load(const uchar* groups, RowLayout layout, int first, int count, int thread) const {
+    if constexpr (WIDE) {
+      FLASHATTN_UNROLL
+      for (int n = 0; n < kBytes; n += THREADS * 16) {
+        int at = n + thread * 16;
+        if (at < kBytes) {
+          int bytes = count >= kIntegerKeys ? 16 : clamped(count * kRow - at, 0, 16);
+          copy_async(memory + at, groups + at + int64_t(first) * kRow, bytes);
+        }
+      }
+    } else {
+      _Pragma("unroll 1") for (int at = thread; at < kIntegerKeys * GROUPS; at += THREADS) {
+        bool exists = at / GROUPS < count;
+        int64_t offset = exists ? layout.offset(first + at / GROUPS, at % GROUPS) : 0;
+        void* to = shared_pointer(memory + at * kGroupBytes);
+        if (kGroupBytes == 4) {
+          *static_cast<uint*>(to) = exists ? reinterpret_cast<const uint*>(groups)[offset] : 0;
+        } else {
+          *static_cast<ushort*>(to) = exists ? reinterpret_cast<const ushort*>(groups)[offset] : 0;
+        }
+      }
+    }
+  }
+
+  // Those of a lane's keys.
+  FLASHATTN_FUNC Quad quad(int lane) const {
+    Quad result;
+    FLASHATTN_UNROLL
+    for (int i = 0; i < kRow; i += 2) {
+      uint2 two = *static_cast<const uint2*>(shared_pointer(memory + lane / 4 * 4 * kRow + i * 4));
+      result.words[i] = two.x;
+      result.words[i + 1] = two.y;
+    }
+    return result;
+  }
+};
+
+template <int COLUMNS>
+struct IntegerTile {
+  using Words = WordTile<COLUMNS>;
+  using Groups = GroupTile<group_count(COLUMNS)>;
+  static constexpr int kBytes = Words::kBytes + 2 * Groups::kBytes;
+
+  Words words;
+  Groups scales, biases;
+
+  FLASHATTN_FUNC static IntegerTile at(uint memory) {
+    return {{memory}, {memory + Words::kBytes}, {memory + Words::kBytes + Groups::kBytes}};
+  }
+  template <int THREADS, bool WIDE>
+  FLASHATTN_FUNC void load(const QuantisedRows& rows, int first, int count, uint thread) const {
+    words.template load<THREADS, WIDE>(rows.words, rows.word_layout, first, count, thread);
+    scales.template load<THREADS, WIDE>(rows.scales, rows.scale_layout, first, count, thread);
+    biases.template load<THREADS, WIDE>(rows.biases, rows.bias_layout, first, count, thread);
+  }
+  // Whether load() may be wide.
+  static FLASHATTN_FUNC bool is_wide(const QuantisedRows& rows) {
+    const auto in_a_row = [](RowLayout layout, int columns) {  // one column has no second: any stride will do
+      return layout.row == columns && (layout.column == 1 || columns == 1);
+    };
+    constexpr int kGroups = group_count(COLUMNS);
+    auto begins = reinterpret_cast<unsigned long long>(rows.words) | reinterpret_cast<unsigned long long>(rows.scales) |
+                  reinterpret_cast<unsigned long long>(rows.biases);
+    return begins % 16 == 0 && in_a_row(rows.word_layout, COLUMNS * kBits / 32) &&
+           in_a_row(rows.scale_layout, kGroups) && in_a_row(rows.bias_layout, kGroups);
+  }
+};
+
+// As those of shared_tile.h, but that tiles begin at multiples of their keys.
+template <int D, int DV, int STAGES, int THREADS>
+struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
+  using Keys = IntegerTile<D>;
+  using Values = IntegerTile<DV>;
+  static constexpr int kStage = (Keys::kBytes + Values::kBytes + 127) / 128 * 128, kBytes = STAGES * kStage;
+
+  uint memory;
+  QuantisedRows key_rows;
+  QuantisedRows value_rows;
+  uint thread;  // among those that copy
+
+  FLASHATTN_FUNC Keys keys(int n) const { return Keys::at(memory + n % STAGES * kStage); }
+  FLASHATTN_FUNC Values values(int n) const { return Values::at(memory + n % STAGES * kStage + Keys::kBytes); }
+
+  FLASHATTN_FUNC void bring(int n, int first, int end) const {
+    if (first >= end) return;
+    if (Keys::is_wide(key_rows) && Values::is_wide(value_rows)) {
+      if (end - first >= kIntegerKeys) {
+        load<true>(n, first, kIntegerKeys);
+      } else {
+        load<true>(n, first, end - first);
+      }
+    } else {
+      load<false>(n, first, end - first);
+    }
+  }
+
+ private:
+  template <bool WIDE>
+  FLASHATTN_FUNC void load(int n, int first, int count) const {
+    keys(n).template load<THREADS, WIDE>(key_rows, first, count, thread);
+    values(n).template load<THREADS, WIDE>(value_rows, first, count, thread);
+  }
+};
+
+// As those of warp_rows.h. In each block of 8 rows lane n has 2 (n % 4) and the next, and of a tile's keys 4 (n / 4)
+// and three more. Queries are in registers.
+template <typename T, int ROWS, int D, int DV>
+struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
+    : LaneRows<AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>, ROWS / 4, 8, 4> {
+  static constexpr int kBlocks = ROWS / 8, kOwn = ROWS / 4;
+  static constexpr float kScoreUnit = power_of_two(kUnit<T> - kRaised<T>), kBelowMax = kRaised<bfloat>;
+  static constexpr int kPitch = DV + 4, kGroups = group_count(D), kValueGroups = group_count(DV);
+  static constexpr int kPieces = D / kElements, kPiecesOfGroup = kGroupSize / kElements;
+  using Scores = Fragment[2][kBlocks];  // of keys 2 i and 2 i + 1
+
+  T read[kBlocks][kPieces][2 * kApart];
+  uint queries[kBlocks][kPieces][kApart];  // as second operands, raised
+  float query_sums[kOwn][kGroups];         // in the unit of products with integers
+  Fragment output[DV / 16][kBlocks] = {};
+  float bias_sums[kOwn][kValueGroups] = {};  // of the lane's own keys, as the sums of softmax are
+
+  static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
+
+  // Reads queries, which are waited for in take_queries(): so that they do not stand behind tiles that are asked for in
+  // between. row_at: as in SharedTile::load_rows().
+  template <typename F>
+  FLASHATTN_FUNC void read_queries(F row_at, int64_t step, int lane) {
+    FLASHATTN_UNROLL
+    for (int b = 0; b < kBlocks; ++b) {
+      const T* from = row_at(b * 8 + lane / 4);
+      FLASHATTN_UNROLL
+      for (int i = 0; i < kPieces * 2 * kApart; ++i) {
+        int c = i / (2 * kApart), e = i % (2 * kApart);
+        read[b][c][e] = from == nullptr ? T(0.0f) : from[((c * 4 + lane % 4) * 2 * kApart + e) * step];
+      }
+    }
+  }
+  FLASHATTN_FUNC void take_queries(int lane) {
+    FLASHATTN_UNROLL
+    for (int b = 0; b < kBlocks; ++b) {
+      FLASHATTN_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        float sum = 0;
+        FLASHATTN_UNROLL
+        for (int i = 0; i < kPiecesOfGroup * kApart; ++i) {
+          int c = g * kPiecesOfGroup + i / kApart, e = i % kApart;
+          float low = float(read[b][c][e]), high = float(read[b][c][e + kApart]);
+          queries[b][c][e] = rounded_pair<T>(low * power_of_two(kRaised<T>), high * power_of_two(kRaised<T>));
+          sum += low + high;
+        }
+        sum = lane_sum<4>(sum) * power_of_two(kRaised<T> - kUnit<T>);
+        FLASHATTN_UNROLL
+        for (int i = 0; i < 2; ++i) query_sums[2 * b + i][g] = __shfl_sync(~0u, sum, (lane % 4 * 2 + i) * 4);
+      }
+    }
+  }
+
+  // Products of all queries and keys, in the unit of integers.
+  FLASHATTN_FUNC void multiply_keys(Scores& scores, IntegerTile<D> keys, int lane) const {
+    auto scales = keys.scales.quad(lane), biases = keys.biases.quad(lane);
+    FLASHATTN_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      Fragment products[2][kBlocks] = {};
+      FLASHATTN_UNROLL
+      for (int c = g * kPiecesOfGroup; c < (g + 1) * kPiecesOfGroup; ++c) {
+        uint words[4];
+        load_matrices(words, keys.words.piece(lane, c));
+        FLASHATTN_UNROLL
+        for (int e = 0; e < kApart; e += 2) {
+          FLASHATTN_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            uint a[4] = {integers<T>(words[2 * i], e), integers<T>(words[2 * i + 1], e),
+                         integers<T>(words[2 * i], e + 1), integers<T>(words[2 * i + 1], e + 1)};
+            FLASHATTN_UNROLL
+            for (int b = 0; b < kBlocks; ++b) {
+              multiply_add_tile<T>(products[i][b], a, queries[b][c][e], queries[b][c][e + 1]);
+            }
+          }
+        }
+      }
+      for_each(products, [&](float& product, int h, int key) {
+        float& score = at(scores, key, h);
+        score = multiply_add(biases.of(key, g), query_sums[h][g], g == 0 ? 0.0f : score);
+        score = multiply_add(scales.of(key, g), product, score);
+      });
+    }
+  }
+
+  template <int PARTS>
+  FLASHATTN_FUNC void attend(IntegerTile<D> keys, IntegerTile<DV> values, Visibility visibility, int first_key,
+                             bool shown, int lane) {
+    Scores scores;
+    multiply_keys(scores, keys, lane);
+    rescale(this->to_probabilities(scores, visibility, first_key, shown, lane));
+    add_values(scores, values, lane);
+  }
+
+  FLASHATTN_FUNC void rescale(Rescaling<kOwn> rescaling) {
+    if (!rescaling.needed) return;
+    FLASHATTN_UNROLL
+    for (int h = 0; h < kOwn; ++h) {
+      FLASHATTN_UNROLL
+      for (int c = 0; c < DV / 8; ++c) output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];
+      FLASHATTN_UNROLL
+      for (int g = 0; g < kValueGroups; ++g) bias_sums[h][g] *= rescaling.by[h];
+    }
+  }
+
+  // output += probabilities times `values`. The integers are products with bfloat in any case, since probability *
+  // scale may be smaller than half's numbers. Its two parts round it; what is lost is made up for with the integers'
+  // mean.
+  FLASHATTN_FUNC void add_values(const Scores& probabilities, IntegerTile<DV> values, int lane) {
+    constexpr float kMean = ((1 << kBits) - 1) / 2.0f;
+    auto scales = values.scales.quad(lane), biases = values.biases.quad(lane);
+    FLASHATTN_UNROLL
+    for (int g = 0; g < kValueGroups; ++g) {
+      uint parts[4][kBlocks][2];
+      FLASHATTN_UNROLL
+      for (int key = 0; key < 4; ++key) {
+        float scale = scales.of(key, g), bias = biases.of(key, g);
+        FLASHATTN_UNROLL
+        for (int b = 0; b < kBlocks; ++b) {
+          const float* p = &probabilities[key / 2][b][key % 2 * 2];
+          float low = p[0] * scale, high = p[1] * scale;
+          split_pair<bfloat>(low, high, parts[key][b]);
+          FLASHATTN_UNROLL
+          for (int part = 0; part < 2; ++part) parts[key][b][part] = transposed(parts[key][b][part]);
+          float& sum = bias_sums[2 * b][g];
+          float& next = bias_sums[2 * b + 1][g];
+          sum = multiply_add(p[0], bias, multiply_add(low, kMean, sum));
+          next = multiply_add(p[1], bias, multiply_add(high, kMean, next));
+        }
+      }
+      FLASHATTN_UNROLL
+      for (int c = g * kPiecesOfGroup; c < (g + 1) * kPiecesOfGroup; ++c) {
+        uint words[4];
+        load_matrices_transposed(words, values.words.piece(lane, c));
+        FLASHATTN_UNROLL
+        for (int e = 0; e < kApart; e += 2) {
+          FLASHATTN_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            uint a[4] = {integers<bfloat>(words[2 * i], e), integers<bfloat>(words[2 * i], e + 1),
+                         integers<bfloat>(words[2 * i + 1], e), integers<bfloat>(words[2 * i + 1], e + 1)};
+            FLASHATTN_UNROLL
+            for (int b = 0; b < kBlocks; ++b) {
+              FLASHATTN_UNROLL
+              for (int part = 0; part < 2; ++part) {
+                multiply_add_tile<bfloat>(output[(c * kApart + e) / 2][b], a, parts[2 * i][b][part],
+                                          parts[2 * i + 1][b][part]);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // After the last tile: sums of all keys, and the output in its own unit, with the biases.
+  FLASHATTN_FUNC void finish() {
+    LaneRows<AttendingRows, kOwn, 8, 4>::finish();
+    FLASHATTN_UNROLL
+    for (int h = 0; h < kOwn; ++h) {
+      FLASHATTN_UNROLL
+      for (int g = 0; g < kValueGroups; ++g) {
+        float bias = lane_sum<8, 4>(bias_sums[h][g]);
+        FLASHATTN_UNROLL
+        for (int i = 0; i < kGroupSize / 8; ++i) {
+          float& x = output[(g * (kGroupSize / 8) + i) / 2][h / 2][i % 2 * 2 + h % 2];
+          x = multiply_add(x * power_of_two(kRaised<bfloat>), power_of_two(kUnit<bfloat> - kRaised<bfloat>), bias);
+        }
+      }
+    }
+  }
+
+  FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
+    for_columns(h, lane, [&](int column, const float(&numbers)[kApart]) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < kApart; ++e) row[column + e] = numbers[e];
+    });
+  }
+
+  // A lane's columns of row h: function(column, numbers), kApart neighbours each time.
+  template <typename F>
+  FLASHATTN_FUNC void for_columns(int h, int lane, F function) const {
+    FLASHATTN_UNROLL
+    for (int c = 0; c < DV / kElements; ++c) {
+      float numbers[kApart];
+      FLASHATTN_UNROLL
+      for (int e = 0; e < kApart; ++e) numbers[e] = output[(c * kApart + e) / 2][h / 2][e % 2 * 2 + h % 2];
+      function((c * 8 + lane / 4) * kApart, numbers);
+    }
+  }
+
+  // As WarpRows'.
+  FLASHATTN_FUNC float probe(int h, int lane) const {
+    float result = 0;
+    for_columns(h, lane, [&](int, const float(&numbers)[kApart]) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < kApart; ++e) result = multiply_add(numbers[e], 0, result);
+    });
+    return result;
+  }
+  FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
+    if (!finite) return;
+    for_columns(h, lane, [&](int column, const float(&numbers)[kApart]) {
+      FLASHATTN_UNROLL
+      for (int e = 0; e < kApart; e += 2) {
+        *reinterpret_cast<uint*>(row + column + e) = rounded_pair<T>(numbers[e] * factor, numbers[e + 1] * factor);
+      }
+    });
+  }
+
+  // Those of a tile, and their maximum: see LaneRows.
+  template <typename F>
+  static FLASHATTN_FUNC void for_each(Scores& scores, int first_key, int lane, F function) {
+    for_each(scores, [&](float& x, int h, int key) { function(x, h, first_key + lane / 4 * 4 + key); });
+  }
+  static FLASHATTN_FUNC float highest(const Scores& scores, int h) {
+    return maximum(maximum(at(scores, 0, h), at(scores, 1, h)), maximum(at(scores, 2, h), at(scores, 3, h)));
+  }
+
+ private:
+  // Number `key` of the lane's four, and its row h.
+  template <typename Each>
+  static FLASHATTN_FUNC auto& at(Each& scores, int key, int h) {
+    return scores[key / 2][h / 2][key % 2 * 2 + h % 2];
+  }
+  // function(score, row, key): of the lane's.
+  template <typename F>
+  static FLASHATTN_FUNC void for_each(Scores& scores, F function) {
+    FLASHATTN_UNROLL
+    for (int n = 0; n < 4 * kOwn; ++n) function(at(scores, n / kOwn, n % kOwn), n % kOwn, n / kOwn);
+  }
+};
+
+}  // namespace flashattn

@@ -1,0 +1,121 @@
+"""4 and 8 bits beside 16-bit queries, on the tensor cores: float32's result, rounded, in the harness and on a GPU."""
+
+import flashattn_core
+import mlx.core as mx
+import numpy as np
+import pytest
+from cuda_attention import flash_attention, run
+from flashattn_core.check import difference
+from flashattn_core.masks import KeyRange
+from flashattn_core.reference import reference_attention
+from oracle import to_numpy
+from test_quantised import GROUP_SIZES, VIEWS, dequantised, masks_and_options, normal, quantised
+
+pytestmark = pytest.mark.rotate(15)
+
+# Kernel, queries, query heads of a key head: 7 rows, 35 in blocks of 16, a block and a ragged one of prefill.
+CALLS = {"step": ("cuda_decode", 1, 7), "steps": ("cuda_decode", 5, 7), "prefill": ("cuda_prefill", 70, 2)}
+DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+@pytest.fixture(params=["in the harness", "on a GPU"])
+def attention(request):
+    if request.param == "on a GPU":
+        request.getfixturevalue("requires_gpu")
+        return flashattn_core.quantized_flash_attention
+    request.getfixturevalue("requires_clang")
+    return flash_attention
+
+
+def assert_is_float32s(attention, query, key, value, mask=None, *, how, **options):
+    found = attention(query, key, value, None, mask, return_lse=True, **how, **options)
+    options.pop("kernel")
+    in_numpy = {name: to_numpy(x) if isinstance(x, mx.array) else x for name, x in options.items()}
+    floats = (to_numpy(dequantised(x, **how)) for x in (key, value))
+    expected = reference_attention(to_numpy(query), *floats, None, mask, **in_numpy)
+    for got, wanted in zip(found, expected, strict=True):
+        assert difference(got, mx.array(wanted.astype(np.float32))) == ""
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("turn", range(7))
+def test_is_float32s(rng, attention, name, dtype, group_size, bits, turn):
+    kernel, length, group = CALLS[name]
+    how, key_len, of = {"group_size": group_size, "bits": bits}, (33, 150, 577)[turn % 3], DTYPES[dtype]
+    group_dtype = (of, of, mx.float32)[turn % 3]
+    dim, value_dim = (128, 128) if turn % 2 else (group_size, 128 if group_size < 128 else 256)
+    key, value = (quantised(rng, 2, 2, key_len, columns, dtype=group_dtype, **how) for columns in (dim, value_dim))
+    masks, options = masks_and_options(rng, 2 * group, length, key_len)
+    mask = masks[turn].astype(of) if turn == 6 else masks[turn]
+    given = {n: x.astype(of) if n == "sinks" else x for n, x in options[turn % len(options)].items()}
+    query = normal(rng, 2, 2 * group, length, dim, dtype=of)
+    assert_is_float32s(attention, query, key, value, mask, how=how, kernel=kernel, **given)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_strides(rng, attention, view, name):
+    kernel, length, group = CALLS[name]
+    how = {"group_size": 32, "bits": 8}
+    key, value = (tuple(view(x) for x in quantised(rng, 2, 2, 70, 96, dtype=mx.bfloat16, **how)) for _ in range(2))
+    query = mx.repeat(normal(rng, 2, 2 * group, length, 96, dtype=mx.bfloat16), 2, axis=-1)[..., ::2]
+    assert_is_float32s(attention, query, key, value, "causal", how=how, kernel=kernel)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("key_len", [256, 333])
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+def test_caches_of_mlx_lm_are_copied_16_bytes_at_a_time(requires_clang, rng, group_size, key_len, name):
+    """One group a row, too, whose scales have no second column: without the copies of other rows nothing is missing."""
+    kernel, length, group = CALLS[name]
+    how = {"group_size": group_size, "bits": 4}
+    cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
+    key, value = (tuple(x[..., :key_len, :] for x in each) for each in cache)
+    other_rows = "load<false>(n, first, end - first);"
+
+    def without(source):
+        assert other_rows in source
+        return source.replace(other_rows, "")
+
+    def attention(*args, **options):
+        result = run(*args, edit=without, **options)
+        return result.out, result.lse
+
+    query = normal(rng, 1, 2 * group, length, group_size, dtype=mx.bfloat16)
+    assert_is_float32s(attention, query, key, value, "causal", how=how, kernel=kernel)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_hidden_scales_reach_nothing(rng, attention, bad, dtype, name):
+    kernel, length, group = CALLS[name]
+    how = {"group_size": 64, "bits": 8}
+    query, packed = normal(rng, 1, 2 * group, length, 64, dtype=DTYPES[dtype]), quantised(rng, 1, 2, 400, 64)
+    visible = (mx.arange(400) >= 7) & (mx.arange(400) < 390)
+    spoilt = tuple(x if x.dtype == mx.uint32 else mx.where(visible[:, None], x, bad) for x in packed)
+    for mask in (KeyRange(7, 390), visible):
+        out = attention(query, spoilt, spoilt, None, mask, kernel=kernel, **how)
+        floats = to_numpy(dequantised(packed, **how))
+        expected, _ = reference_attention(to_numpy(query), floats, floats, None, mask)
+        assert difference(out, mx.array(expected.astype(np.float32))) == ""
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("size", [2**-8, 2**8])
+def test_values_of_other_sizes(rng, attention, size, bits, dtype, name):
+    """The same, times powers of two: probability * scale is more or less than half holds."""
+    kernel, length, group = CALLS[name]
+    how = {"group_size": 64, "bits": bits}
+    key, value = (quantised(rng, 1, 2, 300, 64, **how) for _ in range(2))
+    value = (value[0], value[1] * size, value[2] * size)
+    query = normal(rng, 1, 2 * group, length, 64, dtype=DTYPES[dtype])
+    floats = (to_numpy(dequantised(x, **how)) for x in (key, value))
+    expected, _ = reference_attention(to_numpy(query), *floats, None, "causal")
+    out = attention(query, key, value, None, "causal", kernel=kernel, **how)
+    assert difference(out / size, mx.array((expected / size).astype(np.float32))) == ""
