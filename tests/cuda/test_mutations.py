@@ -169,7 +169,7 @@ FAULTS = {
     "hopper: bytes of another tile": of_hopper(
         "arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"
     ),
-    "hopper: a panel's columns": of_hopper("panel * 64, row", "panel * 32, row", dim=72),
+    "hopper: a panel's columns": of_hopper("panel % kPanels * 64, row", "panel % kPanels * 32, row", dim=72),
     "hopper: rows of the warpgroup before": of_hopper(
         "queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72
     ),

@@ -42,8 +42,11 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   };
   int64_t step = row_layout(params.query).column;
   AttendingRows<T, K, ROWS, D, DV, KEYS> rows;
-  if constexpr (is_quantised<K>) rows.read_queries(row_at, step, lane);
-  _Pragma("unroll 1") for (int tile = 0; tile < STAGES - 1; ++tile) {
+  if constexpr (is_quantised<K>) {
+    rows.read_queries([&](int row) { return row_at(minimum(row, row_count - 1)); }, step, lane);
+  }
+  FLASHATTN_ROLLED
+  for (int tile = 0; tile < STAGES - 1; ++tile) {
     tiles.bring(tile, first_key(tile), any.end);
     if constexpr (!is_quantised<K>) {
       if (tile == 0) queries.template load_rows<kThreads>(row_at, step, head_dim, threadIdx.x);

@@ -7,6 +7,7 @@
 #define FLASHATTN_SHARED
 #define FLASHATTN_THREAD
 #define FLASHATTN_UNROLL _Pragma("unroll")
+#define FLASHATTN_ROLLED _Pragma("unroll 1")
 
 // Width of a warp, which gpu/kernels calls a SIMD group.
 #define FLASHATTN_LANES 32

@@ -293,8 +293,10 @@ struct GradientBlock {
     load(own, own_first(head), row, head_dim, lane);
     load(own_other, own_second(head), row, value_dim, lane);
     KeySpan columns = columns_of(row, row);
-    _Pragma("unroll 1") for (int h = head; h < head + heads; ++h) {
-      _Pragma("unroll 1") for (int column = columns.begin; column < columns.end; ++column) {
+    FLASHATTN_ROLLED
+    for (int h = head; h < head + heads; ++h) {
+      FLASHATTN_ROLLED
+      for (int column = columns.begin; column < columns.end; ++column) {
         float theirs[kDepth], theirs_other[kWidth];
         load(theirs, columns_first(h), column, head_dim, lane);
         load(theirs_other, columns_second(h), column, value_dim, lane);

@@ -135,7 +135,8 @@ struct GroupTile {
         }
       }
     } else {
-      _Pragma("unroll 1") for (int at = thread; at < kIntegerKeys * GROUPS; at += THREADS) {
+      FLASHATTN_ROLLED
+      for (int at = thread; at < kIntegerKeys * GROUPS; at += THREADS) {
         bool exists = at / GROUPS < count;
         int64_t offset = exists ? layout.offset(first + at / GROUPS, at % GROUPS) : 0;
         void* to = shared_pointer(memory + at * kGroupBytes);
@@ -239,7 +240,16 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   static constexpr int kPieces = D / kElements, kPiecesOfGroup = kGroupSize / kElements;
   using Scores = Fragment[2][kBlocks];  // of keys 2 i and 2 i + 1
 
-  T read[kBlocks][kPieces][2 * kApart];
+  struct alignas(4 * kApart) Neighbours {  // elements of a query that meet a lane's words of keys
+    uint pairs[kApart];
+
+    FLASHATTN_FUNC float element(int n) const {
+      T number;
+      number.bits = ushort(pairs[n / 2] >> n % 2 * 16);
+      return float(number);
+    }
+  };
+  Neighbours read[kBlocks][kPieces];
   uint queries[kBlocks][kPieces][kApart];  // as second operands, raised
   float query_sums[kOwn][kGroups];         // in the unit of products with integers
   Fragment output[DV / 16][kBlocks] = {};
@@ -248,16 +258,21 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
   // Reads queries, which are waited for in take_queries(): so that they do not stand behind tiles that are asked for in
-  // between. row_at: as in SharedTile::load_rows().
+  // between. row_at(row) points to a row in any case: what the rows beyond the last have is not used.
   template <typename F>
   FLASHATTN_FUNC void read_queries(F row_at, int64_t step, int lane) {
     FLASHATTN_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
-      const T* from = row_at(b * 8 + lane / 4);
-      FLASHATTN_UNROLL
-      for (int i = 0; i < kPieces * 2 * kApart; ++i) {
-        int c = i / (2 * kApart), e = i % (2 * kApart);
-        read[b][c][e] = from == nullptr ? T(0.0f) : from[((c * 4 + lane % 4) * 2 * kApart + e) * step];
+      const T* from = row_at(b * 8 + lane / 4) + lane % 4 * 2 * kApart * step;
+      if (step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(Neighbours) == 0) {
+        FLASHATTN_UNROLL
+        for (int c = 0; c < kPieces; ++c) read[b][c] = *reinterpret_cast<const Neighbours*>(from + c * 8 * kApart);
+      } else {
+        FLASHATTN_UNROLL
+        for (int i = 0; i < kPieces * kApart; ++i) {
+          const T* pair = from + (i / kApart * 4 * kApart + i % kApart) * 2 * step;
+          read[b][i / kApart].pairs[i % kApart] = pair[0].bits | uint(pair[step].bits) << 16;
+        }
       }
     }
   }
@@ -270,7 +285,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
         FLASHATTN_UNROLL
         for (int i = 0; i < kPiecesOfGroup * kApart; ++i) {
           int c = g * kPiecesOfGroup + i / kApart, e = i % kApart;
-          float low = float(read[b][c][e]), high = float(read[b][c][e + kApart]);
+          float low = read[b][c].element(e), high = read[b][c].element(e + kApart);
           queries[b][c][e] = rounded_pair<T>(low * power_of_two(kRaised<T>), high * power_of_two(kRaised<T>));
           sum += low + high;
         }

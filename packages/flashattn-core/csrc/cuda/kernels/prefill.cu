@@ -35,9 +35,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   const T* head_queries = head_of(query, params, params.query, batch, head);
   AttendingRows<T, K, is_quantised<K> ? ROWS : kRows, D, DV, KEYS> rows;
   if constexpr (is_quantised<K>) {
-    const auto row_at = [&](int row) {
-      return own_query + row < params.query_len ? head_queries + layout.offset(own_query + row, 0) : nullptr;
-    };
+    const auto row_at = [&](int row) { return head_queries + layout.offset(minimum(own_query + row, last_row), 0); };
     rows.read_queries(row_at, layout.column, lane);
   } else {
     queries.template load<kThreads>(head_queries + layout.offset(first_row, 0), layout, params.query_len - first_row,

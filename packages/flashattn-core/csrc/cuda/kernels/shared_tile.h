@@ -32,7 +32,8 @@ struct SharedTile {
   // are zeros. All of THREADS threads call it, each with its number among them. Copies may be under way afterwards.
   template <int THREADS, typename F>
   FLASHATTN_FUNC void load_rows(F row_at, int64_t step, int columns, uint thread) const {
-    _Pragma("unroll 1") for (uint at = thread; at < ROWS * kPieces; at += THREADS) {
+    FLASHATTN_ROLLED
+    for (uint at = thread; at < ROWS * kPieces; at += THREADS) {
       uint row = at / kPieces, c = at % kPieces;
       const T* from = row_at(row);
       int count = from != nullptr ? clamped(columns - int(c) * kElements, 0, kElements) : 0;

@@ -7,10 +7,11 @@
 namespace flashattn {
 
 // Offset of one batch element, counted through the leading dimensions from the last to the first. One leading
-// dimension, the usual case, costs no division.
+// dimension, the usual case, costs no division, and the text of the others' is short.
 FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM Strides& strides,
                                     int batch) {
   int64_t offset = 0;
+  FLASHATTN_ROLLED
   for (int d = params.batch_dims - 1; d > 0; --d) {
     offset += batch % params.batch_shape[d] * strides.batch[d];
     batch /= params.batch_shape[d];

@@ -9,6 +9,7 @@
 #define FLASHATTN_SHARED threadgroup
 #define FLASHATTN_THREAD thread  // what a thread has for itself; behind a method, too
 #define FLASHATTN_UNROLL _Pragma("clang loop unroll(full)")
+#define FLASHATTN_ROLLED _Pragma("clang loop unroll(disable)")
 
 // Width of a SIMD group on every Apple GPU.
 #define FLASHATTN_LANES 32
