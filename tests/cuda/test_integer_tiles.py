@@ -55,13 +55,18 @@ def test_is_float32s(rng, attention, name, dtype, group_size, bits, turn):
     assert_is_float32s(attention, query, key, value, mask, how=how, kernel=kernel, **given)
 
 
+# What a query is of: columns of a larger array, which are not copied 16 bytes at a time.
+APART, MISALIGNED = (192, slice(0, None, 2)), (97, slice(1, None))
+
+
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_strides(rng, attention, view, name):
-    kernel, length, group = CALLS[name]
+@pytest.mark.parametrize("queries", [APART, MISALIGNED], ids=["apart", "misaligned"])
+def test_strides(rng, attention, queries, view, name):
+    (kernel, length, group), (columns, own) = CALLS[name], queries
     how = {"group_size": 32, "bits": 8}
     key, value = (tuple(view(x) for x in quantised(rng, 2, 2, 70, 96, dtype=mx.bfloat16, **how)) for _ in range(2))
-    query = mx.repeat(normal(rng, 2, 2 * group, length, 96, dtype=mx.bfloat16), 2, axis=-1)[..., ::2]
+    query = normal(rng, 2, 2 * group, length, columns, dtype=mx.bfloat16)[..., own]
     assert_is_float32s(attention, query, key, value, "causal", how=how, kernel=kernel)
 
 

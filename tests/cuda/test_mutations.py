@@ -125,7 +125,7 @@ FAULTS = {
     # Quantised keys and values: integers, and what is a group's.
     "integers of the next element": of_integers("e * kBits - kUp", "(e ^ 1) * kBits - kUp"),
     "integers of a wider mask": of_integers("((1u << kBits) - 1) << kUp", "((2u << kBits) - 1) << kUp"),
-    "queries as they lie": of_integers("read[b][c][e + kApart]", "read[b][c][(e + kApart) % 3]"),
+    "queries as they lie": of_integers("element(e + kApart)", "element((e + kApart) % 3)"),
     "a group's sum of two lanes": of_integers("lane_sum<4>(sum)", "lane_sum<2>(sum)"),
     "the sum of another query": of_integers("query_sums[h][g], g == 0", "query_sums[0][g], g == 0"),
     "scales of another key": of_integers("scales.of(key, g), product", "scales.of(0, g), product"),

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -14,8 +16,15 @@ from metal_on_cpu import MetalError
 from oracle import assert_matches_reference, draw, to_numpy
 from test_quantised import dequantised
 
+CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
 BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 SHARED_BARRIER = "FLASHATTN_BARRIER;"  # in gpu/kernels
+
+
+@cache
+def kernels_of(backend: str) -> str:
+    files = [file for folder in (backend, "gpu") for file in (CSRC / folder / "kernels").iterdir()]
+    return "".join(file.read_text() for file in files)
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,10 @@ class Fault:
     dtype: str = "float32"
     bits: int | None = None  # of keys and values, if they are quantised
     source: str = ""  # the file of another launch of the kernel's
+
+    def __post_init__(self) -> None:
+        backend, _, _ = self.kernel.partition("_")
+        assert self.old in kernels_of(backend), f"the kernels no longer have {self.old!r}: plant the fault elsewhere"
 
     @property
     def query_and_key_lengths(self) -> tuple[int, int]:
@@ -61,7 +74,7 @@ def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]
 
     with pytest.raises((MetalError, AssertionError)):
         call(edit)
-    assert any(planted), "the kernels no longer have this text: plant the fault elsewhere"
+    assert any(planted), "no launch of this call has this text"
 
 
 def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run: Callable[..., Run]) -> None:
