@@ -66,6 +66,13 @@ def test_float32_is_copied_from_anywhere(how):
     ]
 
 
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+def test_arrays_without_rows_are_none_of_its_boxes(dtype):
+    """The driver takes no box of them, and no launch that copies none of their rows."""
+    query, none = mx.zeros((1, 1, ROWS, COLUMNS), dtype), mx.zeros((1, 1, 0, COLUMNS), dtype)
+    assert kernels(query, none, none, "cuda_prefill_hopper") == ("cuda_prefill", False)
+
+
 def test_batches_of_two_dimensions_are_none_of_its_boxes():
     many = mx.zeros((2, 3, 2, ROWS, COLUMNS), mx.bfloat16)
     assert kernels(many, many, many, "cuda_prefill_hopper") == ("cuda_prefill", False)

@@ -105,6 +105,7 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared
                 buffers[name] = np.zeros(content // 4, np.uint32)
             else:  # the size of what the launches write
                 buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
+        assert min(launch["grid"]) > 0, "no GPU takes a launch without blocks"
         program, numbers, constants = prepared(launch, edit(launch["source"]))
         result = program.run(
             launch["function"],

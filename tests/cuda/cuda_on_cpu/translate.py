@@ -67,6 +67,7 @@ def _registration(launch: Mapping[str, Any], bindings: list[Binding]) -> str:
         static flashattn::cuda::TensorMap cuda_map(void* array, const void* boxes, int place) {{
           struct Boxes {{ int array, rows; long sizes[4], steps[3]; }};  // gpu::Boxes
           const auto& [binding, rows, sizes, steps] = static_cast<const Boxes*>(boxes)[place];
+          for (long size : sizes) if (size == 0) cuda_fail("a box of an array without elements");
           const CudaMap map = {{static_cast<char*>(array), {{sizes[0], sizes[1], sizes[2], sizes[3]}},
                                {{2, 2 * steps[0], 2 * steps[1], 2 * steps[2]}}, rows}};
           flashattn::cuda::TensorMap result;

@@ -96,10 +96,11 @@ bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t 
 // float32 is copied, in three 16-bit parts, see kernels/float_parts.h.
 constexpr int kFloatParts = 3;
 
-// Of float32 a copy is made in any case.
+// Of float32 a copy is made in any case. An array without rows has none.
 bool has_boxes(const Call& call) {
-  if (call.dtype == Dtype::float32) return true;
   const AttentionParams& p = call.params;
+  if (p.query_len == 0 || p.key_len == 0) return false;
+  if (call.dtype == Dtype::float32) return true;
   return inputs_are_packed(call) && p.batch_dims <= 1 &&
          has_box(call, Binding::query, p.query, p.query_len, p.num_heads, p.head_dim) &&
          has_box(call, Binding::key, p.key, p.key_len, p.num_kv_heads, p.head_dim) &&
@@ -424,7 +425,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
   bool is_90 = call.device.compute_capability == 90, is_float = call.dtype == Dtype::float32;
-  bool in_parts = is_90 && is_float && std::max(p.head_dim, p.value_dim) <= 128;
+  bool in_parts = is_90 && is_float && has_boxes(call) && std::max(p.head_dim, p.value_dim) <= 128;
   bool hopper = is_90 && !is_float && packed && has_boxes(call) &&
                 has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
   // With a window blocks of keys are as long as each other: dealing them out only costs.
