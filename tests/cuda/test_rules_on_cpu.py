@@ -60,7 +60,7 @@ globals().update(
         # Of quantised keys and values test_quantised_on_cpu.py has these two with lengths for the harness.
         "test_equals_the_dequantised",
         "test_a_decode_step_equals_the_row_of_a_prefill",
-        "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # CUDA has none yet
+        "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # test_backward_on_cpu.py has gradients
     )
 )
 
