@@ -19,8 +19,8 @@ def forward(dtype, length, kernel):
     return launches.forward(lowered(query, key, key, None, "causal", kernel=kernel), "cuda")
 
 
-def gradient(rng, dtype, mask):
-    call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=90, dim=64, dtype=dtype)
+def gradient(rng, dtype, mask, length=70):
+    call = draw_call(rng, heads=4, kv_heads=2, length=length, key_len=90, dim=64, dtype=dtype)
     return metal_backward.described(replace(call, mask=mask), device="cuda")
 
 
@@ -53,3 +53,10 @@ def test_dq_runs_beside_dk_and_dv(rng, capability):
     with launches.shared_memory(227, capability):
         delta, dk_and_dv, dq, merge = gradient(rng, "bfloat16", "causal")
     assert [launch["with_next"] for launch in (delta, dk_and_dv, dq, merge)] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_merging_waits_where_there_is_no_query(rng, capability):
+    with launches.shared_memory(227, capability):
+        dk_and_dv, merge = gradient(rng, "bfloat16", "causal", length=0)
+    assert [dk_and_dv["with_next"], merge["with_next"]] == [False, False]

@@ -459,6 +459,9 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     add(dv);
   }
   add(dq);
+  const auto is_empty = [](const Launch& launch) { return launch.grid[0] == 0; };
+  result.launches.erase(std::remove_if(result.launches.begin() + first, result.launches.end(), is_empty),
+                        result.launches.end());  // before it is known which is the last of them
   for (size_t i = first; i + 1 < result.launches.size(); ++i) result.launches[i].with_next = true;
   if (is_part) {
     int64_t rows = num_groups(call) * p.key_len * gradient.chunks;
@@ -466,7 +469,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     result.scratch.push_back({Binding::dk_parts, rows * p.head_dim});
     result.scratch.push_back({Binding::dv_parts, rows * p.value_dim});
   }
-  std::erase_if(result.launches, [](const Launch& launch) { return launch.grid[0] == 0; });
+  std::erase_if(result.launches, is_empty);
   return in_order(std::move(result));
 }
 
