@@ -198,7 +198,7 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
   return result;
 }
 
-// Quantised keys and values, and large heads: each warp has a chunk of keys.
+// What decode() does not take: other quantised keys and values, and large heads. Each warp has a chunk of keys.
 Launches decode_split(const Call& call) {
   constexpr int kWarps = 4;
   std::vector<int> sizes = whole_lanes(call);
@@ -212,8 +212,7 @@ Launches decode_split(const Call& call) {
   return result;
 }
 
-// All others: a block has up to 16 rows and a chunk, and as many warps as there is memory for three tiles of each, or
-// two.
+// A block has up to 16 rows and a chunk, and as many warps as there is memory for three tiles of each, or two.
 Launches decode(const Call& call) {
   constexpr int kMaxDim = 256, kPadding = 10;  // up to 8 by kPitch, maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
@@ -433,12 +432,13 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   int rows = hopper ? hopper_shape(call, dk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
   GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads), params.dout};
-  const auto add = [&](Gradient of) {
-    result.launches.push_back(in_parts ? backward_parts(gradient, of)
-                              : hopper ? backward_hopper(gradient, of)
-                                       : backward(gradient, of));
+  const auto add = [&](Launch launch) {
+    if (launch.grid[0] != 0) result.launches.push_back(std::move(launch));
   };
-  result.launches = {backward_delta(call)};
+  const auto pass = [&](Gradient of) {
+    return in_parts ? backward_parts(gradient, of) : hopper ? backward_hopper(gradient, of) : backward(gradient, of);
+  };
+  add(backward_delta(call));
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
   if (in_parts) {
     const auto boxes = [&](Binding parts, int columns) { return boxes_of_parts(call, parts, 1, columns); };
@@ -453,23 +453,19 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   // is wide.
   size_t first = result.launches.size();
   if (p.head_dim + p.value_dim <= 256) {
-    add(dk_and_dv);
+    add(pass(dk_and_dv));
   } else {
-    add(dk);
-    add(dv);
+    add(pass(dk));
+    add(pass(dv));
   }
-  add(dq);
-  const auto is_empty = [](const Launch& launch) { return launch.grid[0] == 0; };
-  result.launches.erase(std::remove_if(result.launches.begin() + first, result.launches.end(), is_empty),
-                        result.launches.end());  // before it is known which is the last of them
+  add(pass(dq));
   for (size_t i = first; i + 1 < result.launches.size(); ++i) result.launches[i].with_next = true;
   if (is_part) {
     int64_t rows = num_groups(call) * p.key_len * gradient.chunks;
-    result.launches.push_back(backward_merge(call));
+    add(backward_merge(call));
     result.scratch.push_back({Binding::dk_parts, rows * p.head_dim});
     result.scratch.push_back({Binding::dv_parts, rows * p.value_dim});
   }
-  std::erase_if(result.launches, is_empty);
   return in_order(std::move(result));
 }
 

@@ -1,5 +1,6 @@
-// cuda_decode for quantised keys and values and for large heads: a warp has a chunk of keys and ROWS rows of a
-// key/value head. Those that have other rows of the chunk are beside it, and find its keys in the cache.
+// cuda_decode for what decode.cu does not take: other quantised keys and values, and large heads. A warp has a chunk of
+// keys and ROWS rows of a key/value head. Those that have other rows of the chunk are beside it, and find its keys in
+// the cache.
 #include "split_keys.h"
 
 using namespace flashattn;
