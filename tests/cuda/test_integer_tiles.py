@@ -27,12 +27,12 @@ def attention(request):
     return flash_attention
 
 
-def assert_is_float32s(attention, query, key, value, mask=None, *, how, **options):
-    found = attention(query, key, value, None, mask, return_lse=True, **how, **options)
+def assert_is_float32s(attention, query, key, value, mask=None, scale=None, *, how, **options):
+    found = attention(query, key, value, scale, mask, return_lse=True, **how, **options)
     options.pop("kernel")
     in_numpy = {name: to_numpy(x) if isinstance(x, mx.array) else x for name, x in options.items()}
     floats = (to_numpy(dequantised(x, **how)) for x in (key, value))
-    expected = reference_attention(to_numpy(query), *floats, None, mask, **in_numpy)
+    expected = reference_attention(to_numpy(query), *floats, scale, mask, **in_numpy)
     for got, wanted in zip(found, expected, strict=True):
         assert difference(got, mx.array(wanted.astype(np.float32))) == ""
 
@@ -124,3 +124,19 @@ def test_values_of_other_sizes(rng, attention, size, bits, dtype, name):
     expected, _ = reference_attention(to_numpy(query), *floats, None, "causal")
     out = attention(query, key, value, None, "causal", kernel=kernel, **how)
     assert difference(out / size, mx.array((expected / size).astype(np.float32))) == ""
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_numbers_of_any_size(rng, attention, bits, name):
+    """Queries and scales that are infinite where the kernel raises them, and values whose chunks add up to infinity."""
+    kernel, length, group = CALLS[name]
+    how = {"group_size": 64, "bits": bits}
+    query, key = normal(rng, 1, 2 * group, length, 64, dtype=mx.bfloat16), quantised(rng, 1, 2, 600, 64, **how)
+    value = quantised(rng, 1, 2, 600, 64, **how)
+    assert_is_float32s(attention, query * 4e19, key, value, how=how, kernel=kernel, scale=2e-21)
+    assert_is_float32s(attention, query * 1e-19, key, value, how=how, kernel=kernel, scale=1e18)
+    large = (value[0], value[1] * 1e16, value[2] * 1e16 + 8e16)
+    out = attention(query * 0, key, large, None, kernel=kernel, **how)
+    expected = to_numpy(dequantised(large, **how)).mean(-2, keepdims=True).repeat(group, 1).repeat(length, 2)
+    assert difference(out / 2**57, mx.array((expected / 2**57).astype(np.float32))) == ""

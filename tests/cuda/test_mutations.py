@@ -39,10 +39,14 @@ FAULTS = {
     "prefill: copies not committed": Fault(PREFILL, "any.end);\n    commit_copies();", "any.end);"),
     "decode: queries before they are there": of_decode("__syncthreads();  // the queries are there"),
     "decode: queries not waited for": of_decode(
-        "wait_for_copies<STAGES - 2>();\n  __syncthreads();", "__syncthreads();"
+        "wait_for_copies<STAGES - 2>();\n    __syncthreads();", "__syncthreads();"
     ),
-    "decode: a tile not waited for": of_decode("wait_for_copies<STAGES - 2>();\n    __sync", "__sync", **FEW_WARPS),
-    "decode: waited for too few": of_decode("STAGES - 2>();\n    __sync", "STAGES - 1>();\n    __sync", **FEW_WARPS),
+    "decode: a tile not waited for": of_decode(
+        "wait_for_copies<STAGES - 2>();\n    __syncwarp", "__syncwarp", **FEW_WARPS
+    ),
+    "decode: waited for too few": of_decode(
+        "STAGES - 2>();\n    __syncwarp", "STAGES - 1>();\n    __syncwarp", **FEW_WARPS
+    ),
     "decode: a tile over the one that is read": of_decode(
         "bring(tile + STAGES - 1, ", "bring(tile + STAGES, ", **FEW_WARPS
     ),

@@ -11,8 +11,8 @@ import pytest
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 SANITIZER = shutil.which("compute-sanitizer")
-# MLX gives out memory in pages of 16 KB. Arrays of 72 keys of 8 heads fill whole ones, so that nothing that is read or
-# written behind the last row is anybody's. 72 is no multiple of a tile's keys or rows.
+# MLX gives out memory in pages of 16 KB. Arrays of 72 keys fill whole ones with 8 heads of a head_dim of 128, so that
+# nothing that is read or written behind the last row is anybody's. 72 is no multiple of a tile's keys or rows.
 CALLS = """
 import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention
@@ -42,9 +42,10 @@ mx.set_cache_limit(0)
 normal = lambda heads, length, dim, dtype: mx.random.normal((1, heads, length, dim)).astype(dtype)
 for dtype in (mx.bfloat16, mx.float32):
     for dim in (64, 128, 256):
-        query, dout = normal(16, 136, dim, dtype), normal(16, 136, dim, dtype)
-        key, value = normal(8, 72, dim, dtype), normal(8, 72, dim, dtype)
-        sinks = mx.random.normal((16,)).astype(dtype)
+        heads = 2048 // dim
+        query, dout = normal(heads, 136, dim, dtype), normal(heads, 136, dim, dtype)
+        key, value = normal(heads // 2, 72, dim, dtype), normal(heads // 2, 72, dim, dtype)
+        sinks = mx.random.normal((heads,)).astype(dtype)
         hidden = mx.random.uniform(shape=(136, 72)) > 0.9
         for mask in (SlidingWindow(33), Causal() & hidden):
             attend = lambda query, key, value, sinks: flash_attention(query, key, value, mask=mask, sinks=sinks)

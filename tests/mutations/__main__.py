@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from promises import evaluation, gradients, masks, memory, metal, packaging, patch, process, results
+from promises import evaluation, gradients, kernels, masks, memory, packaging, patch, process, results
 from promises.mutation import Mutation
 
 GROUPS = {
     group.__name__.removeprefix("promises."): group.MUTATIONS
-    for group in (results, masks, gradients, memory, process, patch, evaluation, packaging, metal)
+    for group in (results, masks, gradients, memory, process, patch, evaluation, packaging, kernels)
 }
 MUTATIONS = [mutation for mutations in GROUPS.values() for mutation in mutations]
 ROOT = Path(__file__).parents[2]

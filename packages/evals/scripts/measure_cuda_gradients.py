@@ -121,7 +121,11 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
     for _ in range(trials):
         for who, attend in ways.items():
             backward[who].append(backward_seconds(attend, inputs, cotangent, at_once))
-    found = {"who": list(ways), "memory": memory, "backward": [sorted(t)[len(t) // 2] for t in backward.values()]}
+    found = {
+        "who": " and ".join(ways),
+        "memory": memory,
+        "backward": [sorted(t)[len(t) // 2] for t in backward.values()],
+    }
     found["both"] = in_turns({who: partial(both, attend) for who, attend in ways.items()}, trials)
     checked = call.query_len <= LARGEST_CHECKED and not call.sinks
     found["errors"] = errors(call, inputs, cotangent, gradients) if checked else []
@@ -137,7 +141,10 @@ def main() -> None:
         found = measured(each_call)
         both = found["both"]
         cells = [name, ", ".join(f"{t * 1e3:.3f}" for t in found["backward"])]
-        cells += [", ".join(f"{t * 1e3:.3f}" for t in both), f"{both[0] / both[-1]:.2f}x"]
+        cells += [
+            ", ".join(f"{t * 1e3:.3f}" for t in both),
+            f"{both[0] / both[1]:.2f}x" if len(both) == 2 else f"{found['who']} alone",
+        ]
         cells += [", ".join(f"{n / 1e6:,.0f}" for n in found["memory"])]
         cells += ["; ".join(", ".join(f"{e:.3g}" for e in each) for each in found["errors"])]
         print("|", " | ".join(cells), "|", flush=True)

@@ -3,7 +3,12 @@
 
 #include "call/params.h"
 
-namespace flashattn::cuda {
+namespace flashattn {
+
+// What a launch of the gradient computes.
+enum Gradient : int { kDq, kDkAndDv, kDk, kDv };
+
+namespace cuda {
 
 enum : int {
   kMaxArrays = 40,
@@ -31,4 +36,5 @@ struct BackwardArguments : BoxArguments {
   BackwardParams backward;
 };
 
-}  // namespace flashattn::cuda
+}  // namespace cuda
+}  // namespace flashattn

@@ -240,8 +240,6 @@ Launches decode(const Call& call) {
 
 // --- The gradient ------------------------------------------------------------------------------------------
 
-enum Gradient { dq, dk_and_dv, dk, dv };  // gradient_block.h's
-
 Launch backward_delta(const Call& call) {
   constexpr int kWarps = 8, kRowsOfWarp = 8;
   std::vector<Argument> arguments = delta_arguments(call);
@@ -265,16 +263,16 @@ std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient 
                           {Binding::params, Binding::backward});
   add_masks_and_groups(result, gradient.call);
   const auto add = [&](Binding output) { result.push_back({output, Role::output}); };
-  if (of == dq) add(Binding::dq);
-  if (of == dk || of == dk_and_dv) add(gradient.is_part ? Binding::dk_parts : Binding::dk);
-  if (of == dv || of == dk_and_dv) add(gradient.is_part ? Binding::dv_parts : Binding::dv);
+  if (of == kDq) add(Binding::dq);
+  if (of == kDk || of == kDkAndDv) add(gradient.is_part ? Binding::dk_parts : Binding::dk);
+  if (of == kDv || of == kDkAndDv) add(gradient.is_part ? Binding::dv_parts : Binding::dv);
   return result;
 }
 
 // Blocks of so many rows: queries of one head, or keys of one chunk of heads.
 int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
   const Call& call = gradient.call;
-  if (of == dq) return blocks_of(call, rows);
+  if (of == kDq) return blocks_of(call, rows);
   return divide_up(call.params.key_len, rows) * num_groups(call) * gradient.chunks;
 }
 
@@ -291,7 +289,7 @@ Launch backward(const GradientCall& gradient, Gradient of) {
   };
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
-  return launch(call, gradient.packed, "backward", {dim, value_dim, warps, columns, of, of != dq && gradient.is_part},
+  return launch(call, gradient.packed, "backward", {dim, value_dim, warps, columns, of, of != kDq && gradient.is_part},
                 gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared_by(warps));
 }
 
@@ -303,9 +301,9 @@ struct HopperShape {
 
 HopperShape hopper_shape(const Call& call, Gradient of) {
   int widest = std::max(call.params.head_dim, call.params.value_dim);
-  if (widest <= 64) return of == dq ? HopperShape{1, 3, 3, 136, 24} : HopperShape{1, 3, 2, 216, 40};
+  if (widest <= 64) return of == kDq ? HopperShape{1, 3, 3, 136, 24} : HopperShape{1, 3, 2, 216, 40};
   if (widest <= 128) return {2, 3, 1, 240, 24};
-  return of == dv ? HopperShape{2, 2, 1, 240, 24} : HopperShape{1, 2, 1, 240, 24};
+  return of == kDv ? HopperShape{2, 2, 1, 240, 24} : HopperShape{1, 2, 1, 240, 24};
 }
 
 Launch backward_hopper(const GradientCall& gradient, Gradient of) {
@@ -313,14 +311,14 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   const Call& call = gradient.call;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   HopperShape shape = hopper_shape(call, of);
-  bool of_keys = of != dq;
+  bool of_keys = of != kDq;
   int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
               (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
-  int shared = tile_bytes(rows, dim, 2) + (of == dv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
+  int shared = tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
   Launch result = launch(call, "backward_hopper",
                          {dim, value_dim, shape.groups, kColumns, shape.stages, shape.blocks, shape.registers,
-                          shape.few, of, of != dq && gradient.is_part},
+                          shape.few, of, of != kDq && gradient.is_part},
                          gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows),
                          (shape.groups + 1) * kWarpsOfGroup, shared + barriers);
   result.blocks_at_once = shape.blocks;
@@ -339,7 +337,7 @@ Launch backward_parts(const GradientCall& gradient, Gradient of) {
   const Call& call = gradient.call;
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
-  bool of_keys = of != dq, narrow = std::max(dim, value_dim) <= 64;
+  bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
   int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // three are a tile
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
@@ -429,7 +427,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
                 has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
   // With a window blocks of keys are as long as each other: dealing them out only costs.
   bool is_part = p.window == 0 && group_of(call) > 1;
-  int rows = hopper ? hopper_shape(call, dk).rows() : 64;
+  int rows = hopper ? hopper_shape(call, kDk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
   GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads), params.dout};
   const auto add = [&](Launch launch) {
@@ -453,12 +451,12 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   // is wide.
   size_t first = result.launches.size();
   if (p.head_dim + p.value_dim <= 256) {
-    add(pass(dk_and_dv));
+    add(pass(kDkAndDv));
   } else {
-    add(pass(dk));
-    add(pass(dv));
+    add(pass(kDk));
+    add(pass(kDv));
   }
-  add(pass(dq));
+  add(pass(kDq));
   for (size_t i = first; i + 1 < result.launches.size(); ++i) result.launches[i].with_next = true;
   if (is_part) {
     int64_t rows = num_groups(call) * p.key_len * gradient.chunks;

@@ -40,7 +40,7 @@ class CommandEncoder {
     FLASHATTN_WEAK ~ConcurrentContext();
     CommandEncoder& encoder;
   };
-  // The task runs once the kernels that were added so far have.
+  // The task runs once all kernels of this commit have, those too that are added after it.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };
 

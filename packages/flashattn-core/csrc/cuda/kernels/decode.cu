@@ -61,8 +61,10 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   FLASHATTN_UNROLL
   for (int h = 0; h < rows.kOwn; ++h) rows.rows[h].seen = intersection(rows.rows[h].seen, any);
-  wait_for_copies<STAGES - 2>();
-  __syncthreads();  // the queries are there
+  if constexpr (!is_quantised<K>) {
+    wait_for_copies<STAGES - 2>();
+    __syncthreads();  // the queries are there
+  }
 
   for (int tile = 0; first_key(tile) < any.end; ++tile) {
     wait_for_copies<STAGES - 2>();

@@ -29,8 +29,6 @@
 
 namespace flashattn {
 
-// What a launch computes.
-enum Gradient : int { kDq, kDkAndDv, kDk, kDv };
 constexpr FLASHATTN_FUNC bool is_of_keys(int of) {
   return of != kDq;
 }

@@ -1,4 +1,4 @@
-"""What is promised of the Metal kernels, broken.
+"""What is promised of the kernels for GPUs, broken.
 
 The extension brings the kernels' texts: what changes here are headers, and with them it is built again.
 """
@@ -40,5 +40,12 @@ MUTATIONS: list[Mutation] = [
         "return KeySpan{seen(first).begin, seen(last).end};",
         "return KeySpan{seen(first).begin, keys.end};",
         "metal/test_counts.py::test_prefill_beside_steel_attention",
+    ),
+    Mutation(
+        "the output of 4 and 8 bits beside 16-bit queries is left above the maximum that its sums are from",
+        f"{CPP}/cuda/kernels/integer_rows.h",
+        "constexpr float kFromMax = power_of_two(-int(kBelowMax));",
+        "constexpr float kFromMax = 1;",
+        "cuda/test_integer_tiles.py::test_is_float32s",
     ),
 ]

@@ -1,0 +1,70 @@
+"""The gradient on a GPU, against float64: by the rules of the core, and those of tests/metal/test_backward.py."""
+
+from dataclasses import fields
+
+import flashattn_core
+import mlx.core as mx
+import pytest
+import test_backward as of_kernels
+import test_gradients as of_core
+from gradient_oracle import Gradients, draw_call, flash_gradients
+from test_grid import mask_kinds, option_kinds
+
+pytestmark = pytest.mark.usefixtures("requires_gpu")
+
+
+@pytest.fixture(autouse=True)
+def through_cuda(monkeypatch):
+    """flash_gradients() runs on MLX's default device. The harness alone has schedules."""
+    monkeypatch.setattr(of_kernels, "run", lambda call, schedule="": flash_gradients(call))
+    monkeypatch.setattr(of_kernels, "behind_a_forward", flash_gradients)
+
+
+OF_THE_CPU = {"test_is_counted", "test_scores_are_rounded_as_by_the_forward_kernel"}  # ask for its kernels by name
+OF_THE_HARNESS = {
+    "test_behind_a_forward_kernel",
+    "test_head_dims_above_256_are_refused",
+    "test_hidden_tiles_are_left_out",
+    "test_saved_results_of_any_strides",
+    "test_shown_tiles_read_no_mask",
+    "test_the_schedule_changes_no_bit",
+}
+globals().update(
+    (f"{name}__of_{of}", test)
+    for of, module, but in (("the_core", of_core, OF_THE_CPU), ("kernels", of_kernels, OF_THE_HARNESS))
+    for name, test in vars(module).items()
+    if name.lower().startswith("test") and name not in but
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_the_same_bits_again(rng, dtype, dim):
+    """Alone, and beside gradients of other calls in one evaluation, whose kernels may run at once."""
+    calls = [
+        of_core.with_options(
+            draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=330, dim=dim, dtype=dtype),
+            mask_kinds(rng, length, 330)[turn](),
+            option_kinds(rng, 6)[turn],
+        )
+        for turn, length in enumerate((330, 70, 1, 257))
+    ]
+    alone = [arrays(flash_gradients(call)) for call in calls]
+    mx.eval(alone)
+    for _ in range(5):
+        together = [arrays(flash_gradients(call)) for call in calls]
+        mx.eval(together)
+        for got, expected in zip(together, alone, strict=True):
+            of_core.assert_equal(got, expected)
+
+
+def arrays(gradients: Gradients) -> list[mx.array]:
+    found = (getattr(gradients, field.name) for field in fields(Gradients))
+    return [array for array in found if array is not None]
+
+
+def test_is_counted(rng):
+    call = draw_call(rng, length=9, key_len=9)
+    flashattn_core.reset_stats()
+    mx.eval(arrays(flash_gradients(call)))
+    assert [name for name, calls in flashattn_core.stats().items() if calls and "backward" in name] == ["cuda_backward"]
