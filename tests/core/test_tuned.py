@@ -62,14 +62,6 @@ def test_a_table_with_a_wrong_value_is_named(cache, change):
         tuned.read(CPU)
 
 
-def test_quantised_calls_are_compared_with_their_head_dim_first():
-    wide, narrow = replace(STEP, bits=4), replace(STEP, bits=4, head_dim=64, key_len=9, heads=14, kv_heads=2)
-    table = [measured(wide), measured(narrow)]
-    assert nearest(table, replace(wide, head_dim=64)) == measured(narrow)
-    assert nearest(table, replace(narrow, head_dim=128)) == measured(wide)
-    assert nearest(table, replace(wide, head_dim=96)) is not None
-
-
 def test_half_of_a_file_is_named(cache):
     file = tuned.write([measured(STEP)], CPU)
     file.write_text(file.read_text()[:-9])

@@ -134,6 +134,15 @@ def test_what_mlx_lm_refuses_is_not_left(table, tabled):
     assert flash.status().calls == {"cpu_decode": 2}
 
 
+@pytest.mark.parametrize("cuda", [False, True], ids=["Metal", "CUDA"])
+def test_quantised_keys_are_not_left_on_cuda(table, monkeypatch, cuda):
+    """MLX's CUDA build multiplies by them wrong, or not at all."""
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: cuda)
+    faster.check()
+    table(measured(call := replace(CALL, bits=8), mlx=1.0))
+    assert reason(call) == (None if cuda else "it is faster there")
+
+
 def test_arguments_are_checked_first(slow_prompts):
     query, key = mx.ones((1, 4, 1, 32)), mx.ones((1, 0, 20, 32))
     with flash.enabled(when="faster"), pytest.raises(ValueError, match="heads"):

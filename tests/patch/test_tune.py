@@ -45,6 +45,13 @@ def test_each_kernel_that_takes_a_call_and_mlx_lms_own_attention(call):
     assert all(0 < seconds < 1 for seconds in found.seconds.values())
 
 
+def test_quantised_keys_without_mlx_lms_own_attention_on_cuda(monkeypatch):
+    """MLX's CUDA build multiplies by them wrong, or not at all."""
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    assert "mlx" not in tune.measure(SHORT[3]).seconds
+    assert "mlx" in tune.measure(SHORT[0]).seconds
+
+
 def test_mlx_lms_own_attention_is_the_same_function():
     """All contestants compute the same thing."""
     for call in SHORT:

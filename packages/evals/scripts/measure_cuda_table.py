@@ -102,7 +102,7 @@ STORED = {
     f"{'decode' if length == 1 else 'causal'}, {bits} bits, {heads}, {keys:,} keys, batch {batch}": call(
         heads, length, keys, kv_bits=bits, batch=batch
     )
-    for heads in ("28/4x128", "14/2x64")
+    for heads in ("28/4x128", "8/4x256")
     for bits in (8, 4)
     for length, keys, batch in (
         *((1, keys, batch) for keys in (16384, 32768, 131072) for batch in (1, 8)),

@@ -60,9 +60,8 @@ class Call:
     def _storage(self) -> tuple[int, bool]:
         return (int(getattr(mx, self.dtype).size), self.bits > 0)
 
-    def _flags(self) -> tuple[bool | int, ...]:
-        quantised_dim = self.head_dim if self.bits else 0  # MLX's own attention takes some, and others not
-        return (self.window > 0, self.softcap, self.sinks, self.padded, quantised_dim)
+    def _flags(self) -> tuple[bool, ...]:
+        return (self.window > 0, self.softcap, self.sinks, self.padded)
 
     def _sizes(self) -> tuple[float, ...]:
         seen, streams = min(self.window or self.key_len, self.key_len), self.batch_size * self.kv_heads

@@ -20,6 +20,7 @@ from flashattn_core.tuned import MLX, Call, Measured
 from mlx_lm.models import base
 from mlx_lm.utils import _get_classes
 
+from .faster import mlx_lm_cannot
 from .patch import enabled
 from .route import observed
 
@@ -163,7 +164,8 @@ def _contestants(call: Call) -> Iterator[tuple[str, Attention]]:
     for kernel in covers:
         if not kernel.endswith("_rowwise") or len(covers) == 1:  # which is there for what no other takes
             yield kernel, partial(attention, query, *stored, kernel=kernel, **options)
-    yield MLX, partial(_mlx_lms_own, call, _mlx_lms_mask(call), query, stored, scale, sinks)
+    if not mlx_lm_cannot(query, call.bits > 0, sinks):
+        yield MLX, partial(_mlx_lms_own, call, _mlx_lms_mask(call), query, stored, scale, sinks)
 
 
 def _padding(call: Call) -> mx.array:
