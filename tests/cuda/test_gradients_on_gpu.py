@@ -67,4 +67,5 @@ def test_is_counted(rng):
     call = draw_call(rng, length=9, key_len=9)
     flashattn_core.reset_stats()
     mx.eval(arrays(flash_gradients(call)))
-    assert [name for name, calls in flashattn_core.stats().items() if calls and "backward" in name] == ["cuda_backward"]
+    counted = {name: calls for name, calls in flashattn_core.stats().items() if name.startswith("cuda_backward")}
+    assert counted == {"cuda_backward_dq": 1, "cuda_backward_dkv": 1}
