@@ -38,7 +38,7 @@ FAULTS = {
     "hopper: a tile over one that is read": of_hopper(
         "ring.expect(n);", "ring.arrived(n).arrive_and_expect(Columns::kBytes);"
     ),
-    "hopper: tiles are not released": of_hopper("ring.release(n, lane);"),
+    "hopper: tiles are not released": of_hopper("ring.release(n);"),
     "hopper: without what is saved": of_hopper("if (Block::kOfKeys) copy_bytes", "if (false) copy_bytes"),
     "hopper: products not waited for": of_hopper(
         "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
@@ -52,7 +52,7 @@ FAULTS = {
     "parts: without what is saved": of_parts("copy_bytes(saved", "if (false) copy_bytes(saved"),
     "parts: what is saved of the tile before": of_parts("if (Block::kOfKeys) saved.wait_for_tile(n);"),
     "parts: one reader too few": of_parts("Block::kFirst ? kGroups * kWarps : kWarps", "kWarps"),
-    "parts: one not released": of_parts("ring.release(n, lane, 1, 2);"),
+    "parts: one not released": of_parts("ring.release(n, 1, 2);"),
     "parts: one released before it is read": of_parts("wait_for_products<2>(of_tile);"),
     "parts: P before S is there": of_parts("wait_for_products<0>(scores);"),
     "parts: dS before dP is there": of_parts("wait_for_products<0>(dscores);"),

@@ -163,12 +163,12 @@ FAULTS = {
     "hopper: a tile over one that is read": of_hopper("if (turn >= STAGES) read(turn).wait(turn / STAGES - 1);"),
     "hopper: room a turn too early": of_hopper("read(turn).wait(turn / STAGES - 1)", "read(turn).wait(turn / STAGES)"),
     "hopper: keys given back while they are read": of_hopper(
-        "wait_for_products<kParts>(scores);\n      keys.release(n + 1, lane);",
-        "keys.release(n + 1, lane);\n      wait_for_products<kParts>(scores);",
+        "wait_for_products<kParts>(scores);\n      keys.release(n + 1);",
+        "keys.release(n + 1);\n      wait_for_products<kParts>(scores);",
     ),
     "hopper: scores not waited for": of_hopper("wait_for_products<kParts>(scores);"),
     "hopper: output not waited for": of_hopper("wait_for_products<0>(sums);"),
-    "hopper: a tile never given back": of_hopper("rows.add(sums);\n      values.release(n, lane);", "rows.add(sums);"),
+    "hopper: a tile never given back": of_hopper("rows.add(sums);\n      values.release(n);", "rows.add(sums);"),
     "hopper: a warp less reads": of_hopper("keys.initialise(kReaders)", "keys.initialise(kReaders - 1)"),
     "hopper: bytes of another tile": of_hopper(
         "arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"
@@ -186,9 +186,7 @@ FAULTS = {
     "parts: queries beyond the last": of_parts("first_row + row <= last_row", "true"),
     "parts: sums of the tile before": of_parts("fresh && value_part == 0", "false"),
     "parts: sums of the last tile alone": of_parts("output[i / 4][i % 4] += sums", "output[i / 4][i % 4] = sums"),
-    "parts: one tile given back": of_parts(
-        "part < end; ++part) {\n      if (lane", "part < 1; ++part) {\n      if (lane"
-    ),
+    "parts: one tile given back": of_parts("part < end; ++part) read", "part < 1; ++part) read"),
     "parts: keys beyond the last": of_parts("if (batch >= params.batch_size) return;", source="float_parts"),
     "parts: values of another row": of_parts("tile * length + row)", "tile * length)", source="float_parts"),
 }

@@ -67,6 +67,13 @@ MUTATIONS: list[Mutation] = [
         "patch/test_faster.py::test_a_gradient_is_not_left",
     ),
     Mutation(
+        'when="faster" leaves calls that mlx-lm computes wrong',
+        f"{PATCH}/faster.py",
+        " or mx.cuda.is_available()",
+        "",
+        "patch/test_faster.py::test_quantised_keys_are_not_left_on_cuda",
+    ),
+    Mutation(
         "Ctrl-C ends no kernel",
         f"{CPP}/cpu/cancellation.cpp",
         "return requested_at != 0 && epoch",

@@ -65,8 +65,9 @@ def reason_to_leave(
 def mlx_lm_cannot(queries: mx.array, quantised: bool, sinks: mx.array | None) -> bool:
     """Whether mlx-lm's own attention refuses such a call, or computes something else.
 
-    MLX 0.32.4's CUDA build refuses quantised keys that do not fill their cache's memory. Where they do, it gives all
-    heads of queries the first head's keys. `test_models.py` among the tests for CUDA waits for the cure.
+    It refuses other ranks than 4, and sinks beside quantised keys. MLX 0.32.4's CUDA build refuses quantised keys that
+    do not fill their cache's memory. Where they do, it gives all heads of queries the first head's keys.
+    `test_models.py` among the tests for CUDA waits for the cure. On the CPU of such a machine nothing is left anyway.
     """
     return queries.ndim != 4 or (quantised and (sinks is not None or mx.cuda.is_available()))
 

@@ -155,7 +155,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       if (n > 0) turns.pass(lane);
       turns.take(n);
     }
-    ring.release(n, lane);
+    ring.release(n);
   }
   if (block.count > 0) turns.pass(lane);
   block.store(first_sums, second_sums, own_row, lane);

@@ -40,7 +40,7 @@ FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, in
 // sums += P or dS, of so many fragments, times tile n. Each part is released as soon as it has been read: one of the
 // next tile takes its place.
 template <typename E, int COUNT, int N, typename Ring>
-FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n, int lane) {
+FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n) {
   static_assert(Ring::kParts == 3, "they are released one after the other");
   uint parts[COUNT / 2][3][4];
   Fragment of_tile[N];
@@ -53,11 +53,11 @@ FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUN
     begin_add_values<3>(of_tile, parts, ring.tile(n, part), part, true);
   }
   wait_for_products<2>(of_tile);
-  ring.release(n, lane, 0, 1);
+  ring.release(n, 0, 1);
   wait_for_products<1>(of_tile);
-  ring.release(n, lane, 1, 2);
+  ring.release(n, 1, 2);
   wait_for_products<0>(of_tile);
-  ring.release(n, lane, 2);
+  ring.release(n, 2);
   FLASHATTN_UNROLL
   for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
@@ -74,11 +74,10 @@ struct Handover {
   FLASHATTN_FUNC float4* fragment(int i) const {
     return static_cast<float4*>(shared_pointer(memory)) + i * kWarpgroup + threadIdx.x % kWarpgroup;
   }
-  FLASHATTN_FUNC void give(const Fragment (&from)[COUNT], int lane) const {
+  FLASHATTN_FUNC void give(const Fragment (&from)[COUNT]) const {
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) *fragment(i) = {from[i][0], from[i][1], from[i][2], from[i][3]};
-    __syncwarp();
-    if (lane == 0) given.arrive();
+    given.arrive();
   }
   FLASHATTN_FUNC void take(Fragment (&to)[COUNT], int n) const {
     given.wait(n);
@@ -130,7 +129,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     firsts.initialise(kGroups * kWarps);
     seconds.initialise(Block::kFirst ? kGroups * kWarps : kWarps);
     saved.initialise(kGroups * kWarps);
-    handed.given.initialise(kWarps);
+    handed.given.initialise(kWarpgroup);
     own_arrived.initialise(1);
     publish_barriers();
   }
@@ -171,17 +170,17 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   block.template to_gradients<STEP>(scores, dscores, rows, own_row,                                         \
                                     static_cast<const float4*>(shared_pointer(saved.tile(n).memory)), tile, \
                                     block.all_see(block.first_row, kRows, tile.column), lane);              \
-  if (Block::kOfKeys) saved.release(n, lane)
+  if (Block::kOfKeys) saved.release(n)
   if (group == 0) {
     Fragment sums[Block::kFirst ? DV / 8 : 1] = {};
     for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
-      firsts.release(n, lane);
-      if (has_softcap) handed.give(scores, lane);  // its derivative needs what the score was
+      firsts.release(n);
+      if (has_softcap) handed.give(scores);  // its derivative needs what the score was
       FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
-      if (!has_softcap) handed.give(scores, lane);
-      if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n, lane);
+      if (!has_softcap) handed.give(scores);
+      if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n);
     }
     if constexpr (Block::kFirst) BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T)).store(sums, none, own_row, lane);
   } else {
@@ -189,10 +188,10 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
       begin_multiply<value_dim>(dscores, own_second, seconds, n);
       wait_for_products<0>(dscores);
-      seconds.release(n, lane);
+      seconds.release(n);
       handed.take(scores, n);
       FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
-      add_tile<Element>(sums, dscores, firsts, n, lane);
+      add_tile<Element>(sums, dscores, firsts, n);
     }
     BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T)).store(none, sums, own_row, lane);
   }

@@ -107,8 +107,8 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     }
   };
   const auto pass = [&](int n) {  // a tile that the warpgroup does not see
-    keys.pass(n, lane);
-    values.pass(n, lane);
+    keys.pass(n);
+    values.pass(n);
   };
   if (!kFresh) queries_arrived.wait(0);
   int n = 0;
@@ -131,18 +131,18 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     const auto values_added = [&] {
       wait_for_products<0>(sums);
       if constexpr (kFresh) rows.add(sums);
-      values.release(n, lane);
+      values.release(n);
     };
     multiply_keys(scores, n);
     wait_for_products<0>(scores);
-    keys.release(n, lane);
+    keys.release(n);
     rows.to_probabilities(scores, visibility, first_key(n), own_all.contains(first_key(n), KEYS), lane);
     split();
     for (; n < own_end - 1; ++n) {
       multiply_keys(scores, n + 1);
       add_values();
       wait_for_products<kParts>(scores);
-      keys.release(n + 1, lane);
+      keys.release(n + 1);
       bool shown = own_all.contains(first_key(n + 1), KEYS);
       auto rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
       values_added();

@@ -33,11 +33,12 @@ struct TileRing {
   FLASHATTN_FUNC Barrier arrived(int turn) const { return Barrier{barriers + turn % STAGES * 2 * kBarrierBytes}; }
   FLASHATTN_FUNC Barrier read(int turn) const { return Barrier{arrived(turn).address + kBarrierBytes}; }
 
-  // By one thread. readers: warps that read a tile.
+  // By one thread. readers: warps that read a tile. All their threads say so: racecheck does not see that one speaks
+  // for the others.
   FLASHATTN_FUNC void initialise(int readers) const {
     for (int n = 0; n < STAGES; ++n) {
       arrived(n).initialise(1);
-      read(n).initialise(readers);
+      read(n).initialise(readers * FLASHATTN_LANES);
     }
   }
   // By one thread, for each tile in turn, before it brings it.
@@ -58,17 +59,14 @@ struct TileRing {
     arrived(turn).wait(turn / STAGES);
   }
   // The warp has read the tile, or these parts of it.
-  FLASHATTN_FUNC void release(int n, int lane, int first = 0, int end = PARTS) const {
-    __syncwarp();
+  FLASHATTN_FUNC void release(int n, int first = 0, int end = PARTS) const {
     FLASHATTN_UNROLL
-    for (int part = first; part < end; ++part) {
-      if (lane == 0) read(n * PARTS + part).arrive();
-    }
+    for (int part = first; part < end; ++part) read(n * PARTS + part).arrive();
   }
   // The warp does not need the tile.
-  FLASHATTN_FUNC void pass(int n, int lane) const {
+  FLASHATTN_FUNC void pass(int n) const {
     for (int part = 0; part < PARTS; ++part) wait_for_tile(n, part);
-    release(n, lane);
+    release(n);
   }
 };
 
