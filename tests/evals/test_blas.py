@@ -5,11 +5,12 @@ starts the command with another. tests/patch/test_blas.py has what --blas does.
 import json
 import subprocess
 import sys
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
 from flash_evals import machine
-from mlxlm_flash_patch.blas import INSTALL, REFERENCE, openblas
+from mlxlm_flash_patch.blas import INSTALL, REFERENCE
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 SMALL = {
@@ -57,7 +58,7 @@ def test_what_is_no_library_is_refused(refused, small, command):
 
 
 @LINUX
-@pytest.mark.skipif(openblas() is None, reason=f"no OpenBLAS: {INSTALL}")
+@pytest.mark.skipif(find_library("openblas") is None, reason=f"no OpenBLAS: {INSTALL}")
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
 def test_the_command_starts_again_with_openblas(small, tmp_path, command):
     out = tmp_path / "out.json"

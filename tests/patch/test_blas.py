@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from ctypes.util import find_library
 
 import mlx.core as mx
 import pytest
@@ -58,11 +59,6 @@ def script(tmp_path):
     file = tmp_path / "script.py"
     file.write_text(WHO_AM_I)
     return file
-
-
-@pytest.fixture
-def openblas():
-    return blas.openblas() or pytest.skip(f"no OpenBLAS: {blas.INSTALL}")
 
 
 def refused(choice):
@@ -240,17 +236,12 @@ def test_run_says_what_bounds(monkeypatch, capsys, script, name, said, mode):
 
 
 @LINUX
-def test_auto(command, openblas, model_folder):
-    """OpenBLAS itself, by name, under a command of mlx-lm: the same tokens, and nothing to say."""
+@pytest.mark.skipif(find_library("openblas") is None, reason=f"no OpenBLAS: {blas.INSTALL}")
+def test_auto(command, model_folder):
+    """OpenBLAS itself, under a command of mlx-lm: the same tokens, and nothing to say of the BLAS."""
     options = ("mlx_lm.generate", "--model", model_folder, "--prompt", "lobster", "--max-tokens", "4", "--temp", "0")
     plain = command("mlxlm-flash", "run", *options)
     fast = command("mlxlm-flash", "run", "--blas", "auto", *options)
     assert fast.returncode == 0, fast.stderr
-    assert blas.REFERENCE in plain.stderr
-    assert blas.REFERENCE not in fast.stderr
+    assert (blas.REFERENCE in plain.stderr, blas.REFERENCE in fast.stderr) == (True, False)
     assert fast.stdout.split("==========")[1] == plain.stdout.split("==========")[1]
-    with_it = {"LD_PRELOAD": openblas}
-    assert (
-        command("python", "-c", "from mlxlm_flash_patch.blas import *; print(blas())", env=with_it).stdout
-        == "openblas\n"
-    )

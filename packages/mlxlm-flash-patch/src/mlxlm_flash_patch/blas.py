@@ -112,7 +112,7 @@ def _called() -> str | None:
         return None
     first = ctypes.CDLL(None)
     function = (first if hasattr(first, "cblas_sgemm") else brought).cblas_sgemm
-    address = ctypes.cast(function, ctypes.c_void_p).value
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
     for line in MAPS.read_text().splitlines():
         span, *_, file = line.split(maxsplit=5)
         begin, end = (int(edge, 16) for edge in span.split("-"))
