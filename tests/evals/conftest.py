@@ -8,7 +8,7 @@ import click.testing
 import flashattn_core
 import mlx.core as mx
 import pytest
-from flash_evals import contest, implementations, measure
+from flash_evals import contest, implementations, machine, measure
 from flash_evals.cli import main
 from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.models import load
@@ -36,6 +36,14 @@ TEXT = (
     "It weighs 5 – 6 kilograms, carries its eggs for a year, and has claws of two kinds: the crusher and the cutter.\n"
     "Naïve readers take it for a crab — it is none.\n"
 ) * 2
+
+
+@pytest.fixture(scope="session", autouse=True)
+def another_blas():
+    """Not the reference, of which stderr and pages would say that it bounds them: test_blas.py is about that."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(machine, "blas", lambda: "openblas")
+        yield
 
 
 @pytest.fixture(scope="session")

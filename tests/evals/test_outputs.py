@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import click
 import pytest
-from flash_evals import machine, output
+from flash_evals import output
 from flash_evals.output import FORMATS, Outputs
 from rich.console import Console
 
@@ -79,14 +79,6 @@ def test_every_command(invoke, model_folder, text_file, command, arguments, tmp_
         done = invoke(command, *model, *text, *arguments, "-o", output_format, f"--{output_format}", out)
         assert (done.exit_code, done.stderr) == (0, "")
         assert done.stdout == out.read_text()
-
-
-@pytest.mark.parametrize("command", ["speed", "finetune"])
-def test_the_footnote_names_the_reference_blas_where_it_runs(run_command, monkeypatch, command):
-    for blas, named in (("reference", True), ("openblas", False), (None, False)):
-        monkeypatch.setattr(machine, "blas", lambda blas=blas: blas)
-        page = run_command(command, "-p", 4, "-r", 1, *(("-g", 0, "-d", 0) if command == "speed" else ()))["page"]
-        assert (machine.REFERENCE_BLAS in page) is named
 
 
 @pytest.mark.parametrize(

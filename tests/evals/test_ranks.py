@@ -8,6 +8,7 @@ import time
 from statistics import median
 
 import pytest
+from mlxlm_flash_patch.blas import REFERENCE, blas
 from two_ranks import PROGRAMS, launch
 
 # Rank 1 fails at its second batch (bug) or is killed there (die), or it reads another text.
@@ -54,6 +55,7 @@ def test_the_same_scores(invoke, perplexity, tmp_path):
     assert [trial["rank"] for trial in shared["trials"]] == [0, 1, 0]
     assert shared["ranks"]["size"] == 2
     assert stdout.count("token perplexity") == 1
+    assert stderr.count(REFERENCE) == int(blas() == "reference")
     assert "prefill tokens/s, each rank   " in stdout
     assert "2 ranks together   " in stdout
     medians = [median(trial["on"]["tokens_per_s"] for trial in shared["trials"] if trial["rank"] == r) for r in (0, 1)]

@@ -199,7 +199,7 @@ def test_patched_to_the_end(run_script, end, code):
     first, *_, last = done.stderr.splitlines()
     assert first.startswith(f"{OWN}flash attention on: mlx ")
     assert last == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
-    assert done.stderr.count(OWN) == 2
+    assert done.stderr.count(f"{OWN}flash attention ") == 2
 
 
 def test_threads_that_outlive_the_main_one_count(run_script):

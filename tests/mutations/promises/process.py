@@ -220,4 +220,11 @@ MUTATIONS: list[Mutation] = [
         'return sums.starts_with(sum_of(key)) ? bytes : "";',
         "cuda/test_cubin_cache.py::test_a_broken_file_is_compiled_anew",
     ),
+    Mutation(
+        "--blas starts a program for ever that goes on with the reference BLAS",
+        f"{PATCH}/blas.py",
+        "    if is_second:\n",
+        "    if is_second and is_fast:\n",
+        "patch/test_blas.py::test_once",
+    ),
 ]

@@ -67,6 +67,7 @@ from flash_evals.training import Pair, Recipe
 )
 @options.repetitions(5, "Steps of each length and arm; one more to warm up is not counted.")
 @options.seed("Of the random tokens and the adapters.")
+@options.blas
 @options.outputs
 @figures.plot_file("Draw step time and memory against the length into this .png or .svg file.")
 def command(
@@ -113,6 +114,7 @@ def command(
     recipe = Recipe(batch_size, _layers(num_layers, loaded), rank, grad_checkpoint)
     for length in seq_len:
         loaded.require_positions(length, f"--seq-len {length}")
+    machine.say_what_bounds(described_machine)
 
     pairs: list[Pair] = []
     skipped: dict[int, str] = {}  # length -> why
@@ -261,8 +263,7 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     lines = [f"{subject(result)} · {how} · {device}", "", shown, "", *claims.legend(shown), str(flash)]
     if not flash.calls:
         lines.append("Flash did not run in training: both arms are MLX's own attention.")
-    if result["machine"]["blas"] == "reference":
-        lines.append(machine.REFERENCE_BLAS)
+    lines += machine.what_bounds(result["machine"])
     lines += [f"Skipped {length['reason']}." for length in result["skipped"]]
     if result["interrupted"]:
         lines.append("Interrupted; the figures are of the steps that were finished.")

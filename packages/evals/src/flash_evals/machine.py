@@ -10,16 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click
 import flashattn_core
 import mlx.core as mx
-from mlxlm_flash_patch.blas import blas
+from mlxlm_flash_patch.blas import REFERENCE, blas
 
 from flash_evals.errors import EvalError, first_line
-
-REFERENCE_BLAS = (
-    "The linear layers run on MLX's reference BLAS here (Linux CPU): they bound all tokens/s above, whatever\n"
-    "attention does. A faster BLAS, preloaded, moves both arms."
-)
 
 PRODUCT_SIZE = 8192  # rows and columns that occupy any GPU
 COPY_BYTES = 2**30  # far more than the caches of a GPU hold
@@ -130,3 +126,14 @@ def describe(also: Sequence[str] = ()) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {package: version(package) for package in (*PACKAGES, *also)},
     }
+
+
+def what_bounds(described: dict[str, Any]) -> list[str]:
+    """The line about a BLAS that bounds the speed of models on that machine, whatever attention does."""
+    return [REFERENCE] if described["blas"] == "reference" else []
+
+
+def say_what_bounds(described: dict[str, Any]) -> None:
+    """On stderr, before the work."""
+    for line in what_bounds(described):
+        click.echo(line, err=True)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import mlxlm_flash_patch.cli
 
 from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs
 
 Item = TypeVar("Item")
+
+blas = mlxlm_flash_patch.cli.blas_option
 
 
 def model(command: Callable[..., None]) -> Callable[..., None]:

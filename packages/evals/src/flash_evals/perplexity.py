@@ -83,6 +83,7 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
     help="As --save-logprobs, and begin behind what the file holds. For a run that was stopped or killed. Only the "
     "batch size and the number of ranks may change.",
 )
+@options.blas
 @options.outputs
 def command(
     ranks: Ranks,
@@ -165,6 +166,8 @@ def command(
         resumed = records.windows(batches)
         if resumed > len(plan):
             raise EvalError(f"--resume {resume} holds {resumed:,} windows, --max-windows is {max_windows}")
+        if ranks.rank == 0:
+            machine.say_what_bounds(described_machine)
         work = paired.measured(loaded.model, read.ids, plan[resumed:], batch_size, which, ranks)
         failure = _watched(work, keep, batches, f"windows, {' and '.join(which)}", len(plan))
     finished = records.windows(batches)
@@ -410,6 +413,7 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
         differs = "; ".join(compared["differs_in"]) or "nothing: the same model, machine, versions and batch size"
         lines.append(f"{Path(compared['file']).name} differs in {differs}")
     lines.append(verdict(result))
+    lines += machine.what_bounds(result["machine"])
     if result["windows"]["resumed"]:
         lines.append(f"{result['windows']['resumed']:,} windows are from an earlier run.")
     if result["interrupted"]:

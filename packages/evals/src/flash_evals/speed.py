@@ -70,6 +70,7 @@ def _pause(_: click.Context, parameter: click.Parameter, value: float) -> float:
     help="Wait between any two trials, for a machine that throttles.",
 )
 @options.seed("Of the random tokens in the prompts.")
+@options.blas
 @options.outputs
 def command(
     model: str | None,
@@ -127,6 +128,7 @@ def command(
     loaded = models.load(model, revision, adapter_path)
     draft = Draft(models.load(draft_model), num_draft_tokens or NUM_DRAFT_TOKENS) if draft_model else None
     _check_models(loaded, draft, tests)
+    machine.say_what_bounds(described_machine)
 
     pairs: list[Pair] = []
     total = len(tests) * repetitions
@@ -264,8 +266,7 @@ def render(result: dict[str, Any], table: Table = output.columns) -> str:
     lines = [_header(result), "", figures, "", *claims.legend(figures), str(flash)]
     if not flash.calls:
         lines.append("The patch never ran: both columns are MLX's own attention.")
-    if result["machine"]["blas"] == "reference":
-        lines.append(machine.REFERENCE_BLAS)
+    lines += machine.what_bounds(result["machine"])
     if result["interrupted"]:
         lines.append("Interrupted; the figures are of the trials that were finished.")
     return "\n".join(lines)

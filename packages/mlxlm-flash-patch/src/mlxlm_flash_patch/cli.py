@@ -26,8 +26,11 @@ class Verbatim(click.Command):
     """Takes everything behind its own name as it is: an -h behind COMMAND belongs to COMMAND."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = args[0] if args else "-h"
-        own = 2 if first == "--when" else 1 if first.startswith("--when=") else 0
+        args = args or ["-h"]
+        options = {name for each in self.params if isinstance(each, click.Option) for name in each.opts}
+        own = 0
+        while own < len(args) and args[own].partition("=")[0] in options:
+            own += 1 if "=" in args[own] else 2
         if args[own : own + 1] and args[own] not in ("-h", "--help", "--"):
             args = [*args[:own], "--", *args[own:]]
         return super().parse_args(ctx, args)
@@ -46,22 +49,46 @@ def _writable(context: click.Context, parameter: click.Parameter, file: Path | N
     return file
 
 
+def _preload(context: click.Context, parameter: click.Parameter, choice: str | None) -> None:
+    if choice is not None:
+        _require_package()
+        from .blas import preload
+
+        try:
+            preload(choice)
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+
+
+# Of flash-eval, too. Eager: before any work that a second start would do again.
+blas_option = click.option(
+    "--blas",
+    metavar="PATH|auto",
+    is_eager=True,
+    expose_value=False,
+    callback=_preload,
+    help="Let MLX multiply with this library on a Linux CPU: the program starts again, with it preloaded. auto: "
+    "OpenBLAS, unless it is another than the slow reference BLAS already.",
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlxlm-flash-patch", prog_name="mlxlm-flash")
 def cli() -> None:
     """Flash attention for mlx-lm, without touching your scripts."""
 
 
-@cli.command(cls=Verbatim, options_metavar="[-h] [--when always|faster]")
+@cli.command(cls=Verbatim, options_metavar="[-h] [--when always|faster] [--blas PATH|auto]")
 @click.option("--when", type=click.Choice(["always", "faster"]), help="Which calls go to flash attention: see tune.")
+@blas_option
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def run(when: "patch.When | None", command: str, arguments: tuple[str, ...]) -> "Started":
     """Run a program with flash attention on.
 
     COMMAND is a command of mlx-lm, such as mlx_lm.generate; SCRIPT is a Python file, MODULE what
-    `python -m` takes. ARGS are the program's, and so are the exit code and the streams. One line on stderr
-    says at the start what is on, and one at the end what ran.
+    `python -m` takes. ARGS are the program's, and so are the exit code and the streams. Lines on stderr
+    say at the start what is on, and at the end what ran.
 
     \b
       mlxlm-flash run mlx_lm.generate --model DIR --prompt "Hello"
@@ -232,8 +259,11 @@ def main() -> None:
         if mode not in modes:
             raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(modes)}")
         from . import launch
+        from .blas import REFERENCE, blas
 
         launch.switch_on(mode, when)
+        if blas() == "reference":
+            mlxlm_flash_startup.say(REFERENCE, sys.stderr)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -6,7 +6,6 @@ in the rest. Nothing is imported before the check that is about it: doctor speak
 
 import contextlib
 import ctypes
-import ctypes.util
 import json
 import os
 import platform
@@ -211,16 +210,13 @@ def cpu() -> Iterator[Finding]:
 
 def matrix_products() -> Iterator[Finding]:
     """The BLAS behind the linear layers, the larger part of a short context's time."""
-    from .blas import blas
+    from .blas import INSTALL, blas, openblas
 
     library = blas()
     if library == "reference":
-        openblas = ctypes.util.find_library("openblas")
-        cure = (
-            f"LD_PRELOAD={openblas} before the command"
-            if openblas
-            else "apt install libopenblas0-pthread, then LD_PRELOAD=libopenblas.so.0"
-        )
+        faster = openblas()
+        cure = "" if faster else f"{INSTALL}, then "
+        cure += f"--blas auto of `mlxlm-flash run` and flash-eval, or LD_PRELOAD={faster or 'libopenblas.so.0'}"
         yield warning("BLAS", "the reference one, slow: MLX's linear layers bound tokens per second", cure)
     elif library:
         yield ok("BLAS", library)

@@ -1,0 +1,247 @@
+"""--blas: the program starts again, once, with a library that MLX multiplies with; else one line says why not.
+
+Where OpenBLAS itself is not needed, a library that has its names, and nothing in them, stands for it.
+"""
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+from ctypes.util import find_library
+
+import mlx.core as mx
+import pytest
+from mlxlm_flash_patch import blas, cli, launch
+from two_ranks import PROGRAMS
+from two_ranks import launch as on_two_ranks
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
+OWN = "[mlxlm-flash] "
+WHO_AM_I = """
+import json, os, sys
+from mlxlm_flash_patch import blas
+print(json.dumps({
+    "argv": sys.argv[1:], "utf8": sys.flags.utf8_mode, "blas": blas.blas(),
+    "preloaded": os.environ.get("LD_PRELOAD"), "left": os.environ.get(blas.STARTED_AGAIN),
+}))
+"""
+OF_A_RANK = """
+import mlx.core as mx
+from mlxlm_flash_patch.blas import blas
+print("rank", mx.distributed.init(strict=True).rank(), blas(), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_preloaded(monkeypatch):
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """library(path, config, threads, cblas): makes one with OpenBLAS's names."""
+
+    def make(path="libopenblas.so.0", config="OpenBLAS 0.3", threads=1, cblas="cblas_sgemm"):
+        file = tmp_path_factory.mktemp("lib") / path
+        file.parent.mkdir(exist_ok=True)
+        text = f'extern "C" {{ void {cblas}() {{}} int openblas_get_parallel() {{ return {threads}; }}'
+        text += f' const char* openblas_get_config() {{ return "{config}"; }} }}'
+        build = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", file]
+        subprocess.run(build, input=text, text=True, check=True)
+        return str(file)
+
+    return make
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(WHO_AM_I)
+    return file
+
+
+def refused(choice):
+    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as error:
+        blas.preload(str(choice))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("/venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "reference"),
+        ("/usr/lib/x86_64-linux-gnu/blas/libblas.so.3.11.0", "reference"),
+        ("/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3", "openblas"),
+        ("/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblasp-r0.3.21.so", "openblas"),
+        ("/opt/intel/libmkl_rt.so.2", "mkl"),
+        ("/usr/lib/x86_64-linux-gnu/blis-openmp/libblis.so.4", "blis"),
+        ("/opt/arm/lib/libarmpl_lp64_mp.so", "armpl_lp64_mp"),
+        ("/home/openblas/venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "reference"),
+    ],
+)
+def test_its_name(file, name):
+    assert blas.name_of(file) == name
+
+
+@LINUX
+def test_it_is_the_one_that_mlx_calls(command, library):
+    """One that is loaded and has not the names is not."""
+    for preloaded, name in ((library(), "openblas"), (library(cblas="scipy_cblas_sgemm"), "reference")):
+        done = command(
+            "python", "-c", "from mlxlm_flash_patch.blas import *; print(blas())", env={"LD_PRELOAD": preloaded}
+        )
+        assert (done.stdout, done.stderr) == (f"{name}\n", "")
+
+
+@LINUX
+def test_none_on_a_gpu(monkeypatch):
+    assert blas.blas()
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert blas.blas() is None
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["mlxlm-flash", "run", "--blas", "LIBRARY", "script.py"],
+        ["mlxlm-flash", "run", "--when", "always", "--blas=LIBRARY", "-m", "script"],
+        ["python", "-X", "utf8", "-m", "command", "run", "--blas", "LIBRARY", "script.py"],
+        ["python", "-X", "utf8", "command.py", "run", "--blas", "LIBRARY", "--when", "faster", "script.py"],
+    ],
+    ids=" ".join,
+)
+def test_the_program_starts_again(command, light, library, script, start):
+    """With the same interpreter and arguments; what was in LD_PRELOAD stays there, behind it."""
+    (script.parent / "command.py").write_text("from mlxlm_flash_patch.cli import main\nmain()\n")
+    new, before = library(), library("libbefore.so", cblas="unknown")
+    name, *arguments = (word.replace("LIBRARY", new) for word in start)
+    done = command(
+        name, *arguments, "-x", "two words", "--blas", "its", cwd=script.parent, env={**light, "LD_PRELOAD": before}
+    )
+    assert json.loads(done.stdout) == {
+        "argv": ["-x", "two words", "--blas", "its"],
+        "utf8": int("utf8" in start),
+        "blas": "openblas",
+        "preloaded": f"{new}:{before}",
+        "left": None,
+    }, done.stderr
+    assert [line.startswith(f"{OWN}flash attention") for line in done.stderr.splitlines()] == [True, True]
+
+
+@LINUX
+def test_each_rank_starts_again(library, light, tmp_path):
+    (tmp_path / "rank.py").write_text(OF_A_RANK)
+    stdout, stderr = on_two_ranks(PROGRAMS / "mlxlm-flash", "run", "--blas", library(), tmp_path / "rank.py", **light)
+    assert sorted(line for line in stdout.splitlines() if "rank" in line) == ["rank 0 openblas", "rank 1 openblas"], (
+        stderr
+    )
+
+
+@LINUX
+def test_once(monkeypatch, library):
+    """What has started again, and MLX does not call, is an error. A child of it may start again."""
+    starts = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: starts.append(arguments))
+    file = library()
+    monkeypatch.setenv("LD_PRELOAD", "libother.so")
+    blas.preload(file)
+    [(program, arguments, environment)] = starts
+    assert (program, arguments) == (sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    assert environment["LD_PRELOAD"] == f"{file}:libother.so"
+    assert {**os.environ, **environment} == environment
+
+    monkeypatch.setenv(blas.STARTED_AGAIN, environment[blas.STARTED_AGAIN])
+    assert refused(file).startswith(f"--blas {file} is preloaded, and MLX still calls ")
+    assert len(starts) == 1
+    assert blas.STARTED_AGAIN not in os.environ
+    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # its parent's
+    blas.preload(file)
+    assert len(starts) == 2
+
+
+@LINUX
+def test_what_mlx_calls_already_is_left(monkeypatch, library):
+    """auto leaves any but the reference; a path leaves its own."""
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
+    file = library()
+    monkeypatch.setattr(blas, "_called", lambda: file)
+    blas.preload("auto")
+    blas.preload(file)
+
+
+@LINUX
+def test_a_reference_blas_is_refused(command, light, script):
+    """Here MLX's own: it goes first, and nothing is won."""
+    done = command("mlxlm-flash", "run", "--blas", blas._called(), script, env=light)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line == f"Error: --blas {blas._called()} is preloaded, and MLX still calls {blas._called()} (reference)"
+
+
+@LINUX
+def test_no_library(tmp_path):
+    text = tmp_path / "libopenblas.so"
+    text.write_text("INPUT(libopenblas.so.0)")
+    assert refused(text) == f"--blas {text} does not load: file too short"
+    for choice in ("", "Auto", tmp_path, tmp_path / "no"):
+        assert refused(choice) == f"--blas takes auto or the file of a library, not {str(choice)!r}"
+
+
+@LINUX
+def test_a_library_that_mlx_cannot_call(library):
+    plain, long = library(cblas="scipy_cblas_sgemm"), library(config="OpenBLAS 0.3 USE64BITINT")
+    assert refused(plain) == f"--blas {plain} has no cblas_sgemm, which MLX calls"
+    assert refused(long) == f"--blas {long} takes integers of 64 bits, and MLX passes 32"
+    spaced = library("a folder/libopenblas.so.0")
+    assert refused(spaced) == f"--blas {spaced}: LD_PRELOAD takes no path with a space or a colon"
+
+
+@LINUX
+def test_auto_takes_the_first_with_threads(monkeypatch, library):
+    good = library()
+    others = ["/no/libopenblas.so.0", library(cblas="scipy_cblas_sgemm"), library(threads=0), "libm.so.6"]
+    monkeypatch.setattr(blas, "_known", lambda: iter([*others, good, library()]))
+    assert blas.openblas() == good
+    monkeypatch.setattr(blas, "_known", lambda: iter(others))
+    assert blas.openblas() is None
+    assert (
+        refused("auto") == "--blas auto: there is no OpenBLAS with threads here: apt-get install libopenblas0-pthread"
+    )
+
+
+def test_another_mlx(monkeypatch):
+    says = "--blas puts a library before the BLAS of MLX's Linux wheels, and this is another MLX"
+    with monkeypatch.context() as macos:
+        macos.setattr(sys, "platform", "darwin")
+        assert refused("auto") == says
+    monkeypatch.setattr(blas, "_called", lambda: None)  # Accelerate is no file
+    assert refused("auto") == says
+
+
+@pytest.mark.parametrize(("name", "said"), [("reference", 1), ("openblas", 0), (None, 0)])
+@pytest.mark.parametrize("mode", ["0", "1"])
+def test_run_says_what_bounds(monkeypatch, capsys, script, name, said, mode):
+    """One line, with the cure, before the program begins."""
+    monkeypatch.setattr(blas, "blas", lambda: name)
+    monkeypatch.setattr(launch, "start", lambda program, mode: print("begins", file=sys.stderr))
+    monkeypatch.setattr(sys, "argv", ["mlxlm-flash", "run", str(script)])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("MLXLM_FLASH", mode)
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
+    cli.main()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:] == [f"{OWN}{blas.REFERENCE}"] * said + ["begins"]
+
+
+@LINUX
+@pytest.mark.skipif(find_library("openblas") is None, reason=f"no OpenBLAS: {blas.INSTALL}")
+def test_auto(command, model_folder):
+    """OpenBLAS itself, under a command of mlx-lm: the same tokens, and nothing to say of the BLAS."""
+    options = ("mlx_lm.generate", "--model", model_folder, "--prompt", "lobster", "--max-tokens", "4", "--temp", "0")
+    plain = command("mlxlm-flash", "run", *options)
+    fast = command("mlxlm-flash", "run", "--blas", "auto", *options)
+    assert fast.returncode == 0, fast.stderr
+    assert (blas.REFERENCE in plain.stderr, blas.REFERENCE in fast.stderr) == (True, False)
+    assert fast.stdout.split("==========")[1] == plain.stdout.split("==========")[1]
