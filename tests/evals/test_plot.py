@@ -49,6 +49,10 @@ def drawn(made):
     }
 
 
+def texts(file):
+    return {text.text for text in ElementTree.parse(file).iter(f"{SVG}text")}
+
+
 def test_series():
     """Of growing length, whatever the order of the entries."""
     made = entries()
@@ -88,6 +92,15 @@ def test_a_pass_is_drawn_of_those_who_finished_it():
     assert [list(charts["Time of a call"]) for charts in drawn(made).values()] == [["flash", "mlx"], ["flash"]]
 
 
+def test_a_memory_of_0_has_no_place_on_its_axis(tmp_path):
+    made = entries()
+    for entry in made:
+        entry["forward"] |= dict.fromkeys((kernel_results.PEAK_MEMORY, kernel_results.HELD), 0)
+    drawing.save(tmp_path / "out.svg", "Title", panels(Node(made)))
+    assert texts(tmp_path / "out.svg") >= {"Title", "Time of a call", "Share of the machine's peak"}
+    assert "Memory of a call" not in texts(tmp_path / "out.svg")
+
+
 def test_each_implementation_has_a_look_of_its_own():
     for key in ("color", "marker"):
         assert len({drawing.LOOKS[LOOKS[name]][key] for name in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
@@ -107,8 +120,7 @@ def test_the_command_draws(invoke, tmp_path):
         assert (picture.tag, picture.get("role")) == (f"{SVG}svg", "img")
         assert picture.get("aria-label").startswith("attention forward, causal, batch size 1 · ")
         assert "@media (prefers-color-scheme: dark)" in picture.findtext(f"{SVG}style")
-        texts = [text.text for text in picture.iter(f"{SVG}text")]
-        assert {"Time of a call", "Memory of a call", "flash", "mlx", "keys", "16"} <= set(texts)
+        assert {"Time of a call", "Memory of a call", "flash", "mlx", "keys", "16"} <= texts(tmp_path / name)
         markup = (tmp_path / name).read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert "http" not in markup
         assert "href" not in markup
