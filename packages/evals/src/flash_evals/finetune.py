@@ -16,11 +16,14 @@ from typing import Any
 import click
 import numpy as np
 
-from flash_evals import claims, figures, finetune_plot, machine, models, options, output, training
+from flash_evals import claims, machine, models, options, output, training
 from flash_evals.claims import Ratio
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Flash, memory_method
 from flash_evals.output import Outputs, Table
+from flash_evals.page import drawing
+from flash_evals.page.finetune import charts
+from flash_evals.page.result_file import Node
 from flash_evals.training import Pair, Recipe
 
 
@@ -69,7 +72,7 @@ from flash_evals.training import Pair, Recipe
 @options.seed("Of the random tokens and the adapters.")
 @options.blas
 @options.outputs
-@figures.plot_file("Draw step time and memory against the length into this .png or .svg file.")
+@options.plot("Draw step time and memory against the length into this .png or .svg file.")
 def command(
     model: str | None,
     revision: str | None,
@@ -165,7 +168,7 @@ def command(
 
     def draw() -> None:
         if plot_file:
-            finetune_plot.draw(plot_file, result["results"], f"{subject(result)}\n{described_machine['device']}")
+            drawing.save(plot_file, subject(result), [(described_machine["device"], charts(Node(result)))])
 
     outputs.deliver(result, csv_rows(result["results"]), partial(render, result), draw)
     if isinstance(stopped, EvalError):

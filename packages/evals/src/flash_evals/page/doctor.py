@@ -6,8 +6,8 @@ from math import inf
 
 from flash_evals.claims import quotient, times
 from flash_evals.kernel_results import shape, storage
-from flash_evals.page import chart, run, units
-from flash_evals.page.chart import Point, Series
+from flash_evals.page import chart, drawing, run, units
+from flash_evals.page.chart import Chart, point
 from flash_evals.page.html import DASH, Html, figure, table, tag
 from flash_evals.page.result_file import Node, Unusable, amount
 from flash_evals.page.run import Run
@@ -18,28 +18,25 @@ LOOKS = {"mlx": "off", "flash": "on"}
 
 
 @dataclass(frozen=True)
-class Cost:
-    kernel: str
-    seconds: float | None = None  # median
-    memory: float | None = None  # MB
-
-
-@dataclass(frozen=True)
 class Call:
+    """Of MLX's own attention, and of flash's fastest kernel."""
+
     queries: int
     keys: int
-    costs: dict[str, Cost]  # of MLX's own attention, and of flash's fastest kernel
+    fastest: str
+    seconds: dict[str, float | None]  # median
+    memory: dict[str, float | None]  # MB
 
     @classmethod
     def read(cls, node: Node) -> "Call":
         call, seconds, memory = (node[part] for part in ("call", "seconds", "bytes"))
-        costs = {
-            kernel: Cost(kernel, seconds[kernel].amount(), quotient(amount(memory, kernel), 1e6))
-            for kernel in seconds.dict()
-        }
-        mlx = costs.pop("mlx", Cost("mlx"))
-        flash = min(costs.values(), key=lambda cost: inf if cost.seconds is None else cost.seconds, default=Cost(DASH))
-        return cls(call["query_len"].count(), call["key_len"].count(), {"mlx": mlx, "flash": flash})
+        times = {kernel: seconds[kernel].amount() for kernel in seconds.dict()}
+        megabytes = {kernel: quotient(amount(memory, kernel), 1e6) for kernel in times}
+        flash = [kernel for kernel in times if kernel != "mlx"]
+        fastest = min(flash, key=lambda kernel: inf if (time := times[kernel]) is None else time, default=DASH)
+        kernels = {"mlx": "mlx", "flash": fastest}
+        both = ({name: figures.get(kernel) for name, kernel in kernels.items()} for figures in (times, megabytes))
+        return cls(call["query_len"].count(), call["key_len"].count(), fastest, *both)
 
 
 def read(file: str, node: Node) -> list[Run]:
@@ -89,13 +86,13 @@ def _table(kind: str, calls: Sequence[Call]) -> Html:
         [
             [
                 f"{call.queries:,} x {call.keys:,}",
-                *(figure(call.costs[name].seconds, units.seconds) for name in LOOKS),
+                *(figure(call.seconds[name], units.seconds) for name in LOOKS),
                 DASH if gain is None else [figure(gain, times), " as fast"],
-                call.costs["flash"].kernel,
-                *(figure(call.costs[name].memory, units.memory) for name in LOOKS),
+                call.fastest,
+                *(figure(call.memory[name], units.memory) for name in LOOKS),
             ]
             for call in calls
-            for gain in [quotient(call.costs["mlx"].seconds, call.costs["flash"].seconds)]
+            for gain in [quotient(call.seconds["mlx"], call.seconds["flash"])]
         ],
     )
 
@@ -103,12 +100,9 @@ def _table(kind: str, calls: Sequence[Call]) -> Html:
 def _charts(calls: Sequence[Call]) -> Html:
     decode = [call for call in calls if call.queries == 1]
     prefill = [call for call in calls if 1 < call.queries == call.keys]
-    return chart.row([_chart("Time of a decode step", decode), _chart("Time of a prefill", prefill)])
+    return drawing.row([_chart("Time of a decode step", decode), _chart("Time of a prefill", prefill)])
 
 
-def _chart(title: str, calls: Sequence[Call]) -> Html | None:
-    series = []
-    for name, look in LOOKS.items():
-        times_at = [(call.keys, call.costs[name].seconds) for call in calls]
-        series.append(Series(name, look, [Point(keys, time) for keys, time in times_at if time is not None]))
-    return chart.lines(title, chart.TIME, "keys", series)
+def _chart(title: str, calls: Sequence[Call]) -> Chart:
+    lines = [(name, look, [point(each.keys, each.seconds[name]) for each in calls]) for name, look in LOOKS.items()]
+    return chart.chart(title, chart.TIME, "keys", lines)

@@ -1,14 +1,17 @@
 """What the page knows of one measurement, whichever command made it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from flash_evals import claims, output
 from flash_evals.claims import Ratio
 from flash_evals.measure import ARMS, Arm
 from flash_evals.page.html import DASH, Content, Html, facts, figure, tag
-from flash_evals.page.result_file import Node
+from flash_evals.page.result_file import Node, amount
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 MLX = ("off", "mlx")  # what is MLX's own attention
 
@@ -54,29 +57,41 @@ class Training:
 
 @dataclass(frozen=True)
 class Reading:
-    """Of a text in windows: what runs of several contexts have in common, and what becomes of it with the length."""
+    """Of a text in windows: what runs of several contexts have in common, and the file."""
 
     shared: str
-    context: int
-    speeds: dict[Arm, float | None]  # tokens/s
-    memory: dict[Arm, float | None]  # MB
+    file: Node
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What the patch did, from a result file."""
-
-    calls: dict[str, int] = field(default_factory=dict)
-    fallbacks: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, node: Node) -> "Ran":
-        return cls(*({key: node[what][key].count() for key in node[what].dict()} for what in ("calls", "fallbacks")))
-
-    def __str__(self) -> str:
-        calls = ", ".join(f"{kernel} {n:,} calls" for kernel, n in sorted(self.calls.items())) or "no calls"
-        reasons = "; ".join(f"{reason}: {n:,}" for reason, n in sorted(self.fallbacks.items()))
-        return f"{calls}, {sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
+def of_arms(
+    file: str,
+    node: Node,
+    title: str,
+    about_it: Sequence[str],
+    body: Sequence[Html],
+    figures: Sequence[tuple[str, Content]] = (),
+    parts: Sequence[str] = ("model", "settings", "machine"),
+    patched: bool = True,
+    **said: Any,
+) -> Run:
+    """A run of a model; `patched` is whether an arm of it had the patch on."""
+    calls, fallbacks = (
+        {key: node["flash"][what][key].count() for key in node["flash"][what].dict()} for what in ("calls", "fallbacks")
+    )
+    ran = ", ".join(f"{kernel} {n:,} calls" for kernel, n in sorted(calls.items())) or "no calls"
+    reasons = "; ".join(f"{reason}: {n:,}" for reason, n in sorted(fallbacks.items()))
+    flash = f"{ran}, {sum(fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
+    return Run(
+        file,
+        node["command"].text(),
+        title,
+        [model(node["model"]), *about_it, node["machine"]["device"].text()],
+        [*body, facts([*figures, ("flash", flash)])],
+        about((part, node.get(part)) for part in parts),
+        bool(calls) or not patched,
+        interrupted(node),
+        **said,
+    )
 
 
 def model(node: Node) -> str:
@@ -93,15 +108,9 @@ def interrupted(node: Node) -> bool:
 def trials(node: Node, key: str) -> dict[Arm, list[float]]:
     """That figure of each trial of each arm; none where the file does not tell."""
     found = node.get("trials")
-    values: dict[Arm, list[float]] = {name: [] for name in ARMS}
-    for trial in found.items() if found else []:
-        for name in ARMS:
-            of_arm = trial.get(name)
-            value = of_arm.get(key) if of_arm else None
-            number = value.amount() if value else None
-            if number is not None:
-                values[name].append(number)
-    return values
+    arms = [(name, trial.get(name)) for trial in (found.items() if found else []) for name in ARMS]
+    values = [(name, amount(arm, key)) for name, arm in arms if arm]
+    return {name: [value for of, value in values if of == name and value is not None] for name in ARMS}
 
 
 def ratio(node: Node, key: str, value: float | None) -> Ratio:
@@ -112,6 +121,14 @@ def ratio(node: Node, key: str, value: float | None) -> Ratio:
 def times(ratio: Ratio) -> Content:
     """As tables show it, with a mark where it claims nothing."""
     return [figure(ratio.value, claims.times), ratio.mark]
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """In the order in which the keys come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def about(parts: Iterable[tuple[str, Node | None]]) -> Html:
