@@ -2,7 +2,6 @@
 
 import importlib
 import signal
-from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -81,7 +80,7 @@ def test_watching_changes_nothing(loaded):
         measure.run("on", partial(work, watch), did)[0] for watch in (nullcontext(), watching(Stopwatch()))
     )
     assert mx.array_equal(watched, plain)
-    assert did == measure.Flash(Counter(cpu_prefill=4))
+    assert did == measure.Flash({"cpu_prefill": 4})
 
 
 def test_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):

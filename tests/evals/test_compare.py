@@ -6,6 +6,8 @@ import re
 
 import pytest
 from flash_evals import machine
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 COMMAND = ("perplexity",)  # of `evaluate`
 
@@ -69,18 +71,18 @@ def test_the_same_arm_of_another_machine(evaluate, saved, monkeypatch):
     """What differs is named, and the columns say what they are."""
     there = saved("on", "--batch-size", 2)
     described = machine.describe()
-    here = {"processor": "Another", "versions": {**described["versions"], "mlx": "9.9"}}
-    monkeypatch.setattr(machine, "describe", lambda: {**described, **here})
+    here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
+    monkeypatch.setattr(machine, "describe", lambda: here)
     result = evaluate("--arm", "on", "--compare", there)
     assert "off" not in result
     assert result["paired"]["of"] == ["other", "on"]
     assert result["paired"]["delta_nll"] == pytest.approx(0, abs=1e-6)
     assert result["other"]["ppl"] == pytest.approx(result["on"]["ppl"], rel=1e-6)
-    assert result["compared"]["machine"] == described
+    assert result["compared"]["machine"] == to_builtins(described)
     assert result["compared"]["differs_in"] == [
         "batch size 2, here 4",
-        f"processor {described['processor']}, here Another",
-        f"mlx {described['versions']['mlx']}, here 9.9",
+        f"processor {described.processor}, here Another",
+        f"mlx {described.versions['mlx']}, here 9.9",
     ]
     assert "; ".join(result["compared"]["differs_in"]) in result["page"]
     assert "Same predictions; " in result["page"]

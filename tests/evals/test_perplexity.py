@@ -38,7 +38,7 @@ def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
             return logits + (noise if arm == "on" else 0), paired.Trial(seconds=1.0, peak_memory=1)
 
         monkeypatch.setattr(paired, "run", run)
-        for batch in paired.measured(loaded.model, ids, plan, 4):
+        for batch in paired.batches(loaded.model, ids, plan, 4):
             assert (batch.max_abs_dlogit > 0) is differs
             assert differs or np.array_equal(batch.scores["off"].nll, batch.scores["on"].nll)
 
@@ -86,7 +86,7 @@ def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
 
 
 def scores(loaded, ids, plan, batch_size):
-    batches = list(paired.measured(loaded.model, ids, plan, batch_size))
+    batches = list(paired.batches(loaded.model, ids, plan, batch_size))
     assert sum(batch.windows for batch in batches) == len(plan)
     found = {arm: np.concatenate([batch.scores[arm].nll for batch in batches]) for arm in ("off", "on")}
     return {**found, "kl": np.concatenate([batch.kl for batch in batches])}

@@ -4,11 +4,13 @@ from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
-from flash_evals import figures, kernel_results, plot
+from flash_evals import figures, plot
 from flash_evals.implementations import IMPLEMENTATIONS
+from flash_evals.kernel_results import Figures, Roofline
 from flash_evals.workload import PASSES
-from kernel_cases import GBS, GFLOPS, timed_contest
+from kernel_cases import GBS, GFLOPS, entries_of, timed_contest
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 
 
 def entries(dtypes=("float32",), query_len=None, passes=("forward",)):
@@ -29,8 +31,7 @@ def entries(dtypes=("float32",), query_len=None, passes=("forward",)):
         for keys in (2000, 1000)
         for factor, pass_ in enumerate(passes, 1)
     ]
-    machine = {"processor": "A Processor", "device": "cpu, AVX2, 2 threads"}
-    return [entry | {"machine": machine} for entry in kernel_results.describe(contests)]
+    return entries_of(contests)
 
 
 @pytest.fixture
@@ -62,11 +63,11 @@ def test_series(draw):
     short, long = made[2], made[0]
     time, memory, speed = figure.axes
     assert lines(time) == {"flash": about(1, 2), "mlx": about(10, 20)}
-    held = about(*(entry["inputs_and_outputs(MB)"] for entry in (short, long)))
+    held = about(*(entry.held for entry in (short, long)))
     assert lines(memory) == {"flash": about(1, 2), "mlx": about(1, 2), "bound or reference": held}
-    assert lines(speed)["flash"] == about(*(entry["forward"]["FLOPS(TFLOPs/s)"] * 1000 for entry in (short, long)))
+    assert lines(speed)["flash"] == about(*(entry.forward.flops * 1000 for entry in (short, long)))
     assert lines(speed)["bound or reference"] == about(GFLOPS, GFLOPS)
-    without_bounds = draw([entry | {"roofline": dict.fromkeys(entry["roofline"])} for entry in made])
+    without_bounds = draw([replace(entry, roofline=Roofline(None, None)) for entry in made])
     assert set(lines(without_bounds.axes[2])) == {"flash", "mlx"}
     assert [ax.get_yscale() for ax in figure.axes] == ["log", "log", "linear"]
     assert all(ax.get_xscale() == "log" for ax in figure.axes)
@@ -92,13 +93,13 @@ def test_a_row_of_panels_for_each_dtype_and_pass(draw):
         time, memory, speed = map(lines, figure.axes[3 * number - 3 : 3 * number])
         assert time["mlx"] == about(10 * number, 20 * number)
         assert memory["flash"] == about(number, 2 * number)
-        assert memory["bound or reference"][0] == (1000, made[2][pass_]["inputs_and_outputs(MB)"])
-        assert speed["flash"][0] == (1000, pytest.approx(made[2][pass_]["FLOPS(TFLOPs/s)"] * 1000))
+        assert memory["bound or reference"][0] == (1000, made[2].passes[pass_].held)
+        assert speed["flash"][0] == (1000, pytest.approx(made[2].passes[pass_].flops * 1000))
 
 
 def test_a_pass_is_drawn_of_those_who_finished_it(draw):
     flash, mlx, *shorter = entries(passes=("forward", "backward"))
-    figure = draw([flash, mlx | {"backward": {}}, *(entry | {"backward": {}} for entry in shorter)])
+    figure = draw([flash, replace(mlx, backward=Figures()), *(replace(entry, backward=Figures()) for entry in shorter)])
     assert set(lines(figure.axes[0])) == {"flash", "mlx"}
     assert {name: len(line) for name, line in lines(figure.axes[3]).items()} == {"flash": 1}
     assert len(figure.axes) == 6

@@ -13,6 +13,7 @@ from typing import Any
 
 from flash_evals import hub, pydoc_text, wikitext
 from flash_evals.errors import EvalError, first_line
+from flash_evals.record import Count, Record
 
 # Between documents (rows of a dataset, lines of a .jsonl): a blank line, as transformers' guide to perplexity
 # has it. It is part of the text, so it is scored and counted like the rest.
@@ -48,21 +49,37 @@ class Text:
         """Of the text itself: two runs with the same fingerprint are of the same characters."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> "Dataset":
         """For the result files."""
-        return {
-            "name": self.name,
-            "source": self.source,
-            "config": self.config,
-            "split": self.split,
-            "column": self.column,
-            "revision": self.revision,
-            "fingerprint": f"sha256:{self.fingerprint}",
-            "documents": len(self.documents),
-            "separator": self.separator,
-            "words": len(self.text.split()),
-            "bytes": len(self.text.encode()),
-        }
+        return Dataset(
+            name=self.name,
+            source=self.source,
+            config=self.config,
+            split=self.split,
+            column=self.column,
+            revision=self.revision,
+            fingerprint=f"sha256:{self.fingerprint}",
+            documents=len(self.documents),
+            separator=self.separator,
+            words=len(self.text.split()),
+            bytes=len(self.text.encode()),
+        )
+
+
+class Dataset(Record):
+    """A text as result files have it: the fields of Text, and how much it is."""
+
+    name: str
+    source: str
+    config: str | None
+    split: str | None
+    column: str | None
+    revision: str | None
+    fingerprint: str
+    documents: Count
+    separator: str
+    words: Count
+    bytes: Count
 
 
 def load(

@@ -1,31 +1,30 @@
 """The figure of `flash-eval finetune --plot`: step time and memory against the length, a line for each arm."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flash_evals import figures
+from flash_evals.finetune_result import Length
 from flash_evals.measure import ARMS, Arm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Results = list[dict[str, Any]]  # of one length each, as in the result file
-
 STYLE: dict[Arm, figures.Style] = {"off": figures.MLX, "on": figures.FLASH}
 
 
-def draw(path: Path, results: Results, title: str) -> None:
+def draw(path: Path, results: list[Length], title: str) -> None:
     """Raises EvalError if the disk does not take the picture."""
     from matplotlib.figure import Figure
 
-    results = sorted(results, key=lambda result: int(result["seq_len"]))
-    lengths = [result["seq_len"] for result in results]
+    results = sorted(results, key=lambda result: result.seq_len)
+    lengths = [result.seq_len for result in results]
     figure = Figure(figsize=(11, 5), layout="constrained")
     figure.suptitle(title)
     time, memory = figure.subplots(1, 2)
     _lines(time, results, "seconds")
     for name in ARMS:
-        low, high = ([result[name][key] for result in results] for key in ("seconds_p20", "seconds_p80"))
+        low, high = ([getattr(result[name], key) for result in results] for key in ("seconds_p20", "seconds_p80"))
         figures.band(time, lengths, low, high, STYLE[name])
     time.set_ylabel("time of a step, median and p20–p80 (s)")
     _lines(memory, results, "peak_memory_mb")
@@ -36,7 +35,7 @@ def draw(path: Path, results: Results, title: str) -> None:
     figures.save(figure, path)
 
 
-def _lines(ax: "Axes", results: Results, key: str) -> None:
-    lengths = [result["seq_len"] for result in results]
+def _lines(ax: "Axes", results: list[Length], key: str) -> None:
+    lengths = [result.seq_len for result in results]
     for name in ARMS:
-        ax.plot(lengths, [result[name][key] for result in results], label=f"patch {name}", **STYLE[name])
+        ax.plot(lengths, [getattr(result[name], key) for result in results], label=f"patch {name}", **STYLE[name])

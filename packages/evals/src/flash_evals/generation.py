@@ -8,7 +8,7 @@ are mlx-lm's. `BatchGenerator` itself would only add a queue, and the merging of
 import copy
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -60,8 +60,8 @@ class Guesses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One repetition of a test, by both arms."""
+class Repetition:
+    """Of a test, by both arms."""
 
     test: Case
     order: tuple[Arm, Arm]
@@ -71,14 +71,14 @@ class Pair:
     flash: Flash
 
 
-def measured(
+def repetitions(
     loaded: LoadedModel,
     tests: Sequence[Case],
-    repetitions: int,
+    times: int,
     seed: int,
     delay: float = 0,
     draft: Draft | None = None,
-) -> Iterator[Pair]:
+) -> Generator[Repetition, None, None]:
     """Runs each test that often under both arms, after a pair of trials that warms up and a pair that is watched for
     attention's share; neither is counted. Between two trials it waits for `delay` seconds.
 
@@ -106,13 +106,13 @@ def measured(
         for name in ARMS:
             trial(test, tokens, name, run, Flash())
         attention = {name: trial(test, tokens, name, attention_share) for name in arms(1)}
-        for repetition in range(repetitions):
+        for repetition in range(times):
             trials: dict[Arm, Trial] = {}
             guesses: dict[Arm, Guesses] = {}
             flash, order = Flash(), arms(repetition)
             for name in order:
                 guesses[name], trials[name] = trial(test, tokens, name, run, flash)
-            yield Pair(test, order, trials, guesses, attention, flash)
+            yield Repetition(test, order, trials, guesses, attention, flash)
 
 
 @contextmanager

@@ -1,17 +1,17 @@
 """`flash-eval kernels`: time, arithmetic and memory of the attention kernels themselves, side by side."""
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flash_evals import figures, implementations, kernel_results, machine, options, output, plot
+from flash_evals import figures, implementations, kernel_results, machine, options, plot, runner
 from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
 from flash_evals.implementations import IMPLEMENTATIONS
+from flash_evals.kernel_results import Settings
 from flash_evals.measure import memory_method
 from flash_evals.output import Outputs
 from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, PASSES, Heads, Pass, Workload
@@ -212,37 +212,28 @@ def command(
     if any(kv_bits):
         _check_quantised(shape, passes, impl)
     described_machine = machine.describe(("torch",) if "torch" in impl else ())
-    contests = [Contest(workload) for workload in workloads]
-    interrupted = False
-    try:
-        with output.progress() as progress:
-            names = [_taking_part(impl, contest.workload) for contest in contests]
-            bar = progress.add_task("trials", total=sum(map(len, names)) * (1 + repetitions))
-            for contest, taking_part in zip(contests, names, strict=True):
-                for _ in contest.hold(taking_part, repetitions, max_seconds, seed):
-                    progress.advance(bar)
-    except KeyboardInterrupt:
-        interrupted = True
-        if not any(entry.trials for contest in contests for entry in contest.entries.values()):
-            raise
+    contests = {Contest(workload): _taking_part(impl, workload) for workload in workloads}
 
-    settings = {
-        "repetitions": repetitions,
-        "max_seconds": max_seconds,
-        "seed": seed,
-        "memory": memory_method(),
-        "interrupted": interrupted,
-    }
-    shared = {"settings": settings, "machine": described_machine}
-    entries = [entry | shared for entry in kernel_results.describe(contests)]
+    def work() -> Generator[None, None, None]:
+        for contest, names in contests.items():
+            yield from contest.hold(names, repetitions, max_seconds, seed)
+
+    _, stopped = runner.run(work(), "trials", repetitions * sum(map(len, contests.values())))
+    settings = Settings(
+        repetitions=repetitions,
+        max_seconds=max_seconds,
+        seed=seed,
+        memory=memory_method(),
+        interrupted=stopped is not None,
+    )
+    entries = kernel_results.entries(contests, settings, described_machine)
 
     def draw() -> None:
         if plot_file:
             plot.draw(plot_file, entries)
 
     outputs.deliver(entries, kernel_results.csv_rows(entries), partial(kernel_results.render, entries), draw)
-    if interrupted:
-        sys.exit(130)
+    runner.end(stopped)
 
 
 def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) -> None:

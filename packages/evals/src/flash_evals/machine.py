@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import flashattn_core
 import mlx.core as mx
 from mlxlm_flash_patch.blas import blas
 
 from flash_evals.errors import EvalError, first_line
+from flash_evals.record import Record
 
 REFERENCE_BLAS = (
     "The linear layers run on MLX's reference BLAS here (Linux CPU): they bound all tokens/s above, whatever\n"
@@ -119,14 +119,24 @@ def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) ->
     return amount * count / seconds(count)
 
 
-def describe(also: Sequence[str] = ()) -> dict[str, Any]:
+class Machine(Record):
+    system: str
+    processor: str
+    cores: int | None
+    device: str
+    blas: str | None  # what multiplies MLX's matrices, where that is known
+    python: str
+    versions: dict[str, str]
+
+
+def describe(also: Sequence[str] = ()) -> Machine:
     """For the result files, with the versions of the packages that took part `also`."""
-    return {
-        "system": platform.platform(),
-        "processor": mx.device_info().get("device_name", platform.processor()),
-        "cores": os.cpu_count(),
-        "device": device(),
-        "blas": blas(),
-        "python": platform.python_version(),
-        "versions": {package: version(package) for package in (*PACKAGES, *also)},
-    }
+    return Machine(
+        system=platform.platform(),
+        processor=str(mx.device_info().get("device_name", platform.processor())),
+        cores=os.cpu_count(),
+        device=device(),
+        blas=blas(),
+        python=platform.python_version(),
+        versions={package: version(package) for package in (*PACKAGES, *also)},
+    )

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 
 from flash_evals import hub, output
 from flash_evals.errors import EvalError, first_line
+from flash_evals.record import Count, Record
 
 Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
@@ -27,6 +28,27 @@ ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # as mlx-lm calls them; m is DoR
 class Adapters:
     path: str  # the folder that was asked for
     type: str  # mlx-lm's fine_tune_type: lora, dora or full
+
+
+class Model(Record):
+    """As result files have it."""
+
+    name: str
+    source: str  # the folder or hub id that was asked for
+    revision: str | None  # the hub's commit
+    adapter_path: str | None
+    adapter_type: str | None
+    type: str
+    parameters: Count
+    dtype: str
+    max_positions: int | None
+
+    @property
+    def title(self) -> str:
+        """As the pages name it: `Qwen2 demo, 1.0 M parameters, float32`."""
+        adapters = f"{self.adapter_type} adapters {Path(self.adapter_path).name}" if self.adapter_path else None
+        parameters = f"{output.count(self.parameters)} parameters"
+        return ", ".join(filter(None, (self.name, self.revision, adapters, parameters, self.dtype)))
 
 
 @dataclass(frozen=True)
@@ -92,19 +114,19 @@ class LoadedModel:
                 f"{what} needs {tokens:,} positions, {self.name} has {self.max_positions:,} (max_position_embeddings)"
             )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Model:
         """For the result files."""
-        return {
-            "name": self.name,
-            "source": self.source,
-            "revision": self.revision,
-            "adapter_path": self.adapters and self.adapters.path,
-            "adapter_type": self.adapters and self.adapters.type,
-            "type": self.config["model_type"],
-            "parameters": self.parameters,
-            "dtype": self.dtype,
-            "max_positions": self.max_positions,
-        }
+        return Model(
+            name=self.name,
+            source=self.source,
+            revision=self.revision,
+            adapter_path=self.adapters.path if self.adapters else None,
+            adapter_type=self.adapters.type if self.adapters else None,
+            type=self.config["model_type"],
+            parameters=self.parameters,
+            dtype=self.dtype,
+            max_positions=self.max_positions,
+        )
 
 
 @dataclass(frozen=True)
@@ -123,13 +145,6 @@ class Tokens:
 
 def _parameters(network: Any) -> dict[str, mx.array]:
     return dict(tree_flatten(network.parameters()))
-
-
-def title(model: dict[str, Any]) -> str:
-    """A result file's model, as the pages name it."""
-    adapters = f"{model['adapter_type']} adapters {Path(model['adapter_path']).name}" if model["adapter_path"] else None
-    parameters = f"{output.count(model['parameters'])} parameters"
-    return ", ".join(filter(None, (model["name"], model["revision"], adapters, parameters, model["dtype"])))
 
 
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:

@@ -3,7 +3,7 @@
 Of a batch only a few numbers per token are kept, so memory does not grow with the text by more than those.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,14 +63,14 @@ class Batch:
     flash: Flash
 
 
-def measured(
+def batches(
     model: Model,
     ids: np.ndarray,
     plan: Sequence[Window],
     batch_size: int,
     which: Collection[Arm] = ARMS,
     ranks: Ranks | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
     Its size changes no score: a shorter window is padded behind its end, where causal attention does not look.
@@ -78,13 +78,13 @@ def measured(
     each of them is given all, in the order of the plan.
     """
     ranks = ranks or Ranks()
-    batches = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
+    planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
     for name in which if plan else ():
         run(name, partial(_forward, model, _read(ids, plan[:1])), Flash())
-    for number, first in enumerate(range(0, len(batches), ranks.size)):
+    for number, first in enumerate(range(0, len(planned), ranks.size)):
         order = tuple(name for name in arms(number) if name in which)
         work = partial(_measure, model, ids, order=order, rank=ranks.rank)
-        yield from ranks.each(work, batches[first : first + ranks.size])
+        yield from ranks.each(work, planned[first : first + ranks.size])
 
 
 def _measure(model: Model, ids: np.ndarray, batch: Sequence[Window], *, order: tuple[Arm, ...], rank: int) -> Batch:

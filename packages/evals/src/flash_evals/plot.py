@@ -6,18 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flash_evals import figures
-from flash_evals.kernel_results import (
-    HELD,
-    PEAK_MEMORY,
-    Entry,
-    is_decode,
-    kind,
-    measured,
-    shape,
-    speed,
-    speed_bound,
-    storage,
-)
+from flash_evals.kernel_results import Entry, kind, passes_of
 from flash_evals.workload import Pass
 
 if TYPE_CHECKING:
@@ -53,33 +42,34 @@ def draw(path: Path, entries: Sequence[Entry]) -> None:
 
 def _panels(entries: Sequence[Entry]) -> list[tuple[str, Pass, Series]]:
     """A row of panels for each shape, dtype and pass, with its title."""
-    several = len(measured(entries)) > 1
-    groups = groupby(entries, key=lambda entry: f"{shape(entry['config'])}, {storage(entry['config'])}")
+    several = len(passes_of(entries)) > 1
+    groups = groupby(entries, key=lambda entry: f"{entry.config.shape}, {entry.config.storage}")
     return [
         (f"{title}, {pass_}" if several else title, pass_, _series(of_panel, pass_))
         for title, of_panel in ((title, list(group)) for title, group in groups)
-        for pass_ in measured(of_panel)
+        for pass_ in passes_of(of_panel)
     ]
 
 
 def _series(entries: Sequence[Entry], pass_: Pass) -> Series:
     """For each implementation its entries by growing length."""
     by_impl: Series = {}
-    for entry in sorted(entries, key=lambda entry: entry["config"]["seq_len"]):
-        if entry[pass_]:
-            by_impl.setdefault(entry["config"]["impl"], []).append(entry)
+    for entry in sorted(entries, key=lambda entry: entry.config.seq_len):
+        if pass_ in entry.passes:
+            by_impl.setdefault(entry.config.impl, []).append(entry)
     return by_impl
 
 
 def _title(entries: Sequence[Entry]) -> str:
-    machine = entries[0]["machine"]
-    return f"{kind(entries)} · {machine['processor']}, {machine['device']}"
+    machine = entries[0].machine
+    return f"{kind(entries)} · {machine.processor}, {machine.device}"
 
 
 def _draw_time(ax: "Axes", by_impl: Series, pass_: Pass) -> None:
     for name, entries in by_impl.items():
-        _line(ax, name, entries, [entry[pass_]["time(s)"] * 1e3 for entry in entries])
-        low, high = ([entry[pass_][key] * 1e3 for entry in entries] for key in ("time_p20(s)", "time_p80(s)"))
+        _line(ax, name, entries, [entry.passes[pass_].time * 1e3 for entry in entries])
+        low = [entry.passes[pass_].time_p20 * 1e3 for entry in entries]
+        high = [entry.passes[pass_].time_p80 * 1e3 for entry in entries]
         figures.band(ax, _lengths(entries), low, high, STYLE[name])
     figures.logarithmic(ax)
     ax.set_ylabel("time of a call, median and p20–p80 (ms)")
@@ -87,17 +77,19 @@ def _draw_time(ax: "Axes", by_impl: Series, pass_: Pass) -> None:
 
 def _draw_memory(ax: "Axes", by_impl: Series, pass_: Pass) -> None:
     for name, entries in by_impl.items():
-        _line(ax, name, entries, [entry[pass_][PEAK_MEMORY] for entry in entries])
-    _bound(ax, by_impl, "inputs and outputs", lambda entry: entry[pass_][HELD])
+        _line(ax, name, entries, [entry.passes[pass_].peak_memory for entry in entries])
+    _bound(ax, by_impl, "inputs and outputs", lambda entry: entry.passes[pass_].held)
     figures.logarithmic(ax)
     ax.set_ylabel("memory of a call beyond its inputs (MB)")
 
 
 def _draw_speed(ax: "Axes", by_impl: Series, pass_: Pass) -> None:
-    decode = any(is_decode(entry) for entries in by_impl.values() for entry in entries)
+    decode = any(entry.config.is_decode for entries in by_impl.values() for entry in entries)
     for name, entries in by_impl.items():
-        _line(ax, name, entries, [speed(entry, pass_) for entry in entries])
-    _bound(ax, by_impl, "reading from memory" if decode else "multiply-adds in registers", speed_bound)
+        _line(ax, name, entries, [entry.speed(pass_) for entry in entries])
+    _bound(
+        ax, by_impl, "reading from memory" if decode else "multiply-adds in registers", lambda entry: entry.speed_bound
+    )
     ax.margins(y=0.1)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("keys and values read (GB/s)" if decode else "GFLOP/s")
@@ -119,7 +111,7 @@ def _bound(ax: "Axes", by_impl: Series, name: str, value: Callable[[Entry], floa
 
 
 def _lengths(entries: Sequence[Entry]) -> list[int]:
-    return [entry["config"]["seq_len"] for entry in entries]
+    return [entry.config.seq_len for entry in entries]
 
 
 def _finish(ax: "Axes", by_impl: Series) -> None:

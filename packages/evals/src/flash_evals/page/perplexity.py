@@ -10,7 +10,7 @@ from flash_evals.page.chart import Point, Series
 from flash_evals.page.html import Content, Html, facts, figure, table, tag
 from flash_evals.page.result_file import Node, Unusable, amount
 from flash_evals.page.run import Comparison, Predictions, Ran, Reading, Run
-from flash_evals.perplexity import SAME_NLL
+from flash_evals.perplexity_result import SAME_NLL
 
 Columns = dict[str, Node]  # off, on, or the one that was compared with; at least one
 
