@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flash_evals import hub, pydoc_text, wikitext
 from flash_evals.errors import EvalError, first_line
 from flash_evals.record import Count, Record
@@ -51,19 +53,8 @@ class Text:
 
     def describe(self) -> "Dataset":
         """For the result files."""
-        return Dataset(
-            name=self.name,
-            source=self.source,
-            config=self.config,
-            split=self.split,
-            column=self.column,
-            revision=self.revision,
-            fingerprint=f"sha256:{self.fingerprint}",
-            documents=len(self.documents),
-            separator=self.separator,
-            words=len(self.text.split()),
-            bytes=len(self.text.encode()),
-        )
+        size = {"documents": len(self.documents), "words": len(self.text.split()), "bytes": len(self.text.encode())}
+        return msgspec.convert({**vars(self), **size, "fingerprint": f"sha256:{self.fingerprint}"}, Dataset)
 
 
 class Dataset(Record):

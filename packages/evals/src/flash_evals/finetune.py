@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-from msgspec.structs import asdict
 
 from flash_evals import figures, finetune_plot, finetune_result, machine, models, options, runner, training
 from flash_evals.errors import EvalError
@@ -123,14 +122,11 @@ def command(
         raise EvalError("; ".join(length.reason for length in skipped))
     result = Result(
         model=described_model,
-        settings=Settings(
-            **asdict(recipe),
-            seq_len=seq_len,
-            repetitions=repetitions,
+        settings=options.given(
+            Settings,
+            num_layers=recipe.num_layers,
             learning_rate=training.defaults()["learning_rate"],
             max_memory_gb=max_memory,
-            max_seconds=max_seconds,
-            seed=seed,
             memory=memory_method(),
         ),
         results=finetune_result.lengths(measured),

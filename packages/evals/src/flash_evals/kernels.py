@@ -219,13 +219,7 @@ def command(
             yield from contest.hold(names, repetitions, max_seconds, seed)
 
     _, stopped = runner.run(work(), "trials", repetitions * sum(map(len, contests.values())))
-    settings = Settings(
-        repetitions=repetitions,
-        max_seconds=max_seconds,
-        seed=seed,
-        memory=memory_method(),
-        interrupted=stopped is not None,
-    )
+    settings = options.given(Settings, memory=memory_method(), interrupted=stopped is not None)
     entries = kernel_results.entries(contests, settings, described_machine)
 
     def draw() -> None:

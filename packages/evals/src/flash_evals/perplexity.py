@@ -182,13 +182,7 @@ def command(
         result = Result(
             model=header.model,
             dataset=header.dataset,
-            settings=Settings(
-                **asdict(planned.settings),
-                arm=arm,
-                batch_size=batch_size,
-                max_windows=max_windows,
-                memory=memory_method(),
-            ),
+            settings=options.given(Settings, **asdict(planned.settings), memory=memory_method()),
             **perplexity_result.measured(batches, planned.size_up_to(windows[finished - 1]), other, header),
             ranks=perplexity_result.together(batches[len(before) :], ranks.size),
             windows=Windows(planned=len(windows), finished=finished, resumed=resumed),

@@ -126,15 +126,9 @@ def command(
     result = Result(
         model=loaded.describe(),
         draft_model=draft.loaded.describe() if draft else None,
-        settings=Settings(
-            prompt=prompt,
-            generate=generate,
-            depth=depth,
-            batch_size=batch_size,
+        settings=options.given(
+            Settings,
             num_draft_tokens=draft.tokens if draft else None,
-            repetitions=repetitions,
-            delay=delay,
-            seed=seed,
             prefill_step_size=generation.prefill_step_size(),
             memory=memory_method(),
         ),
