@@ -1,71 +1,38 @@
 """Reads the page of `flash-eval report` back: its elements, tables, answers and plots."""
 
-from html.parser import HTMLParser
-
-VOID = {"meta", "link", "br", "hr", "img", "input"}
+import re
+from xml.etree import ElementTree
 
 
 class Element:
     """Of a page: name, attributes, and what is in it."""
 
-    def __init__(self, name, attributes):
-        self.name, self.attributes = name, attributes
-        self.children = []
+    def __init__(self, node):
+        self.name, self.attributes, self.node = node.tag, node.attrib, node
 
-    def all(self, name, class_=None):
+    def all(self, name="*", class_=None):
         """Those of that name, and of that class, below it, in order."""
-        found = []
-        for child in self.children:
-            if isinstance(child, Element):
-                if child.name == name and class_ in (None, *(child.attributes.get("class") or "").split()):
-                    found.append(child)
-                found += child.all(name, class_)
-        return found
+        below = (Element(node) for node in self.node.iterfind(f".//{name}"))
+        return [each for each in below if class_ in (None, *each.attributes.get("class", "").split())]
 
     @property
     def text(self):
-        return "".join(child if isinstance(child, str) else child.text for child in self.children)
+        return "".join(self.node.itertext())
 
     @property
     def figures(self):
         """The exact numbers in it; None for a dash."""
-        found = []
-        for child in self.children:
-            if isinstance(child, str):
-                found += [None] * child.count("–")
-            elif child.name == "data":
-                found.append(float(str(child.attributes["value"])))
-            else:
-                found += child.figures
-        return found
+        markup = ElementTree.tostring(self.node, "unicode")
+        return [float(number) if number else None for number in re.findall(r'<data value="([^"]+)"|–', markup)]
 
 
-class Parser(HTMLParser):
-    """Fails where an element is not closed, or not the one that is open."""
-
-    def __init__(self):
-        super().__init__()
-        self.open = [Element("", {})]
-
-    def handle_starttag(self, tag, attrs):
-        element = Element(tag, dict(attrs))
-        self.open[-1].children.append(element)
-        if tag not in VOID:
-            self.open.append(element)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop().name == tag
-
-    def handle_data(self, data):
-        self.open[-1].children.append(data)
+def page_of(markup):
+    return Element(ElementTree.fromstring(f"<html>{markup}</html>"))
 
 
 def parse(page):
-    parser = Parser()
-    parser.feed(page.read_text("utf-8"))
-    parser.close()
-    assert len(parser.open) == 1
-    return parser.open[0]
+    """Fails where an element is not closed: the page is XML as well."""
+    return Element(ElementTree.parse(page).getroot())
 
 
 def rows(table):
@@ -79,25 +46,30 @@ def answer(page, question):
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
 
 
-def title_of(figure):
-    return str(figure.all("figcaption")[0].children[0])
+NUMBERS = ("data-length", "data-value", "data-low", "data-high")  # the last two where a line has a band
+
+
+def all_plots(page):
+    """The title of each plot, and of each of its lines the points with NUMBERS, as exactly as they are drawn."""
+    return [(figure.all("figcaption")[0].node.text, lines(figure)) for figure in page.all("figure")]
+
+
+def lines(drawing):
+    return {
+        line.attributes["data-series"]: [
+            tuple(float(mark.attributes[name]) for name in NUMBERS if name in mark.attributes)
+            for mark in line.all("path[@data-length]")
+        ]
+        for line in drawing.all("g[@data-series]")
+    }
 
 
 def plots(page):
-    """Of each plot the points of each line, as exactly as they are drawn."""
-    found = {}
-    for figure in page.all("figure"):
-        found[title_of(figure)] = {
-            str(line.attributes["data-series"]): [
-                (int(str(point.attributes["data-length"])), float(str(point.attributes["data-value"])))
-                for point in line.all("g", class_="point")
-            ]
-            for line in figure.all("g", class_="series")
-        }
-    return found
+    return dict(all_plots(page))
 
 
-HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\ud800\u202e" + "x" * 300
+WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens"}  # keys of what has few values
+HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\u202e" + "x" * 300
 
 
 def mapped(value, change, key=""):
@@ -113,6 +85,6 @@ def hostile(results):
     """Results that have markup wherever there may be text."""
 
     def change(leaf, key):
-        return HOSTILE if isinstance(leaf, str) and key not in ("command", "kind") else leaf
+        return HOSTILE if isinstance(leaf, str) and key not in WORDS else leaf
 
     return [mapped(result, change) for result in results.values()]

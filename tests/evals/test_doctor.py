@@ -181,7 +181,7 @@ def test_a_patch_that_does_something_else(found, monkeypatch, off_by, says, cure
 
 MISSING = {
     "torch": ("no kernels --impl torch", "pip install 'torch==2.13.0'"),
-    "matplotlib": ("no --plot of kernels and finetune", "pip install 'matplotlib<4,>=3.9'"),
+    "matplotlib": ("no report, and --plot of kernels and finetune", "pip install 'matplotlib<4,>=3.9'"),
     "datasets": ("no perplexity --dataset from the hub", "pip install 'datasets<6,>=4'"),
 }
 

@@ -12,8 +12,9 @@ import pytest
 from flash_evals import finetune, machine, measure, training
 from flash_evals.errors import EvalError
 from flash_evals.models import LoadedModel, load
+from flash_evals.page.finetune import charts
+from flash_evals.page.result_file import Node
 from flash_evals.training import Recipe
-from matplotlib.figure import Figure
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen2
@@ -246,17 +247,15 @@ def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_s
     assert len(calls) == 2 * (2 * steps + warm_ups)
 
 
-def test_plot(evaluate, tmp_path, monkeypatch):
-    drawn, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+def test_plot(evaluate, tmp_path):
+    """The charts of the page, of growing length."""
     result = evaluate("-p", "32,8", "-r", 1, "--plot", tmp_path / "out.svg")
-    assert ElementTree.parse(tmp_path / "out.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
-    [figure] = drawn
-    for ax, key in zip(figure.axes, ("seconds", "peak_memory_mb"), strict=True):
-        lines = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in ax.lines}
-        by_length = result["results"][::-1]
-        assert lines == {
-            f"patch {arm}": [(length["seq_len"], length[arm][key]) for length in by_length] for arm in ("off", "on")
+    picture = ElementTree.parse(tmp_path / "out.svg").getroot()
+    texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Time of a step", "Peak memory of a step", result["machine"]["device"]} <= set(texts)
+    time, memory = charts(Node(result))
+    for chart, key in ((time, "seconds"), (memory, "peak_memory_mb")):
+        assert {line.name: [(point.length, point.value) for point in line.points] for line in chart.series} == {
+            f"patch {arm}": [(length["seq_len"], length[arm][key]) for length in result["results"][::-1]]
+            for arm in ("off", "on")
         }
-        assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert figure.get_suptitle().endswith(f"\n{result['machine']['device']}")

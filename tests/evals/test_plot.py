@@ -1,16 +1,17 @@
-"""`flash-eval kernels --plot`: a picture of the measured numbers, refused before the work where it cannot be drawn."""
+"""`--plot`: the charts of the page in a file."""
 
-from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
-from flash_evals import figures, plot
 from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.kernel_results import Figures, Roofline
+from flash_evals.page import drawing
+from flash_evals.page.kernels import LOOKS, panels
 from flash_evals.workload import PASSES
 from kernel_cases import GBS, GFLOPS, entries_of, timed_contest
-from matplotlib.figure import Figure
 from msgspec.structs import replace
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def entries(dtypes=("float32",), query_len=None, passes=("forward",)):
@@ -34,93 +35,103 @@ def entries(dtypes=("float32",), query_len=None, passes=("forward",)):
     return entries_of(contests)
 
 
-@pytest.fixture
-def draw(monkeypatch, tmp_path):
-    """The figure that is saved for some entries."""
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-
-    def draw(made):
-        plot.draw(tmp_path / "out.png", made)
-        return drawn[-1]
-
-    return draw
-
-
-def lines(ax):
-    return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in ax.lines}
+def drawn(made):
+    """For each row of charts its title, and of each chart the values of each line."""
+    return {
+        title: {
+            chart.title: {
+                line.name: [pytest.approx(point.value) for point in line.points if chart.lengths == [1000, 2000]]
+                for line in chart.series
+            }
+            for chart in charts
+        }
+        for title, charts in panels(made)
+    }
 
 
-def about(*values):
-    """Of 1,000 and 2,000 keys."""
-    return [(keys, pytest.approx(value)) for keys, value in zip((1000, 2000), values, strict=True)]
+def texts(file):
+    return {text.text for text in ElementTree.parse(file).iter(f"{SVG}text")}
 
 
-def test_series(draw):
+def test_series():
     """Of growing length, whatever the order of the entries."""
     made = entries()
-    figure = draw(made)
     short, long = made[2], made[0]
-    time, memory, speed = figure.axes
-    assert lines(time) == {"flash": about(1, 2), "mlx": about(10, 20)}
-    held = about(*(entry.held for entry in (short, long)))
-    assert lines(memory) == {"flash": about(1, 2), "mlx": about(1, 2), "bound or reference": held}
-    assert lines(speed)["flash"] == about(*(entry.forward.flops * 1000 for entry in (short, long)))
-    assert lines(speed)["bound or reference"] == about(GFLOPS, GFLOPS)
-    without_bounds = draw([replace(entry, roofline=Roofline(None, None)) for entry in made])
-    assert set(lines(without_bounds.axes[2])) == {"flash", "mlx"}
-    assert [ax.get_yscale() for ax in figure.axes] == ["log", "log", "linear"]
-    assert all(ax.get_xscale() == "log" for ax in figure.axes)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["flash", "mlx", "bound or reference"]
-    for key in ("color", "marker"):  # each implementation has a look of its own
-        assert len({plot.STYLE[name][key] for name in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
-    assert figure.get_suptitle() == "attention forward, causal, batch size 1 · A Processor, cpu, AVX2, 2 threads"
+    [(title, charts)] = drawn(made).items()
+    assert title == "forward, 14/2x64, float32, causal, prefill, batch size 1"
+    rates = [1000 * entry.forward.flops for entry in (short, long)]
+    assert charts["Time of a call"] == {"flash": [1e-3, 2e-3], "mlx": [1e-2, 2e-2]}
+    held = [entry.held for entry in (short, long)]
+    assert charts["Memory of a call"] == {"flash": [1, 2], "mlx": [1, 2], "inputs and outputs": held}
+    assert charts["Share of the machine's peak"]["flash"] == [rate / GFLOPS for rate in rates]
+    [without_bounds] = drawn([replace(entry, roofline=Roofline(None, None)) for entry in made]).values()
+    assert without_bounds["GFLOP/s"]["flash"] == rates
 
 
-def test_a_decode_step_is_drawn_against_the_bandwidth(draw):
-    speed = draw(entries(query_len=1)).axes[2]
-    assert speed.get_ylabel() == "keys and values read (GB/s)"
-    assert lines(speed)["bound or reference"] == about(GBS, GBS)
+def test_a_decode_step_is_drawn_against_the_bandwidth():
+    made = entries(query_len=1)
+    [charts] = drawn(made).values()
+    rates = [entry.forward.read / GBS for entry in (made[2], made[0])]
+    assert charts["Share of what the machine reads"]["flash"] == rates
 
 
-def test_a_row_of_panels_for_each_dtype_and_pass(draw):
-    made = entries(("float32", "bfloat16"), passes=PASSES)
-    figure = draw(made)
-    titles = [ax.get_title(loc="left") for ax in figure.axes[::3]]
-    assert titles == [f"14/2x64, {dtype}, {pass_}" for dtype in ("float32", "bfloat16") for pass_ in PASSES]
-    assert figure.get_suptitle().startswith("attention, causal, ")
-    for number, pass_ in enumerate(PASSES, 1):
-        time, memory, speed = map(lines, figure.axes[3 * number - 3 : 3 * number])
-        assert time["mlx"] == about(10 * number, 20 * number)
-        assert memory["flash"] == about(number, 2 * number)
-        assert memory["bound or reference"][0] == (1000, made[2].passes[pass_].held)
-        assert speed["flash"][0] == (1000, pytest.approx(made[2].passes[pass_].flops * 1000))
+def test_a_row_of_charts_for_each_dtype_and_pass():
+    rows = drawn(entries(("float32", "bfloat16"), passes=PASSES))
+    assert [title.split(", causal")[0] for title in rows] == [
+        f"{pass_}, 14/2x64, {dtype}" for dtype in ("float32", "bfloat16") for pass_ in PASSES
+    ]
+    for number, charts in enumerate(rows.values()):
+        factor = number % len(PASSES) + 1
+        assert charts["Time of a call"]["mlx"] == [factor * 1e-2, factor * 2e-2]
+        assert charts["Memory of a call"]["flash"] == [factor, 2 * factor]
 
 
-def test_a_pass_is_drawn_of_those_who_finished_it(draw):
+def test_a_pass_is_drawn_of_those_who_finished_it():
     flash, mlx, *shorter = entries(passes=("forward", "backward"))
-    figure = draw([flash, replace(mlx, backward=Figures()), *(replace(entry, backward=Figures()) for entry in shorter)])
-    assert set(lines(figure.axes[0])) == {"flash", "mlx"}
-    assert {name: len(line) for name, line in lines(figure.axes[3]).items()} == {"flash": 1}
-    assert len(figure.axes) == 6
+    made = [flash, replace(mlx, backward=Figures()), *(replace(entry, backward=Figures()) for entry in shorter)]
+    assert [list(charts["Time of a call"]) for charts in drawn(made).values()] == [["flash", "mlx"], ["flash"]]
 
 
-SMALL = ("kernels", "--shape", "2/1x8", "--seq-len", "16,32", "--impl", "flash", "-r", 1)
+def test_a_memory_of_0_has_no_place_on_its_axis(tmp_path):
+    made = entries()
+    for entry in made:
+        entry.forward.peak_memory = entry.forward.held = 0
+    drawing.save(tmp_path / "out.svg", "Title", panels(made))
+    assert texts(tmp_path / "out.svg") >= {"Title", "Time of a call", "Share of the machine's peak"}
+    assert "Memory of a call" not in texts(tmp_path / "out.svg")
 
 
-def test_the_command_draws(invoke, refused, tmp_path, monkeypatch):
-    """And says so where the disk does not take it, or where matplotlib is missing, before the work."""
-    for name in ("out.png", "out.svg"):
-        page = invoke(*SMALL, "--plot", tmp_path / name)
+def test_each_implementation_has_a_look_of_its_own():
+    for key in ("color", "marker"):
+        assert len({drawing.LOOKS[LOOKS[name]][key] for name in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
+
+
+SMALL = ("kernels", "--shape", "2/1x8", "--seq-len", "16,32", "--impl", "flash,mlx", "-r", 1)
+
+
+def test_the_command_draws(invoke, tmp_path):
+    """A single length, too. An SVG stands by itself, light and dark, and has words for who cannot see it."""
+    for name in ("out.png", "out.svg", "one.svg"):
+        page = invoke(*SMALL, *(["--seq-len", 16] if name == "one.svg" else []), "--plot", tmp_path / name)
         assert (page.exit_code, page.stderr) == (0, ""), page.output
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert ElementTree.parse(tmp_path / "out.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    for name in ("out.svg", "one.svg"):
+        picture = ElementTree.parse(tmp_path / name).getroot()
+        assert (picture.tag, picture.get("role")) == (f"{SVG}svg", "img")
+        assert picture.get("aria-label").startswith("attention forward, causal, batch size 1 · ")
+        assert "@media (prefers-color-scheme: dark)" in picture.findtext(f"{SVG}style")
+        assert {"Time of a call", "Memory of a call", "flash", "mlx", "keys", "16"} <= texts(tmp_path / name)
+        markup = (tmp_path / name).read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert "http" not in markup
+        assert "href" not in markup
+        assert "var(--on)" in markup
 
-    monkeypatch.setattr(Figure, "savefig", Mock(side_effect=OSError(28, "No space left on device")))
-    page = invoke(*SMALL, "--plot", tmp_path / "out.png")
-    assert page.exit_code == 2
-    assert "2/1x8" in page.stdout
-    assert page.stderr == f"Error: cannot write {tmp_path / 'out.png'}: No space left on device\n"
-    monkeypatch.setattr(figures, "find_spec", lambda name: None)
-    line = refused("kernels", "--plot", tmp_path / "out.png")
-    assert line == "Error: --plot needs matplotlib: pip install 'matplotlib>=3.9,<4'"
+
+def test_a_full_disk_keeps_the_page_and_says_so(invoke, tmp_path):
+    for name in ("full.png", "full.svg"):
+        full = tmp_path / name
+        full.symlink_to("/dev/full")
+        page = invoke(*SMALL, "--plot", full)
+        assert page.exit_code == 2
+        assert "2/1x8" in page.stdout
+        assert page.stderr == f"Error: cannot write {full}: No space left on device\n"

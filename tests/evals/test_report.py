@@ -4,7 +4,7 @@ import re
 from copy import deepcopy
 
 import pytest
-from report_page import Element, plots, rows, title_of
+from report_page import all_plots, plots, rows
 
 
 def arms_and_ratio(of, key):
@@ -106,7 +106,7 @@ def test_what_a_person_reads_is_that_number(report, results):
     page = report(*results.values())
     checked = 0
     for data in page.all("data"):
-        exact = float(str(data.attributes["value"]))
+        exact = float(data.attributes["value"])
         number, unit = re.fullmatch(r"([-+0-9.,e]+) ?([a-zA-Zµ%]*)", data.text).groups()
         read = float(number.replace(",", "")) * units.get(unit, 1)
         assert read == pytest.approx(exact, rel=0.06, abs={"x": 0.0051, "MB": 0.051}.get(unit, 0))
@@ -114,16 +114,9 @@ def test_what_a_person_reads_is_that_number(report, results):
     assert checked > 50
 
 
-def series(points, key, length="seq_len"):
-    return {f"patch {arm}": [(point[length], point[arm][key]) for point in points] for arm in ("off", "on")}
-
-
-def bands(page, plot):
-    """Of each point of that plot."""
-    [figure] = [figure for figure in page.all("figure") if title_of(figure) == plot]
-    assert len(figure.all("path", class_="band")) == len(figure.all("g", class_="series"))
-    points = figure.all("g", class_="point")
-    return [(float(str(at.attributes["data-low"])), float(str(at.attributes["data-high"]))) for at in points]
+def series(points, *keys, length="seq_len"):
+    """With a band around the first of these figures, if there are three."""
+    return {f"patch {arm}": [(at[length], *(at[arm][key] for key in keys)) for at in points] for arm in ("off", "on")}
 
 
 def test_plots_of_finetune(report, results):
@@ -131,53 +124,51 @@ def test_plots_of_finetune(report, results):
     lengths = results["finetune"]["results"]
     page = report(results["finetune"])
     assert plots(page) == {
-        "Time of a step": series(lengths, "seconds"),
+        "Time of a step": series(lengths, "seconds", "seconds_p20", "seconds_p80"),
         "Peak memory of a step": series(lengths, "peak_memory_mb"),
     }
-    steps = [(length[arm]["seconds_p20"], length[arm]["seconds_p80"]) for arm in ("off", "on") for length in lengths]
-    assert bands(page, "Time of a step") == steps
-    for figure in page.all("figure"):
-        [picture] = [svg for svg in figure.all("svg") if svg.attributes.get("role") == "img"]
-        words = str(picture.attributes["aria-label"])
-        assert words.startswith(title_of(figure) + " against tokens in a sequence: patch off from ")
+    for title, figure in zip(plots(page), page.all("figure"), strict=True):
+        [picture] = figure.all("svg[@role='img']")
+        words = picture.attributes["aria-label"]
+        assert words.startswith(f"{title} against tokens in a sequence: patch off from ")
         assert "; patch on from " in words
         assert "tokens in a sequence" in [text.text for text in picture.all("text")]
+        assert [key.text for key in figure.all("li")] == ["patch off", "patch on"]
+        assert len({mark.text for mark in picture.all("path[@data-length]")}) == 4  # what a pointer above them shows
 
 
 def test_plots_of_speed_against_the_length(report, results):
     """With a standard deviation to both sides."""
     tests = deepcopy(results["speed"]["results"])  # -p 8,16 -g 4 -d 0,32
     for test in tests:
-        test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0}
-        test["on"] |= {"tokens_per_s": 190.0, "tokens_per_s_sd": 5.0}
+        test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0, "low": 85.0, "high": 95.0}
+        test["on"] |= {"tokens_per_s": 190.0, "tokens_per_s_sd": 5.0, "low": 185.0, "high": 195.0}
         test["at_last"] = test["depth"] + test["tokens"]
-    page = report({**results["speed"], "results": tests})
-    drawn = plots(page)
+    drawn = plots(report({**results["speed"], "results": tests}))
+    rate = ("tokens_per_s", "low", "high")
     for depth in (0, 32):
         of_depth = [test for test in tests if (test["kind"], test["depth"]) == ("prompt", depth)]
-        assert drawn[f"Prompts, depth {depth}: tokens per second"] == series(of_depth, "tokens_per_s", "tokens")
+        assert drawn[f"Prompts, depth {depth}: tokens per second"] == series(of_depth, *rate, length="tokens")
     steps = [test for test in tests if test["kind"] == "generation"]
-    assert drawn["Generation, 4 tokens: tokens per second"] == series(steps, "tokens_per_s", "at_last")
-    assert bands(page, "Prompts, depth 32: tokens per second") == [(85.0, 95.0)] * 2 + [(185.0, 195.0)] * 2
+    assert drawn["Generation, 4 tokens: tokens per second"] == series(steps, *rate, length="at_last")
+    assert drawn["Generation, 4 tokens: peak memory"] == series(steps, "peak_memory_mb", length="at_last")
 
 
 def test_plots_of_kernels(report, results):
     entries = results["kernels"]
-    figures = report(entries).all("figure")
-    titles = ["Time of a call", "Memory of a call", "Share of the machine's peak"]
-    assert [title_of(figure) for figure in figures] == titles * 2
+    titles, drawn = zip(*all_plots(report(entries)), strict=True)
+    assert titles == ("Time of a call", "Memory of a call", "Share of the machine's peak") * 2
     for number, pass_ in enumerate(("forward", "backward")):
-        together = Element("", {})
-        together.children = list(figures[3 * number : 3 * number + 3])
-        time, memory, share = map(plots(together).get, titles)
+        time, memory, share = drawn[3 * number : 3 * number + 3]
         for impl in ("flash", "mlx"):
             mine = {entry["config"]["seq_len"]: entry for entry in entries if entry["config"]["impl"] == impl}
-            assert time[impl] == [(keys, entry[pass_]["time(s)"]) for keys, entry in mine.items()]
+            keys = ("time(s)", "time_p20(s)", "time_p80(s)")
+            assert time[impl] == [(n, *(entry[pass_][key] for key in keys)) for n, entry in mine.items()]
             assert share[impl] == [
-                (keys, pytest.approx(entry[pass_]["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"]))
-                for keys, entry in mine.items()
+                (n, pytest.approx(entry[pass_]["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"]))
+                for n, entry in mine.items()
             ]
-        held = [(keys, entry[pass_]["inputs_and_outputs(MB)"]) for keys, entry in mine.items()]
+        held = [(n, entry[pass_]["inputs_and_outputs(MB)"]) for n, entry in mine.items()]
         assert memory["inputs and outputs"] == held
 
 

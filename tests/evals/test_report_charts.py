@@ -1,40 +1,47 @@
-"""`flash-eval report`: a plot takes whatever values there are, and its axes have round numbers that hold them."""
+"""A chart takes whatever values there are, and its axes have round numbers that hold them."""
 
 import math
 import re
 from itertools import pairwise
 
 import pytest
-from flash_evals.page import chart, units
-from flash_evals.page.chart import HEIGHT, WIDTH, Axis, Point, Series
+from flash_evals.page import drawing, units
+from flash_evals.page.chart import MEMORY, TIME, Axis, chart, point
+from report_page import lines, page_of
 
 LINEAR = Axis(units.share, units.percent_tick, logarithmic=False)
 
 
-def drawn(points, axis=chart.TIME):
-    picture = chart.lines("Title", axis, "keys", [Series("flash", "on", points)])
-    assert picture is not None
-    return picture
+def drawn(points, axis=TIME):
+    """The page of one chart."""
+    return page_of(drawing.row([chart("Title", axis, "keys", [("flash", "on", points)])]))
+
+
+def texts(page, anchor):
+    """By their place: the labels of an axis."""
+    found = [text for text in page.all("text") if f"text-anchor: {anchor}" in text.attributes["style"]]
+    return {float(text.attributes["x" if anchor == "middle" else "y"]): text.text for text in found}
 
 
 def ticks(axis, values):
     """What stands at the grid lines, from below."""
-    picture = drawn([Point(2**n, value) for n, value in enumerate(values)], axis)
-    assert all(float(x) <= WIDTH for x in re.findall(r' x="([^"]+)"', picture))
-    assert all(0 <= float(y) <= HEIGHT for y in re.findall(r' c?y="([^"]+)"', picture))
-    return re.findall(r'text-anchor="end">([^<]+)<', picture)
+    return [
+        text
+        for _, text in sorted(
+            texts(drawn([point(2**n, value) for n, value in enumerate(values)], axis), "end").items(), reverse=True
+        )
+    ]
 
 
 @pytest.mark.parametrize(
     ("axis", "values", "expected"),
     [
-        (chart.TIME, [0.003, 0.04], ["2 ms", "5 ms", "10 ms", "20 ms", "50 ms"]),
-        (chart.TIME, [1e-5, 1], ["10 µs", "100 µs", "1 ms", "10 ms", "100 ms", "1 s"]),
-        (chart.TIME, [1, 1], ["1 s", "2 s"]),
-        (chart.MEMORY, [0.5, 1500], ["100 kB", "1 MB", "10 MB", "100 MB", "1 GB", "10 GB"]),
-        (LINEAR, [0.1, 0.84], ["0 %", "50 %", "100 %"]),
-        (LINEAR, [0, 0], ["0 %", "50 %"]),
-        (LINEAR, [0.001, 1.3], ["0 %", "50 %", "100 %", "150 %"]),
+        (TIME, [0.003, 0.04], ["2 ms", "5 ms", "10 ms", "20 ms", "50 ms"]),
+        (TIME, [1e-5, 1], ["10 µs", "100 µs", "1 ms", "10 ms", "100 ms", "1 s"]),
+        (TIME, [1, 1], ["1 s", "2 s"]),
+        (MEMORY, [0.5, 1500], ["100 kB", "1 MB", "10 MB", "100 MB", "1 GB", "10 GB"]),
+        (LINEAR, [0.1, 0.84], ["0 %", "20 %", "40 %", "60 %", "80 %"]),
+        (LINEAR, [0, 0], ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]),
     ],
 )
 def test_ticks(axis, values, expected):
@@ -52,20 +59,38 @@ def test_ticks_hold_the_values(low, factor):
 
 
 @pytest.mark.parametrize(
-    ("points", "lengths"),
+    ("points", "left"),
     [
-        ([Point(1, 1.0), Point(2, 0.0), Point(4, 3.0)], [1, 4]),  # 0 has no logarithm
-        ([Point(1, 1.0), Point(2, 1e300), Point(4, 3.0)], [1, 4]),
-        ([Point(0, 1.0), Point(2, 2.0), Point(4, 3.0)], [2, 4]),
-        ([Point(4, 3.0), Point(1, 1.0)], [1, 4]),  # by growing length
+        ([point(1, 1.0), point(2, 0.0), point(4, 3.0)], [(1, 1), (4, 3)]),  # 0 has no logarithm
+        ([point(1, 1.0), point(2, 1e300), point(4, 3.0)], [(1, 1), (4, 3)]),
+        ([point(0, 1.0), point(2, 2.0), point(4, 3.0)], [(2, 2), (4, 3)]),
+        ([point(1, 1.0), point(2, None), point(4, 3.0)], [(1, 1), (4, 3)]),
+        ([point(1, 1.0, None, 2.0), point(2, 2.0, 0.0, 3.0), point(4, 3.0, 2.0, 4.0)], [(1, 1), (2, 2), (4, 3, 2, 4)]),
+        ([point(4, 3.0), point(1, 1.0)], [(1, 1), (4, 3)]),  # by growing length
     ],
 )
-def test_what_has_no_place_is_left_out(points, lengths):
-    assert [int(length) for length in re.findall(r'data-length="(\d+)"', drawn(points))] == lengths
+def test_what_has_no_place_is_left_out(points, left):
+    assert lines(drawn(points)) == {"flash": left}
 
 
 def test_labels_of_lengths_do_not_meet():
-    picture = drawn([Point(length, 1.0) for length in range(1000, 1100, 5)])
-    places = [float(x) for x in re.findall(r'<text x="([^"]+)" y="197"', picture)]
-    assert len(places) > 2
-    assert min(b - a for a, b in pairwise(places)) >= chart.ROOM
+    labels = texts(drawn([point(length, 1.0) for length in range(100_000, 110_000, 500)]), "middle")
+    del labels[max(labels, key=lambda x: labels[x] == "keys")]
+    assert len(labels) > 2
+    assert min(after - x for x, after in pairwise(sorted(labels))) >= 45  # as wide as 100,000
+
+
+def test_it_is_drawn_in_the_colours_of_the_page():
+    """By the names that the style sheet gives them for light, dark and paper; and without an id, of which others
+    would have the same.
+    """
+    page = drawn([point(1, 1.0, 0.5, 2.0), point(2, 2.0, 1.5, 3.0)])
+    styles = " ".join(part.attributes.get("style", "") for part in page.all())
+    assert {"var(--on)", "var(--soft)", "var(--rule)", "var(--card)"} == set(re.findall(r"var\([^)]*\)", styles))
+    assert "#" not in styles
+    assert not any({"id", "clip-path"} & part.attributes.keys() for part in page.all())
+
+
+@pytest.mark.parametrize("points", [[], [point(1, 1.0)], [point(1, None), point(2, 1.0)]])
+def test_no_line_is_no_plot(points):
+    assert drawn(points).all() == []

@@ -104,8 +104,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "off and on change places on the page of a report",
         f"{EVALS}/page/perplexity.py",
-        "shown) for arm in columns.values())] for name, key, shown in ROWS]",
-        "shown) for arm in reversed(columns.values()))] for name, key, shown in ROWS]",
+        "shown) for column in columns.values()]",
+        "shown) for column in reversed(columns.values())]",
         "evals/test_report.py::test_numbers_of_perplexity",
     ),
     Mutation(

@@ -27,7 +27,7 @@ from flash_evals.record import Count, Record
 
 ENABLES = {
     "datasets": "perplexity --dataset from the hub and from folders",
-    "matplotlib": "--plot of kernels and finetune",
+    "matplotlib": "report, and --plot of kernels and finetune",
     "torch": "kernels --impl torch",
 }
 STEADY = 0.8  # of the fastest measurement, within a second: what is slower has shared its time with others

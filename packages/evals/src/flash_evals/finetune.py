@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 
-from flash_evals import figures, finetune_plot, finetune_result, machine, models, options, runner, training
+from flash_evals import finetune_result, machine, models, options, runner, training
 from flash_evals.errors import EvalError
 from flash_evals.finetune_result import Result, Settings, Skipped
 from flash_evals.measure import Flash, memory_method
 from flash_evals.output import Outputs
+from flash_evals.page import drawing
+from flash_evals.page.finetune import charts
 from flash_evals.training import Recipe, Step
 
 
@@ -58,7 +60,7 @@ from flash_evals.training import Recipe, Step
 @options.repetitions(5, "Steps of each length and arm; one more to warm up is not counted.")
 @options.seed("Of the random tokens and the adapters.")
 @options.outputs
-@figures.plot_file("Draw step time and memory against the length into this .png or .svg file.")
+@options.plot("Draw step time and memory against the length into this .png or .svg file.")
 def command(
     model: str | None,
     revision: str | None,
@@ -138,7 +140,7 @@ def command(
 
     def draw() -> None:
         if plot_file:
-            finetune_plot.draw(plot_file, result.results, f"{result.subject}\n{described_machine.device}")
+            drawing.save(plot_file, result.subject, [(described_machine.device, charts(result))])
 
     outputs.deliver(result, finetune_result.csv_rows(result), partial(finetune_result.render, result), draw)
     runner.end(stopped)

@@ -22,7 +22,6 @@ from flash_evals.output import Table
 from flash_evals.record import Amount, Count, Record
 from flash_evals.workload import PASSES, Pass, Workload
 
-PEAK_MEMORY, HELD = "peak_memory_usage(MB)", "inputs_and_outputs(MB)"
 NONE = math.nan  # a figure that an entry does not have
 
 
@@ -59,11 +58,11 @@ class Config(Record):
 
     @property
     def shape(self) -> str:
-        return shape(asdict(self))
+        return f"{self.num_heads}/{self.num_kv_heads}x{self.head_dim}"
 
     @property
     def storage(self) -> str:
-        return storage(asdict(self))
+        return storage(self.dtype, self.kv_bits)
 
     @property
     def visible(self) -> str:
@@ -76,14 +75,9 @@ class Config(Record):
         return self.query_len == 1
 
 
-def storage(config: dict[str, Any]) -> str:
+def storage(dtype: str, kv_bits: int | None) -> str:
     """`bfloat16`, `bfloat16, 8-bit K/V`."""
-    bits = config["kv_bits"]
-    return f"{config['dtype']}, {bits}-bit K/V" if bits else str(config["dtype"])
-
-
-def shape(config: dict[str, Any]) -> str:
-    return f"{config['num_heads']}/{config['num_kv_heads']}x{config['head_dim']}"
+    return f"{dtype}, {kv_bits}-bit K/V" if kv_bits else dtype
 
 
 class Figures(Record, omit_defaults=True):

@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
-from flash_evals import figures, implementations, kernel_results, machine, options, plot, runner
+from flash_evals import implementations, kernel_results, machine, options, runner
 from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
 from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.kernel_results import Settings
 from flash_evals.measure import memory_method
 from flash_evals.output import Outputs
+from flash_evals.page import drawing
+from flash_evals.page.kernels import panels
 from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, PASSES, Heads, Pass, Workload
 
 KV_BITS = (2, 3, 4, 6, 8)  # what mlx-lm offers
@@ -134,7 +136,7 @@ def _kv_bits(text: str) -> int | None:
 )
 @options.seed("Of the random queries, keys, values and cotangents.")
 @options.outputs
-@figures.plot_file("Draw time, memory and FLOP/s against the length into this .png or .svg file.")
+@options.plot("Draw time, memory and the share of the peak against the length into this .png or .svg file.")
 def command(
     shape: list[Heads],
     batch_size: int,
@@ -224,7 +226,8 @@ def command(
 
     def draw() -> None:
         if plot_file:
-            plot.draw(plot_file, entries)
+            where = f"{described_machine.processor}, {described_machine.device}"
+            drawing.save(plot_file, f"{kernel_results.kind(entries)} · {where}", panels(entries))
 
     outputs.deliver(entries, kernel_results.csv_rows(entries), partial(kernel_results.render, entries), draw)
     runner.end(stopped)

@@ -82,6 +82,18 @@ def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -
     return value
 
 
+def plot(text: str) -> Callable[..., Any]:
+    """--plot, which reaches the command as `plot_file`."""
+
+    def drawable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+        path = writable(context, parameter, value)
+        if path is not None and path.suffix not in (".png", ".svg"):
+            raise EvalError(f"{parameter.opts[0]} {path}: expected a name that ends in .png or .svg")
+        return path
+
+    return click.option("--plot", "plot_file", type=click.Path(path_type=Path), callback=drawable, help=text)
+
+
 def repetitions(default: int, text: str) -> Callable[..., Any]:
     return click.option("-r", "--repetitions", default=default, show_default=True, callback=at_least(1), help=text)
 

@@ -129,6 +129,12 @@ class Result(Record, kw_only=True, omit_defaults=True, tag_field="command", tag=
     interrupted: bool
     machine: Machine
 
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.columns) <= 2:
+            raise ValueError(f"expected the arms off and on, or one of them, not {', '.join(self.columns) or 'none'}")
+        if (self.paired.of if self.paired else None) != (tuple(self.columns) if len(self.columns) == 2 else None):
+            raise ValueError("expected `paired` of two arms, and of these")
+
     @property
     def columns(self) -> dict[Name, Column]:
         """In the order in which they are shown."""

@@ -6,6 +6,7 @@ from importlib.resources import files
 
 from flash_evals.claims import MARK
 from flash_evals.page import answers, doctor, perplexity
+from flash_evals.page.drawing import COLORS
 from flash_evals.page.html import Html, join, tag
 from flash_evals.page.run import Run
 
@@ -44,11 +45,11 @@ def document(runs: Sequence[Run], left_out: Sequence[tuple[str, str]]) -> Html:
     ]
     head = tag(
         "head",
-        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Html('<meta name="color-scheme" content="light dark">'),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
+        Html('<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>'),
+        Html('<meta name="color-scheme" content="light dark"/>'),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'),
         tag("title", "Flash attention, off and on"),
-        tag("style", Html(files("flash_evals.page").joinpath("style.css").read_text(encoding="utf-8"))),
+        tag("style", Html(COLORS + files("flash_evals.page").joinpath("style.css").read_text(encoding="utf-8"))),
     )
     body = tag(
         "body",
@@ -62,7 +63,7 @@ def document(runs: Sequence[Run], left_out: Sequence[tuple[str, str]]) -> Html:
         ),
         tag("footer", f"Made by flash-eval report {version('flash-evals')}."),
     )
-    return join([Html("<!doctype html>\n"), tag("html", head, body, lang="en"), Html("\n")])
+    return join([Html("<!DOCTYPE html>\n"), tag("html", head, body, lang="en"), Html("\n")])
 
 
 def _left_out(files: Sequence[tuple[str, str]]) -> Html:

@@ -1,104 +1,65 @@
 """Result files of `finetune` on the page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from flash_evals.claims import Ratio, quotient
-from flash_evals.measure import ARMS, Arm
-from flash_evals.page import chart, run, units
-from flash_evals.page.chart import Point, Series
-from flash_evals.page.html import Html, facts, figure, table, tag
-from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Ran, Run, Training
+from flash_evals.finetune_result import Length, Result
+from flash_evals.measure import ARMS
+from flash_evals.page import chart, drawing, run, units
+from flash_evals.page.chart import Chart, Point
+from flash_evals.page.html import Html, figure, table, tag
+from flash_evals.page.run import Comparison, Run, Training
 
-
-@dataclass(frozen=True)
-class Steps:
-    """Of one arm at one length."""
-
-    seconds: float | None
-    low: float | None  # 20th percentile
-    high: float | None  # 80th
-    speed: float | None  # tokens/s
-    memory: float | None  # MB
-    loss: float | None
-
-    @classmethod
-    def read(cls, node: Node) -> "Steps":
-        return cls(
-            node["seconds"].amount(),
-            amount(node, "seconds_p20"),
-            amount(node, "seconds_p80"),
-            node["tokens_per_s"].amount(),
-            node["peak_memory_mb"].amount(),
-            node["loss"].number(),
-        )
+FIGURES = (
+    ("time", "seconds", units.seconds),
+    ("tokens/s", "tokens_per_s", units.rate),
+    ("peak memory", "peak_memory_mb", units.megabytes),
+)
 
 
-@dataclass(frozen=True)
-class Length:
-    tokens: int
-    arms: dict[Arm, Steps]
-    time: Ratio  # on/off
-    speed: Ratio
-    memory: Ratio
-    max_abs_dloss: float | None
-
-    @classmethod
-    def read(cls, node: Node) -> "Length":
-        arms = {name: Steps.read(node[name]) for name in ARMS}
-        speed = quotient(arms["on"].speed, arms["off"].speed)
-        return cls(
-            node["seq_len"].count(),
-            arms,
-            run.ratio(node, "seconds", node["time_ratio"].amount()),
-            run.ratio(node, "seconds", speed),
-            run.ratio(node, "peak_memory_mb", node["memory_ratio"].amount()),
-            amount(node, "max_abs_dloss"),
-        )
-
-
-def read(file: str, node: Node) -> list[Run]:
-    lengths = sorted((Length.read(each) for each in node["results"].items()), key=lambda length: length.tokens)
-    if not lengths:
-        raise Unusable("it has no results")
-    skipped = [each["reason"].text() for each in skips.items()] if (skips := node.get("skipped")) else []
-    flash, settings = Ran.read(node["flash"]), node["settings"]
+def read(file: str, result: Result) -> list[Run]:
+    lengths, settings = _by_length(result), result.settings
+    longest, skipped = lengths[-1], [length.reason for length in result.skipped]
+    off, on = (figure(longest[arm].peak_memory_mb, units.megabytes) for arm in ARMS)
     return [
-        Run(
+        run.of_arms(
             file,
-            "finetune",
-            node["model"]["name"].text(),
+            result,
+            result.model.name,
             [
-                run.model(node["model"]),
-                f"LoRA of rank {settings['rank'].count()} in {settings['num_layers'].count()} layers",
-                f"batch size {settings['batch_size'].count()}, random tokens",
-                node["machine"]["device"].text(),
+                f"LoRA of rank {settings.rank} in {settings.num_layers} layers",
+                f"batch size {settings.batch_size}, random tokens",
             ],
-            [_table(lengths), *_skipped(skipped), _charts(lengths), facts([("flash", str(flash))])],
-            run.about((part, node.get(part)) for part in ("model", "settings", "machine")),
-            bool(flash.calls),
-            run.interrupted(node),
-            [Comparison("steps", "off", each.speed, each.memory) for each in lengths],
-            training=_training(lengths, skipped),
+            [
+                _table(lengths),
+                *(tag("p", f"Skipped {reason}.", class_="note") for reason in skipped),
+                drawing.row(charts(result)),
+            ],
+            comparisons=[Comparison("steps", "off", each.speed, each.memory) for each in lengths],
+            training=Training(
+                longest.seq_len,
+                skipped,
+                [f"a step of {longest.seq_len:,} tokens took ", off, " with the patch off, ", on, " with it on"],
+            ),
         )
     ]
 
 
+def _by_length(result: Result) -> list[Length]:
+    return sorted(result.results, key=lambda length: length.seq_len)
+
+
 def _table(lengths: Sequence[Length]) -> Html:
-    compared = (*ARMS, "on/off")
     return table(
         "A training step, patch off and on: its median time, and the largest difference of the losses",
-        ["tokens", ("time", compared), ("tokens/s", compared), ("peak memory", compared), "max |Δloss|"],
+        ["tokens", *((name, (*ARMS, "on/off")) for name, _, _ in FIGURES), "max |Δloss|"],
         [
             [
-                units.whole(each.tokens),
-                *(figure(steps.seconds, units.seconds) for steps in each.arms.values()),
-                run.times(each.time),
-                *(figure(steps.speed, units.rate) for steps in each.arms.values()),
-                run.times(each.speed),
-                *(figure(steps.memory, units.megabytes) for steps in each.arms.values()),
-                run.times(each.memory),
+                units.whole(each.seq_len),
+                *(
+                    cell
+                    for (_, key, shown), ratio in zip(FIGURES, (each.time, each.speed, each.memory), strict=True)
+                    for cell in (*(figure(getattr(each[arm], key), shown) for arm in ARMS), run.times(ratio))
+                ),
                 figure(each.max_abs_dloss, units.scientific),
             ]
             for each in lengths
@@ -106,45 +67,12 @@ def _table(lengths: Sequence[Length]) -> Html:
     )
 
 
-def _skipped(reasons: Sequence[str]) -> list[Html]:
-    return [tag("p", f"Skipped {reason}.", class_="note") for reason in reasons]
-
-
-def _charts(lengths: Sequence[Length]) -> Html:
-    times = [
-        Series(
-            f"patch {name}",
-            name,
-            [
-                Point(each.tokens, steps.seconds, steps.low, steps.high)
-                for each in lengths
-                if (steps := each.arms[name]).seconds is not None
-            ],
-        )
-        for name in ARMS
+def charts(result: Result) -> list[Chart]:
+    lengths = _by_length(result)
+    spread = ("seconds", "seconds_p20", "seconds_p80")
+    times = chart.arms(lambda arm: [Point(n.seq_len, *(getattr(n[arm], key) for key in spread)) for n in lengths])
+    memory = chart.arms(lambda arm: [Point(n.seq_len, n[arm].peak_memory_mb) for n in lengths])
+    return [
+        chart.chart("Time of a step", chart.TIME, "tokens in a sequence", times),
+        chart.chart("Peak memory of a step", chart.MEMORY, "tokens in a sequence", memory),
     ]
-    memory = [
-        Series(
-            f"patch {name}",
-            name,
-            [Point(each.tokens, steps.memory) for each in lengths if (steps := each.arms[name]).memory is not None],
-        )
-        for name in ARMS
-    ]
-    against = "tokens in a sequence"
-    return chart.row(
-        [
-            chart.lines("Time of a step", chart.TIME, against, times),
-            chart.lines("Peak memory of a step", chart.MEMORY, against, memory),
-        ]
-    )
-
-
-def _training(lengths: Sequence[Length], skipped: Sequence[str]) -> Training:
-    longest = lengths[-1]
-    off, on = (figure(longest.arms[name].memory, units.megabytes) for name in ARMS)
-    return Training(
-        longest.tokens,
-        skipped,
-        [f"a step of {longest.tokens:,} tokens took ", off, " with the patch off, ", on, " with it on"],
-    )

@@ -1,18 +1,14 @@
 """Result files of `perplexity` on the page."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Literal
 
-from flash_evals.claims import Ratio, quotient
-from flash_evals.measure import ARMS, Arm
-from flash_evals.page import chart, run, units
-from flash_evals.page.chart import Point, Series
-from flash_evals.page.html import Content, Html, facts, figure, table, tag
-from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Predictions, Ran, Reading, Run
-from flash_evals.perplexity_result import SAME_NLL
-
-Columns = dict[str, Node]  # off, on, or the one that was compared with; at least one
+from flash_evals.measure import ARMS
+from flash_evals.page import chart, drawing, run, units
+from flash_evals.page.chart import Line, Point
+from flash_evals.page.html import Content, Html, figure, table, tag
+from flash_evals.page.run import Comparison, Predictions, Run
+from flash_evals.perplexity_result import Compared, Paired, Result
 
 ROWS: tuple[tuple[str, str, units.Shown], ...] = (
     ("word perplexity", "word_ppl", units.decimal(3)),
@@ -21,191 +17,117 @@ ROWS: tuple[tuple[str, str, units.Shown], ...] = (
     ("prefill tokens/s", "tokens_per_s", units.rate),
     ("peak memory", "peak_memory_mb", units.megabytes),
 )
-RATIOS = ("tokens_per_s", "peak_memory_mb")
+RATIOS: tuple[Literal["tokens_per_s"], Literal["peak_memory_mb"]] = ("tokens_per_s", "peak_memory_mb")
+PARTS = ("model", "dataset", "settings", "windows", "ranks", "machine", "compared")
 
 
-@dataclass(frozen=True)
-class Paired:
-    """The two columns token by token; None is what is not known."""
-
-    delta_nll: float | None
-    delta_nll_se: float | None
-    max_abs_dlogit: float | None
-    mean_kl: float | None
-    top1_agreement: float | None
-
-    @classmethod
-    def read(cls, node: Node | None) -> "Paired":
-        if node is None:
-            return cls(None, None, None, None, None)
-        return cls(
-            node["delta_nll"].number(),
-            amount(node, "delta_nll_se"),
-            amount(node, "max_abs_dlogit"),
-            amount(node, "mean_kl"),
-            amount(node, "top1_agreement"),
-        )
-
-    def predictions(self, tokens: int, together: bool) -> Predictions:
-        """As `perplexity` says it. The logits of arms that did not run together are not known."""
-        infinite = together and self.max_abs_dlogit is None
-        if self.top1_agreement is None or self.delta_nll is None or infinite:
-            return Predictions(None, "the arms cannot be compared: there are figures that are not known or not finite")
-        same = self.top1_agreement == 1 and abs(self.delta_nll) <= SAME_NLL
-        differ = round((1 - self.top1_agreement) * tokens)
-        top1 = (
-            f"the same token ranks first at all {tokens:,}"
-            if self.top1_agreement == 1
-            else f"another token ranks first at {differ:,} of {tokens:,}"
-        )
-        return Predictions(same, [f"{top1}, mean ΔNLL ", figure(self.delta_nll, units.signed)])
-
-
-def read(file: str, node: Node) -> list[Run]:
-    columns: Columns = {name: column for name in ("other", *ARMS) if (column := node.get(name))}
-    if not 1 <= len(columns) <= 2:
-        raise Unusable(f"expected the arms off and on, or one of them, not {', '.join(columns) or 'none'}")
-    flash, tokens, paired = Ran.read(node["flash"]), node["tokens"].count(), Paired.read(node.get("paired"))
-    compared, settings = node.get("compared"), node["settings"]
-    arms, together = list(columns) == list(ARMS), _together(columns, compared)
-    parts = ("model", "dataset", "settings", "windows", "ranks", "machine", "compared")
+def read(file: str, result: Result) -> list[Run]:
+    settings, paired = result.settings, result.paired
+    both, together = _arms_of(result)
+    sizes = [f"{key} {size:,}" for key in ("context", "stride") if (size := getattr(settings, key))]
+    speed, memory = (result.ratio(figure) for figure in RATIOS)
     return [
-        Run(
+        run.of_arms(
             file,
-            "perplexity",
-            f"{node['model']['name'].text()} on {node['dataset']['name'].text()}, "
-            f"context {settings['context'].count():,}",
-            [
-                run.model(node["model"]),
-                _how_read(settings),
-                f"{tokens:,} tokens",
-                node["machine"]["device"].text(),
-            ],
-            [
-                *_comparison(compared),
-                _table(node, columns, compared),
-                _facts(columns, paired, flash),
-            ],
-            run.about((part, node.get(part)) for part in parts),
-            bool(flash.calls) or "on" not in columns,
-            run.interrupted(node),
-            [Comparison("prefill", "off", *(_ratio(node, key) for key in RATIOS))] if together else [],
-            paired.predictions(tokens, together) if arms else None,
-            reading=_reading(node) if together else None,
+            result,
+            f"{result.model.name} on {result.dataset.name}, context {settings.context:,}",
+            [", ".join([*sizes, _ways(result)]), f"{result.tokens:,} tokens"],
+            [*_comparison(result.compared), _table(result)],
+            _paired(paired) if paired else [],
+            PARTS,
+            result.on is not None,
+            comparisons=[Comparison("prefill", "off", speed, memory)] if together else [],
+            predictions=_predictions(paired, result.tokens, together) if paired and both else None,
+            read=result if together else None,
         )
     ]
 
 
-def _how_read(settings: Node) -> str:
-    """`context 256, stride 256, rolling scoring, joined documents`, as far as it is known."""
-    sizes = [f"{key} {size.count():,}" for key in ("context", "stride") if (size := settings.get(key))]
-    return ", ".join(filter(None, (*sizes, _ways(settings))))
+def _arms_of(result: Result) -> tuple[bool, bool]:
+    """Whether both arms are there, and whether they ran together."""
+    both = tuple(result.columns) == ARMS
+    return both, both and result.compared is None
 
 
-def _ways(settings: Node) -> str:
-    return ", ".join(f"{way.text()} {key}" for key in ("scoring", "documents") if (way := settings.get(key)))
+def _predictions(paired: Paired, tokens: int, together: bool) -> Predictions:
+    """As `perplexity` says it. The logits of arms that did not run together are not known."""
+    agreement, delta = paired.top1_agreement, paired.delta_nll
+    if delta is None or (together and paired.max_abs_dlogit is None):
+        return Predictions(None, "the arms cannot be compared: there are figures that are not known or not finite")
+    top1 = (
+        f"the same token ranks first at all {tokens:,}"
+        if agreement == 1
+        else f"another token ranks first at {round((1 - agreement) * tokens):,} of {tokens:,}"
+    )
+    return Predictions(paired.same, [f"{top1}, mean ΔNLL ", figure(delta, units.signed)])
 
 
-def _comparison(compared: Node | None) -> list[Html]:
-    """One column is of another run, at another time and perhaps on another machine: its speed says little here."""
-    if compared is None:
-        return []
-    differs = [difference.text() for difference in compared["differs_in"].items()]
-    differs_in = f" It differs in: {'; '.join(differs)}." if differs else ""
-    file = tag("code", compared["file"].text())
-    return [tag("p", "One column is of another run, kept in ", file, ".", differs_in, class_="note")]
-
-
-def _head(columns: Columns, compared: Node | None) -> list[str]:
-    names = {"off": "patch off", "on": "patch on", "other": "other"}
-    if compared:
-        names[compared["column"].text()] = f"patch {compared['arm'].text()}, another run"
-    return ["", *(names[name] for name in columns)]
-
-
-def _rows(columns: Columns) -> list[list[Content]]:
-    rows: list[list[Content]] = [["token perplexity", *(_with_error(column) for column in columns.values())]]
-    rows += [[name, *(figure(amount(arm, key), shown) for arm in columns.values())] for name, key, shown in ROWS]
-    return rows
-
-
-def _table(node: Node, columns: Columns, compared: Node | None) -> Html:
-    """With ratios of the arms, if they ran together."""
-    head, rows = _head(columns, compared), _rows(columns)
-    if _together(columns, compared):
-        head.append("on/off")
-        for row, key in zip(rows, ("ppl", *(key for _, key, _ in ROWS)), strict=True):
-            row.append(run.times(_ratio(node, key)) if key in RATIOS else "")
-    return table("Perplexity, prefill speed and peak memory", head, rows)
-
-
-def _together(columns: Columns, compared: Node | None) -> bool:
-    return list(columns) == list(ARMS) and compared is None
-
-
-def _with_error(column: Node) -> Content:
-    perplexity, error = column["ppl"].amount(), amount(column, "ppl_se")
-    return [figure(perplexity, units.decimal(4)), " ± ", figure(error, units.decimal(2))]
-
-
-def _facts(columns: Columns, paired: Paired, flash: Ran) -> Html:
-    compared: list[tuple[str, Content]] = [
+def _paired(paired: Paired) -> list[tuple[str, Content]]:
+    error = figure(paired.delta_nll_se, units.scientific)
+    return [
         ("top-1 agreement", figure(paired.top1_agreement, units.percent)),
-        ("ΔNLL", [figure(paired.delta_nll, units.signed), " ± ", figure(paired.delta_nll_se, units.scientific)]),
+        ("ΔNLL", [figure(paired.delta_nll, units.signed), " ± ", error]),
         ("max |Δlogit|", figure(paired.max_abs_dlogit, units.scientific)),
         ("mean KL", figure(paired.mean_kl, units.scientific)),
     ]
-    return facts([*(compared if len(columns) == 2 else []), ("flash", str(flash))])
 
 
-def _ratio(node: Node, key: str) -> Ratio:
-    return run.ratio(node, key, quotient(node["on"][key].amount(), node["off"][key].amount()))
+def _ways(result: Result) -> str:
+    return f"{result.settings.scoring} scoring, {result.settings.documents} documents"
 
 
-def _reading(node: Node) -> Reading:
-    settings = node["settings"]
-    speeds, memory = ({name: node[name][key].amount() for name in ARMS} for key in RATIOS)
-    batch = f"batch size {size.count():,}" if (size := settings.get("batch_size")) else ""
-    shared = (
-        run.model(node["model"]),
-        node["dataset"]["name"].text(),
-        _ways(settings),
-        batch,
-        node["machine"]["device"].text(),
-    )
-    return Reading(" · ".join(filter(None, shared)), settings["context"].count(), speeds, memory)
+def _comparison(compared: Compared | None) -> list[Html]:
+    """One column is of another run, at another time and perhaps on another machine: its speed says little here."""
+    if compared is None:
+        return []
+    differs_in = f" It differs in: {'; '.join(compared.differs_in)}." if compared.differs_in else ""
+    file = tag("code", compared.file)
+    return [tag("p", "One column is of another run, kept in ", file, ".", differs_in, class_="note")]
+
+
+def _table(result: Result) -> Html:
+    """With ratios of the arms, if they ran together."""
+    _, together = _arms_of(result)
+    columns, compared = result.columns, result.compared
+    names = {name: f"patch {name}" for name in columns}
+    if compared:
+        names[compared.column] = f"patch {compared.arm}, another run"
+    first = [
+        [figure(arm.ppl, units.decimal(4)), " ± ", figure(arm.ppl_se, units.decimal(2))] for arm in columns.values()
+    ]
+    ratios: dict[str, Content] = {key: run.times(result.ratio(key)) for key in RATIOS}
+    rows: list[list[Content]] = [["token perplexity", *first, *([""] if together else [])]]
+    for name, key, shown in ROWS:
+        figures = [figure(getattr(column, key), shown) for column in columns.values()]
+        rows.append([name, *figures, *([ratios.get(key, "")] if together else [])])
+    head = ["", *names.values(), *(["on/off"] if together else [])]
+    return table("Perplexity, prefill speed and peak memory", head, rows)
 
 
 def against_context(runs: Sequence[Run]) -> list[Html]:
     """Speed and memory against the context, of runs that share the rest: where they have several."""
-    groups: dict[str, dict[int, Reading]] = {}
-    for each in runs:
-        if each.reading:
-            groups.setdefault(each.reading.shared, {})[each.reading.context] = each.reading
-    return [
-        tag("article", tag("h3", "Against the context"), tag("p", shared, class_="facts"), _charts(by_context.values()))
-        for shared, by_context in groups.items()
-        if len(by_context) > 1
-    ]
+    results: list[Result] = [each.read for each in runs if each.read]
+    articles = []
+    for shared, of_group in run.grouped(results, _shared).items():
+        by_context = {result.settings.context: result for result in of_group}
+        if len(by_context) > 1:
+            facts = tag("p", shared, class_="facts")
+            articles.append(tag("article", tag("h3", "Against the context"), facts, _charts(by_context)))
+    return articles
 
 
-def _charts(readings: Iterable[Reading]) -> Html:
-    readings = list(readings)
+def _shared(result: Result) -> str:
+    batch = f"batch size {result.settings.batch_size:,}"
+    return " · ".join([run.model(result.model), result.dataset.name, _ways(result), batch, result.machine.device])
 
-    def series(value: Callable[[Reading, Arm], float | None]) -> list[Series]:
-        return [
-            Series(
-                f"patch {name}",
-                name,
-                [Point(each.context, x) for each in readings if (x := value(each, name)) is not None],
-            )
-            for name in ARMS
+
+def _charts(by_context: dict[int, Result]) -> Html:
+    def lines(key: str) -> list[Line]:
+        return chart.arms(lambda arm: [Point(n, getattr(each.columns[arm], key)) for n, each in by_context.items()])
+
+    return drawing.row(
+        [
+            chart.chart("Prefill: tokens per second", chart.SPEED, "context in tokens", lines("tokens_per_s")),
+            chart.chart("Peak memory of a batch", chart.MEMORY, "context in tokens", lines("peak_memory_mb")),
         ]
-
-    speed = chart.lines(
-        "Prefill: tokens per second", chart.SPEED, "context in tokens", series(lambda each, name: each.speeds[name])
     )
-    memory = chart.lines(
-        "Peak memory of a batch", chart.MEMORY, "context in tokens", series(lambda each, name: each.memory[name])
-    )
-    return chart.row([speed, memory])

@@ -1,14 +1,18 @@
 """What the page knows of one measurement, whichever command made it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msgspec import to_builtins
 
 from flash_evals import claims, output
 from flash_evals.claims import Ratio
-from flash_evals.measure import ARMS, Arm
+from flash_evals.models import Model
 from flash_evals.page.html import DASH, Content, Html, facts, figure, tag
-from flash_evals.page.result_file import Node
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 MLX = ("off", "mlx")  # what is MLX's own attention
 
@@ -36,7 +40,7 @@ class Run:
     comparisons: Sequence[Comparison] = ()
     predictions: "Predictions | None" = None
     training: "Training | None" = None
-    reading: "Reading | None" = None
+    read: Any = None  # of perplexity the result, if both arms ran together
 
 
 @dataclass(frozen=True)
@@ -52,61 +56,34 @@ class Training:
     says: Content
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Of a text in windows: what runs of several contexts have in common, and what becomes of it with the length."""
-
-    shared: str
-    context: int
-    speeds: dict[Arm, float | None]  # tokens/s
-    memory: dict[Arm, float | None]  # MB
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What the patch did, from a result file."""
-
-    calls: dict[str, int] = field(default_factory=dict)
-    fallbacks: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, node: Node) -> "Ran":
-        return cls(*({key: node[what][key].count() for key in node[what].dict()} for what in ("calls", "fallbacks")))
-
-    def __str__(self) -> str:
-        calls = ", ".join(f"{kernel} {n:,} calls" for kernel, n in sorted(self.calls.items())) or "no calls"
-        reasons = "; ".join(f"{reason}: {n:,}" for reason, n in sorted(self.fallbacks.items()))
-        return f"{calls}, {sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
+def of_arms(
+    file: str,
+    result: Any,
+    title: str,
+    about_it: Sequence[str],
+    body: Sequence[Html],
+    figures: Sequence[tuple[str, Content]] = (),
+    parts: Sequence[str] = ("model", "settings", "machine"),
+    patched: bool = True,
+    **said: Any,
+) -> Run:
+    """A run of a model; `patched` is whether an arm of it had the patch on."""
+    return Run(
+        file,
+        result.__struct_config__.tag,
+        title,
+        [model(result.model), *about_it, result.machine.device],
+        [*body, facts([*figures, ("flash", str(result.flash))])],
+        about((part, getattr(result, part)) for part in parts),
+        bool(result.flash.calls) or not patched,
+        result.interrupted,
+        **said,
+    )
 
 
-def model(node: Node) -> str:
+def model(described: Model) -> str:
     """`Qwen2 demo, 1.0 M parameters, float32`."""
-    parameters = output.count(node["parameters"].count())
-    return f"{node['name'].text()}, {parameters} parameters, {node['dtype'].text()}"
-
-
-def interrupted(node: Node) -> bool:
-    found = node.get("interrupted")
-    return found is not None and found.flag()
-
-
-def trials(node: Node, key: str) -> dict[Arm, list[float]]:
-    """That figure of each trial of each arm; none where the file does not tell."""
-    found = node.get("trials")
-    values: dict[Arm, list[float]] = {name: [] for name in ARMS}
-    for trial in found.items() if found else []:
-        for name in ARMS:
-            of_arm = trial.get(name)
-            value = of_arm.get(key) if of_arm else None
-            number = value.amount() if value else None
-            if number is not None:
-                values[name].append(number)
-    return values
-
-
-def ratio(node: Node, key: str, value: float | None) -> Ratio:
-    """Of that figure, which both arms have in each trial."""
-    return Ratio.of(value, *trials(node, key).values())
+    return f"{described.name}, {output.count(described.parameters)} parameters, {described.dtype}"
 
 
 def times(ratio: Ratio) -> Content:
@@ -114,13 +91,18 @@ def times(ratio: Ratio) -> Content:
     return [figure(ratio.value, claims.times), ratio.mark]
 
 
-def about(parts: Iterable[tuple[str, Node | None]]) -> Html:
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """In the order in which the keys come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def about(parts: Iterable[tuple[str, object]]) -> Html:
     """The settings and the machine as the file has them, each a list of names and values."""
-    return tag(
-        "div",
-        [tag("section", tag("h4", name), facts(_flat(node.dict()))) for name, node in parts if node is not None],
-        class_="about",
-    )
+    described = [(name, to_builtins(part)) for name, part in parts if part is not None]
+    return tag("div", [tag("section", tag("h4", name), facts(_flat(part))) for name, part in described], class_="about")
 
 
 def _flat(values: dict[str, Any]) -> list[tuple[str, str]]:
