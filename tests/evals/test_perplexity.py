@@ -15,18 +15,6 @@ from flash_evals.scoring import windows
 COMMAND = ("perplexity",)  # of `evaluate`
 
 
-def test_both_arms_agree_and_flash_did_it(evaluate):
-    """This test fails if the patch silently does nothing: the calls are the kernel's own count."""
-    result = evaluate("--batch-size", 5)
-    calls = 2 * len(result["trials"])  # two layers
-    assert result["flash"] == {"calls": {"cpu_prefill": calls}, "fallbacks": {}}
-    assert abs(result["paired"]["delta_nll"]) < 1e-5
-    assert 0 < result["paired"]["max_abs_dlogit"] < 1e-3
-    assert 0 < result["paired"]["mean_kl"] < 1e-8
-    assert result["paired"]["top1_agreement"] == 1
-    assert f"flash: cpu_prefill {calls:,} calls, 0 fallbacks" in result["page"]
-
-
 def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
     """An arm that differs in what a window reads but does not score does not differ."""
     plan = windows(len(ids), 24, 8)[1:]  # these score the last 8 of 24
@@ -66,13 +54,14 @@ def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
 
     assert result["model"]["source"] == str(model_folder)
     assert result["dataset"]["source"] == str(text_file)
-    assert result["dataset"]["fingerprint"].startswith("sha256:")
-    assert {"context", "stride", "bos", "batch_size", "max_windows", "memory"} <= set(result["settings"])
-    arm = ["ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte", "tokens_per_s", "peak_memory_mb"]
-    assert list(result["off"]) == list(result["on"]) == arm
-    assert list(result["paired"]) == ["of", "delta_nll", "delta_nll_se", "max_abs_dlogit", "mean_kl", "top1_agreement"]
-    assert result["machine"]["versions"]["mlx"]
     assert result["interrupted"] is False
+    calls = 2 * len(result["trials"])  # two layers; by the kernel's own count: the patch does something
+    assert result["flash"] == {"calls": {"cpu_prefill": calls}, "fallbacks": {}}
+    assert lines[9].endswith(f"flash: cpu_prefill {calls:,} calls, 0 fallbacks")
+    paired = result["paired"]
+    assert abs(paired["delta_nll"]) < 1e-5
+    assert 0 < paired["max_abs_dlogit"] < 1e-3
+    assert 0 < paired["mean_kl"] < 1e-8
 
     # Every trial is kept, the arms take turns, and the summary is theirs.
     trials = result["trials"]

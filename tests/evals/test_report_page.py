@@ -7,8 +7,16 @@ from functools import reduce
 from itertools import pairwise
 from operator import getitem
 
+import msgspec
 import pytest
+from flash_evals.report import Result
 from report_page import HOSTILE, answer, hostile, mapped, parse, rows
+
+
+def test_a_file_read_back_is_what_was_written(results):
+    for result in results.values():
+        read = msgspec.json.decode(json.dumps(result), type=Result)
+        assert msgspec.json.decode(msgspec.json.encode(read)) == result
 
 
 def test_unknown_fields_are_fine(report, results):
