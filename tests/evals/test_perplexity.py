@@ -28,7 +28,7 @@ def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
         monkeypatch.setattr(paired, "run", run)
         for batch in paired.batches(loaded.model, ids, plan, 4):
             assert (batch.max_abs_dlogit > 0) is differs
-            assert differs or np.array_equal(batch.scores["off"].nll, batch.scores["on"].nll)
+            assert differs or np.array_equal(batch.off.nll, batch.on.nll)
 
 
 def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text, ids):
@@ -77,7 +77,7 @@ def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
 def scores(loaded, ids, plan, batch_size):
     batches = list(paired.batches(loaded.model, ids, plan, batch_size))
     assert sum(batch.windows for batch in batches) == len(plan)
-    found = {arm: np.concatenate([batch.scores[arm].nll for batch in batches]) for arm in ("off", "on")}
+    found = {arm: np.concatenate([batch.arms[arm].nll for batch in batches]) for arm in ("off", "on")}
     return {**found, "kl": np.concatenate([batch.kl for batch in batches])}
 
 

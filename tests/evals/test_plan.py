@@ -49,9 +49,9 @@ def test_padding_is_neither_scored_nor_counted(loaded, documents, batch_size):
     assert len({window.end - window.begin for window in read.windows}) > 2
     alone = list(paired.batches(loaded.model, read.ids, read.windows, 1))
     batches = list(paired.batches(loaded.model, read.ids, read.windows, batch_size))
-    assert sum(b.tokens_read for b in batches) == sum(window.end - window.begin for window in read.windows)
+    assert sum(b.tokens for b in batches) == sum(window.end - window.begin for window in read.windows)
     for arm in ("off", "on"):
-        scores, expected = (np.concatenate([b.scores[arm].nll for b in some]) for some in (batches, alone))
+        scores, expected = (np.concatenate([b.arms[arm].nll for b in some]) for some in (batches, alone))
         np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 

@@ -13,7 +13,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
@@ -41,8 +40,7 @@ def arm(name: Arm) -> AbstractContextManager[object]:
     return flash.enabled() if name == "on" else nullcontext()
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Record):
     seconds: float
     peak_memory: int  # bytes above what was resident before
 

@@ -212,6 +212,6 @@ def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: 
 
 
 def _status(batch: Batch) -> str:
-    speeds = " · ".join(f"{name} {batch.tokens_read / trial.seconds:,.0f}" for name, trial in batch.trials.items())
-    peak = max(trial.peak_memory for trial in batch.trials.values())
+    speeds = " · ".join(f"{name} {batch.tokens / of_arm.seconds:,.0f}" for name, of_arm in batch.arms.items())
+    peak = max(of_arm.peak_memory for of_arm in batch.arms.values())
     return f"{speeds} tokens/s · peak {peak / 1e6:,.1f} MB"

@@ -67,14 +67,14 @@ class Trial(Record, omit_defaults=True):
     windows: Count
     tokens: Count
     rank: Count
-    order: list[Arm]
+    order: tuple[Arm, ...]
     off: Measurement | None = None
     on: Measurement | None = None
 
     @classmethod
     def of(cls, batch: Batch) -> "Trial":
-        arms = {name: Measurement.of(trial, batch.tokens_read) for name, trial in batch.trials.items()}
-        return cls(windows=batch.windows, tokens=batch.tokens_read, rank=batch.rank, order=list(batch.order), **arms)
+        arms = {name: Measurement.of(of_arm.trial, batch.tokens) for name, of_arm in batch.arms.items()}
+        return cls(windows=batch.windows, tokens=batch.tokens, rank=batch.rank, order=batch.order, **arms)
 
     def __getitem__(self, name: Arm) -> Measurement:
         """Of an arm that ran."""
@@ -159,14 +159,14 @@ class Result(Record, kw_only=True, omit_defaults=True, tag_field="command", tag=
 def measured(batches: Sequence[Batch], size: Size, other: Kept | None, header: Header) -> dict[str, Any]:
     """The measured fields of a result; the scored tokens of these batches make up text of that size."""
     trials = [Trial.of(batch) for batch in batches]
-    scores: dict[Name, Scores] = {name: Scores.join([b.scores[name] for b in batches]) for name in batches[0].order}
+    scores: dict[Name, Scores] = {name: Scores.join([b.arms[name] for b in batches]) for name in batches[0].order}
     columns: dict[Name, Column] = {
         name: Column.of(scores[name], [trial[name] for trial in trials], size) for name in batches[0].order
     }
     flash, compared = Flash.sum(batch.flash for batch in batches), None
     if other:
         compared = _compared(other, header)
-        there, column = Scores.join([batch.scores[compared.arm] for batch in other.batches]), compared.column
+        there, column = Scores.join([batch.arms[compared.arm] for batch in other.batches]), compared.column
         [tokens] = {len(each.nll) for each in scores.values()}
         scores[column] = there.first(tokens)
         columns[column] = Column.of(scores[column], compared.trials, size)
@@ -198,7 +198,7 @@ def _compared(other: Kept, header: Header) -> Compared:
         batch_size=other.header.batch_size,
         ranks=other.header.ranks,
         machine=other.header.machine,
-        trials=[Measurement.of(batch.trials[arm], batch.tokens_read) for batch in other.batches],
+        trials=[Measurement.of(batch.arms[arm].trial, batch.tokens) for batch in other.batches],
     )
 
 
@@ -219,8 +219,8 @@ def _paired(order: Sequence[Name], scores: dict[Name, Scores], batches: Sequence
 def together(batches: Sequence[Batch], ranks: int) -> Together:
     speeds: dict[Arm, dict[int, list[float]]] = {}
     for batch in batches:
-        for name, trial in batch.trials.items():
-            speeds.setdefault(name, {}).setdefault(batch.rank, []).append(batch.tokens_read / trial.seconds)
+        for name, of_arm in batch.arms.items():
+            speeds.setdefault(name, {}).setdefault(batch.rank, []).append(batch.tokens / of_arm.seconds)
     sums = {name: sum(map(median, of_rank.values())) for name, of_rank in speeds.items()}
     return Together(size=ranks, tokens_per_s=sums)
 

@@ -25,10 +25,10 @@ from flash_evals import plan
 from flash_evals.data import Dataset
 from flash_evals.errors import EvalError
 from flash_evals.machine import Machine
-from flash_evals.measure import Arm, Flash, Trial
+from flash_evals.measure import Arm
 from flash_evals.models import LoadedModel, Model
-from flash_evals.paired import Batch, Scores
-from flash_evals.record import Amount, Count, Record
+from flash_evals.paired import Batch
+from flash_evals.record import Count, Record
 from flash_evals.scoring import Window
 
 
@@ -65,82 +65,28 @@ class Header(Record, kw_only=True, tag_field="file", tag="flash-eval perplexity"
 BEGINS = b'{"file":"flash-eval perplexity","version":1,'
 
 
-class OfArm(Record):
-    """What one arm made of a batch."""
-
-    seconds: Amount
-    peak_memory: Count  # bytes
-    nll: list[float | None]
-    top1: list[int]
-    ties: list[tuple[Count, int]]
-
-
-class Line(Record, kw_only=True, omit_defaults=True):
-    """A batch."""
-
-    windows: Count
-    tokens: Count
-    rank: Count
-    order: tuple[Arm, ...]
-    off: OfArm | None = None
-    on: OfArm | None = None
-    kl: list[float | None] | None
-    max_abs_dlogit: float | None
-    flash: Flash
-
-    @classmethod
-    def of(cls, batch: Batch) -> "Line":
-        arms = {
-            name: OfArm(
-                seconds=trial.seconds,
-                peak_memory=trial.peak_memory,
-                nll=_numbers(batch.scores[name].nll),
-                top1=batch.scores[name].top1.tolist(),
-                ties=batch.scores[name].ties.tolist(),
-            )
-            for name, trial in batch.trials.items()
-        }
-        return cls(
-            windows=batch.windows,
-            tokens=batch.tokens_read,
-            rank=batch.rank,
-            order=batch.order,
-            **arms,
-            kl=None if batch.kl is None else _numbers(batch.kl),
-            max_abs_dlogit=batch.max_abs_dlogit,
-            flash=batch.flash,
-        )
-
-    def batch(self, arms: Sequence[Arm], windows: Sequence[Window]) -> Batch:
-        """Of these windows and more. Raises ValueError for what no batch of them is."""
-        part = windows[: self.windows]
-        if len(part) != self.windows or not part:
-            raise ValueError(f"{self.windows} windows, {len(windows)} are left")
-        tokens = sum(window.end + 1 - window.first_scored for window in part)
-        both: dict[Arm, OfArm | None] = {"off": self.off, "on": self.on}
-        found = {name: of_arm for name, of_arm in both.items() if of_arm}
-        if not sorted(self.order) == sorted(found) == sorted(arms):
-            raise ValueError(f"arms {self.order}")
-        scores: dict[Arm, Scores] = {}
-        for name, of_arm in found.items():
-            ties = np.array(of_arm.ties, np.int32).reshape(-1, 2)
-            if ties.size and ties[:, 0].max() >= tokens:
-                raise ValueError("ties of tokens that are not there")
-            scores[name] = Scores(np.array(of_arm.nll, np.float32), np.array(of_arm.top1, np.int32), ties)
-        kl = np.array(self.kl, np.float32) if self.kl is not None else None
-        of_tokens = [array for each in scores.values() for array in (each.nll, each.top1)]
-        if len(arms) > 1 and kl is None:
-            raise ValueError("no kl")
-        if any(array.shape != (tokens,) for array in (*of_tokens, *([] if kl is None else [kl]))):
-            raise ValueError(f"not {tokens} tokens")
-        dlogit = np.nan if self.max_abs_dlogit is None and kl is not None else self.max_abs_dlogit
-        trials = {name: Trial(of_arm.seconds, of_arm.peak_memory) for name, of_arm in found.items()}
-        return Batch(len(part), self.tokens, self.rank, self.order, trials, scores, kl, dlogit, self.flash)
-
-
-def _numbers(values: np.ndarray) -> list[float | None]:
+def _as_list(array: np.ndarray) -> list[float]:
     """float32 with the digits it takes to get them back, and no more."""
-    return [float(text) for text in values.astype(str)]
+    return [float(text) for text in array.astype(str)] if array.dtype == np.float32 else array.tolist()
+
+
+ENCODER = msgspec.json.Encoder(enc_hook=_as_list)
+DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, values: np.array(values, np.float64))  # null is NaN
+
+
+def _require(batch: Batch, arms: Sequence[Arm], windows: Sequence[Window]) -> None:
+    """Raises ValueError if the batch is not of these arms and the first of these windows."""
+    part = windows[: batch.windows]
+    if len(part) != batch.windows or not part:
+        raise ValueError(f"{batch.windows} windows, {len(windows)} are left")
+    if not sorted(batch.order) == sorted(batch.arms) == sorted(arms) or (batch.kl is None) is (len(arms) > 1):
+        raise ValueError(f"arms {batch.order}")
+    tokens = sum(window.end + 1 - window.first_scored for window in part)
+    arrays = [array for of_arm in batch.arms.values() for array in (of_arm.nll, of_arm.top1)]
+    if any(array.shape != (tokens,) for array in (*arrays, *([] if batch.kl is None else [batch.kl]))):
+        raise ValueError(f"not {tokens} tokens")
+    if any(not 0 <= token < tokens for of_arm in batch.arms.values() for token in of_arm.ties[:, 0]):
+        raise ValueError("ties of tokens that are not there")
 
 
 def differences(theirs: dict[str, Any], here: dict[str, Any]) -> list[str]:
@@ -222,8 +168,10 @@ def _parsed(path: Path, option: str, lines: bytes, here: Header, windows: Sequen
         kept = Kept(path, header, [])
         for line in others:
             number += 1
-            kept.batches.append(msgspec.json.decode(line, type=Line).batch(header.arms, windows[done:]))
-            done += kept.batches[-1].windows
+            batch = DECODER.decode(line)
+            _require(batch, header.arms, windows[done:])
+            kept.batches.append(batch)
+            done += batch.windows
     except ValueError as error:  # msgspec's are, too
         raise EvalError(f"{option} {path} is broken in line {number}: {error}") from error
     return kept
@@ -265,14 +213,14 @@ def appending(
             os.lseek(descriptor, 0, os.SEEK_END)
         if not whole:
             _write(path, descriptor, here)
-        yield batches, lambda batch: _write(path, descriptor, Line.of(batch))
+        yield batches, lambda batch: _write(path, descriptor, batch)
     finally:
         os.close(descriptor)
 
 
-def _write(path: Path, descriptor: int, line: Header | Line) -> None:
+def _write(path: Path, descriptor: int, line: Header | Batch) -> None:
     """Not through a buffer, which would come back to what the disk did not take."""
-    data = msgspec.json.encode(line) + b"\n"
+    data = ENCODER.encode(line) + b"\n"
     try:
         while data:
             data = data[os.write(descriptor, data) :]
