@@ -20,6 +20,14 @@ def test_help_does_not_wait_for_mlx():
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
+def test_only_a_drawing_waits_for_matplotlib():
+    program = (
+        "import sys\nimport flash_evals.finetune, flash_evals.kernels, flash_evals.report\n"
+        "assert 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
 def test_what_is_said_at_once(invoke):
     for option in ("-h", "--help"):
         page = invoke(option)
