@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from flash_evals import finetune, machine, measure, training
 from flash_evals.errors import EvalError
+from flash_evals.finetune_result import Result
 from flash_evals.models import LoadedModel, load
 from flash_evals.page.finetune import charts
-from flash_evals.page.result_file import Node
 from flash_evals.training import Recipe
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen2
 from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import route
+from msgspec import convert
 from msgspec.structs import replace
 
 COMMAND = ("finetune",)  # of `evaluate`
@@ -253,7 +254,7 @@ def test_plot(evaluate, tmp_path):
     picture = ElementTree.parse(tmp_path / "out.svg").getroot()
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Time of a step", "Peak memory of a step", result["machine"]["device"]} <= set(texts)
-    time, memory = charts(Node(result))
+    time, memory = charts(convert(result, Result))
     for chart, key in ((time, "seconds"), (memory, "peak_memory_mb")):
         assert {line.name: [(point.length, point.value) for point in line.points] for line in chart.series} == {
             f"patch {arm}": [(length["seq_len"], length[arm][key]) for length in result["results"][::-1]]

@@ -252,7 +252,10 @@ def _from_hub(repo: str, config: str | None, split: str | None, column: str | No
     if config is None and builder.config.name != "default":
         config = builder.config.name
     text = _made_of_rows(documents, repo, config, split, column, builder.hash)
-    return _in_pages(text) if repo == WIKITEXT else text
+    if repo != WIKITEXT:
+        return text
+    # Its rows are the lines of a file: put together again as the pages that it consists of.
+    return replace(text, documents=wikitext.pages(text.documents), separator="\n", tokenised=True)
 
 
 def _cached(repo: str, config: str | None, commit: str | None, newest: bool = False) -> Any:
@@ -304,8 +307,3 @@ def _made_of_rows(
 ) -> Text:
     name = " ".join(part for part in (source, config, split) if part)
     return Text(documents, name, source, config, split, column or "text", commit)
-
-
-def _in_pages(text: Text) -> Text:
-    """WikiText's rows are the lines of a file: put together again as the pages it consists of."""
-    return replace(text, documents=wikitext.pages(text.documents), separator="\n", tokenised=True)

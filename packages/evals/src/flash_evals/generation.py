@@ -100,7 +100,9 @@ def repetitions(
     for test in tests:
         if test.depth not in filled:
             with _failing(f"filling the cache with {test.depth} tokens fails"):
-                filled = {test.depth: _filled(loaded, draft, random.integers(vocabulary, size=test.depth))}
+                tokens = random.integers(vocabulary, size=test.depth)
+                own, drafts = _cache(loaded, tokens), _cache(draft.loaded, tokens) if draft else []
+                filled = {test.depth: Filled(own, drafts)}
         read = test.tokens if test.kind == "prompt" else 1
         tokens = random.integers(vocabulary, size=(test.batch_size, read))
         for name in ARMS:
@@ -203,12 +205,8 @@ def prefill_step_size() -> int:
     return int(inspect.signature(generate_step).parameters["prefill_step_size"].default)
 
 
-def _filled(loaded: LoadedModel, draft: Draft | None, tokens: np.ndarray) -> Filled:
-    """By the on arm, as their origin costs neither arm any time."""
-    return Filled(_cache(loaded, tokens), _cache(draft.loaded, tokens) if draft else [])
-
-
 def _cache(loaded: LoadedModel, tokens: np.ndarray) -> list[Any]:
+    """Filled by the on arm, as its origin costs neither arm any time."""
     cache = empty_cache(loaded)
     if len(tokens):
         run("on", partial(_generate, loaded, tokens, 0, cache), Flash())

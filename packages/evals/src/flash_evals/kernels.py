@@ -214,7 +214,10 @@ def command(
     if any(kv_bits):
         _check_quantised(shape, passes, impl)
     described_machine = machine.describe(("torch",) if "torch" in impl else ())
-    contests = {Contest(workload): _taking_part(impl, workload) for workload in workloads}
+    contests = {
+        Contest(workload): [name for name in impl if not workload.kv_bits or name in implementations.QUANTISED]
+        for workload in workloads
+    }
 
     def work() -> Generator[None, None, None]:
         for contest, names in contests.items():
@@ -244,7 +247,3 @@ def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) ->
             )
     if not set(impl) & set(implementations.QUANTISED):
         raise EvalError(f"--kv-bits goes with --impl {', '.join(implementations.QUANTISED)}, not {', '.join(impl)}")
-
-
-def _taking_part(impl: list[str], workload: Workload) -> list[str]:
-    return [name for name in impl if not workload.kv_bits or name in implementations.QUANTISED]
