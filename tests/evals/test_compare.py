@@ -1,7 +1,5 @@
 """`--arm`, `--save-logprobs`, `--compare`: one arm now, the other later or elsewhere, paired by token."""
 
-import json
-import math
 import re
 
 import pytest
@@ -96,22 +94,6 @@ def test_another_model_on_the_same_tokens(evaluate, saved, make_model):
     assert abs(result["paired"]["delta_nll"]) > 1e-4
     assert "Predictions differ: top-1 at " in result["page"]
     assert "weights sha256:" in result["page"]
-
-
-def test_what_a_file_holds(evaluate, tmp_path):
-    """A score and the token ranked first for each scored token, and what they are of."""
-    result = evaluate("--save-logprobs", tmp_path / "both.jsonl", "--batch-size", 3)
-    header, *batches = map(json.loads, (tmp_path / "both.jsonl").read_text().splitlines())
-    assert [header[key] for key in ("dataset", "model", "machine")] == [
-        result[key] for key in ("dataset", "model", "machine")
-    ]
-    assert (header["arms"], header["batch_size"]) == (["off", "on"], 3)
-    assert (header["scoring"]["context"], header["scoring"]["stride"]) == (24, 24)
-    assert [batch["windows"] for batch in batches[:-1]] == [3] * (len(batches) - 1)
-    for arm in ("off", "on"):
-        nll = [cost for batch in batches for cost in batch[arm]["nll"]]
-        assert len(nll) == sum(len(batch[arm]["top1"]) for batch in batches) == result["tokens"]
-        assert sum(nll) / len(nll) == pytest.approx(math.log(result[arm]["ppl"]))
 
 
 def test_a_file_of_something_else_is_refused(refused, saved, make_model, model_folder, text_file, tmp_path):

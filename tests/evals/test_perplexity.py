@@ -31,16 +31,6 @@ def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
             assert differs or np.array_equal(batch.off.nll, batch.on.nll)
 
 
-def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text, ids):
-    result = evaluate("--max-windows", 3)
-    scored = loaded.tokenizer.decode(ids[: 3 * 24 + 1].tolist())
-    assert text.startswith(scored)
-    assert (result["tokens"], result["words"], result["bytes"]) == (72, len(scored.split()), len(scored.encode()))
-    assert result["windows"] == {"planned": 3, "finished": 3, "resumed": 0}
-    total = 72 * math.log(result["on"]["ppl"])
-    assert math.log(result["on"]["byte_ppl"]) == pytest.approx(total / len(scored.encode()))
-
-
 def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
     result = evaluate("--batch-size", 4)
     lines = result["page"].splitlines()
