@@ -9,13 +9,12 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from flash_evals import claims, machine, output
+from flash_evals import claims, output
 from flash_evals.claims import Ratio
-from flash_evals.machine import Machine
 from flash_evals.measure import ARMS, Arm, ByArm, Flash, Measurement
-from flash_evals.models import Model
 from flash_evals.output import Table
 from flash_evals.record import Amount, Count, Record
+from flash_evals.result import ModelResult
 from flash_evals.training import Recipe, Step
 
 
@@ -75,14 +74,10 @@ class Skipped(Record):
     reason: str
 
 
-class Result(Record, tag_field="command", tag="finetune"):
-    model: Model
+class Result(ModelResult, kw_only=True, tag="finetune"):
     settings: Settings
     results: Annotated[list[Length], Meta(min_length=1)]
     skipped: list[Skipped]
-    flash: Flash
-    interrupted: bool
-    machine: Machine
 
     @property
     def subject(self) -> str:
@@ -142,11 +137,8 @@ def render(result: Result, table: Table = output.columns) -> str:
     titles = ("tokens", "patch", "step", "tokens/s", "peak memory", "loss", "steps")
     figures = table([titles, *(row for length in result.results for row in _rows(length))])
     header = f"{result.subject} · off and on taking turns · {result.machine.device}"
-    lines = [header, "", figures, "", *claims.legend(figures), f"flash: {result.flash}"]
-    if not result.flash.calls:
-        lines.append("Flash did not run in training: both arms are MLX's own attention.")
-    if result.machine.blas == "reference":
-        lines.append(machine.REFERENCE_BLAS)
+    notes = result.notes(figures, "Flash did not run in training: both arms are MLX's own attention.")
+    lines = [header, "", figures, "", *notes]
     lines += [f"Skipped {length.reason}." for length in result.skipped]
     if result.interrupted:
         lines.append("Interrupted; the figures are of the steps that were finished.")

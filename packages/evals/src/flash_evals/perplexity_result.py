@@ -16,6 +16,7 @@ from flash_evals.models import Model
 from flash_evals.paired import Batch, Scores, top1_agrees
 from flash_evals.plan import Size
 from flash_evals.record import Amount, Count, Record
+from flash_evals.result import ModelResult
 from flash_evals.score_file import Header, Kept, differences
 
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
@@ -110,8 +111,7 @@ class Windows(Record):
     resumed: Count
 
 
-class Result(Record, kw_only=True, omit_defaults=True, tag_field="command", tag="perplexity"):
-    model: Model
+class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
     dataset: Dataset
     settings: Settings
     tokens: Count
@@ -122,12 +122,9 @@ class Result(Record, kw_only=True, omit_defaults=True, tag_field="command", tag=
     on: Column | None = None
     paired: Paired | None
     compared: Compared | None
-    flash: Flash
     trials: list[Trial]
     ranks: Together
     windows: Windows
-    interrupted: bool
-    machine: Machine
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.columns) <= 2:

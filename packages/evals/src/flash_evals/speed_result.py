@@ -8,14 +8,14 @@ from typing import Annotated, Any
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from flash_evals import claims, machine, output
+from flash_evals import claims, output
 from flash_evals.claims import Ratio
 from flash_evals.generation import Case, Kind, Repetition
-from flash_evals.machine import Machine
-from flash_evals.measure import ARMS, Arm, ByArm, Flash, Measurement
+from flash_evals.measure import ARMS, Arm, ByArm, Measurement
 from flash_evals.models import Model
 from flash_evals.output import Table
 from flash_evals.record import Amount, Count, Record
+from flash_evals.result import ModelResult
 
 
 class Settings(Record):
@@ -72,14 +72,10 @@ class Test(ByArm[Summary]):
         return Ratio.of_arms(value, self.trials, "peak_memory_mb")
 
 
-class Result(Record, tag_field="command", tag="speed"):
-    model: Model
+class Result(ModelResult, kw_only=True, tag="speed"):
     draft_model: Model | None
     settings: Settings
     results: Annotated[list[Test], Meta(min_length=1)]
-    flash: Flash
-    interrupted: bool
-    machine: Machine
 
 
 def tests(repetitions: Iterable[Repetition]) -> list[Test]:
@@ -133,11 +129,8 @@ def render(result: Result, table: Table = output.columns) -> str:
     speed, memory = ["patch off t/s", "patch on t/s", "on/off"], ["peak memory off", "on", "on/off"]
     titles = ["test", *speed, *memory, "attention off", "on", *accepted]
     figures = table([titles, *(_row(test, drafting) for test in result.results)])
-    lines = [_header(result), "", figures, "", *claims.legend(figures), f"flash: {result.flash}"]
-    if not result.flash.calls:
-        lines.append("The patch never ran: both columns are MLX's own attention.")
-    if result.machine.blas == "reference":
-        lines.append(machine.REFERENCE_BLAS)
+    notes = result.notes(figures, "The patch never ran: both columns are MLX's own attention.")
+    lines = [_header(result), "", figures, "", *notes]
     if result.interrupted:
         lines.append("Interrupted; the figures are of the trials that were finished.")
     return "\n".join(lines)

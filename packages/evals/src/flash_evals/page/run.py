@@ -10,6 +10,7 @@ from flash_evals import claims, output
 from flash_evals.claims import Ratio
 from flash_evals.models import Model
 from flash_evals.page.html import DASH, Content, Html, facts, figure, tag
+from flash_evals.result import ModelResult
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -58,7 +59,7 @@ class Training:
 
 def of_arms(
     file: str,
-    result: Any,
+    result: ModelResult,
     title: str,
     about_it: Sequence[str],
     body: Sequence[Html],
@@ -70,7 +71,7 @@ def of_arms(
     """A run of a model; `patched` is whether an arm of it had the patch on."""
     return Run(
         file,
-        result.__struct_config__.tag,
+        str(result.__struct_config__.tag),
         title,
         [model(result.model), *about_it, result.machine.device],
         [*body, facts([*figures, ("flash", str(result.flash))])],
