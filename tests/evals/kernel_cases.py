@@ -1,7 +1,7 @@
 """Workloads that the tests of `flash-eval kernels` share, and an implementation that does as it is told."""
 
-from flash_evals import implementations
-from flash_evals.contest import Contest, Entry
+from flash_evals import implementations, kernel_results, machine
+from flash_evals.contest import Contest, Timings
 from flash_evals.implementations import RESULTS, Contestant
 from flash_evals.workload import Heads, Workload
 from flashattn_core.masks import Causal, SlidingWindow
@@ -44,8 +44,15 @@ def timed_contest(milliseconds, memory=2_500_000, spread=0.0, **changes):
     held = Contest(workload(heads=Heads(14, 2, 64), **changes))
     held.peak_flops, held.bandwidth = [GFLOPS * 1e9], [GBS * 1e9]
     for name, time in milliseconds.items():
-        held.entries[name] = Entry(memory, 1, 0, [time / 1e3 * factor for factor in (1 - spread, 1, 1 + spread)])
+        held.timings[name] = Timings(memory, 1, 0, [time / 1e3 * factor for factor in (1 - spread, 1, 1 + spread)])
     return held
+
+
+def entries_of(contests):
+    """As the result file of a run has them."""
+    settings = kernel_results.Settings(3, 30, 0, "of the process", interrupted=False)
+    here = machine.Machine("Linux", "A Processor", 2, "cpu, AVX2, 2 threads", None, "3.11", {})
+    return kernel_results.entries(contests, settings, here)
 
 
 class Fake(Contestant):

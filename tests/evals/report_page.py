@@ -68,7 +68,8 @@ def plots(page):
     return dict(all_plots(page))
 
 
-HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\ud800\u202e" + "x" * 300
+WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens"}  # keys of what has few values
+HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\u202e" + "x" * 300
 
 
 def mapped(value, change, key=""):
@@ -84,6 +85,6 @@ def hostile(results):
     """Results that have markup wherever there may be text."""
 
     def change(leaf, key):
-        return HOSTILE if isinstance(leaf, str) and key not in ("command", "kind") else leaf
+        return HOSTILE if isinstance(leaf, str) and key not in WORDS else leaf
 
     return [mapped(result, change) for result in results.values()]

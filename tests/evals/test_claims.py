@@ -4,8 +4,9 @@ import copy
 import statistics
 
 import pytest
-from flash_evals import claims, finetune, kernel_results, perplexity, speed
+from flash_evals import claims, finetune_result, kernel_results, perplexity_page, perplexity_result, speed_result
 from flash_evals.claims import Ratio
+from msgspec import convert
 from report_page import answer
 
 # Seconds of trials. The medians are 2.5, 2.0 and 2.0.
@@ -46,7 +47,8 @@ def test_a_sentence(speed_, memory, sentence):
 
 def figures(seconds):
     """Of one token, with a memory that grows with the time."""
-    return {"seconds": seconds, "tokens_per_s": 1 / seconds, "peak_memory_mb": seconds}
+    others = {"loss": 1.0, "drafted": 0, "accepted": 0}  # of single commands
+    return {"seconds": seconds, "tokens_per_s": 1 / seconds, "peak_memory_mb": seconds, **others}
 
 
 def timed(results, command, on):
@@ -60,8 +62,7 @@ def timed(results, command, on):
         return result
     for test in result.get("results", [result]):
         test["trials"] = [
-            {"order": ["off", "on"], "off": figures(one), "on": figures(other)}
-            for one, other in zip(OFF, on, strict=True)
+            {**test["trials"][0], "off": figures(one), "on": figures(other)} for one, other in zip(OFF, on, strict=True)
         ]
         for arm, trials in (("off", OFF), ("on", on)):
             test[arm] |= figures(statistics.median(trials))
@@ -80,24 +81,31 @@ def timed(results, command, on):
 def test_predictions(results, top1, delta, predictions):
     result = {**timed(results, "perplexity", APART), "tokens": 200}
     result["paired"] |= {"top1_agreement": top1, "delta_nll": delta}
-    assert perplexity.verdict(result) == f"{predictions}; 1.25x the speed, 0.80x the memory."
+    verdict = perplexity_page.verdict(convert(result, perplexity_result.Result))
+    assert verdict == f"{predictions}; 1.25x the speed, 0.80x the memory."
 
 
-PAGES = {"perplexity": perplexity, "speed": speed, "finetune": finetune, "kernels": kernel_results}
+PAGES = {
+    "perplexity": (perplexity_page.render, perplexity_result.Result),
+    "speed": (speed_result.render, speed_result.Result),
+    "finetune": (finetune_result.render, finetune_result.Result),
+    "kernels": (kernel_results.render, list[kernel_results.Entry]),
+}
 
 
 @pytest.mark.parametrize("command", PAGES)
 def test_every_page_claims_what_the_report_does(results, report, command):
     """A run whose trials lie apart, and one with the same medians whose trials overlap."""
     faster, unclear = (timed(results, command, on) for on in (APART, OVERLAPPING))
-    page, report_page = PAGES[command].render(faster), report(faster)
+    render, record = PAGES[command]
+    page, report_page = render(convert(faster, record)), report(faster)
     assert "1.25x" in page
     assert claims.NOTHING not in page
     assert claims.MARK not in page
     assert answer(report_page, "Faster?")[0] == "Yes"
     assert not [cell.text for cell in report_page.all("td") if cell.text.endswith(claims.MARK)]
 
-    page, report_page = PAGES[command].render(unclear), report(unclear)
+    page, report_page = render(convert(unclear, record)), report(unclear)
     assert claims.NOTHING in page
     assert "1.25x the speed" not in page
     assert "x faster" not in page

@@ -13,6 +13,8 @@ import pytest
 from flash_evals import doctor, implementations, machine, measure, models
 from flash_evals.errors import EvalError
 from mlxlm_flash_patch import doctor as patch_doctor
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 STEADY = machine.Bounds([100e9, 95e9], [10e9, 12e9], [3e9, 5e9])
 
@@ -78,7 +80,7 @@ def test_the_files_and_the_other_formats(invoke, tmp_path):
     page = invoke("doctor", "-o", "md", "--json", json_file, "--csv", csv_file).stdout
     assert page.splitlines()[2:4] == ["|  | what | finding |", "| --- | --- | --- |"]
     result = json.loads(json_file.read_text())
-    assert (result["command"], result["machine"]) == ("doctor", machine.describe())
+    assert (result["command"], result["machine"]) == ("doctor", to_builtins(machine.describe()))
     assert list(csv.DictReader(io.StringIO(csv_file.read_text()))) == result["findings"]
 
 
@@ -130,8 +132,9 @@ def test_what_bounds_the_figures(found, monkeypatch):
     found("ok", "matrix products", "4.0 GFLOP/s, 4% of the multiply-adds")
     monkeypatch.setattr(machine, "bounds", lambda: machine.Bounds([100e9, 79e9], [10e9], [3e9]))
     found("warning", "multiply-adds", "79–100 GFLOP/s within seconds: times will scatter", "stop what else runs")
+    described = machine.describe()
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
-    monkeypatch.setattr(machine, "describe", lambda: {"processor": "M9"})
+    monkeypatch.setattr(machine, "describe", lambda: replace(described, processor="M9"))
     monkeypatch.setattr(machine, "peak_flops", lambda dtype: {"bfloat16": 8e14, "float32": 4e14}[dtype])
     monkeypatch.setattr(machine, "bandwidth", lambda: 3e12)
     found("ok", "processor", "M9")
@@ -233,9 +236,9 @@ def test_in_a_process_of_its_own(in_fresh_process, tmp_path):
 
 def test_describe_names_what_a_figure_depends_on():
     described = machine.describe()
-    assert described["versions"].keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
+    assert described.versions.keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
     assert 1e8 < machine.free_memory() <= machine.physical_memory() < 1e14  # bytes
-    kind, backend = described["device"].split(", ", maxsplit=1)
+    kind, backend = described.device.split(", ", maxsplit=1)
     assert backend == flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
 
 

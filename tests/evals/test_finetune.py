@@ -1,7 +1,7 @@
 """`flash-eval finetune`: mlx-lm's own training step, both arms from the same start, and what it writes."""
 
+import dataclasses
 import statistics
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 from flash_evals import finetune, machine, measure, training
 from flash_evals.errors import EvalError
+from flash_evals.finetune_result import Result
 from flash_evals.models import LoadedModel, load
 from flash_evals.page.finetune import charts
-from flash_evals.page.result_file import Node
 from flash_evals.training import Recipe
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen2
 from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import route
+from msgspec import convert
+from msgspec.structs import replace
 
 COMMAND = ("finetune",)  # of `evaluate`
 
@@ -105,7 +107,7 @@ def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
     make = training._batch
     monkeypatch.setattr(training, "_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
     with training.trainable(fresh.model, RECIPE, seed=3):
-        losses = [pair.losses["off"] for pair in training.measured(fresh, [16, 8], RECIPE, 3, max_seconds=0, seed=0)]
+        losses = [step.losses["off"] for step in training.steps(fresh, [16, 8], RECIPE, 3, max_seconds=0, seed=0)]
 
     def train(batches):
         other = load(str(model_folder)).model
@@ -133,7 +135,7 @@ def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
     recipe = replace(RECIPE, num_layers=finetune._layers(num_layers, fresh))
     before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
     with training.trainable(fresh.model, recipe, seed=0):
-        assert list(training.measured(fresh, [8], recipe, 2, max_seconds=0, seed=0))
+        assert list(training.steps(fresh, [8], recipe, 2, max_seconds=0, seed=0))
     after = dict(tree_flatten(fresh.model.parameters()))
     adapters = {name for name in after if "lora" in name}
     assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
@@ -161,7 +163,7 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
     loaded, recipe = load(None), Recipe(batch_size=1, num_layers=4, rank=256, grad_checkpoint=False)
     with training.trainable(loaded.model, recipe, seed=0):
         adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
-        assert len(list(training.measured(loaded, [8], recipe, 3, max_seconds=0, seed=0))) == 3
+        assert len(list(training.steps(loaded, [8], recipe, 3, max_seconds=0, seed=0))) == 3
     assert len(grown) == 8
     # What every length begins with is kept, and both arms begin with it.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
@@ -176,15 +178,15 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
     request.addfinalizer(partial(mx.set_memory_limit, mx.set_memory_limit(1)))  # MLX then waits for its thread
     loaded, recipe = load(str(make_model(max_position_embeddings=1024))), replace(RECIPE, grad_checkpoint=checkpoint)
     with training.trainable(loaded.model, recipe, seed=0):
-        pairs = list(training.measured(loaded, [64, 256, 768], recipe, 1, max_seconds=0, seed=0))
-    _, medium, long = (pair.trials["off"].peak_memory for pair in pairs)
+        steps = list(training.steps(loaded, [64, 256, 768], recipe, 1, max_seconds=0, seed=0))
+    _, medium, long = (step.trials["off"].peak_memory for step in steps)
     least = training.least_memory(loaded, 768, recipe)
     assert least == ((LAYERS if not checkpoint else 1) + 1) * 4 * 768**2 * 4
     assert 0.6 * long < least < long  # so checkpoints of two layers save a third
-    assert training.expected_memory(loaded, 256, recipe, []) == training.least_memory(loaded, 256, recipe)
+    assert training.expected_memory(loaded, 256, recipe, None) == training.least_memory(loaded, 256, recipe)
     if not checkpoint:
         assert training.least_memory(loaded, 256, recipe) < 0.8 * medium
-        assert training.expected_memory(loaded, 256, recipe, pairs[:1]) == pytest.approx(medium, rel=0.2)
+        assert training.expected_memory(loaded, 256, recipe, steps[0]) == pytest.approx(medium, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -200,14 +202,14 @@ def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_l
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     monkeypatch.setattr(LoadedModel, "dtype", dtype)
-    wide = replace(loaded, config={**loaded.config, "head_dim": head_dim})
+    wide = dataclasses.replace(loaded, config={**loaded.config, "head_dim": head_dim})
     scores = loaded.heads * seq_len**2 * (4 if dtype == "float32" else 2)
     assert training.least_memory(wide, seq_len, RECIPE) == arrays * RECIPE.batch_size * scores
 
 
 def test_a_config_without_heads_is_refused(loaded):
     with pytest.raises(EvalError, match=r"config.json of Snake does not say how many heads it has"):
-        training.least_memory(replace(loaded, config={"model_type": "mamba"}, name="Snake"), 8, RECIPE)
+        training.least_memory(dataclasses.replace(loaded, config={"model_type": "mamba"}, name="Snake"), 8, RECIPE)
 
 
 def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, monkeypatch):
@@ -252,7 +254,7 @@ def test_plot(evaluate, tmp_path):
     picture = ElementTree.parse(tmp_path / "out.svg").getroot()
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Time of a step", "Peak memory of a step", result["machine"]["device"]} <= set(texts)
-    time, memory = charts(Node(result))
+    time, memory = charts(convert(result, Result))
     for chart, key in ((time, "seconds"), (memory, "peak_memory_mb")):
         assert {line.name: [(point.length, point.value) for point in line.points] for line in chart.series} == {
             f"patch {arm}": [(length["seq_len"], length[arm][key]) for length in result["results"][::-1]]

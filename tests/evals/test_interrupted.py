@@ -117,3 +117,14 @@ def test_before_anything_is_measured(invoke, at_trial, fake_implementation, quic
     fake_implementation("flash", before=stop)  # kernels has no trials of arms
     page = invoke(command, *commands[command])
     assert (page.exit_code, page.stdout, page.stderr) == (130, "", "Interrupted: nothing was measured.\n")
+
+
+def test_kernels_keep_what_came_before_an_error(invoke, quick_machine, tmp_path):
+    out = tmp_path / "out.json"
+    shapes = ("--shape", "2/1x8,1/1x600", "--seq-len", 8, "--impl", "flash")
+    page = invoke("kernels", *shapes, "-r", 1, "--json", out)
+    assert page.exit_code == 2
+    assert page.stderr.startswith("Error: flash cannot compute 1/1x600, 8 queries, 8 keys, causal, float32: ")
+    assert "2/1x8" in page.stdout
+    [entry] = json.loads(out.read_text())
+    assert entry["settings"]["interrupted"] is True

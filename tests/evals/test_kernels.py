@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from flash_evals import contest, implementations, kernel_results, machine
 from flash_evals.workload import PASSES, Heads
-from kernel_cases import GBS, GFLOPS, timed_contest, workload
+from kernel_cases import GBS, GFLOPS, entries_of, timed_contest, workload
+from msgspec import convert, to_builtins
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
@@ -43,8 +44,7 @@ def test_json(run_kernels):
 
 def render(contests):
     """The page: its header, the cells of its table, and what comes below."""
-    shared = {"settings": {"interrupted": False}, "machine": {"device": "cpu, AVX2, 2 threads"}}
-    page = kernel_results.render([entry | shared for entry in kernel_results.describe(contests)])
+    page = kernel_results.render(entries_of(contests))
     header, blank, *lines = page.splitlines()
     assert blank == ""
     table, _, closing = "\n".join(lines).partition("\n\n")
@@ -74,7 +74,7 @@ def test_several_passes_share_an_entry_and_a_page():
         for seq_len in (32, 64)
         for number, of_pass in enumerate([{"flash": 0.1, "mlx": 1}, {"flash": 0.25, "mlx": 2}, {"flash": 0.3}], 1)
     ]
-    flash, mlx, *_ = kernel_results.describe(contests)
+    flash, mlx, *_ = to_builtins(entries_of(contests))
     assert (flash["config"]["impl"], mlx["config"]["impl"]) == ("flash", "mlx")
     assert mlx["forward_backward"] == {}
     for number, pass_ in enumerate(PASSES, 1):
@@ -167,9 +167,9 @@ def test_every_shape_dtype_and_length(run_kernels):
     assert found == [
         [dim, dtype, keys, keys] for dim in (8, 16) for dtype in ("float32", "float16") for keys in (16, 32)
     ]
-    contests = kernel_results.by_workload(entries)
+    contests = kernel_results.by_problem(convert(entries, list[kernel_results.Entry]))
     assert len(contests) == 8
-    ratios = [each["mlx"]["forward"]["time(s)"] / each["flash"]["forward"]["time(s)"] for each in contests]
+    ratios = [each["mlx"].forward.time / each["flash"].forward.time for each in contests]
     mean, low, high = statistics.geometric_mean(ratios), min(ratios), max(ratios)
     closing = f"flash against mlx: {mean:,.2f}x ({low:,.2f}x–{high:,.2f}x over 8 shapes"
     assert page.splitlines()[-1].startswith(closing)

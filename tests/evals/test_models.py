@@ -14,10 +14,10 @@ from mlx_lm.utils import quantize_model, save
 
 def test_describe(loaded, model_folder, make_model):
     described = loaded.describe()
-    assert described.items() >= {"name": model_folder.name, "type": "qwen2", "dtype": "float32"}.items()
-    assert described["max_positions"] == 128
+    assert (described.name, described.type, described.dtype) == (model_folder.name, "qwen2", "float32")
+    assert described.max_positions == 128
     weights = mx.load(str(model_folder / "model.safetensors"))
-    assert described["parameters"] == sum(weight.size for weight in weights.values())
+    assert described.parameters == sum(weight.size for weight in weights.values())
     assert models.load(str(make_model(dtype=mx.bfloat16))).dtype == "bfloat16"
 
 
@@ -30,13 +30,13 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, text_file, tmp_path
 
     quantised = models.load(str(tmp_path / "quantised"))
     assert quantised.parameters == loaded.parameters
-    assert quantised.describe()["dtype"] == f"{bits}-bit, float32"
+    assert quantised.dtype == f"{bits}-bit, float32"
     run = ["perplexity", "--dataset", text_file, "--context", 32, "-o", "json", "--model"]
     result, whole = (json.loads(invoke(*run, model).stdout) for model in (tmp_path / "quantised", model_folder))
     assert result["off"]["ppl"] != whole["off"]["ppl"]
     assert result["on"]["ppl"] == pytest.approx(result["off"]["ppl"], rel=1e-5)
-    assert models.title(result["model"]).startswith("quantised, ")
-    assert models.title(result["model"]).endswith(f" parameters, {bits}-bit, float32")
+    assert quantised.describe().title.startswith("quantised, ")
+    assert quantised.describe().title.endswith(f" parameters, {bits}-bit, float32")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from rich.console import Console
 RESULT = {"command": "test", "figure": 1.5, "none": float("nan")}
 ROWS = [{"trial": 0, "seconds": 0.25}, {"trial": 1, "seconds": float("inf")}]
 FORMATTED = {
-    "text": "head\n\ntrial   a|b\n0       0.25\n",
-    "md": "head\n\n| trial | a\\|b |\n| --- | --- |\n| 0 | 0.25 |\n",
+    "text": "head\n\ntrial   a|b\n0       0.25\n\none\ntwo\n\nthree\n",
+    "md": "head\n\n| trial | a\\|b |\n| --- | --- |\n| 0 | 0.25 |\n\none  \ntwo\n\nthree\n",  # one paragraph, two lines
     "json": '{\n  "command": "test",\n  "figure": 1.5,\n  "none": null\n}\n',
     "jsonl": '{"trial": 0, "seconds": 0.25}\n{"trial": 1, "seconds": null}\n',
     "csv": "trial,seconds\n0,0.25\n1,inf\n",
@@ -22,7 +22,7 @@ FORMATTED = {
 
 
 def page(table):
-    return "head\n\n" + table([("trial", "a|b"), ("0", "0.25")])
+    return "\n".join(["head", "", table([("trial", "a|b"), ("0", "0.25")]), "", "one", "two", "", "three"])
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
@@ -52,9 +52,11 @@ SMALL = {
 
 @pytest.mark.parametrize("command", SMALL)
 def test_a_row_for_each_trial_of_each_arm(run_command, tmp_path, command):
-    """In the order they ran, with the figures of the result file."""
-    result = run_command(command, *SMALL[command], "--csv", tmp_path / "out.csv")
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    """In the order they ran, with the figures of the result file; stdout is what the file has."""
+    csv_file = tmp_path / "out.csv"
+    result = run_command(command, *SMALL[command], "--csv", csv_file, "-o", "csv")
+    assert result["page"] == csv_file.read_text()
+    rows = list(csv.DictReader(io.StringIO(result["page"])))
     expected = [
         {**test, **trial, "arm": arm, "repetition": number, "batch": number, **trial[arm]}
         for test in result.get("results", [result])
@@ -69,16 +71,6 @@ def test_a_row_for_each_trial_of_each_arm(run_command, tmp_path, command):
         assert {key: row[key] for key in known} == {key: "" if trial[key] is None else str(trial[key]) for key in known}
 
 
-@pytest.mark.parametrize(("command", "arguments"), [*SMALL.items(), ("kernels", ("--seq-len", 32, "-r", 1))])
-def test_every_command(invoke, model_folder, text_file, command, arguments, tmp_path):
-    """Its stdout is what the file has."""
-    model = () if command == "kernels" else ("--model", model_folder)
-    text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
-    for output_format in ("json", "csv"):
-        out = tmp_path / output_format
-        done = invoke(command, *model, *text, *arguments, "-o", output_format, f"--{output_format}", out)
-        assert (done.exit_code, done.stderr) == (0, "")
-        assert done.stdout == out.read_text()
 
 
 @pytest.mark.parametrize(
@@ -114,16 +106,3 @@ def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
     assert " MB" in shown
     assert shown.endswith("\x1b[2K")  # the line is cleared
     assert "tokens/s · peak" not in page
-
-
-def test_lines_after_each_other_and_apart(capsys):
-    """In Markdown two spaces at the end of a line keep it one."""
-
-    def page(table):
-        return "\n".join(["head", "", table([("a", "b"), ("1|2", "3")]), "", "one", "two", "three", "", "four"])
-
-    Outputs("md").deliver({}, [], page)
-    rows = "| a | b |\n| --- | --- |\n| 1\\|2 | 3 |"
-    assert capsys.readouterr().out == f"head\n\n{rows}\n\none  \ntwo  \nthree\n\nfour\n"
-    Outputs("text").deliver({}, [], page)
-    assert "one\ntwo\nthree\n\nfour" in capsys.readouterr().out

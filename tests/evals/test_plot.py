@@ -3,13 +3,13 @@
 from xml.etree import ElementTree
 
 import pytest
-from flash_evals import kernel_results
 from flash_evals.implementations import IMPLEMENTATIONS
+from flash_evals.kernel_results import Figures, Roofline
 from flash_evals.page import drawing
 from flash_evals.page.kernels import LOOKS, panels
-from flash_evals.page.result_file import Node
 from flash_evals.workload import PASSES
-from kernel_cases import GBS, GFLOPS, timed_contest
+from kernel_cases import GBS, GFLOPS, entries_of, timed_contest
+from msgspec.structs import replace
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -32,7 +32,7 @@ def entries(dtypes=("float32",), query_len=None, passes=("forward",)):
         for keys in (2000, 1000)
         for factor, pass_ in enumerate(passes, 1)
     ]
-    return kernel_results.describe(contests)
+    return entries_of(contests)
 
 
 def drawn(made):
@@ -45,7 +45,7 @@ def drawn(made):
             }
             for chart in charts
         }
-        for title, charts in panels(Node(made))
+        for title, charts in panels(made)
     }
 
 
@@ -59,19 +59,19 @@ def test_series():
     short, long = made[2], made[0]
     [(title, charts)] = drawn(made).items()
     assert title == "forward, 14/2x64, float32, causal, prefill, batch size 1"
-    rates = [1000 * entry["forward"]["FLOPS(TFLOPs/s)"] for entry in (short, long)]
+    rates = [1000 * entry.forward.flops for entry in (short, long)]
     assert charts["Time of a call"] == {"flash": [1e-3, 2e-3], "mlx": [1e-2, 2e-2]}
-    held = [entry["inputs_and_outputs(MB)"] for entry in (short, long)]
+    held = [entry.held for entry in (short, long)]
     assert charts["Memory of a call"] == {"flash": [1, 2], "mlx": [1, 2], "inputs and outputs": held}
     assert charts["Share of the machine's peak"]["flash"] == [rate / GFLOPS for rate in rates]
-    [without_bounds] = drawn([entry | {"roofline": dict.fromkeys(entry["roofline"])} for entry in made]).values()
+    [without_bounds] = drawn([replace(entry, roofline=Roofline(None, None)) for entry in made]).values()
     assert without_bounds["GFLOP/s"]["flash"] == rates
 
 
 def test_a_decode_step_is_drawn_against_the_bandwidth():
     made = entries(query_len=1)
     [charts] = drawn(made).values()
-    rates = [entry["forward"]["read(GB/s)"] / GBS for entry in (made[2], made[0])]
+    rates = [entry.forward.read / GBS for entry in (made[2], made[0])]
     assert charts["Share of what the machine reads"]["flash"] == rates
 
 
@@ -88,15 +88,15 @@ def test_a_row_of_charts_for_each_dtype_and_pass():
 
 def test_a_pass_is_drawn_of_those_who_finished_it():
     flash, mlx, *shorter = entries(passes=("forward", "backward"))
-    made = [flash, mlx | {"backward": {}}, *(entry | {"backward": {}} for entry in shorter)]
+    made = [flash, replace(mlx, backward=Figures()), *(replace(entry, backward=Figures()) for entry in shorter)]
     assert [list(charts["Time of a call"]) for charts in drawn(made).values()] == [["flash", "mlx"], ["flash"]]
 
 
 def test_a_memory_of_0_has_no_place_on_its_axis(tmp_path):
     made = entries()
     for entry in made:
-        entry["forward"] |= dict.fromkeys((kernel_results.PEAK_MEMORY, kernel_results.HELD), 0)
-    drawing.save(tmp_path / "out.svg", "Title", panels(Node(made)))
+        entry.forward.peak_memory = entry.forward.held = 0
+    drawing.save(tmp_path / "out.svg", "Title", panels(made))
     assert texts(tmp_path / "out.svg") >= {"Title", "Time of a call", "Share of the machine's peak"}
     assert "Memory of a call" not in texts(tmp_path / "out.svg")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from flash_evals import machine, paired
+from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)  # of `evaluate`
 
@@ -45,13 +46,13 @@ def test_it_goes_on_behind_what_the_file_holds(evaluate, path, monkeypatch, batc
     whole = evaluate("--save-logprobs", path)
     path.write_text("".join(lines(path)[: 1 + batches]) + half_a_line)
     first_windows = []
-    measured = paired.measured
+    batches_of = paired.batches
 
     def spy(model, ids, plan, *others):
         first_windows.extend(plan[:1])
-        return measured(model, ids, plan, *others)
+        return batches_of(model, ids, plan, *others)
 
-    monkeypatch.setattr(paired, "measured", spy)
+    monkeypatch.setattr(paired, "batches", spy)
     resumed = evaluate("--resume", path)
     assert [window.begin for window in first_windows] == [batches * 2 * 24]
     assert_same_scores(resumed, whole)
@@ -112,8 +113,8 @@ def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path,
         (("--model", make_model(rope_theta=100.0)), "is of another run: weights sha256:"),
     ):
         assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path, *arguments)
-    monkeypatch.setattr(machine, "describe", lambda: {**described, "versions": {**described["versions"], "mlx": "9.9"}})
-    said = f"--resume {path} is of another run: mlx {described['versions']['mlx']}, here 9.9"
+    monkeypatch.setattr(machine, "describe", lambda: replace(described, versions={**described.versions, "mlx": "9.9"}))
+    said = f"--resume {path} is of another run: mlx {described.versions['mlx']}, here 9.9"
     assert refused(*perplexity, "--resume", path).endswith(said)
     assert path.read_bytes() == before
 

@@ -111,7 +111,7 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
     monkeypatch.setattr(generation, "run", run)
     monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
     test = Case(kind, tokens, depth, batch_size)
-    assert [pair.test for pair in generation.measured(watched, [test], repetitions=2, seed=0)] == [test, test]
+    assert [each.test for each in generation.repetitions(watched, [test], times=2, seed=0)] == [test, test]
     if depth:
         assert sum(size for _, size, _ in trials.pop(0)) == depth  # the cache is filled once
         read.pop(0)
@@ -154,7 +154,7 @@ def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
         generation, "_generate", Mock(side_effect=RuntimeError("[metal] Insufficient Memory\nand more"))
     )
     with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
-        next(generation.measured(loaded, [Case("prompt", 4, 9)], 1, 0))
+        next(generation.repetitions(loaded, [Case("prompt", 4, 9)], 1, 0))
 
 
 def test_a_cache_that_mlx_lm_cannot_work_with_is_refused(loaded):

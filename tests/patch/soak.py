@@ -206,7 +206,7 @@ def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> s
     seen = soak.seen
     ended = ", ended by Ctrl-C" if interrupted else ""
     length = f"{seconds / 60:.1f} minutes, {seen.rounds:,} rounds{ended}"
-    head = f"Soak, seed {soak.seed} · {length} · {platform.system()}, {machine.describe()['device']}"
+    head = f"Soak, seed {soak.seed} · {length} · {platform.system()}, {machine.describe().device}"
     work = [("work, patch off and on", "rounds", "largest difference", "near-ties")]
     work += [
         (kind, f"{n:,}", f"{seen.worst[kind]:.1e}", f"{seen.near_ties[kind]}") for kind, n in sorted(seen.work.items())

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from flash_evals import data, models, reading, scoring, training
+from flash_evals import data, models, plan, scoring, training
 from mlx.optimizers import SGD
 from mlx_lm.generate import batch_generate, generate, stream_generate
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
@@ -51,14 +51,14 @@ class Kinds:
 
     def __init__(self, other_types: Sequence[str]) -> None:
         self.demo = models.load(None)
-        rules = reading.Rules(64, 32, "rolling", "joined", "auto", None)
-        self.read = reading.read(self.demo, data.load("pydoc"), rules)
+        rules = plan.Rules(64, 32, "rolling", "joined", "auto", None)
+        self.plan = plan.make(self.demo, data.load("pydoc"), rules)
         self.smaller = random_model("qwen2", {**self.demo.config, "num_hidden_layers": 1})  # a draft model
         self.others = {name: random_model(name, config(name)) for name in other_types}
 
     def _prompt(self, rng: random.Random, longest: int = 40) -> list[int]:
-        start = rng.randrange(len(self.read.ids) - longest)
-        return self.read.ids[start : start + rng.randint(2, longest)].tolist()
+        start = rng.randrange(len(self.plan.ids) - longest)
+        return self.plan.ids[start : start + rng.randint(2, longest)].tolist()
 
     def _demo(self, run: Callable[[nn.Module], Result], tolerance: float = TOLERANCE) -> Work:
         return Work(lambda: [self.demo.model], lambda of: run(of[0]), tolerance)
@@ -133,15 +133,15 @@ class Kinds:
         return self._demo(run)
 
     def perplexity(self, rng: random.Random) -> Work:
-        first = rng.randrange(len(self.read.plan) - 4)
-        windows = self.read.plan[first : first + rng.randint(1, 4)]
+        first = rng.randrange(len(self.plan.windows) - 4)
+        windows = self.plan.windows[first : first + rng.randint(1, 4)]
 
         def run(model: nn.Module) -> Result:
-            logits = model(mx.array(np.stack([self.read.ids[w.begin : w.end] for w in windows])))
+            logits = model(mx.array(np.stack([self.plan.ids[w.begin : w.end] for w in windows])))
             mx.eval(logits)
             costs = []
             for row, w in zip(logits, windows, strict=True):
-                targets = self.read.ids[w.first_scored : w.end + 1]
+                targets = self.plan.ids[w.first_scored : w.end + 1]
                 costs.append(scoring.token_nll(np.array(row[w.first_scored - w.begin - 1 :]), targets))
             return Result(np.concatenate(costs))
 
@@ -162,7 +162,7 @@ class Kinds:
 
     def gradient(self, rng: random.Random) -> Work:
         starts = [rng.randrange(1000) for _ in range(2)]
-        tokens = mx.array(np.stack([self.read.ids[start : start + 24] for start in starts]))
+        tokens = mx.array(np.stack([self.plan.ids[start : start + 24] for start in starts]))
         ranges = mx.array([[0, rng.randint(5, 24)] for _ in range(2)])
 
         def run(model: nn.Module) -> Iterable[float]:

@@ -6,8 +6,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a resumed run counts windows twice",
         f"{EVALS}/perplexity.py",
-        "plan[resumed:]",
-        "plan",
+        "windows[resumed:]",
+        "windows",
         "evals/test_resume.py::test_it_goes_on_behind_what_the_file_holds",
     ),
     Mutation(
@@ -19,7 +19,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "Ctrl-C loses what was measured",
-        f"{EVALS}/perplexity.py",
+        f"{EVALS}/runner.py",
         "except (Exception, KeyboardInterrupt) as error:",
         "except Exception as error:",
         "evals/test_interrupted.py::test_perplexity",
@@ -68,16 +68,16 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "half a line that the disk took counts as a whole one",
-        f"{EVALS}/records.py",
+        f"{EVALS}/score_file.py",
         "data = data[os.write(descriptor, data) :]",
         "data = data[os.write(descriptor, data) and len(data) :]",
         "evals/test_resume.py::test_a_disk_that_fills_up_keeps_the_results_so_far",
     ),
     Mutation(
         "an error in another rank loses what was measured",
-        f"{EVALS}/perplexity.py",
-        "        if not batches:\n            raise\n",
-        "        if not batches or isinstance(error, EvalError):\n            raise\n",
+        f"{EVALS}/runner.py",
+        "        if not items:\n            raise\n",
+        "        if not items or isinstance(error, EvalError):\n            raise\n",
         "evals/test_ranks.py::test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured",
     ),
     Mutation(
@@ -89,7 +89,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "--compare looks at the settings, and not at the text",
-        f"{EVALS}/records.py",
+        f"{EVALS}/score_file.py",
         "differences(header.of_the_scores(), here.of_the_scores())",
         "differences(header.scoring, here.scoring)",
         "evals/test_compare.py::test_a_file_of_something_else_is_refused",
@@ -104,8 +104,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "off and on change places on the page of a report",
         f"{EVALS}/page/perplexity.py",
-        "shown) for column in columns.values()), *ratio]",
-        "shown) for column in reversed(columns.values())), *ratio]",
+        "shown) for column in columns.values()]",
+        "shown) for column in reversed(columns.values())]",
         "evals/test_report.py::test_numbers_of_perplexity",
     ),
     Mutation(

@@ -202,8 +202,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "flash-eval doctor wants a home that is there",
         f"{EVALS}/doctor.py",
-        '"environment": sys.prefix,',
-        '"environment": sys.prefix.replace(str(Path.home().resolve(strict=True)), "~"),',
+        "environment=sys.prefix,",
+        'environment=sys.prefix.replace(str(Path.home().resolve(strict=True)), "~"),',
         "patch/test_no_home.py::test_it_works",
     ),
     Mutation(

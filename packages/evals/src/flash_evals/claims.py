@@ -6,7 +6,9 @@ not overlap, and if the ratio of the two is not shown as 1.00x. Memory follows t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from flash_evals.measure import ARMS, ByArm
 from flash_evals.output import percentile
 
 NOTHING = "no clear difference"
@@ -24,6 +26,11 @@ class Ratio:
     @classmethod
     def of(cls, value: float | None, one: Sequence[float], other: Sequence[float]) -> "Ratio":
         return cls(value, apart(one, other))
+
+    @classmethod
+    def of_arms(cls, value: float | None, trials: Sequence[ByArm[Any]], figure: str) -> "Ratio":
+        """On over off, of a figure that each trial has of both arms."""
+        return cls.of(value, *([getattr(trial[name], figure) for trial in trials] for name in ARMS))
 
     @property
     def sign(self) -> int | None:

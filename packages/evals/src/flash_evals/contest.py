@@ -6,7 +6,7 @@ call needs, and its results are compared: how long a wrong result takes is of no
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -34,8 +34,8 @@ NEGLIGIBLE = 1e-2
 
 
 @dataclass
-class Entry:
-    """What one implementation did."""
+class Timings:
+    """Of one implementation."""
 
     peak_memory: int  # bytes that one call needs beyond its inputs, a backward pass with the forward pass before it
     calls: int  # in one trial
@@ -43,15 +43,15 @@ class Entry:
     trials: list[float] = field(default_factory=list)  # seconds for each call
 
 
-@dataclass
+@dataclass(eq=False)
 class Contest:
     workload: Workload
-    entries: dict[str, Entry] = field(default_factory=dict)
+    timings: dict[str, Timings] = field(default_factory=dict)
     peak_flops: list[float] = field(default_factory=list)  # FLOP/s in each round
     bandwidth: list[float] = field(default_factory=list)  # bytes/s in each round
 
-    def hold(self, names: Sequence[str], trials: int, max_seconds: float, seed: int) -> Iterator[None]:
-        """Yields after each warm-up and after each trial, also one that was left out.
+    def hold(self, names: Sequence[str], trials: int, max_seconds: float, seed: int) -> Generator[None, None, None]:
+        """Yields after each trial, also one that was left out.
 
         An implementation that has spent max_seconds takes no further trials, but one it always takes; 0: no limit.
         Whoever stops in between keeps the finished trials.
@@ -60,9 +60,8 @@ class Contest:
         contestants: dict[str, Contestant] = {}
         results: dict[str, list[np.ndarray]] = {}
         for name in names:
-            contestants[name], results[name], self.entries[name] = enter(name, self.workload, inputs)
+            contestants[name], results[name], self.timings[name] = enter(name, self.workload, inputs)
             require_agreement(self.workload, names[0], name, results)
-            yield
         del results, inputs
         for number in range(trials):
             for turn in order([BOUNDS, *names], number):
@@ -70,11 +69,11 @@ class Contest:
                     self.peak_flops.append(machine.peak_flops(self.workload.dtype))
                     self.bandwidth.append(machine.bandwidth())
                     continue
-                entry = self.entries[turn]
-                if not entry.trials or not max_seconds or entry.spent < max_seconds:
+                timings = self.timings[turn]
+                if not timings.trials or not max_seconds or timings.spent < max_seconds:
                     began = time.perf_counter()
-                    entry.trials.append(timed(contestants[turn], entry.calls) / entry.calls)
-                    entry.spent += time.perf_counter() - began
+                    timings.trials.append(timed(contestants[turn], timings.calls) / timings.calls)
+                    timings.spent += time.perf_counter() - began
                 yield
 
 
@@ -85,7 +84,7 @@ def order(names: Sequence[str], number: int) -> list[str]:
     return turned[::-1] if number % 2 else turned
 
 
-def enter(name: str, workload: Workload, inputs: Inputs) -> tuple[Contestant, list[np.ndarray], Entry]:
+def enter(name: str, workload: Workload, inputs: Inputs) -> tuple[Contestant, list[np.ndarray], Timings]:
     """The implementation made ready, its results, and how many of its calls make a trial.
 
     Raises EvalError if it does not cover the workload.
@@ -113,7 +112,7 @@ def enter(name: str, workload: Workload, inputs: Inputs) -> tuple[Contestant, li
     while seconds < TRIAL_SECONDS:
         calls *= 2
         seconds = timed(contestant, calls)
-    return contestant, contestant.as_numpy(results), Entry(memory, calls, time.perf_counter() - began)
+    return contestant, contestant.as_numpy(results), Timings(memory, calls, time.perf_counter() - began)
 
 
 def require_agreement(

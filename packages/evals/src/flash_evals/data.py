@@ -11,8 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flash_evals import hub, pydoc_text, wikitext
 from flash_evals.errors import EvalError, first_line
+from flash_evals.record import Count, Record
 
 # Between documents (rows of a dataset, lines of a .jsonl): a blank line, as transformers' guide to perplexity
 # has it. It is part of the text, so it is scored and counted like the rest.
@@ -48,21 +51,26 @@ class Text:
         """Of the text itself: two runs with the same fingerprint are of the same characters."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> "Dataset":
         """For the result files."""
-        return {
-            "name": self.name,
-            "source": self.source,
-            "config": self.config,
-            "split": self.split,
-            "column": self.column,
-            "revision": self.revision,
-            "fingerprint": f"sha256:{self.fingerprint}",
-            "documents": len(self.documents),
-            "separator": self.separator,
-            "words": len(self.text.split()),
-            "bytes": len(self.text.encode()),
-        }
+        size = {"documents": len(self.documents), "words": len(self.text.split()), "bytes": len(self.text.encode())}
+        return msgspec.convert({**vars(self), **size, "fingerprint": f"sha256:{self.fingerprint}"}, Dataset)
+
+
+class Dataset(Record):
+    """A text as result files have it: the fields of Text, and how much it is."""
+
+    name: str
+    source: str
+    config: str | None
+    split: str | None
+    column: str | None
+    revision: str | None
+    fingerprint: str
+    documents: Count
+    separator: str
+    words: Count
+    bytes: Count
 
 
 def load(
@@ -244,7 +252,10 @@ def _from_hub(repo: str, config: str | None, split: str | None, column: str | No
     if config is None and builder.config.name != "default":
         config = builder.config.name
     text = _made_of_rows(documents, repo, config, split, column, builder.hash)
-    return _in_pages(text) if repo == WIKITEXT else text
+    if repo != WIKITEXT:
+        return text
+    # Its rows are the lines of a file: put together again as the pages that it consists of.
+    return replace(text, documents=wikitext.pages(text.documents), separator="\n", tokenised=True)
 
 
 def _cached(repo: str, config: str | None, commit: str | None, newest: bool = False) -> Any:
@@ -296,8 +307,3 @@ def _made_of_rows(
 ) -> Text:
     name = " ".join(part for part in (source, config, split) if part)
     return Text(documents, name, source, config, split, column or "text", commit)
-
-
-def _in_pages(text: Text) -> Text:
-    """WikiText's rows are the lines of a file: put together again as the pages it consists of."""
-    return replace(text, documents=wikitext.pages(text.documents), separator="\n", tokenised=True)

@@ -18,10 +18,12 @@ from typing import Any
 import click
 from mlxlm_flash_patch import doctor as patch_doctor
 from mlxlm_flash_patch.doctor import Finding, Mark, ok, problem, warning
+from msgspec.structs import asdict
 
 from flash_evals import data, hub, options, output
 from flash_evals.errors import EvalError, first_line
 from flash_evals.output import Outputs, Table
+from flash_evals.record import Count, Record
 
 ENABLES = {
     "datasets": "perplexity --dataset from the hub and from folders",
@@ -78,39 +80,50 @@ def command(outputs: Outputs) -> None:
             if flash_runs or check not in NEED_FLASH:
                 found += _guarded(check)
             progress.advance(bar)
-    result: dict[str, Any] = {
-        "command": "doctor",
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "environment": sys.prefix,
-        "findings": [_describe(finding) for finding in found],
-        "broken": _broken(found),
-        "could_be_better": [finding.mark for finding in found].count(Mark.WARNING),
-        "left_out": [] if flash_runs else [_name(check) for check in NEED_FLASH],
-        "machine": _machine() if flash_runs else None,
-    }
-    outputs.deliver(result, result["findings"], partial(render, result))
-    if result["broken"]:
+    result = Result(
+        system=platform.platform(),
+        python=platform.python_version(),
+        environment=sys.prefix,
+        findings=[Found(mark=f.mark.name.lower(), subject=f.subject, what=f.what, cure=f.cure) for f in found],
+        broken=_broken(found),
+        could_be_better=[finding.mark for finding in found].count(Mark.WARNING),
+        left_out=[] if flash_runs else [_name(check) for check in NEED_FLASH],
+        machine=_machine() if flash_runs else None,
+    )
+    outputs.deliver(result, [asdict(finding) for finding in result.findings], partial(render, result))
+    if result.broken:
         sys.exit(1)
+
+
+class Found(Record):
+    """A finding."""
+
+    mark: str
+    subject: str
+    what: str
+    cure: str
+
+
+class Result(Record, tag_field="command", tag="doctor"):
+    system: str
+    python: str
+    environment: str
+    findings: list[Found]
+    broken: Count
+    could_be_better: Count
+    left_out: list[str]
+    machine: dict[str, Any] | None  # as machine.Machine, which cannot be imported where MLX does not load
 
 
 def _broken(found: list[Finding]) -> int:
     return [finding.mark for finding in found].count(Mark.PROBLEM)
 
 
-def _describe(finding: Finding) -> dict[str, str]:
-    return {
-        "mark": finding.mark.name.lower(),
-        "subject": finding.subject,
-        "what": finding.what,
-        "cure": finding.cure,
-    }
-
-
 def _machine() -> dict[str, Any]:
     from flash_evals import machine
 
-    return machine.describe()
+    described: dict[str, Any] = asdict(machine.describe())
+    return described
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -132,7 +145,7 @@ def hardware() -> Iterator[Finding]:
 
     cores, threads = os.cpu_count() or 1, implementations.threads()
     on_gpu = machine.kind() == "gpu"
-    yield ok("processor", machine.describe()["processor"] + ("" if on_gpu else f", {cores} cores"))
+    yield ok("processor", machine.describe().processor + ("" if on_gpu else f", {cores} cores"))
     if not on_gpu and threads < cores and "FLASHATTN_NUM_THREADS" not in os.environ:
         what = f"flash uses {threads} of {cores} cores, which are all that this process may have"
         yield warning("threads", what, "start it without taskset, or give the container more processors")
@@ -205,12 +218,14 @@ def demo_model() -> Iterator[Finding]:
     difference = float(mx.max(mx.abs(logits["on"] - logits["off"])))
     name = f"{loaded.name}, {output.count(loaded.parameters)} parameters"
     if not flash.calls or flash.fallbacks:
-        yield problem("demo model", f"{name}: {flash}", "pip install --force-reinstall --no-deps mlxlm-flash-patch")
+        yield problem(
+            "demo model", f"{name}; flash: {flash}", "pip install --force-reinstall --no-deps mlxlm-flash-patch"
+        )
     elif not difference <= limit:  # NaN is no agreement either
         what = f"{name}: its logits differ by {difference:.1e} with the patch on"
         yield problem("demo model", what, "please report it with this output")
     else:
-        yield ok("demo model", f"{name}; {flash}; max |Δlogit| {difference:.1e}")
+        yield ok("demo model", f"{name}; flash: {flash}; max |Δlogit| {difference:.1e}")
 
 
 def packages() -> Iterator[Finding]:
@@ -268,16 +283,15 @@ NEED_FLASH = (hardware, bounds, peak_memory, demo_model)
 OTHERS = (packages, caches, the_hub)
 
 
-def render(result: dict[str, Any], table: Table = output.columns) -> str:
+def render(result: Result, table: Table = output.columns) -> str:
     """The findings as a page of text, a cure below what it cures."""
     rows = [("", "what", "finding")]
-    for finding in result["findings"]:
-        rows.append((Mark[finding["mark"].upper()].value, finding["subject"], finding["what"]))
-        if finding["cure"]:
-            rows.append(("", "", f"cure: {finding['cure']}"))
-    header = f"{result['system']} · Python {result['python']} · {result['environment']}"
-    summary = f"broken: {result['broken']} · could be better: {result['could_be_better']}"
-    lines = [header, "", table(rows), "", summary]
-    if result["left_out"]:
-        lines.append(f"Left out, as flash attention does not run: {', '.join(result['left_out'])}.")
+    for finding in result.findings:
+        rows.append((Mark[finding.mark.upper()].value, finding.subject, finding.what))
+        if finding.cure:
+            rows.append(("", "", f"cure: {finding.cure}"))
+    header = f"{result.system} · Python {result.python} · {result.environment}"
+    lines = [header, "", table(rows), "", f"broken: {result.broken} · could be better: {result.could_be_better}"]
+    if result.left_out:
+        lines.append(f"Left out, as flash attention does not run: {', '.join(result.left_out)}.")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ are mlx-lm's. `BatchGenerator` itself would only add a queue, and the merging of
 import copy
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -60,8 +60,8 @@ class Guesses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One repetition of a test, by both arms."""
+class Repetition:
+    """Of a test, by both arms."""
 
     test: Case
     order: tuple[Arm, Arm]
@@ -71,14 +71,14 @@ class Pair:
     flash: Flash
 
 
-def measured(
+def repetitions(
     loaded: LoadedModel,
     tests: Sequence[Case],
-    repetitions: int,
+    times: int,
     seed: int,
     delay: float = 0,
     draft: Draft | None = None,
-) -> Iterator[Pair]:
+) -> Generator[Repetition, None, None]:
     """Runs each test that often under both arms, after a pair of trials that warms up and a pair that is watched for
     attention's share; neither is counted. Between two trials it waits for `delay` seconds.
 
@@ -100,19 +100,21 @@ def measured(
     for test in tests:
         if test.depth not in filled:
             with _failing(f"filling the cache with {test.depth} tokens fails"):
-                filled = {test.depth: _filled(loaded, draft, random.integers(vocabulary, size=test.depth))}
+                tokens = random.integers(vocabulary, size=test.depth)
+                own, drafts = _cache(loaded, tokens), _cache(draft.loaded, tokens) if draft else []
+                filled = {test.depth: Filled(own, drafts)}
         read = test.tokens if test.kind == "prompt" else 1
         tokens = random.integers(vocabulary, size=(test.batch_size, read))
         for name in ARMS:
             trial(test, tokens, name, run, Flash())
         attention = {name: trial(test, tokens, name, attention_share) for name in arms(1)}
-        for repetition in range(repetitions):
+        for repetition in range(times):
             trials: dict[Arm, Trial] = {}
             guesses: dict[Arm, Guesses] = {}
             flash, order = Flash(), arms(repetition)
             for name in order:
                 guesses[name], trials[name] = trial(test, tokens, name, run, flash)
-            yield Pair(test, order, trials, guesses, attention, flash)
+            yield Repetition(test, order, trials, guesses, attention, flash)
 
 
 @contextmanager
@@ -203,12 +205,8 @@ def prefill_step_size() -> int:
     return int(inspect.signature(generate_step).parameters["prefill_step_size"].default)
 
 
-def _filled(loaded: LoadedModel, draft: Draft | None, tokens: np.ndarray) -> Filled:
-    """By the on arm, as their origin costs neither arm any time."""
-    return Filled(_cache(loaded, tokens), _cache(draft.loaded, tokens) if draft else [])
-
-
 def _cache(loaded: LoadedModel, tokens: np.ndarray) -> list[Any]:
+    """Filled by the on arm, as its origin costs neither arm any time."""
     cache = empty_cache(loaded)
     if len(tokens):
         run("on", partial(_generate, loaded, tokens, 0, cache), Flash())

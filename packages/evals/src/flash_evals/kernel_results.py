@@ -1,66 +1,189 @@
-"""What `flash-eval kernels` found: the entries of its result file, and the page of text that is made of them.
+"""What `flash-eval kernels` found: the entries of its result file, the rows of --csv, the page of text.
 
 An entry is one implementation on one problem, in one or more passes, and can be read without the others.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+import msgspec
+from msgspec import field
+from msgspec.structs import asdict
+
 from flash_evals import claims, machine, output
 from flash_evals.claims import Ratio
-from flash_evals.contest import Contest
-from flash_evals.contest import Entry as Measured
+from flash_evals.contest import Contest, Timings
+from flash_evals.machine import Machine
 from flash_evals.output import Table
+from flash_evals.record import Amount, Count, Record
 from flash_evals.workload import PASSES, Pass, Workload
 
-Entry = dict[str, Any]
-
-PEAK_MEMORY, HELD = "peak_memory_usage(MB)", "inputs_and_outputs(MB)"
+NONE = math.nan  # a figure that an entry does not have
 
 
-def describe(contests: Iterable[Contest]) -> list[Entry]:
+class Config(Record):
+    batch_size: Count
+    seq_len: Count
+    query_len: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    causal: bool
+    window: Count | None
+    dtype: str
+    kv_bits: Count | None
+    impl: str
+    device: str
+
+    @classmethod
+    def of(cls, work: Workload, impl: str) -> "Config":
+        return cls(
+            batch_size=work.batch_size,
+            seq_len=work.seq_len,
+            query_len=work.query_len,
+            num_heads=work.heads.query,
+            num_kv_heads=work.heads.kv,
+            head_dim=work.heads.dim,
+            causal=work.causal,
+            window=work.window,
+            dtype=work.dtype,
+            kv_bits=work.kv_bits,
+            impl=impl,
+            device=machine.kind(),
+        )
+
+    @property
+    def shape(self) -> str:
+        return f"{self.num_heads}/{self.num_kv_heads}x{self.head_dim}"
+
+    @property
+    def storage(self) -> str:
+        return storage(self.dtype, self.kv_bits)
+
+    @property
+    def visible(self) -> str:
+        """What a query sees."""
+        return f"window {self.window:,}" if self.window else "causal" if self.causal else "not causal"
+
+    @property
+    def is_decode(self) -> bool:
+        """One query: reading keys and values bounds it, not arithmetic."""
+        return self.query_len == 1
+
+
+def storage(dtype: str, kv_bits: int | None) -> str:
+    """`bfloat16`, `bfloat16, 8-bit K/V`."""
+    return f"{dtype}, {kv_bits}-bit K/V" if kv_bits else dtype
+
+
+class Figures(Record, omit_defaults=True):
+    """Of a call of one pass; none of them where it was not measured."""
+
+    time: Amount = field(name="time(s)", default=NONE)  # median
+    time_p20: Amount = field(name="time_p20(s)", default=NONE)
+    time_p80: Amount = field(name="time_p80(s)", default=NONE)
+    flops: Amount = field(name="FLOPS(TFLOPs/s)", default=NONE)
+    read: Amount = field(name="read(GB/s)", default=NONE)  # forward alone
+    peak_memory: Amount = field(name="peak_memory_usage(MB)", default=NONE)
+    held: Amount = field(name="inputs_and_outputs(MB)", default=NONE)
+    trials: list[Amount] = field(name="trials(s)", default_factory=list)
+    calls_per_trial: Count = 0
+
+    @classmethod
+    def of(cls, work: Workload, timings: Timings) -> "Figures":
+        seconds = statistics.median(timings.trials)
+        return cls(
+            time=seconds,
+            time_p20=output.percentile(timings.trials, 0.2),
+            time_p80=output.percentile(timings.trials, 0.8),
+            flops=work.flops / seconds / 1e12,
+            read=work.bytes_read / seconds / 1e9 if work.pass_ == "forward" else NONE,
+            peak_memory=timings.peak_memory / 1e6,
+            held=work.bytes_held / 1e6,
+            trials=timings.trials,
+            calls_per_trial=timings.calls,
+        )
+
+
+class Roofline(Record):
+    """What the machine reached beside them, if it was measured."""
+
+    peak: Amount | None = field(name="peak(TFLOPs/s)")
+    read: Amount | None = field(name="read(GB/s)")
+
+
+class Settings(Record):
+    repetitions: Count
+    max_seconds: Amount
+    seed: Count
+    memory: str
+    interrupted: bool
+
+
+class Entry(Record):
+    config: Config
+    forward: Figures
+    backward: Figures
+    forward_backward: Figures
+    peak_memory: Amount = field(name="peak_memory_usage(MB)")
+    held: Amount = field(name="inputs_and_outputs(MB)")
+    roofline: Roofline
+    settings: Settings
+    machine: Machine
+
+    @property
+    def passes(self) -> dict[Pass, Figures]:
+        """Those that were measured."""
+        figures: dict[Pass, Figures] = {pass_: getattr(self, pass_) for pass_ in PASSES}
+        return {pass_: found for pass_, found in figures.items() if found.trials}
+
+    def speed(self, pass_: Pass) -> float:
+        """GFLOP/s; GB/s of keys and values for a decode step, which reading bounds."""
+        figures = self.passes[pass_]
+        return figures.read if self.config.is_decode else 1000 * figures.flops
+
+    @property
+    def speed_bound(self) -> float | None:
+        """What the machine reached beside it, in the same unit; None if that was not measured."""
+        bound = self.roofline.read if self.config.is_decode else self.roofline.peak
+        return bound if bound is None or self.config.is_decode else 1000 * bound
+
+
+Contestants = dict[str, Entry]  # of one problem, by implementation
+
+
+def entries(contests: Iterable[Contest], settings: Settings, on: Machine) -> list[Entry]:
     """The implementations that have finished a trial. The passes of a problem follow each other."""
-    groups = groupby(contests, key=lambda contest: contest.workload.describe())
-    return [entry for _, group in groups for entry in _describe_problem(list(group))]
+    groups = groupby(contests, key=lambda contest: replace(contest.workload, pass_="forward"))
+    return [entry for _, group in groups for entry in _of_problem(list(group), settings, on)]
 
 
-def _describe_problem(contests: Sequence[Contest]) -> list[Entry]:
-    roofline = {
-        "peak(TFLOPs/s)": _median([peak for contest in contests for peak in contest.peak_flops], 1e12),
-        "read(GB/s)": _median([read for contest in contests for read in contest.bandwidth], 1e9),
-    }
-    by_impl: dict[str, dict[Pass, dict[str, Any]]] = {}
+def _of_problem(contests: Sequence[Contest], settings: Settings, on: Machine) -> list[Entry]:
+    roofline = Roofline(
+        peak=_median([peak for contest in contests for peak in contest.peak_flops], 1e12),
+        read=_median([read for contest in contests for read in contest.bandwidth], 1e9),
+    )
+    by_impl: dict[str, dict[Pass, Figures]] = {}
     for contest in contests:
-        for name, entry in contest.entries.items():
-            if entry.trials:
-                by_impl.setdefault(name, {})[contest.workload.pass_] = _describe_pass(contest.workload, entry)
+        for name, timings in contest.timings.items():
+            if timings.trials:
+                by_impl.setdefault(name, {})[contest.workload.pass_] = Figures.of(contest.workload, timings)
     return [
-        {
-            "config": {**contests[0].workload.describe(), "impl": name, "device": machine.kind()},
-            **{pass_: passes.get(pass_, {}) for pass_ in PASSES},
-            **{key: max(figures[key] for figures in passes.values()) for key in (PEAK_MEMORY, HELD)},
-            "roofline": roofline,
-        }
+        Entry(
+            config=Config.of(contests[0].workload, name),
+            **{pass_: passes.get(pass_, Figures()) for pass_ in PASSES},
+            peak_memory=max(figures.peak_memory for figures in passes.values()),
+            held=max(figures.held for figures in passes.values()),
+            roofline=roofline,
+            settings=settings,
+            machine=on,
+        )
         for name, passes in by_impl.items()
     ]
-
-
-def _describe_pass(workload: Workload, entry: Measured) -> dict[str, Any]:
-    seconds = statistics.median(entry.trials)
-    reading = {"read(GB/s)": workload.bytes_read / seconds / 1e9} if workload.pass_ == "forward" else {}
-    return {
-        "time(s)": seconds,
-        "time_p20(s)": output.percentile(entry.trials, 0.2),
-        "time_p80(s)": output.percentile(entry.trials, 0.8),
-        "FLOPS(TFLOPs/s)": workload.flops / seconds / 1e12,
-        **reading,
-        PEAK_MEMORY: entry.peak_memory / 1e6,
-        HELD: workload.bytes_held / 1e6,
-        "trials(s)": entry.trials,
-        "calls_per_trial": entry.calls,
-    }
 
 
 def _median(values: Sequence[float], unit: float) -> float | None:
@@ -70,138 +193,99 @@ def _median(values: Sequence[float], unit: float) -> float | None:
 def csv_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """One row for each trial of each implementation and pass."""
     return [
-        {**entry["config"], "pass": pass_, "trial": number, "time(s)": seconds}
+        {**asdict(entry.config), "pass": pass_, "trial": number, "time(s)": seconds}
         for entry in entries
-        for pass_ in measured([entry])
-        for number, seconds in enumerate(entry[pass_]["trials(s)"])
+        for pass_, figures in entry.passes.items()
+        for number, seconds in enumerate(figures.trials)
     ]
 
 
-def measured(entries: Iterable[Entry]) -> list[Pass]:
+def passes_of(entries: Iterable[Entry]) -> list[Pass]:
     """The passes that some entry has."""
-    entries = list(entries)
-    return [pass_ for pass_ in PASSES if any(entry[pass_] for entry in entries)]
+    found = {pass_ for entry in entries for pass_ in entry.passes}
+    return [pass_ for pass_ in PASSES if pass_ in found]
 
 
-def by_workload(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
-    """For each workload the entries by implementation, in the order in which they were measured."""
-    groups = groupby(entries, key=lambda entry: {**entry["config"], "impl": None})
-    return [{entry["config"]["impl"]: entry for entry in group} for _, group in groups]
+def by_problem(entries: Iterable[Entry]) -> list[Contestants]:
+    """In the order in which they were measured."""
+    groups = groupby(entries, key=lambda entry: msgspec.structs.replace(entry.config, impl=""))
+    return [{entry.config.impl: entry for entry in group} for _, group in groups]
 
 
 def render(entries: Sequence[Entry], table: Table = output.columns) -> str:
     """The result as a page of text."""
-    contests = by_workload(entries)
-    passes = measured(entries)
-    rows = [_titles(entries[0], passes)]
-    rows += [row for contest in contests for row in _rows(contest, passes)]
-    closing = _closing(contests, passes)
-    if entries[0]["settings"]["interrupted"]:
+    problems, passes = by_problem(entries), passes_of(entries)
+    rows = [_titles(entries[0], passes), *(row for problem in problems for row in _rows(problem, passes))]
+    closing = _closing(problems, passes)
+    if entries[0].settings.interrupted:
         closing.append("Interrupted; the figures are of the trials that were finished.")
     return "\n".join([_header(entries), "", table(rows), *(["", *closing] if closing else [])])
 
 
 def _header(entries: Sequence[Entry]) -> str:
-    rooflines = [entry["roofline"] for entry in entries]
-    bounds = [
-        _range("peak", [1000 * bound["peak(TFLOPs/s)"] for bound in rooflines if bound["peak(TFLOPs/s)"]], "GFLOP/s"),
-        _range("reads", [bound["read(GB/s)"] for bound in rooflines if bound["read(GB/s)"]], "GB/s"),
-    ]
-    parts = (kind(entries), entries[0]["machine"]["device"], ", ".join(filter(None, bounds)))
-    return " · ".join(filter(None, parts))
+    return " · ".join([kind(entries), entries[0].machine.device, *filter(None, [", ".join(bounds(entries))])])
+
+
+def bounds(entries: Sequence[Entry]) -> list[str]:
+    """What the machine reached beside them: `peak 127–129 GFLOP/s`, `reads 10 GB/s`, as far as it was measured."""
+    peaks = [1000 * entry.roofline.peak for entry in entries if entry.roofline.peak]
+    reads = [entry.roofline.read for entry in entries if entry.roofline.read]
+    texts = []
+    for name, values, unit in (("peak", peaks, "GFLOP/s"), ("reads", reads, "GB/s")):
+        if values:
+            low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+            texts.append(f"{name} {low if low == high else f'{low}–{high}'} {unit}")
+    return texts
 
 
 def kind(entries: Sequence[Entry]) -> str:
-    """What all workloads of a run share."""
-    config, passes = entries[0]["config"], measured(entries)
+    """What all problems of a run share."""
+    config, passes = entries[0].config, passes_of(entries)
     what = "attention" if len(passes) > 1 else f"attention {passes[0]}"
-    visible = f"window {config['window']}" if config["window"] else "causal" if config["causal"] else "not causal"
-    return f"{what}, {visible}, batch size {config['batch_size']}"
-
-
-def _range(name: str, values: Sequence[float], unit: str) -> str:
-    """`peak 127–129 GFLOP/s`; empty if nothing was measured."""
-    if not values:
-        return ""
-    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
-    return f"{name} {low if low == high else f'{low}–{high}'} {unit}"
+    return f"{what}, {config.visible}, batch size {config.batch_size}"
 
 
 def _titles(entry: Entry, passes: Sequence[Pass]) -> list[str]:
     shared = ["shape", "dtype", "queries", "keys", *(["pass"] if len(passes) > 1 else [])]
-    unit = ("K/V GB/s", "of reads") if is_decode(entry) else ("GFLOP/s", "of peak")
+    unit = ("K/V GB/s", "of reads") if entry.config.is_decode else ("GFLOP/s", "of peak")
     return [*shared, "impl", "time", *unit, "flash is", "memory", "trials"]
 
 
-def is_decode(entry: Entry) -> bool:
-    return bool(entry["config"]["query_len"] == 1)
-
-
-def _rows(contest: dict[str, Entry], passes: Sequence[Pass]) -> list[list[str]]:
+def _rows(problem: Contestants, passes: Sequence[Pass]) -> list[list[str]]:
     """One for each pass and implementation; what they share stands in the first."""
-    config = next(iter(contest.values()))["config"]
-    problem = [shape(config), storage(config), f"{config['query_len']:,}", f"{config['seq_len']:,}"]
+    config = next(iter(problem.values())).config
+    about = [config.shape, config.storage, f"{config.query_len:,}", f"{config.seq_len:,}"]
     rows: list[list[str]] = []
     for pass_ in passes:
-        shared = [*problem, *([pass_] if len(passes) > 1 else [])]
+        shared = [*about, *([pass_] if len(passes) > 1 else [])]
         if rows:
-            shared[: len(problem)] = [""] * len(problem)
-        for name, entry in contest.items():
-            if entry[pass_]:
-                rows.append([*shared, name, *_figures(entry, pass_, ratio(contest, name, pass_))])
+            shared[: len(about)] = [""] * len(about)
+        for name, entry in problem.items():
+            if pass_ in entry.passes:
+                rows.append([*shared, name, *_figures(entry, pass_, ratio(problem, name, pass_))])
                 shared = [""] * len(shared)
     return rows
 
 
 def _figures(entry: Entry, pass_: Pass, against_flash: Ratio | None) -> list[str]:
-    trials = entry[pass_]["trials(s)"]
+    figures = entry.passes[pass_]
+    share = entry.speed(pass_) / entry.speed_bound if entry.speed_bound else None
     return [
-        output.duration(trials),
-        f"{speed(entry, pass_):,.1f}",
-        _share(entry, pass_),
+        output.duration(figures.trials),
+        f"{entry.speed(pass_):,.1f}",
+        "" if share is None else f"{share:.0%}" if share >= 0.1 else f"{share:.1%}",
         _faster(against_flash),
-        f"{entry[pass_][PEAK_MEMORY]:,.1f} MB",
-        str(len(trials)),
+        f"{figures.peak_memory:,.1f} MB",
+        str(len(figures.trials)),
     ]
 
 
-def storage(config: dict[str, Any]) -> str:
-    """`bfloat16`, `bfloat16, 8-bit K/V`."""
-    bits = config["kv_bits"]
-    return f"{config['dtype']}, {bits}-bit K/V" if bits else str(config["dtype"])
-
-
-def shape(config: dict[str, Any]) -> str:
-    return f"{config['num_heads']}/{config['num_kv_heads']}x{config['head_dim']}"
-
-
-def speed(entry: Entry, pass_: Pass) -> float:
-    """GFLOP/s; GB/s of keys and values for a decode step, which reading bounds."""
-    figures = entry[pass_]
-    return float(figures["read(GB/s)"] if is_decode(entry) else 1000 * figures["FLOPS(TFLOPs/s)"])
-
-
-def speed_bound(entry: Entry) -> float | None:
-    """What the machine reached beside it, in the same unit; None if that was not measured."""
-    roofline = entry["roofline"]
-    bound = roofline["read(GB/s)"] if is_decode(entry) else roofline["peak(TFLOPs/s)"]
-    return bound and float(bound if is_decode(entry) else 1000 * bound)
-
-
-def _share(entry: Entry, pass_: Pass) -> str:
-    bound = speed_bound(entry)
-    if not bound:
-        return ""
-    share = speed(entry, pass_) / bound
-    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
-
-
-def ratio(contest: dict[str, Entry], name: str, pass_: Pass) -> Ratio | None:
+def ratio(problem: Contestants, name: str, pass_: Pass) -> Ratio | None:
     """The time of that implementation over flash's; None of flash itself, and if one of them did not take part."""
-    if name == "flash" or not all(each in contest and contest[each][pass_] for each in (name, "flash")):
+    if name == "flash" or not all(each in problem and pass_ in problem[each].passes for each in (name, "flash")):
         return None
-    other, flash = (contest[each][pass_] for each in (name, "flash"))
-    return Ratio.of(other["time(s)"] / flash["time(s)"], other["trials(s)"], flash["trials(s)"])
+    other, flash = (problem[each].passes[pass_] for each in (name, "flash"))
+    return Ratio.of(claims.quotient(other.time, flash.time), other.trials, flash.trials)
 
 
 def _faster(times: Ratio | None) -> str:
@@ -211,12 +295,12 @@ def _faster(times: Ratio | None) -> str:
     return words.get(times.sign or 0, claims.NOTHING)
 
 
-def _closing(contests: Sequence[dict[str, Entry]], passes: Sequence[Pass]) -> list[str]:
+def _closing(problems: Sequence[Contestants], passes: Sequence[Pass]) -> list[str]:
     """For each implementation and pass that has several ratios to flash: their geometric mean and range."""
     lines = []
     for pass_ in passes:
-        for name in dict.fromkeys(name for contest in contests for name in contest):
-            ratios = [times for contest in contests if (times := ratio(contest, name, pass_)) is not None]
+        for name in dict.fromkeys(name for problem in problems for name in problem):
+            ratios = [times for problem in problems if (times := ratio(problem, name, pass_)) is not None]
             if len(ratios) > 1:
                 who = f"{name}, {pass_}" if len(passes) > 1 else name
                 values = [each.value for each in ratios if each.value is not None]

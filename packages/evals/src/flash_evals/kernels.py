@@ -1,22 +1,21 @@
 """`flash-eval kernels`: time, arithmetic and memory of the attention kernels themselves, side by side."""
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flash_evals import implementations, kernel_results, machine, options, output
+from flash_evals import implementations, kernel_results, machine, options, runner
 from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
 from flash_evals.implementations import IMPLEMENTATIONS
+from flash_evals.kernel_results import Settings
 from flash_evals.measure import memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
 from flash_evals.page.kernels import panels
-from flash_evals.page.result_file import Node
 from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, PASSES, Heads, Pass, Workload
 
 KV_BITS = (2, 3, 4, 6, 8)  # what mlx-lm offers
@@ -215,38 +214,26 @@ def command(
     if any(kv_bits):
         _check_quantised(shape, passes, impl)
     described_machine = machine.describe(("torch",) if "torch" in impl else ())
-    contests = [Contest(workload) for workload in workloads]
-    interrupted = False
-    try:
-        with output.progress() as progress:
-            names = [_taking_part(impl, contest.workload) for contest in contests]
-            bar = progress.add_task("trials", total=sum(map(len, names)) * (1 + repetitions))
-            for contest, taking_part in zip(contests, names, strict=True):
-                for _ in contest.hold(taking_part, repetitions, max_seconds, seed):
-                    progress.advance(bar)
-    except KeyboardInterrupt:
-        interrupted = True
-        if not any(entry.trials for contest in contests for entry in contest.entries.values()):
-            raise
-
-    settings = {
-        "repetitions": repetitions,
-        "max_seconds": max_seconds,
-        "seed": seed,
-        "memory": memory_method(),
-        "interrupted": interrupted,
+    contests = {
+        Contest(workload): [name for name in impl if not workload.kv_bits or name in implementations.QUANTISED]
+        for workload in workloads
     }
-    shared = {"settings": settings, "machine": described_machine}
-    entries = [entry | shared for entry in kernel_results.describe(contests)]
+
+    def work() -> Generator[None, None, None]:
+        for contest, names in contests.items():
+            yield from contest.hold(names, repetitions, max_seconds, seed)
+
+    _, stopped = runner.run(work(), "trials", repetitions * sum(map(len, contests.values())))
+    settings = options.given(Settings, memory=memory_method(), interrupted=stopped is not None)
+    entries = kernel_results.entries(contests, settings, described_machine)
 
     def draw() -> None:
         if plot_file:
-            where = f"{described_machine['processor']}, {described_machine['device']}"
-            drawing.save(plot_file, f"{kernel_results.kind(entries)} · {where}", panels(Node(entries)))
+            where = f"{described_machine.processor}, {described_machine.device}"
+            drawing.save(plot_file, f"{kernel_results.kind(entries)} · {where}", panels(entries))
 
     outputs.deliver(entries, kernel_results.csv_rows(entries), partial(kernel_results.render, entries), draw)
-    if interrupted:
-        sys.exit(130)
+    runner.end(stopped)
 
 
 def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) -> None:
@@ -260,7 +247,3 @@ def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) ->
             )
     if not set(impl) & set(implementations.QUANTISED):
         raise EvalError(f"--kv-bits goes with --impl {', '.join(implementations.QUANTISED)}, not {', '.join(impl)}")
-
-
-def _taking_part(impl: list[str], workload: Workload) -> list[str]:
-    return [name for name in impl if not workload.kv_bits or name in implementations.QUANTISED]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 import flashattn_core
@@ -16,6 +15,7 @@ import mlx.core as mx
 from mlxlm_flash_patch.blas import REFERENCE, blas
 
 from flash_evals.errors import EvalError, first_line
+from flash_evals.record import Record
 
 PRODUCT_SIZE = 8192  # rows and columns that occupy any GPU
 COPY_BYTES = 2**30  # far more than the caches of a GPU hold
@@ -115,25 +115,35 @@ def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) ->
     return amount * count / seconds(count)
 
 
-def describe(also: Sequence[str] = ()) -> dict[str, Any]:
+class Machine(Record):
+    system: str
+    processor: str
+    cores: int | None
+    device: str
+    blas: str | None  # what multiplies MLX's matrices, where that is known
+    python: str
+    versions: dict[str, str]
+
+    @property
+    def bounds(self) -> list[str]:
+        """The line about a BLAS that bounds the speed of models there, whatever attention does."""
+        return [REFERENCE] if self.blas == "reference" else []
+
+
+def describe(also: Sequence[str] = ()) -> Machine:
     """For the result files, with the versions of the packages that took part `also`."""
-    return {
-        "system": platform.platform(),
-        "processor": mx.device_info().get("device_name", platform.processor()),
-        "cores": os.cpu_count(),
-        "device": device(),
-        "blas": blas(),
-        "python": platform.python_version(),
-        "versions": {package: version(package) for package in (*PACKAGES, *also)},
-    }
+    return Machine(
+        system=platform.platform(),
+        processor=str(mx.device_info().get("device_name", platform.processor())),
+        cores=os.cpu_count(),
+        device=device(),
+        blas=blas(),
+        python=platform.python_version(),
+        versions={package: version(package) for package in (*PACKAGES, *also)},
+    )
 
 
-def what_bounds(described: dict[str, Any]) -> list[str]:
-    """The line about a BLAS that bounds the speed of models on that machine, whatever attention does."""
-    return [REFERENCE] if described["blas"] == "reference" else []
-
-
-def say_what_bounds(described: dict[str, Any]) -> None:
+def say_what_bounds(described: Machine) -> None:
     """On stderr, before the work."""
-    for line in what_bounds(described):
+    for line in described.bounds:
         click.echo(line, err=True)

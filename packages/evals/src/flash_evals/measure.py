@@ -11,21 +11,23 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
+from msgspec import field
 
 from flash_evals.errors import EvalError
+from flash_evals.record import Amount, Count, Record
 
 Arm = Literal["off", "on"]
 Result = TypeVar("Result")
+Figures = TypeVar("Figures")
 ARMS: tuple[Arm, Arm] = ("off", "on")
 
 
@@ -38,43 +40,56 @@ def arm(name: Arm) -> AbstractContextManager[object]:
     return flash.enabled() if name == "on" else nullcontext()
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Record):
     seconds: float
     peak_memory: int  # bytes above what was resident before
 
-    def describe(self, tokens: int) -> dict[str, float]:
-        """For the result files, of a trial that worked on that many tokens."""
-        return {
-            "seconds": self.seconds,
-            "tokens_per_s": tokens / self.seconds,
-            "peak_memory_mb": self.peak_memory / 1e6,
-        }
 
+class Measurement(Record):
+    """A trial as result files have it."""
 
-@dataclass
-class Flash:
-    """What the patch did in the arm that is on."""
-
-    calls: Counter[str] = field(default_factory=Counter)  # kernel -> calls that ran
-    fallbacks: Counter[str] = field(default_factory=Counter)  # reason -> calls left to MLX
+    seconds: Amount
+    tokens_per_s: Amount
+    peak_memory_mb: Amount
 
     @classmethod
-    def of(cls, described: dict[str, dict[str, int]]) -> "Flash":
-        """Back from a result file."""
-        return cls(Counter(described["calls"]), Counter(described["fallbacks"]))
+    def of(cls, trial: Trial, tokens: int, **others: Any) -> Self:
+        """Of a trial that worked on that many tokens."""
+        memory = trial.peak_memory / 1e6
+        return cls(seconds=trial.seconds, tokens_per_s=tokens / trial.seconds, peak_memory_mb=memory, **others)
 
-    def __add__(self, other: "Flash") -> "Flash":
-        return Flash(self.calls + other.calls, self.fallbacks + other.fallbacks)
 
-    def describe(self) -> dict[str, dict[str, int]]:
-        """For the result files."""
-        return {"calls": dict(self.calls), "fallbacks": dict(self.fallbacks)}
+class ByArm(Record, Generic[Figures]):
+    """The same of both arms."""
+
+    off: Figures
+    on: Figures
+
+    def __getitem__(self, name: Arm) -> Figures:
+        return self.off if name == "off" else self.on
+
+
+class Flash(Record):
+    """What the patch did in the arm that is on."""
+
+    calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
+    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls left to MLX
+
+    def add(self, calls: Mapping[str, int], fallbacks: Mapping[str, int]) -> None:
+        self.calls = dict(Counter(self.calls) + Counter(calls))
+        self.fallbacks = dict(Counter(self.fallbacks) + Counter(fallbacks))
+
+    @classmethod
+    def sum(cls, parts: Iterable["Flash"]) -> "Flash":
+        total = cls()
+        for part in parts:
+            total.add(part.calls, part.fallbacks)
+        return total
 
     def __str__(self) -> str:
         calls = ", ".join(f"{kernel} {count:,} calls" for kernel, count in sorted(self.calls.items())) or "no calls"
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(self.fallbacks.items()))
-        return f"flash: {calls}, {self.fallbacks.total():,} fallbacks" + (f" ({reasons})" if reasons else "")
+        return f"{calls}, {sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
 
 
 def run(name: Arm, work: Callable[[], Result], flash_did: Flash) -> tuple[Result, Trial]:
@@ -98,8 +113,7 @@ def run(name: Arm, work: Callable[[], Result], flash_did: Flash) -> tuple[Result
             "run flash-eval without mlxlm-flash run"
         )
     if name == "on":
-        flash_did.calls += ran
-        flash_did.fallbacks += left
+        flash_did.add(ran, left)
     return result, trial
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 from mlx.utils import tree_flatten
 
 from flash_evals import hub, output
 from flash_evals.errors import EvalError, first_line
+from flash_evals.record import Count, Record
 
 Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
@@ -23,10 +25,25 @@ ADAPTER_FILES = "adapter_config.json", "adapters.safetensors"
 ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # as mlx-lm calls them; m is DoRA's magnitude
 
 
-@dataclass(frozen=True)
-class Adapters:
-    path: str  # the folder that was asked for
-    type: str  # mlx-lm's fine_tune_type: lora, dora or full
+class Model(Record):
+    """As result files have it."""
+
+    name: str
+    source: str  # the folder or hub id that was asked for
+    revision: str | None  # the hub's commit
+    adapter_path: str | None
+    adapter_type: str | None
+    type: str
+    parameters: Count
+    dtype: str
+    max_positions: int | None
+
+    @property
+    def title(self) -> str:
+        """As the pages name it: `Qwen2 demo, 1.0 M parameters, float32`."""
+        adapters = f"{self.adapter_type} adapters {Path(self.adapter_path).name}" if self.adapter_path else None
+        parameters = f"{output.count(self.parameters)} parameters"
+        return ", ".join(filter(None, (self.name, self.revision, adapters, parameters, self.dtype)))
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,8 @@ class LoadedModel:
     name: str  # as printed
     source: str  # the folder or hub id that was asked for
     revision: str | None  # the hub's commit
-    adapters: Adapters | None = None
+    adapter_path: str | None = None  # the folder that was asked for
+    adapter_type: str | None = None  # mlx-lm's fine_tune_type: lora, dora or full
 
     @property
     def parameters(self) -> int:
@@ -92,19 +110,14 @@ class LoadedModel:
                 f"{what} needs {tokens:,} positions, {self.name} has {self.max_positions:,} (max_position_embeddings)"
             )
 
-    def describe(self) -> dict[str, Any]:
+    @property
+    def type(self) -> str:
+        """mlx-lm's name of the architecture."""
+        return str(self.config["model_type"])
+
+    def describe(self) -> Model:
         """For the result files."""
-        return {
-            "name": self.name,
-            "source": self.source,
-            "revision": self.revision,
-            "adapter_path": self.adapters and self.adapters.path,
-            "adapter_type": self.adapters and self.adapters.type,
-            "type": self.config["model_type"],
-            "parameters": self.parameters,
-            "dtype": self.dtype,
-            "max_positions": self.max_positions,
-        }
+        return msgspec.convert(self, Model, from_attributes=True)
 
 
 @dataclass(frozen=True)
@@ -123,13 +136,6 @@ class Tokens:
 
 def _parameters(network: Any) -> dict[str, mx.array]:
     return dict(tree_flatten(network.parameters()))
-
-
-def title(model: dict[str, Any]) -> str:
-    """A result file's model, as the pages name it."""
-    adapters = f"{model['adapter_type']} adapters {Path(model['adapter_path']).name}" if model["adapter_path"] else None
-    parameters = f"{output.count(model['parameters'])} parameters"
-    return ", ".join(filter(None, (model["name"], model["revision"], adapters, parameters, model["dtype"])))
 
 
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
@@ -167,8 +173,8 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
         raise EvalError(f"cannot load the model in {folder}: {first_line(error)}") from error
     if not tokenizer.encode("a", add_special_tokens=False):
         raise EvalError(f"cannot load the model in {folder}: it has no tokenizer")
-    adapters = _add_adapters(network, adapter_path) if adapter_path is not None else None
-    return LoadedModel(network, tokenizer, config, name, model or "demo", found, adapters)
+    adapter_type = _add_adapters(network, adapter_path) if adapter_path is not None else None
+    return LoadedModel(network, tokenizer, config, name, model or "demo", found, adapter_path, adapter_type)
 
 
 def _require_files(folder: Path, what: str, patterns: tuple[str, ...]) -> None:
@@ -178,8 +184,8 @@ def _require_files(folder: Path, what: str, patterns: tuple[str, ...]) -> None:
             raise EvalError(f"{folder} is not {what} in mlx-lm's layout: {has}")
 
 
-def _add_adapters(network: Any, adapter_path: str) -> Adapters:
-    """Puts them into the model, as mlx-lm does it; all that the model gets must be in the file."""
+def _add_adapters(network: Any, adapter_path: str) -> str:
+    """Puts them into the model, as mlx-lm does it: gives their type. All that the model gets must be in the file."""
     from mlx_lm.utils import load_adapters
 
     config_file, weights_file = (Path(adapter_path, name) for name in ADAPTER_FILES)
@@ -201,7 +207,7 @@ def _add_adapters(network: Any, adapter_path: str) -> Adapters:
     if not given:
         raise EvalError(f"cannot load the adapters in {adapter_path}: there are none")
     network.eval()  # no dropout
-    return Adapters(adapter_path, kind)
+    return str(kind)
 
 
 def _from_hub(repo: str, revision: str | None) -> Path:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 import mlxlm_flash_patch.cli
+import msgspec
 
 from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs
@@ -32,6 +33,11 @@ adapter_path = click.option(
     metavar="FOLDER",
     help="Adapters that mlx_lm.lora has trained (LoRA, DoRA, or all weights) to put into the model.",
 )
+
+
+def given(record: type[Item], **more: object) -> Item:
+    """A record of the settings, from the options of the command at work that have the names of its fields, and more."""
+    return msgspec.convert({**click.get_current_context().params, **more}, record)
 
 
 def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 import statistics
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -85,15 +85,6 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def finite(value: Any) -> Any:
-    """The same structure with null for every number that JSON has no word for."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 @dataclass(frozen=True)
 class Outputs:
     """Where the results of a command go: a format for stdout, and files."""
@@ -104,7 +95,7 @@ class Outputs:
 
     def deliver(
         self,
-        result: dict[str, Any] | list[dict[str, Any]],
+        result: object,
         rows: Sequence[dict[str, Any]],
         page: Callable[[Table], str],
         draw: Callable[[], None] | None = None,
@@ -123,12 +114,12 @@ class Outputs:
         finally:
             click.echo(self._shown(result, rows, page), nl=False)
 
-    def _shown(self, result: Any, rows: Sequence[dict[str, Any]], page: Callable[[Table], str]) -> str:
+    def _shown(self, result: object, rows: Sequence[dict[str, Any]], page: Callable[[Table], str]) -> str:
         match self.format:
             case "json":
                 return as_json(result)
             case "jsonl":
-                return "".join(json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
+                return "".join(as_json(row, indent=0) for row in rows)
             case "csv":
                 return as_csv(rows)
             case "md":
@@ -136,8 +127,9 @@ class Outputs:
         return page(columns) + "\n"
 
 
-def as_json(result: Any) -> str:
-    return json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n"
+def as_json(result: object, indent: int = 2) -> str:
+    """On one line if `indent` is 0."""
+    return msgspec.json.format(msgspec.json.encode(result), indent=indent).decode() + "\n"
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:

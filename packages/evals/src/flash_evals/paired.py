@@ -3,16 +3,17 @@
 Of a batch only a few numbers per token are kept, so memory does not grow with the text by more than those.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 
 import mlx.core as mx
 import numpy as np
+from msgspec.structs import asdict
 
 from flash_evals import scoring
 from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
 from flash_evals.ranks import Ranks
+from flash_evals.record import Amount, Count, Record
 from flash_evals.scoring import Window
 
 Model = Callable[[mx.array], mx.array]
@@ -21,13 +22,18 @@ ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of inte
 TIES_KEPT = 16  # of a token; a model that likes all its vocabulary the same would fill the memory with them
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(Record):
     """What one arm makes of n scored tokens: enough to compare it with another that is not there."""
 
     nll: np.ndarray  # (n,) float32: -ln p of the token that came
     top1: np.ndarray  # (n,) int32: the token ranked first, -1 if there are logits that are no finite numbers
     ties: np.ndarray  # (ties, 2) int32: scored token, and a token that ties with the first there
+
+    def __post_init__(self) -> None:
+        """A file has no dtypes."""
+        self.nll = self.nll.astype(np.float32, copy=False)
+        self.top1 = self.top1.astype(np.int32, copy=False)
+        self.ties = self.ties.astype(np.int32, copy=False).reshape(-1, 2)
 
     @classmethod
     def join(cls, parts: Sequence["Scores"]) -> "Scores":
@@ -48,29 +54,50 @@ def top1_agrees(off: Scores, on: Scores) -> np.ndarray:
     return agrees
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What the arms made of the same windows: for each arm a trial and its scores, and how these differ."""
+class OfArm(Scores, kw_only=True):
+    """What one arm made of a batch, and what it took."""
 
-    windows: int
-    tokens_read: int
-    rank: int
+    seconds: Amount
+    peak_memory: Count  # bytes
+
+    @property
+    def trial(self) -> Trial:
+        return Trial(self.seconds, self.peak_memory)
+
+
+class Batch(Record, kw_only=True, omit_defaults=True):
+    """What the arms made of the same windows, and how it differs: a line of the file that keeps it."""
+
+    windows: Count
+    tokens: Count  # that were read
+    rank: Count
     order: tuple[Arm, ...]
-    trials: dict[Arm, Trial]
-    scores: dict[Arm, Scores]
-    kl: np.ndarray | None  # for each scored token; None if one arm ran
+    off: OfArm | None = None
+    on: OfArm | None = None
+    kl: np.ndarray | None  # float32, for each scored token; None if one arm ran
     max_abs_dlogit: float | None
     flash: Flash
 
+    def __post_init__(self) -> None:
+        if self.kl is not None:
+            self.kl = self.kl.astype(np.float32, copy=False)
+            self.max_abs_dlogit = np.nan if self.max_abs_dlogit is None else self.max_abs_dlogit
 
-def measured(
+    @property
+    def arms(self) -> dict[Arm, OfArm]:
+        """Those that ran."""
+        both: dict[Arm, OfArm | None] = {"off": self.off, "on": self.on}
+        return {name: of_arm for name, of_arm in both.items() if of_arm is not None}
+
+
+def batches(
     model: Model,
     ids: np.ndarray,
     plan: Sequence[Window],
     batch_size: int,
     which: Collection[Arm] = ARMS,
     ranks: Ranks | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
     Its size changes no score: a shorter window is padded behind its end, where causal attention does not look.
@@ -78,13 +105,13 @@ def measured(
     each of them is given all, in the order of the plan.
     """
     ranks = ranks or Ranks()
-    batches = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
+    planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
     for name in which if plan else ():
         run(name, partial(_forward, model, _read(ids, plan[:1])), Flash())
-    for number, first in enumerate(range(0, len(batches), ranks.size)):
+    for number, first in enumerate(range(0, len(planned), ranks.size)):
         order = tuple(name for name in arms(number) if name in which)
         work = partial(_measure, model, ids, order=order, rank=ranks.rank)
-        yield from ranks.each(work, batches[first : first + ranks.size])
+        yield from ranks.each(work, planned[first : first + ranks.size])
 
 
 def _measure(model: Model, ids: np.ndarray, batch: Sequence[Window], *, order: tuple[Arm, ...], rank: int) -> Batch:
@@ -102,8 +129,16 @@ def _measure(model: Model, ids: np.ndarray, batch: Sequence[Window], *, order: t
         rows = [_compare(logits["off"][row], logits["on"][row], window) for row, window in enumerate(batch)]
         kl, dlogit = (np.concatenate(column) for column in zip(*rows, strict=True))
         max_abs_dlogit = float(np.max(dlogit))
-    tokens = sum(window.end - window.begin for window in batch)
-    return Batch(len(batch), tokens, rank, order, trials, scores, kl, max_abs_dlogit, flash)
+    return Batch(
+        windows=len(batch),
+        tokens=sum(window.end - window.begin for window in batch),
+        rank=rank,
+        order=order,
+        **{str(name): OfArm(**asdict(scores[name]), **asdict(trials[name])) for name in order},
+        kl=kl,
+        max_abs_dlogit=max_abs_dlogit,
+        flash=flash,
+    )
 
 
 def _read(ids: np.ndarray, batch: Sequence[Window]) -> mx.array:

@@ -1,32 +1,37 @@
 """`flash-eval perplexity`: one model reads one text twice, patch off and on, and every difference is shown.
 
-`command` reads the options, `paired.measured` does the work batch by batch, `summary` makes the contents of a
-result file of it, `render` the page that people read.
+From the command to the page: here are the options; `plan` makes windows of a text; `paired` reads them with both arms,
+batch by batch; `perplexity_result` makes records of that; `perplexity_page` shows them.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Generator
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import click
-import numpy as np
-from rich.progress import TextColumn
+from msgspec.structs import asdict
 
-from flash_evals import claims, data, machine, models, options, output, paired, reading, records, scoring
-from flash_evals.claims import Ratio
+from flash_evals import (
+    data,
+    machine,
+    models,
+    options,
+    paired,
+    perplexity_page,
+    perplexity_result,
+    plan,
+    runner,
+    score_file,
+)
 from flash_evals.errors import EvalError
-from flash_evals.measure import ARMS, Arm, Flash, memory_method
-from flash_evals.output import Outputs, Table
-from flash_evals.paired import Scores
+from flash_evals.measure import ARMS, Arm, memory_method
+from flash_evals.output import Outputs
+from flash_evals.paired import Batch
+from flash_evals.perplexity_result import Result, Settings, Windows
+from flash_evals.plan import Rules
 from flash_evals.ranks import Ranks, shared
-from flash_evals.reading import Rules, Size
-
-SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
 
 @click.command("perplexity")
@@ -47,7 +52,7 @@ SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywher
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
 @click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
 @click.option("--dataset-revision", help="Branch, tag or commit of a hub dataset.  [default: main]")
-@reading.options
+@plan.options
 @click.option(
     "--batch-size",
     default=4,
@@ -141,16 +146,15 @@ def command(
     described_machine = machine.describe()
     text = data.load(*dataset, config=config, split=split, column=column, revision=dataset_revision)
     loaded = models.load(model, revision, adapter_path)
-    read = reading.read(loaded, text, rules)
-    plan = read.plan[:max_windows]
-    settings = {**read.settings, "top1_tie": scoring.TIE}
+    planned = plan.make(loaded, text, rules)
+    windows = planned.windows[:max_windows]
     which = ARMS if arm == "both" else (arm,)
-    header = records.Header(
+    header = score_file.Header(
         text=f"sha256:{text.fingerprint}",
-        tokens=records.fingerprint_of_ids(read.ids),
-        scoring=settings,
+        tokens=score_file.fingerprint_of_ids(planned.ids),
+        scoring=planned.settings,
         arms=list(which),
-        weights=records.fingerprint_of_weights(loaded),
+        weights=score_file.fingerprint_of_weights(loaded),
         model=loaded.describe(),
         dataset=text.describe(),
         batch_size=batch_size,
@@ -158,42 +162,38 @@ def command(
         machine=described_machine,
     )
     ranks.agree((header.of_the_scores(), header.weights), "text, model and settings")
-    other = records.read(compare, header, read.plan, len(plan)) if compare and ranks.rank == 0 else None
+    other = score_file.read(compare, header, planned.windows, len(windows)) if compare and ranks.rank == 0 else None
 
     kept = (save or resume) if ranks.rank == 0 else None
-    with records.appending(kept, header, read.plan, resume=bool(resume)) as (held, keep):
-        batches = list(ranks.all(lambda: held)[0])
-        resumed = records.windows(batches)
-        if resumed > len(plan):
+    with score_file.appending(kept, header, planned.windows, resume=bool(resume)) as (held, keep):
+        before = ranks.all(lambda: held)[0]
+        resumed = score_file.windows_in(before)
+        if resumed > len(windows):
             raise EvalError(f"--resume {resume} holds {resumed:,} windows, --max-windows is {max_windows}")
+
+        def work() -> Generator[Batch, None, None]:
+            for batch in paired.batches(loaded.model, planned.ids, windows[resumed:], batch_size, which, ranks):
+                yield batch
+                keep(batch)  # before the next one begins
+
         if ranks.rank == 0:
             machine.say_what_bounds(described_machine)
-        work = paired.measured(loaded.model, read.ids, plan[resumed:], batch_size, which, ranks)
-        failure = _watched(work, keep, batches, f"windows, {' and '.join(which)}", len(plan))
-    finished = records.windows(batches)
+        what, total = f"windows, {' and '.join(which)}", len(windows)
+        batches, stopped = runner.run(work(), what, total, before, lambda batch: batch.windows, _status)
+    finished = score_file.windows_in(batches)
     if ranks.rank == 0:
-        result: dict[str, Any] = {
-            "command": "perplexity",
-            "model": loaded.describe(),
-            "dataset": text.describe(),
-            "settings": {
-                **settings,
-                "arm": arm,
-                "batch_size": batch_size,
-                "max_windows": max_windows,
-                "memory": memory_method(),
-            },
-            **summary(batches, read.size_up_to(plan[finished - 1]), other, header),
-            "ranks": _together(batches[len(held) :], ranks.size),
-            "windows": {"planned": len(plan), "finished": finished, "resumed": resumed},
-            "interrupted": finished < len(plan),
-            "machine": described_machine,
-        }
-        outputs.deliver(result, csv_rows(result["trials"]), partial(render, result))
-    if isinstance(failure, Exception):
-        raise failure
-    if finished < len(plan):
-        sys.exit(130)
+        result = Result(
+            model=header.model,
+            dataset=header.dataset,
+            settings=options.given(Settings, **asdict(planned.settings), memory=memory_method()),
+            **perplexity_result.measured(batches, planned.size_up_to(windows[finished - 1]), other, header),
+            ranks=perplexity_result.together(batches[len(before) :], ranks.size),
+            windows=Windows(planned=len(windows), finished=finished, resumed=resumed),
+            interrupted=finished < len(windows),
+            machine=described_machine,
+        )
+        outputs.deliver(result, perplexity_result.csv_rows(result), partial(perplexity_page.render, result))
+    runner.end(stopped)
 
 
 def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: Path | None, outputs: Outputs) -> None:
@@ -214,282 +214,7 @@ def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: 
             raise EvalError(f"{option} and {another} are the same file: {path}")
 
 
-def _watched(
-    work: Iterable[paired.Batch],
-    keep: Callable[[paired.Batch], None],
-    batches: list[paired.Batch],
-    what: str,
-    total: int,
-) -> Exception | KeyboardInterrupt | None:
-    """Adds each batch to `batches`, keeps it, and shows how far it is. Gives what ended the work too early; if there
-    is no batch at all, that is raised.
-    """
-    try:
-        with output.progress(TextColumn("{task.fields[status]}")) as progress:
-            bar = progress.add_task(what, total=total, completed=records.windows(batches), status="")
-            for batch in work:
-                batches.append(batch)
-                keep(batch)
-                progress.update(bar, advance=batch.windows, status=_status(batch))
-    except (Exception, KeyboardInterrupt) as error:
-        if not batches:
-            raise
-        return error
-    return None
-
-
-def _status(batch: paired.Batch) -> str:
-    speeds = " · ".join(f"{name} {batch.tokens_read / trial.seconds:,.0f}" for name, trial in batch.trials.items())
-    peak = max(trial.peak_memory for trial in batch.trials.values())
+def _status(batch: Batch) -> str:
+    speeds = " · ".join(f"{name} {batch.tokens / of_arm.seconds:,.0f}" for name, of_arm in batch.arms.items())
+    peak = max(of_arm.peak_memory for of_arm in batch.arms.values())
     return f"{speeds} tokens/s · peak {peak / 1e6:,.1f} MB"
-
-
-@dataclass(frozen=True)
-class Column:
-    """What one arm made of the text, measured now or read from a file."""
-
-    scores: Scores
-    trials: list[dict[str, Any]]
-    flash: Flash
-
-    @classmethod
-    def of(cls, batches: Sequence[paired.Batch], arm: Arm) -> "Column":
-        scores = Scores.join([batch.scores[arm] for batch in batches])
-        flash = sum((batch.flash for batch in batches), start=Flash()) if arm == "on" else Flash()
-        return cls(scores, [batch.trials[arm].describe(batch.tokens_read) for batch in batches], flash)
-
-    def figures(self, size: Size) -> dict[str, Any]:
-        return {
-            **asdict(scoring.perplexity(self.scores.nll, *size)),
-            "tokens_per_s": median(trial["tokens_per_s"] for trial in self.trials),
-            "peak_memory_mb": max(trial["peak_memory_mb"] for trial in self.trials),
-        }
-
-
-def summary(
-    batches: Sequence[paired.Batch], size: Size, other: records.Kept | None, header: records.Header
-) -> dict[str, Any]:
-    """The measured part of the result; the scored tokens of these batches make up text of that size."""
-    columns: dict[str, Column] = {name: Column.of(batches, name) for name in ARMS if name in batches[0].trials}
-    compared = None
-    if other:
-        [live] = columns
-        held = other.header.arms
-        arm = next((name for name in held if name != live), held[0])
-        column = "other" if arm == live else arm
-        tokens = len(columns[live].scores.nll)
-        theirs = Column.of(other.batches, arm)
-        columns[column] = Column(theirs.scores.first(tokens), theirs.trials, theirs.flash)
-        compared = {
-            "file": str(other.path),
-            "arm": arm,
-            "column": column,
-            "differs_in": records.differences(other.header.of_the_conditions(), header.of_the_conditions()),
-            "model": other.header.model,
-            "batch_size": other.header.batch_size,
-            "ranks": other.header.ranks,
-            "machine": other.header.machine,
-            "trials": theirs.trials,
-        }
-    order = [name for name in ("other", *ARMS) if name in columns]
-    return {
-        "tokens": len(columns[order[0]].scores.nll),
-        "words": size.words,
-        "bytes": size.bytes,
-        **{name: columns[name].figures(size) for name in order},
-        "paired": _paired(order, columns, batches) if len(order) > 1 else None,
-        "compared": compared,
-        "flash": (columns["on"].flash if "on" in columns else Flash()).describe(),
-        "trials": [_trial(batch) for batch in batches],
-    }
-
-
-def _paired(order: Sequence[str], columns: dict[str, Column], batches: Sequence[paired.Batch]) -> dict[str, Any]:
-    """The second column against the first. What takes the logits of both is None if only one arm ran."""
-    first, second = (columns[name].scores for name in order)
-    delta = scoring.mean(second.nll - first.nll)
-    both = [(batch.kl, batch.max_abs_dlogit) for batch in batches if batch.kl is not None]
-    return {
-        "of": list(order),
-        "delta_nll": delta.value,
-        "delta_nll_se": delta.se,
-        "max_abs_dlogit": float(np.max([dlogit for _, dlogit in both])) if both else None,
-        "mean_kl": scoring.mean(np.concatenate([kl for kl, _ in both])).value if both else None,
-        "top1_agreement": float(paired.top1_agrees(first, second).mean()),
-    }
-
-
-def _together(batches: Sequence[paired.Batch], ranks: int) -> dict[str, Any]:
-    """How many ranks took part, and the tokens per second of all together: the sum of their medians."""
-    speeds: dict[Arm, dict[int, list[float]]] = {}
-    for batch in batches:
-        for name, trial in batch.trials.items():
-            speeds.setdefault(name, {}).setdefault(batch.rank, []).append(batch.tokens_read / trial.seconds)
-    together = {name: sum(map(median, of_rank.values())) for name, of_rank in speeds.items()}
-    return {"size": ranks, "tokens_per_s": together}
-
-
-def _trial(batch: paired.Batch) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "windows": batch.windows,
-        "tokens": batch.tokens_read,
-        "rank": batch.rank,
-        "order": list(batch.order),
-    }
-    for name, trial in batch.trials.items():
-        described[name] = trial.describe(batch.tokens_read)
-    return described
-
-
-def csv_rows(trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each arm's share of a batch, in the order they ran."""
-    return [
-        {
-            "batch": number,
-            "arm": name,
-            "windows": trial["windows"],
-            "tokens": trial["tokens"],
-            "rank": trial["rank"],
-            **trial[name],
-        }
-        for number, trial in enumerate(trials)
-        for name in trial["order"]
-    ]
-
-
-def render(result: dict[str, Any], table: Table = output.columns) -> str:
-    """The result as a page of text."""
-    model, dataset, settings, compared = (result[key] for key in ("model", "dataset", "settings", "compared"))
-    shown = [name for name in ("other", *ARMS) if name in result]
-    arms = [result[name] for name in shown]
-    trials = _trials(result)
-    titles = {"off": "patch off", "on": "patch on"}
-    if compared:
-        titles[compared["column"]] = f"patch {compared['arm']}, {Path(compared['file']).name}"
-    fingerprint = dataset["fingerprint"].removeprefix("sha256:")[:8]
-    header = " · ".join(
-        [
-            models.title(model),
-            ", ".join(filter(None, (dataset["name"], dataset["revision"], f"text {fingerprint}"))),
-            reading.described(settings),
-            f"{result['tokens']:,} tokens",
-            result["machine"]["device"],
-        ]
-    )
-    ranks = result["ranks"]
-    speed = "prefill tokens/s" if ranks["size"] == 1 else "prefill tokens/s, each rank"
-    rows = [
-        ("", *(titles[name] for name in shown), "difference"),
-        (
-            "token perplexity",
-            *(f"{output.plain(arm['ppl'])} ± {output.plain(arm['ppl_se'], 2)}" for arm in arms),
-            _delta_nll(result["paired"]),
-        ),
-        (
-            "word / byte perplexity",
-            *(f"{_known(arm['word_ppl'], 3)} / {_known(arm['byte_ppl'])}" for arm in arms),
-            "",
-        ),
-        ("bits per byte", *(_known(arm["bits_per_byte"]) for arm in arms), ""),
-        (
-            speed,
-            *(output.spread([trial["tokens_per_s"] for trial in trials[name]]) for name in shown),
-            str(_ratio(result, "tokens_per_s")),
-        ),
-        (
-            "peak memory",
-            *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in arms),
-            str(_ratio(result, "peak_memory_mb")),
-        ),
-    ]
-    if ranks["size"] > 1:
-        together = [f"{ranks['tokens_per_s'][name]:,.0f}" if name in ranks["tokens_per_s"] else "" for name in shown]
-        rows.insert(5, (f"{ranks['size']} ranks together", *together, ""))
-    figures = table(rows if result["paired"] else [row[:-1] for row in rows])
-    lines = [header, "", figures, ""]
-    if comparison := _comparison(result):
-        lines.append(comparison)
-    if compared:
-        differs = "; ".join(compared["differs_in"]) or "nothing: the same model, machine, versions and batch size"
-        lines.append(f"{Path(compared['file']).name} differs in {differs}")
-    lines.append(verdict(result))
-    lines += machine.what_bounds(result["machine"])
-    if result["windows"]["resumed"]:
-        lines.append(f"{result['windows']['resumed']:,} windows are from an earlier run.")
-    if result["interrupted"]:
-        finished, planned = result["windows"]["finished"], result["windows"]["planned"]
-        lines.append(f"Interrupted after {finished:,} of {planned:,} windows; the figures are of those.")
-    return "\n".join(lines)
-
-
-def _delta_nll(compared: dict[str, Any] | None) -> str:
-    return f"ΔNLL {compared['delta_nll']:+.1e} ± {compared['delta_nll_se']:.1e}" if compared else ""
-
-
-def _trials(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Those of each column."""
-    columns: dict[str, list[dict[str, Any]]]
-    columns = {name: [trial[name] for trial in result["trials"] if name in trial] for name in ARMS}
-    if compared := result["compared"]:
-        columns[compared["column"]] = compared["trials"]
-    return columns
-
-
-def _ratio(result: dict[str, Any], figure: str) -> Ratio:
-    """Not known if there is nothing to compare, or if the patch is not all that two arms differ in."""
-    compared = result["compared"]
-    if not result["paired"] or (compared and compared["column"] != "other" and compared["differs_in"]):
-        return Ratio(None, apart=False)
-    first, second = result["paired"]["of"]
-    trials = _trials(result)
-    return Ratio.of(
-        claims.quotient(result[second][figure], result[first][figure]),
-        *([trial[figure] for trial in trials[name]] for name in (first, second)),
-    )
-
-
-def _comparison(result: dict[str, Any]) -> str:
-    """What the predictions have to do with each other, and what flash did, as far as there are two arms and flash."""
-    compared, parts = result["paired"], []
-    if compared:
-        parts += [
-            f"top-1 agreement {_percent(compared['top1_agreement'])} %",
-            f"max |Δlogit| {_small(compared['max_abs_dlogit'])}",
-            f"mean KL {_small(compared['mean_kl'])}",
-        ]
-    if "on" in result:
-        parts.append(str(Flash.of(result["flash"])))
-    return " · ".join(parts)
-
-
-def _known(x: float | None, digits: int = 4) -> str:
-    return "–" if x is None else output.plain(x, digits)
-
-
-def _small(x: float | None) -> str:
-    return "–" if x is None else f"{x:.1e}"
-
-
-def verdict(result: dict[str, Any]) -> str:
-    """One sentence that is true of the figures above it."""
-    compared = result["paired"]
-    if "on" in result and not result["flash"]["calls"]:
-        which = "both columns are" if compared else "this is"
-        return f"The patch never ran: {which} MLX's own attention."
-    if not compared:
-        return "One arm: nothing is compared."
-    if not np.isfinite(compared["delta_nll"]) or not np.isfinite(compared["max_abs_dlogit"] or 0):
-        return "Not comparable: there are logits that are no finite numbers."
-    if compared["top1_agreement"] == 1 and abs(compared["delta_nll"]) <= SAME_NLL:
-        predictions = "Same predictions"
-    else:
-        differ, tokens = round((1 - compared["top1_agreement"]) * result["tokens"]), result["tokens"]
-        top1 = f"top-1 at {differ:,} of {tokens:,} tokens"
-        predictions = f"Predictions differ: {top1}, ΔNLL {compared['delta_nll']:+.1e}"
-    ratios = {"speed": _ratio(result, "tokens_per_s"), "memory": _ratio(result, "peak_memory_mb")}
-    return "; ".join(filter(None, (predictions, claims.sentence(ratios)))) + "."
-
-
-def _percent(share: float) -> str:
-    """Rounded down: 100.000 only if it is all of them."""
-    return f"{np.floor(share * 1e5) / 1e3:.3f}"

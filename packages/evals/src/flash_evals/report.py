@@ -2,21 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import click
+import msgspec
 
-from flash_evals import options
-from flash_evals.errors import EvalError
-from flash_evals.page import doctor, finetune, kernels, perplexity, result_file, speed
+from flash_evals import finetune_result, options, perplexity_result, speed_result
+from flash_evals.errors import EvalError, first_line
+from flash_evals.kernel_results import Entry
+from flash_evals.page import doctor, finetune, kernels, perplexity, speed
 from flash_evals.page.document import document
-from flash_evals.page.result_file import Node, Unusable
 from flash_evals.page.run import Run
 
-READERS: dict[str, Callable[[str, Node], list[Run]]] = {
-    "perplexity": perplexity.read,
-    "speed": speed.read,
-    "finetune": finetune.read,
-    doctor.COMMAND: doctor.read,
+Kernels = Annotated[list[Entry], msgspec.Meta(min_length=1)]
+Result = perplexity_result.Result | speed_result.Result | finetune_result.Result | doctor.Result | Kernels
+READERS: dict[type, Callable[[str, Any], list[Run]]] = {
+    perplexity_result.Result: perplexity.read,
+    speed_result.Result: speed.read,
+    finetune_result.Result: finetune.read,
+    doctor.Result: doctor.read,
+    list: kernels.read,
 }
 
 
@@ -57,27 +62,18 @@ def command(files: Sequence[Path], html_file: Path) -> None:
     for file in dict.fromkeys(files):
         name = click.format_filename(file)
         try:
-            runs += read(file, name)
-        except Unusable as error:
-            left_out.append((name, str(error)))
+            found = msgspec.json.decode(file.read_bytes(), type=Result)
+            runs += READERS[type(found)](name, found)
+        except OSError as error:
+            left_out.append((name, error.strerror or type(error).__name__))
+        except (ValueError, RecursionError) as error:  # msgspec's are, too
+            left_out.append((name, first_line(error)))
     for name, why in left_out:
         click.echo(f"Left out: {name}: {why}", err=True)
     if not runs:
         raise EvalError("none of the files is a result of flash-eval, so there is no page to make")
     try:
-        # Half a character pair is valid in JSON, and has no place in UTF-8.
-        html_file.write_bytes(document(runs, left_out).encode("utf-8", "replace"))
+        html_file.write_text(document(runs, left_out), encoding="utf-8")
     except OSError as error:
         raise EvalError(f"cannot write {html_file}: {error.strerror}") from error
     click.echo(html_file)
-
-
-def read(file: Path, name: str) -> list[Run]:
-    """What a result file holds. Raises Unusable."""
-    node = result_file.load(file)
-    if isinstance(node.value, list):
-        return kernels.read(name, node)
-    command = node.value.get("command") if isinstance(node.value, dict) else None
-    if not isinstance(command, str) or command not in READERS:
-        raise Unusable("no result file of flash-eval perplexity, speed, finetune or kernels, or of mlxlm-flash doctor")
-    return READERS[command](name, node)

@@ -5,11 +5,12 @@ Nothing here knows of models, files or the clock.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
+
+from flash_evals.record import Record
 
 # Two logits this close, relative to the larger one, are a tie: eight roundings of float32.
 TIE = 2.0**-20
@@ -127,15 +128,14 @@ def mean(values: np.ndarray) -> Estimate:
     return Estimate(float(values.mean()), se)
 
 
-@dataclass(frozen=True)
-class Perplexity:
-    """What one arm says of a text."""
+class Perplexity(Record):
+    """What one arm says of a text. Word and byte figures are None where the tokens do not make up a text."""
 
-    ppl: float
-    ppl_se: float
-    word_ppl: float | None
-    byte_ppl: float | None
-    bits_per_byte: float | None
+    ppl: float | None  # in JSON null where it is not finite
+    ppl_se: float | None
+    word_ppl: float | None = None
+    byte_ppl: float | None = None
+    bits_per_byte: float | None = None
 
 
 def perplexity(nll: np.ndarray, words: int | None, n_bytes: int | None) -> Perplexity:
@@ -147,10 +147,16 @@ def perplexity(nll: np.ndarray, words: int | None, n_bytes: int | None) -> Perpl
     total = float(nll.astype(np.float64).sum())
     ppl = exp(average.value)
     if words is None or n_bytes is None:
-        return Perplexity(ppl, ppl * average.se, None, None, None)
+        return Perplexity(ppl=ppl, ppl_se=ppl * average.se)
     per_word = total / words if words else math.inf  # the first tokens of a text may be white space only
     per_byte = total / n_bytes
-    return Perplexity(ppl, ppl * average.se, exp(per_word), exp(per_byte), per_byte / math.log(2))
+    return Perplexity(
+        ppl=ppl,
+        ppl_se=ppl * average.se,
+        word_ppl=exp(per_word),
+        byte_ppl=exp(per_byte),
+        bits_per_byte=per_byte / math.log(2),
+    )
 
 
 def exp(x: float) -> float:

@@ -1,24 +1,17 @@
-"""`flash-eval speed`: prompt and generation tokens per second at several depths, patch off and on.
+"""`flash-eval speed`: prompt and generation tokens per second at several depths, patch off and on."""
 
-`command` reads the options, `generation.measured` does the work trial by trial, `summary` makes the contents of a
-result file of it, `render` the page that people read.
-"""
-
-import statistics
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import click
 
-from flash_evals import claims, generation, machine, models, options, output
-from flash_evals.claims import Ratio
+from flash_evals import generation, machine, models, options, runner, speed_result
 from flash_evals.errors import EvalError
-from flash_evals.generation import Case, Draft, Kind, Pair
-from flash_evals.measure import ARMS, Arm, Flash, memory_method
-from flash_evals.output import Outputs, Table
+from flash_evals.generation import Case, Draft, Kind
+from flash_evals.measure import Flash, memory_method
+from flash_evals.output import Outputs
+from flash_evals.speed_result import Result, Settings
 
 NUM_DRAFT_TOKENS = 3  # as in mlx_lm.generate
 
@@ -130,46 +123,24 @@ def command(
     _check_models(loaded, draft, tests)
     machine.say_what_bounds(described_machine)
 
-    pairs: list[Pair] = []
-    total = len(tests) * repetitions
-    stopped: BaseException | None = None
-    try:
-        with output.progress() as progress:
-            bar = progress.add_task("trials, off and on", total=total)
-            for pair in generation.measured(loaded, tests, repetitions, seed, delay, draft):
-                pairs.append(pair)
-                progress.advance(bar)
-    except (KeyboardInterrupt, EvalError) as error:  # what is measured by then is kept
-        if not pairs:
-            raise
-        stopped = error
-
-    result: dict[str, Any] = {
-        "command": "speed",
-        "model": loaded.describe(),
-        "draft_model": draft and draft.loaded.describe(),
-        "settings": {
-            "prompt": prompt,
-            "generate": generate,
-            "depth": depth,
-            "batch_size": batch_size,
-            "num_draft_tokens": draft and draft.tokens,
-            "repetitions": repetitions,
-            "delay": delay,
-            "seed": seed,
-            "prefill_step_size": generation.prefill_step_size(),
-            "memory": memory_method(),
-        },
-        "results": [summary(test, list(of_test)) for test, of_test in groupby(pairs, key=lambda pair: pair.test)],
-        "flash": sum((pair.flash for pair in pairs), start=Flash()).describe(),
-        "interrupted": stopped is not None,
-        "machine": described_machine,
-    }
-    outputs.deliver(result, csv_rows(result["results"]), partial(render, result))
-    if isinstance(stopped, EvalError):
-        raise stopped
-    if stopped:
-        sys.exit(130)
+    work = generation.repetitions(loaded, tests, repetitions, seed, delay, draft)
+    measured, stopped = runner.run(work, "trials, off and on", len(tests) * repetitions)
+    result = Result(
+        model=loaded.describe(),
+        draft_model=draft.loaded.describe() if draft else None,
+        settings=options.given(
+            Settings,
+            num_draft_tokens=draft.tokens if draft else None,
+            prefill_step_size=generation.prefill_step_size(),
+            memory=memory_method(),
+        ),
+        results=speed_result.tests(measured),
+        flash=Flash.sum(each.flash for each in measured),
+        interrupted=stopped is not None,
+        machine=described_machine,
+    )
+    outputs.deliver(result, speed_result.csv_rows(result), partial(speed_result.render, result))
+    runner.end(stopped)
 
 
 def _check_drafting(
@@ -207,110 +178,3 @@ def _check_models(loaded: models.LoadedModel, draft: Draft | None, tests: Sequen
     for layer in own + generation.empty_cache(draft.loaded):
         if not layer.is_trimmable():
             raise EvalError(f"--draft-model: mlx-lm cannot take tokens back out of a {type(layer).__name__}")
-
-
-def summary(test: Case, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """One test in the result file."""
-    tokens = test.tokens * test.batch_size
-    trials: list[dict[str, Any]] = [
-        {"order": list(pair.order)}
-        | {name: trial.describe(tokens) | pair.guesses[name]._asdict() for name, trial in pair.trials.items()}
-        for pair in pairs
-    ]
-    speeds: dict[Arm, list[float]] = {name: [trial[name]["tokens_per_s"] for trial in trials] for name in ARMS}
-    return {
-        "test": str(test),
-        **test._asdict(),
-        **{
-            name: {
-                "tokens_per_s": statistics.mean(speeds[name]),
-                "tokens_per_s_sd": statistics.stdev(speeds[name]) if len(trials) > 1 else None,
-                "tokens_per_s_median": statistics.median(speeds[name]),
-                "peak_memory_mb": max(trial[name]["peak_memory_mb"] for trial in trials),
-                "attention_share": pairs[0].attention[name],
-                "accepted_share": _accepted([trial[name] for trial in trials]),
-            }
-            for name in ARMS
-        },
-        "ratio": statistics.median(speeds["on"]) / statistics.median(speeds["off"]),
-        "trials": trials,
-    }
-
-
-def _accepted(trials: Sequence[dict[str, Any]]) -> float | None:
-    """Of the tokens that a draft model guessed; None without one."""
-    drafted = sum(trial["drafted"] for trial in trials)
-    return sum(trial["accepted"] for trial in trials) / drafted if drafted else None
-
-
-def csv_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each trial of each arm, in the order they ran; attention's share is the same in all of an arm."""
-    return [
-        {
-            **{key: result[key] for key in ("test", *Case._fields)},
-            "repetition": number,
-            "arm": name,
-            **trial[name],
-            "attention_share": result[name]["attention_share"],
-        }
-        for result in results
-        for number, trial in enumerate(result["trials"])
-        for name in trial["order"]
-    ]
-
-
-def render(result: dict[str, Any], table: Table = output.columns) -> str:
-    """The result as a page of text."""
-    rows = [_titles(result), *(_row(test, bool(result["draft_model"])) for test in result["results"])]
-    flash, figures = Flash.of(result["flash"]), table(rows)
-    lines = [_header(result), "", figures, "", *claims.legend(figures), str(flash)]
-    if not flash.calls:
-        lines.append("The patch never ran: both columns are MLX's own attention.")
-    lines += machine.what_bounds(result["machine"])
-    if result["interrupted"]:
-        lines.append("Interrupted; the figures are of the trials that were finished.")
-    return "\n".join(lines)
-
-
-def _header(result: dict[str, Any]) -> str:
-    model, draft, settings = result["model"], result["draft_model"], result["settings"]
-    parts = [
-        models.title(model),
-        *([f"{settings['num_draft_tokens']} tokens at a time drafted by {models.title(draft)}"] if draft else []),
-        f"{settings['repetitions']} repetitions, off and on taking turns",
-        result["machine"]["device"],
-    ]
-    return " · ".join(parts)
-
-
-def _titles(result: dict[str, Any]) -> list[str]:
-    accepted = ["accepted off", "on"] if result["draft_model"] else []
-    speed, memory = ["patch off t/s", "patch on t/s", "on/off"], ["peak memory off", "on", "on/off"]
-    return ["test", *speed, *memory, "attention off", "on", *accepted]
-
-
-def _row(test: dict[str, Any], drafting: bool) -> list[str]:
-    off, on = both = test["off"], test["on"]
-    return [
-        test["test"],
-        *(_rate(arm) for arm in both),
-        str(_ratio(test, "tokens_per_s", test["ratio"])),
-        *(f"{arm['peak_memory_mb']:,.1f} MB" for arm in both),
-        str(_ratio(test, "peak_memory_mb", claims.quotient(on["peak_memory_mb"], off["peak_memory_mb"]))),
-        *(_percent(arm["attention_share"]) for arm in both),
-        *(_percent(arm["accepted_share"]) for arm in both if drafting),
-    ]
-
-
-def _ratio(test: dict[str, Any], figure: str, value: float | None) -> Ratio:
-    return Ratio.of(value, *([trial[name][figure] for trial in test["trials"]] for name in ARMS))
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}"
-
-
-def _rate(arm: dict[str, Any]) -> str:
-    rate, sd = arm["tokens_per_s"], arm["tokens_per_s_sd"]
-    digits = 0 if rate >= 100 else 1
-    return f"{rate:,.{digits}f}" + (f" ± {sd:,.{digits}f}" if sd is not None else "")

@@ -4,7 +4,7 @@ Each arm has its own adapters and its own optimizer, from the same start, and go
 first step a difference of the losses is one of the gradients too.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,32 +19,31 @@ from flash_evals import machine
 from flash_evals.errors import EvalError, first_line
 from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
 from flash_evals.models import LoadedModel
+from flash_evals.record import Count, Record
 from flash_evals.workload import ITEM_SIZE
 
-Batch = tuple[mx.array, mx.array]  # tokens (sequences, seq_len + 1), and of each sequence the range that is learned
-Step = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]  # a batch -> its loss, and the tokens that took part
+Sequences = tuple[mx.array, mx.array]  # tokens (sequences, seq_len + 1), and of each sequence the range that is learned
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Record):
     """What is trained, and how; the names are mlx-lm's."""
 
-    batch_size: int
-    num_layers: int  # that get adapters, counted from the last
-    rank: int
+    batch_size: Count
+    num_layers: Count  # that get adapters, counted from the last
+    rank: Count
     grad_checkpoint: bool
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The same step by both arms."""
+class Step:
+    """The same by both arms."""
 
     seq_len: int
     tokens: int  # that the model reads
     order: tuple[Arm, Arm]
     trials: dict[Arm, Trial]
     losses: dict[Arm, float]
-    flash: Flash  # of the length's first pair: with the warm-up
+    flash: Flash  # of the length's first step: with the warm-up
 
 
 class Trainee:
@@ -67,15 +66,20 @@ class Trainee:
         yield
         self.adapters = self.model.trainable_parameters()
 
-    def step(self, batch: Batch) -> float:
+    def step(self, batch: Sequences) -> float:
         """The loss before the step."""
         loss, tokens = self.compiled(*batch)
         mx.eval(self.state, loss, tokens)
         return float(np.array(loss))
 
 
-def _compiled(model: Any, optimizer: Adam, state: list[Any]) -> Step:
-    """mlx-lm's step, for one arm alone: a compiled step holds the attention that was there when it was traced."""
+def _compiled(
+    model: Any, optimizer: Adam, state: list[Any]
+) -> Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]:
+    """mlx-lm's step: the loss, and the tokens that took part.
+
+    It is for one arm alone: a compiled step holds the attention that was there when it was traced.
+    """
     from mlx_lm.tuner.trainer import default_loss
 
     loss_and_gradient = value_and_grad(model, default_loss)
@@ -119,18 +123,28 @@ def trainable(model: Any, recipe: Recipe, seed: int) -> Iterator[None]:
         layer.__call__ = call
 
 
-def measured(
-    loaded: LoadedModel, lengths: Iterable[int], recipe: Recipe, repetitions: int, max_seconds: float, seed: int
-) -> Iterator[Pair]:
-    """Takes that many steps of each length with both arms, after a pair that warms up and is not counted.
+def steps(
+    loaded: LoadedModel,
+    lengths: Iterable[int],
+    recipe: Recipe,
+    repetitions: int,
+    max_seconds: float,
+    seed: int,
+    fits: Callable[[int, Step | None], bool] = lambda length, longest: True,
+) -> Generator[Step, None, None]:
+    """Takes that many steps of each length with both arms, after one that warms up and is not counted.
 
     A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up has, it counts:
-    what it does once is nothing beside a step so long. A length is asked for when those before it are done.
+    what it does once is nothing beside a step so long. `fits` gets a length, and the first
+    step of the longest that was taken.
     Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
     """
+    longest: Step | None = None
     random = np.random.default_rng(seed)
     start = loaded.model.trainable_parameters()
     for seq_len in lengths:
+        if not fits(seq_len, longest):
+            continue
         trainees = {name: Trainee(loaded.model, start) for name in ARMS}
         # The warm-up counts here: the step is traced then and never again, and calls that fall back do it there.
         flash = Flash()
@@ -150,13 +164,15 @@ def measured(
             spent += sum(trial.seconds for trial in trials.values())
             enough = 0 < max_seconds <= spent
             if repetition >= 0 or enough:
-                yield Pair(seq_len, seq_len * recipe.batch_size, arms(repetition), trials, losses, flash)
+                step = Step(seq_len, seq_len * recipe.batch_size, arms(repetition), trials, losses, flash)
+                longest = step if longest is None or seq_len > longest.seq_len else longest
+                yield step
                 flash = Flash()
             if enough:
                 break
 
 
-def _batch(tokens: np.ndarray) -> Batch:
+def _batch(tokens: np.ndarray) -> Sequences:
     """As mlx-lm makes one of sequences that need no padding, ready before the clock starts."""
     batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
     mx.eval(batch)
@@ -178,10 +194,9 @@ def least_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe) -> int:
     return arrays * recipe.batch_size * loaded.heads * seq_len**2 * item_size
 
 
-def expected_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe, pairs: Sequence[Pair]) -> float:
+def expected_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe, longest: Step | None) -> float:
     """Bytes of a step without the patch: the scores, and for each token as much as the longest sequence so far has
     needed for all else. Before there is one, the scores alone."""
-    longest = max(pairs, key=lambda pair: pair.seq_len, default=None)
     needed: float = least_memory(loaded, seq_len, recipe)
     if longest:
         all_else = longest.trials["off"].peak_memory - least_memory(loaded, longest.seq_len, recipe)

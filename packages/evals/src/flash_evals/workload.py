@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -117,18 +117,3 @@ class Workload:
         key = (self.batch_size, self.heads.kv, self.seq_len, self.heads.dim)
         one, two, three, four = (random.standard_normal(shape, dtype=np.float32) for shape in (query, key, key, query))
         return one, two, three, four
-
-    def describe(self) -> dict[str, Any]:
-        """For the result files: the problem, which all passes share."""
-        return {
-            "batch_size": self.batch_size,
-            "seq_len": self.seq_len,
-            "query_len": self.query_len,
-            "num_heads": self.heads.query,
-            "num_kv_heads": self.heads.kv,
-            "head_dim": self.heads.dim,
-            "causal": self.causal,
-            "window": self.window,
-            "dtype": self.dtype,
-            "kv_bits": self.kv_bits,
-        }

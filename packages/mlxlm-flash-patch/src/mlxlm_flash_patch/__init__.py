@@ -4,6 +4,7 @@ try:
     import flashattn_core  # noqa: F401  first: it has the cure where MLX does not load
 
     from .instance import patch_model, unpatch_model
+    from .observer import observe
     from .patch import FlashNeverRanError, disable, enable, enabled
     from .route import FlashFallbackError, FlashFallbackWarning
     from .status import Status, status
@@ -24,6 +25,7 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
+    "observe",
     "patch_model",
     "status",
     "unpatch_model",

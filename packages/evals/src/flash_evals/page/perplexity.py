@@ -1,17 +1,14 @@
 """Result files of `perplexity` on the page."""
 
 from collections.abc import Sequence
+from typing import Literal
 
-from flash_evals.claims import Ratio, quotient
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, drawing, run, units
-from flash_evals.page.chart import Line, point
+from flash_evals.page.chart import Line, Point
 from flash_evals.page.html import Content, Html, figure, table, tag
-from flash_evals.page.result_file import Node, Unusable, amount
-from flash_evals.page.run import Comparison, Predictions, Reading, Run
-from flash_evals.perplexity import SAME_NLL
-
-Columns = dict[str, Node]  # off, on, or the one that was compared with; at least one
+from flash_evals.page.run import Comparison, Predictions, Run
+from flash_evals.perplexity_result import Compared, Paired, Result
 
 ROWS: tuple[tuple[str, str, units.Shown], ...] = (
     ("word perplexity", "word_ppl", units.decimal(3)),
@@ -20,123 +17,113 @@ ROWS: tuple[tuple[str, str, units.Shown], ...] = (
     ("prefill tokens/s", "tokens_per_s", units.rate),
     ("peak memory", "peak_memory_mb", units.megabytes),
 )
-RATIOS = ("tokens_per_s", "peak_memory_mb")
-PAIRED = ("top1_agreement", "delta_nll_se", "max_abs_dlogit", "mean_kl")  # of the two columns token by token
+RATIOS: tuple[Literal["tokens_per_s"], Literal["peak_memory_mb"]] = ("tokens_per_s", "peak_memory_mb")
 PARTS = ("model", "dataset", "settings", "windows", "ranks", "machine", "compared")
 
 
-def read(file: str, node: Node) -> list[Run]:
-    columns: Columns = {name: column for name in ("other", *ARMS) if (column := node.get(name))}
-    if not 1 <= len(columns) <= 2:
-        raise Unusable(f"expected the arms off and on, or one of them, not {', '.join(columns) or 'none'}")
-    tokens, compared, settings = node["tokens"].count(), node.get("compared"), node["settings"]
-    both = list(columns) == list(ARMS)
-    together = both and compared is None
-    pair = node.get("paired") or Node({})
-    delta = found.number() if (found := pair.get("delta_nll")) else None
-    paired = {"delta_nll": delta, **{key: amount(pair, key) for key in PAIRED}}
-    sizes = [f"{key} {size.count():,}" for key in ("context", "stride") if (size := settings.get(key))]
-    context, dataset = settings["context"].count(), node["dataset"]["name"].text()
+def read(file: str, result: Result) -> list[Run]:
+    settings, paired = result.settings, result.paired
+    both, together = _arms_of(result)
+    sizes = [f"{key} {size:,}" for key in ("context", "stride") if (size := getattr(settings, key))]
+    speed, memory = (result.ratio(figure) for figure in RATIOS)
     return [
         run.of_arms(
             file,
-            node,
-            f"{node['model']['name'].text()} on {dataset}, context {context:,}",
-            [", ".join([*sizes, *_ways(settings)]), f"{tokens:,} tokens"],
-            [*_comparison(compared), _table(node, columns, compared, together)],
-            _paired(paired) if len(columns) == 2 else [],
+            result,
+            f"{result.model.name} on {result.dataset.name}, context {settings.context:,}",
+            [", ".join([*sizes, _ways(result)]), f"{result.tokens:,} tokens"],
+            [*_comparison(result.compared), _table(result)],
+            _paired(paired) if paired else [],
             PARTS,
-            "on" in columns,
-            comparisons=[Comparison("prefill", "off", *(_ratio(node, key) for key in RATIOS))] if together else [],
-            predictions=_predictions(paired, tokens, together) if both else None,
-            reading=_reading(node) if together else None,
+            result.on is not None,
+            comparisons=[Comparison("prefill", "off", speed, memory)] if together else [],
+            predictions=_predictions(paired, result.tokens, together) if paired and both else None,
+            read=result if together else None,
         )
     ]
 
 
-def _predictions(paired: dict[str, float | None], tokens: int, together: bool) -> Predictions:
+def _arms_of(result: Result) -> tuple[bool, bool]:
+    """Whether both arms are there, and whether they ran together."""
+    both = tuple(result.columns) == ARMS
+    return both, both and result.compared is None
+
+
+def _predictions(paired: Paired, tokens: int, together: bool) -> Predictions:
     """As `perplexity` says it. The logits of arms that did not run together are not known."""
-    agreement, delta = paired["top1_agreement"], paired["delta_nll"]
-    if agreement is None or delta is None or (together and paired["max_abs_dlogit"] is None):
+    agreement, delta = paired.top1_agreement, paired.delta_nll
+    if delta is None or (together and paired.max_abs_dlogit is None):
         return Predictions(None, "the arms cannot be compared: there are figures that are not known or not finite")
     top1 = (
         f"the same token ranks first at all {tokens:,}"
         if agreement == 1
         else f"another token ranks first at {round((1 - agreement) * tokens):,} of {tokens:,}"
     )
-    same = agreement == 1 and abs(delta) <= SAME_NLL
-    return Predictions(same, [f"{top1}, mean ΔNLL ", figure(delta, units.signed)])
+    return Predictions(paired.same, [f"{top1}, mean ΔNLL ", figure(delta, units.signed)])
 
 
-def _paired(paired: dict[str, float | None]) -> list[tuple[str, Content]]:
-    error = figure(paired["delta_nll_se"], units.scientific)
+def _paired(paired: Paired) -> list[tuple[str, Content]]:
+    error = figure(paired.delta_nll_se, units.scientific)
     return [
-        ("top-1 agreement", figure(paired["top1_agreement"], units.percent)),
-        ("ΔNLL", [figure(paired["delta_nll"], units.signed), " ± ", error]),
-        ("max |Δlogit|", figure(paired["max_abs_dlogit"], units.scientific)),
-        ("mean KL", figure(paired["mean_kl"], units.scientific)),
+        ("top-1 agreement", figure(paired.top1_agreement, units.percent)),
+        ("ΔNLL", [figure(paired.delta_nll, units.signed), " ± ", error]),
+        ("max |Δlogit|", figure(paired.max_abs_dlogit, units.scientific)),
+        ("mean KL", figure(paired.mean_kl, units.scientific)),
     ]
 
 
-def _ways(settings: Node) -> list[str]:
-    """`rolling scoring`, `joined documents`, as far as it is known."""
-    return [f"{way.text()} {key}" for key in ("scoring", "documents") if (way := settings.get(key))]
+def _ways(result: Result) -> str:
+    return f"{result.settings.scoring} scoring, {result.settings.documents} documents"
 
 
-def _comparison(compared: Node | None) -> list[Html]:
+def _comparison(compared: Compared | None) -> list[Html]:
     """One column is of another run, at another time and perhaps on another machine: its speed says little here."""
     if compared is None:
         return []
-    differs = "; ".join(difference.text() for difference in compared["differs_in"].items())
-    differs_in = f" It differs in: {differs}." if differs else ""
-    file = tag("code", compared["file"].text())
+    differs_in = f" It differs in: {'; '.join(compared.differs_in)}." if compared.differs_in else ""
+    file = tag("code", compared.file)
     return [tag("p", "One column is of another run, kept in ", file, ".", differs_in, class_="note")]
 
 
-def _table(node: Node, columns: Columns, compared: Node | None, together: bool) -> Html:
+def _table(result: Result) -> Html:
     """With ratios of the arms, if they ran together."""
-    names = {"off": "patch off", "on": "patch on", "other": "other"}
+    _, together = _arms_of(result)
+    columns, compared = result.columns, result.compared
+    names = {name: f"patch {name}" for name in columns}
     if compared:
-        names[compared["column"].text()] = f"patch {compared['arm'].text()}, another run"
-    rows: list[list[Content]] = [["token perplexity", *map(_with_error, columns.values()), *([""] if together else [])]]
+        names[compared.column] = f"patch {compared.arm}, another run"
+    first = [
+        [figure(arm.ppl, units.decimal(4)), " ± ", figure(arm.ppl_se, units.decimal(2))] for arm in columns.values()
+    ]
+    ratios: dict[str, Content] = {key: run.times(result.ratio(key)) for key in RATIOS}
+    rows: list[list[Content]] = [["token perplexity", *first, *([""] if together else [])]]
     for name, key, shown in ROWS:
-        ratio = [run.times(_ratio(node, key)) if key in RATIOS else ""] if together else []
-        rows.append([name, *(figure(amount(column, key), shown) for column in columns.values()), *ratio])
-    head = ["", *(names[name] for name in columns), *(["on/off"] if together else [])]
+        figures = [figure(getattr(column, key), shown) for column in columns.values()]
+        rows.append([name, *figures, *([ratios.get(key, "")] if together else [])])
+    head = ["", *names.values(), *(["on/off"] if together else [])]
     return table("Perplexity, prefill speed and peak memory", head, rows)
-
-
-def _with_error(column: Node) -> Content:
-    perplexity, error = column["ppl"].amount(), amount(column, "ppl_se")
-    return [figure(perplexity, units.decimal(4)), " ± ", figure(error, units.decimal(2))]
-
-
-def _ratio(node: Node, key: str) -> Ratio:
-    return run.ratio(node, key, quotient(node["on"][key].amount(), node["off"][key].amount()))
-
-
-def _reading(node: Node) -> Reading:
-    settings, dataset, device = node["settings"], node["dataset"]["name"].text(), node["machine"]["device"].text()
-    batch = [f"batch size {size.count():,}"] if (size := settings.get("batch_size")) else []
-    ways = ", ".join(_ways(settings))
-    return Reading(" · ".join(filter(None, [run.model(node["model"]), dataset, ways, *batch, device])), node)
 
 
 def against_context(runs: Sequence[Run]) -> list[Html]:
     """Speed and memory against the context, of runs that share the rest: where they have several."""
-    readings = run.grouped([each.reading for each in runs if each.reading], lambda reading: reading.shared)
+    results: list[Result] = [each.read for each in runs if each.read]
     articles = []
-    for shared, of_group in readings.items():
-        by_context = {each.file["settings"]["context"].count(): each.file for each in of_group}
+    for shared, of_group in run.grouped(results, _shared).items():
+        by_context = {result.settings.context: result for result in of_group}
         if len(by_context) > 1:
             facts = tag("p", shared, class_="facts")
             articles.append(tag("article", tag("h3", "Against the context"), facts, _charts(by_context)))
     return articles
 
 
-def _charts(by_context: dict[int, Node]) -> Html:
+def _shared(result: Result) -> str:
+    batch = f"batch size {result.settings.batch_size:,}"
+    return " · ".join([run.model(result.model), result.dataset.name, _ways(result), batch, result.machine.device])
+
+
+def _charts(by_context: dict[int, Result]) -> Html:
     def lines(key: str) -> list[Line]:
-        return chart.arms(lambda arm: [point(n, file[arm][key].amount()) for n, file in by_context.items()])
+        return chart.arms(lambda arm: [Point(n, getattr(each.columns[arm], key)) for n, each in by_context.items()])
 
     return drawing.row(
         [

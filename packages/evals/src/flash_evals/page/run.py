@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from msgspec import to_builtins
+
 from flash_evals import claims, output
 from flash_evals.claims import Ratio
-from flash_evals.measure import ARMS, Arm
+from flash_evals.models import Model
 from flash_evals.page.html import DASH, Content, Html, facts, figure, tag
-from flash_evals.page.result_file import Node, amount
+from flash_evals.result import ModelResult
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -39,7 +41,7 @@ class Run:
     comparisons: Sequence[Comparison] = ()
     predictions: "Predictions | None" = None
     training: "Training | None" = None
-    reading: "Reading | None" = None
+    read: Any = None  # of perplexity the result, if both arms ran together
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,9 @@ class Training:
     says: Content
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Of a text in windows: what runs of several contexts have in common, and the file."""
-
-    shared: str
-    file: Node
-
-
 def of_arms(
     file: str,
-    node: Node,
+    result: ModelResult,
     title: str,
     about_it: Sequence[str],
     body: Sequence[Html],
@@ -75,47 +69,22 @@ def of_arms(
     **said: Any,
 ) -> Run:
     """A run of a model; `patched` is whether an arm of it had the patch on."""
-    calls, fallbacks = (
-        {key: node["flash"][what][key].count() for key in node["flash"][what].dict()} for what in ("calls", "fallbacks")
-    )
-    ran = ", ".join(f"{kernel} {n:,} calls" for kernel, n in sorted(calls.items())) or "no calls"
-    reasons = "; ".join(f"{reason}: {n:,}" for reason, n in sorted(fallbacks.items()))
-    flash = f"{ran}, {sum(fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
     return Run(
         file,
-        node["command"].text(),
+        str(result.__struct_config__.tag),
         title,
-        [model(node["model"]), *about_it, node["machine"]["device"].text()],
-        [*body, facts([*figures, ("flash", flash)])],
-        about((part, node.get(part)) for part in parts),
-        bool(calls) or not patched,
-        interrupted(node),
+        [model(result.model), *about_it, result.machine.device],
+        [*body, facts([*figures, ("flash", str(result.flash))])],
+        about((part, getattr(result, part)) for part in parts),
+        bool(result.flash.calls) or not patched,
+        result.interrupted,
         **said,
     )
 
 
-def model(node: Node) -> str:
+def model(described: Model) -> str:
     """`Qwen2 demo, 1.0 M parameters, float32`."""
-    parameters = output.count(node["parameters"].count())
-    return f"{node['name'].text()}, {parameters} parameters, {node['dtype'].text()}"
-
-
-def interrupted(node: Node) -> bool:
-    found = node.get("interrupted")
-    return found is not None and found.flag()
-
-
-def trials(node: Node, key: str) -> dict[Arm, list[float]]:
-    """That figure of each trial of each arm; none where the file does not tell."""
-    found = node.get("trials")
-    arms = [(name, trial.get(name)) for trial in (found.items() if found else []) for name in ARMS]
-    values = [(name, amount(arm, key)) for name, arm in arms if arm]
-    return {name: [value for of, value in values if of == name and value is not None] for name in ARMS}
-
-
-def ratio(node: Node, key: str, value: float | None) -> Ratio:
-    """Of that figure, which both arms have in each trial."""
-    return Ratio.of(value, *trials(node, key).values())
+    return f"{described.name}, {output.count(described.parameters)} parameters, {described.dtype}"
 
 
 def times(ratio: Ratio) -> Content:
@@ -131,13 +100,10 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
-def about(parts: Iterable[tuple[str, Node | None]]) -> Html:
+def about(parts: Iterable[tuple[str, object]]) -> Html:
     """The settings and the machine as the file has them, each a list of names and values."""
-    return tag(
-        "div",
-        [tag("section", tag("h4", name), facts(_flat(node.dict()))) for name, node in parts if node is not None],
-        class_="about",
-    )
+    described = [(name, to_builtins(part)) for name, part in parts if part is not None]
+    return tag("div", [tag("section", tag("h4", name), facts(_flat(part))) for name, part in described], class_="about")
 
 
 def _flat(values: dict[str, Any]) -> list[tuple[str, str]]:

@@ -12,58 +12,81 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 from mlx.utils import tree_flatten
+from msgspec import to_builtins
 
+from flash_evals import plan
+from flash_evals.data import Dataset
 from flash_evals.errors import EvalError
-from flash_evals.measure import Arm, Flash, Trial
-from flash_evals.models import LoadedModel
-from flash_evals.output import finite
-from flash_evals.paired import Batch, Scores
+from flash_evals.machine import Machine
+from flash_evals.measure import Arm
+from flash_evals.models import LoadedModel, Model
+from flash_evals.paired import Batch
+from flash_evals.record import Count, Record
 from flash_evals.scoring import Window
 
-KIND = {"file": "flash-eval perplexity", "version": 1}  # what the first line begins with
-BEGINS = json.dumps(KIND).removesuffix("}").encode()
 
-
-@dataclass(frozen=True)
-class Header:
+class Header(Record, kw_only=True, tag_field="file", tag="flash-eval perplexity"):
     """What scores are of. A file is of the same tokens if `text`, `tokens` and `scoring` are the same."""
 
+    version: Literal[1] = 1
     text: str  # fingerprint
     tokens: str  # fingerprint of the ids
-    scoring: dict[str, Any]  # settings that change a score
+    scoring: plan.Settings  # what changes a score
     arms: list[Arm]
     weights: str  # fingerprint
-    model: dict[str, Any]
-    dataset: dict[str, Any]
-    batch_size: int
-    ranks: int
-    machine: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        """Raises TypeError or KeyError for what a broken file may hold."""
-        self.of_the_run()
-        self.of_the_conditions()
+    model: Model
+    dataset: Dataset
+    batch_size: Count
+    ranks: Count
+    machine: Machine
 
     def of_the_scores(self) -> dict[str, Any]:
-        return {"text": self.text, "tokens": self.tokens, **self.scoring}
+        return {"text": self.text, "tokens": self.tokens, **to_builtins(self.scoring)}
 
     def of_the_run(self) -> dict[str, Any]:
         """What must not change between two parts of one run; the batch size and the ranks may."""
-        machine = {key: self.machine[key] for key in ("processor", "device", "blas", "versions")}
+        machine = {key: getattr(self.machine, key) for key in ("processor", "device", "blas", "versions")}
         return {**self.of_the_scores(), "arm": "+".join(self.arms), "weights": self.weights, **machine}
 
     def of_the_conditions(self) -> dict[str, Any]:
         """What two runs that are compared may differ in."""
-        model = {"model": self.model["name"], "dtype": self.model["dtype"], "weights": self.weights}
-        machine = {key: self.machine[key] for key in ("processor", "device", "blas", "python", "versions")}
+        model = {"model": self.model.name, "dtype": self.model.dtype, "weights": self.weights}
+        machine = {key: getattr(self.machine, key) for key in ("processor", "device", "blas", "python", "versions")}
         return {**model, "batch_size": self.batch_size, "ranks": self.ranks, **machine}
+
+
+BEGINS = b'{"file":"flash-eval perplexity","version":1,'
+
+
+def _as_list(array: np.ndarray) -> list[float]:
+    """float32 with the digits it takes to get them back, and no more."""
+    return [float(text) for text in array.astype(str)] if array.dtype == np.float32 else array.tolist()
+
+
+ENCODER = msgspec.json.Encoder(enc_hook=_as_list)
+DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, values: np.array(values, np.float64))  # null is NaN
+
+
+def _require(batch: Batch, arms: Sequence[Arm], windows: Sequence[Window]) -> None:
+    """Raises ValueError if the batch is not of these arms and the first of these windows."""
+    part = windows[: batch.windows]
+    if len(part) != batch.windows or not part:
+        raise ValueError(f"{batch.windows} windows, {len(windows)} are left")
+    if not sorted(batch.order) == sorted(batch.arms) == sorted(arms) or (batch.kl is None) is (len(arms) > 1):
+        raise ValueError(f"arms {batch.order}")
+    tokens = sum(window.end + 1 - window.first_scored for window in part)
+    arrays = [array for of_arm in batch.arms.values() for array in (of_arm.nll, of_arm.top1)]
+    if any(array.shape != (tokens,) for array in (*arrays, *([] if batch.kl is None else [batch.kl]))):
+        raise ValueError(f"not {tokens} tokens")
+    if any(not 0 <= token < tokens for of_arm in batch.arms.values() for token in of_arm.ties[:, 0]):
+        raise ValueError("ties of tokens that are not there")
 
 
 def differences(theirs: dict[str, Any], here: dict[str, Any]) -> list[str]:
@@ -104,12 +127,12 @@ class Kept(NamedTuple):
     batches: list[Batch]
 
 
-def windows(batches: Sequence[Batch]) -> int:
+def windows_in(batches: Sequence[Batch]) -> int:
     return sum(batch.windows for batch in batches)
 
 
-def read(path: Path, here: Header, plan: Sequence[Window], at_least: int) -> Kept:
-    """The file to --compare with, which holds the first windows of the plan, and not too few of them.
+def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
+    """The file to --compare with, which holds the first of these windows, and not too few of them.
 
     Raises EvalError: not such a file, other tokens, another text, other scoring.
     """
@@ -118,8 +141,8 @@ def read(path: Path, here: Header, plan: Sequence[Window], at_least: int) -> Kep
         content = path.read_bytes()
     except OSError as error:
         raise EvalError(f"{option} cannot read {path}: {error.strerror}") from error
-    kept = _parsed(path, option, _whole_lines(content), here, plan)
-    if (held := windows(kept.batches)) < at_least:
+    kept = _parsed(path, option, _whole_lines(content), here, windows)
+    if (held := windows_in(kept.batches)) < at_least:
         raise EvalError(
             f"{option} {path} holds {held:,} of the {at_least:,} windows: "
             f"finish it with --resume, or take --max-windows {held}"
@@ -131,14 +154,13 @@ def _whole_lines(content: bytes) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def _parsed(path: Path, option: str, lines: bytes, here: Header, plan: Sequence[Window]) -> Kept:
+def _parsed(path: Path, option: str, lines: bytes, here: Header, windows: Sequence[Window]) -> Kept:
     if not lines.startswith(BEGINS):
         raise EvalError(f"{option} {path} is not a file of flash-eval perplexity's scores")
-    first, *others = lines.splitlines()
     number, done = 1, 0
     try:
-        described = json.loads(first)
-        header = Header(**{key: value for key, value in described.items() if key not in KIND})
+        first, *others = lines.splitlines()
+        header = msgspec.json.decode(first, type=Header)
         if wrong := differences(header.of_the_scores(), here.of_the_scores()):
             raise EvalError(f"{option} {path} is of something else: {'; '.join(wrong)}")
         if header.arms not in (["off"], ["on"], ["off", "on"]):
@@ -146,16 +168,18 @@ def _parsed(path: Path, option: str, lines: bytes, here: Header, plan: Sequence[
         kept = Kept(path, header, [])
         for line in others:
             number += 1
-            kept.batches.append(_batch(json.loads(line), header.arms, plan, done))
-            done += kept.batches[-1].windows
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EvalError(f"{option} {path} is broken in line {number}: {error!r}") from error
+            batch = DECODER.decode(line)
+            _require(batch, header.arms, windows[done:])
+            kept.batches.append(batch)
+            done += batch.windows
+    except ValueError as error:  # msgspec's are, too
+        raise EvalError(f"{option} {path} is broken in line {number}: {error}") from error
     return kept
 
 
 @contextmanager
 def appending(
-    path: Path | None, here: Header, plan: Sequence[Window], *, resume: bool
+    path: Path | None, here: Header, windows: Sequence[Window], *, resume: bool
 ) -> Iterator[tuple[list[Batch], Callable[[Batch], None]]]:
     """The batches that a file holds, none if this is not to `resume`, and how to append one behind them.
 
@@ -180,7 +204,7 @@ def appending(
         whole = _whole_lines(content)
         batches: list[Batch] = []
         if whole or not BEGINS.startswith(content[: len(BEGINS)]):
-            kept = _parsed(path, option, whole, here, plan)
+            kept = _parsed(path, option, whole, here, windows)
             if wrong := differences(kept.header.of_the_run(), here.of_the_run()):
                 raise EvalError(f"{option} {path} is of another run: {'; '.join(wrong)}")
             batches = kept.batches
@@ -188,15 +212,15 @@ def appending(
             os.ftruncate(descriptor, len(whole))
             os.lseek(descriptor, 0, os.SEEK_END)
         if not whole:
-            _write(path, descriptor, {**KIND, **vars(here)})
-        yield batches, lambda batch: _write(path, descriptor, _described(batch))
+            _write(path, descriptor, here)
+        yield batches, lambda batch: _write(path, descriptor, batch)
     finally:
         os.close(descriptor)
 
 
-def _write(path: Path, descriptor: int, line: dict[str, Any]) -> None:
+def _write(path: Path, descriptor: int, line: Header | Batch) -> None:
     """Not through a buffer, which would come back to what the disk did not take."""
-    data = json.dumps(finite(line), ensure_ascii=False).encode() + b"\n"
+    data = ENCODER.encode(line) + b"\n"
     try:
         while data:
             data = data[os.write(descriptor, data) :]
@@ -204,60 +228,3 @@ def _write(path: Path, descriptor: int, line: dict[str, Any]) -> None:
             os.fsync(descriptor)
     except OSError as error:
         raise EvalError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _described(batch: Batch) -> dict[str, Any]:
-    return {
-        "windows": batch.windows,
-        "tokens": batch.tokens_read,
-        "rank": batch.rank,
-        "order": batch.order,
-        **{
-            name: {
-                "seconds": trial.seconds,
-                "peak_memory": trial.peak_memory,
-                "nll": _numbers(batch.scores[name].nll),
-                "top1": batch.scores[name].top1.tolist(),
-                "ties": batch.scores[name].ties.tolist(),
-            }
-            for name, trial in batch.trials.items()
-        },
-        "kl": None if batch.kl is None else _numbers(batch.kl),
-        "max_abs_dlogit": batch.max_abs_dlogit,
-        "flash": batch.flash.describe(),
-    }
-
-
-def _numbers(values: np.ndarray) -> list[float]:
-    """float32 with the digits it takes to get them back, and no more."""
-    return [float(text) for text in values.astype(str)]
-
-
-def _batch(line: dict[str, Any], arms: Sequence[Arm], plan: Sequence[Window], done: int) -> Batch:
-    """`done` windows into the plan. Raises ValueError, TypeError or KeyError for what `_described` cannot write."""
-    part = plan[done : done + line["windows"]]
-    if len(part) != line["windows"] or not part:
-        raise ValueError(f"{line['windows']} windows, {len(plan) - done} are left")
-    tokens = sum(window.end + 1 - window.first_scored for window in part)
-    if sorted(line["order"]) != sorted(arms):
-        raise ValueError(f"arms {line['order']}")
-    scores: dict[Arm, Scores] = {}
-    trials: dict[Arm, Trial] = {}
-    for name in arms:
-        held = line[name]
-        ties = np.array(held["ties"], np.int32).reshape(-1, 2)
-        scores[name] = Scores(np.array(held["nll"], np.float32), np.array(held["top1"], np.int32), ties)
-        trials[name] = Trial(float(held["seconds"]), int(held["peak_memory"]))
-        if scores[name].nll.shape != (tokens,) or scores[name].top1.shape != (tokens,):
-            raise ValueError(f"not {tokens} tokens")
-        if ties.size and not 0 <= ties[:, 0].min() <= ties[:, 0].max() < tokens:
-            raise ValueError("ties of tokens that are not there")
-    kl, dlogit = None, None
-    if len(arms) > 1:
-        kl = np.array(line["kl"], np.float32)
-        dlogit = np.nan if line["max_abs_dlogit"] is None else float(line["max_abs_dlogit"])
-        if kl.shape != (tokens,):
-            raise ValueError(f"not {tokens} tokens")
-    flash = Flash.of(line["flash"])
-    order = tuple(line["order"])
-    return Batch(len(part), int(line["tokens"]), int(line["rank"]), order, trials, scores, kl, dlogit, flash)

@@ -16,7 +16,8 @@ from flash_evals.data import Text
 from flash_evals.errors import EvalError
 from flash_evals.models import Bos, LoadedModel, Tokens, encode
 from flash_evals.options import at_least
-from flash_evals.scoring import Window
+from flash_evals.record import Amount, Count, Record
+from flash_evals.scoring import TIE, Window
 
 Scoring = Literal["rolling", "half"]
 Documents = Literal["joined", "separate"]
@@ -136,14 +137,40 @@ class Stream:
         return self.original[: wikitext.original_length(self.original, read, len(read))]
 
 
+class Settings(Record):
+    """As result files have them: all that decides what the figures are of."""
+
+    context: Count
+    stride: Count | None
+    scoring: Scoring
+    documents: Documents
+    bos: Literal["bos", "eos"] | None
+    detokenised: bool
+    top1_tie: Amount = TIE
+
+    def __str__(self) -> str:
+        """As the page names them."""
+        parts = [f"context {self.context}"]
+        if self.scoring == "half":
+            parts.append("second half of each chunk scored, as llama-perplexity does")
+        else:
+            parts.append(f"stride {self.stride}")
+        parts.append(PREFIXES[self.bos])
+        if self.documents == "separate":
+            parts.append("documents one by one")
+        if self.detokenised:
+            parts.append("detokenised")
+        return ", ".join(parts)
+
+
 @dataclass(frozen=True)
-class Reading:
+class Plan:
     """A text under the rules: its tokens, and the windows that score them."""
 
     streams: Sequence[Stream]
     ids: np.ndarray  # the streams' tokens, one behind the other
-    plan: Sequence[Window]
-    settings: dict[str, Any]  # for the result files: all that decides what the figures are of
+    windows: Sequence[Window]
+    settings: Settings
 
     def size_up_to(self, window: Window) -> Size:
         """The words (split at white space) and UTF-8 bytes that are scored when this window and those before it are.
@@ -152,7 +179,7 @@ class Reading:
         original text counts that the tokens read stand for: detokenising takes away no more than spaces and marks, so
         it is known to the character.
         """
-        if self.settings["scoring"] == "half":
+        if self.settings.scoring == "half":
             return Size(None, None)
         words = n_bytes = start = 0
         for stream in self.streams:
@@ -164,7 +191,7 @@ class Reading:
         return Size(words, n_bytes)
 
 
-def read(loaded: LoadedModel, text: Text, rules: Rules) -> Reading:
+def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
     """Applies the rules to a text. Raises EvalError for a text too short and a context too long."""
     loaded.require_positions(rules.context, "--context")
     detokenise = text.tokenised if rules.detokenise is None else rules.detokenise
@@ -179,21 +206,21 @@ def read(loaded: LoadedModel, text: Text, rules: Rules) -> Reading:
     ids = np.concatenate([stream.tokens.ids for stream in streams])
     bos = streams[0].tokens.bos
     if rules.scoring == "half":
-        plan = scoring.half_windows(len(ids), rules.context)
+        windows = scoring.half_windows(len(ids), rules.context)
         if bos:
-            ids[[window.begin for window in plan]] = ids[0]
+            ids[[window.begin for window in windows]] = ids[0]
     else:
         lengths = [len(stream.tokens.ids) for stream in streams]
-        plan = scoring.windows_of_streams(lengths, rules.context, rules.stride or rules.context)
-    settings = {
-        "context": rules.context,
-        "stride": None if rules.scoring == "half" else rules.stride or rules.context,
-        "scoring": rules.scoring,
-        "documents": rules.documents,
-        "bos": bos,
-        "detokenised": detokenise,
-    }
-    return Reading(streams, ids, plan, settings)
+        windows = scoring.windows_of_streams(lengths, rules.context, rules.stride or rules.context)
+    settings = Settings(
+        context=rules.context,
+        stride=None if rules.scoring == "half" else rules.stride or rules.context,
+        scoring=rules.scoring,
+        documents=rules.documents,
+        bos=bos,
+        detokenised=detokenise,
+    )
+    return Plan(streams, ids, windows, settings)
 
 
 def _require_tokens(longest: int, text: Text, rules: Rules) -> None:
@@ -203,18 +230,3 @@ def _require_tokens(longest: int, text: Text, rules: Rules) -> None:
     if longest < needed:
         where = text.name if rules.documents == "joined" else f"the longest document of {text.name}"
         raise EvalError(f"{where} has {longest:,} tokens for this model; {takes}")
-
-
-def described(settings: dict[str, Any]) -> str:
-    """For the page, from the settings of a result file."""
-    parts = [f"context {settings['context']}"]
-    if settings["scoring"] == "half":
-        parts.append("second half of each chunk scored, as llama-perplexity does")
-    else:
-        parts.append(f"stride {settings['stride']}")
-    parts.append(PREFIXES[settings["bos"]])
-    if settings["documents"] == "separate":
-        parts.append("documents one by one")
-    if settings["detokenised"]:
-        parts.append("detokenised")
-    return ", ".join(parts)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flash_evals import models, paired, reading
+from flash_evals import models, paired, plan
 from flash_evals.data import Text
-from flash_evals.reading import Rules
+from flash_evals.plan import Rules
 
 TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4 @.@ 9 lb ) , and is " lobster red " . \n'
 
@@ -45,13 +45,13 @@ def test_half_windows_are_named_and_have_no_words(evaluate_documents):
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
 def test_padding_is_neither_scored_nor_counted(loaded, documents, batch_size):
     """The scores of windows of many lengths, each read alone: the batch changes them by no more than rounding."""
-    read = reading.read(loaded, Text(documents, "some", "some"), replace(STANDARD, documents="separate", context=128))
-    assert len({window.end - window.begin for window in read.plan}) > 2
-    alone = list(paired.measured(loaded.model, read.ids, read.plan, 1))
-    batches = list(paired.measured(loaded.model, read.ids, read.plan, batch_size))
-    assert sum(b.tokens_read for b in batches) == sum(window.end - window.begin for window in read.plan)
+    read = plan.make(loaded, Text(documents, "some", "some"), replace(STANDARD, documents="separate", context=128))
+    assert len({window.end - window.begin for window in read.windows}) > 2
+    alone = list(paired.batches(loaded.model, read.ids, read.windows, 1))
+    batches = list(paired.batches(loaded.model, read.ids, read.windows, batch_size))
+    assert sum(b.tokens for b in batches) == sum(window.end - window.begin for window in read.windows)
     for arm in ("off", "on"):
-        scores, expected = (np.concatenate([b.scores[arm].nll for b in some]) for some in (batches, alone))
+        scores, expected = (np.concatenate([b.arms[arm].nll for b in some]) for some in (batches, alone))
         np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
@@ -103,8 +103,8 @@ def test_words_and_bytes_are_those_of_the_original(run_command, tmp_path):
 
 @pytest.mark.parametrize(("option", "expected"), [(None, True), (True, True), (False, False)])
 def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected):
-    read = reading.read(loaded, Text([TOKENISED], "some", "some", tokenised=True), replace(STANDARD, detokenise=option))
-    assert read.settings["detokenised"] is expected
+    read = plan.make(loaded, Text([TOKENISED], "some", "some", tokenised=True), replace(STANDARD, detokenise=option))
+    assert read.settings.detokenised is expected
     assert loaded.tokenizer.decode(read.ids.tolist()).count("@") == (0 if expected else 8)
 
 
@@ -112,9 +112,9 @@ def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected)
 def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     """Window by window to the end: the original words whose beginning was read."""
     text = Text([TOKENISED, TOKENISED[::-1], TOKENISED], "some", "some", separator="\n", tokenised=True)
-    read = reading.read(loaded, text, replace(STANDARD, documents=documents, context=8))
-    sizes = [read.size_up_to(window) for window in read.plan]
-    for window, size in zip(read.plan, sizes, strict=True):
+    read = plan.make(loaded, text, replace(STANDARD, documents=documents, context=8))
+    sizes = [read.size_up_to(window) for window in read.windows]
+    for window, size in zip(read.windows, sizes, strict=True):
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
         solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # by its first byte
         # Of the original, up to as many characters that no rule takes away.

@@ -1,0 +1,60 @@
+"""observe(): which calls of attention are seen, by which arm, and that nothing is changed by it."""
+
+import importlib
+from contextlib import nullcontext
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from mlx_lm.models import qwen2
+from mlxlm_flash_patch.places import places
+from mlxlm_flash_patch.registry import is_mlx_lm
+from model_configs import config, prepared
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """mlx-lm is as it was after each test."""
+    yield
+    assert all(place.is_original(place.held) for place in places() if is_mlx_lm(place.module))
+
+
+def small(model_type):
+    """A random model of two layers."""
+    module = importlib.import_module(f"mlx_lm.models.{model_type}")
+    return prepared(module.Model(module.ModelArgs.from_dict(config(model_type))))
+
+
+@pytest.mark.parametrize("arm", [flash.enabled, nullcontext])
+@pytest.mark.parametrize(
+    ("model_type", "calls"),
+    [
+        ("qwen2", 2),  # through the function that models share
+        ("plamo2", 1),  # through MLX's own, and one layer has none
+        ("gear", 2),  # written out, in a function
+        ("phi3small", 2),  # one layer of each
+        ("gemma2", 0),  # written out in one with the projections
+    ],
+)
+def test_calls_that_are_seen(model_type, calls, arm):
+    """With what they return; the logits stay what they are, to the bit."""
+    model, seen = small(model_type), []
+
+    def observer(attention, *arguments, **others):
+        seen.append(attention(*arguments, **others))
+        return seen[-1]
+
+    with arm():
+        plain = model(mx.arange(12)[None])
+        with flash.observe(observer):
+            watched = model(mx.arange(12)[None])
+    assert len(seen) == calls
+    assert all(output.shape[2] == 12 for output in seen)
+    assert mx.array_equal(watched, plain)
+
+
+def test_an_error_leaves_nothing_behind():
+    held = qwen2.scaled_dot_product_attention
+    with pytest.raises(ZeroDivisionError), flash.observe(lambda *_: None):
+        1 / (qwen2.scaled_dot_product_attention is held)
+    assert qwen2.scaled_dot_product_attention is held
