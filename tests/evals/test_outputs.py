@@ -71,8 +71,6 @@ def test_a_row_for_each_trial_of_each_arm(run_command, tmp_path, command):
         assert {key: row[key] for key in known} == {key: "" if trial[key] is None else str(trial[key]) for key in known}
 
 
-
-
 @pytest.mark.parametrize(
     ("shown", "value", "text"),
     [
