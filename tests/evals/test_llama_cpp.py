@@ -36,12 +36,12 @@ def run(*command):
 def test_the_same_perplexity(real_model, gguf, run_command, tmp_path):
     """Of the same chunks, and with the same error."""
     text = tmp_path / "python.txt"
-    text.write_text("\n\n".join(pydoc_text.documents("heldout"))[:3000])
-    said = run("llama-perplexity", "-m", gguf, "-f", text, "-c", "128", *FLOAT32)
+    text.write_text("\n\n".join(pydoc_text.documents("heldout"))[:1500])
+    said = run("llama-perplexity", "-m", gguf, "-f", text, "-c", "64", *FLOAT32)
     [chunks] = re.findall(r"over (\d+) chunks", said)
     [(ppl, error)] = re.findall(r"PPL = ([\d.]+) \+/- ([\d.]+)", said)
 
-    half = ("--scoring", "half", "--context", 128)
+    half = ("--scoring", "half", "--context", 64)
     ours = run_command("perplexity", "--dataset", text, *half, "--model", real_model)
     assert ours["windows"]["planned"] == int(chunks) > 4
     for arm in (ours["off"], ours["on"]):
