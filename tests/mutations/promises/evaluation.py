@@ -122,4 +122,11 @@ MUTATIONS: list[Mutation] = [
         "    mx.clear_cache()\n",
         "evals/test_measure.py::test_flash_pays_for_its_scratch_whatever_ran_before",
     ),
+    Mutation(
+        "half a model is left behind by Ctrl-C",
+        f"{EVALS}/real_model.py",
+        'convert(gguf, Path(work, "model"), dtype,',
+        "convert(gguf, folder, dtype,",
+        "evals/test_real_model.py::test_what_is_half_written_goes",
+    ),
 ]
