@@ -58,6 +58,7 @@ def test_under_other_conditions(evaluate, saved):
     together = evaluate("--max-windows", 3)
     later = evaluate("--arm", "on", "--max-windows", 3, "--compare", saved("off", "--batch-size", 2))
     assert later["tokens"] == together["tokens"]
+    assert len(later["compared"]["trials"]) == 2  # that these windows take, of all that the file holds
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
     assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
     assert "off.jsonl differs in batch size 2, here 4" in later["page"]

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import click
 import pytest
 from flash_evals import output
+from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs
 from rich.console import Console
 
@@ -41,6 +42,16 @@ def test_files_are_written_before_stdout_fails(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         Outputs(json_file=tmp_path / "out.json").deliver(RESULT, ROWS, page)
     assert (tmp_path / "out.json").read_text() == FORMATTED["json"]
+
+
+def test_a_file_that_cannot_be_written_costs_no_other_its_copy(tmp_path, capsys):
+    """A folder may be gone by the time there are results."""
+    csv_file, drawn = tmp_path / "out.csv", []
+    outputs = Outputs(json_file=tmp_path / "gone" / "out.json", csv_file=csv_file)
+    with pytest.raises(EvalError, match=r"cannot write .*out\.json: No such file"):
+        outputs.deliver(RESULT, ROWS, page, lambda: drawn.append(True))
+    assert (csv_file.read_text(), drawn) == (FORMATTED["csv"], [True])
+    assert capsys.readouterr().out == FORMATTED["text"]
 
 
 SMALL = {

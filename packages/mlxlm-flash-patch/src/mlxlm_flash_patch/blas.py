@@ -53,8 +53,10 @@ def preload(choice: str) -> None:
             raise ValueError(f"--blas auto: there is no OpenBLAS with threads here: {INSTALL}")
     else:
         library = _file(choice)
-        if is_fast and os.path.samefile(library, called):
-            return
+        if os.path.samefile(library, called):
+            if is_fast:
+                return
+            raise ValueError(f"--blas {library} is the reference BLAS itself")
     if is_second:
         raise ValueError(f"--blas {library} is preloaded, and MLX still calls {called} ({name_of(called)})")
     preloaded = ":".join(filter(None, (library, os.environ.get("LD_PRELOAD"))))
