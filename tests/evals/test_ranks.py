@@ -8,6 +8,7 @@ import time
 from statistics import median
 
 import pytest
+from flash_evals import machine
 from mlxlm_flash_patch.blas import REFERENCE, blas
 from two_ranks import PROGRAMS, launch
 
@@ -74,8 +75,9 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
 
 
 @pytest.mark.long("three processes, which import for seconds")
-def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path):
+def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
     """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
+    monkeypatch.setattr(machine, "blas", blas)  # conftest.py has another, and the ranks have this
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)
     assert len(scores(path)) == 2
