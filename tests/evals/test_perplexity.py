@@ -31,6 +31,16 @@ def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
             assert differs or np.array_equal(batch.off.nll, batch.on.nll)
 
 
+def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text, ids):
+    result = evaluate("--max-windows", 3)
+    scored = loaded.tokenizer.decode(ids[: 3 * 24 + 1].tolist())
+    assert text.startswith(scored)
+    assert (result["tokens"], result["words"], result["bytes"]) == (72, len(scored.split()), len(scored.encode()))
+    assert result["windows"] == {"planned": 3, "finished": 3, "resumed": 0}
+    total = 72 * math.log(result["on"]["ppl"])
+    assert math.log(result["on"]["byte_ppl"]) == pytest.approx(total / len(scored.encode()))
+
+
 def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
     result = evaluate("--batch-size", 4)
     lines = result["page"].splitlines()
@@ -44,6 +54,12 @@ def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
 
     assert result["model"]["source"] == str(model_folder)
     assert result["dataset"]["source"] == str(text_file)
+    assert result["dataset"]["fingerprint"].startswith("sha256:")
+    assert {"context", "stride", "bos", "batch_size", "max_windows", "memory"} <= set(result["settings"])
+    arm = ["ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte", "tokens_per_s", "peak_memory_mb"]
+    assert list(result["off"]) == list(result["on"]) == arm
+    assert list(result["paired"]) == ["of", "delta_nll", "delta_nll_se", "max_abs_dlogit", "mean_kl", "top1_agreement"]
+    assert result["machine"]["versions"]["mlx"]
     assert result["interrupted"] is False
     calls = 2 * len(result["trials"])  # two layers; by the kernel's own count: the patch does something
     assert result["flash"] == {"calls": {"cpu_prefill": calls}, "fallbacks": {}}
@@ -52,6 +68,7 @@ def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
     assert abs(paired["delta_nll"]) < 1e-5
     assert 0 < paired["max_abs_dlogit"] < 1e-3
     assert 0 < paired["mean_kl"] < 1e-8
+    assert paired["top1_agreement"] == 1
 
     # Every trial is kept, the arms take turns, and the summary is theirs.
     trials = result["trials"]
