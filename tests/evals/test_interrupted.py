@@ -57,7 +57,7 @@ def test_perplexity(invoke, at_trial, perplexity, tmp_path, arm):
         assert kept[figure] == expected[figure]
     assert kept["off"]["ppl"] == expected["off"]["ppl"]
     planned = kept["windows"]["planned"]
-    assert page.stdout.endswith(f"Interrupted after 4 of {planned} windows; the figures are of those.\n")
+    assert page.stdout.endswith(f"Interrupted; the figures are of the 4 of {planned} windows that were finished.\n")
     assert len((tmp_path / "cut.csv").read_text().splitlines()) == 1 + 4
 
     at_trial(None)
@@ -108,7 +108,7 @@ def test_an_error_in_the_middle(invoke, at_trial, commands, tmp_path, command, t
     else:
         assert isinstance(page.exception, RuntimeError)
         assert json.loads(out.read_text())["windows"]["finished"] == 4
-        assert page.stdout.endswith("windows; the figures are of those.\n")
+        assert page.stdout.endswith("windows that were finished.\n")
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])

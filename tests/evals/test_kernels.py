@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals import contest, implementations, kernel_results, machine
+from flash_evals.page.kernels import description
 from flash_evals.workload import PASSES, Heads
 from kernel_cases import GBS, GFLOPS, entries_of, timed_contest, workload
 from msgspec import convert, to_builtins
@@ -44,7 +45,7 @@ def test_json(run_kernels):
 
 def render(contests):
     """The page: its header, the cells of its table, and what comes below."""
-    page = kernel_results.render(entries_of(contests))
+    page = description(entries_of(contests)).text()
     header, blank, *lines = page.splitlines()
     assert blank == ""
     table, _, closing = "\n".join(lines).partition("\n\n")

@@ -71,7 +71,7 @@ def scores(path):
 def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "bug", *perplexity)
     assert "Error: rank 1: ZeroDivisionError: of rank 1" in stderr
-    assert "Interrupted after 4 of " in stdout
+    assert "Interrupted; the figures are of the 4 of " in stdout
 
 
 @pytest.mark.long("three processes, which import for seconds")

@@ -1,19 +1,27 @@
 """What may be said of two that did the same work: one is faster, one needs less, or nothing. It is decided here alone.
 
-A difference is claimed if the trials of the two lie apart, so that the ranges from the 20th to the 80th percentile do
-not overlap, and if the ratio of the two is not shown as 1.00x. Memory follows the same rule.
+A difference is claimed if the trials of the two lie apart, and if the ratio of the two is not shown as 1.00x. Trials
+lie apart if the ranges from the 20th to the 80th percentile do not overlap. Fewer than three trials say little about
+how far others would lie from them: they lie apart if each of one side is at least twice each of the other. Memory
+follows the same rule.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flash_evals.measure import ARMS, ByArm
 from flash_evals.output import percentile
 
+if TYPE_CHECKING:
+    from flash_evals.measure import ByArm
+
+ENOUGH = 3  # trials of each side, to know how far they scatter
 NOTHING = "no clear difference"
 MARK = "~"  # behind a ratio that claims nothing
-LEGEND = f"{MARK} {NOTHING}: the trials of the two overlap, 20th to 80th percentile."
+LEGEND = (
+    f"{MARK} {NOTHING}: the trials of the two overlap, 20th to 80th percentile; "
+    f"where one has fewer than {ENOUGH}, they are less than twofold apart."
+)
 
 
 @dataclass(frozen=True)
@@ -28,9 +36,9 @@ class Ratio:
         return cls(value, apart(one, other))
 
     @classmethod
-    def of_arms(cls, value: float | None, trials: Sequence[ByArm[Any]], figure: str) -> "Ratio":
+    def of_arms(cls, value: float | None, trials: "Sequence[ByArm[Any]]", figure: str) -> "Ratio":
         """On over off, of a figure that each trial has of both arms."""
-        return cls.of(value, *([getattr(trial[name], figure) for trial in trials] for name in ARMS))
+        return cls.of(value, *([getattr(getattr(trial, arm), figure) for trial in trials] for arm in ("off", "on")))
 
     @property
     def sign(self) -> int | None:
@@ -39,19 +47,13 @@ class Ratio:
             return None
         return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1
 
-    @property
-    def mark(self) -> str:
-        return f" {MARK}" if self.sign == 0 else ""
-
-    def __str__(self) -> str:
-        """`0.62x`, `1.02x ~`; empty if it is not known."""
-        return "" if self.value is None else times(self.value) + self.mark
-
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the ranges from the 20th to the 80th percentile do not overlap. What has no trials is taken as it is."""
+    """Whether these trials lie apart. What has no trials at all is taken as it is."""
     if not one or not other:
         return True
+    if min(len(one), len(other)) < ENOUGH:
+        return 2 * max(one) <= min(other) or 2 * max(other) <= min(one)
     (low, high), (other_low, other_high) = ([percentile(x, share) for share in (0.2, 0.8)] for x in (one, other))
     return high < other_low or other_high < low
 

@@ -22,7 +22,8 @@ from msgspec.structs import asdict
 
 from flash_evals import data, hub, options, output
 from flash_evals.errors import EvalError, first_line
-from flash_evals.output import Outputs, Table
+from flash_evals.output import Outputs
+from flash_evals.page.description import Description, Table
 from flash_evals.record import Count, Record
 
 ENABLES = {
@@ -90,7 +91,7 @@ def command(outputs: Outputs) -> None:
         left_out=[] if flash_runs else [_name(check) for check in NEED_FLASH],
         machine=_machine() if flash_runs else None,
     )
-    outputs.deliver(result, [asdict(finding) for finding in result.findings], partial(render, result))
+    outputs.deliver(description(result), [asdict(finding) for finding in result.findings])
     if result.broken:
         sys.exit(1)
 
@@ -283,15 +284,15 @@ NEED_FLASH = (hardware, bounds, peak_memory, demo_model)
 OTHERS = (packages, caches, the_hub)
 
 
-def render(result: Result, table: Table = output.columns) -> str:
-    """The findings as a page of text, a cure below what it cures."""
-    rows = [("", "what", "finding")]
+def description(result: Result) -> Description:
+    """The findings, a cure below what it cures."""
+    rows = []
     for finding in result.findings:
         rows.append((Mark[finding.mark.upper()].value, finding.subject, finding.what))
         if finding.cure:
             rows.append(("", "", f"cure: {finding.cure}"))
-    header = f"{result.system} · Python {result.python} · {result.environment}"
-    lines = [header, "", table(rows), "", f"broken: {result.broken} · could be better: {result.could_be_better}"]
+    notes = [f"broken: {result.broken} · could be better: {result.could_be_better}"]
     if result.left_out:
-        lines.append(f"Left out, as flash attention does not run: {', '.join(result.left_out)}.")
-    return "\n".join(lines)
+        notes.append(f"Left out, as flash attention does not run: {', '.join(result.left_out)}.")
+    facts = [result.system, f"Python {result.python}", result.environment]
+    return Description(result, facts, [Table("Findings", ["", "what", "finding"], rows)], notes)

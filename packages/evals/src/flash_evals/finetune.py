@@ -12,7 +12,7 @@ from flash_evals.finetune_result import Result, Settings, Skipped
 from flash_evals.measure import Flash, memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
-from flash_evals.page.finetune import charts
+from flash_evals.page import finetune as page
 from flash_evals.training import Recipe, Step
 
 
@@ -140,11 +140,9 @@ def command(
         machine=described_machine,
     )
 
-    def draw() -> None:
-        if plot_file:
-            drawing.save(plot_file, result.subject, [(described_machine.device, charts(result))])
-
-    outputs.deliver(result, finetune_result.csv_rows(result), partial(finetune_result.render, result), draw)
+    charts = [(described_machine.device, page.charts(result))]
+    draw = partial(drawing.save, plot_file, result.subject, charts) if plot_file else None
+    outputs.deliver(page.description(result), finetune_result.csv_rows(result), draw)
     runner.end(stopped)
 
 

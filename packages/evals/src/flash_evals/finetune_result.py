@@ -1,4 +1,4 @@
-"""What `flash-eval finetune` found: the records of its result file, the rows of --csv, the page of text."""
+"""What `flash-eval finetune` found: the records of its result file, the rows of --csv."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,6 @@ from msgspec.structs import asdict
 from flash_evals import claims, output
 from flash_evals.claims import Ratio
 from flash_evals.measure import ARMS, Arm, ByArm, Flash, Measurement
-from flash_evals.output import Table
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
 from flash_evals.training import Recipe, Step
@@ -130,34 +129,3 @@ def csv_rows(result: Result) -> list[dict[str, Any]]:
         for number, trial in enumerate(length.trials)
         for name in trial.order
     ]
-
-
-def render(result: Result, table: Table = output.columns) -> str:
-    """The result as a page of text."""
-    titles = ("tokens", "patch", "step", "tokens/s", "peak memory", "loss", "steps")
-    figures = table([titles, *(row for length in result.results for row in _rows(length))])
-    header = f"{result.subject} · off and on taking turns · {result.machine.device}"
-    notes = result.notes(figures, "Flash did not run in training: both arms are MLX's own attention.")
-    lines = [header, "", figures, "", *notes]
-    lines += [f"Skipped {length.reason}." for length in result.skipped]
-    if result.interrupted:
-        lines.append("Interrupted; the figures are of the steps that were finished.")
-    return "\n".join(lines)
-
-
-def _rows(length: Length) -> list[tuple[str, ...]]:
-    """One for each arm, and one that compares them."""
-    arms = [
-        (
-            "" if number else f"{length.seq_len:,}",
-            name,
-            output.duration([trial[name].seconds for trial in length.trials]),
-            f"{length[name].tokens_per_s:,.0f}",
-            f"{length[name].peak_memory_mb:,.1f} MB",
-            output.plain(length[name].loss, 6),
-            f"{len(length.trials)}",
-        )
-        for number, name in enumerate(ARMS)
-    ]
-    ratios = map(str, (length.time, length.speed, length.memory))
-    return [*arms, ("", "on/off", *ratios, f"max |Δ| {length.max_abs_dloss:.1e}", "")]

@@ -15,7 +15,7 @@ from flash_evals.kernel_results import Settings
 from flash_evals.measure import memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
-from flash_evals.page.kernels import panels
+from flash_evals.page import kernels as page
 from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, PASSES, Heads, Pass, Workload
 
 KV_BITS = (2, 3, 4, 6, 8)  # what mlx-lm offers
@@ -227,12 +227,10 @@ def command(
     settings = options.given(Settings, memory=memory_method(), interrupted=stopped is not None)
     entries = kernel_results.entries(contests, settings, described_machine)
 
-    def draw() -> None:
-        if plot_file:
-            where = f"{described_machine.processor}, {described_machine.device}"
-            drawing.save(plot_file, f"{kernel_results.kind(entries)} · {where}", panels(entries))
-
-    outputs.deliver(entries, kernel_results.csv_rows(entries), partial(kernel_results.render, entries), draw)
+    found = page.description(entries)
+    title = f"{found.facts[0]} · {described_machine.processor}, {described_machine.device}"
+    draw = partial(drawing.save, plot_file, title, found.charts) if plot_file else None
+    outputs.deliver(found, kernel_results.csv_rows(entries), draw)
     runner.end(stopped)
 
 

@@ -1,11 +1,10 @@
 """`flash-eval perplexity`: one model reads one text twice, patch off and on, and every difference is shown.
 
 From the command to the page: here are the options; `plan` makes windows of a text; `paired` reads them with both arms,
-batch by batch; `perplexity_result` makes records of that; `perplexity_page` shows them.
+batch by batch; `perplexity_result` makes records of that; `page.perplexity` describes them.
 """
 
 from collections.abc import Generator
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -19,7 +18,6 @@ from flash_evals import (
     models,
     options,
     paired,
-    perplexity_page,
     perplexity_result,
     plan,
     runner,
@@ -28,6 +26,7 @@ from flash_evals import (
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Arm, memory_method
 from flash_evals.output import Outputs
+from flash_evals.page import perplexity as page
 from flash_evals.paired import Batch
 from flash_evals.perplexity_result import Result, Settings, Windows
 from flash_evals.plan import Rules
@@ -192,7 +191,7 @@ def command(
             interrupted=finished < len(windows),
             machine=described_machine,
         )
-        outputs.deliver(result, perplexity_result.csv_rows(result), partial(perplexity_page.render, result))
+        outputs.deliver(page.description(result), perplexity_result.csv_rows(result))
     runner.end(stopped)
 
 

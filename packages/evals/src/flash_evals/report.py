@@ -11,17 +11,17 @@ from flash_evals import finetune_result, options, perplexity_result, speed_resul
 from flash_evals.errors import EvalError, first_line
 from flash_evals.kernel_results import Entry
 from flash_evals.page import doctor, finetune, kernels, perplexity, speed
+from flash_evals.page.description import Description
 from flash_evals.page.document import document
-from flash_evals.page.run import Run
 
 Kernels = Annotated[list[Entry], msgspec.Meta(min_length=1)]
 Result = perplexity_result.Result | speed_result.Result | finetune_result.Result | doctor.Result | Kernels
-READERS: dict[type, Callable[[str, Any], list[Run]]] = {
-    perplexity_result.Result: perplexity.read,
-    speed_result.Result: speed.read,
-    finetune_result.Result: finetune.read,
-    doctor.Result: doctor.read,
-    list: kernels.read,
+DESCRIBE: dict[type, Callable[[Any], Description]] = {
+    perplexity_result.Result: perplexity.description,
+    speed_result.Result: speed.description,
+    finetune_result.Result: finetune.description,
+    doctor.Result: doctor.description,
+    list: kernels.description,
 }
 
 
@@ -57,23 +57,24 @@ def command(files: Sequence[Path], html_file: Path) -> None:
     """
     if [file for file in files if file.resolve() == html_file.resolve()]:
         raise EvalError(f"--html {html_file} is one of the result files, and would be lost")
-    runs: list[Run] = []
+    found: list[tuple[str, Description]] = []
     left_out: list[tuple[str, str]] = []
     for file in dict.fromkeys(files):
         name = click.format_filename(file)
         try:
-            found = msgspec.json.decode(file.read_bytes(), type=Result)
-            runs += READERS[type(found)](name, found)
+            result = msgspec.json.decode(file.read_bytes(), type=Result)
+            parts = kernels.runs(result) if isinstance(result, list) else [result]
+            found += [(name, DESCRIBE[type(part)](part)) for part in parts]
         except OSError as error:
             left_out.append((name, error.strerror or type(error).__name__))
         except (ValueError, RecursionError) as error:  # msgspec's are, too
             left_out.append((name, first_line(error)))
     for name, why in left_out:
         click.echo(f"Left out: {name}: {why}", err=True)
-    if not runs:
+    if not found:
         raise EvalError("none of the files is a result of flash-eval, so there is no page to make")
     try:
-        html_file.write_text(document(runs, left_out), encoding="utf-8")
+        html_file.write_text(document(found, left_out), encoding="utf-8")
     except OSError as error:
         raise EvalError(f"cannot write {html_file}: {error.strerror}") from error
     click.echo(html_file)

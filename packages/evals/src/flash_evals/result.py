@@ -1,6 +1,5 @@
 """What the results of perplexity, speed and finetune share: a model, what flash did in it, and the machine."""
 
-from flash_evals import claims
 from flash_evals.machine import Machine
 from flash_evals.measure import Flash
 from flash_evals.models import Model
@@ -12,8 +11,3 @@ class ModelResult(Record, kw_only=True, tag_field="command"):
     flash: Flash
     interrupted: bool
     machine: Machine
-
-    def notes(self, figures: str, never_ran: str) -> list[str]:
-        """What stands below the table of figures on a page of text."""
-        ran = [] if self.flash.calls else [never_ran]
-        return [*claims.legend(figures), f"flash: {self.flash}", *ran, *self.machine.bounds]

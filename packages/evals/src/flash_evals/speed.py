@@ -1,7 +1,6 @@
 """`flash-eval speed`: prompt and generation tokens per second at several depths, patch off and on."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import click
@@ -11,6 +10,7 @@ from flash_evals.errors import EvalError
 from flash_evals.generation import Case, Draft, Kind
 from flash_evals.measure import Flash, memory_method
 from flash_evals.output import Outputs
+from flash_evals.page import speed as page
 from flash_evals.speed_result import Result, Settings
 
 NUM_DRAFT_TOKENS = 3  # as in mlx_lm.generate
@@ -139,7 +139,7 @@ def command(
         interrupted=stopped is not None,
         machine=described_machine,
     )
-    outputs.deliver(result, speed_result.csv_rows(result), partial(speed_result.render, result))
+    outputs.deliver(page.description(result), speed_result.csv_rows(result))
     runner.end(stopped)
 
 

@@ -1,4 +1,4 @@
-"""What `flash-eval speed` found: the records of its result file, the rows of --csv, the page of text."""
+"""What `flash-eval speed` found: the records of its result file, the rows of --csv."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from flash_evals import claims, output
+from flash_evals import claims
 from flash_evals.claims import Ratio
 from flash_evals.generation import Case, Kind, Repetition
 from flash_evals.measure import ARMS, Arm, ByArm, Measurement
 from flash_evals.models import Model
-from flash_evals.output import Table
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
 
@@ -120,51 +119,3 @@ def csv_rows(result: Result) -> list[dict[str, Any]]:
         for number, trial in enumerate(test.trials)
         for name in trial.order
     ]
-
-
-def render(result: Result, table: Table = output.columns) -> str:
-    """The result as a page of text."""
-    drafting = result.draft_model is not None
-    accepted = ["accepted off", "on"] if drafting else []
-    speed, memory = ["patch off t/s", "patch on t/s", "on/off"], ["peak memory off", "on", "on/off"]
-    titles = ["test", *speed, *memory, "attention off", "on", *accepted]
-    figures = table([titles, *(_row(test, drafting) for test in result.results)])
-    notes = result.notes(figures, "The patch never ran: both columns are MLX's own attention.")
-    lines = [_header(result), "", figures, "", *notes]
-    if result.interrupted:
-        lines.append("Interrupted; the figures are of the trials that were finished.")
-    return "\n".join(lines)
-
-
-def _header(result: Result) -> str:
-    draft, settings = result.draft_model, result.settings
-    parts = [
-        result.model.title,
-        *([f"{settings.num_draft_tokens} tokens at a time drafted by {draft.title}"] if draft else []),
-        f"{settings.repetitions} repetitions, off and on taking turns",
-        result.machine.device,
-    ]
-    return " · ".join(parts)
-
-
-def _row(test: Test, drafting: bool) -> list[str]:
-    both = test.off, test.on
-    return [
-        test.test,
-        *(_rate(arm) for arm in both),
-        str(test.speed),
-        *(f"{arm.peak_memory_mb:,.1f} MB" for arm in both),
-        str(test.memory),
-        *(_percent(arm.attention_share) for arm in both),
-        *(_percent(arm.accepted_share) for arm in both if drafting),
-    ]
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}"
-
-
-def _rate(arm: Summary) -> str:
-    rate, sd = arm.tokens_per_s, arm.tokens_per_s_sd
-    digits = 0 if rate >= 100 else 1
-    return f"{rate:,.{digits}f}" + (f" ± {sd:,.{digits}f}" if sd is not None else "")

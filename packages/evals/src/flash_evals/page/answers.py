@@ -1,68 +1,77 @@
-"""The questions that people have, and what the result files say to each: a word, and a sentence for each run."""
+"""The questions that people have, and what the result files say to each: a word, and a sentence for each of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from flash_evals import finetune_result, perplexity_result
 from flash_evals.claims import NOTHING, Ratio, times
-from flash_evals.page.html import Content, Html, figure, tag
-from flash_evals.page.run import MLX, Comparison, Run, Training
+from flash_evals.measure import ARMS
+from flash_evals.page import perplexity, units
+from flash_evals.page.description import Comparison, Description
+from flash_evals.page.html import Content, Html, tag
+from flash_evals.page.model import grouped
+from flash_evals.page.units import Cell, figure
 
 NOT_MEASURED = "Not measured"
+MLX = ("off", "mlx")  # what is MLX's own attention
+NOT_EVERYWHERE = "Not at every length"
+NEVER_RAN = "the patch never ran"
 
 
 @dataclass(frozen=True)
 class Answer:
     question: str
     word: str
-    says: Sequence[tuple[Run, Content]]  # a sentence of each run that has something to say
+    says: Sequence[tuple[Description, Content]]  # a sentence of each that has something to say
     missing: str  # the command that would
 
 
-def answers(runs: Sequence[Run]) -> list[Answer]:
-    return [same_predictions(runs), faster(runs), less_memory(runs), training_fits(runs)]
+def answers(found: Sequence[Description]) -> list[Answer]:
+    return [same_predictions(found), faster(found), less_memory(found), training_fits(found)]
 
 
-def same_predictions(runs: Sequence[Run]) -> Answer:
-    says: list[tuple[Run, Content]] = []
+def same_predictions(found: Sequence[Description]) -> Answer:
+    says: list[tuple[Description, Content]] = []
     verdicts: list[bool | None] = []
-    for run in runs:
-        if run.predictions is not None:
-            says.append((run, run.predictions.says if run.ran else "the patch never ran"))
-            verdicts.append(run.predictions.same if run.ran else None)
+    for each in found:
+        result = each.result
+        if isinstance(result, perplexity_result.Result) and result.paired and perplexity.has_both_arms(result):
+            known = each.ran and perplexity.comparable(result, result.paired)
+            verdicts.append(result.paired.same if known else None)
+            unknown = "there are figures that are not known or not finite" if each.ran else NEVER_RAN
+            says.append((each, ["top-1 differs ", perplexity.difference(result, result.paired)] if known else unknown))
     return Answer("Same predictions?", _of_all(verdicts), says, "perplexity")
 
 
 def _of_all(verdicts: Sequence[bool | None]) -> str:
     if not verdicts:
         return NOT_MEASURED
-    if None in verdicts and len(set(verdicts)) == 1:
-        return "Not known"
-    if len(set(verdicts)) == 1:
-        return "Yes" if verdicts[0] else "No"
-    return f"In {verdicts.count(True)} of {len(verdicts)} runs"
+    if len(set(verdicts)) > 1:
+        return f"In {verdicts.count(True)} of {len(verdicts)} runs"
+    return "Not known" if verdicts[0] is None else "Yes" if verdicts[0] else "No"
 
 
-def faster(runs: Sequence[Run]) -> Answer:
-    return _compared(runs, "Faster?", lambda each: each.speed, better=1, what="as fast", worse="slower")
+def faster(found: Sequence[Description]) -> Answer:
+    return _compared(found, "Faster?", lambda each: each.speed, better=1, what="as fast", worse="slower")
 
 
-def less_memory(runs: Sequence[Run]) -> Answer:
-    return _compared(runs, "Less memory?", lambda each: each.memory, better=-1, what="the memory", worse="more")
+def less_memory(found: Sequence[Description]) -> Answer:
+    return _compared(found, "Less memory?", lambda each: each.memory, better=-1, what="the memory", worse="more")
 
 
 def _compared(
-    runs: Sequence[Run], question: str, ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
+    found: Sequence[Description],
+    question: str,
+    ratio: Callable[[Comparison], Ratio],
+    better: int,
+    what: str,
+    worse: str,
 ) -> Answer:
     """The word is of the comparisons with MLX's own attention, where flash ran; the sentences are of all."""
-    says: list[tuple[Run, Content]] = []
-    signs: list[int] = []
-    for run in runs:
-        if run.comparisons and not run.ran:
-            says.append((run, "the patch never ran: both columns are MLX's own attention"))
-        elif run.comparisons:
-            says.append((run, _sentence(run.comparisons, ratio, what)))
-            of_mlx = [ratio(each).sign for each in run.comparisons if each.against in MLX]
-            signs += [sign * better for sign in of_mlx if sign is not None]
+    compared = [each for each in found if each.comparisons]
+    says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else NEVER_RAN) for each in compared]
+    of_mlx = [ratio(one) for each in compared if each.ran for one in each.comparisons if one.against in MLX]
+    signs = [each.sign * better for each in of_mlx if each.sign is not None]
     return Answer(question, _word(signs, worse), says, "speed")
 
 
@@ -79,11 +88,9 @@ def _word(signs: Sequence[int], worse: str) -> str:
 
 def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], Ratio], what: str) -> Content:
     """`prompts 1.10x to 3.40x as fast, generation 0.98x as fast (no clear difference)`."""
-    groups: dict[tuple[str, str], list[Ratio]] = {}
-    for each in comparisons:
-        groups.setdefault((each.work, each.against), []).append(ratio(each))
     parts: list[Content] = []
-    for (work, against), ratios in groups.items():
+    for (work, against), of_work in grouped(comparisons, lambda each: (each.work, each.against)).items():
+        ratios = list(map(ratio, of_work))
         whom = "" if against == "off" else f" {'as' if what == 'as fast' else 'of'} {against}"
         level = sum(each.sign == 0 for each in ratios)
         where = f" in {level} of {len(ratios)}" if level < len(ratios) else ""
@@ -93,45 +100,42 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
     return parts
 
 
-def _range(ratios: Sequence[float]) -> Content:
+def _range(ratios: Sequence[float]) -> Cell:
     if not ratios:
-        return figure(None, times)
+        return units.DASH
     low, high = figure(ratios[0], times), figure(ratios[-1], times)
-    return low if times(ratios[0]) == times(ratios[-1]) else [low, " to ", high]
+    return low if low == high else [low, " to ", high]
 
 
-def training_fits(runs: Sequence[Run]) -> Answer:
+def training_fits(found: Sequence[Description]) -> Answer:
     """A length that was skipped did not fit without the patch; whether it fits with it was not tried."""
-    says: list[tuple[Run, Content]] = []
-    training = [(run, run.training) for run in runs if run.training]
-    for run, trained in training:
-        also = "".join(f"; skipped {reason}" for reason in trained.skipped)
-        also += "" if run.ran else "; the patch never ran"
-        says.append((run, [trained.says, also]))
-    return Answer("Does training fit?", _fits([trained for _, trained in training]), says, "finetune")
+    says: list[tuple[Description, Content]] = []
+    words: set[str] = set()
+    for each in found:
+        if isinstance(each.result, finetune_result.Result):
+            longest = max(each.result.results, key=lambda length: length.seq_len)
+            skipped = "".join(f"; skipped {length.reason}" for length in each.result.skipped)
+            words.add(NOT_EVERYWHERE if skipped else f"Yes, up to {longest.seq_len:,} tokens")
+            off, on = (figure(longest[arm].peak_memory_mb, units.megabytes) for arm in ARMS)
+            took = [f"a step of {longest.seq_len:,} tokens took ", off, " with the patch off, ", on, " with it on"]
+            says.append((each, [*took, skipped, "" if each.ran else f"; {NEVER_RAN}"]))
+    several = NOT_EVERYWHERE if NOT_EVERYWHERE in words else "Yes"
+    word = NOT_MEASURED if not words else words.pop() if len(words) == 1 else several
+    return Answer("Does training fit?", word, says, "finetune")
 
 
-def _fits(training: Sequence[Training]) -> str:
-    if not training:
-        return NOT_MEASURED
-    if any(trained.skipped for trained in training):
-        return "Not at every length"
-    longest = {trained.longest for trained in training}
-    return f"Yes, up to {longest.pop():,} tokens" if len(longest) == 1 else "Yes"
-
-
-def card(answer: Answer, anchor: Callable[[Run], str]) -> Html:
-    """A sentence names the command; and the run, where the command has several."""
-    commands = [run.command for run, _ in answer.says]
+def card(answer: Answer, anchor: Callable[[Description], str]) -> Html:
+    """A sentence names the command; and the title, where the command has several."""
+    commands = [each.command for each, _ in answer.says]
     sentences = [
         tag(
             "li",
-            tag("a", run.command, href=f"#{anchor(run)}"),
-            f", {run.title}: " if commands.count(run.command) > 1 else ": ",
+            tag("a", each.command, href=f"#{anchor(each)}"),
+            f", {each.title}: " if commands.count(each.command) > 1 else ": ",
             says,
             ".",
         )
-        for run, says in answer.says
+        for each, says in answer.says
     ] or [tag("li", "No file of ", tag("code", f"flash-eval {answer.missing}"), " is here.")]
     return tag(
         "section",

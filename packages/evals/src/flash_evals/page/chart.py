@@ -1,21 +1,12 @@
 """What a chart shows: lines of arms or implementations against a length. drawing.py draws it."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from flash_evals.measure import ARMS, Arm
 from flash_evals.page import units
 from flash_evals.page.units import Shown, whole
 
 SMALLEST, LARGEST = 1e-30, 1e30  # beyond these no axis makes sense
-
-
-@dataclass(frozen=True)
-class Point:
-    length: int
-    value: float
-    low: float | None = None  # of a band around the line
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -24,14 +15,8 @@ class Axis:
     tick: Shown
     logarithmic: bool = True
 
-    def placed(self, point: Point | None) -> Point | None:
-        """Of a point what has a place: not 0 on a logarithmic axis, nor a band without one of its ends."""
-        if point is None or point.length <= 0 or not self._has_place(point.value):
-            return None
-        banded = self._has_place(point.low) and self._has_place(point.high)
-        return point if banded else Point(point.length, point.value)
-
-    def _has_place(self, value: float | None) -> bool:
+    def has_place(self, value: float | None) -> bool:
+        """Not where it is unknown, nor for 0 on a logarithmic axis."""
         return value is not None and (SMALLEST <= value <= LARGEST or (value == 0 and not self.logarithmic))
 
 
@@ -41,18 +26,40 @@ MEMORY = Axis(units.megabytes, units.on_axis(units.MEGABYTES))
 
 
 @dataclass(frozen=True)
+class Point:
+    length: int
+    value: float  # NaN: not known
+    low: float | None = None  # of a band around the line
+    high: float | None = None
+
+
+@dataclass(frozen=True)
 class Series:
     name: str
     look: str  # one of drawing.LOOKS
     points: Sequence[Point]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chart:
+    """Of the points that it is given it keeps what has a place, by growing length, and of a band both ends or none."""
+
     title: str
     axis: Axis
     against: str
-    series: Sequence[Series]  # each of at least one point, by growing length
+    series: Sequence[Series]
+
+    def __post_init__(self) -> None:
+        has_place = self.axis.has_place
+        kept = []
+        for each in self.series:
+            points = [
+                point if has_place(point.low) and has_place(point.high) else Point(point.length, point.value)
+                for point in sorted(each.points, key=lambda point: point.length)
+                if point.length > 0 and has_place(point.value)
+            ]
+            kept += [replace(each, points=points)] if points else []
+        self.series = kept
 
     @property
     def lengths(self) -> list[int]:
@@ -67,31 +74,8 @@ class Chart:
     @property
     def in_words(self) -> str:
         """The ends of each line, for those who cannot see it."""
-
-        def end(point: Point) -> str:
-            return f"{self.axis.shown(point.value)} at {whole(point.length)}"
-
-        ends = [f"{each.name} from {end(each.points[0])} to {end(each.points[-1])}" for each in self.series]
+        ends = [f"{each.name} from {self.said(each.points[0])} to {self.said(each.points[-1])}" for each in self.series]
         return f"{self.title} against {self.against}: {'; '.join(ends)}"
 
-
-Line = tuple[str, str, Iterable[Point | None]]  # name, look, and points in any order
-
-
-def chart(title: str, axis: Axis, against: str, lines: Iterable[Line]) -> Chart:
-    """Of these lines what has a place."""
-    series = []
-    for name, look, points_ in lines:
-        if points := sorted(filter(None, map(axis.placed, points_)), key=lambda point: point.length):
-            series.append(Series(name, look, points))
-    return Chart(title, axis, against, series)
-
-
-def point(length: int, value: float | None, low: float | None = None, high: float | None = None) -> Point | None:
-    """None of a value that is not known."""
-    return None if value is None else Point(length, value, low, high)
-
-
-def arms(points: Callable[[Arm], Iterable[Point | None]]) -> list[Line]:
-    """A line for each arm."""
-    return [(f"patch {name}", name, points(name)) for name in ARMS]
+    def said(self, point: Point) -> str:
+        return f"{self.axis.shown(point.value)} at {whole(point.length)}"

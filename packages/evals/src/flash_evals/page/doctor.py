@@ -1,17 +1,18 @@
-"""What `mlxlm-flash doctor` found on the page, and what was measured there: the kernels beside MLX's own attention."""
+"""What `mlxlm-flash doctor` found, described, and what it measured: the kernels beside MLX's own attention."""
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, nan
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
 from flash_evals.claims import quotient, times
 from flash_evals.kernel_results import storage
-from flash_evals.page import chart, drawing, run, units
-from flash_evals.page.chart import Chart, point
-from flash_evals.page.html import DASH, Html, figure, table, tag
-from flash_evals.page.run import Run
+from flash_evals.page import chart, units
+from flash_evals.page.chart import Chart, Point, Series
+from flash_evals.page.description import Description, Table
+from flash_evals.page.model import grouped
+from flash_evals.page.units import DASH, figure
 from flash_evals.record import Amount, Count, Record
 
 COMMAND = "mlxlm-flash doctor"
@@ -61,7 +62,7 @@ class Call(Record):
         return quotient(self.bytes.get("mlx" if name == "mlx" else self.fastest), 1e6)
 
 
-class Table(Record):
+class Measured(Record):
     device: str
     mlx: str
     flashattn_core: str = field(name="flashattn-core")
@@ -79,34 +80,40 @@ class Result(Record, tag_field="command", tag=COMMAND):
     system: str
     python: str
     findings: Annotated[list[Finding], Meta(min_length=1)]
-    table: Table | None
+    table: Measured | None
     broken: Count
     could_be_better: Count
 
 
-def read(file: str, result: Result) -> list[Run]:
+def description(result: Result) -> Description:
     facts = [f"broken: {result.broken:,}", f"could be better: {result.could_be_better:,}"]
     machine = {"system": result.system, "python": result.python}
-    calls, measured = [], result.table
-    if measured:
+    calls: list[Call] = []
+    if measured := result.table:
         calls = measured.calls
         machine |= {"device": measured.device, "mlx": measured.mlx, "flashattn-core": measured.flashattn_core}
         facts += [result.system, "medians without their spread: nothing is claimed of them"]
-    kinds = run.grouped(calls, lambda call: str(call.call)).items()
-    body = [part for kind, of_kind in kinds for part in (_table(kind, of_kind), _charts(of_kind))]
-    title, about = machine.get("device", result.system), run.about([("machine", machine)])
-    return [Run(file, COMMAND, title, facts, [_findings(result), *body], about, ran=True, interrupted=False)]
+    kinds = grouped(calls, lambda call: str(call.call)).items()
+    return Description(
+        result,
+        facts,
+        [_findings(result), *(_times(kind, of_kind) for kind, of_kind in kinds)],
+        command=COMMAND,
+        title=machine.get("device", result.system),
+        charts=[(kind, _charts(of_kind)) for kind, of_kind in kinds],
+        about={"machine": machine},
+    )
 
 
-def _findings(result: Result) -> Html:
+def _findings(result: Result) -> Table:
     rows = [[f"{MARKS[found.mark]} {found.subject}", found.what, found.cure] for found in result.findings]
-    return tag("div", table("✓ fine, ! could be better, ✗ broken", ["", "what", "cure"], rows), class_="words")
+    return Table("✓ fine, ! could be better, ✗ broken", ["", "what", "cure"], rows, words=True)
 
 
-def _table(kind: str, calls: Sequence[Call]) -> Html:
-    return table(
+def _times(kind: str, calls: Sequence[Call]) -> Table:
+    return Table(
         kind,
-        ["queries x keys", ("time", list(LOOKS)), "flash is", "fastest kernel", ("peak memory", list(LOOKS))],
+        ["queries x keys", "time mlx", "flash", "flash is", "fastest kernel", "peak memory mlx", "flash"],
         [
             [
                 f"{call.call.query_len:,} x {call.call.key_len:,}",
@@ -121,15 +128,15 @@ def _table(kind: str, calls: Sequence[Call]) -> Html:
     )
 
 
-def _charts(calls: Sequence[Call]) -> Html:
+def _charts(calls: Sequence[Call]) -> list[Chart]:
     decode = [call for call in calls if call.call.query_len == 1]
     prefill = [call for call in calls if 1 < call.call.query_len == call.call.key_len]
-    return drawing.row([_chart("Time of a decode step", decode), _chart("Time of a prefill", prefill)])
+    return [_chart("Time of a decode step", decode), _chart("Time of a prefill", prefill)]
 
 
 def _chart(title: str, calls: Sequence[Call]) -> Chart:
     lines = [
-        (name, look, [point(each.call.key_len, each.seconds_of(name)) for each in calls])
+        Series(name, look, [Point(each.call.key_len, each.seconds_of(name) or nan) for each in calls])
         for name, look in LOOKS.items()
     ]
-    return chart.chart(title, chart.TIME, "keys", lines)
+    return Chart(title, chart.TIME, "keys", lines)

@@ -1,14 +1,18 @@
-"""The whole page: the answers first, then what they are made of."""
+"""The whole page of `report`: the answers first, then what they are made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
 
-from flash_evals.claims import MARK
-from flash_evals.page import answers, doctor, perplexity
-from flash_evals.page.drawing import COLORS
-from flash_evals.page.html import Html, join, tag
-from flash_evals.page.run import Run
+from msgspec import to_builtins
+
+from flash_evals import perplexity_result
+from flash_evals.claims import LEGEND
+from flash_evals.page import answers, doctor, drawing, perplexity
+from flash_evals.page.description import Description
+from flash_evals.page.html import Html, facts, join, table, tag
+from flash_evals.page.units import DASH
 
 HEADINGS = {
     "perplexity": "Predictions",
@@ -19,48 +23,45 @@ HEADINGS = {
 }
 # Whatever a result file holds, the page loads nothing and runs nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+TITLE = "Flash attention, off and on"
 LEAD = "mlx-lm's own attention beside flash attention: the same model on the same tokens, patch off and patch on."
 HOW = (
     "A ratio is on over off, or flash over another. Faster, slower, less and more are said where the trials of the two "
-    f"do not overlap, from the 20th to the 80th percentile. {MARK} behind a ratio means that they do: nothing is "
-    "claimed. Predictions are the same where the same token ranks first everywhere and the mean ΔNLL is within 1e-4. "
-    "Peak memory is what the work needs beyond what was there before it. MB are 10⁶ bytes. – is a figure that is not "
-    "finite or not known."
+    f"lie apart. {LEGEND} Predictions are the same where the same token ranks first everywhere and the mean ΔNLL is "
+    f"within 1e-4. Peak memory is what the work needs beyond what was there before it. MB are 10⁶ bytes. {DASH} is a "
+    "figure that is not finite or not known."
 )
 
 
-def document(runs: Sequence[Run], left_out: Sequence[tuple[str, str]]) -> Html:
-    """`left_out`: file names, and why each has no place on the page. There is at least one run."""
-    anchors = {id(run): f"run-{number}" for number, run in enumerate(runs, 1)}
-    cards = [answers.card(answer, lambda run: anchors[id(run)]) for answer in answers.answers(runs)]
+def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[str, str]]) -> Html:
+    """`found`: file names, and what is in them, at least one; `left_out`: others, and why they have no place."""
+    described = [each for _, each in found]
+    anchors = {id(each): f"run-{number}" for number, each in enumerate(described, 1)}
+    cards = [answers.card(answer, lambda each: anchors[id(each)]) for answer in answers.answers(described)]
     sections = [
         tag(
             "section",
             tag("h2", heading),
-            [_article(run, anchors[id(run)]) for run in runs if run.command == command],
-            perplexity.against_context(runs) if command == "perplexity" else [],
+            [_article(file, each, anchors[id(each)]) for file, each in found if each.command == command],
+            _against_context(described) if command == "perplexity" else [],
         )
         for command, heading in HEADINGS.items()
-        if any(run.command == command for run in runs)
+        if any(each.command == command for each in described)
     ]
+    style = files("flash_evals.page").joinpath("style.css").read_text(encoding="utf-8")
     head = tag(
         "head",
         Html('<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>'),
         Html('<meta name="color-scheme" content="light dark"/>'),
         Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'),
-        tag("title", "Flash attention, off and on"),
-        tag("style", Html(COLORS + files("flash_evals.page").joinpath("style.css").read_text(encoding="utf-8"))),
+        tag("title", TITLE),
+        tag("style", Html(drawing.STYLESHEET + style)),
     )
+    main = [tag("div", cards, class_="cards"), tag("p", HOW, class_="note"), _left_out(left_out), sections]
     body = tag(
         "body",
-        tag("header", tag("h1", "Flash attention, off and on"), tag("p", LEAD)),
-        tag(
-            "main",
-            tag("div", cards, class_="cards"),
-            tag("p", HOW, class_="note"),
-            _left_out(left_out),
-            sections,
-        ),
+        tag("header", tag("h1", TITLE), tag("p", LEAD)),
+        tag("main", main),
         tag("footer", f"Made by flash-eval report {version('flash-evals')}."),
     )
     return join([Html("<!DOCTYPE html>\n"), tag("html", head, body, lang="en"), Html("\n")])
@@ -73,18 +74,54 @@ def _left_out(files: Sequence[tuple[str, str]]) -> Html:
     return tag("section", tag("h2", "Left out"), tag("ul", names), class_="left-out")
 
 
-def _article(run: Run, anchor: str) -> Html:
-    notes = []
-    if not run.ran:
-        notes.append("The patch never ran: what is called on is MLX's own attention, too.")
-    if run.interrupted:
-        notes.append("Interrupted: the figures are of what was finished.")
+def _article(file: str, described: Description, anchor: str) -> Html:
     return tag(
         "article",
-        tag("h3", run.title),
-        tag("p", " · ".join(run.facts), class_="facts"),
-        [tag("p", note, class_="note strong") for note in notes],
-        run.body,
-        tag("details", tag("summary", "Settings and machine"), tag("p", "File: ", tag("code", run.file)), run.about),
+        tag("h3", described.title),
+        tag("p", " · ".join(described.facts), class_="facts"),
+        [tag("p", warning, class_="note strong") for warning in described.warnings],
+        [table(each) for each in described.tables],
+        [tag("p", note, class_="note") for note in described.notes],
+        [drawing.row(title, charts) for title, charts in described.charts],
+        tag(
+            "details", tag("summary", "Settings and machine"), tag("p", "File: ", tag("code", file)), _about(described)
+        ),
         id=anchor,
     )
+
+
+def _against_context(found: Sequence[Description]) -> list[Html]:
+    results = [each.result for each in found if isinstance(each.result, perplexity_result.Result)]
+    return [
+        tag("article", tag("h3", "Against the context"), tag("p", shared, class_="facts"), drawing.row("", charts))
+        for shared, charts in perplexity.against_context(results)
+    ]
+
+
+def _about(described: Description) -> Html:
+    """The settings and the machine as the file has them, each a list of names and values."""
+    parts = [(name, to_builtins(part)) for name, part in described.about.items() if part is not None]
+    return tag("div", [tag("section", tag("h4", name), facts(_flat(part))) for name, part in parts], class_="about")
+
+
+def _flat(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    flat: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat += [(f"{key} {name}", text) for name, text in _flat(value)]
+        else:
+            flat.append((key.replace("_", " "), _in_words(value)))
+    return flat
+
+
+def _in_words(value: Any) -> str:
+    match value:
+        case None:
+            return DASH
+        case True | False:
+            return "yes" if value else "no"
+        case list():
+            return ", ".join(map(_in_words, value))
+        case str() if value.strip() == "":
+            return repr(value)  # a separator of documents
+    return str(value)

@@ -1,4 +1,4 @@
-"""Draws charts with matplotlib. An SVG has the variables of colors.css for colours, a PNG its light ones.
+"""Draws charts with matplotlib, in the light colours of colors.css; in an SVG a style sheet has the dark ones.
 
 matplotlib is imported where something is drawn, since it takes its time.
 """
@@ -6,6 +6,7 @@ matplotlib is imported where something is drawn, since it takes its time.
 import io
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from importlib.resources import files
@@ -19,7 +20,7 @@ import numpy as np
 
 from flash_evals.errors import EvalError
 from flash_evals.page.chart import Chart, Series
-from flash_evals.page.html import Html, tag
+from flash_evals.page.html import Html, join, tag
 from flash_evals.page.units import whole
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 COLORS = files("flash_evals.page").joinpath("colors.css").read_text(encoding="utf-8")
 LIGHT = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", COLORS.partition("@media")[0]))
-NAMES = {color: name for name, color in LIGHT.items()}
+PAINTS = [(paint, name, color) for paint in ("fill", "stroke") for name, color in LIGHT.items()]
+RULES = " ".join(f'[{paint}="{color}"] {{ {paint}: var(--{name}) }}' for paint, name, color in PAINTS)
+# What does not know variables shows an SVG in the colours that it is drawn in, and passes over this.
+STYLESHEET = f"{COLORS}@media (prefers-color-scheme: dark), print {{ {RULES} }}\n"
 
 # A colour and a marker each: lines can be told apart by colour-blind people (Okabe and Ito 2008) and without colour.
 LOOKS: dict[str, dict[str, Any]] = {
@@ -63,10 +67,11 @@ LETTERS = 48  # of a title above a chart's width
 ROOM = 0.22  # of the width, for a label of a length
 
 
-def row(charts: Sequence[Chart]) -> Html:
+def row(title: str, charts: Sequence[Chart]) -> Html:
     """On the page beside each other, as many as there is room for; none of a single length, which is no line."""
     drawn = [_figure(chart) for chart in charts if len(chart.lengths) > 1]
-    return tag("div", drawn, class_="charts") if drawn else Html()
+    head = tag("h4", title) if title else Html()
+    return join([head, tag("div", drawn, class_="charts")]) if drawn else Html()
 
 
 def _figure(chart: Chart) -> Html:
@@ -88,9 +93,8 @@ def _key(series: Element) -> Html:
     line, marker, *_ = series.iter("path")
     key = Element("svg", {"viewBox": "0 0 28 14", "aria-hidden": "true"})
     key.append(Element("path", line.attrib | {"d": "M1 7H27"}))
-    key.append(
-        Element("path", {"d": marker.attrib["d"], "style": marker.attrib["style"], "transform": "translate(14 7)"})
-    )
+    looks = {name: value for name, value in marker.attrib.items() if not name.startswith("data-")}
+    key.append(Element("path", looks | {"transform": "translate(14 7)"}))
     return _html(key)
 
 
@@ -123,18 +127,14 @@ def save(path: Path, title: str, rows: Sequence[tuple[str, Sequence[Chart]]]) ->
             if path.suffix == ".png":
                 drawn.savefig(path)
             else:
-                path.write_bytes(_document(_svg(drawn, charts), title))
+                picture = _svg(drawn, charts)
+                picture.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": title}
+                style = Element("style")
+                style.text = STYLESHEET + "text { font-family: system-ui, sans-serif; }\n"
+                picture.insert(0, style)
+                path.write_text(_html(picture), encoding="utf-8")
         except OSError as error:
             raise EvalError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _document(picture: Element, title: str) -> bytes:
-    """An SVG that stands by itself."""
-    picture.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": title}
-    style = Element("style")
-    style.text = COLORS + "text { font-family: system-ui, sans-serif; }\n"
-    picture.insert(0, style)
-    return ElementTree.tostring(picture, "unicode").encode()
 
 
 def _draw(ax: "Axes", chart: Chart, number: int) -> None:
@@ -169,16 +169,15 @@ def _draw(ax: "Axes", chart: Chart, number: int) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10 around the values, where matplotlib has a single one at times; over decades fewer: 7 at most."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 2)
-    for factors in ((1, 2, 5), (1,)):
-        steps = [factor * 10.0**power for power in powers for factor in factors]
-        first = max(index for index, step in enumerate(steps) if step <= low * (1 + 1e-9))
-        last = min(index for index, step in enumerate(steps) if step >= high * (1 - 1e-9) and index > first)
-        if last - first <= 6:
-            return steps[first : last + 1]
+    """1, 2, 5, 10 around the values, at least two; where these are more than seven, powers of ten, or of so many."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = [factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5)]
+    begin = bisect_right(steps, low * (1 + 1e-9)) - 1
+    end = max(bisect_left(steps, high * (1 - 1e-9)), begin + 1)
+    if end - begin < 7:
+        return steps[begin : end + 1]
     every = math.ceil((last - first) / 6)
-    return [steps[first] * 10.0**power for power in range(0, last - first + every, every)]
+    return [10.0**power for power in range(first, last + every, every)]
 
 
 def _with_room(lengths: Sequence[int]) -> list[int]:
@@ -191,7 +190,7 @@ def _with_room(lengths: Sequence[int]) -> list[int]:
 
 
 def _svg(drawn: "Figure", charts: Sequence[Chart]) -> Element:
-    """An SVG that can stand on a page with others: it has no ids, and the colours of the page."""
+    """An SVG that can stand on a page with others: it has no ids, and each look is an attribute of its own."""
     text = io.StringIO()
     drawn.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(text.getvalue())
@@ -202,9 +201,8 @@ def _svg(drawn: "Figure", charts: Sequence[Chart]) -> Element:
             element.tag = "path"
             element.attrib["d"] = named[element.attrib.pop("{http://www.w3.org/1999/xlink}href")[1:]].attrib["d"]
             element.attrib["transform"] = f"translate({element.attrib.pop('x')} {element.attrib.pop('y')})"
-        if style := element.get("style"):
-            style = re.sub(r"font-family: [^;]*;? ?", "", style)
-            element.attrib["style"] = re.sub("#[0-9a-f]{6}", lambda color: f"var(--{NAMES[color[0]]})", style)
+        looks = dict(re.findall("([a-z-]+): ([^;]+)", element.attrib.pop("style", "")))
+        element.attrib |= {name: look for name, look in looks.items() if name != "font-family"}
     for element in list(root.iter()):
         for unused in ("id", "clip-path"):
             element.attrib.pop(unused, None)

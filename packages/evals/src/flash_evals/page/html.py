@@ -1,10 +1,10 @@
 """HTML made of Python values. What is no `Html` is text, and escaped, wherever it comes from."""
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
-DASH = "–"  # for a figure that is not finite or not known
+from flash_evals.page.description import Table
+from flash_evals.page.units import Figure
 
 
 class Html(str):
@@ -29,40 +29,24 @@ def tag(name: str, *children: Content, **attributes: str | float | None) -> Html
 def join(content: Content) -> Html:
     if isinstance(content, Html):
         return content
+    if isinstance(content, Figure):
+        return tag("data", str(content), value=repr(content.value))
     if isinstance(content, str):
         return Html(escape(content))
     return Html("".join(map(join, content)))
 
 
-def figure(value: float | None, shown: Callable[[float], str]) -> Html:
-    """A number of a result file, or made of some: as a person reads it, and exactly."""
-    if value is None or not math.isfinite(value):
-        return Html(DASH)
-    return tag("data", shown(value), value=repr(value))
-
-
-Head = Sequence[str | tuple[str, Sequence[str]]]  # of columns, and of groups of them with a name above
-
-
-def table(caption: str, head: Head, rows: Iterable[Sequence[Content]]) -> Html:
-    """Its first column names the rows. It scrolls by itself where the page is narrower."""
-    body = [tag("tr", tag("th", first, scope="row"), [tag("td", cell) for cell in others]) for first, *others in rows]
-    made = tag("table", tag("caption", tag("span", caption)), tag("thead", _head(head)), tag("tbody", body))
-    return tag("div", made, class_="scroll", role="region", aria_label=caption, tabindex=0)
-
-
-def _head(head: Head) -> list[Html]:
-    """One row, or two where columns stand in groups."""
-    groups = [group for group in head if not isinstance(group, str)]
-    deep = 2 if groups else None
-    first = [
-        tag("th", cell, scope="col", rowspan=deep)
-        if isinstance(cell, str)
-        else tag("th", cell[0], scope="colgroup", colspan=len(cell[1]), class_="group")
-        for cell in head
+def table(of: Table) -> Html:
+    """It scrolls by itself where the page is narrower. Each row has all of its names, for those who hear it."""
+    names = sum(of.names)
+    head = [tag("th", cell, scope="col", class_="name" if n < names else None) for n, cell in enumerate(of.head)]
+    rows = [
+        tag("tr", [tag("th", cell, scope="row") for cell in row[:names]], [tag("td", cell) for cell in row[names:]])
+        for row in of.rows
     ]
-    second = [tag("th", name, scope="col") for _, names in groups for name in names]
-    return [tag("tr", first), *([tag("tr", second)] if groups else [])]
+    made = tag("table", tag("caption", tag("span", of.caption)), tag("thead", tag("tr", head)), tag("tbody", rows))
+    classes = "scroll words" if of.words else "scroll"
+    return tag("div", made, class_=classes, role="region", aria_label=of.caption, tabindex=0)
 
 
 def facts(pairs: Iterable[tuple[str, Content]]) -> Html:

@@ -1,162 +1,193 @@
-"""Result files of `kernels` on the page."""
+"""What `kernels` found, described: one table; and for each pass of each setting a row of charts."""
 
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from math import nan
 
 import msgspec
 
+from flash_evals import claims
 from flash_evals.claims import Ratio, quotient, times
-from flash_evals.kernel_results import Config, Entry, Figures, bounds
-from flash_evals.page import chart, drawing, run, units
-from flash_evals.page.chart import Axis, Chart, Line, Point, point
-from flash_evals.page.html import Content, Html, figure, table
-from flash_evals.page.run import Comparison, Run
+from flash_evals.kernel_results import Config, Contestants, Entry, by_problem, passes_of
+from flash_evals.output import percentile
+from flash_evals.page import chart, units
+from flash_evals.page.chart import Axis, Chart, Point, Series
+from flash_evals.page.description import Comparison, Description, Table, interrupted
+from flash_evals.page.model import grouped
+from flash_evals.page.units import Cell, Figure, figure
+from flash_evals.workload import Pass
 
 SHARE = Axis(units.share, units.percent_tick, logarithmic=False)
 SPEED = Axis(units.rate, units.number_tick, logarithmic=False)
 LOOKS = {"flash": "on", "mlx": "off", "naive": "naive", "torch": "torch"}
 
 
-@dataclass(frozen=True)
-class Call:
-    """One pass of one implementation."""
+def runs(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Those of each run of the command: a file may be put together from several."""
 
-    panel: str  # what all calls of a table and of its charts share
-    impl: str
-    entry: Entry
-    figures: Figures
-    speed: float  # GFLOP/s, of a decode step GB/s
-    share: float | None  # of what the machine reaches
+    def shared(entry: Entry) -> bytes:
+        config = entry.config
+        work = (config.visible, config.batch_size, config.is_decode)
+        return msgspec.json.encode((entry.settings, entry.machine, work))
 
-    @property
-    def keys(self) -> int:
-        return self.entry.config.seq_len
+    return list(grouped(entries, shared).values())
 
 
-Contests = dict[int, dict[str, Call]]  # of one panel by keys, then by implementation
-
-
-def read(file: str, entries: Sequence[Entry]) -> list[Run]:
-    """One for each machine and its settings: a file may be put together from several."""
-    parts = run.grouped(entries, lambda entry: msgspec.json.encode((entry.settings, entry.machine)))
-    return [_read_part(file, of_part) for of_part in parts.values()]
-
-
-def _read_part(file: str, entries: Sequence[Entry]) -> Run:
-    contests = _contests(entries)
-    if not contests:
-        raise ValueError("no pass of its entries was measured")
+def description(entries: Sequence[Entry]) -> Description:
+    passes, config = passes_of(entries), entries[0].config
     settings, machine = entries[0].settings, entries[0].machine
-    of_a_problem = [calls for panel in contests.values() for calls in panel.values()]
-    return Run(
-        file,
+    if not passes:
+        raise ValueError("no pass of its entries was measured")
+    what = "attention" if len(passes) > 1 else f"attention {passes[0]}"
+    kind = f"{what}, {config.visible}, batch size {config.batch_size}"
+    problems = by_problem(entries)
+    return Description(
+        entries,
+        [kind, machine.device, *filter(None, [", ".join(_bounds(entries))])],
+        [_table(problems, passes, config.is_decode)],
+        _means(problems, passes),
+        [interrupted("trials")] if settings.interrupted else [],
         "kernels",
         "Attention kernels by themselves",
-        [machine.device, *bounds(entries)],
-        [part for title, panel in contests.items() for part in (_table(title, panel), drawing.row(_charts(panel)))],
-        run.about((("settings", settings), ("machine", machine))),
-        any("flash" in calls for calls in of_a_problem),
-        settings.interrupted,
-        [comparison for calls in of_a_problem for comparison in _comparisons(calls)],
+        [row for of_setting in grouped(entries, _setting).items() for row in _charts(*of_setting)],
+        [each for problem in problems for pass_ in passes for each in _comparisons(problem, pass_)],
+        {"settings": settings, "machine": machine},
     )
 
 
-def panels(entries: Sequence[Entry]) -> list[tuple[str, list[Chart]]]:
-    """The charts of a file of one machine, and what each row of them is of."""
-    return [(title, _charts(panel)) for title, panel in _contests(entries).items()]
+def _bounds(entries: Sequence[Entry]) -> list[str]:
+    """What the machine reached beside them: `peak 127–129 GFLOP/s`, `reads 10 GB/s`, as far as it was measured."""
+    peaks = [1000 * entry.roofline.peak for entry in entries if entry.roofline.peak]
+    reads = [entry.roofline.read for entry in entries if entry.roofline.read]
+    texts = []
+    for name, values, unit in (("peak", peaks, "GFLOP/s"), ("reads", reads, "GB/s")):
+        if values:
+            low, high = units.whole(min(values)), units.whole(max(values))
+            texts.append(f"{name} {low if low == high else f'{low}–{high}'} {unit}")
+    return texts
 
 
-def _contests(entries: Sequence[Entry]) -> dict[str, Contests]:
-    contests: dict[str, Contests] = {}
-    for entry in entries:
-        for pass_, figures in entry.passes.items():
-            speed, config = entry.speed(pass_), entry.config
-            call = Call(
-                f"{pass_}, {_setting(config)}", config.impl, entry, figures, speed, quotient(speed, entry.speed_bound)
-            )
-            contests.setdefault(call.panel, {}).setdefault(call.keys, {})[call.impl] = call
-    return contests
+def _table(problems: Sequence[Contestants], passes: Sequence[Pass], decode: bool) -> Table:
+    """A row for each problem, pass and implementation."""
+    several = len(passes) > 1
+    speed = ["K/V GB/s", "of reads"] if decode else ["GFLOP/s", "of peak"]
+    head = ["shape", "dtype", "queries", "keys", *(["pass"] if several else []), "impl", "time", *speed]
+    rows = [
+        [*_problem(entry.config), *([pass_] if several else []), name, *_figures(problem, name, pass_)]
+        for problem in problems
+        for pass_ in passes
+        for name, entry in problem.items()
+        if pass_ in entry.passes
+    ]
+    names = (4, *([1] if several else []), 1)
+    return Table("One call of each implementation", [*head, "flash is", "memory", "trials"], rows, names)
 
 
-def _setting(config: Config) -> str:
+def _problem(config: Config) -> list[str]:
+    return [config.shape, config.storage, units.whole(config.query_len), units.whole(config.seq_len)]
+
+
+def _figures(problem: Contestants, name: str, pass_: Pass) -> list[Cell]:
+    entry = problem[name]
+    figures = entry.passes[pass_]
+    low, high = (percentile(figures.trials, share) for share in (0.2, 0.8))
+    return [
+        units.duration(statistics.median(figures.trials), low, high),
+        figure(entry.speed(pass_), units.rate),
+        figure(_share(entry, pass_), units.share),
+        _faster(ratio(problem, name, pass_)),
+        figure(figures.peak_memory, units.megabytes),
+        str(len(figures.trials)),
+    ]
+
+
+def _share(entry: Entry, pass_: Pass) -> float:
+    """Of what the machine reaches; NaN if that was not measured."""
+    return entry.speed(pass_) / (entry.speed_bound or nan)
+
+
+def ratio(problem: Contestants, name: str, pass_: Pass) -> Ratio:
+    """The time of that implementation over flash's; not known of flash itself, and if one did not take part."""
+    if name == "flash" or not all(each in problem and pass_ in problem[each].passes for each in (name, "flash")):
+        return Ratio(None, apart=False)
+    other, flash = (problem[each].passes[pass_] for each in (name, "flash"))
+    return Ratio.of(quotient(other.time, flash.time), other.trials, flash.trials)
+
+
+def _faster(than: Ratio) -> Cell:
+    if than.value is None:
+        return ""
+    if not than.sign:
+        return claims.NOTHING
+    if than.sign > 0:
+        return [Figure(times(than.value), than.value), " faster"]
+    return [Figure(times(1 / than.value), 1 / than.value), " slower"]
+
+
+def _means(problems: Sequence[Contestants], passes: Sequence[Pass]) -> list[Cell]:
+    """For each implementation and pass that has several ratios to flash: their geometric mean and range."""
+    lines: list[Cell] = []
+    for pass_ in passes:
+        for name in dict.fromkeys(name for problem in problems for name in problem):
+            ratios = [ratio(problem, name, pass_) for problem in problems]
+            values = [each.value for each in ratios if each.value is not None]
+            if len(values) > 1:
+                who = f"{name}, {pass_}" if len(passes) > 1 else name
+                spread = f"{times(min(values))}–{times(max(values))} over {len(values)} shapes"
+                if unclear := sum(each.sign == 0 for each in ratios):
+                    spread += f", {claims.NOTHING} in {unclear}"
+                mean = figure(statistics.geometric_mean(values), times)
+                lines.append([f"flash against {who}: ", mean, f" ({spread})"])
+    return lines
+
+
+def _comparisons(problem: Contestants, pass_: Pass) -> list[Comparison]:
+    return [
+        Comparison(pass_, name, speed, Ratio(quotient(flash.peak_memory, other.peak_memory), apart=True))
+        for name in problem
+        for speed in [ratio(problem, name, pass_)]
+        if speed.value is not None
+        for flash, other in [(problem["flash"].passes[pass_], problem[name].passes[pass_])]
+    ]
+
+
+def _setting(entry: Entry) -> str:
     """`14/2x64, float32, causal, prefill, batch size 1`."""
+    config = entry.config
     prefill = config.query_len == config.seq_len
     queries = "prefill" if prefill else "decode" if config.is_decode else f"{config.query_len:,} queries"
     return f"{config.shape}, {config.storage}, {config.visible}, {queries}, batch size {config.batch_size}"
 
 
-def _all(panel: Contests) -> list[Call]:
-    return [call for calls in panel.values() for call in calls.values()]
-
-
-def _table(title: str, panel: Contests) -> Html:
-    speed = ["K/V GB/s", "of reads"] if _all(panel)[0].entry.config.is_decode else ["GFLOP/s", "of peak"]
-    return table(
-        title,
-        ["keys, implementation", "time", "20th to 80th percentile", *speed, "flash is", "memory"],
-        [
-            [
-                f"{units.whole(call.keys)}, {call.impl}",
-                figure(call.figures.time, units.seconds),
-                [figure(call.figures.time_p20, units.seconds), " to ", figure(call.figures.time_p80, units.seconds)],
-                figure(call.speed, units.rate),
-                figure(call.share, units.share),
-                _faster(panel[call.keys].get("flash"), call),
-                figure(call.figures.peak_memory, units.megabytes),
-            ]
-            for call in _all(panel)
-        ],
-    )
-
-
-def _faster(flash: Call | None, other: Call) -> Content:
-    if other.impl == "flash":
-        return ""
-    ratio = _speed(flash, other) if flash else Ratio(None, apart=False)
-    return [figure(ratio.value, times), " as fast", ratio.mark]
-
-
-def _speed(flash: Call, other: Call) -> Ratio:
-    return Ratio.of(quotient(other.figures.time, flash.figures.time), other.figures.trials, flash.figures.trials)
-
-
-def _comparisons(calls: dict[str, Call]) -> list[Comparison]:
-    flash = calls.get("flash")
+def _charts(setting: str, entries: Sequence[Entry]) -> list[tuple[str, list[Chart]]]:
     return [
-        Comparison(
-            flash.panel.split(",")[0],
-            other.impl,
-            _speed(flash, other),
-            Ratio(quotient(flash.figures.peak_memory, other.figures.peak_memory), apart=True),
-        )
-        for other in calls.values()
-        if flash and other is not flash
+        (f"{pass_}, {setting}", _panel([entry for entry in entries if pass_ in entry.passes], pass_))
+        for pass_ in passes_of(entries)
     ]
 
 
-def _charts(panel: Contests) -> list[Chart]:
-    calls = _all(panel)
-    by_impl = run.grouped(calls, lambda call: call.impl)
-    decode = calls[0].entry.config.is_decode
+def _panel(entries: Sequence[Entry], pass_: Pass) -> list[Chart]:
+    by_impl = grouped(entries, lambda entry: entry.config.impl)
+    decode = entries[0].config.is_decode
 
-    def lines(at: Callable[[Call], Point | None]) -> list[Line]:
-        return [(impl, LOOKS.get(impl, "other"), [at(call) for call in of_impl]) for impl, of_impl in by_impl.items()]
+    def lines(at: Callable[[Entry], Point]) -> list[Series]:
+        return [Series(impl, LOOKS.get(impl, "other"), [at(entry) for entry in of]) for impl, of in by_impl.items()]
 
-    held = {each.keys: each.figures.held for each in calls}
-    reference = ("inputs and outputs", "bound", [point(keys, megabytes) for keys, megabytes in held.items()])
-    if any(each.share is not None for each in calls):
+    def time(entry: Entry) -> Point:
+        figures = entry.passes[pass_]
+        return Point(entry.config.seq_len, figures.time, figures.time_p20, figures.time_p80)
+
+    memory = lines(lambda entry: Point(entry.config.seq_len, entry.passes[pass_].peak_memory))
+    held = {entry.config.seq_len: entry.passes[pass_].held for entry in entries}
+    memory.append(Series("inputs and outputs", "bound", [Point(keys, size) for keys, size in held.items()]))
+    if any(entry.speed_bound for entry in entries):
         title = "Share of what the machine reads" if decode else "Share of the machine's peak"
-        speed = chart.chart(title, SHARE, "keys", lines(lambda call: point(call.keys, call.share)))
+        axis, speed = SHARE, lines(lambda entry: Point(entry.config.seq_len, _share(entry, pass_)))
     else:
         title = "Keys and values read, GB/s" if decode else "GFLOP/s"
-        speed = chart.chart(title, SPEED, "keys", lines(lambda call: point(call.keys, call.speed)))
-    memory = lines(lambda call: point(call.keys, call.figures.peak_memory))
+        axis, speed = SPEED, lines(lambda entry: Point(entry.config.seq_len, entry.speed(pass_)))
     return [
-        chart.chart("Time of a call", chart.TIME, "keys", lines(_time)),
-        chart.chart("Memory of a call", chart.MEMORY, "keys", [*memory, reference]),
-        speed,
+        Chart("Time of a call", chart.TIME, "keys", lines(time)),
+        Chart("Memory of a call", chart.MEMORY, "keys", memory),
+        Chart(title, axis, "keys", speed),
     ]
-
-
-def _time(call: Call) -> Point | None:
-    return point(call.keys, call.figures.time, call.figures.time_p20, call.figures.time_p80)

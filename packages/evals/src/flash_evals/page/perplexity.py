@@ -1,133 +1,170 @@
-"""Result files of `perplexity` on the page."""
+"""What `perplexity` found, described."""
 
+import math
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
 
+from flash_evals import claims
 from flash_evals.measure import ARMS
-from flash_evals.page import chart, drawing, run, units
-from flash_evals.page.chart import Line, Point
-from flash_evals.page.html import Content, Html, figure, table, tag
-from flash_evals.page.run import Comparison, Predictions, Run
-from flash_evals.perplexity_result import Compared, Paired, Result
+from flash_evals.output import percentile
+from flash_evals.page import chart, units
+from flash_evals.page.chart import Chart, Point, Series
+from flash_evals.page.description import Comparison, Description, Table
+from flash_evals.page.model import arms, grouped, warnings
+from flash_evals.page.units import NOT_FINITE, Cell, figure
+from flash_evals.perplexity_result import Column, Name, Paired, Result
 
-ROWS: tuple[tuple[str, str, units.Shown], ...] = (
-    ("word perplexity", "word_ppl", units.decimal(3)),
-    ("byte perplexity", "byte_ppl", units.decimal(4)),
-    ("bits per byte", "bits_per_byte", units.decimal(4)),
-    ("prefill tokens/s", "tokens_per_s", units.rate),
-    ("peak memory", "peak_memory_mb", units.megabytes),
-)
-RATIOS: tuple[Literal["tokens_per_s"], Literal["peak_memory_mb"]] = ("tokens_per_s", "peak_memory_mb")
 PARTS = ("model", "dataset", "settings", "windows", "ranks", "machine", "compared")
 
 
-def read(file: str, result: Result) -> list[Run]:
-    settings, paired = result.settings, result.paired
-    both, together = _arms_of(result)
-    sizes = [f"{key} {size:,}" for key in ("context", "stride") if (size := getattr(settings, key))]
-    speed, memory = (result.ratio(figure) for figure in RATIOS)
-    return [
-        run.of_arms(
-            file,
-            result,
-            f"{result.model.name} on {result.dataset.name}, context {settings.context:,}",
-            [", ".join([*sizes, _ways(result)]), f"{result.tokens:,} tokens"],
-            [*_comparison(result.compared), _table(result)],
-            _paired(paired) if paired else [],
-            PARTS,
-            result.on is not None,
-            comparisons=[Comparison("prefill", "off", speed, memory)] if together else [],
-            predictions=_predictions(paired, result.tokens, together) if paired and both else None,
-            read=result if together else None,
-        )
-    ]
-
-
-def _arms_of(result: Result) -> tuple[bool, bool]:
-    """Whether both arms are there, and whether they ran together."""
-    both = tuple(result.columns) == ARMS
-    return both, both and result.compared is None
-
-
-def _predictions(paired: Paired, tokens: int, together: bool) -> Predictions:
-    """As `perplexity` says it. The logits of arms that did not run together are not known."""
-    agreement, delta = paired.top1_agreement, paired.delta_nll
-    if delta is None or (together and paired.max_abs_dlogit is None):
-        return Predictions(None, "the arms cannot be compared: there are figures that are not known or not finite")
-    top1 = (
-        f"the same token ranks first at all {tokens:,}"
-        if agreement == 1
-        else f"another token ranks first at {round((1 - agreement) * tokens):,} of {tokens:,}"
+def description(result: Result) -> Description:
+    dataset, windows = result.dataset, result.windows
+    fingerprint = f"text {dataset.fingerprint.removeprefix('sha256:')[:8]}"
+    text = ", ".join(filter(None, (dataset.name, dataset.revision, fingerprint)))
+    warned = warnings(result, f"{windows.finished:,} of {windows.planned:,} windows", patched=result.on is not None)
+    speed, memory = result.ratio("tokens_per_s"), result.ratio("peak_memory_mb")
+    return Description(
+        result,
+        [result.model.title, text, str(result.settings), f"{result.tokens:,} tokens", result.machine.device],
+        [_table(result)],
+        _notes(result),
+        warned,
+        "perplexity",
+        f"{result.model.name} on {dataset.name}, context {result.settings.context:,}",
+        comparisons=[Comparison("prefill", "off", speed, memory)] if of_the_patch(result) else [],
+        about={part: getattr(result, part) for part in PARTS},
     )
-    return Predictions(paired.same, [f"{top1}, mean ΔNLL ", figure(delta, units.signed)])
 
 
-def _paired(paired: Paired) -> list[tuple[str, Content]]:
-    error = figure(paired.delta_nll_se, units.scientific)
-    return [
-        ("top-1 agreement", figure(paired.top1_agreement, units.percent)),
-        ("ΔNLL", [figure(paired.delta_nll, units.signed), " ± ", error]),
-        ("max |Δlogit|", figure(paired.max_abs_dlogit, units.scientific)),
-        ("mean KL", figure(paired.mean_kl, units.scientific)),
+def has_both_arms(result: Result) -> bool:
+    return tuple(result.columns) == ARMS
+
+
+def of_the_patch(result: Result) -> bool:
+    """Whether the patch is all that its two columns differ in."""
+    return has_both_arms(result) and not (result.compared and result.compared.differs_in)
+
+
+def _table(result: Result) -> Table:
+    """With a column for the difference of two."""
+    columns, paired, ranks = list(result.columns.values()), result.paired, result.ranks
+    delta: Cell = ""
+    if paired:
+        error = figure(paired.delta_nll_se, units.scientific)
+        delta = ["ΔNLL ", figure(paired.delta_nll, units.signed), " ± ", error]
+    per = units.decimal(4)
+    speeds = [_speed(result, name) for name in result.columns]
+    memory = [figure(column.peak_memory_mb, units.megabytes) for column in columns]
+    rows: list[Sequence[Cell]] = [
+        ["token perplexity", *map(_with_error, columns), delta],
+        [
+            "word / byte perplexity",
+            *([figure(column.word_ppl, units.decimal(3)), " / ", figure(column.byte_ppl, per)] for column in columns),
+            "",
+        ],
+        ["bits per byte", *(figure(column.bits_per_byte, per) for column in columns), ""],
+        ["prefill tokens/s", *speeds, units.ratio(result.ratio("tokens_per_s"))],
+        ["peak memory", *memory, units.ratio(result.ratio("peak_memory_mb"))],
     ]
+    if ranks.size > 1:
+        sums: dict[Name, float] = dict(ranks.tokens_per_s.items())
+        rows[3] = ["prefill tokens/s, each rank", *rows[3][1:]]
+        rows.insert(
+            4, [f"{ranks.size} ranks together", *(figure(sums.get(n), units.rate, "") for n in result.columns), ""]
+        )
+    head = ["", *(_title(result, name) for name in result.columns), *(["difference"] if paired else [])]
+    return Table("Perplexity, prefill speed and peak memory", head, [row[: len(head)] for row in rows])
 
 
-def _ways(result: Result) -> str:
-    return f"{result.settings.scoring} scoring, {result.settings.documents} documents"
+def _title(result: Result, name: Name) -> str:
+    compared = result.compared
+    if compared and name == compared.column:
+        return f"patch {compared.arm}, {Path(compared.file).name}"
+    return f"patch {name}"
 
 
-def _comparison(compared: Compared | None) -> list[Html]:
-    """One column is of another run, at another time and perhaps on another machine: its speed says little here."""
-    if compared is None:
-        return []
-    differs_in = f" It differs in: {'; '.join(compared.differs_in)}." if compared.differs_in else ""
-    file = tag("code", compared.file)
-    return [tag("p", "One column is of another run, kept in ", file, ".", differs_in, class_="note")]
+def _with_error(arm: Column) -> Cell:
+    error = figure(arm.ppl_se, units.decimal(2), NOT_FINITE)
+    return [figure(arm.ppl, units.decimal(4), NOT_FINITE), " ± ", error]
 
 
-def _table(result: Result) -> Html:
-    """With ratios of the arms, if they ran together."""
-    _, together = _arms_of(result)
-    columns, compared = result.columns, result.compared
-    names = {name: f"patch {name}" for name in columns}
+def _speed(result: Result, name: Name) -> Cell:
+    """Median of the batches, and the range from the 20th to the 80th percentile."""
+    median = figure(result.columns[name].tokens_per_s, units.rate)
+    speeds = [trial.tokens_per_s for trial in result.trials_of(name)]
+    if not speeds:
+        return median
+    low, high = (units.rate(percentile(speeds, share)) for share in (0.2, 0.8))
+    return [median, f" ({low}–{high})"]
+
+
+def _notes(result: Result) -> list[Cell]:
+    paired, compared, resumed = result.paired, result.compared, result.windows.resumed
+    agreement: list[str] = []
+    if paired:
+        agreement = [
+            *("top-1 agreement ", figure(paired.top1_agreement, units.percent)),
+            *(" · max |Δlogit| ", figure(paired.max_abs_dlogit, units.scientific)),
+            *(" · mean KL ", figure(paired.mean_kl, units.scientific)),
+        ]
+    if result.on:
+        agreement += [" · "] * bool(paired) + [f"flash: {result.flash}"]
+    notes: list[Cell] = [agreement] if agreement else []
     if compared:
-        names[compared.column] = f"patch {compared.arm}, another run"
-    first = [
-        [figure(arm.ppl, units.decimal(4)), " ± ", figure(arm.ppl_se, units.decimal(2))] for arm in columns.values()
-    ]
-    ratios: dict[str, Content] = {key: run.times(result.ratio(key)) for key in RATIOS}
-    rows: list[list[Content]] = [["token perplexity", *first, *([""] if together else [])]]
-    for name, key, shown in ROWS:
-        figures = [figure(getattr(column, key), shown) for column in columns.values()]
-        rows.append([name, *figures, *([ratios.get(key, "")] if together else [])])
-    head = ["", *names.values(), *(["on/off"] if together else [])]
-    return table("Perplexity, prefill speed and peak memory", head, rows)
+        differs = "; ".join(compared.differs_in) or "nothing: the same model, machine, versions and batch size"
+        notes.append(f"{Path(compared.file).name} differs in {differs}")
+    if resumed:
+        notes.append(f"{resumed:,} windows are from an earlier run.")
+    return [*notes, *result.machine.bounds, *verdict(result)]
 
 
-def against_context(runs: Sequence[Run]) -> list[Html]:
+def verdict(result: Result) -> list[str]:
+    """One sentence that is true of the figures above it; none where they say nothing about flash."""
+    paired = result.paired
+    if result.on and not result.flash.calls:
+        return []
+    if not paired:
+        return ["One arm: nothing is compared."]
+    if not comparable(result, paired):
+        return ["Not comparable: there are logits that are no finite numbers."]
+    same = "Same predictions" if paired.same else f"Predictions differ: top-1 {''.join(difference(result, paired))}"
+    ratios = {"speed": result.ratio("tokens_per_s"), "memory": result.ratio("peak_memory_mb")}
+    return ["; ".join(filter(None, (same, claims.sentence(ratios)))) + "."]
+
+
+def comparable(result: Result, paired: Paired) -> bool:
+    """Whether all is finite. The logits of arms that did not run together are not known."""
+    known = [paired.delta_nll, *([] if result.compared else [paired.max_abs_dlogit])]
+    return all(figure is not None and math.isfinite(figure) for figure in known)
+
+
+def difference(result: Result, paired: Paired) -> Cell:
+    """`at 2 of 200 tokens, ΔNLL +1.0e-05`."""
+    differ = round((1 - paired.top1_agreement) * result.tokens)
+    return [f"at {differ:,} of {result.tokens:,} tokens, ΔNLL ", figure(paired.delta_nll, units.signed)]
+
+
+def against_context(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
     """Speed and memory against the context, of runs that share the rest: where they have several."""
-    results: list[Result] = [each.read for each in runs if each.read]
-    articles = []
-    for shared, of_group in run.grouped(results, _shared).items():
+    rows = []
+    for shared, of_group in grouped(filter(of_the_patch, results), _shared).items():
         by_context = {result.settings.context: result for result in of_group}
         if len(by_context) > 1:
-            facts = tag("p", shared, class_="facts")
-            articles.append(tag("article", tag("h3", "Against the context"), facts, _charts(by_context)))
-    return articles
+            rows.append((shared, _charts(by_context)))
+    return rows
 
 
 def _shared(result: Result) -> str:
+    ways = f"{result.settings.scoring} scoring, {result.settings.documents} documents"
     batch = f"batch size {result.settings.batch_size:,}"
-    return " · ".join([run.model(result.model), result.dataset.name, _ways(result), batch, result.machine.device])
+    return " · ".join([result.model.title, result.dataset.name, ways, batch, result.machine.device])
 
 
-def _charts(by_context: dict[int, Result]) -> Html:
-    def lines(key: str) -> list[Line]:
-        return chart.arms(lambda arm: [Point(n, getattr(each.columns[arm], key)) for n, each in by_context.items()])
+def _charts(by_context: dict[int, Result]) -> list[Chart]:
+    def lines(key: str) -> list[Series]:
+        return arms(lambda arm: [Point(n, getattr(each.columns[arm], key)) for n, each in by_context.items()])
 
-    return drawing.row(
-        [
-            chart.chart("Prefill: tokens per second", chart.SPEED, "context in tokens", lines("tokens_per_s")),
-            chart.chart("Peak memory of a batch", chart.MEMORY, "context in tokens", lines("peak_memory_mb")),
-        ]
-    )
+    return [
+        Chart("Prefill: tokens per second", chart.SPEED, "context in tokens", lines("tokens_per_s")),
+        Chart("Peak memory of a batch", chart.MEMORY, "context in tokens", lines("peak_memory_mb")),
+    ]

@@ -1,59 +1,58 @@
-"""Result files of `speed` on the page."""
+"""What `speed` found, described."""
 
 from collections.abc import Sequence
 
 from flash_evals.measure import ARMS
-from flash_evals.page import chart, drawing, run, units
+from flash_evals.page import chart, units
 from flash_evals.page.chart import Chart, Point
-from flash_evals.page.html import Content, Html, figure, table
-from flash_evals.page.run import Comparison, Run
+from flash_evals.page.description import Comparison, Description, Table
+from flash_evals.page.model import arms, grouped, warnings
+from flash_evals.page.units import Cell, figure
 from flash_evals.speed_result import Result, Summary, Test
 
 WORK = {"prompt": "prompts", "generation": "generation"}
 
 
-def read(file: str, result: Result) -> list[Run]:
-    tests = result.results
-    return [
-        run.of_arms(
-            file,
-            result,
-            result.model.name,
-            [f"{result.settings.repetitions} repetitions, off and on taking turns"],
-            [_table(tests), drawing.row(_charts(tests))],
-            parts=("model", "draft_model", "settings", "machine"),
-            comparisons=[Comparison(WORK[test.kind], "off", test.speed, test.memory) for test in tests],
-        )
-    ]
+def description(result: Result) -> Description:
+    draft, settings, tests = result.draft_model, result.settings, result.results
+    drafted = [f"{settings.num_draft_tokens} tokens at a time drafted by {draft.title}"] if draft else []
+    repeated = f"{settings.repetitions} repetitions, off and on taking turns"
+    return Description(
+        result,
+        [result.model.title, *drafted, repeated, result.machine.device],
+        [_table(tests, drafting=draft is not None)],
+        [f"flash: {result.flash}", *result.machine.bounds],
+        warnings(result, "trials"),
+        "speed",
+        result.model.name,
+        [("", _charts(tests))],
+        [Comparison(WORK[test.kind], "off", test.speed, test.memory) for test in tests],
+        {"model": result.model, "draft model": draft, "settings": settings, "machine": result.machine},
+    )
 
 
-def _table(tests: Sequence[Test]) -> Html:
-    names = {"attention": "attention_share", "accepted": "accepted_share"}
-    both = [test[arm] for test in tests for arm in ARMS]
-    shares = {name: key for name, key in names.items() if any(getattr(arm, key) is not None for arm in both)}
-    return table(
+def _table(tests: Sequence[Test], drafting: bool) -> Table:
+    speed, memory = ["patch off t/s", "patch on t/s", "on/off"], ["peak memory off", "on", "on/off"]
+    accepted = ["accepted off", "on"] if drafting else []
+    return Table(
         "Mean ± standard deviation of the repetitions; patch off and on",
-        [
-            "test",
-            ("tokens/s", (*ARMS, "on/off")),
-            ("peak memory", (*ARMS, "on/off")),
-            *((name, ARMS) for name in shares),
-        ],
+        ["test", *speed, *memory, "attention off", "on", *accepted],
         [
             [
                 test.test,
                 *(_rate(test[arm]) for arm in ARMS),
-                run.times(test.speed),
+                units.ratio(test.speed),
                 *(figure(test[arm].peak_memory_mb, units.megabytes) for arm in ARMS),
-                run.times(test.memory),
-                *(figure(getattr(test[arm], key), units.share) for key in shares.values() for arm in ARMS),
+                units.ratio(test.memory),
+                *(figure(test[arm].attention_share, units.share) for arm in ARMS),
+                *(figure(test[arm].accepted_share, units.share) for arm in ARMS if drafting),
             ]
             for test in tests
         ],
     )
 
 
-def _rate(arm: Summary) -> list[Content]:
+def _rate(arm: Summary) -> Cell:
     mean, deviation = figure(arm.tokens_per_s, units.rate), arm.tokens_per_s_sd
     return [mean, *([" ± ", figure(deviation, units.rate)] if deviation is not None else [])]
 
@@ -61,25 +60,25 @@ def _rate(arm: Summary) -> list[Content]:
 def _charts(tests: Sequence[Test]) -> list[Chart]:
     """Of each kind: against its tokens, at each depth; against the depth where the tokens do not vary."""
     charts: list[Chart] = []
-    for (kind, batch), of_kind in run.grouped(tests, lambda test: (test.kind, test.batch_size)).items():
+    for (kind, batch), of_kind in grouped(tests, lambda test: (test.kind, test.batch_size)).items():
         title = WORK[kind].capitalize() + (f", {batch} at once" if batch > 1 else "")
-        by_depth = run.grouped(of_kind, lambda test: test.depth)
+        by_depth = grouped(of_kind, lambda test: test.depth)
         if any(len(at) > 1 for at in by_depth.values()):
             for depth, at in by_depth.items():
                 charts += _pair(f"{title}, depth {depth:,}", "tokens", [(test.tokens, test) for test in at])
         else:
-            for tokens, at in run.grouped(of_kind, lambda test: test.tokens).items():
+            for tokens, at in grouped(of_kind, lambda test: test.tokens).items():
                 by_end = [(test.depth + tokens, test) for test in at]
                 charts += _pair(f"{title}, {tokens:,} tokens", "tokens in the cache at the end", by_end)
     return charts
 
 
 def _pair(title: str, against: str, tests: Sequence[tuple[int, Test]]) -> list[Chart]:
-    speed = chart.arms(lambda arm: [_speed(length, test[arm]) for length, test in tests])
-    memory = chart.arms(lambda arm: [Point(length, test[arm].peak_memory_mb) for length, test in tests])
+    speed = arms(lambda arm: [_speed(length, test[arm]) for length, test in tests])
+    memory = arms(lambda arm: [Point(length, test[arm].peak_memory_mb) for length, test in tests])
     return [
-        chart.chart(f"{title}: tokens per second", chart.SPEED, against, speed),
-        chart.chart(f"{title}: peak memory", chart.MEMORY, against, memory),
+        Chart(f"{title}: tokens per second", chart.SPEED, against, speed),
+        Chart(f"{title}: peak memory", chart.MEMORY, against, memory),
     ]
 
 

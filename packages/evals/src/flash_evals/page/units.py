@@ -1,13 +1,40 @@
-"""Figures as the page shows them, of the units that result files have."""
+"""Figures as pages show them, of the units that result files have: a text, and the exact number behind it."""
 
 import math
 from collections.abc import Callable, Sequence
 
+from flash_evals.claims import MARK, Ratio, times
+
+Cell = str | Sequence[str]  # of a table, or a sentence: a text, or what makes one
 Shown = Callable[[float], str]
 Units = Sequence[tuple[float, str]]  # size and name, the largest first
 
+DASH = "–"  # for a figure that is not finite or not known
+NOT_FINITE = "not finite"
 SECONDS: Units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 MEGABYTES: Units = ((1e3, "GB"), (1, "MB"), (1e-3, "kB"))
+
+
+class Figure(str):
+    """A number as a person reads it, and as it is."""
+
+    __slots__ = ("value",)
+    value: float
+
+    def __new__(cls, text: str, value: float) -> "Figure":
+        made = super().__new__(cls, text)
+        made.value = value
+        return made
+
+
+def figure(value: float | None, shown: Shown, otherwise: str = DASH) -> str:
+    """`otherwise` stands for what is not known or not finite."""
+    return otherwise if value is None or not math.isfinite(value) else Figure(shown(value), value)
+
+
+def ratio(of: Ratio) -> Cell:
+    """`0.62x`, `1.02x ~`; empty if it is not known."""
+    return [figure(of.value, times, ""), f" {MARK}" if of.sign == 0 else ""]
 
 
 def whole(x: float) -> str:
@@ -48,18 +75,26 @@ def share(x: float) -> str:
 
 def seconds(x: float) -> str:
     """Three digits in the unit that suits: `4.21 ms`, `132 s`."""
-    return _three_digits(x, SECONDS)
+    return _three_digits(SECONDS, x)[0]
 
 
 def memory(x: float) -> str:
     """Of MB, likewise: `7.17 kB`, for what is too little to be told in MB."""
-    return _three_digits(x, MEGABYTES)
+    return _three_digits(MEGABYTES, x)[0]
 
 
-def _three_digits(x: float, units: Units) -> str:
+def duration(middle: float, low: float, high: float) -> Cell:
+    """With the range around it, in the same unit: `4.21 ms (4.20–4.25)`."""
+    text, *ends = _three_digits(SECONDS, middle, low, high)
+    return [Figure(text, middle), f" ({'–'.join(ends)})"]
+
+
+def _three_digits(units: Units, x: float, *others: float) -> list[str]:
+    """Of the first, with its unit; the others have the same unit and as many digits."""
     size, unit = _unit(x, units)
-    x /= size
-    return f"{x:,.{2 if x < 10 else 1 if x < 100 else 0}f} {unit}"
+    digits = 2 if x < 10 * size else 1 if x < 100 * size else 0
+    text, *ends = (f"{each / size:,.{digits}f}" for each in (x, *others))
+    return [f"{text} {unit}", *ends]
 
 
 def megabytes(x: float) -> str:

@@ -1,0 +1,94 @@
+"""What a command found, described once: pages of text, Markdown and HTML are made of it."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from flash_evals import claims
+from flash_evals.claims import Ratio
+from flash_evals.page.chart import Chart
+from flash_evals.page.units import Cell
+
+NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
+
+
+def interrupted(finished: str) -> str:
+    """`finished`: what was, such as `trials`."""
+    return f"Interrupted; the figures are of the {finished} that were finished."
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    names: Sequence[int] = (1,)  # so many cells name a row, in groups; what is as in the row above is not said again
+    words: bool = False  # few of the cells are numbers
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """Its head and its rows."""
+        rows = [["".join(cell) for cell in row] for row in self.rows]
+        shown = [list(row) for row in rows]
+        for (above, row), cells in zip(pairwise(rows), shown[1:], strict=True):
+            for first, end in pairwise(accumulate(self.names, initial=0)):
+                if above[first:end] != row[first:end]:
+                    break
+                cells[first:end] = [""] * (end - first)
+        return [list(self.head), *shown]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Flash and another on the same work."""
+
+    work: str
+    against: str  # "off", or an implementation
+    speed: Ratio  # so many times as fast is flash
+    memory: Ratio  # flash's part of the other's
+
+
+@dataclass(frozen=True)
+class Description:
+    result: object
+    facts: Sequence[str]  # model, settings that matter, machine
+    tables: Sequence[Table]
+    notes: Sequence[Cell] = ()
+    warnings: Sequence[str] = ()  # what puts all figures in another light
+    # Of the HTML page alone:
+    command: str = ""
+    title: str = ""
+    charts: Sequence[tuple[str, Sequence[Chart]]] = ()  # rows of them, each with a title
+    comparisons: Sequence[Comparison] = ()
+    about: Mapping[str, object] = field(default_factory=dict)  # all settings, and the machine
+
+    @property
+    def ran(self) -> bool:
+        """Whether flash did."""
+        return NEVER_RAN not in self.warnings
+
+    def text(self) -> str:
+        return self._lines(columns)
+
+    def markdown(self) -> str:
+        """Lines of prose that follow each other stay lines, where Markdown would make one paragraph of them."""
+        return re.sub(r"(?m)^([^|\n].*)\n(?=[^|\n])", r"\1  \n", self._lines(markdown))
+
+    def _lines(self, table: Callable[[Sequence[Sequence[str]]], str]) -> str:
+        tables = [table(each.texts) for each in self.tables]
+        closing = [*claims.legend("".join(tables)), *map("".join, self.notes), *self.warnings]
+        return "\n\n".join(filter(None, (" · ".join(self.facts), *tables, "\n".join(closing)))) + "\n"
+
+
+def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> str:
+    """Left-aligned columns, as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ("".join(cell.ljust(width + gap) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, as llama-bench prints it: the first row is its head."""
+    head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
