@@ -1,6 +1,5 @@
 """Reads the page of `flash-eval report` back: its elements, tables, answers and plots."""
 
-import re
 from xml.etree import ElementTree
 
 
@@ -21,9 +20,8 @@ class Element:
 
     @property
     def figures(self):
-        """The exact numbers in it; None for a dash."""
-        markup = ElementTree.tostring(self.node, "unicode")
-        return [float(number) if number else None for number in re.findall(r'<data value="([^"]+)"|–', markup)]
+        """The exact numbers in it."""
+        return [float(data.attributes["value"]) for data in self.all("data")]
 
 
 def page_of(markup):
@@ -36,8 +34,13 @@ def parse(page):
 
 
 def rows(table):
-    """The cells of each row by its name."""
-    return {row.all("th")[0].text: row.all("td") for row in table.all("tbody")[0].all("tr")}
+    """The cells of each row by its names."""
+    return {" ".join(name.text for name in row.all("th")): row.all("td") for row in table.all("tbody")[0].all("tr")}
+
+
+def head(page):
+    """Of its first table."""
+    return [cell.text for cell in page.all("thead")[0].all("th")]
 
 
 def answer(page, question):
@@ -68,7 +71,7 @@ def plots(page):
     return dict(all_plots(page))
 
 
-WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens"}  # keys of what has few values
+WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens", "mark"}  # have few values
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\u202e" + "x" * 300
 
 
@@ -81,10 +84,10 @@ def mapped(value, change, key=""):
     return change(value, key)
 
 
-def hostile(results):
+def hostile(*results):
     """Results that have markup wherever there may be text."""
 
     def change(leaf, key):
         return HOSTILE if isinstance(leaf, str) and key not in WORDS else leaf
 
-    return [mapped(result, change) for result in results.values()]
+    return [mapped(result, change) for result in results]

@@ -4,8 +4,12 @@ import copy
 import statistics
 
 import pytest
-from flash_evals import claims, finetune_result, kernel_results, perplexity_page, perplexity_result, speed_result
-from flash_evals.claims import Ratio
+from flash_evals import claims
+from flash_evals.claims import LEGEND, MARK, NOTHING, Ratio
+from flash_evals.page import perplexity, units
+from flash_evals.perplexity_result import Result
+from flash_evals.report import DESCRIBE
+from flash_evals.report import Result as AnyResult
 from msgspec import convert
 from report_page import answer
 
@@ -20,19 +24,25 @@ APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
         (1.25, OFF, APART, 1, "1.25x"),
         (0.8, APART, OFF, -1, "0.80x"),
         (1.25, OFF, OVERLAPPING, 0, "1.25x ~"),
-        (1.004, [1.004], [1.0], 0, "1.00x ~"),  # as it is shown there is no difference
-        (1.25, [5], [4], 1, "1.25x"),  # a single trial has no spread
-        (1.25, [], [4], 1, "1.25x"),  # nor has a result file that lacks them
+        (1.004, [1.004] * 3, [1.0] * 3, 0, "1.00x ~"),  # as it is shown there is no difference
+        (1.25, [5, 5.1, 5.2], [4, 4.1, 4.2], 1, "1.25x"),
+        # One or two trials say little about how far others would lie apart.
+        (1.25, [5, 5.1], [4, 4.1, 4.2], 0, "1.25x ~"),
+        (0.8, [4], [5], 0, "0.80x ~"),
+        (1.95, [7.8, 8.5], [4, 4.1, 4.2], 0, "1.95x ~"),
+        (2.0, [8, 8.5], [4], 1, "2.00x"),
+        (0.5, [4], [8, 8.5, 8.6], -1, "0.50x"),
+        (1.25, [], [4], 1, "1.25x"),  # a result file that lacks them is taken as it is
         (None, OFF, APART, None, ""),
     ],
 )
 def test_the_rule(value, one, other, sign, shown):
     ratio = Ratio.of(value, one, other)
-    assert (ratio.sign, str(ratio)) == (sign, shown)
+    assert (ratio.sign, "".join(units.ratio(ratio))) == (sign, shown)
 
 
 @pytest.mark.parametrize(
-    ("speed_", "memory", "sentence"),
+    ("speed", "memory", "sentence"),
     [
         (Ratio(1.25, True), Ratio(0.5, True), "1.25x the speed, 0.50x the memory"),
         (Ratio(1.25, False), Ratio(0.5, True), "0.50x the memory, no clear difference in speed"),
@@ -41,8 +51,8 @@ def test_the_rule(value, one, other, sign, shown):
         (Ratio(1.25, True), Ratio(0.0, True), "1.25x the speed, 0.00x the memory"),
     ],
 )
-def test_a_sentence(speed_, memory, sentence):
-    assert claims.sentence({"speed": speed_, "memory": memory}) == sentence
+def test_a_sentence(speed, memory, sentence):
+    assert claims.sentence({"speed": speed, "memory": memory}) == sentence
 
 
 def figures(seconds):
@@ -74,42 +84,32 @@ def timed(results, command, on):
     ("top1", "delta", "predictions"),
     [
         (1, -9e-5, "Same predictions"),
-        (1, 1.1e-4, "Predictions differ: top-1 at 0 of 200 tokens, ΔNLL +1.1e-04"),
-        (0.995, 0.0, "Predictions differ: top-1 at 1 of 200 tokens, ΔNLL +0.0e+00"),
+        (1, 1.1e-4, "Predictions differ: another token ranks first at 0 of 200, ΔNLL +1.1e-04"),
+        (0.995, 0.0, "Predictions differ: another token ranks first at 1 of 200, ΔNLL +0.0e+00"),
     ],
 )
 def test_predictions(results, top1, delta, predictions):
     result = {**timed(results, "perplexity", APART), "tokens": 200}
     result["paired"] |= {"top1_agreement": top1, "delta_nll": delta}
-    verdict = perplexity_page.verdict(convert(result, perplexity_result.Result))
+    *_, verdict = perplexity.description(convert(result, Result)).text().splitlines()
     assert verdict == f"{predictions}; 1.25x the speed, 0.80x the memory."
 
 
-PAGES = {
-    "perplexity": (perplexity_page.render, perplexity_result.Result),
-    "speed": (speed_result.render, speed_result.Result),
-    "finetune": (finetune_result.render, finetune_result.Result),
-    "kernels": (kernel_results.render, list[kernel_results.Entry]),
-}
-
-
-@pytest.mark.parametrize("command", PAGES)
-def test_every_page_claims_what_the_report_does(results, report, command):
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
+@pytest.mark.parametrize("apart", [True, False])
+def test_every_page_claims_what_the_report_does(results, report, command, apart):
     """A run whose trials lie apart, and one with the same medians whose trials overlap."""
-    faster, unclear = (timed(results, command, on) for on in (APART, OVERLAPPING))
-    render, record = PAGES[command]
-    page, report_page = render(convert(faster, record)), report(faster)
-    assert "1.25x" in page
-    assert claims.NOTHING not in page
-    assert claims.MARK not in page
-    assert answer(report_page, "Faster?")[0] == "Yes"
-    assert not [cell.text for cell in report_page.all("td") if cell.text.endswith(claims.MARK)]
-
-    page, report_page = render(convert(unclear, record)), report(unclear)
-    assert claims.NOTHING in page
-    assert "1.25x the speed" not in page
-    assert "x faster" not in page
-    assert answer(report_page, "Faster?")[0] == "No difference"
-    marked = [cell.text for cell in report_page.all("td") if cell.text.endswith(claims.MARK)]
-    assert marked
-    assert all(text.startswith(("1.25x", "0.80x")) for text in marked)
+    result = timed(results, command, APART if apart else OVERLAPPING)
+    found = convert(result, AnyResult)
+    page, report_page = DESCRIBE[type(found)](found).text(), report(result)
+    marked = [cell.text for cell in report_page.all("td") if cell.text.endswith((MARK, NOTHING))]
+    assert answer(report_page, "Faster?")[0] == ("Yes" if apart else "No difference")
+    if apart:
+        assert "1.25x" in page
+        assert not any(sign in page for sign in (NOTHING, MARK, *marked))
+    else:
+        assert NOTHING in page
+        assert (LEGEND in page) is (MARK in page) is (command != "kernels")
+        assert not any(claim in page for claim in ("1.25x the speed", "x faster"))
+        assert marked
+        assert all(text.startswith(("1.25x", "0.80x", NOTHING)) for text in marked)

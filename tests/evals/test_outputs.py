@@ -9,28 +9,41 @@ import pytest
 from flash_evals import output
 from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs
+from flash_evals.page import units
+from flash_evals.page.description import Description, Table
 from rich.console import Console
 
 RESULT = {"command": "test", "figure": 1.5, "none": float("nan")}
 ROWS = [{"trial": 0, "seconds": 0.25}, {"trial": 1, "seconds": float("inf")}]
+TABLE = Table("", ["trial", "arm", "a|b"], [["0", "off", ["0.25", " s"]], ["0", "on", "1"], ["1", "off", "1"]], (1, 1))
+FOUND = Description(RESULT, ["head", "more"], [TABLE], ["one", ["two", "!"]], ["three"])
+TEXT = """\
+head · more
+
+trial   arm   a|b
+0       off   0.25 s
+        on    1
+1       off   1
+
+one
+two!
+three
+"""
 FORMATTED = {
-    "text": "head\n\ntrial   a|b\n0       0.25\n\none\ntwo\n\nthree\n",
-    "md": "head\n\n| trial | a\\|b |\n| --- | --- |\n| 0 | 0.25 |\n\none  \ntwo\n\nthree\n",  # one paragraph, two lines
+    "text": TEXT,
+    "md": "head · more\n\n| trial | arm | a\\|b |\n| --- | --- | --- |\n| 0 | off | 0.25 s |\n|  | on | 1 |\n"
+    "| 1 | off | 1 |\n\none  \ntwo!  \nthree\n",  # of one paragraph three lines
     "json": '{\n  "command": "test",\n  "figure": 1.5,\n  "none": null\n}\n',
     "jsonl": '{"trial": 0, "seconds": 0.25}\n{"trial": 1, "seconds": null}\n',
     "csv": "trial,seconds\n0,0.25\n1,inf\n",
 }
 
 
-def page(table):
-    return "\n".join(["head", "", table([("trial", "a|b"), ("0", "0.25")]), "", "one", "two", "", "three"])
-
-
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_what_stdout_gets(capsys, tmp_path, output_format):
     """And files theirs, whatever stdout gets."""
     json_file, csv_file, drawn = tmp_path / "out.json", tmp_path / "out.csv", []
-    Outputs(output_format, json_file, csv_file).deliver(RESULT, ROWS, page, lambda: drawn.append(True))
+    Outputs(output_format, json_file, csv_file).deliver(FOUND, ROWS, lambda: drawn.append(True))
     assert capsys.readouterr().out == FORMATTED[output_format]
     assert (json_file.read_text(), csv_file.read_text()) == (FORMATTED["json"], FORMATTED["csv"])
     assert drawn == [True]
@@ -40,7 +53,7 @@ def test_files_are_written_before_stdout_fails(tmp_path, monkeypatch):
     """As a pipe that is closed, or a full disk behind `>`."""
     monkeypatch.setattr(click, "echo", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
-        Outputs(json_file=tmp_path / "out.json").deliver(RESULT, ROWS, page)
+        Outputs(json_file=tmp_path / "out.json").deliver(FOUND, ROWS)
     assert (tmp_path / "out.json").read_text() == FORMATTED["json"]
 
 
@@ -49,7 +62,7 @@ def test_a_file_that_cannot_be_written_costs_no_other_its_copy(tmp_path, capsys)
     csv_file, drawn = tmp_path / "out.csv", []
     outputs = Outputs(json_file=tmp_path / "gone" / "out.json", csv_file=csv_file)
     with pytest.raises(EvalError, match=r"cannot write .*out\.json: No such file"):
-        outputs.deliver(RESULT, ROWS, page, lambda: drawn.append(True))
+        outputs.deliver(FOUND, ROWS, lambda: drawn.append(True))
     assert (csv_file.read_text(), drawn) == (FORMATTED["csv"], [True])
     assert capsys.readouterr().out == FORMATTED["text"]
 
@@ -83,24 +96,27 @@ def test_a_row_for_each_trial_of_each_arm(run_command, tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("shown", "value", "text"),
+    ("shown", "values", "text"),
     [
-        (output.count, 12, "12"),
-        (output.count, 1_300, "1.3 k"),
-        (output.count, 1_017_984, "1.0 M"),
-        (output.count, 494_032_768, "494 M"),
-        (output.count, 7_615_616_512, "7.6 B"),
-        (output.plain, 5343.3441, "5,343.3441"),
-        (output.plain, 3.9e35, "3.9000e+35"),
-        (output.plain, float("inf"), "not finite"),
-        (output.spread, [1000.0, 1100.0, 1200.0, 1300.0, 1400.0, 9000.0], "1,250 (1,100–1,400)"),
-        (output.duration, [17.24, 17.0, 18.0], "17.2 s (17.1–17.7)"),
-        (output.duration, [0.271], "271 ms (271–271)"),
-        (output.duration, [0.00002, 0.000021, 0.001], "21.0 µs (20.4–608.4)"),
+        (output.count, [12], "12"),
+        (output.count, [1_300], "1.3 k"),
+        (output.count, [1_017_984], "1.0 M"),
+        (output.count, [494_032_768], "494 M"),
+        (output.count, [7_615_616_512], "7.6 B"),
+        (units.decimal(4), [5343.3441], "5,343.3441"),
+        (units.decimal(4), [3.9e35], "3.90e+35"),
+        (units.decimal(2), [0.0004], "0.0004"),
+        (units.rate, [1234.5], "1,234"),
+        (units.rate, [12.34], "12.3"),
+        (units.percent, [0.9999999], "99.999 %"),
+        (units.memory, [0.00717], "7.17 kB"),
+        (units.duration, [17.24, 17.0, 17.7], "17.2 s (17.0–17.7)"),
+        (units.duration, [0.271, 0.2701, 0.3], "271 ms (270–300)"),
+        (units.duration, [0.000021, 0.0000204, 0.0006084], "21.0 µs (20.4–608.4)"),
     ],
 )
-def test_figures(shown, value, text):
-    assert shown(value) == text
+def test_figures(shown, values, text):
+    assert "".join(shown(*values)) == text
 
 
 def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
@@ -109,9 +125,7 @@ def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
     monkeypatch.setattr(output, "Console", lambda stderr: Console(file=terminal, force_terminal=stderr, width=150))
     page = run_command("perplexity", "--stride", 2)["page"]
     shown = terminal.getvalue()
-    assert "windows, off and on" in shown
-    assert "0:00:0" in shown  # the time that is left
-    assert "tokens/s · peak " in shown
-    assert " MB" in shown
+    for part in ("windows, off and on", "0:00:0", "tokens/s · peak ", " MB"):  # 0:00:0 is the time that is left
+        assert part in shown
     assert shown.endswith("\x1b[2K")  # the line is cleared
     assert "tokens/s · peak" not in page

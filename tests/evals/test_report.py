@@ -4,7 +4,15 @@ import re
 from copy import deepcopy
 
 import pytest
-from report_page import all_plots, plots, rows
+from report_page import all_plots, head, plots, rows
+
+ARMS = ("off", "on")
+
+
+def shown(page):
+    """The exact numbers of each row of its table."""
+    [table] = page.all("table")
+    return {name: [cell.figures for cell in cells] for name, cells in rows(table).items()}
 
 
 def arms_and_ratio(of, key):
@@ -14,89 +22,92 @@ def arms_and_ratio(of, key):
 
 def test_numbers_of_perplexity(report, results):
     result = results["perplexity"]
-    page = report(result)
-    [table] = page.all("table")
-    assert [cell.text for cell in table.all("thead")[0].all("th")] == ["", "patch off", "patch on", "on/off"]
-    shown = {name: [cell.figures for cell in cells] for name, cells in rows(table).items()}
-    keys = {"word perplexity": "word_ppl", "byte perplexity": "byte_ppl", "bits per byte": "bits_per_byte"}
-    assert shown == {
-        "token perplexity": [[result[arm]["ppl"], result[arm]["ppl_se"]] for arm in ("off", "on")] + [[]],
-        **{name: [[result[arm][key]] for arm in ("off", "on")] + [[]] for name, key in keys.items()},
+    page, paired = report(result), result["paired"]
+    assert head(page) == ["", "patch off", "patch on", "difference"]
+    assert shown(page) == {
+        "token perplexity": [
+            *([result[arm]["ppl"], result[arm]["ppl_se"]] for arm in ARMS),
+            [paired["delta_nll"], paired["delta_nll_se"]],
+        ],
+        "word / byte perplexity": [*([result[arm]["word_ppl"], result[arm]["byte_ppl"]] for arm in ARMS), []],
+        "bits per byte": [*([result[arm]["bits_per_byte"]] for arm in ARMS), []],
         "prefill tokens/s": arms_and_ratio(result, "tokens_per_s"),
         "peak memory": arms_and_ratio(result, "peak_memory_mb"),
     }
-    compared = ("top1_agreement", "delta_nll", "delta_nll_se", "max_abs_dlogit", "mean_kl")
-    assert page.all("article")[0].all("dl")[0].figures == [result["paired"][key] for key in compared]
-    assert "99.999 %" in report({**result, "paired": {**result["paired"], "top1_agreement": 0.9999999}}).text
+    agreement = page.all("article")[0].all("p", class_="note")[0]
+    assert agreement.figures == [paired[key] for key in ("top1_agreement", "max_abs_dlogit", "mean_kl")]
+    assert "99.999 %" in report({**result, "paired": {**paired, "top1_agreement": 0.9999999}}).text
 
 
 def test_numbers_of_speed(report, results):
-    """Attention's share of the time, and the accepted guesses of a draft model, have columns where there are any."""
+    """Attention's share of the time, and the accepted guesses of a draft model, where there is one."""
     result = deepcopy(results["speed"])
+    result["draft_model"] = result["model"]
     for test in result["results"]:
         test["off"] |= {"attention_share": 0.5, "accepted_share": None}
         test["on"] |= {"attention_share": 0.125, "accepted_share": 0.75}
-    [table] = report(result).all("table")
-    groups, columns = ([cell.text for cell in row.all("th")] for row in table.all("thead")[0].all("tr"))
-    assert groups == ["test", "tokens/s", "peak memory", "attention", "accepted"]
-    assert columns == ["off", "on", "on/off"] * 2 + ["off", "on"] * 2
-    shown = rows(table)
-    assert list(shown) == [test["test"] for test in result["results"]]
-    for test, cells in zip(result["results"], shown.values(), strict=True):
-        assert [cell.figures for cell in cells] == [
-            *([test[arm]["tokens_per_s"], test[arm]["tokens_per_s_sd"]] for arm in ("off", "on")),
+    page = report(result)
+    memory = ["peak memory off", "on", "on/off"]
+    shares = ["attention off", "on", "accepted off", "on"]
+    assert head(page) == ["test", "patch off t/s", "patch on t/s", "on/off", *memory, *shares]
+    assert shown(page) == {
+        test["test"]: [
+            *([test[arm]["tokens_per_s"], test[arm]["tokens_per_s_sd"]] for arm in ARMS),
             [test["ratio"]],
             *arms_and_ratio(test, "peak_memory_mb"),
-            *([0.5], [0.125], [None], [0.75]),
+            *([0.5], [0.125], [], [0.75]),
         ]
+        for test in result["results"]
+    }
+    assert rows(page.all("table")[0])["pp8"][-2].text == "–"
 
 
 def test_numbers_of_finetune(report, results):
-    result = results["finetune"]
-    [table] = report(result).all("table")
-    shown = rows(table)
-    assert list(shown) == [f"{length['seq_len']:,}" for length in result["results"]]
-    for length, cells in zip(result["results"], shown.values(), strict=True):
-        off, on = length["off"], length["on"]
-        assert [figure for cell in cells for figure in cell.figures] == [
-            *(off["seconds"], on["seconds"], length["time_ratio"]),
-            *(off["tokens_per_s"], on["tokens_per_s"], on["tokens_per_s"] / off["tokens_per_s"]),
-            *(off["peak_memory_mb"], on["peak_memory_mb"], length["memory_ratio"]),
-            length["max_abs_dloss"],
-        ]
+    expected = {}
+    for length in results["finetune"]["results"]:
+        keys = ("seconds", "tokens_per_s", "peak_memory_mb")
+        for arm in ARMS:
+            steps = [[]]  # a count
+            expected[f"{length['seq_len']} {arm}"] = [[length[arm][key]] for key in (*keys, "loss")] + steps
+        ratios = [length["time_ratio"], length["on"]["tokens_per_s"] / length["off"]["tokens_per_s"]]
+        ratios += [length["memory_ratio"], length["max_abs_dloss"]]
+        expected[f"{length['seq_len']} on/off"] = [[ratio] for ratio in ratios] + steps
+    assert shown(report(results["finetune"])) == expected
 
 
 def test_numbers_of_kernels(report, results):
+    """A decode step is measured by what it reads."""
     entries = results["kernels"]
-    passes = ("forward", "backward")
-    tables = report(entries).all("table")
-    assert [table.all("caption")[0].text.split(",")[0] for table in tables] == list(passes)
-    for pass_, table in zip(passes, tables, strict=True):
-        for entry, (name, row) in zip(entries, rows(table).items(), strict=True):
-            figures, config = entry[pass_], entry["config"]
-            [flash] = [other[pass_] for other in entries if other["config"] == {**config, "impl": "flash"}]
-            assert name == f"{config['seq_len']}, {config['impl']}"
-            assert [cell.figures for cell in row] == [
-                [figures["time(s)"]],
-                [figures["time_p20(s)"], figures["time_p80(s)"]],
-                [figures["FLOPS(TFLOPs/s)"] * 1000],
-                [pytest.approx(figures["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"])],
-                [] if config["impl"] == "flash" else [figures["time(s)"] / flash["time(s)"]],
-                [figures["peak_memory_usage(MB)"]],
-            ]
-
-
-def test_a_decode_step_is_measured_by_what_it_reads(report, results):
-    entries = deepcopy(results["kernels"])
-    for entry in entries:
+    decode = deepcopy(entries)
+    for entry in decode:
         entry["config"]["query_len"] = 1
         entry["forward"]["read(GB/s)"] = 5.0
         entry["backward"] = {}
         entry["roofline"] = {"peak(TFLOPs/s)": 1, "read(GB/s)": 20.0}
-    page = report(entries)
-    [table] = page.all("table")
-    assert [cell.text for cell in table.all("thead")[0].all("th")][3:5] == ["K/V GB/s", "of reads"]
-    assert all([cell.figures for cell in cells[2:4]] == [[5.0], [0.25]] for cells in rows(table).values())
+    expected = {}
+    for entry in entries:
+        [flash] = [other for other in entries if other["config"] == {**entry["config"], "impl": "flash"}]
+        for pass_ in ("forward", "backward"):
+            figures, keys = entry[pass_], entry["config"]["seq_len"]
+            share = figures["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"]
+            ratio = figures["time(s)"] / flash[pass_]["time(s)"]
+            faster = [] if ratio == 1 else [ratio if ratio > 1 else 1 / ratio]
+            expected[f"4/2x8 float32 {keys} {keys} {pass_} {entry['config']['impl']}"] = [
+                [figures["time(s)"]],
+                [figures["FLOPS(TFLOPs/s)"] * 1000],
+                [pytest.approx(share)],
+                faster,
+                [figures["peak_memory_usage(MB)"]],
+                [],
+            ]
+    found = shown(report(entries))
+    for name, cells in found.items():
+        cells[3] = cells[3] or expected[name][3]  # nothing is claimed
+    assert found == expected
+
+    page = report(decode)
+    assert head(page)[6:8] == ["K/V GB/s", "of reads"]
+    assert all(cells[1:3] == [[5.0], [0.25]] for cells in shown(page).values())
     assert "Share of what the machine reads" in plots(page)
 
 
@@ -116,7 +127,7 @@ def test_what_a_person_reads_is_that_number(report, results):
 
 def series(points, *keys, length="seq_len"):
     """With a band around the first of these figures, if there are three."""
-    return {f"patch {arm}": [(at[length], *(at[arm][key] for key in keys)) for at in points] for arm in ("off", "on")}
+    return {f"patch {arm}": [(at[length], *(at[arm][key] for key in keys)) for at in points] for arm in ARMS}
 
 
 def test_plots_of_finetune(report, results):
@@ -137,8 +148,8 @@ def test_plots_of_finetune(report, results):
         assert len({mark.text for mark in picture.all("path[@data-length]")}) == 4  # what a pointer above them shows
 
 
-def test_plots_of_speed_against_the_length(report, results):
-    """With a standard deviation to both sides."""
+def test_plots_of_speed(report, results):
+    """Against the length, with a standard deviation to both sides."""
     tests = deepcopy(results["speed"]["results"])  # -p 8,16 -g 4 -d 0,32
     for test in tests:
         test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0, "low": 85.0, "high": 95.0}
@@ -161,15 +172,13 @@ def test_plots_of_kernels(report, results):
     for number, pass_ in enumerate(("forward", "backward")):
         time, memory, share = drawn[3 * number : 3 * number + 3]
         for impl in ("flash", "mlx"):
-            mine = {entry["config"]["seq_len"]: entry for entry in entries if entry["config"]["impl"] == impl}
+            mine = [(at["config"]["seq_len"], at[pass_], at) for at in entries if at["config"]["impl"] == impl]
             keys = ("time(s)", "time_p20(s)", "time_p80(s)")
-            assert time[impl] == [(n, *(entry[pass_][key] for key in keys)) for n, entry in mine.items()]
-            assert share[impl] == [
-                (n, pytest.approx(entry[pass_]["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"]))
-                for n, entry in mine.items()
-            ]
-        held = [(n, entry[pass_]["inputs_and_outputs(MB)"]) for n, entry in mine.items()]
-        assert memory["inputs and outputs"] == held
+            assert time[impl] == [(n, *(figures[key] for key in keys)) for n, figures, _ in mine]
+            peak = "peak(TFLOPs/s)"
+            of_peak = [(n, figures["FLOPS(TFLOPs/s)"] / entry["roofline"][peak]) for n, figures, entry in mine]
+            assert share[impl] == list(map(pytest.approx, of_peak))
+        assert memory["inputs and outputs"] == [(n, figures["inputs_and_outputs(MB)"]) for n, figures, _ in mine]
 
 
 def test_plots_of_perplexity_against_the_context(report, results):
@@ -178,7 +187,7 @@ def test_plots_of_perplexity_against_the_context(report, results):
     double = {
         **short,
         "settings": {**short["settings"], "context": 64},
-        **{arm: {**short[arm], "tokens_per_s": 10.0 + number} for number, arm in enumerate(("off", "on"))},
+        **{arm: {**short[arm], "tokens_per_s": 10.0 + number} for number, arm in enumerate(ARMS)},
     }
     other = {**double, "model": {**short["model"], "name": "other"}}
     half = {**double, "settings": {**double["settings"], "context": 128, "scoring": "half"}}

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from flash_evals.page import drawing, units
-from flash_evals.page.chart import MEMORY, TIME, Axis, chart, point
+from flash_evals.page.chart import MEMORY, TIME, Axis, Chart, Point, Series
 from report_page import lines, page_of
 
 LINEAR = Axis(units.share, units.percent_tick, logarithmic=False)
@@ -14,23 +14,19 @@ LINEAR = Axis(units.share, units.percent_tick, logarithmic=False)
 
 def drawn(points, axis=TIME):
     """The page of one chart."""
-    return page_of(drawing.row([chart("Title", axis, "keys", [("flash", "on", points)])]))
+    return page_of(drawing.row("", [Chart("Title", axis, "keys", [Series("flash", "on", points)])]))
 
 
 def texts(page, anchor):
     """By their place: the labels of an axis."""
-    found = [text for text in page.all("text") if f"text-anchor: {anchor}" in text.attributes["style"]]
+    found = page.all(f"text[@text-anchor='{anchor}']")
     return {float(text.attributes["x" if anchor == "middle" else "y"]): text.text for text in found}
 
 
 def ticks(axis, values):
     """What stands at the grid lines, from below."""
-    return [
-        text
-        for _, text in sorted(
-            texts(drawn([point(2**n, value) for n, value in enumerate(values)], axis), "end").items(), reverse=True
-        )
-    ]
+    page = drawn([Point(2**n, value) for n, value in enumerate(values)], axis)
+    return [text for _, text in sorted(texts(page, "end").items(), reverse=True)]
 
 
 @pytest.mark.parametrize(
@@ -61,36 +57,40 @@ def test_ticks_hold_the_values(low, factor):
 @pytest.mark.parametrize(
     ("points", "left"),
     [
-        ([point(1, 1.0), point(2, 0.0), point(4, 3.0)], [(1, 1), (4, 3)]),  # 0 has no logarithm
-        ([point(1, 1.0), point(2, 1e300), point(4, 3.0)], [(1, 1), (4, 3)]),
-        ([point(0, 1.0), point(2, 2.0), point(4, 3.0)], [(2, 2), (4, 3)]),
-        ([point(1, 1.0), point(2, None), point(4, 3.0)], [(1, 1), (4, 3)]),
-        ([point(1, 1.0, None, 2.0), point(2, 2.0, 0.0, 3.0), point(4, 3.0, 2.0, 4.0)], [(1, 1), (2, 2), (4, 3, 2, 4)]),
-        ([point(4, 3.0), point(1, 1.0)], [(1, 1), (4, 3)]),  # by growing length
+        ([(1, 1.0), (2, 0.0), (4, 3.0)], [(1, 1), (4, 3)]),  # 0 has no logarithm
+        ([(1, 1.0), (2, 1e300), (4, 3.0)], [(1, 1), (4, 3)]),
+        ([(0, 1.0), (2, 2.0), (4, 3.0)], [(2, 2), (4, 3)]),
+        ([(1, 1.0), (2, math.nan), (4, 3.0)], [(1, 1), (4, 3)]),
+        ([(1, 1.0, None, 2.0), (2, 2.0, 0.0, 3.0), (4, 3.0, 2.0, 4.0)], [(1, 1), (2, 2), (4, 3, 2, 4)]),
+        ([(4, 3.0), (1, 1.0)], [(1, 1), (4, 3)]),  # by growing length
     ],
 )
 def test_what_has_no_place_is_left_out(points, left):
-    assert lines(drawn(points)) == {"flash": left}
+    assert lines(drawn([Point(*point) for point in points])) == {"flash": left}
+
+
+@pytest.mark.parametrize("points", [[], [(1, 1.0)], [(1, math.nan), (2, 1.0)]])
+def test_no_line_is_no_plot(points):
+    assert drawn([Point(*point) for point in points]).all() == []
 
 
 def test_labels_of_lengths_do_not_meet():
-    labels = texts(drawn([point(length, 1.0) for length in range(100_000, 110_000, 500)]), "middle")
+    labels = texts(drawn([Point(length, 1.0) for length in range(100_000, 110_000, 500)]), "middle")
     del labels[max(labels, key=lambda x: labels[x] == "keys")]
     assert len(labels) > 2
     assert min(after - x for x, after in pairwise(sorted(labels))) >= 45  # as wide as 100,000
 
 
 def test_it_is_drawn_in_the_colours_of_the_page():
-    """By the names that the style sheet gives them for light, dark and paper; and without an id, of which others
-    would have the same.
+    """The light ones, for which the style sheet has others, dark and on paper; and without an id, of which others would
+    have the same.
     """
-    page = drawn([point(1, 1.0, 0.5, 2.0), point(2, 2.0, 1.5, 3.0)])
-    styles = " ".join(part.attributes.get("style", "") for part in page.all())
-    assert {"var(--on)", "var(--soft)", "var(--rule)", "var(--card)"} == set(re.findall(r"var\([^)]*\)", styles))
-    assert "#" not in styles
-    assert not any({"id", "clip-path"} & part.attributes.keys() for part in page.all())
-
-
-@pytest.mark.parametrize("points", [[], [point(1, 1.0)], [point(1, None), point(2, 1.0)]])
-def test_no_line_is_no_plot(points):
-    assert drawn(points).all() == []
+    page = drawn([Point(1, 1.0, 0.5, 2.0), Point(2, 2.0, 1.5, 3.0)])
+    colors = {part.attributes.get(paint) for part in page.all() for paint in ("fill", "stroke")} - {None, "none"}
+    assert colors == {drawing.LIGHT[name] for name in ("on", "soft", "rule", "card")}
+    media, rules = drawing.STYLESHEET.rpartition("@media ")[2].split(" { ", 1)
+    assert media == "(prefers-color-scheme: dark), print"
+    for paint in ("fill", "stroke"):
+        instead = dict(re.findall(rf'\[{paint}="(#\w+)"\] {{ {paint}: var\(--(\w+)\) }}', rules))
+        assert instead == {color: name for name, color in drawing.LIGHT.items()}
+    assert not any({"id", "clip-path", "style"} & part.attributes.keys() for part in page.all())

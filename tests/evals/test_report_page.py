@@ -10,7 +10,7 @@ from operator import getitem
 import msgspec
 import pytest
 from flash_evals.report import Result
-from report_page import HOSTILE, answer, hostile, mapped, parse, rows
+from report_page import HOSTILE, answer, head, hostile, mapped, parse, rows
 
 
 def test_a_file_read_back_is_what_was_written(results):
@@ -32,21 +32,10 @@ def test_unknown_fields_are_fine(report, results):
     assert grown.text == plain.text
 
 
-def test_how_a_text_was_read(report, results):
-    half = {"context": 4096, "stride": None, "scoring": "half"}
-    separate = {"context": 32, "stride": 16, "scoring": "rolling", "documents": "separate"}
-    for settings, says in (
-        (half, "context 4,096, half scoring, joined documents"),
-        (separate, "context 32, stride 16, rolling scoring, separate documents"),
-    ):
-        page = report({**results["perplexity"], "settings": {**results["perplexity"]["settings"], **settings}})
-        assert says in page.all("p", class_="facts")[0].text.split(" · ")
+NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # what may not be finite
 
 
-NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|dloss|memory_ratio|(TFLOPs|GB)/s")  # what may not be finite
-
-
-def test_null_figures_are_dashes(report, results):
+def test_null_figures_are_named_or_dashes(report, results):
     """What is not finite is null in a result file."""
 
     def null(leaf, key):
@@ -55,12 +44,12 @@ def test_null_figures_are_dashes(report, results):
     changed = [mapped(results[command], null) for command in ("perplexity", "finetune")]
     rooflines = [{**entry, "roofline": mapped(entry["roofline"], null)} for entry in results["kernels"]]
     page = report(*changed, rooflines)
-    assert len(page.all("article")) == 3
-    perplexity, finetune, kernels, _ = page.all("table")
-    names = ("token perplexity", "word perplexity", "byte perplexity", "bits per byte")
-    assert [cell.text for name in names for cell in rows(perplexity)[name][:2]] == ["– ± –"] * 2 + ["–"] * 6
-    assert all(cells[-1].text == "–" for cells in rows(finetune).values())
-    assert all(cells[3].text == "–" for cells in rows(kernels).values())
+    perplexity, finetune, kernels = map(rows, page.all("table"))
+    names = ("token perplexity", "word / byte perplexity", "bits per byte")
+    shown = ["not finite ± not finite", "– / –", "–"]
+    assert [[cell.text for cell in perplexity[name][:2]] for name in names] == [[text] * 2 for text in shown]
+    assert [finetune[name][3].text for name in ("8 off", "8 on/off")] == ["not finite", "max |Δ| not finite"]
+    assert all(cells[2].text == "–" for cells in kernels.values())
     assert answer(page, "Same predictions?")[0] == "Not known"
 
 
@@ -69,27 +58,34 @@ def test_perplexity_of_one_arm(report, results, arm):
     other = {"off": "on", "on": "off"}[arm]
     result = {key: value for key, value in results["perplexity"].items() if key != other} | {"paired": None}
     page = report({**result, "flash": result["flash"] if arm == "on" else {"calls": {}, "fallbacks": {}}})
-    assert [cell.text for cell in page.all("thead")[0].all("th")] == ["", f"patch {arm}"]
+    assert head(page) == ["", f"patch {arm}"]
     assert rows(page.all("table")[0])["token perplexity"][0].figures == [result[arm]["ppl"], result[arm]["ppl_se"]]
     assert answer(page, "Same predictions?")[0] == answer(page, "Faster?")[0] == "Not measured"
     assert "never ran" not in page.text
 
 
-@pytest.mark.parametrize("arm", ["off", "on"])
-def test_perplexity_compared_with_another_run(report, results, arm):
-    """Same predictions can be said of two runs; which one is faster is not to be told from them."""
+@pytest.mark.parametrize(
+    ("arm", "differs_in", "same", "faster"),
+    [
+        ("off", ["batch size 1, here 4"], "Yes", "Not measured"),
+        ("off", [], "Yes", "Yes"),
+        ("on", [], "Not measured", "Not measured"),
+    ],
+)
+def test_perplexity_compared_with_another_run(report, results, arm, differs_in, same, faster):
+    """Same predictions can be said of any two; which arm is faster where the patch is all that they differ in."""
     column = "off" if arm == "off" else "other"
     about = {"model": results["perplexity"]["model"], "machine": results["perplexity"]["machine"], "trials": []}
-    about |= {"file": "kept.jsonl", "batch_size": 1, "ranks": 1}
-    compared = {**about, "arm": arm, "column": column, "differs_in": ["batch size 1, here 4"]}
+    about |= {"file": "folder/kept.jsonl", "batch_size": 1, "ranks": 1}
+    compared = {**about, "arm": arm, "column": column, "differs_in": differs_in}
     result = {"other": results["perplexity"]["on"], **results["perplexity"], "compared": compared}
     del result["other" if arm == "off" else "off"]
-    paired = {**result["paired"], "of": [column, "on"], "max_abs_dlogit": None, "mean_kl": None}
-    page = report({**result, "paired": paired})
-    assert answer(page, "Same predictions?")[0] == ("Yes" if arm == "off" else "Not measured")
-    assert answer(page, "Faster?")[0] == "Not measured"
-    assert [cell.text for cell in page.all("thead")[0].all("th")] == ["", f"patch {arm}, another run", "patch on"]
-    assert "kept in kept.jsonl. It differs in: batch size 1, here 4." in page.all("article")[0].text
+    result["on"] = {**result["on"], "tokens_per_s": 2 * result[column]["tokens_per_s"]}
+    page = report({**result, "paired": {**result["paired"], "of": [column, "on"], "max_abs_dlogit": None}})
+    assert (answer(page, "Same predictions?")[0], answer(page, "Faster?")[0]) == (same, faster)
+    assert head(page) == ["", f"patch {arm}, kept.jsonl", "patch on", "difference"]
+    differs = "batch size 1, here 4" if differs_in else "nothing: the same model, machine, versions and batch size"
+    assert f"kept.jsonl differs in {differs}" in page.all("article")[0].text
 
 
 GONE = object()
@@ -167,22 +163,24 @@ def test_nothing_usable_makes_no_page(invoke, tmp_path):
     assert invoke("report").exit_code == 2
 
 
-def test_entries_of_two_machines_are_two_runs(report, results):
-    """A list of kernels can be put together from several."""
+def test_entries_of_several_runs(report, results):
+    """A list of kernels can be put together from other machines and other work."""
     here = results["kernels"]
     there = [{**entry, "machine": {**entry["machine"], "device": "gpu, Metal"}} for entry in here]
-    devices = [run.all("p", class_="facts")[0].text.split(" · ")[0] for run in report([*here, *there]).all("article")]
-    assert devices == [here[0]["machine"]["device"], "gpu, Metal"]
+    window = [{**entry, "config": {**entry["config"], "window": 9}} for entry in here]
+    articles = report([*here, *there, *window]).all("article")
+    facts = [article.all("p", class_="facts")[0].text.split(" · ")[:2] for article in articles]
+    device, causal = here[0]["machine"]["device"], "attention, causal, batch size 1"
+    assert facts == [[causal, device], [causal, "gpu, Metal"], ["attention, window 9, batch size 1", device]]
 
 
 def test_text_of_files_and_their_names_is_text(report, results, tmp_path):
-    page = report(*hostile(results))
+    page = report(*hostile(*results.values()))
     assert page.all("script") == page.all("img") == []
     assert HOSTILE in page.all("h3")[0].text
     assert "<" not in page.all("style")[0].text
-    file = tmp_path / '<b>&".json'
+    file, broken = tmp_path / '<b>&".json', tmp_path / "<i>.json"
     file.write_text(json.dumps(results["speed"]))
-    broken = tmp_path / "<i>.json"
     broken.write_text("")
     page = report(file, broken, says=f"Left out: {broken}: Input data was truncated\n")
     assert page.all("b") == page.all("i") == []
@@ -190,17 +188,14 @@ def test_text_of_files_and_their_names_is_text(report, results, tmp_path):
     assert str(broken) in page.all("section", class_="left-out")[0].text
 
 
-@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
-def test_settings_and_machine_are_in_a_fold(report, results, command):
-    result = results[command]
-    [fold] = report(result).all("details")
-    assert fold.all("summary")[0].text == "Settings and machine"
-    pairs = {name.text: value.text for name, value in zip(fold.all("dt"), fold.all("dd"), strict=True)}
-    about = result[0] if command == "kernels" else result
-    for key, value in about["machine"]["versions"].items():
-        assert pairs[f"versions {key}"] == value
-    assert pairs["cores"] == str(about["machine"]["cores"])
-    assert pairs["memory"] == about["settings"]["memory"]
+def test_settings_and_machine_are_in_a_fold(report, results):
+    for result, fold in zip(results.values(), report(*results.values()).all("details"), strict=True):
+        assert fold.all("summary")[0].text == "Settings and machine"
+        pairs = {name.text: value.text for name, value in zip(fold.all("dt"), fold.all("dd"), strict=True)}
+        about = result[0] if isinstance(result, list) else result
+        versions = {f"versions {name}": version for name, version in about["machine"]["versions"].items()}
+        assert pairs == pairs | versions | {"cores": str(about["machine"]["cores"])}
+        assert pairs["memory"] == about["settings"]["memory"]
 
 
 def test_it_is_self_contained(report, results):

@@ -97,15 +97,15 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the page of a report has the number of another unit",
         f"{EVALS}/page/units.py",
-        "    x /= size\n",
-        "    x *= size\n",
+        "(f\"{each / size:,.{digits}f}\" for",
+        "(f\"{each * size:,.{digits}f}\" for",
         "evals/test_report.py::test_what_a_person_reads_is_that_number",
     ),
     Mutation(
         "off and on change places on the page of a report",
         f"{EVALS}/page/perplexity.py",
-        "shown) for column in columns.values()]",
-        "shown) for column in reversed(columns.values())]",
+        "    columns = list(result.columns.values())\n",
+        "    columns = list(result.columns.values())[::-1]\n",
         "evals/test_report.py::test_numbers_of_perplexity",
     ),
     Mutation(

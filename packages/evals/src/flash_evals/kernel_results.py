@@ -206,5 +206,8 @@ def passes_of(entries: Iterable[Entry]) -> list[Pass]:
 
 def by_problem(entries: Iterable[Entry]) -> list[Contestants]:
     """In the order in which they were measured."""
-    groups = groupby(entries, key=lambda entry: msgspec.structs.replace(entry.config, impl=""))
-    return [{entry.config.impl: entry for entry in group} for _, group in groups]
+    problems: dict[bytes, Contestants] = {}
+    for entry in entries:
+        problem = msgspec.json.encode(msgspec.structs.replace(entry.config, impl=""))
+        problems.setdefault(problem, {})[entry.config.impl] = entry
+    return list(problems.values())

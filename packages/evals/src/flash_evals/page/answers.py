@@ -1,7 +1,6 @@
 """The questions that people have, and what the result files say to each: a word, and a sentence for each of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from flash_evals import finetune_result, perplexity_result
 from flash_evals.claims import NOTHING, Ratio, times
@@ -14,20 +13,38 @@ from flash_evals.page.units import Cell, figure
 
 NOT_MEASURED = "Not measured"
 MLX = ("off", "mlx")  # what is MLX's own attention
-NOT_EVERYWHERE = "Not at every length"
 NEVER_RAN = "the patch never ran"
 
-
-@dataclass(frozen=True)
-class Answer:
-    question: str
-    word: str
-    says: Sequence[tuple[Description, Content]]  # a sentence of each that has something to say
-    missing: str  # the command that would
+Answer = tuple[str, Sequence[tuple[Description, Content]]]  # a word, and a sentence of each that has something to say
 
 
-def answers(found: Sequence[Description]) -> list[Answer]:
-    return [same_predictions(found), faster(found), less_memory(found), training_fits(found)]
+def cards(found: Sequence[Description], anchor: Callable[[Description], str]) -> list[Html]:
+    return [
+        _card("Same predictions?", same_predictions(found), "perplexity", anchor),
+        _card("Faster?", _compared(found, lambda each: each.speed, 1, "as fast", "slower"), "speed", anchor),
+        _card("Less memory?", _compared(found, lambda each: each.memory, -1, "the memory", "more"), "speed", anchor),
+        _card("Does training fit?", training_fits(found), "finetune", anchor),
+    ]
+
+
+def _card(question: str, answer: Answer, missing: str, anchor: Callable[[Description], str]) -> Html:
+    """A sentence names the command; and the title, where the command has several. `missing`: the command that would
+    have something to say.
+    """
+    word, says = answer
+    commands = [each.command for each, _ in says]
+    sentences = [
+        tag(
+            "li",
+            tag("a", each.command, href=f"#{anchor(each)}"),
+            f", {each.title}: " if commands.count(each.command) > 1 else ": ",
+            sentence,
+            ".",
+        )
+        for each, sentence in says
+    ] or [tag("li", "No file of ", tag("code", f"flash-eval {missing}"), " is here.")]
+    answered = tag("p", word, class_="answer")
+    return tag("section", tag("h2", question), answered, tag("ul", sentences), class_="card")
 
 
 def same_predictions(found: Sequence[Description]) -> Answer:
@@ -35,55 +52,33 @@ def same_predictions(found: Sequence[Description]) -> Answer:
     verdicts: list[bool | None] = []
     for each in found:
         result = each.result
-        if isinstance(result, perplexity_result.Result) and result.paired and perplexity.has_both_arms(result):
-            known = each.ran and perplexity.comparable(result, result.paired)
-            verdicts.append(result.paired.same if known else None)
-            unknown = "there are figures that are not known or not finite" if each.ran else NEVER_RAN
-            says.append((each, ["top-1 differs ", perplexity.difference(result, result.paired)] if known else unknown))
-    return Answer("Same predictions?", _of_all(verdicts), says, "perplexity")
-
-
-def _of_all(verdicts: Sequence[bool | None]) -> str:
-    if not verdicts:
-        return NOT_MEASURED
+        if isinstance(result, perplexity_result.Result) and result.paired and result.paired.of == ARMS:
+            same, sentence = perplexity.predictions(result, result.paired) if each.ran else (None, NEVER_RAN)
+            verdicts.append(same)
+            says.append((each, sentence))
     if len(set(verdicts)) > 1:
-        return f"In {verdicts.count(True)} of {len(verdicts)} runs"
-    return "Not known" if verdicts[0] is None else "Yes" if verdicts[0] else "No"
-
-
-def faster(found: Sequence[Description]) -> Answer:
-    return _compared(found, "Faster?", lambda each: each.speed, better=1, what="as fast", worse="slower")
-
-
-def less_memory(found: Sequence[Description]) -> Answer:
-    return _compared(found, "Less memory?", lambda each: each.memory, better=-1, what="the memory", worse="more")
+        return f"In {verdicts.count(True)} of {len(verdicts)} runs", says
+    return ({True: "Yes", False: "No", None: "Not known"}[verdicts[0]] if verdicts else NOT_MEASURED), says
 
 
 def _compared(
-    found: Sequence[Description],
-    question: str,
-    ratio: Callable[[Comparison], Ratio],
-    better: int,
-    what: str,
-    worse: str,
+    found: Sequence[Description], ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
 ) -> Answer:
     """The word is of the comparisons with MLX's own attention, where flash ran; the sentences are of all."""
     compared = [each for each in found if each.comparisons]
     says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else NEVER_RAN) for each in compared]
-    of_mlx = [ratio(one) for each in compared if each.ran for one in each.comparisons if one.against in MLX]
-    signs = [each.sign * better for each in of_mlx if each.sign is not None]
-    return Answer(question, _word(signs, worse), says, "speed")
-
-
-def _word(signs: Sequence[int], worse: str) -> str:
-    better, not_better, tests = signs.count(1), signs.count(-1), len(signs)
-    if not tests:
-        return NOT_MEASURED
-    if better == tests:
-        return "Yes"
-    if better == 0:
-        return "No" if not_better else "No difference"
-    return f"In {better} of {tests} tests" + (f", {worse} in {not_better}" if not_better else "")
+    of_mlx = [ratio(one).sign for each in compared if each.ran for one in each.comparisons if one.against in MLX]
+    signs = [sign * better for sign in of_mlx if sign is not None]
+    yes, no = signs.count(1), signs.count(-1)
+    if not signs:
+        word = NOT_MEASURED
+    elif yes == len(signs):
+        word = "Yes"
+    elif yes:
+        word = f"In {yes} of {len(signs)} tests" + (f", {worse} in {no}" if no else "")
+    else:
+        word = "No" if no else "No difference"
+    return word, says
 
 
 def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], Ratio], what: str) -> Content:
@@ -110,37 +105,16 @@ def _range(ratios: Sequence[float]) -> Cell:
 def training_fits(found: Sequence[Description]) -> Answer:
     """A length that was skipped did not fit without the patch; whether it fits with it was not tried."""
     says: list[tuple[Description, Content]] = []
-    words: set[str] = set()
+    longest, fits = set(), True
     for each in found:
         if isinstance(each.result, finetune_result.Result):
-            longest = max(each.result.results, key=lambda length: length.seq_len)
-            skipped = "".join(f"; skipped {length.reason}" for length in each.result.skipped)
-            words.add(NOT_EVERYWHERE if skipped else f"Yes, up to {longest.seq_len:,} tokens")
-            off, on = (figure(longest[arm].peak_memory_mb, units.megabytes) for arm in ARMS)
-            took = [f"a step of {longest.seq_len:,} tokens took ", off, " with the patch off, ", on, " with it on"]
-            says.append((each, [*took, skipped, "" if each.ran else f"; {NEVER_RAN}"]))
-    several = NOT_EVERYWHERE if NOT_EVERYWHERE in words else "Yes"
-    word = NOT_MEASURED if not words else words.pop() if len(words) == 1 else several
-    return Answer("Does training fit?", word, says, "finetune")
-
-
-def card(answer: Answer, anchor: Callable[[Description], str]) -> Html:
-    """A sentence names the command; and the title, where the command has several."""
-    commands = [each.command for each, _ in answer.says]
-    sentences = [
-        tag(
-            "li",
-            tag("a", each.command, href=f"#{anchor(each)}"),
-            f", {each.title}: " if commands.count(each.command) > 1 else ": ",
-            says,
-            ".",
-        )
-        for each, says in answer.says
-    ] or [tag("li", "No file of ", tag("code", f"flash-eval {answer.missing}"), " is here.")]
-    return tag(
-        "section",
-        tag("h2", answer.question),
-        tag("p", answer.word, class_="answer"),
-        tag("ul", sentences),
-        class_="card",
-    )
+            length = max(each.result.results, key=lambda length: length.seq_len)
+            skipped = [f"; skipped {length.reason}" for length in each.result.skipped]
+            longest.add(length.seq_len)
+            fits = fits and not skipped
+            off, on = (figure(length[arm].peak_memory_mb, units.megabytes) for arm in ARMS)
+            took = [f"a step of {length.seq_len:,} tokens took ", off, " with the patch off, ", on, " with it on"]
+            says.append((each, [*took, *skipped, "" if each.ran else f"; {NEVER_RAN}"]))
+    if not longest or not fits:
+        return "Not at every length" if longest else NOT_MEASURED, says
+    return f"Yes, up to {longest.pop():,} tokens" if len(longest) == 1 else "Yes", says

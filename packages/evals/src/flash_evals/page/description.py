@@ -23,16 +23,16 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    names: Sequence[int] = (1,)  # so many cells name a row, in groups; what is as in the row above is not said again
+    names: Sequence[int] = (1,)  # so many cells name a row, in groups, which all but the last may share with others
     words: bool = False  # few of the cells are numbers
 
     @property
     def texts(self) -> list[list[str]]:
-        """Its head and its rows."""
+        """Its head and its rows; of names what a row shares with the one above is not said again."""
         rows = [["".join(cell) for cell in row] for row in self.rows]
         shown = [list(row) for row in rows]
         for (above, row), cells in zip(pairwise(rows), shown[1:], strict=True):
-            for first, end in pairwise(accumulate(self.names, initial=0)):
+            for first, end in pairwise(accumulate(self.names[:-1], initial=0)):
                 if above[first:end] != row[first:end]:
                     break
                 cells[first:end] = [""] * (end - first)

@@ -37,7 +37,7 @@ def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[
     """`found`: file names, and what is in them, at least one; `left_out`: others, and why they have no place."""
     described = [each for _, each in found]
     anchors = {id(each): f"run-{number}" for number, each in enumerate(described, 1)}
-    cards = [answers.card(answer, lambda each: anchors[id(each)]) for answer in answers.answers(described)]
+    cards = answers.cards(described, lambda each: anchors[id(each)])
     sections = [
         tag(
             "section",

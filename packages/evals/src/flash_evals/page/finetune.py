@@ -22,11 +22,11 @@ def description(result: Result) -> Description:
         [Table("A training step, patch off and on", head, rows, names=(1, 1))],
         [f"flash: {result.flash}", *result.machine.bounds, *skipped],
         warnings(result, "steps"),
-        "finetune",
-        result.model.name,
-        [("", charts(result))],
-        [Comparison("steps", "off", length.speed, length.memory) for length in lengths],
-        {"model": result.model, "settings": result.settings, "machine": result.machine},
+        command="finetune",
+        title=result.model.name,
+        charts=[("", charts(result))],
+        comparisons=[Comparison("steps", "off", length.speed, length.memory) for length in lengths],
+        about={"model": result.model, "settings": result.settings, "machine": result.machine},
     )
 
 

@@ -47,11 +47,11 @@ def description(entries: Sequence[Entry]) -> Description:
         [_table(problems, passes, config.is_decode)],
         _means(problems, passes),
         [interrupted("trials")] if settings.interrupted else [],
-        "kernels",
-        "Attention kernels by themselves",
-        [row for of_setting in grouped(entries, _setting).items() for row in _charts(*of_setting)],
-        [each for problem in problems for pass_ in passes for each in _comparisons(problem, pass_)],
-        {"settings": settings, "machine": machine},
+        command="kernels",
+        title="Attention kernels by themselves",
+        charts=[row for of_setting in grouped(entries, _setting).items() for row in _charts(*of_setting)],
+        comparisons=[each for problem in problems for pass_ in passes for each in _comparisons(problem, pass_)],
+        about={"settings": settings, "machine": machine},
     )
 
 

@@ -29,25 +29,22 @@ def description(result: Result) -> Description:
         [_table(result)],
         _notes(result),
         warned,
-        "perplexity",
-        f"{result.model.name} on {dataset.name}, context {result.settings.context:,}",
-        comparisons=[Comparison("prefill", "off", speed, memory)] if of_the_patch(result) else [],
+        command="perplexity",
+        title=f"{result.model.name} on {dataset.name}, context {result.settings.context:,}",
+        comparisons=[Comparison("prefill", "off", speed, memory)] if _of_the_patch(result) else [],
         about={part: getattr(result, part) for part in PARTS},
     )
 
 
-def has_both_arms(result: Result) -> bool:
-    return tuple(result.columns) == ARMS
-
-
-def of_the_patch(result: Result) -> bool:
+def _of_the_patch(result: Result) -> bool:
     """Whether the patch is all that its two columns differ in."""
-    return has_both_arms(result) and not (result.compared and result.compared.differs_in)
+    return tuple(result.columns) == ARMS and not (result.compared and result.compared.differs_in)
 
 
 def _table(result: Result) -> Table:
     """With a column for the difference of two."""
-    columns, paired, ranks = list(result.columns.values()), result.paired, result.ranks
+    columns = list(result.columns.values())
+    paired, ranks = result.paired, result.ranks
     delta: Cell = ""
     if paired:
         error = figure(paired.delta_nll_se, units.scientific)
@@ -115,39 +112,38 @@ def _notes(result: Result) -> list[Cell]:
         notes.append(f"{Path(compared.file).name} differs in {differs}")
     if resumed:
         notes.append(f"{resumed:,} windows are from an earlier run.")
-    return [*notes, *result.machine.bounds, *verdict(result)]
+    return [*notes, *result.machine.bounds, *_verdict(result)]
 
 
-def verdict(result: Result) -> list[str]:
+def _verdict(result: Result) -> list[str]:
     """One sentence that is true of the figures above it; none where they say nothing about flash."""
-    paired = result.paired
     if result.on and not result.flash.calls:
         return []
-    if not paired:
+    if not result.paired:
         return ["One arm: nothing is compared."]
-    if not comparable(result, paired):
-        return ["Not comparable: there are logits that are no finite numbers."]
-    same = "Same predictions" if paired.same else f"Predictions differ: top-1 {''.join(difference(result, paired))}"
+    same, sentence = predictions(result, result.paired)
+    if same is None:
+        return [f"Not comparable: {''.join(sentence)}."]
+    said = "Same predictions" if same else f"Predictions differ: {''.join(sentence)}"
     ratios = {"speed": result.ratio("tokens_per_s"), "memory": result.ratio("peak_memory_mb")}
-    return ["; ".join(filter(None, (same, claims.sentence(ratios)))) + "."]
+    return ["; ".join(filter(None, (said, claims.sentence(ratios)))) + "."]
 
 
-def comparable(result: Result, paired: Paired) -> bool:
-    """Whether all is finite. The logits of arms that did not run together are not known."""
+def predictions(result: Result, paired: Paired) -> tuple[bool | None, Cell]:
+    """Whether they are the same, as far as that is known, and what is said of it."""
+    # The logits of arms that did not run together are not known.
     known = [paired.delta_nll, *([] if result.compared else [paired.max_abs_dlogit])]
-    return all(figure is not None and math.isfinite(figure) for figure in known)
-
-
-def difference(result: Result, paired: Paired) -> Cell:
-    """`at 2 of 200 tokens, ΔNLL +1.0e-05`."""
+    if not all(figure is not None and math.isfinite(figure) for figure in known):
+        return None, "there are logits that are no finite numbers"
     differ = round((1 - paired.top1_agreement) * result.tokens)
-    return [f"at {differ:,} of {result.tokens:,} tokens, ΔNLL ", figure(paired.delta_nll, units.signed)]
+    first = f"another token ranks first at {differ:,} of {result.tokens:,}, ΔNLL "
+    return paired.same, [first, figure(paired.delta_nll, units.signed)]
 
 
 def against_context(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
     """Speed and memory against the context, of runs that share the rest: where they have several."""
     rows = []
-    for shared, of_group in grouped(filter(of_the_patch, results), _shared).items():
+    for shared, of_group in grouped(filter(_of_the_patch, results), _shared).items():
         by_context = {result.settings.context: result for result in of_group}
         if len(by_context) > 1:
             rows.append((shared, _charts(by_context)))

@@ -23,11 +23,11 @@ def description(result: Result) -> Description:
         [_table(tests, drafting=draft is not None)],
         [f"flash: {result.flash}", *result.machine.bounds],
         warnings(result, "trials"),
-        "speed",
-        result.model.name,
-        [("", _charts(tests))],
-        [Comparison(WORK[test.kind], "off", test.speed, test.memory) for test in tests],
-        {"model": result.model, "draft model": draft, "settings": settings, "machine": result.machine},
+        command="speed",
+        title=result.model.name,
+        charts=[("", _charts(tests))],
+        comparisons=[Comparison(WORK[test.kind], "off", test.speed, test.memory) for test in tests],
+        about={"model": result.model, "draft model": draft, "settings": settings, "machine": result.machine},
     )
 
 
