@@ -92,11 +92,9 @@ GONE = object()
 # Where a result is changed, and what stands there then: why the file has no place on the page.
 CHANGES = [
     ("perplexity", ("on", "ppl"), GONE, "Object missing required field `ppl` - at `$.on`"),
-    ("perplexity", ("off", "ppl"), "many", "Expected `float | null`, got `str` - at `$.off.ppl`"),
     ("perplexity", ("tokens",), 1.5, "Expected `int`, got `float` - at `$.tokens`"),
     ("perplexity", ("command",), "train", "Invalid value 'train' - at `$.command`"),
     ("perplexity", ("paired",), None, "expected `paired` of two arms"),
-    ("speed", ("model",), GONE, "Object missing required field `model`"),
     ("speed", ("results", 1, "kind"), "training", "Invalid enum value 'training' - at `$.results[1].kind`"),
     ("speed", ("results",), [], "Expected `array` of length >= 1 - at `$.results`"),
     ("finetune", ("results", 0, "off", "seconds"), -1.5, "Expected `float` >= 0.0 - at `$.results[0].off.seconds`"),
@@ -106,11 +104,9 @@ CHANGES = [
 CONTENTS = [
     (b'"hello"', "Expected `object | array`, got `str`"),
     (b"[]", "Expected `array` of length >= 1"),
-    (b"[1, 2]", "Expected `object`, got `int` - at `$[0]`"),
     (b"", "Input data was truncated"),
     (b'{"command": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
     (b"[" * 200_000, "Expected `object`, got `array` - at `$[0]`"),
-    (b"\x89PNG\r\n\x1a\n\0\0", "JSON is malformed"),
 ]
 
 
@@ -188,8 +184,13 @@ def test_text_of_files_and_their_names_is_text(report, results, tmp_path):
     assert str(broken) in page.all("section", class_="left-out")[0].text
 
 
-def test_settings_and_machine_are_in_a_fold(report, results):
-    for result, fold in zip(results.values(), report(*results.values()).all("details"), strict=True):
+@pytest.fixture
+def page(report, results):
+    return report(*results.values())
+
+
+def test_settings_and_machine_are_in_a_fold(page, results):
+    for result, fold in zip(results.values(), page.all("details"), strict=True):
         assert fold.all("summary")[0].text == "Settings and machine"
         pairs = {name.text: value.text for name, value in zip(fold.all("dt"), fold.all("dd"), strict=True)}
         about = result[0] if isinstance(result, list) else result
@@ -198,9 +199,8 @@ def test_settings_and_machine_are_in_a_fold(report, results):
         assert pairs["memory"] == about["settings"]["memory"]
 
 
-def test_it_is_self_contained(report, results):
+def test_it_is_self_contained(page):
     """Nothing is loaded, nothing runs, and links lead to places of the page."""
-    page = report(*results.values())
     assert page.all("script") == page.all("link") == page.all("img") == []
     assert "url(" not in page.all("style")[0].text
     assert "@import" not in page.all("style")[0].text
@@ -209,8 +209,7 @@ def test_it_is_self_contained(report, results):
     assert {link.attributes["href"] for link in page.all("a")} == {f"#{anchor}" for anchor in anchors}
 
 
-def test_it_is_accessible(report, results):
-    page = report(*results.values())
+def test_it_is_accessible(page):
     assert page.attributes["lang"] == "en"
     assert page.all("title")[0].text == page.all("h1")[0].text
     headings = [int(element.name[1]) for element in page.all() if re.fullmatch("h[1-6]", element.name)]
@@ -218,7 +217,7 @@ def test_it_is_accessible(report, results):
     assert all(next_ <= level + 1 for level, next_ in pairwise(headings))
     for table in page.all("table"):
         assert table.all("caption")[0].text
-        assert all(head.attributes["scope"] in ("row", "col", "colgroup") for head in table.all("th"))
+        assert all(head.attributes["scope"] in ("row", "col") for head in table.all("th"))
     for picture in page.all("svg"):
         assert picture.attributes.get("aria-label") or picture.attributes["aria-hidden"] == "true"
 

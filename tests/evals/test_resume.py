@@ -185,7 +185,9 @@ def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused
     assert done.exit_code == 2
     assert done.stderr == f"Error: cannot write {path}: {os.strerror(errno.EFBIG)}\n"
     shown, planned = 2 * (fitting + 1), whole["windows"]["planned"]
-    assert done.stdout.endswith(f"Interrupted; the figures are of the {shown} of {planned} windows that were finished.\n")
+    assert done.stdout.endswith(
+        f"Interrupted; the figures are of the {shown} of {planned} windows that were finished.\n"
+    )
     before = path.read_bytes()
     resumed = evaluate("--resume", path)
     assert resumed["windows"]["resumed"] == 2 * fitting

@@ -139,8 +139,6 @@ def save(path: Path, title: str, rows: Sequence[tuple[str, Sequence[Chart]]]) ->
 
 def _draw(ax: "Axes", chart: Chart, number: int) -> None:
     """`number` of the chart among those of the figure."""
-    from matplotlib.ticker import NullLocator
-
     for index, series in enumerate(chart.series):
         look = LOOKS[series.look]
         lengths, values, *band = zip(*map(astuple, series.points), strict=True)
@@ -154,7 +152,6 @@ def _draw(ax: "Axes", chart: Chart, number: int) -> None:
         ax.set_yscale("log")
         ax.set_ylim(ticks[0], ticks[-1])
         ax.set_yticks(ticks)
-        ax.yaxis.set_minor_locator(NullLocator())
     else:
         ax.set_ylim(0, 1.1 * high or 1)
     ax.yaxis.set_major_formatter(lambda value, _: chart.axis.tick(value))
@@ -164,7 +161,7 @@ def _draw(ax: "Axes", chart: Chart, number: int) -> None:
     ax.set_xlim(shortest / margin, longest * margin)
     shown = _with_room(chart.lengths)
     ax.set_xticks(shown, [whole(length) for length in shown])
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.minorticks_off()
     ax.set_xlabel(chart.against)
 
 
