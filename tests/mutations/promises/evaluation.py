@@ -97,8 +97,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the page of a report has the number of another unit",
         f"{EVALS}/page/units.py",
-        "(f\"{each / size:,.{digits}f}\" for",
-        "(f\"{each * size:,.{digits}f}\" for",
+        '(f"{each / size:,.{digits}f}" for',
+        '(f"{each * size:,.{digits}f}" for',
         "evals/test_report.py::test_what_a_person_reads_is_that_number",
     ),
     Mutation(

@@ -90,8 +90,8 @@ def command(
                    --max-seconds takes fewer than --repetitions. If its
                    warm-up does, the warm-up counts.
     max |Δ|        largest difference of the two losses at any step
-    on/off         ratio of the two above; ~ behind it: the steps overlap,
-                   and no difference is claimed
+    on/off         ratio of the two above; ~ behind it: the steps overlap
+                   or are few, and no difference is claimed
     flash:         what ran with the patch on: calls of each kernel, and
                    fallbacks, which are calls left to MLX, with the reason
 

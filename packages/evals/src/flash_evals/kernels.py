@@ -181,7 +181,7 @@ def command(
     memory     what one call needs beyond its inputs; of backward the
                forward pass before it counts, too
     flash is   so many times faster or slower: the ratio of the medians; or
-               no clear difference, if the trials overlap
+               no clear difference, if the trials overlap or are few
     flash against
                the geometric mean of these ratios, and their range
     trials     that count; fewer than --repetitions where --max-seconds

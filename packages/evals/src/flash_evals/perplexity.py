@@ -127,7 +127,7 @@ def command(
     prefill tokens/s   median of the batches (20th to 80th percentile), of a rank
     peak memory        the most that a batch needs on top of the loaded model
     difference         ratio of the two columns; ~ behind it: their trials
-                       overlap, and no difference is claimed
+                       overlap or are few, and no difference is claimed
     top-1 agreement    tokens where both arms rank the same one first, or tied
     max |Δlogit|       largest difference of any logit at any scored token
     mean KL            KL(off || on) of the predicted distributions, in nats

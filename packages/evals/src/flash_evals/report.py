@@ -47,7 +47,8 @@ def command(files: Sequence[Path], html_file: Path) -> None:
     Same predictions?     perplexity: whether the same token ranks first
                           everywhere, and the mean ΔNLL is within 1e-4
     Faster?               all but doctor: speed on over off, if the trials of
-                          the two do not overlap (20th to 80th percentile)
+                          the two do not overlap (20th to 80th percentile);
+                          of fewer than 3, if they are twofold apart
     Less memory?          all but doctor: peak memory on over off, likewise
     Does training fit?    finetune: the longest sequence, and what was
                           skipped because it had no memory

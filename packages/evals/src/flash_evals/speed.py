@@ -89,7 +89,8 @@ def command(
     t/s            tokens of all sequences per second: mean of the
                    repetitions ± their standard deviation
     on/off         ratio of the medians of t/s, and of peak memory; ~ behind
-                   it: the trials overlap, and no difference is claimed
+                   it: the trials overlap or are few, and no difference
+                   is claimed
     peak memory    the most that a trial needs on top of the model and the
                    filled cache
     attention      its share of the time, from one more trial of each arm
