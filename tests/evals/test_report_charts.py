@@ -93,4 +93,4 @@ def test_it_is_drawn_in_the_colours_of_the_page():
     for paint in ("fill", "stroke"):
         instead = dict(re.findall(rf'\[{paint}="(#\w+)"\] {{ {paint}: var\(--(\w+)\) }}', rules))
         assert instead == {color: name for name, color in drawing.LIGHT.items()}
-    assert not any({"id", "clip-path", "style"} & part.attributes.keys() for part in page.all())
+    assert not any({"id", "clip-path", "style", "font-family"} & part.attributes.keys() for part in page.all())

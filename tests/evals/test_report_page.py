@@ -83,6 +83,7 @@ def test_perplexity_compared_with_another_run(report, results, arm, differs_in, 
     result["on"] = {**result["on"], "tokens_per_s": 2 * result[column]["tokens_per_s"]}
     page = report({**result, "paired": {**result["paired"], "of": [column, "on"], "max_abs_dlogit": None}})
     assert (answer(page, "Same predictions?")[0], answer(page, "Faster?")[0]) == (same, faster)
+    assert ("prefill" in answer(page, "Faster?")[1]) is (faster == "Yes")
     assert head(page) == ["", f"patch {arm}, kept.jsonl", "patch on", "difference"]
     differs = "batch size 1, here 4" if differs_in else "nothing: the same model, machine, versions and batch size"
     assert f"kept.jsonl differs in {differs}" in page.all("article")[0].text

@@ -104,8 +104,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "off and on change places on the page of a report",
         f"{EVALS}/page/perplexity.py",
-        "    columns = list(result.columns.values())\n",
-        "    columns = list(result.columns.values())[::-1]\n",
+        "column, ranks = result.columns[name],",
+        'column, ranks = result.columns["on" if name == "off" else "off"],',
         "evals/test_report.py::test_numbers_of_perplexity",
     ),
     Mutation(

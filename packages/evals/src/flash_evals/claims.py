@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ENOUGH = 3  # trials of each side, to know how far they scatter
 NOTHING = "no clear difference"
 MARK = "~"  # behind a ratio that claims nothing
-LEGEND = (
+LEGEND = (  # where the mark is
     f"{MARK} {NOTHING}: the trials of the two overlap, 20th to 80th percentile; "
     f"where one has fewer than {ENOUGH}, they are less than twofold apart."
 )
@@ -65,11 +65,6 @@ def sentence(ratios: dict[str, Ratio]) -> str:
     ]
     unclear = [what for what, ratio in ratios.items() if ratio.sign == 0]
     return ", ".join([*said, *([f"{NOTHING} in {' and '.join(unclear)}"] if unclear else [])])
-
-
-def legend(page: str) -> list[str]:
-    """The line that says what the mark means, if it is on the page."""
-    return [LEGEND] if MARK in page else []
 
 
 def quotient(one: float | None, other: float | None) -> float | None:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from flash_evals import claims
-from flash_evals.claims import Ratio
+from flash_evals.claims import LEGEND, MARK, Ratio
 from flash_evals.page.chart import Chart
 from flash_evals.page.units import Cell
 
@@ -77,7 +76,8 @@ class Description:
 
     def _lines(self, table: Callable[[Sequence[Sequence[str]]], str]) -> str:
         tables = [table(each.texts) for each in self.tables]
-        closing = [*claims.legend("".join(tables)), *map("".join, self.notes), *self.warnings]
+        legend = [LEGEND] if MARK in "".join(tables) else []
+        closing = [*legend, *map("".join, self.notes), *self.warnings]
         return "\n\n".join(filter(None, (" · ".join(self.facts), *tables, "\n".join(closing)))) + "\n"
 
 

@@ -11,7 +11,7 @@ from flash_evals import perplexity_result
 from flash_evals.claims import LEGEND
 from flash_evals.page import answers, doctor, drawing, perplexity
 from flash_evals.page.description import Description
-from flash_evals.page.html import Html, facts, join, table, tag
+from flash_evals.page.html import Html, join, table, tag
 from flash_evals.page.units import DASH
 
 HEADINGS = {
@@ -100,8 +100,12 @@ def _against_context(found: Sequence[Description]) -> list[Html]:
 
 def _about(described: Description) -> Html:
     """The settings and the machine as the file has them, each a list of names and values."""
-    parts = [(name, to_builtins(part)) for name, part in described.about.items() if part is not None]
-    return tag("div", [tag("section", tag("h4", name), facts(_flat(part))) for name, part in parts], class_="about")
+    parts = [(name, _flat(to_builtins(part))) for name, part in described.about.items() if part is not None]
+    lists = [
+        tag("section", tag("h4", name), tag("dl", [tag("div", tag("dt", key), tag("dd", what)) for key, what in part]))
+        for name, part in parts
+    ]
+    return tag("div", lists, class_="about")
 
 
 def _flat(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -47,8 +47,3 @@ def table(of: Table) -> Html:
     made = tag("table", tag("caption", tag("span", of.caption)), tag("thead", tag("tr", head)), tag("tbody", rows))
     classes = "scroll words" if of.words else "scroll"
     return tag("div", made, class_=classes, role="region", aria_label=of.caption, tabindex=0)
-
-
-def facts(pairs: Iterable[tuple[str, Content]]) -> Html:
-    """Names and what they stand for."""
-    return tag("dl", [tag("div", tag("dt", name), tag("dd", what)) for name, what in pairs])

@@ -8,7 +8,7 @@ import msgspec
 
 from flash_evals import claims
 from flash_evals.claims import Ratio, quotient, times
-from flash_evals.kernel_results import Config, Contestants, Entry, by_problem, passes_of
+from flash_evals.kernel_results import Contestants, Entry, by_problem, passes_of
 from flash_evals.output import percentile
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Axis, Chart, Point, Series
@@ -72,19 +72,15 @@ def _table(problems: Sequence[Contestants], passes: Sequence[Pass], decode: bool
     several = len(passes) > 1
     speed = ["K/V GB/s", "of reads"] if decode else ["GFLOP/s", "of peak"]
     head = ["shape", "dtype", "queries", "keys", *(["pass"] if several else []), "impl", "time", *speed]
-    rows = [
-        [*_problem(entry.config), *([pass_] if several else []), name, *_figures(problem, name, pass_)]
-        for problem in problems
-        for pass_ in passes
-        for name, entry in problem.items()
-        if pass_ in entry.passes
-    ]
-    names = (4, *([1] if several else []), 1)
-    return Table("One call of each implementation", [*head, "flash is", "memory", "trials"], rows, names)
-
-
-def _problem(config: Config) -> list[str]:
-    return [config.shape, config.storage, units.whole(config.query_len), units.whole(config.seq_len)]
+    rows = []
+    for problem in problems:
+        config = next(iter(problem.values())).config
+        work = [config.shape, config.storage, units.whole(config.query_len), units.whole(config.seq_len)]
+        for pass_ in passes:
+            names = [name for name, entry in problem.items() if pass_ in entry.passes]
+            rows += [[*work, *([pass_] if several else []), name, *_figures(problem, name, pass_)] for name in names]
+    groups = (4, *([1] if several else []), 1)
+    return Table("One call of each implementation", [*head, "flash is", "memory", "trials"], rows, groups)
 
 
 def _figures(problem: Contestants, name: str, pass_: Pass) -> list[Cell]:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from flash_evals import claims
-from flash_evals.measure import ARMS
+from flash_evals.measure import ARMS, Measurement
 from flash_evals.output import percentile
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Chart, Point, Series
@@ -14,6 +15,7 @@ from flash_evals.page.model import arms, grouped, warnings
 from flash_evals.page.units import NOT_FINITE, Cell, figure
 from flash_evals.perplexity_result import Column, Name, Paired, Result
 
+RATIOS: tuple[Literal["tokens_per_s"], Literal["peak_memory_mb"]] = ("tokens_per_s", "peak_memory_mb")
 PARTS = ("model", "dataset", "settings", "windows", "ranks", "machine", "compared")
 
 
@@ -22,7 +24,7 @@ def description(result: Result) -> Description:
     fingerprint = f"text {dataset.fingerprint.removeprefix('sha256:')[:8]}"
     text = ", ".join(filter(None, (dataset.name, dataset.revision, fingerprint)))
     warned = warnings(result, f"{windows.finished:,} of {windows.planned:,} windows", patched=result.on is not None)
-    speed, memory = result.ratio("tokens_per_s"), result.ratio("peak_memory_mb")
+    speed, memory = (result.ratio(key) for key in RATIOS)
     return Description(
         result,
         [result.model.title, text, str(result.settings), f"{result.tokens:,} tokens", result.machine.device],
@@ -42,53 +44,40 @@ def _of_the_patch(result: Result) -> bool:
 
 
 def _table(result: Result) -> Table:
-    """With a column for the difference of two."""
-    columns = list(result.columns.values())
-    paired, ranks = result.paired, result.ranks
-    delta: Cell = ""
-    if paired:
-        error = figure(paired.delta_nll_se, units.scientific)
-        delta = ["ΔNLL ", figure(paired.delta_nll, units.signed), " ± ", error]
-    per = units.decimal(4)
-    speeds = [_speed(result, name) for name in result.columns]
-    memory = [figure(column.peak_memory_mb, units.megabytes) for column in columns]
-    rows: list[Sequence[Cell]] = [
-        ["token perplexity", *map(_with_error, columns), delta],
-        [
-            "word / byte perplexity",
-            *([figure(column.word_ppl, units.decimal(3)), " / ", figure(column.byte_ppl, per)] for column in columns),
-            "",
-        ],
-        ["bits per byte", *(figure(column.bits_per_byte, per) for column in columns), ""],
-        ["prefill tokens/s", *speeds, units.ratio(result.ratio("tokens_per_s"))],
-        ["peak memory", *memory, units.ratio(result.ratio("peak_memory_mb"))],
+    """A column for each arm, and one for the difference of two."""
+    speed, together, ranks = "prefill tokens/s", [], result.ranks.size
+    if ranks > 1:
+        speed, together = f"{speed}, each rank", [f"{ranks} ranks together"]
+    names: list[Cell] = ["", "token perplexity", "word / byte perplexity", "bits per byte", speed, *together]
+    columns = [[*names, "peak memory"], *(_column(result, name) for name in result.columns)]
+    if result.paired:
+        error = figure(result.paired.delta_nll_se, units.scientific)
+        delta = ["ΔNLL ", figure(result.paired.delta_nll, units.signed), " ± ", error]
+        faster, memory = (units.ratio(result.ratio(key)) for key in RATIOS)
+        columns.append(["difference", delta, "", "", faster, *("" for _ in together), memory])
+    head, *rows = zip(*columns, strict=True)
+    return Table("Perplexity, prefill speed and peak memory", list(map("".join, head)), rows)
+
+
+def _column(result: Result, name: Name) -> list[Cell]:
+    column, ranks = result.columns[name], result.ranks
+    of_file = result.compared if result.compared and name == result.compared.column else None
+    two, three, four = map(units.decimal, (2, 3, 4))
+    together: dict[Name, float] = dict(ranks.tokens_per_s.items()) if ranks.size > 1 else {}
+    return [
+        f"patch {name}" if not of_file else f"patch {of_file.arm}, {Path(of_file.file).name}",
+        [figure(column.ppl, four, NOT_FINITE), " ± ", figure(column.ppl_se, two, NOT_FINITE)],
+        [figure(column.word_ppl, three), " / ", figure(column.byte_ppl, four)],
+        figure(column.bits_per_byte, four),
+        _speed(column, result.trials_of(name)),
+        *([figure(together.get(name), units.rate, "")] if ranks.size > 1 else []),
+        figure(column.peak_memory_mb, units.megabytes),
     ]
-    if ranks.size > 1:
-        sums: dict[Name, float] = dict(ranks.tokens_per_s.items())
-        rows[3] = ["prefill tokens/s, each rank", *rows[3][1:]]
-        rows.insert(
-            4, [f"{ranks.size} ranks together", *(figure(sums.get(n), units.rate, "") for n in result.columns), ""]
-        )
-    head = ["", *(_title(result, name) for name in result.columns), *(["difference"] if paired else [])]
-    return Table("Perplexity, prefill speed and peak memory", head, [row[: len(head)] for row in rows])
 
 
-def _title(result: Result, name: Name) -> str:
-    compared = result.compared
-    if compared and name == compared.column:
-        return f"patch {compared.arm}, {Path(compared.file).name}"
-    return f"patch {name}"
-
-
-def _with_error(arm: Column) -> Cell:
-    error = figure(arm.ppl_se, units.decimal(2), NOT_FINITE)
-    return [figure(arm.ppl, units.decimal(4), NOT_FINITE), " ± ", error]
-
-
-def _speed(result: Result, name: Name) -> Cell:
+def _speed(column: Column, trials: Sequence[Measurement]) -> Cell:
     """Median of the batches, and the range from the 20th to the 80th percentile."""
-    median = figure(result.columns[name].tokens_per_s, units.rate)
-    speeds = [trial.tokens_per_s for trial in result.trials_of(name)]
+    median, speeds = figure(column.tokens_per_s, units.rate), [trial.tokens_per_s for trial in trials]
     if not speeds:
         return median
     low, high = (units.rate(percentile(speeds, share)) for share in (0.2, 0.8))
@@ -125,8 +114,9 @@ def _verdict(result: Result) -> list[str]:
     if same is None:
         return [f"Not comparable: {''.join(sentence)}."]
     said = "Same predictions" if same else f"Predictions differ: {''.join(sentence)}"
-    ratios = {"speed": result.ratio("tokens_per_s"), "memory": result.ratio("peak_memory_mb")}
-    return ["; ".join(filter(None, (said, claims.sentence(ratios)))) + "."]
+    speed, memory = (result.ratio(key) for key in RATIOS)
+    claimed = claims.sentence({"speed": speed, "memory": memory})
+    return ["; ".join(filter(None, (said, claimed))) + "."]
 
 
 def predictions(result: Result, paired: Paired) -> tuple[bool | None, Cell]:
