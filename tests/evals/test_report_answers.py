@@ -110,7 +110,12 @@ def test_kernels_beside_others(report, results):
         for entry in results["kernels"]
         if entry["config"]["impl"] == "mlx"
     ]
-    flash = [entry for entry in results["kernels"] if entry["config"]["impl"] == "flash"]
-    word, says = answer(report([*flash, *torch]), "Faster?")
+    flash = [{**entry} for entry in results["kernels"] if entry["config"]["impl"] == "flash"]
+    for entries, megabytes in ((flash, 1.0), (torch, 4.0)):
+        for entry in entries:
+            entry["forward"] = {**entry["forward"], "peak_memory_usage(MB)": megabytes}
+    page = report([*flash, *torch])
+    word, says = answer(page, "Faster?")
     assert word == "Not measured"
     assert re.search(r"forward [\d.,]+x to [\d.,]+x as fast as torch", says)
+    assert "forward 0.25x the memory of torch" in answer(page, "Less memory?")[1]

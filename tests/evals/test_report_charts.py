@@ -63,15 +63,13 @@ def test_ticks_hold_the_values(low, factor):
         ([(1, 1.0), (2, math.nan), (4, 3.0)], [(1, 1), (4, 3)]),
         ([(1, 1.0, None, 2.0), (2, 2.0, 0.0, 3.0), (4, 3.0, 2.0, 4.0)], [(1, 1), (2, 2), (4, 3, 2, 4)]),
         ([(4, 3.0), (1, 1.0)], [(1, 1), (4, 3)]),  # by growing length
+        ([], None),
+        ([(1, 1.0)], None),  # no line is no plot
+        ([(1, math.nan), (2, 1.0)], None),
     ],
 )
 def test_what_has_no_place_is_left_out(points, left):
-    assert lines(drawn([Point(*point) for point in points])) == {"flash": left}
-
-
-@pytest.mark.parametrize("points", [[], [(1, 1.0)], [(1, math.nan), (2, 1.0)]])
-def test_no_line_is_no_plot(points):
-    assert drawn([Point(*point) for point in points]).all() == []
+    assert lines(drawn([Point(*point) for point in points])) == ({"flash": left} if left else {})
 
 
 def test_labels_of_lengths_do_not_meet():

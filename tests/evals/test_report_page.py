@@ -198,6 +198,7 @@ def test_settings_and_machine_are_in_a_fold(page, results):
         versions = {f"versions {name}": version for name, version in about["machine"]["versions"].items()}
         assert pairs == pairs | versions | {"cores": str(about["machine"]["cores"])}
         assert pairs["memory"] == about["settings"]["memory"]
+    assert (pairs["max seconds"], pairs["interrupted"], pairs["blas"]) == ("30.0", "no", "openblas")
 
 
 def test_it_is_self_contained(page):

@@ -198,12 +198,6 @@ def csv_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def passes_of(entries: Iterable[Entry]) -> list[Pass]:
-    """The passes that some entry has."""
-    found = {pass_ for entry in entries for pass_ in entry.passes}
-    return [pass_ for pass_ in PASSES if pass_ in found]
-
-
 def by_problem(entries: Iterable[Entry]) -> list[Contestants]:
     """In the order in which they were measured."""
     problems: dict[bytes, Contestants] = {}

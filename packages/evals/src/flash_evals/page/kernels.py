@@ -2,24 +2,53 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import nan
 
 import msgspec
 
 from flash_evals import claims
 from flash_evals.claims import Ratio, quotient, times
-from flash_evals.kernel_results import Contestants, Entry, by_problem, passes_of
+from flash_evals.kernel_results import Config, Entry, Figures, by_problem
 from flash_evals.output import percentile
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Axis, Chart, Point, Series
 from flash_evals.page.description import Comparison, Description, Table, interrupted
 from flash_evals.page.model import grouped
 from flash_evals.page.units import Cell, Figure, figure
-from flash_evals.workload import Pass
+from flash_evals.workload import PASSES, Pass
 
 SHARE = Axis(units.share, units.percent_tick, logarithmic=False)
 SPEED = Axis(units.rate, units.number_tick, logarithmic=False)
 LOOKS = {"flash": "on", "mlx": "off", "naive": "naive", "torch": "torch"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One pass of one implementation."""
+
+    config: Config
+    pass_: Pass
+    figures: Figures
+    flash: Figures | None  # of the same work, if flash took part
+    speed: float  # GFLOP/s, of a decode step GB/s
+    share: float  # of what the machine reaches; NaN if that was not measured
+
+    @property
+    def ratio(self) -> Ratio:
+        """Its time over flash's; not known of flash itself."""
+        if self.flash is None or self.config.impl == "flash":
+            return Ratio(None, apart=False)
+        return Ratio.of(quotient(self.figures.time, self.flash.time), self.figures.trials, self.flash.trials)
+
+    @property
+    def setting(self) -> str:
+        """`forward, 14/2x64, float32, causal, prefill, batch size 1`."""
+        config = self.config
+        prefill = config.query_len == config.seq_len
+        queries = "prefill" if prefill else "decode" if config.is_decode else f"{config.query_len:,} queries"
+        batch = f"batch size {config.batch_size}"
+        return ", ".join((self.pass_, config.shape, config.storage, config.visible, queries, batch))
 
 
 def runs(entries: Sequence[Entry]) -> list[list[Entry]]:
@@ -34,25 +63,44 @@ def runs(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def description(entries: Sequence[Entry]) -> Description:
-    passes, config = passes_of(entries), entries[0].config
-    settings, machine = entries[0].settings, entries[0].machine
-    if not passes:
+    calls = _calls(entries)
+    if not calls:
         raise ValueError("no pass of its entries was measured")
-    what = "attention" if len(passes) > 1 else f"attention {passes[0]}"
+    config, settings, machine = entries[0].config, entries[0].settings, entries[0].machine
+    several = len({call.pass_ for call in calls}) > 1
+    what = "attention" if several else f"attention {calls[0].pass_}"
     kind = f"{what}, {config.visible}, batch size {config.batch_size}"
-    problems = by_problem(entries)
     return Description(
         entries,
         [kind, machine.device, *filter(None, [", ".join(_bounds(entries))])],
-        [_table(problems, passes, config.is_decode)],
-        _means(problems, passes),
+        [_table(calls, several)],
+        _means(calls, several),
         [interrupted("trials")] if settings.interrupted else [],
         command="kernels",
         title="Attention kernels by themselves",
-        charts=[row for of_setting in grouped(entries, _setting).items() for row in _charts(*of_setting)],
-        comparisons=[each for problem in problems for pass_ in passes for each in _comparisons(problem, pass_)],
+        charts=[(title, _charts(row)) for title, row in grouped(calls, lambda call: call.setting).items()],
+        comparisons=[
+            Comparison(call.pass_, call.config.impl, call.ratio, Ratio(memory, apart=True))
+            for call in calls
+            if call.flash and call.ratio.value is not None
+            for memory in [quotient(call.flash.peak_memory, call.figures.peak_memory)]
+        ],
         about={"settings": settings, "machine": machine},
     )
+
+
+def _calls(entries: Sequence[Entry]) -> list[Call]:
+    """Problem by problem, pass by pass."""
+    calls = []
+    for problem in by_problem(entries):
+        for pass_ in PASSES:
+            flash = problem["flash"].passes.get(pass_) if "flash" in problem else None
+            for entry in problem.values():
+                if figures := entry.passes.get(pass_):
+                    speed = entry.speed(pass_)
+                    share = speed / (entry.speed_bound or nan)
+                    calls.append(Call(entry.config, pass_, figures, flash, speed, share))
+    return calls
 
 
 def _bounds(entries: Sequence[Entry]) -> list[str]:
@@ -67,47 +115,32 @@ def _bounds(entries: Sequence[Entry]) -> list[str]:
     return texts
 
 
-def _table(problems: Sequence[Contestants], passes: Sequence[Pass], decode: bool) -> Table:
-    """A row for each problem, pass and implementation."""
-    several = len(passes) > 1
-    speed = ["K/V GB/s", "of reads"] if decode else ["GFLOP/s", "of peak"]
-    head = ["shape", "dtype", "queries", "keys", *(["pass"] if several else []), "impl", "time", *speed]
-    rows = []
-    for problem in problems:
-        config = next(iter(problem.values())).config
-        work = [config.shape, config.storage, units.whole(config.query_len), units.whole(config.seq_len)]
-        for pass_ in passes:
-            names = [name for name, entry in problem.items() if pass_ in entry.passes]
-            rows += [[*work, *([pass_] if several else []), name, *_figures(problem, name, pass_)] for name in names]
-    groups = (4, *([1] if several else []), 1)
-    return Table("One call of each implementation", [*head, "flash is", "memory", "trials"], rows, groups)
+def _table(calls: Sequence[Call], several: bool) -> Table:
+    """`several`: passes."""
+    speed = ["K/V GB/s", "of reads"] if calls[0].config.is_decode else ["GFLOP/s", "of peak"]
+    names = ["shape", "dtype", "queries", "keys", *(["pass"] if several else []), "impl"]
+    return Table(
+        "One call of each implementation",
+        [*names, "time", *speed, "flash is", "memory", "trials"],
+        [_row(call, several) for call in calls],
+        names=(4, *([1] if several else []), 1),
+    )
 
 
-def _figures(problem: Contestants, name: str, pass_: Pass) -> list[Cell]:
-    entry = problem[name]
-    figures = entry.passes[pass_]
-    low, high = (percentile(figures.trials, share) for share in (0.2, 0.8))
+def _row(call: Call, several: bool) -> list[Cell]:
+    config, trials = call.config, call.figures.trials
+    low, high = (percentile(trials, share) for share in (0.2, 0.8))
     return [
-        units.duration(statistics.median(figures.trials), low, high),
-        figure(entry.speed(pass_), units.rate),
-        figure(_share(entry, pass_), units.share),
-        _faster(ratio(problem, name, pass_)),
-        figure(figures.peak_memory, units.megabytes),
-        str(len(figures.trials)),
+        *(config.shape, config.storage, units.whole(config.query_len), units.whole(config.seq_len)),
+        *([call.pass_] if several else []),
+        call.config.impl,
+        units.duration(statistics.median(trials), low, high),
+        figure(call.speed, units.rate),
+        figure(call.share, units.share),
+        _faster(call.ratio),
+        figure(call.figures.peak_memory, units.megabytes),
+        str(len(trials)),
     ]
-
-
-def _share(entry: Entry, pass_: Pass) -> float:
-    """Of what the machine reaches; NaN if that was not measured."""
-    return entry.speed(pass_) / (entry.speed_bound or nan)
-
-
-def ratio(problem: Contestants, name: str, pass_: Pass) -> Ratio:
-    """The time of that implementation over flash's; not known of flash itself, and if one did not take part."""
-    if name == "flash" or not all(each in problem and pass_ in problem[each].passes for each in (name, "flash")):
-        return Ratio(None, apart=False)
-    other, flash = (problem[each].passes[pass_] for each in (name, "flash"))
-    return Ratio.of(quotient(other.time, flash.time), other.trials, flash.trials)
 
 
 def _faster(than: Ratio) -> Cell:
@@ -115,73 +148,44 @@ def _faster(than: Ratio) -> Cell:
         return ""
     if not than.sign:
         return claims.NOTHING
-    if than.sign > 0:
-        return [Figure(times(than.value), than.value), " faster"]
-    return [Figure(times(1 / than.value), 1 / than.value), " slower"]
+    value, word = (than.value, "faster") if than.sign > 0 else (1 / than.value, "slower")
+    return [Figure(times(value), value), f" {word}"]
 
 
-def _means(problems: Sequence[Contestants], passes: Sequence[Pass]) -> list[Cell]:
-    """For each implementation and pass that has several ratios to flash: their geometric mean and range."""
+def _means(calls: Sequence[Call], several: bool) -> list[Cell]:
+    """For each pass and implementation that has several ratios to flash: their geometric mean and range."""
     lines: list[Cell] = []
-    for pass_ in passes:
-        for name in dict.fromkeys(name for problem in problems for name in problem):
-            ratios = [ratio(problem, name, pass_) for problem in problems]
-            values = [each.value for each in ratios if each.value is not None]
-            if len(values) > 1:
-                who = f"{name}, {pass_}" if len(passes) > 1 else name
-                spread = f"{times(min(values))}–{times(max(values))} over {len(values)} shapes"
-                if unclear := sum(each.sign == 0 for each in ratios):
-                    spread += f", {claims.NOTHING} in {unclear}"
-                mean = figure(statistics.geometric_mean(values), times)
-                lines.append([f"flash against {who}: ", mean, f" ({spread})"])
+    for (pass_, name), of_both in grouped(calls, lambda call: (call.pass_, call.config.impl)).items():
+        ratios = [call.ratio for call in of_both]
+        values = [each.value for each in ratios if each.value is not None]
+        if len(values) > 1:
+            spread = f"{times(min(values))}–{times(max(values))} over {len(values)} shapes"
+            if unclear := sum(each.sign == 0 for each in ratios):
+                spread += f", {claims.NOTHING} in {unclear}"
+            mean = figure(statistics.geometric_mean(values), times)
+            lines.append([f"flash against {name}{f', {pass_}' if several else ''}: ", mean, f" ({spread})"])
     return lines
 
 
-def _comparisons(problem: Contestants, pass_: Pass) -> list[Comparison]:
-    return [
-        Comparison(pass_, name, speed, Ratio(quotient(flash.peak_memory, other.peak_memory), apart=True))
-        for name in problem
-        for speed in [ratio(problem, name, pass_)]
-        if speed.value is not None
-        for flash, other in [(problem["flash"].passes[pass_], problem[name].passes[pass_])]
-    ]
+def _charts(calls: Sequence[Call]) -> list[Chart]:
+    by_impl = grouped(calls, lambda call: call.config.impl).items()
+    decode = calls[0].config.is_decode
 
+    def lines(point: Callable[[Call], Point]) -> list[Series]:
+        return [Series(impl, LOOKS.get(impl, "other"), list(map(point, of_impl))) for impl, of_impl in by_impl]
 
-def _setting(entry: Entry) -> str:
-    """`14/2x64, float32, causal, prefill, batch size 1`."""
-    config = entry.config
-    prefill = config.query_len == config.seq_len
-    queries = "prefill" if prefill else "decode" if config.is_decode else f"{config.query_len:,} queries"
-    return f"{config.shape}, {config.storage}, {config.visible}, {queries}, batch size {config.batch_size}"
+    def time(call: Call) -> Point:
+        return Point(call.config.seq_len, call.figures.time, call.figures.time_p20, call.figures.time_p80)
 
-
-def _charts(setting: str, entries: Sequence[Entry]) -> list[tuple[str, list[Chart]]]:
-    return [
-        (f"{pass_}, {setting}", _panel([entry for entry in entries if pass_ in entry.passes], pass_))
-        for pass_ in passes_of(entries)
-    ]
-
-
-def _panel(entries: Sequence[Entry], pass_: Pass) -> list[Chart]:
-    by_impl = grouped(entries, lambda entry: entry.config.impl)
-    decode = entries[0].config.is_decode
-
-    def lines(at: Callable[[Entry], Point]) -> list[Series]:
-        return [Series(impl, LOOKS.get(impl, "other"), [at(entry) for entry in of]) for impl, of in by_impl.items()]
-
-    def time(entry: Entry) -> Point:
-        figures = entry.passes[pass_]
-        return Point(entry.config.seq_len, figures.time, figures.time_p20, figures.time_p80)
-
-    memory = lines(lambda entry: Point(entry.config.seq_len, entry.passes[pass_].peak_memory))
-    held = {entry.config.seq_len: entry.passes[pass_].held for entry in entries}
+    memory = lines(lambda call: Point(call.config.seq_len, call.figures.peak_memory))
+    held = {call.config.seq_len: call.figures.held for call in calls}
     memory.append(Series("inputs and outputs", "bound", [Point(keys, size) for keys, size in held.items()]))
-    if any(entry.speed_bound for entry in entries):
+    if any(call.share >= 0 for call in calls):
         title = "Share of what the machine reads" if decode else "Share of the machine's peak"
-        axis, speed = SHARE, lines(lambda entry: Point(entry.config.seq_len, _share(entry, pass_)))
+        axis, speed = SHARE, lines(lambda call: Point(call.config.seq_len, call.share))
     else:
         title = "Keys and values read, GB/s" if decode else "GFLOP/s"
-        axis, speed = SPEED, lines(lambda entry: Point(entry.config.seq_len, entry.speed(pass_)))
+        axis, speed = SPEED, lines(lambda call: Point(call.config.seq_len, call.speed))
     return [
         Chart("Time of a call", chart.TIME, "keys", lines(time)),
         Chart("Memory of a call", chart.MEMORY, "keys", memory),

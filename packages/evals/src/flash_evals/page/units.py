@@ -14,6 +14,12 @@ NOT_FINITE = "not finite"
 SECONDS: Units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 MEGABYTES: Units = ((1e3, "GB"), (1, "MB"), (1e-3, "kB"))
 
+whole: Shown = "{:,.0f}".format
+scientific: Shown = "{:.1e}".format
+signed: Shown = "{:+.1e}".format
+megabytes: Shown = "{:,.1f} MB".format
+number_tick: Shown = "{:,.6g}".format
+
 
 class Figure(str):
     """A number as a person reads it, and as it is."""
@@ -37,10 +43,6 @@ def ratio(of: Ratio) -> Cell:
     return [figure(of.value, times, ""), f" {MARK}" if of.sign == 0 else ""]
 
 
-def whole(x: float) -> str:
-    return f"{x:,.0f}"
-
-
 def decimal(digits: int) -> Shown:
     """So many decimals while that is readable and leaves two digits, else two or three digits."""
 
@@ -50,14 +52,6 @@ def decimal(digits: int) -> Shown:
         return f"{x:,.{digits}f}" if abs(x) < 1e7 else f"{x:.2e}"
 
     return shown
-
-
-def scientific(x: float) -> str:
-    return f"{x:.1e}"
-
-
-def signed(x: float) -> str:
-    return f"{x:+.1e}"
 
 
 def rate(x: float) -> str:
@@ -97,10 +91,6 @@ def _three_digits(units: Units, x: float, *others: float) -> list[str]:
     return [f"{text} {unit}", *ends]
 
 
-def megabytes(x: float) -> str:
-    return f"{x:,.1f} MB"
-
-
 def on_axis(units: Units) -> Shown:
     """`500 ms`, `2 GB`."""
 
@@ -114,10 +104,6 @@ def on_axis(units: Units) -> Shown:
 def _unit(x: float, units: Units) -> tuple[float, str]:
     """The largest that x reaches, or the smallest there is."""
     return next((unit for unit in units if x >= unit[0] * (1 - 1e-9)), units[-1])
-
-
-def number_tick(x: float) -> str:
-    return f"{x:,.6g}"
 
 
 def percent_tick(x: float) -> str:
