@@ -6,9 +6,8 @@ from flash_evals import finetune_result, perplexity_result
 from flash_evals.claims import NOTHING, Ratio, times
 from flash_evals.measure import ARMS
 from flash_evals.page import perplexity, units
-from flash_evals.page.description import Comparison, Description
+from flash_evals.page.description import Comparison, Description, grouped
 from flash_evals.page.html import Content, Html, tag
-from flash_evals.page.model import grouped
 from flash_evals.page.units import Cell, figure
 
 NOT_MEASURED = "Not measured"

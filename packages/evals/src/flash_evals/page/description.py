@@ -1,13 +1,17 @@
 """What a command found, described once: pages of text, Markdown and HTML are made of it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from flash_evals.claims import LEGEND, MARK, Ratio
 from flash_evals.page.chart import Chart
 from flash_evals.page.units import Cell
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
 
@@ -92,3 +96,11 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, as llama-bench prints it: the first row is its head."""
     head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """In the order in which the keys come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

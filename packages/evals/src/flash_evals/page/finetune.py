@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from flash_evals.finetune_result import Length, Result
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, units
+from flash_evals.page.arms import by_arm, warnings
 from flash_evals.page.chart import Chart, Point
 from flash_evals.page.description import Comparison, Description, Table
-from flash_evals.page.model import arms, warnings
 from flash_evals.page.units import Cell, figure
 
 
@@ -54,8 +54,8 @@ def _rows(length: Length) -> list[Sequence[Cell]]:
 def charts(result: Result) -> list[Chart]:
     lengths = result.results
     spread = ("seconds", "seconds_p20", "seconds_p80")
-    times = arms(lambda arm: [Point(n.seq_len, *(getattr(n[arm], key) for key in spread)) for n in lengths])
-    memory = arms(lambda arm: [Point(n.seq_len, n[arm].peak_memory_mb) for n in lengths])
+    times = by_arm(lambda arm: [Point(n.seq_len, *(getattr(n[arm], key) for key in spread)) for n in lengths])
+    memory = by_arm(lambda arm: [Point(n.seq_len, n[arm].peak_memory_mb) for n in lengths])
     return [
         Chart("Time of a step", chart.TIME, "tokens in a sequence", times),
         Chart("Peak memory of a step", chart.MEMORY, "tokens in a sequence", memory),

@@ -13,8 +13,7 @@ from flash_evals.kernel_results import Config, Entry, Figures, by_problem
 from flash_evals.output import percentile
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Axis, Chart, Point, Series
-from flash_evals.page.description import Comparison, Description, Table, interrupted
-from flash_evals.page.model import grouped
+from flash_evals.page.description import Comparison, Description, Table, grouped, interrupted
 from flash_evals.page.units import Cell, Figure, figure
 from flash_evals.workload import PASSES, Pass
 

@@ -9,9 +9,9 @@ from flash_evals import claims
 from flash_evals.measure import ARMS, Measurement
 from flash_evals.output import percentile
 from flash_evals.page import chart, units
+from flash_evals.page.arms import by_arm, warnings
 from flash_evals.page.chart import Chart, Point, Series
-from flash_evals.page.description import Comparison, Description, Table
-from flash_evals.page.model import arms, grouped, warnings
+from flash_evals.page.description import Comparison, Description, Table, grouped
 from flash_evals.page.units import NOT_FINITE, Cell, figure
 from flash_evals.perplexity_result import Column, Name, Paired, Result
 
@@ -148,7 +148,7 @@ def _shared(result: Result) -> str:
 
 def _charts(by_context: dict[int, Result]) -> list[Chart]:
     def lines(key: str) -> list[Series]:
-        return arms(lambda arm: [Point(n, getattr(each.columns[arm], key)) for n, each in by_context.items()])
+        return by_arm(lambda arm: [Point(n, getattr(each.columns[arm], key)) for n, each in by_context.items()])
 
     return [
         Chart("Prefill: tokens per second", chart.SPEED, "context in tokens", lines("tokens_per_s")),

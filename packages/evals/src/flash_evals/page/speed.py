@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, units
+from flash_evals.page.arms import by_arm, warnings
 from flash_evals.page.chart import Chart, Point
-from flash_evals.page.description import Comparison, Description, Table
-from flash_evals.page.model import arms, grouped, warnings
+from flash_evals.page.description import Comparison, Description, Table, grouped
 from flash_evals.page.units import Cell, figure
 from flash_evals.speed_result import Result, Summary, Test
 
@@ -74,8 +74,8 @@ def _charts(tests: Sequence[Test]) -> list[Chart]:
 
 
 def _pair(title: str, against: str, tests: Sequence[tuple[int, Test]]) -> list[Chart]:
-    speed = arms(lambda arm: [_speed(length, test[arm]) for length, test in tests])
-    memory = arms(lambda arm: [Point(length, test[arm].peak_memory_mb) for length, test in tests])
+    speed = by_arm(lambda arm: [_speed(length, test[arm]) for length, test in tests])
+    memory = by_arm(lambda arm: [Point(length, test[arm].peak_memory_mb) for length, test in tests])
     return [
         Chart(f"{title}: tokens per second", chart.SPEED, against, speed),
         Chart(f"{title}: peak memory", chart.MEMORY, against, memory),

@@ -1,18 +1,14 @@
-"""What the descriptions of perplexity, speed and finetune share: a model, and two arms of it."""
+"""What the descriptions of perplexity, speed and finetune share: two arms of a model."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from flash_evals.measure import ARMS, Arm
 from flash_evals.page.chart import Point, Series
 from flash_evals.page.description import NEVER_RAN, interrupted
 from flash_evals.result import ModelResult
 
-Item = TypeVar("Item")
-Key = TypeVar("Key")
 
-
-def arms(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
+def by_arm(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
     """A line for each arm."""
     return [Series(f"patch {name}", name, points(name)) for name in ARMS]
 
@@ -21,11 +17,3 @@ def warnings(result: ModelResult, finished: str, patched: bool = True) -> list[s
     """`patched`: whether an arm had the patch on."""
     ran = result.flash.calls or not patched
     return [*([] if ran else [NEVER_RAN]), *([interrupted(finished)] if result.interrupted else [])]
-
-
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """In the order in which the keys come."""
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
