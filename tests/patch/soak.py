@@ -28,6 +28,7 @@ import mlx.nn as nn
 import mlxlm_flash_patch as flash
 from flash_evals import machine, output
 from flash_evals.measure import ARMS
+from flash_evals.page.description import columns
 from mlx_lm.generate import generation_stream
 from soak_checks import GROWTH, Own, check_is_off, growth, occupied
 from soak_switching import WAYS, ControlC, another_thread_switches, arrival, bad_call
@@ -220,7 +221,7 @@ def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> s
             memory.append((name, *(f"{x:,.1f}" for x in numbers)))
     calls = ", ".join(f"{kernel} {n:,}" for kernel, n in sorted(seen.calls.items()))
     verdict = f"BROKEN: {broken}" if broken else "Everything held."
-    tables = (output.columns(rows) for rows in (work, ways, between, memory))
+    tables = (columns(rows) for rows in (work, ways, between, memory))
     return "\n\n".join([head, *tables, f"kernel calls: {calls}\n{verdict}"])
 
 
