@@ -1,6 +1,6 @@
 """Workloads that the tests of `flash-eval kernels` share, and an implementation that does as it is told."""
 
-from flash_evals import implementations, kernel_results, machine
+from flash_evals import implementations, kernels_result, machine
 from flash_evals.contest import Contest, Timings
 from flash_evals.implementations import RESULTS, Contestant
 from flash_evals.workload import Heads, Workload
@@ -50,9 +50,9 @@ def timed_contest(milliseconds, memory=2_500_000, spread=0.0, **changes):
 
 def entries_of(contests):
     """As the result file of a run has them."""
-    settings = kernel_results.Settings(3, 30, 0, "of the process", interrupted=False)
+    settings = kernels_result.Settings(3, 30, 0, "of the process", interrupted=False)
     here = machine.Machine("Linux", "A Processor", 2, "cpu, AVX2, 2 threads", None, "3.11", {})
-    return kernel_results.entries(contests, settings, here)
+    return kernels_result.entries(contests, settings, here)
 
 
 class Fake(Contestant):

@@ -4,7 +4,7 @@ import copy
 import statistics
 
 import pytest
-from flash_evals import claims, finetune_result, kernel_results, perplexity_page, perplexity_result, speed_result
+from flash_evals import claims, finetune_result, kernels_result, perplexity_page, perplexity_result, speed_result
 from flash_evals.claims import Ratio
 from msgspec import convert
 from report_page import answer
@@ -89,7 +89,7 @@ PAGES = {
     "perplexity": (perplexity_page.render, perplexity_result.Result),
     "speed": (speed_result.render, speed_result.Result),
     "finetune": (finetune_result.render, finetune_result.Result),
-    "kernels": (kernel_results.render, list[kernel_results.Entry]),
+    "kernels": (kernels_result.render, list[kernels_result.Entry]),
 }
 
 

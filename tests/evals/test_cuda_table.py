@@ -3,7 +3,7 @@
 import re
 import runpy
 import sys
-from dataclasses import replace
+
 from pathlib import Path
 
 import pytest

@@ -10,7 +10,7 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import contest, implementations, kernel_results, machine
+from flash_evals import contest, implementations, kernels_result, machine
 from flash_evals.workload import PASSES, Heads
 from kernel_cases import GBS, GFLOPS, entries_of, timed_contest, workload
 from msgspec import convert, to_builtins
@@ -44,7 +44,7 @@ def test_json(run_kernels):
 
 def render(contests):
     """The page: its header, the cells of its table, and what comes below."""
-    page = kernel_results.render(entries_of(contests))
+    page = kernels_result.render(entries_of(contests))
     header, blank, *lines = page.splitlines()
     assert blank == ""
     table, _, closing = "\n".join(lines).partition("\n\n")
@@ -167,7 +167,7 @@ def test_every_shape_dtype_and_length(run_kernels):
     assert found == [
         [dim, dtype, keys, keys] for dim in (8, 16) for dtype in ("float32", "float16") for keys in (16, 32)
     ]
-    contests = kernel_results.by_problem(convert(entries, list[kernel_results.Entry]))
+    contests = kernels_result.by_problem(convert(entries, list[kernels_result.Entry]))
     assert len(contests) == 8
     ratios = [each["mlx"].forward.time / each["flash"].forward.time for each in contests]
     mean, low, high = statistics.geometric_mean(ratios), min(ratios), max(ratios)

@@ -13,19 +13,18 @@ from flash_evals.measure import Flash, memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
 from flash_evals.page.finetune import charts
-from flash_evals.training import Recipe, Step
+from flash_evals.training import Step
 
 
 @click.command("finetune")
 @options.model
-@click.option(
+@options.numbers(
     "-p",
     "--seq-len",
+    of="tokens",
+    least=1,
     default="512,1024,2048,4096,8192",
-    show_default=True,
-    metavar="N,...",
-    callback=options.listed(options.length, "numbers of tokens"),
-    help="Lengths of the sequences in tokens.",
+    text="Lengths of the sequences in tokens.",
 )
 @click.option(
     "-b",
@@ -103,8 +102,13 @@ def command(
     described_machine = machine.describe()
     loaded = models.load(model, revision)
     described_model = loaded.describe()  # before it gets adapters
-    layers = _layers(num_layers, loaded)
-    recipe = Recipe(batch_size=batch_size, num_layers=layers, rank=rank, grad_checkpoint=grad_checkpoint)
+    settings: Settings = options.given(
+        Settings,
+        num_layers=_layers(num_layers, loaded),
+        learning_rate=training.defaults()["learning_rate"],
+        max_memory_gb=max_memory,
+        memory=memory_method(),
+    )
     for length in seq_len:
         loaded.require_positions(length, f"--seq-len {length}")
     machine.say_what_bounds(described_machine)
@@ -112,28 +116,23 @@ def command(
     skipped: list[Skipped] = []
 
     def fits(length: int, longest: Step | None) -> bool:
-        reason = why_too_long(loaded, length, recipe, max_memory, longest)
-        skipped.extend([Skipped(seq_len=length, reason=reason)] if reason else [])
+        reason = why_too_long(loaded, length, settings, longest)
+        if reason:
+            skipped.append(Skipped(seq_len=length, reason=reason))
         return reason is None
 
     def work() -> Generator[Step, None, None]:
-        with training.trainable(loaded.model, recipe, seed):
-            yield from training.steps(loaded, seq_len, recipe, repetitions, max_seconds, seed, fits)
+        with training.trainable(loaded.model, settings, seed):
+            yield from training.steps(loaded, seq_len, settings, repetitions, max_seconds, seed, fits)
 
     total, status = len(seq_len) * repetitions, lambda step: f"{step.seq_len:,} tokens"
-    measured, stopped = runner.run(work(), "steps, off and on", total, status=status)
+    measured, stopped = runner.collect(work(), "steps, off and on", total, status=status)
     if not measured:
         raise EvalError("; ".join(length.reason for length in skipped))
     result = Result(
         model=described_model,
-        settings=options.given(
-            Settings,
-            num_layers=recipe.num_layers,
-            learning_rate=training.defaults()["learning_rate"],
-            max_memory_gb=max_memory,
-            memory=memory_method(),
-        ),
-        results=finetune_result.lengths(measured),
+        settings=settings,
+        results=finetune_result.lengths(measured, batch_size),
         skipped=skipped,
         flash=Flash.sum(step.flash for step in measured),
         interrupted=stopped is not None,
@@ -160,14 +159,13 @@ def _layers(asked: int | None, loaded: models.LoadedModel) -> int:
     return asked
 
 
-def why_too_long(
-    loaded: models.LoadedModel, length: int, recipe: Recipe, max_memory: float | None, longest: Step | None
-) -> str | None:
+def why_too_long(loaded: models.LoadedModel, length: int, settings: Settings, longest: Step | None) -> str | None:
     """In words, if a step without the patch has no memory for that length."""
-    limit = machine.free_memory() if max_memory is None else max_memory * 1e9
-    needed = training.expected_memory(loaded, length, recipe, longest)
+    given = settings.max_memory_gb
+    limit = machine.free_memory() if given is None else given * 1e9
+    needed = training.expected_memory(loaded, length, settings, longest)
     if needed <= limit:
         return None
-    there = f"{limit / 1e9:,.2f} GB are free" if max_memory is None else f"--max-memory is {max_memory:g} GB"
+    there = f"{limit / 1e9:,.2f} GB are free" if given is None else f"--max-memory is {given:g} GB"
     about = "about" if longest else "at least"
     return f"{length:,} tokens: a step without the patch needs {about} {needed / 1e9:,.2f} GB, {there}"

@@ -16,11 +16,13 @@ from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from msgspec.structs import asdict
 
 from flash_evals.attention_share import attention_share
 from flash_evals.errors import EvalError, first_line
-from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
+from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
 from flash_evals.models import LoadedModel
+from flash_evals.record import Count
 
 Kind = Literal["prompt", "generation"]
 
@@ -29,7 +31,12 @@ class Case(NamedTuple):
     kind: Kind
     tokens: int  # of the prompt, or generated; of each sequence
     depth: int  # tokens that are in the KV cache before, of each sequence
-    batch_size: int = 1  # sequences at once
+    batch_size: int  # sequences at once
+
+    @property
+    def all_tokens(self) -> int:
+        """Of all sequences."""
+        return self.tokens * self.batch_size
 
     def __str__(self) -> str:
         name = f"{'pp' if self.kind == 'prompt' else 'tg'}{self.tokens}"
@@ -59,25 +66,24 @@ class Guesses(NamedTuple):
     accepted: int = 0
 
 
-@dataclass(frozen=True)
-class Repetition:
-    """Of a test, by both arms."""
+class Speed(Measurement):
+    """Of one arm in one trial."""
+
+    drafted: Count
+    accepted: Count
+
+
+class Repetition(NamedTuple):
+    """A trial of a test."""
 
     test: Case
-    order: tuple[Arm, Arm]
-    trials: dict[Arm, Trial]
-    guesses: dict[Arm, Guesses]
-    attention: dict[Arm, float | None]  # its share of the time, in a trial that is the same for all repetitions
+    attention: dict[Arm, float | None]  # its share of the time, the same for all repetitions
+    trial: Trial[Speed]
     flash: Flash
 
 
 def repetitions(
-    loaded: LoadedModel,
-    tests: Sequence[Case],
-    times: int,
-    seed: int,
-    delay: float = 0,
-    draft: Draft | None = None,
+    loaded: LoadedModel, draft: Draft | None, tests: Sequence[Case], times: int, seed: int, delay: float
 ) -> Generator[Repetition, None, None]:
     """Runs each test that often under both arms, after a pair of trials that warms up and a pair that is watched for
     attention's share; neither is counted. Between two trials it waits for `delay` seconds.
@@ -87,34 +93,31 @@ def repetitions(
     random = np.random.default_rng(seed)
     vocabulary = min(model.vocabulary for model in (loaded, *([draft.loaded] if draft else [])))
     filled: dict[int, Filled] = {}
-    ran = False
+    waits = 0.0
 
-    def trial(test: Case, tokens: np.ndarray, name: Arm, measure: Callable[..., Any], *others: Any) -> Any:
-        nonlocal ran
-        if ran:
-            time.sleep(delay)
-        ran = True
+    def trial(name: Arm, measure: Callable[..., Any], *others: Any) -> Any:
+        nonlocal waits
+        time.sleep(waits)
+        waits = delay
         with _failing(f"{test} fails with the patch {name}"):
             return measure(name, prepared(loaded, draft, test, tokens, filled[test.depth]), *others)
 
     for test in tests:
         if test.depth not in filled:
             with _failing(f"filling the cache with {test.depth} tokens fails"):
-                tokens = random.integers(vocabulary, size=test.depth)
-                own, drafts = _cache(loaded, tokens), _cache(draft.loaded, tokens) if draft else []
-                filled = {test.depth: Filled(own, drafts)}
-        read = test.tokens if test.kind == "prompt" else 1
-        tokens = random.integers(vocabulary, size=(test.batch_size, read))
+                held = random.integers(vocabulary, size=test.depth)
+                filled = {test.depth: Filled(_cache(loaded, held), _cache(draft.loaded, held) if draft else [])}
+        tokens = random.integers(vocabulary, size=(test.batch_size, test.tokens if test.kind == "prompt" else 1))
         for name in ARMS:
-            trial(test, tokens, name, run, Flash())
-        attention = {name: trial(test, tokens, name, attention_share) for name in arms(1)}
+            trial(name, run, test.all_tokens, Flash())
+        attention = {name: trial(name, attention_share) for name in arms(1)}
         for repetition in range(times):
-            trials: dict[Arm, Trial] = {}
-            guesses: dict[Arm, Guesses] = {}
+            measured: dict[Arm, Speed] = {}
             flash, order = Flash(), arms(repetition)
             for name in order:
-                guesses[name], trials[name] = trial(test, tokens, name, run, flash)
-            yield Repetition(test, order, trials, guesses, attention, flash)
+                guesses, measurement = trial(name, run, test.all_tokens, flash)
+                measured[name] = Speed(**asdict(measurement), **guesses._asdict())
+            yield Repetition(test, attention, Trial(**measured, order=order), flash)
 
 
 @contextmanager
@@ -209,7 +212,7 @@ def _cache(loaded: LoadedModel, tokens: np.ndarray) -> list[Any]:
     """Filled by the on arm, as its origin costs neither arm any time."""
     cache = empty_cache(loaded)
     if len(tokens):
-        run("on", partial(_generate, loaded, tokens, 0, cache), Flash())
+        run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash())
     return cache
 
 

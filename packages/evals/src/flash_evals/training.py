@@ -6,18 +6,18 @@ first step a difference of the losses is one of the gradients too.
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.utils import value_and_grad
 from mlx.optimizers import Adam
+from msgspec.structs import asdict
 
 from flash_evals import machine
 from flash_evals.errors import EvalError, first_line
-from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
+from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
 from flash_evals.models import LoadedModel
 from flash_evals.record import Count, Record
 from flash_evals.workload import ITEM_SIZE
@@ -34,15 +34,15 @@ class Recipe(Record):
     grad_checkpoint: bool
 
 
-@dataclass(frozen=True)
-class Step:
-    """The same by both arms."""
+class StepOfArm(Measurement):
+    loss: float | None  # before the step; in JSON null where it is not finite
+
+
+class Step(NamedTuple):
+    """A trial of a length."""
 
     seq_len: int
-    tokens: int  # that the model reads
-    order: tuple[Arm, Arm]
-    trials: dict[Arm, Trial]
-    losses: dict[Arm, float]
+    trial: Trial[StepOfArm]
     flash: Flash  # of the length's first step: with the warm-up
 
 
@@ -130,14 +130,13 @@ def steps(
     repetitions: int,
     max_seconds: float,
     seed: int,
-    fits: Callable[[int, Step | None], bool] = lambda length, longest: True,
+    fits: Callable[[int, Step | None], bool],
 ) -> Generator[Step, None, None]:
     """Takes that many steps of each length with both arms, after one that warms up and is not counted.
 
     A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up has, it counts:
-    what it does once is nothing beside a step so long. `fits` gets a length, and the first
-    step of the longest that was taken.
-    Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
+    what it does once is nothing beside a step so long. `fits` gets a length, and the first step of the longest that was
+    taken. Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
     """
     longest: Step | None = None
     random = np.random.default_rng(seed)
@@ -151,20 +150,20 @@ def steps(
         spent = 0.0
         for repetition in range(-1, repetitions):
             batch = _batch(random.integers(loaded.vocabulary, size=(recipe.batch_size, seq_len + 1)))
-            trials: dict[Arm, Trial] = {}
-            losses: dict[Arm, float] = {}
+            measured: dict[Arm, StepOfArm] = {}
             for name in arms(repetition):
                 try:
                     with trainees[name].in_the_model():
-                        loss, trials[name] = run(name, partial(trainees[name].step, batch), flash)
+                        work = partial(trainees[name].step, batch)
+                        loss, measurement = run(name, work, seq_len * recipe.batch_size, flash)
                 except (ValueError, RuntimeError) as error:
                     what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
                     raise EvalError(f"{what}: {first_line(error)}") from error
-                losses[name] = loss
-            spent += sum(trial.seconds for trial in trials.values())
+                measured[name] = StepOfArm(**asdict(measurement), loss=loss)
+                spent += measurement.seconds
             enough = 0 < max_seconds <= spent
             if repetition >= 0 or enough:
-                step = Step(seq_len, seq_len * recipe.batch_size, arms(repetition), trials, losses, flash)
+                step = Step(seq_len, Trial(**measured, order=arms(repetition)), flash)
                 longest = step if longest is None or seq_len > longest.seq_len else longest
                 yield step
                 flash = Flash()
@@ -199,6 +198,6 @@ def expected_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe, longest: 
     needed for all else. Before there is one, the scores alone."""
     needed: float = least_memory(loaded, seq_len, recipe)
     if longest:
-        all_else = longest.trials["off"].peak_memory - least_memory(loaded, longest.seq_len, recipe)
+        all_else = longest.trial.off.peak_memory_mb * 1e6 - least_memory(loaded, longest.seq_len, recipe)
         needed += max(0, all_else) / longest.seq_len * seq_len
     return needed

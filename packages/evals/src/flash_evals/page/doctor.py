@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from flash_evals.claims import quotient, times
-from flash_evals.kernel_results import storage
 from flash_evals.page import chart, drawing, run, units
 from flash_evals.page.chart import Chart, point
 from flash_evals.page.html import DASH, Html, figure, table, tag
 from flash_evals.page.run import Run
 from flash_evals.record import Amount, Count, Record
+from flash_evals.workload import storage
 
 COMMAND = "mlxlm-flash doctor"
 MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}

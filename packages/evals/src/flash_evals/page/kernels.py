@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from flash_evals.claims import Ratio, quotient, times
-from flash_evals.kernel_results import Config, Entry, Figures, bounds
+from flash_evals.kernels_result import Config, Entry, Figures, bounds
 from flash_evals.page import chart, drawing, run, units
 from flash_evals.page.chart import Axis, Chart, Line, Point, point
 from flash_evals.page.html import Content, Html, figure, table
