@@ -42,6 +42,11 @@ def falling_back(monkeypatch):
     monkeypatch.setattr(route, "reason_not_to", lambda *_: "a reason")
 
 
+def steps(loaded, lengths, recipe, repetitions):
+    fits = {"fits": lambda length, longest: True}
+    return training.steps(loaded, lengths, recipe, repetitions, max_seconds=0, seed=0, **fits)
+
+
 def test_every_length(evaluate):
     result = evaluate("-p", "32,8", "-r", 3, "--batch-size", 2, "--num-layers", 1, "--rank", 4)
     assert [length["seq_len"] for length in result["results"]] == [32, 8]
@@ -107,7 +112,7 @@ def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
     make = training._batch
     monkeypatch.setattr(training, "_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
     with training.trainable(fresh.model, RECIPE, seed=3):
-        losses = [step.losses["off"] for step in training.steps(fresh, [16, 8], RECIPE, 3, max_seconds=0, seed=0)]
+        losses = [step.trial.off.loss for step in steps(fresh, [16, 8], RECIPE, 3)]
 
     def train(batches):
         other = load(str(model_folder)).model
@@ -135,7 +140,7 @@ def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
     recipe = replace(RECIPE, num_layers=finetune._layers(num_layers, fresh))
     before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
     with training.trainable(fresh.model, recipe, seed=0):
-        assert list(training.steps(fresh, [8], recipe, 2, max_seconds=0, seed=0))
+        assert list(steps(fresh, [8], recipe, 2))
     after = dict(tree_flatten(fresh.model.parameters()))
     adapters = {name for name in after if "lora" in name}
     assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
@@ -163,7 +168,7 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
     loaded, recipe = load(None), Recipe(batch_size=1, num_layers=4, rank=256, grad_checkpoint=False)
     with training.trainable(loaded.model, recipe, seed=0):
         adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
-        assert len(list(training.steps(loaded, [8], recipe, 3, max_seconds=0, seed=0))) == 3
+        assert len(list(steps(loaded, [8], recipe, 3))) == 3
     assert len(grown) == 8
     # What every length begins with is kept, and both arms begin with it.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
@@ -178,15 +183,15 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
     request.addfinalizer(partial(mx.set_memory_limit, mx.set_memory_limit(1)))  # MLX then waits for its thread
     loaded, recipe = load(str(make_model(max_position_embeddings=1024))), replace(RECIPE, grad_checkpoint=checkpoint)
     with training.trainable(loaded.model, recipe, seed=0):
-        steps = list(training.steps(loaded, [64, 256, 768], recipe, 1, max_seconds=0, seed=0))
-    _, medium, long = (step.trials["off"].peak_memory for step in steps)
+        taken = list(steps(loaded, [64, 256, 768], recipe, 1))
+    _, medium, long = (step.trial.off.peak_memory_mb * 1e6 for step in taken)
     least = training.least_memory(loaded, 768, recipe)
     assert least == ((LAYERS if not checkpoint else 1) + 1) * 4 * 768**2 * 4
     assert 0.6 * long < least < long  # so checkpoints of two layers save a third
     assert training.expected_memory(loaded, 256, recipe, None) == training.least_memory(loaded, 256, recipe)
     if not checkpoint:
         assert training.least_memory(loaded, 256, recipe) < 0.8 * medium
-        assert training.expected_memory(loaded, 256, recipe, steps[0]) == pytest.approx(medium, rel=0.2)
+        assert training.expected_memory(loaded, 256, recipe, taken[0]) == pytest.approx(medium, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +241,9 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, steps):
     calls = []
 
-    def run(name, work, _):
+    def run(name, work, tokens, _):
         calls.append(name)
-        return work(), measure.Trial(seconds=2, peak_memory=0)
+        return work(), measure.Measurement(2, tokens / 2, 0)
 
     monkeypatch.setattr(training, "run", run)
     lengths = evaluate("-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]

@@ -1,6 +1,5 @@
 """Workloads for attention kernels: what a call computes, reads and holds, and that each implementation does that."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import flashattn_core
@@ -9,10 +8,11 @@ import numpy as np
 import pytest
 from flash_evals import implementations
 from flash_evals.implementations import IMPLEMENTATIONS, RESULTS
-from flash_evals.workload import PASSES, Heads
+from flash_evals.workload import PASSES
 from flashattn_core.reference import reference_attention
 from gradient_oracle import Call, unfused_gradients
 from kernel_cases import WORKLOADS, mask_of, visible_in, workload
+from msgspec.structs import replace
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_machine")
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_every_implementation_computes_the_workload(name, work, pass_):
     inputs = work.inputs(seed=1)
-    contestant = IMPLEMENTATIONS[name](replace(work, pass_=pass_), inputs)
+    contestant = IMPLEMENTATIONS[name](work, pass_, inputs)
     calls = [contestant.prepare() for _ in range(2)]
     results = contestant.as_numpy(contestant.run(calls))
     assert calls == []  # they are gone when they have run
@@ -37,8 +37,8 @@ def test_every_implementation_computes_the_workload(name, work, pass_):
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 def test_a_backward_pass_begins_after_the_forward_pass(name):
     """Whose kept arrays are there when it is prepared: flash's output and lse, the others' weights."""
-    work = workload(query_len=256, seq_len=256, pass_="backward")
-    contestant = IMPLEMENTATIONS[name](work, work.inputs(seed=0))
+    work = workload(query_len=256, seq_len=256)
+    contestant = IMPLEMENTATIONS[name](work, "backward", work.inputs(seed=0))
     mx.synchronize()
     before = mx.get_active_memory()
     flashattn_core.reset_stats()
@@ -60,27 +60,27 @@ def test_threads_are_those_of_flash(monkeypatch):
 
 def test_what_is_held_and_read():
     """Of gradients as much as of what they are of, but of lse none; packed, a scale and a bias for each 64 numbers."""
-    single, half = workload(query_len=16), workload(query_len=16, dtype="bfloat16")
-    backward, lse = workload(query_len=16, pass_="backward"), 4 * 4 * 16
-    assert single.bytes_held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32) + lse
-    assert half.bytes_held - lse == (single.bytes_held - lse) // 2
+    single, half, lse = workload(query_len=16), workload(query_len=16, dtype="bfloat16"), 4 * 4 * 16
+    held = single.bytes_held("forward") - lse
+    assert held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32)
+    assert half.bytes_held("forward") - lse == held // 2
     assert half.bytes_read == single.bytes_read // 2
-    assert backward.bytes_held - lse == 2 * (single.bytes_held - lse)
-    assert replace(backward, pass_="forward_backward").bytes_held == backward.bytes_held
-    plain, packed = workload(heads=Heads(4, 2, 128)), workload(heads=Heads(4, 2, 128), kv_bits=4)
+    for pass_ in ("backward", "forward_backward"):
+        assert single.bytes_held(pass_) - lse == 2 * held
+    plain, packed = workload(head_dim=128), workload(head_dim=128, kv_bits=4)
     rows = 2 * 4 * 32 * 128 * 4 + 4 * 4 * 32
     assert plain.bytes_read == 2 * 2 * 32 * 128 * 4
     assert packed.bytes_read == 2 * 2 * 32 * (128 // 2 + 2 * 2 * 4)
-    assert packed.bytes_held - rows == packed.bytes_read
-    assert "4-bit keys and values" in str(packed)
+    assert packed.bytes_held("forward") - rows == packed.bytes_read
+    assert "4-bit K/V" in str(packed)
 
 
 @pytest.mark.parametrize("name", implementations.QUANTISED)
 @pytest.mark.parametrize("work", [workload(), workload(causal=False), workload(window=7, query_len=9)], ids=str)
 def test_quantised_outputs(name, work):
-    work = replace(work, heads=Heads(4, 2, 64), kv_bits=8)
+    work = replace(work, head_dim=64, kv_bits=8)
     inputs = work.inputs(0)
-    contestant = IMPLEMENTATIONS[name](work, inputs)
+    contestant = IMPLEMENTATIONS[name](work, "forward", inputs)
     (output,) = contestant.as_numpy(contestant.run([contestant.prepare() for _ in range(3)]))
     query, *others = inputs[:3]
     floats = (mx.dequantize(*mx.quantize(mx.array(x), 64, 8), group_size=64, bits=8) for x in others)
@@ -91,14 +91,14 @@ def test_quantised_outputs(name, work):
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_counts_what_is_visible(work):
     visible = visible_in(work)
-    given = work.visible()
+    given = work.mask()
     assert (given is None) == visible.all()
     if given is not None:
         np.testing.assert_array_equal(given, visible)
     for pass_, products in (("forward", 2), ("backward", 5), ("forward_backward", 7)):
-        flops = 2 * products * work.heads.dim * visible.sum() * work.heads.query * work.batch_size
-        assert replace(work, pass_=pass_).flops == flops
-    assert work.bytes_read == 2 * work.batch_size * work.heads.kv * visible.any(axis=0).sum() * work.heads.dim * 4
+        flops = 2 * products * work.head_dim * visible.sum() * work.num_heads * work.batch_size
+        assert work.flops(pass_) == flops
+    assert work.bytes_read == 2 * work.batch_size * work.num_kv_heads * visible.any(axis=0).sum() * work.head_dim * 4
 
 
 def test_the_seed_decides_the_numbers():

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals import contest, implementations, kernels_result, machine
-from flash_evals.workload import PASSES, Heads
+from flash_evals.workload import PASSES
 from kernel_cases import GBS, GFLOPS, entries_of, timed_contest, workload
 from msgspec import convert, to_builtins
 
@@ -30,11 +30,11 @@ def test_json(run_kernels):
         assert len(trials) == 3
         assert seconds == statistics.median(trials)
         assert [forward["time_p20(s)"], forward["time_p80(s)"]] == pytest.approx(np.quantile(trials, [0.2, 0.8]))
-        assert forward["FLOPS(TFLOPs/s)"] == pytest.approx(work.flops / seconds / 1e12)
+        assert forward["FLOPS(TFLOPs/s)"] == pytest.approx(work.flops("forward") / seconds / 1e12)
         assert forward["read(GB/s)"] == pytest.approx(work.bytes_read / seconds / 1e9)
         assert (entry["backward"], entry["forward_backward"]) == ({}, {})
         assert entry["peak_memory_usage(MB)"] == forward["peak_memory_usage(MB)"] >= 0
-        assert entry["inputs_and_outputs(MB)"] == forward["inputs_and_outputs(MB)"] == work.bytes_held / 1e6
+        assert entry["inputs_and_outputs(MB)"] == forward["inputs_and_outputs(MB)"] == work.bytes_held("forward") / 1e6
         assert entry["roofline"] == pytest.approx({"peak(TFLOPs/s)": GFLOPS / 1e3, "read(GB/s)": GBS})
         settings = [entry["settings"][key] for key in ("repetitions", "max_seconds", "seed", "interrupted")]
         assert settings == [3, 30, 3, False]
@@ -78,13 +78,13 @@ def test_several_passes_share_an_entry_and_a_page():
     assert (flash["config"]["impl"], mlx["config"]["impl"]) == ("flash", "mlx")
     assert mlx["forward_backward"] == {}
     for number, pass_ in enumerate(PASSES, 1):
-        work = workload(heads=Heads(14, 2, 64), pass_=pass_)
-        assert flash[pass_]["FLOPS(TFLOPs/s)"] == pytest.approx(work.flops / flash[pass_]["time(s)"] / 1e12)
+        work = workload(num_heads=14, head_dim=64)
+        assert flash[pass_]["FLOPS(TFLOPs/s)"] == pytest.approx(work.flops(pass_) / flash[pass_]["time(s)"] / 1e12)
         assert flash[pass_]["peak_memory_usage(MB)"] == number
-        assert flash[pass_]["inputs_and_outputs(MB)"] == work.bytes_held / 1e6
+        assert flash[pass_]["inputs_and_outputs(MB)"] == work.bytes_held(pass_) / 1e6
         assert ("read(GB/s)" in flash[pass_]) is (pass_ == "forward")
     assert (flash["peak_memory_usage(MB)"], mlx["peak_memory_usage(MB)"]) == (3, 2)
-    assert flash["inputs_and_outputs(MB)"] == mlx["inputs_and_outputs(MB)"] == work.bytes_held / 1e6
+    assert flash["inputs_and_outputs(MB)"] == mlx["inputs_and_outputs(MB)"] == work.bytes_held(pass_) / 1e6
 
     header, rows, closing = render(contests)
     assert header.startswith("attention, causal, batch size 1 · cpu")

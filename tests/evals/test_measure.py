@@ -31,7 +31,7 @@ def test_the_off_arm_is_mlx_lm_as_it_is(loaded):
         forward(loaded)
 
     flash = Flash()
-    run("off", work, flash)
+    run("off", work, 16, flash)
     assert flash == Flash()
 
 
@@ -39,12 +39,12 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
     original = qwen2.scaled_dot_product_attention
     flash = Flash()
     for tokens in (16, 1):
-        run("on", partial(forward, loaded, tokens), flash)
+        run("on", partial(forward, loaded, tokens), tokens, flash)
     layers = loaded.config["num_hidden_layers"]
     assert flash.calls == {"cpu_prefill": layers, "cpu_decode": layers}
     assert not flash.fallbacks
     with pytest.raises(ZeroDivisionError):
-        run("on", lambda: 1 // 0, flash)
+        run("on", lambda: 1 // 0, 1, flash)
     assert qwen2.scaled_dot_product_attention is original
 
 
@@ -52,7 +52,7 @@ def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     """Of every head_dim."""
     monkeypatch.setattr(obstacles, "_max_head_dim", lambda *_: 1)
     flash = Flash()
-    run("on", partial(forward, loaded), flash)
+    run("on", partial(forward, loaded), 16, flash)
     assert not flash.calls
     assert list(flash.fallbacks.values()) == [loaded.config["num_hidden_layers"]]
     assert str(flash).startswith("no calls, 2 fallbacks (")
@@ -83,7 +83,7 @@ def test_flash_counts_add_up():
 # MLX's allocator counts the array alone. The process's other threads may touch a megabyte or two of their own.
 @pytest.mark.parametrize(
     ("method", "megabytes", "tolerance"),
-    [("process", 32, 3 * MB), ("process", 128, 3 * MB), ("allocator", 2, 20_000), ("allocator", 128, 20_000)],
+    [("process", 32, 3), ("process", 128, 3), ("allocator", 2, 0.02), ("allocator", 128, 0.02)],
 )
 def test_peak_memory_is_what_the_work_needed(method, megabytes, tolerance):
     """Also later, when a free list would serve it, the C library's the third time; and beside garbage.
@@ -93,7 +93,7 @@ def test_peak_memory_is_what_the_work_needed(method, megabytes, tolerance):
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         peaks = fresh_process.submit(three_peaks, method, megabytes).result()
-    assert peaks == pytest.approx([megabytes * MB] * 3, abs=tolerance)
+    assert peaks == pytest.approx([megabytes] * 3, abs=tolerance)
 
 
 @pytest.mark.parametrize("method", ["process", "allocator"])
@@ -115,8 +115,8 @@ def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch):
 
     monkeypatch.setattr(flashattn_core, "release_scratch", release)
     for megabytes in (64, 64, 40, 64, 40):  # above 32 MB the C library keeps nothing
-        _, trial = run("on", partial(work, megabytes), Flash())
-        assert trial.peak_memory == pytest.approx(megabytes * MB, abs=3 * MB)
+        _, took = run("on", partial(work, megabytes), 0, Flash())
+        assert took.peak_memory_mb == pytest.approx(megabytes, abs=3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process, and glibc's arenas; run it on Linux")
@@ -130,7 +130,7 @@ def test_no_trial_lives_off_what_another_has_freed():
 
         def check():
             for megabytes in (20, 16, 16):
-                print(run("off", lambda: np.ones(megabytes * 1_000_000, np.uint8), Flash())[1].peak_memory)
+                print(run("off", lambda: np.ones(megabytes * 1_000_000, np.uint8), 0, Flash())[1].peak_memory_mb)
 
         check()
         with ThreadPoolExecutor(1) as another:
@@ -141,7 +141,7 @@ def test_no_trial_lives_off_what_another_has_freed():
             check()
     """
     done = subprocess.run([sys.executable, "-c", dedent(program)], check=True, capture_output=True, text=True)
-    peaks = [int(line) / MB for line in done.stdout.splitlines()]
+    peaks = [float(line) for line in done.stdout.splitlines()]
     assert peaks == pytest.approx([20, 16, 16] * 3, abs=3)
 
 

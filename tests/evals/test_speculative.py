@@ -66,7 +66,7 @@ def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_mode
     filled = Filled(cache, generation._cache(draft.loaded, depth))
     monkeypatch.setattr(mlx_lm_generate, "speculative_generate_step", spy)
     monkeypatch.setattr(type(draft.loaded.model), "__call__", counted)
-    work = generation.prepared(loaded, draft, Case("generation", count, len(depth)), prompt[None], filled)
+    work = generation.prepared(loaded, draft, Case("generation", count, len(depth), 1), prompt[None], filled)
     assert work() == Guesses(guesses, sum(was_drafted for _, was_drafted in steps))
     assert [token for token, _ in steps] == alone
     assert [layer.offset for layer in (*filled.own, *filled.draft)] == [10, 10, 10]  # the next trial's

@@ -12,6 +12,7 @@ import pytest
 from flash_evals import generation, speed
 from flash_evals.errors import EvalError
 from flash_evals.generation import Case, Draft, Guesses
+from flash_evals.measure import Measurement
 from flash_evals.models import LoadedModel
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
 
@@ -71,7 +72,9 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     for seed in (0, 0, 1):
         settings = evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)["settings"]
         assert (settings["seed"], settings["delay"]) == (seed, 2.5)
-    assert waited == [2.5] * 3 * 5  # between warm-up, attention's share and one repetition, by two arms
+    assert [seconds for seconds in waited if seconds] == [
+        2.5
+    ] * 3 * 5  # between warm-up, attention's share and one repetition, by two arms
     first, again, other = prompts[:6], prompts[6:12], prompts[12:]
     assert first == again == [first[0]] * 6
     assert first[0] != other[0]
@@ -100,18 +103,21 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
         read[-1].extend(inputs.T.tolist())
         return model(inputs, cache=cache)
 
-    def run(arm, work, flash):
+    def run(arm, work, tokens, flash):
         trials.append([])
         read.append([])
         work()
-        return Guesses(), None
+        return Guesses(), Measurement(1.0, tokens, 1.0)
 
     spy.layers = model.layers
     watched = LoadedModel(spy, loaded.tokenizer, loaded.config, "", "", None)
     monkeypatch.setattr(generation, "run", run)
     monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
     test = Case(kind, tokens, depth, batch_size)
-    assert [each.test for each in generation.repetitions(watched, [test], times=2, seed=0)] == [test, test]
+    assert [each.test for each in generation.repetitions(watched, None, [test], times=2, seed=0, delay=0)] == [
+        test,
+        test,
+    ]
     if depth:
         assert sum(size for _, size, _ in trials.pop(0)) == depth  # the cache is filled once
         read.pop(0)
@@ -154,7 +160,7 @@ def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
         generation, "_generate", Mock(side_effect=RuntimeError("[metal] Insufficient Memory\nand more"))
     )
     with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
-        next(generation.repetitions(loaded, [Case("prompt", 4, 9)], 1, 0))
+        next(generation.repetitions(loaded, None, [Case("prompt", 4, 9, 1)], 1, 0, 0))
 
 
 def test_a_cache_that_mlx_lm_cannot_work_with_is_refused(loaded):
@@ -162,7 +168,7 @@ def test_a_cache_that_mlx_lm_cannot_work_with_is_refused(loaded):
         model = SimpleNamespace(make_cache=lambda: [cache.__new__(cache) for cache in caches])
         return LoadedModel(model, loaded.tokenizer, loaded.config, "Snake", "", None)
 
-    alone, batch, generation_ = [Case("prompt", 8, 0)], [Case("prompt", 8, 0, 2)], [Case("generation", 4, 0)]
+    alone, batch, generation_ = [Case("prompt", 8, 0, 1)], [Case("prompt", 8, 0, 2)], [Case("generation", 4, 0, 1)]
     speed._check_models(of(ConcatenateKVCache), None, alone)
     speed._check_models(of(ArraysCache), None, batch)
     with pytest.raises(EvalError, match=r"^-b: mlx-lm cannot batch the ConcatenateKVCache of Snake$"):

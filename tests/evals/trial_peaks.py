@@ -19,4 +19,4 @@ def three_peaks(method, megabytes):
         _enough_for_a_collection = [[] for _ in range(5000)]
         mx.eval(mx.ones(megabytes * MB, dtype=mx.uint8))
 
-    return [measure.run("off", work, measure.Flash())[1].peak_memory for _ in range(3)]
+    return [measure.run("off", work, 0, measure.Flash())[1].peak_memory_mb for _ in range(3)]
