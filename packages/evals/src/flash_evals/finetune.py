@@ -148,7 +148,7 @@ def command(
 
 
 def _layers(asked: int | None, loaded: models.LoadedModel) -> int:
-    """How many layers get adapters. Raises EvalError for more than there are, and for 0, which mlx-lm takes as all."""
+    """How many layers get adapters. Raises EvalError for 0, too, which mlx-lm takes as all."""
     there = len(loaded.model.layers)
     if asked is None:
         return min(int(training.defaults()["num_layers"]), there)

@@ -25,6 +25,8 @@ from flash_evals.models import LoadedModel
 from flash_evals.record import Count
 
 Kind = Literal["prompt", "generation"]
+Cache = list[Any]  # a layer's keys and values each
+Guesses = tuple[int, int]  # of a draft model: drafted, accepted
 
 
 class Case(NamedTuple):
@@ -52,24 +54,10 @@ class Draft:
     tokens: int  # that it guesses at a time
 
 
-class Filled(NamedTuple):
-    """KV caches that hold the same tokens."""
-
-    own: list[Any]
-    draft: list[Any]  # the draft model's; empty if there is none
-
-
-class Guesses(NamedTuple):
-    """What became of a draft model's tokens in one trial."""
-
-    drafted: int = 0
-    accepted: int = 0
-
-
 class Speed(Measurement):
     """Of one arm in one trial."""
 
-    drafted: Count
+    drafted: Count  # tokens that the draft model has guessed
     accepted: Count
 
 
@@ -91,8 +79,9 @@ def repetitions(
     Raises EvalError if the model, its cache or the memory does not take a test.
     """
     random = np.random.default_rng(seed)
-    vocabulary = min(model.vocabulary for model in (loaded, *([draft.loaded] if draft else [])))
-    filled: dict[int, Filled] = {}
+    models = [loaded, *([draft.loaded] if draft else [])]
+    vocabulary = min(model.vocabulary for model in models)
+    filled: dict[int, list[Cache]] = {}  # for each of the models, with the same tokens
     waits = 0.0
 
     def trial(name: Arm, measure: Callable[..., Any], *others: Any) -> Any:
@@ -106,7 +95,7 @@ def repetitions(
         if test.depth not in filled:
             with _failing(f"filling the cache with {test.depth} tokens fails"):
                 held = random.integers(vocabulary, size=test.depth)
-                filled = {test.depth: Filled(_cache(loaded, held), _cache(draft.loaded, held) if draft else [])}
+                filled = {test.depth: [filled_cache(model, held) for model in models]}
         tokens = random.integers(vocabulary, size=(test.batch_size, test.tokens if test.kind == "prompt" else 1))
         for name in ARMS:
             trial(name, run, test.all_tokens, Flash())
@@ -115,8 +104,8 @@ def repetitions(
             measured: dict[Arm, Speed] = {}
             flash, order = Flash(), arms(repetition)
             for name in order:
-                guesses, measurement = trial(name, run, test.all_tokens, flash)
-                measured[name] = Speed(**asdict(measurement), **guesses._asdict())
+                (drafted, accepted), measurement = trial(name, run, test.all_tokens, flash)
+                measured[name] = Speed(**asdict(measurement), drafted=drafted, accepted=accepted)
             yield Repetition(test, attention, Trial(**measured, order=order), flash)
 
 
@@ -130,18 +119,19 @@ def _failing(what: str) -> Iterator[None]:
 
 
 def prepared(
-    loaded: LoadedModel, draft: Draft | None, test: Case, tokens: np.ndarray, filled: Filled
+    loaded: LoadedModel, draft: Draft | None, test: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
     """One trial's work on the tokens, (sequences, read). Its cache is its own, and ready before the clock starts."""
     steps = 0 if test.kind == "prompt" else test.tokens - 1
     if test.batch_size > 1:
-        return partial(_generate_batch, _batch(loaded, test, filled.own), tokens, steps)
+        return partial(_generate_batch, _batch(loaded, test, filled[0]), tokens, steps)
     if draft and test.kind == "generation":
-        return partial(_speculate, loaded, draft, tokens[0], test.tokens, _copy(filled.own) + _copy(filled.draft))
-    return partial(_generate, loaded, tokens[0], steps, _copy(filled.own))
+        own = [layer for cache in filled for layer in _copy(cache)]
+        return partial(_speculate, loaded, draft, tokens[0], test.tokens, own)
+    return partial(_generate, loaded, tokens[0], steps, _copy(filled[0]))
 
 
-def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Any) -> Guesses:
+def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Guesses:
     """Processes the tokens up to the first new one, then takes that many further decode steps."""
     from mlx_lm.generate import generate_step
 
@@ -149,10 +139,10 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Any) -
     for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
         pass
     mx.synchronize(stream)  # the last step is still under way when the generator ends
-    return Guesses()
+    return 0, 0
 
 
-def _batch(loaded: LoadedModel, test: Case, cache: list[Any]) -> Any:
+def _batch(loaded: LoadedModel, test: Case, cache: Cache) -> Any:
     """mlx-lm's batch of sequences that have read the same `cache`, each with a copy of it."""
     from mlx_lm.generate import PromptProcessingBatch
 
@@ -173,10 +163,10 @@ def _generate_batch(batch: Any, tokens: np.ndarray, steps: int) -> Guesses:
     for _ in range(steps):
         generation.next()
     mx.synchronize()
-    return Guesses()
+    return 0, 0
 
 
-def _speculate(loaded: LoadedModel, draft: Draft, tokens: np.ndarray, count: int, caches: Any) -> Guesses:
+def _speculate(loaded: LoadedModel, draft: Draft, tokens: np.ndarray, count: int, caches: Cache) -> Guesses:
     """Generates that many tokens, of which the draft model guesses some ahead."""
     from mlx_lm.generate import speculative_generate_step
 
@@ -198,7 +188,7 @@ def _speculate(loaded: LoadedModel, draft: Draft, tokens: np.ndarray, count: int
         begins = not was_drafted
         accepted += was_drafted
     mx.synchronize(stream)
-    return Guesses(drafted, accepted)
+    return drafted, accepted
 
 
 def prefill_step_size() -> int:
@@ -208,7 +198,7 @@ def prefill_step_size() -> int:
     return int(inspect.signature(generate_step).parameters["prefill_step_size"].default)
 
 
-def _cache(loaded: LoadedModel, tokens: np.ndarray) -> list[Any]:
+def filled_cache(loaded: LoadedModel, tokens: np.ndarray) -> Cache:
     """Filled by the on arm, as its origin costs neither arm any time."""
     cache = empty_cache(loaded)
     if len(tokens):
@@ -216,13 +206,13 @@ def _cache(loaded: LoadedModel, tokens: np.ndarray) -> list[Any]:
     return cache
 
 
-def empty_cache(loaded: LoadedModel) -> list[Any]:
+def empty_cache(loaded: LoadedModel) -> Cache:
     from mlx_lm.models.cache import make_prompt_cache
 
     return list(make_prompt_cache(loaded.model))
 
 
-def _copy(cache: list[Any]) -> list[Any]:
+def _copy(cache: Cache) -> Cache:
     """The same keys and values for one trial, which will append to them, in buffers of their own.
 
     A deep copy alone shares the buffers, and the first append would copy them while the clock runs.
