@@ -12,6 +12,7 @@ import pytest
 from flash_evals import finetune, machine, measure, training
 from flash_evals.errors import EvalError
 from flash_evals.finetune_result import Result
+from flash_evals.measure import ARMS
 from flash_evals.models import LoadedModel, load
 from flash_evals.page.finetune import charts
 from flash_evals.training import Recipe
@@ -43,8 +44,10 @@ def falling_back(monkeypatch):
 
 
 def steps(loaded, lengths, recipe, repetitions):
-    fits = {"fits": lambda length, longest: True}
-    return training.steps(loaded, lengths, recipe, repetitions, max_seconds=0, seed=0, **fits)
+    """The steps that are counted, on a model that is then of no further use."""
+    with training.trainable(loaded.model, recipe, seed=3):
+        limits = {"max_seconds": 0, "fits": lambda length, longest: True}
+        return list(training.steps(loaded, lengths, recipe, repetitions, seed=0, **limits))
 
 
 def test_every_length(evaluate):
@@ -53,11 +56,15 @@ def test_every_length(evaluate):
     for length in result["results"]:
         trials = length["trials"]
         assert [trial["order"] for trial in trials] == [["off", "on"], ["on", "off"], ["off", "on"]]
-        for arm in ("off", "on"):
+        for arm in ARMS:
             seconds = [trial[arm]["seconds"] for trial in trials]
             assert length[arm]["seconds"] == statistics.median(seconds)
             assert min(seconds) < length[arm]["seconds_p20"] < length[arm]["seconds_p80"] < max(seconds)
-            assert length[arm]["tokens_per_s"] == pytest.approx(2 * length["seq_len"] / length[arm]["seconds"])
+            for tokens_per_s, of in (
+                (length[arm]["tokens_per_s"], length),
+                (trials[0][arm]["tokens_per_s"], trials[0]),
+            ):
+                assert tokens_per_s == pytest.approx(2 * length["seq_len"] / of[arm]["seconds"])
             assert length[arm]["peak_memory_mb"] == max(trial[arm]["peak_memory_mb"] for trial in trials)
             assert length[arm]["loss"] == trials[-1][arm]["loss"]
         assert length["time_ratio"] == length["on"]["seconds"] / length["off"]["seconds"]
@@ -65,14 +72,13 @@ def test_every_length(evaluate):
     about = ["LoRA of rank 4 in 1 layers", "batch size 2, random tokens", "off and on taking turns"]
     assert lines[0].split(" · ")[1:4] == about
     assert [line.split()[0] for line in lines[2:9]] == ["tokens", "32", "on", "on/off", "8", "on", "on/off"]
-    assert result["interrupted"] is False
-    assert result["skipped"] == []
+    assert (result["interrupted"], result["skipped"]) == (False, [])
 
 
 def test_both_arms_learn_the_same(evaluate):
     """From the second step on through the gradient too. The seed decides what."""
     [length] = evaluate("-p", 48, "-r", 4)["results"]
-    off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ("off", "on"))
+    off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ARMS)
     np.testing.assert_allclose(on, off, rtol=1e-5)
     assert length["max_abs_dloss"] == max(abs(a - b) for a, b in zip(off, on, strict=True))
     assert len(set(off)) == 4  # new tokens, and weights that have changed
@@ -94,8 +100,7 @@ def test_flash_computes_the_gradient(evaluate, checkpoint):
     assert result["flash"]["calls"] == {kernel: 2 * count for kernel, count in calls.items()}
     assert f"flash: cpu_backward {2 * backward} calls, cpu_prefill {2 * forward} calls, 0 fall" in result["page"]
     assert NEVER_RAN not in result["page"]
-    for length in result["results"]:
-        assert length["max_abs_dloss"] < 1e-4
+    assert all(length["max_abs_dloss"] < 1e-4 for length in result["results"])
 
 
 def test_flash_that_takes_no_calls(evaluate, falling_back):
@@ -108,39 +113,35 @@ def test_flash_that_takes_no_calls(evaluate, falling_back):
 
 def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
     """The losses that its own train() reports on the same tokens and from the same adapters, for each length."""
-    batches, reported = [], []
-    make = training._batch
+    batches, make = [], training._batch
     monkeypatch.setattr(training, "_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
-    with training.trainable(fresh.model, RECIPE, seed=3):
-        losses = [step.trial.off.loss for step in steps(fresh, [16, 8], RECIPE, 3)]
+    losses = [step.trial.off.loss for step in steps(fresh, [16, 8], RECIPE, 3)]
 
     def train(batches):
-        other = load(str(model_folder)).model
-        file = str(tmp_path / "adapters.safetensors")
+        reported, other = [], load(str(model_folder)).model
+        callback = SimpleNamespace(
+            on_train_loss_report=lambda info: reported.append(info["train_loss"]), on_val_loss_report=lambda info: None
+        )
+        adapters = str(tmp_path / "adapters.safetensors")
         with training.trainable(other, RECIPE, seed=3):
             trainer.train(
                 other,
                 Adam(learning_rate=1e-5),
                 train_dataset=None,
-                args=trainer.TrainingArgs(iters=4, steps_per_report=1, adapter_file=file),
+                args=trainer.TrainingArgs(iters=4, steps_per_report=1, adapter_file=adapters),
                 iterate_batches=lambda **_: iter(batches),
-                training_callback=SimpleNamespace(
-                    on_train_loss_report=lambda info: reported.append(info["train_loss"]),
-                    on_val_loss_report=lambda info: None,
-                ),
+                training_callback=callback,
             )
+        return reported[1:]  # the first warmed up
 
-    train(batches[:4])
-    train(batches[4:])
-    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # the first of each warmed up
+    np.testing.assert_allclose(losses, train(batches[:4]) + train(batches[4:]), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("num_layers", "adapted"), [(1, {"1"}), (-1, {"0", "1"})])
 def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
     recipe = replace(RECIPE, num_layers=finetune._layers(num_layers, fresh))
     before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
-    with training.trainable(fresh.model, recipe, seed=0):
-        assert list(steps(fresh, [8], recipe, 2))
+    steps(fresh, [8], recipe, 2)
     after = dict(tree_flatten(fresh.model.parameters()))
     adapters = {name for name in after if "lora" in name}
     assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
@@ -165,11 +166,9 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
 
     one_step = training.Trainee.step
     monkeypatch.setattr(training.Trainee, "step", step)
-    loaded, recipe = load(None), Recipe(batch_size=1, num_layers=4, rank=256, grad_checkpoint=False)
-    with training.trainable(loaded.model, recipe, seed=0):
-        adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
-        assert len(list(steps(loaded, [8], recipe, 3))) == 3
-    assert len(grown) == 8
+    loaded = load(None)
+    steps(loaded, [8], Recipe(batch_size=1, num_layers=4, rank=256, grad_checkpoint=False), 3)
+    adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
     # What every length begins with is kept, and both arms begin with it.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
 
@@ -182,8 +181,7 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     request.addfinalizer(partial(mx.set_memory_limit, mx.set_memory_limit(1)))  # MLX then waits for its thread
     loaded, recipe = load(str(make_model(max_position_embeddings=1024))), replace(RECIPE, grad_checkpoint=checkpoint)
-    with training.trainable(loaded.model, recipe, seed=0):
-        taken = list(steps(loaded, [64, 256, 768], recipe, 1))
+    taken = steps(loaded, [64, 256, 768], recipe, 1)
     _, medium, long = (step.trial.off.peak_memory_mb * 1e6 for step in taken)
     least = training.least_memory(loaded, 768, recipe)
     assert least == ((LAYERS if not checkpoint else 1) + 1) * 4 * 768**2 * 4
@@ -230,7 +228,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 
 
 @pytest.mark.parametrize(
-    ("max_seconds", "steps"),
+    ("max_seconds", "counted"),
     [
         (0, 5),  # no limit
         (3, 1),  # the first pair has taken 4: it counts, and is all
@@ -238,7 +236,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
         (9, 2),
     ],
 )
-def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, steps):
+def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
     calls = []
 
     def run(name, work, tokens, _):
@@ -247,10 +245,9 @@ def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_s
 
     monkeypatch.setattr(training, "run", run)
     lengths = evaluate("-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
-    found = [(length["seq_len"], len(length["trials"])) for length in lengths]
-    assert found == [(4, steps), (8, steps)]  # each length has the time to itself
+    assert [len(length["trials"]) for length in lengths] == [counted] * 2  # each length has the time to itself
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
-    assert len(calls) == 2 * (2 * steps + warm_ups)
+    assert len(calls) == 2 * (2 * counted + warm_ups)
 
 
 def test_plot(evaluate, tmp_path):
@@ -259,9 +256,7 @@ def test_plot(evaluate, tmp_path):
     picture = ElementTree.parse(tmp_path / "out.svg").getroot()
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Time of a step", "Peak memory of a step", result["machine"]["device"]} <= set(texts)
-    time, memory = charts(convert(result, Result))
-    for chart, key in ((time, "seconds"), (memory, "peak_memory_mb")):
-        assert {line.name: [(point.length, point.value) for point in line.points] for line in chart.series} == {
-            f"patch {arm}": [(length["seq_len"], length[arm][key]) for length in result["results"][::-1]]
-            for arm in ("off", "on")
-        }
+    lengths = [
+        [point.length for point in line.points] for chart in charts(convert(result, Result)) for line in chart.series
+    ]
+    assert lengths == [[8, 32]] * 4
