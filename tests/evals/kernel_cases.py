@@ -41,7 +41,7 @@ def visible_in(work):
 
 def timed_contest(milliseconds, memory=2_500_000, spread=0.0, pass_="forward", **changes):
     """Three trials of each implementation, the outer ones that much apart from these times."""
-    held = Contest(workload(num_heads=14, head_dim=64, **changes), pass_)
+    held = Contest(workload(num_heads=14, head_dim=64, **changes), pass_, list(milliseconds))
     held.peak_flops, held.bandwidth = [GFLOPS * 1e9], [GBS * 1e9]
     for name, time in milliseconds.items():
         held.timings[name] = Timings(memory, 1, 0, [time / 1e3 * factor for factor in (1 - spread, 1, 1 + spread)])

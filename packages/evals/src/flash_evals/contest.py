@@ -48,6 +48,7 @@ class Contest:
 
     workload: Workload
     pass_: Pass
+    names: Sequence[str]  # of those who take part; the others are compared with the first
     timings: dict[str, Timings] = field(default_factory=dict)
     peak_flops: list[float] = field(default_factory=list)  # FLOP/s in each round
     bandwidth: list[float] = field(default_factory=list)  # bytes/s in each round
@@ -55,7 +56,7 @@ class Contest:
     def __str__(self) -> str:
         return f"{self.workload}" if self.pass_ == "forward" else f"{self.workload}, {self.pass_}"
 
-    def hold(self, names: Sequence[str], trials: int, max_seconds: float, seed: int) -> Generator[None, None, None]:
+    def hold(self, trials: int, max_seconds: float, seed: int) -> Generator[None, None, None]:
         """Yields after each trial, also one that was left out.
 
         An implementation that has spent max_seconds takes no further trials, but one it always takes; 0: no limit.
@@ -64,12 +65,12 @@ class Contest:
         inputs = self.workload.inputs(seed)
         contestants: dict[str, Contestant] = {}
         results: dict[str, list[np.ndarray]] = {}
-        for name in names:
+        for name in self.names:
             contestants[name], results[name] = self._enter(name, inputs)
-            self._require_agreement(name, results[name], names[0], results[names[0]])
+            self._require_agreement(name, results[name], results[self.names[0]])
         del results, inputs
         for number in range(trials):
-            for turn in order([MACHINE, *names], number):
+            for turn in order([MACHINE, *self.names], number):
                 if turn == MACHINE:
                     self.peak_flops.append(machine.peak_flops(self.workload.dtype))
                     self.bandwidth.append(machine.bandwidth())
@@ -112,9 +113,7 @@ class Contest:
         self.timings[name] = Timings(memory, calls, time.perf_counter() - began)
         return contestant, contestant.as_numpy(results)
 
-    def _require_agreement(
-        self, name: str, results: Sequence[np.ndarray], reference: str, expected: Sequence[np.ndarray]
-    ) -> None:
+    def _require_agreement(self, name: str, results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
         dtype = self.workload.dtype
         largest = [float(np.abs(array).max()) for array in expected]
         tolerance = TF32_TOLERANCE if dtype == "float32" and machine.tf32() else TOLERANCE[dtype]
@@ -123,7 +122,7 @@ class Contest:
             limit = tolerance * (2 if what in GRADIENTS else 1)
             if not relative <= limit:  # NaN is no agreement either
                 raise EvalError(
-                    f"{name} and {reference} give different results for {self}: the {what} differs by "
+                    f"{name} and {self.names[0]} give different results for {self}: the {what} differs by "
                     f"{relative:.1e} of the largest element, expected at most {limit:.0e}"
                 )
 

@@ -10,7 +10,7 @@ import click
 from flash_evals import implementations, kernels_result, machine, options, runner
 from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
-from flash_evals.implementations import IMPLEMENTATIONS
+from flash_evals.implementations import IMPLEMENTATIONS, QUANTISED
 from flash_evals.kernels_result import Settings
 from flash_evals.measure import memory_method
 from flash_evals.output import Outputs
@@ -178,30 +178,28 @@ def command(
         for bits in kv_bits
         for keys in seq_len
     ]
-    taking_part = _taking_part(impl)
+    impl = _taking_part(impl)
     with_gradients = [name for name in passes if name != "forward"]
     if with_gradients and any(problem.is_decode for problem in problems):
         raise EvalError(
             f"--pass {with_gradients[0]} takes at least 2 queries: a single one is a decode step, and forward only"
         )
     if kv_bits != ["none"]:
-        _check_quantised(shape, passes, taking_part)
-    described_machine = machine.describe(("torch",) if "torch" in taking_part else ())
+        _check_quantised(shape, passes, impl)
+    described_machine = machine.describe(("torch",) if "torch" in impl else ())
     settings: Settings = options.given(Settings, memory=memory_method(), interrupted=False)
-    contests = {
-        Contest(problem, name): [
-            each for each in taking_part if not problem.kv_bits or each in implementations.QUANTISED
-        ]
+    contests = [
+        Contest(problem, pass_, [name for name in impl if not problem.kv_bits or name in QUANTISED])
         for problem in problems
-        for name in passes
-    }
+        for pass_ in passes
+    ]
     machine.say_what_bounds(described_machine)
 
     def work() -> Generator[None, None, None]:
-        for contest, names in contests.items():
-            yield from contest.hold(names, repetitions, max_seconds, seed)
+        for contest in contests:
+            yield from contest.hold(repetitions, max_seconds, seed)
 
-    _, stopped = runner.collect(work(), "trials", repetitions * sum(map(len, contests.values())))
+    _, stopped = runner.collect(work(), "trials", repetitions * sum(len(contest.names) for contest in contests))
     settings.interrupted = stopped is not None
     entries = kernels_result.entries(contests, settings, described_machine)
 
@@ -234,5 +232,5 @@ def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) ->
             raise EvalError(
                 f"--kv-bits takes head_dims that are multiples of {GROUP_SIZE}, its groups, not {heads.head_dim}"
             )
-    if not set(impl) & set(implementations.QUANTISED):
-        raise EvalError(f"--kv-bits goes with --impl {', '.join(implementations.QUANTISED)}, not {', '.join(impl)}")
+    if not set(impl) & set(QUANTISED):
+        raise EvalError(f"--kv-bits goes with --impl {', '.join(QUANTISED)}, not {', '.join(impl)}")

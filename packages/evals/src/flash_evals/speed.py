@@ -113,7 +113,12 @@ def command(
     ]
     if not tests:
         raise EvalError("nothing to measure: -p and -g are both 0")
-    _check_drafting(draft_model, num_draft_tokens, generate, batch_size)
+    if num_draft_tokens and not draft_model:
+        raise EvalError("--num-draft-tokens goes with --draft-model")
+    if draft_model and not any(generate):
+        raise EvalError("--draft-model goes with -g: a prompt is read without it")
+    if draft_model and batch_size != [1]:
+        raise EvalError("--draft-model goes with -b 1: mlx-lm has no speculative decoding in batches")
     described_machine = machine.describe()
     loaded = models.load(model, revision, adapter_path)
     draft = Draft(models.load(draft_model), num_draft_tokens or NUM_DRAFT_TOKENS) if draft_model else None
@@ -140,18 +145,6 @@ def command(
     )
     outputs.deliver(result, speed_result.csv_rows(result), partial(speed_result.render, result))
     runner.end(stopped)
-
-
-def _check_drafting(
-    draft_model: str | None, num_draft_tokens: int | None, generate: list[int], batch_size: list[int]
-) -> None:
-    """Raises EvalError for options that do not go together."""
-    if num_draft_tokens and not draft_model:
-        raise EvalError("--num-draft-tokens goes with --draft-model")
-    if draft_model and not any(generate):
-        raise EvalError("--draft-model goes with -g: a prompt is read without it")
-    if draft_model and batch_size != [1]:
-        raise EvalError("--draft-model goes with -b 1: mlx-lm has no speculative decoding in batches")
 
 
 def _check_models(loaded: models.LoadedModel, draft: Draft | None, tests: Sequence[Case]) -> None:
