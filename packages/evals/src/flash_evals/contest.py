@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from flash_evals import machine
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, failing
 from flash_evals.implementations import GRADIENTS, IMPLEMENTATIONS, RESULTS, Contestant
 from flash_evals.measure import no_garbage_collection, peak_memory
 from flash_evals.workload import Inputs, Pass, Workload
@@ -64,11 +64,12 @@ class Contest:
         """
         inputs = self.workload.inputs(seed)
         contestants: dict[str, Contestant] = {}
-        results: dict[str, list[np.ndarray]] = {}
+        expected: list[np.ndarray] = []  # what the first has computed
         for name in self.names:
-            contestants[name], results[name] = self._enter(name, inputs)
-            self._require_agreement(name, results[name], results[self.names[0]])
-        del results, inputs
+            contestants[name], results = self._enter(name, inputs)
+            expected = expected or results
+            self._require_agreement(name, results, expected)
+        del inputs, expected, results
         for number in range(trials):
             for turn in order([MACHINE, *self.names], number):
                 if turn == MACHINE:
@@ -89,7 +90,7 @@ class Contest:
         """
         make, work = IMPLEMENTATIONS[name], self.workload
         tiny = replace(work, query_len=min(TINY, work.query_len), seq_len=min(TINY, work.seq_len))
-        try:
+        with failing(f"{name} cannot compute {self}"):
             contestant = make(tiny, self.pass_, tiny.inputs(seed=0))
             contestant.run([contestant.prepare()])
             contestant = make(work, self.pass_, inputs)
@@ -101,8 +102,6 @@ class Contest:
                 results = contestant.run(prepared)
                 seconds = time.perf_counter() - start
                 memory = peak()
-        except (ValueError, RuntimeError) as error:
-            raise EvalError(f"{name} cannot compute {self}: {first_line(error)}") from error
         calls = 1
         # The first call was cold, up to so many times slower than the others; on a GPU its kernel was also compiled.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":

@@ -8,8 +8,7 @@ are mlx-lm's. `BatchGenerator` itself would only add a queue, and the merging of
 import copy
 import inspect
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 from msgspec.structs import asdict
 
 from flash_evals.attention_share import attention_share
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import failing
 from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
 from flash_evals.models import LoadedModel
 from flash_evals.record import Count
@@ -88,12 +87,12 @@ def repetitions(
         nonlocal waits
         time.sleep(waits)
         waits = delay
-        with _failing(f"{test} fails with the patch {name}"):
+        with failing(f"{test} fails with the patch {name}"):
             return measure(name, prepared(loaded, draft, test, tokens, filled[test.depth]), *others)
 
     for test in tests:
         if test.depth not in filled:
-            with _failing(f"filling the cache with {test.depth} tokens fails"):
+            with failing(f"filling the cache with {test.depth} tokens fails"):
                 held = random.integers(vocabulary, size=test.depth)
                 filled = {test.depth: [filled_cache(model, held) for model in models]}
         tokens = random.integers(vocabulary, size=(test.batch_size, test.tokens if test.kind == "prompt" else 1))
@@ -107,15 +106,6 @@ def repetitions(
                 (drafted, accepted), measurement = trial(name, run, test.all_tokens, flash)
                 measured[name] = Speed(**asdict(measurement), drafted=drafted, accepted=accepted)
             yield Repetition(test, attention, Trial(**measured, order=order), flash)
-
-
-@contextmanager
-def _failing(what: str) -> Iterator[None]:
-    """Says what of mlx-lm or MLX failed: a cache that is not what a test needs, or too little memory."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        raise EvalError(f"{what}: {first_line(error)}") from error
 
 
 def prepared(

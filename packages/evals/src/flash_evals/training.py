@@ -16,7 +16,7 @@ from mlx.optimizers import Adam
 from msgspec.structs import asdict
 
 from flash_evals import machine
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import failing
 from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
 from flash_evals.models import LoadedModel
 from flash_evals.record import Count, Record
@@ -152,13 +152,10 @@ def steps(
             batch = _batch(random.integers(loaded.vocabulary, size=(recipe.batch_size, seq_len + 1)))
             measured: dict[Arm, StepOfArm] = {}
             for name in arms(repetition):
-                try:
-                    with trainees[name].in_the_model():
-                        work = partial(trainees[name].step, batch)
-                        loss, measurement = run(name, work, seq_len * recipe.batch_size, flash)
-                except (ValueError, RuntimeError) as error:
-                    what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
-                    raise EvalError(f"{what}: {first_line(error)}") from error
+                what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
+                with failing(what), trainees[name].in_the_model():
+                    work = partial(trainees[name].step, batch)
+                    loss, measurement = run(name, work, seq_len * recipe.batch_size, flash)
                 measured[name] = StepOfArm(**asdict(measurement), loss=loss)
                 spent += measurement.seconds
             enough = 0 < max_seconds <= spent
