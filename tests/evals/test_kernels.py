@@ -223,7 +223,7 @@ def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, ar
         for entry in entries
         for config in [entry["config"]]
     ]
-    assert ("flash against naive" in page.stdout) is (len(kept) == 4)  # a single ratio needs no mean
+    assert ("flash against naive: " in page.stdout) is (len(kept) == 4)  # a single ratio needs no mean
 
 
 def test_quantised_beside_plain(run_kernels):

@@ -157,6 +157,7 @@ BREAK = [
     (lambda head, one, two, *_: [head, one, broken(two, "windows", 1)], IN_LINE + "3"),
     (lambda head, one, two, *_: [head, one, broken(two, "kl", [0.0])], IN_LINE + "3"),
     (lambda head, one, two, *_: [head, one, broken(two, "order", ["on"])], IN_LINE + "3"),
+    (lambda head, one, two, *_: [head, one, broken(two, "on", None)], IN_LINE + "3"),
     (lambda head, *batches: [head, *batches, batches[-1]], IN_LINE),
 ]
 

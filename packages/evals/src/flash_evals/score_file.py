@@ -82,8 +82,8 @@ def _require(batch: Batch, arms: Sequence[Arm], windows: Sequence[Window]) -> No
         raise ValueError(f"{trial.windows} windows, {len(windows)} are left")
     if not sorted(trial.order) == sorted(batch.scores) == sorted(arms) or (batch.kl is None) is (len(arms) > 1):
         raise ValueError(f"arms {trial.order}")
-    for name in trial.order:
-        trial[name]
+    for name in arms:
+        trial[name]  # raises ValueError if it is not there
     tokens = sum(window.end + 1 - window.first_scored for window in part)
     arrays = [array for of_arm in scores for array in (of_arm.nll, of_arm.top1)]
     if any(array.shape != (tokens,) for array in (*arrays, *([] if batch.kl is None else [batch.kl]))):
