@@ -34,11 +34,6 @@ class Case(NamedTuple):
     depth: int  # tokens that are in the KV cache before, of each sequence
     batch_size: int  # sequences at once
 
-    @property
-    def all_tokens(self) -> int:
-        """Of all sequences."""
-        return self.tokens * self.batch_size
-
     def __str__(self) -> str:
         name = f"{'pp' if self.kind == 'prompt' else 'tg'}{self.tokens}"
         many = f" x{self.batch_size}" if self.batch_size > 1 else ""
@@ -96,14 +91,15 @@ def repetitions(
                 held = random.integers(vocabulary, size=test.depth)
                 filled = {test.depth: [filled_cache(model, held) for model in models]}
         tokens = random.integers(vocabulary, size=(test.batch_size, test.tokens if test.kind == "prompt" else 1))
+        of_all = test.tokens * test.batch_size
         for name in ARMS:
-            trial(name, run, test.all_tokens, Flash())
+            trial(name, run, of_all, Flash())
         attention = {name: trial(name, attention_share) for name in arms(1)}
         for repetition in range(times):
             measured: dict[Arm, Speed] = {}
             flash, order = Flash(), arms(repetition)
             for name in order:
-                (drafted, accepted), measurement = trial(name, run, test.all_tokens, flash)
+                (drafted, accepted), measurement = trial(name, run, of_all, flash)
                 measured[name] = Speed(**asdict(measurement), drafted=drafted, accepted=accepted)
             yield Repetition(test, attention, Trial(**measured, order=order), flash)
 

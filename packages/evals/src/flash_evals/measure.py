@@ -146,7 +146,8 @@ def peak_memory() -> Iterator[Callable[[], int]]:
     """
     mx.clear_cache()
     flashattn_core.release_scratch()
-    _return_free_memory()
+    if _is_glibc:
+        _libc.malloc_trim(0)  # what it keeps stays resident: an allocation out of it would not be seen
     with no_garbage_collection():
         if "resident" in memory_method():
             Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
@@ -170,9 +171,3 @@ if _is_glibc:
     # malloc_trim() keeps the last free piece of every arena but the first. So all threads get that one, from here on.
     _M_ARENA_MAX = -8
     _libc.mallopt(_M_ARENA_MAX, 1)
-
-
-def _return_free_memory() -> None:
-    """Freed memory that the C library keeps stays resident: an allocation out of it would not be seen."""
-    if _is_glibc:
-        _libc.malloc_trim(0)

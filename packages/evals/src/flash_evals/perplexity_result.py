@@ -141,7 +141,9 @@ def measured(batches: Sequence[Batch], size: Size, other: Kept | None, header: H
     flash, compared = Flash.sum(batch.flash for batch in batches), None
     tokens = len(scores[header.arms[0]].nll)
     if other:
-        first = _first_batches(other.batches, windows_in(batches))
+        ends = list(accumulate(batch.trial.windows for batch in other.batches))
+        # Those that so many windows take: a file may hold more than were read here.
+        first = other.batches[: bisect_left(ends, windows_in(batches)) + 1]
         compared = _compared(other, first, header)
         column = compared.column
         scores[column] = Scores.join([batch.scores[compared.arm] for batch in first]).first(tokens)
@@ -159,12 +161,6 @@ def measured(batches: Sequence[Batch], size: Size, other: Kept | None, header: H
         "flash": flash,
         "trials": trials,
     }
-
-
-def _first_batches(batches: Sequence[Batch], windows: int) -> Sequence[Batch]:
-    """Those that so many windows take: a file may hold more than were read here."""
-    ends = list(accumulate(batch.trial.windows for batch in batches))
-    return batches[: bisect_left(ends, windows) + 1]
 
 
 def _compared(other: Kept, batches: Sequence[Batch], header: Header) -> Compared:

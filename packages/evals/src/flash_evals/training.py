@@ -47,16 +47,27 @@ class Step(NamedTuple):
 
 
 class Trainee:
-    """What one arm has learned, and its step."""
+    """What one arm has learned, and mlx-lm's step of it."""
 
     def __init__(self, model: Any, adapters: dict[str, Any]) -> None:
+        from mlx_lm.tuner.trainer import default_loss
+
         self.model = model
         self.adapters = adapters
-        self.optimizer = Adam(learning_rate=defaults()["learning_rate"])
-        self.optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
-        self.state = [model.state, self.optimizer.state, mx.random.state]
-        self.compiled = _compiled(model, self.optimizer, self.state)
-        mx.eval(self.optimizer.state)
+        optimizer = Adam(learning_rate=defaults()["learning_rate"])
+        optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
+        mx.eval(optimizer.state)
+        self.state = [model.state, optimizer.state, mx.random.state]
+        loss_and_gradient = value_and_grad(model, default_loss)
+
+        # For this arm alone: a compiled step holds the attention that was there when it was traced.
+        @partial(mx.compile, inputs=self.state, outputs=self.state)
+        def compiled(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
+            (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
+            optimizer.update(model, gradient)
+            return loss, count
+
+        self.compiled: Callable[[mx.array, mx.array], tuple[mx.array, mx.array]] = compiled
 
     @contextmanager
     def in_the_model(self) -> Iterator[None]:
@@ -71,26 +82,6 @@ class Trainee:
         loss, tokens = self.compiled(*batch)
         mx.eval(self.state, loss, tokens)
         return float(np.array(loss))
-
-
-def _compiled(
-    model: Any, optimizer: Adam, state: list[Any]
-) -> Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]:
-    """mlx-lm's step: the loss, and the tokens that took part.
-
-    It is for one arm alone: a compiled step holds the attention that was there when it was traced.
-    """
-    from mlx_lm.tuner.trainer import default_loss
-
-    loss_and_gradient = value_and_grad(model, default_loss)
-
-    @partial(mx.compile, inputs=state, outputs=state)
-    def step(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
-        (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
-        optimizer.update(model, gradient)
-        return loss, count
-
-    return step
 
 
 def defaults() -> dict[str, Any]:
