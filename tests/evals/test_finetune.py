@@ -15,7 +15,7 @@ from flash_evals.finetune_result import Result
 from flash_evals.measure import ARMS
 from flash_evals.models import LoadedModel, load
 from flash_evals.page.finetune import charts
-from flash_evals.training import Recipe
+from flash_evals.training import Settings
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen2
@@ -27,7 +27,10 @@ from msgspec.structs import replace
 COMMAND = ("finetune",)  # of `evaluate`
 
 LAYERS = 2  # of the model in conftest.py
-RECIPE = Recipe(batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False)
+SETTINGS = Settings(
+    batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False, seq_len=[], repetitions=1,
+    learning_rate=1e-5, max_memory_gb=None, max_seconds=0, seed=0, memory="",
+)  # fmt: skip
 NEVER_RAN = "Flash did not run in training: both arms are MLX's own attention."
 
 
@@ -43,11 +46,11 @@ def falling_back(monkeypatch):
     monkeypatch.setattr(route, "reason_not_to", lambda *_: "a reason")
 
 
-def steps(loaded, lengths, recipe, repetitions):
+def steps(loaded, settings, seq_len, repetitions):
     """The steps that are counted, on a model that is then of no further use."""
-    with training.trainable(loaded.model, recipe, seed=3):
-        limits = {"max_seconds": 0, "fits": lambda length, longest: True}
-        return list(training.steps(loaded, lengths, recipe, repetitions, seed=0, **limits))
+    with training.trainable(loaded.model, settings, seed=3):
+        asked = replace(settings, seq_len=seq_len, repetitions=repetitions)
+        return list(training.steps(loaded, asked, fits=lambda length, longest: True))
 
 
 def test_every_length(evaluate):
@@ -115,7 +118,7 @@ def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
     """The losses that its own train() reports on the same tokens and from the same adapters, for each length."""
     batches, make = [], training._batch
     monkeypatch.setattr(training, "_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
-    losses = [step.trial.off.loss for step in steps(fresh, [16, 8], RECIPE, 3)]
+    losses = [step.trial.off.loss for step in steps(fresh, SETTINGS, [16, 8], 3)]
 
     def train(batches):
         reported, other = [], load(str(model_folder)).model
@@ -123,7 +126,7 @@ def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
             on_train_loss_report=lambda info: reported.append(info["train_loss"]), on_val_loss_report=lambda info: None
         )
         adapters = str(tmp_path / "adapters.safetensors")
-        with training.trainable(other, RECIPE, seed=3):
+        with training.trainable(other, SETTINGS, seed=3):
             trainer.train(
                 other,
                 Adam(learning_rate=1e-5),
@@ -139,14 +142,14 @@ def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("num_layers", "adapted"), [(1, {"1"}), (-1, {"0", "1"})])
 def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
-    recipe = replace(RECIPE, num_layers=finetune._layers(num_layers, fresh))
+    settings = replace(SETTINGS, num_layers=finetune._layers(num_layers, fresh))
     before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
-    steps(fresh, [8], recipe, 2)
+    steps(fresh, settings, [8], 2)
     after = dict(tree_flatten(fresh.model.parameters()))
     adapters = {name for name in after if "lora" in name}
     assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
     assert {name.split(".")[2] for name in adapters} == adapted
-    assert {after[name].shape[-1] for name in adapters if name.endswith("lora_a")} == {RECIPE.rank}
+    assert {after[name].shape[-1] for name in adapters if name.endswith("lora_a")} == {SETTINGS.rank}
     assert all(np.any(np.array(after[name])) for name in adapters if name.endswith("lora_b"))  # they begin at 0
     for name, weight in before.items():
         kept = after.get(name, after.get(name.replace(".weight", ".linear.weight").replace(".bias", ".linear.bias")))
@@ -167,7 +170,7 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
     one_step = training.Trainee.step
     monkeypatch.setattr(training.Trainee, "step", step)
     loaded = load(None)
-    steps(loaded, [8], Recipe(batch_size=1, num_layers=4, rank=256, grad_checkpoint=False), 3)
+    steps(loaded, replace(SETTINGS, num_layers=4, rank=256), [8], 3)
     adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
     # What every length begins with is kept, and both arms begin with it.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
@@ -180,16 +183,19 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     request.addfinalizer(partial(mx.set_memory_limit, mx.set_memory_limit(1)))  # MLX then waits for its thread
-    loaded, recipe = load(str(make_model(max_position_embeddings=1024))), replace(RECIPE, grad_checkpoint=checkpoint)
-    taken = steps(loaded, [64, 256, 768], recipe, 1)
+    loaded, settings = (
+        load(str(make_model(max_position_embeddings=1024))),
+        replace(SETTINGS, grad_checkpoint=checkpoint),
+    )
+    taken = steps(loaded, settings, [64, 256, 768], 1)
     _, medium, long = (step.trial.off.peak_memory_mb * 1e6 for step in taken)
-    least = training.least_memory(loaded, 768, recipe)
+    least = training.least_memory(loaded, 768, settings)
     assert least == ((LAYERS if not checkpoint else 1) + 1) * 4 * 768**2 * 4
     assert 0.6 * long < least < long  # so checkpoints of two layers save a third
-    assert training.expected_memory(loaded, 256, recipe, None) == training.least_memory(loaded, 256, recipe)
+    assert training.expected_memory(loaded, 256, settings, None) == training.least_memory(loaded, 256, settings)
     if not checkpoint:
-        assert training.least_memory(loaded, 256, recipe) < 0.8 * medium
-        assert training.expected_memory(loaded, 256, recipe, taken[0]) == pytest.approx(medium, rel=0.2)
+        assert training.least_memory(loaded, 256, settings) < 0.8 * medium
+        assert training.expected_memory(loaded, 256, settings, taken[0]) == pytest.approx(medium, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +203,8 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
     [
         ("bfloat16", 64, 256, 0),
         ("bfloat16", 64, 288, 1),
-        ("bfloat16", 256, 256, RECIPE.num_layers + 1),
-        ("float32", 64, 256, RECIPE.num_layers + 1),
+        ("bfloat16", 256, 256, SETTINGS.num_layers + 1),
+        ("float32", 64, 256, SETTINGS.num_layers + 1),
     ],
 )
 def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_len, arrays):
@@ -207,12 +213,12 @@ def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_l
     monkeypatch.setattr(LoadedModel, "dtype", dtype)
     wide = dataclasses.replace(loaded, config={**loaded.config, "head_dim": head_dim})
     scores = loaded.heads * seq_len**2 * (4 if dtype == "float32" else 2)
-    assert training.least_memory(wide, seq_len, RECIPE) == arrays * RECIPE.batch_size * scores
+    assert training.least_memory(wide, seq_len, SETTINGS) == arrays * SETTINGS.batch_size * scores
 
 
 def test_a_config_without_heads_is_refused(loaded):
     with pytest.raises(EvalError, match=r"config.json of Snake does not say how many heads it has"):
-        training.least_memory(dataclasses.replace(loaded, config={"model_type": "mamba"}, name="Snake"), 8, RECIPE)
+        training.least_memory(dataclasses.replace(loaded, config={"model_type": "mamba"}, name="Snake"), 8, SETTINGS)
 
 
 def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, monkeypatch):

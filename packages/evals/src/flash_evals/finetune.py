@@ -8,12 +8,12 @@ import click
 
 from flash_evals import finetune_result, machine, models, options, runner, training
 from flash_evals.errors import EvalError
-from flash_evals.finetune_result import Result, Settings, Skipped
+from flash_evals.finetune_result import Result, Skipped
 from flash_evals.measure import Flash, memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
 from flash_evals.page.finetune import charts
-from flash_evals.training import Step
+from flash_evals.training import Settings, Step
 
 
 @click.command("finetune")
@@ -64,17 +64,11 @@ from flash_evals.training import Step
 def command(
     model: str | None,
     revision: str | None,
-    seq_len: list[int],
-    batch_size: int,
     num_layers: int | None,
-    rank: int,
-    grad_checkpoint: bool,
     max_memory: float | None,
-    max_seconds: float,
-    repetitions: int,
-    seed: int,
     outputs: Outputs,
     plot_file: Path | None,
+    **_: object,  # what the settings take as it is
 ) -> None:
     """Step time and memory of LoRA fine-tuning, patch off against patch on.
 
@@ -109,7 +103,7 @@ def command(
         max_memory_gb=max_memory,
         memory=memory_method(),
     )
-    for length in seq_len:
+    for length in settings.seq_len:
         loaded.require_positions(length, f"--seq-len {length}")
     machine.say_what_bounds(described_machine)
 
@@ -122,17 +116,17 @@ def command(
         return reason is None
 
     def work() -> Generator[Step, None, None]:
-        with training.trainable(loaded.model, settings, seed):
-            yield from training.steps(loaded, seq_len, settings, repetitions, max_seconds, seed, fits)
+        with training.trainable(loaded.model, settings, settings.seed):
+            yield from training.steps(loaded, settings, fits)
 
-    total, status = len(seq_len) * repetitions, lambda step: f"{step.seq_len:,} tokens"
+    total, status = len(settings.seq_len) * settings.repetitions, lambda step: f"{step.seq_len:,} tokens"
     measured, stopped = runner.collect(work(), "steps, off and on", total, status=status)
     if not measured:
         raise EvalError("; ".join(length.reason for length in skipped))
     result = Result(
         model=described_model,
         settings=settings,
-        results=finetune_result.lengths(measured, batch_size),
+        results=finetune_result.lengths(measured, settings.batch_size),
         skipped=skipped,
         flash=Flash.sum(step.flash for step in measured),
         interrupted=stopped is not None,

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -15,18 +15,7 @@ from flash_evals.measure import ARMS, ByArm, Flash, Trial
 from flash_evals.output import Table
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
-from flash_evals.training import Recipe, Step, StepOfArm
-
-
-class Settings(Recipe, kw_only=True):
-    seq_len: list[Count]
-    repetitions: Count
-    tokens: Literal["random"] = "random"
-    learning_rate: Amount
-    max_memory_gb: Amount | None
-    max_seconds: Amount
-    seed: Count
-    memory: str
+from flash_evals.training import Settings, Step, StepOfArm
 
 
 class Summary(Record):

@@ -4,10 +4,10 @@ Each arm has its own adapters and its own optimizer, from the same start, and go
 first step a difference of the losses is one of the gradients too.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +19,7 @@ from flash_evals import machine
 from flash_evals.errors import failing
 from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
 from flash_evals.models import LoadedModel
-from flash_evals.record import Count, Record
+from flash_evals.record import Amount, Count, Record
 from flash_evals.workload import ITEM_SIZE
 
 Sequences = tuple[mx.array, mx.array]  # tokens (sequences, seq_len + 1), and of each sequence the range that is learned
@@ -32,6 +32,17 @@ class Recipe(Record):
     num_layers: Count  # that get adapters, counted from the last
     rank: Count
     grad_checkpoint: bool
+
+
+class Settings(Recipe, kw_only=True):
+    seq_len: list[Count]
+    repetitions: Count
+    tokens: Literal["random"] = "random"
+    learning_rate: Amount
+    max_memory_gb: Amount | None
+    max_seconds: Amount
+    seed: Count
+    memory: str
 
 
 class StepOfArm(Measurement):
@@ -115,41 +126,35 @@ def trainable(model: Any, recipe: Recipe, seed: int) -> Iterator[None]:
 
 
 def steps(
-    loaded: LoadedModel,
-    lengths: Iterable[int],
-    recipe: Recipe,
-    repetitions: int,
-    max_seconds: float,
-    seed: int,
-    fits: Callable[[int, Step | None], bool],
+    loaded: LoadedModel, settings: Settings, fits: Callable[[int, Step | None], bool]
 ) -> Generator[Step, None, None]:
-    """Takes that many steps of each length with both arms, after one that warms up and is not counted.
+    """Takes the `repetitions` of each length with both arms, after one that warms up and is not counted.
 
     A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up has, it counts:
     what it does once is nothing beside a step so long. `fits` gets a length, and the first step of the longest that was
     taken. Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
     """
     longest: Step | None = None
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
-    for seq_len in lengths:
+    for seq_len in settings.seq_len:
         if not fits(seq_len, longest):
             continue
         trainees = {name: Trainee(loaded.model, start) for name in ARMS}
         # The warm-up counts here: the step is traced then and never again, and calls that fall back do it there.
         flash = Flash()
         spent = 0.0
-        for repetition in range(-1, repetitions):
-            batch = _batch(random.integers(loaded.vocabulary, size=(recipe.batch_size, seq_len + 1)))
+        for repetition in range(-1, settings.repetitions):
+            batch = _batch(random.integers(loaded.vocabulary, size=(settings.batch_size, seq_len + 1)))
             measured: dict[Arm, StepOfArm] = {}
             for name in arms(repetition):
                 what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
                 with failing(what), trainees[name].in_the_model():
                     work = partial(trainees[name].step, batch)
-                    loss, measurement = run(name, work, seq_len * recipe.batch_size, flash)
+                    loss, measurement = run(name, work, seq_len * settings.batch_size, flash)
                 measured[name] = StepOfArm(**asdict(measurement), loss=loss)
                 spent += measurement.seconds
-            enough = 0 < max_seconds <= spent
+            enough = 0 < settings.max_seconds <= spent
             if repetition >= 0 or enough:
                 step = Step(seq_len, Trial(**measured, order=arms(repetition)), flash)
                 longest = step if longest is None or seq_len > longest.seq_len else longest
