@@ -67,10 +67,10 @@ class Fake(Contestant):
         self.preparing()
         return self.flash.prepare()
 
-    def run(self, calls):
+    def compute(self, calls):
         for _ in calls:
             self.before()
-        return self.flash.run(calls)
+        return self.flash.compute(calls)
 
     def as_numpy(self, results):
         return [change(array) for change, array in zip(self.changes, self.flash.as_numpy(results), strict=True)]

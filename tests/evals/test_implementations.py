@@ -25,7 +25,7 @@ def test_every_implementation_computes_the_workload(name, work, pass_):
     inputs = work.inputs(seed=1)
     contestant = IMPLEMENTATIONS[name](work, pass_, inputs)
     calls = [contestant.prepare() for _ in range(2)]
-    results = contestant.as_numpy(contestant.run(calls))
+    results = contestant.as_numpy(contestant.compute(calls))
     assert calls == []  # they are gone when they have run
     call = Call(*map(mx.array, inputs), mask=mask_of(work))
     output, lse = call.forward()
@@ -47,7 +47,7 @@ def test_a_backward_pass_begins_after_the_forward_pass(name):
     kept = 4 * 256 * (8 + 1) * 4 if name == "flash" else 4 * 256 * 256 * 4
     assert mx.get_active_memory() - before >= kept
     prepared = flashattn_core.stats()
-    contestant.run([call])
+    contestant.compute([call])
     ran = {kernel: calls - prepared[kernel] for kernel, calls in flashattn_core.stats().items()}
     assert sum(ran.values()) == (name == "flash")
     assert ran["cpu_backward"] == (name == "flash")
@@ -82,7 +82,7 @@ def test_quantised_outputs(name, work):
     work = replace(work, head_dim=64, kv_bits=8)
     inputs = work.inputs(0)
     contestant = IMPLEMENTATIONS[name](work, "forward", inputs)
-    (output,) = contestant.as_numpy(contestant.run([contestant.prepare() for _ in range(3)]))
+    (output,) = contestant.as_numpy(contestant.compute([contestant.prepare() for _ in range(3)]))
     query, *others = inputs[:3]
     floats = (mx.dequantize(*mx.quantize(mx.array(x), 64, 8), group_size=64, bits=8) for x in others)
     expected, _ = reference_attention(query, *map(np.array, floats), None, mask_of(work))

@@ -92,14 +92,14 @@ class Contest:
         tiny = replace(work, query_len=min(TINY, work.query_len), seq_len=min(TINY, work.seq_len))
         with failing(f"{name} cannot compute {self}"):
             contestant = make(tiny, self.pass_, tiny.inputs(seed=0))
-            contestant.run([contestant.prepare()])
+            contestant.compute([contestant.prepare()])
             contestant = make(work, self.pass_, inputs)
             mx.synchronize()
             with peak_memory() as peak:
                 began = time.perf_counter()
                 prepared = [contestant.prepare()]
                 start = time.perf_counter()
-                results = contestant.run(prepared)
+                results = contestant.compute(prepared)
                 seconds = time.perf_counter() - start
                 memory = peak()
         calls = 1
@@ -140,5 +140,5 @@ def timed(contestant: Contestant, calls: int) -> float:
     time.sleep(SETTLE_SECONDS)
     with no_garbage_collection():
         start = time.perf_counter()
-        contestant.run(prepared)
+        contestant.compute(prepared)
         return time.perf_counter() - start

@@ -37,7 +37,7 @@ class Contestant(Protocol):
     def prepare(self) -> Call:
         """One call, and computed what it begins with: a backward pass begins after a forward pass of its own."""
 
-    def run(self, calls: list[Call]) -> Sequence[Any]:
+    def compute(self, calls: list[Call]) -> Sequence[Any]:
         """One after the other, until the list is empty: the results of the last, computed; the others are dropped."""
 
     def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
@@ -72,7 +72,7 @@ class MlxCalls:
         mx.eval(output)  # what the gradients need of the forward pass hangs on their graph, and stays
         return lambda: gradients
 
-    def run(self, calls: list[Call]) -> Sequence[mx.array]:
+    def compute(self, calls: list[Call]) -> Sequence[mx.array]:
         lot: list[Sequence[mx.array]] = []
         size = max(1, len(calls) // EVALUATIONS) if machine.kind() == "gpu" else 1
         while calls:
@@ -108,7 +108,7 @@ class TorchCalls:
             return lambda: [output := self.attention(*self.inputs), *self._gradients(output)]
         return partial(self._gradients, self.attention(*self.inputs))
 
-    def run(self, calls: list[Call]) -> Sequence[Any]:
+    def compute(self, calls: list[Call]) -> Sequence[Any]:
         results: Sequence[Any] = ()
         while calls:
             results = calls.pop()()
