@@ -4,6 +4,7 @@ import re
 
 import pytest
 from flash_evals import machine
+from flash_evals.measure import ARMS
 from msgspec import to_builtins
 from msgspec.structs import replace
 
@@ -11,37 +12,34 @@ COMMAND = ("perplexity",)  # of `evaluate`
 
 
 @pytest.fixture
-def saved(evaluate, tmp_path):
-    """The file of a run of one arm."""
+def run_arm(evaluate, tmp_path):
+    """A run of one arm, which keeps its scores; their file stands in the result as `file`."""
 
     def run(arm, *arguments):
         path = tmp_path / f"{arm}.jsonl"
-        evaluate("--arm", arm, "--save-logprobs", path, *arguments)
-        return path
+        return {**evaluate("--arm", arm, "--save-logprobs", path, *arguments), "file": path}
 
     return run
 
 
-@pytest.mark.parametrize(("arm", "absent"), [("off", "on"), ("on", "off")])
-def test_one_arm(evaluate, arm, absent):
-    """Its figures are those it has beside the other, and flash runs in the one that is on alone."""
-    both, one = evaluate(), evaluate("--arm", arm)
-    assert absent not in one
+@pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
+def test_one_arm_and_the_other_later(evaluate, run_arm, held, live):
+    """Alone, its figures are those it has beside the other, and flash runs in the one that is on alone. Later, whatever
+    does not take both arms' logits is as if they had run together; that is null, and a dash on the page.
+    """
+    together, one = evaluate(), run_arm(held)
+    assert live not in one
     assert one["paired"] is None
-    assert one[arm]["ppl"] == both[arm]["ppl"]
-    assert all(trial["order"] == [arm] for trial in one["trials"])
-    assert one["flash"] == (both["flash"] if arm == "on" else {"calls": {}, "fallbacks": {}})
-    assert one["page"].splitlines()[2].split() == ["patch", arm]
+    assert all(trial["order"] == [held] for trial in one["trials"])
+    assert one["flash"] == (together["flash"] if held == "on" else {"calls": {}, "fallbacks": {}})
+    assert one["page"].splitlines()[2].split() == ["patch", held]
     assert one["page"].endswith("One arm: nothing is compared.\n")
 
-
-@pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
-def test_the_other_arm_later(evaluate, saved, held, live):
-    """Whatever does not take both arms' logits is as if they had run together; that is null, and a dash on the page."""
-    together, later = evaluate(), evaluate("--arm", live, "--compare", saved(held))
-    for arm in ("off", "on"):
-        for figure in ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte"):
-            assert later[arm][figure] == together[arm][figure]
+    later = evaluate("--arm", live, "--compare", one["file"])
+    for figure in ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte"):
+        assert one[held][figure] == together[held][figure]
+        assert [later[arm][figure] for arm in ARMS] == [together[arm][figure] for arm in ARMS]
+    assert later["compared"]["trials"] == [trial[held] for trial in one["trials"]]
     assert later["paired"] == {**together["paired"], "max_abs_dlogit": None, "mean_kl": None}
     assert later["flash"] == together["flash"]
     assert "top-1 agreement 100.000 % · max |Δlogit| – · mean KL – · flash: cpu_prefill" in later["page"]
@@ -51,12 +49,12 @@ def test_the_other_arm_later(evaluate, saved, held, live):
     assert "Same predictions; " in later["page"]
 
 
-def test_under_other_conditions(evaluate, saved):
+def test_under_other_conditions(evaluate, run_arm):
     """Smaller batches are slower, which is not the patch. And more windows than are compared: they end within a batch
     of the file.
     """
     together = evaluate("--max-windows", 3)
-    later = evaluate("--arm", "on", "--max-windows", 3, "--compare", saved("off", "--batch-size", 2))
+    later = evaluate("--arm", "on", "--max-windows", 3, "--compare", run_arm("off", "--batch-size", 2)["file"])
     assert later["tokens"] == together["tokens"]
     assert len(later["compared"]["trials"]) == 2  # that these windows take, of all that the file holds
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
@@ -66,9 +64,9 @@ def test_under_other_conditions(evaluate, saved):
     assert "x" not in "".join(line for line in later["page"].splitlines() if line.startswith(("prefill", "peak")))
 
 
-def test_the_same_arm_of_another_machine(evaluate, saved, monkeypatch):
+def test_the_same_arm_of_another_machine(evaluate, run_arm, monkeypatch):
     """What differs is named, and the columns say what they are."""
-    there = saved("on", "--batch-size", 2)
+    there = run_arm("on", "--batch-size", 2)["file"]
     described = machine.describe()
     here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
     monkeypatch.setattr(machine, "describe", lambda: here)
@@ -89,18 +87,18 @@ def test_the_same_arm_of_another_machine(evaluate, saved, monkeypatch):
     assert head == ["patch on, on.jsonl", "patch on", "difference"]
 
 
-def test_another_model_on_the_same_tokens(evaluate, saved, make_model):
+def test_another_model_on_the_same_tokens(evaluate, run_arm, make_model):
     """As one compares a quantised model with the one it was made from."""
-    result = evaluate("--arm", "on", "--model", make_model(rope_theta=100.0), "--compare", saved("on"))
+    result = evaluate("--arm", "on", "--model", make_model(rope_theta=100.0), "--compare", run_arm("on")["file"])
     assert abs(result["paired"]["delta_nll"]) > 1e-4
     assert "Predictions differ: another token ranks first at " in result["page"]
     assert "weights sha256:" in result["page"]
 
 
-def test_a_file_of_something_else_is_refused(refused, saved, make_model, model_folder, text_file, tmp_path):
+def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, model_folder, text_file, tmp_path):
     """Other windows, another text, other tokens of the same text; and one that holds too little."""
     (tmp_path / "other.txt").write_text(text_file.read_text() + "More.")
-    path = saved("off")
+    path = run_arm("off")["file"]
 
     def line(*arguments, model=model_folder, text=text_file):
         always = ("--model", model, "--dataset", text, "--context", 24, "--arm", "on", "--compare", path)
@@ -116,5 +114,5 @@ def test_a_file_of_something_else_is_refused(refused, saved, make_model, model_f
     ):
         assert f"--compare {path} is of something else: " in said
         assert all(difference in said for difference in named)
-    saved("off", "--max-windows", 2)  # a new file takes the place of an old one
+    run_arm("off", "--max-windows", 2)  # a new file takes the place of an old one
     assert re.search(f"--compare {path} holds 2 of the .*take --max-windows 2", line())

@@ -6,7 +6,7 @@ import flashattn_core
 import numpy as np
 import pytest
 from flash_evals import contest, machine
-from flash_evals.contest import BOUNDS, Contest
+from flash_evals.contest import MACHINE, Contest
 from flash_evals.implementations import GRADIENTS, RESULTS
 from flash_evals.measure import memory_method
 from flash_evals.workload import PASSES
@@ -54,12 +54,12 @@ def test_turns(monkeypatch, fake_implementation):
     turns = []
     for name in ("flash", "mlx"):
         fake_implementation(name, before=lambda name=name: turns.append(name))
-    monkeypatch.setattr(flashattn_core, "peak_flops", lambda: turns.append(BOUNDS) or 1.0)
-    held = Contest(workload())
-    assert sum(1 for _ in held.hold(["flash", "mlx"], 6, 0, 0)) == 2 * 6
+    monkeypatch.setattr(flashattn_core, "peak_flops", lambda: turns.append(MACHINE) or 1.0)
+    held = Contest(workload(), "forward", ["flash", "mlx"])
+    assert sum(1 for _ in held.hold(6, 0, 0)) == 2 * 6
     assert turns[:4] == ["flash"] * 2 + ["mlx"] * 2  # a tiny call, and the one whose memory is measured
     rounds = [turns[first : first + 3] for first in range(4, 4 + 6 * 3, 3)]
-    assert rounds[:3] == [[BOUNDS, "flash", "mlx"], ["mlx", "flash", BOUNDS], ["flash", "mlx", BOUNDS]]
+    assert rounds[:3] == [[MACHINE, "flash", "mlx"], ["mlx", "flash", MACHINE], ["flash", "mlx", MACHINE]]
     assert [sorted(place) for place in zip(*rounds, strict=True)] == [sorted(rounds[0] * 2)] * 3
     assert len(held.peak_flops) == len(held.bandwidth) == 6
 
@@ -103,8 +103,8 @@ def test_a_trial_lasts_twenty_milliseconds(fake_implementation, clock, monkeypat
         clock.go(first if len(calls) <= 2 else 0.003)
 
     fake_implementation("flash", before=before)
-    held = Contest(workload())
-    list(held.hold(["flash"], 2, 0, 0))
+    held = Contest(workload(), "forward", ["flash"])
+    list(held.hold(2, 0, 0))
     assert held.timings["flash"].calls == 8
     assert held.timings["flash"].trials == pytest.approx([0.003] * 2)
 
@@ -112,8 +112,8 @@ def test_a_trial_lasts_twenty_milliseconds(fake_implementation, clock, monkeypat
 def test_what_prepares_a_call_is_not_timed(fake_implementation, clock):
     """But it counts for --max-seconds: that is what somebody waits for."""
     fake_implementation("flash", before=lambda: clock.go(0.25), preparing=lambda: clock.go(4))
-    held = Contest(workload(pass_="backward"))
-    list(held.hold(["flash"], 9, 13, 0))
+    held = Contest(workload(), "backward", ["flash"])
+    list(held.hold(9, 13, 0))
     assert held.timings["flash"].trials == [0.25] * 3
 
 
@@ -127,7 +127,7 @@ def test_memory_is_that_of_one_call(fake_implementation):
         np.ones(64_000_000, np.uint8)
 
     fake_implementation("flash", before=before)
-    held = Contest(workload())
-    next(held.hold(["flash"], 1, 0, 0))
+    held = Contest(workload(), "forward", ["flash"])
+    next(held.hold(1, 0, 0))
     if "resident" in memory_method():
         assert held.timings["flash"].peak_memory == pytest.approx(64e6, abs=3e6)

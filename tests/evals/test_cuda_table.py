@@ -3,10 +3,10 @@
 import re
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "packages/evals/scripts"

@@ -169,10 +169,10 @@ def test_a_patch_that_does_something_else(found, monkeypatch, off_by, says, cure
     """It changes the logits, or takes no calls."""
     real = measure.run
 
-    def changed(name, work, did):
+    def changed(name, work, tokens, did):
         if off_by is None:
             return work(), None
-        logits, trial = real(name, work, did)
+        logits, trial = real(name, work, tokens, did)
         return logits + (off_by if name == "on" else 0), trial
 
     monkeypatch.setattr(measure, "run", changed)

@@ -12,9 +12,10 @@ import pytest
 from flash_evals import finetune, machine, measure, training
 from flash_evals.errors import EvalError
 from flash_evals.finetune_result import Result
+from flash_evals.measure import ARMS
 from flash_evals.models import LoadedModel, load
 from flash_evals.page.finetune import charts
-from flash_evals.training import Recipe
+from flash_evals.training import Settings
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen2
@@ -26,7 +27,10 @@ from msgspec.structs import replace
 COMMAND = ("finetune",)  # of `evaluate`
 
 LAYERS = 2  # of the model in conftest.py
-RECIPE = Recipe(batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False)
+SETTINGS = Settings(
+    batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False, seq_len=[], repetitions=1,
+    learning_rate=1e-5, max_memory_gb=None, max_seconds=0, seed=0, memory="",
+)  # fmt: skip
 NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
 
 
@@ -42,17 +46,28 @@ def falling_back(monkeypatch):
     monkeypatch.setattr(route, "reason_not_to", lambda *_: "a reason")
 
 
+def steps(loaded, settings, seq_len, repetitions):
+    """The steps that are counted, on a model that is then of no further use."""
+    with training.trainable(loaded.model, settings, seed=3):
+        asked = replace(settings, seq_len=seq_len, repetitions=repetitions)
+        return list(training.steps(loaded, asked, fits=lambda length, longest: True))
+
+
 def test_every_length(evaluate):
     result = evaluate("-p", "32,8", "-r", 3, "--batch-size", 2, "--num-layers", 1, "--rank", 4)
     assert [length["seq_len"] for length in result["results"]] == [32, 8]
     for length in result["results"]:
         trials = length["trials"]
         assert [trial["order"] for trial in trials] == [["off", "on"], ["on", "off"], ["off", "on"]]
-        for arm in ("off", "on"):
+        for arm in ARMS:
             seconds = [trial[arm]["seconds"] for trial in trials]
             assert length[arm]["seconds"] == statistics.median(seconds)
             assert min(seconds) < length[arm]["seconds_p20"] < length[arm]["seconds_p80"] < max(seconds)
-            assert length[arm]["tokens_per_s"] == pytest.approx(2 * length["seq_len"] / length[arm]["seconds"])
+            for tokens_per_s, of in (
+                (length[arm]["tokens_per_s"], length),
+                (trials[0][arm]["tokens_per_s"], trials[0]),
+            ):
+                assert tokens_per_s == pytest.approx(2 * length["seq_len"] / of[arm]["seconds"])
             assert length[arm]["peak_memory_mb"] == max(trial[arm]["peak_memory_mb"] for trial in trials)
             assert length[arm]["loss"] == trials[-1][arm]["loss"]
         assert length["time_ratio"] == length["on"]["seconds"] / length["off"]["seconds"]
@@ -60,14 +75,13 @@ def test_every_length(evaluate):
     about = ["LoRA of rank 4 in 1 layers", "batch size 2, random tokens", "off and on taking turns"]
     assert lines[0].split(" · ")[1:4] == about
     assert [line.split()[0] for line in lines[2:9]] == ["tokens", "32", "on", "on/off", "8", "on", "on/off"]
-    assert result["interrupted"] is False
-    assert result["skipped"] == []
+    assert (result["interrupted"], result["skipped"]) == (False, [])
 
 
 def test_both_arms_learn_the_same(evaluate):
     """From the second step on through the gradient too. The seed decides what."""
     [length] = evaluate("-p", 48, "-r", 4)["results"]
-    off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ("off", "on"))
+    off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ARMS)
     np.testing.assert_allclose(on, off, rtol=1e-5)
     assert length["max_abs_dloss"] == max(abs(a - b) for a, b in zip(off, on, strict=True))
     assert len(set(off)) == 4  # new tokens, and weights that have changed
@@ -89,8 +103,7 @@ def test_flash_computes_the_gradient(evaluate, checkpoint):
     assert result["flash"]["calls"] == {kernel: 2 * count for kernel, count in calls.items()}
     assert f"flash: cpu_backward {2 * backward} calls, cpu_prefill {2 * forward} calls, 0 fall" in result["page"]
     assert NEVER_RAN not in result["page"]
-    for length in result["results"]:
-        assert length["max_abs_dloss"] < 1e-4
+    assert all(length["max_abs_dloss"] < 1e-4 for length in result["results"])
 
 
 def test_flash_that_takes_no_calls(evaluate, falling_back):
@@ -103,44 +116,40 @@ def test_flash_that_takes_no_calls(evaluate, falling_back):
 
 def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
     """The losses that its own train() reports on the same tokens and from the same adapters, for each length."""
-    batches, reported = [], []
-    make = training._batch
+    batches, make = [], training._batch
     monkeypatch.setattr(training, "_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
-    with training.trainable(fresh.model, RECIPE, seed=3):
-        losses = [step.losses["off"] for step in training.steps(fresh, [16, 8], RECIPE, 3, max_seconds=0, seed=0)]
+    losses = [step.trial.off.loss for step in steps(fresh, SETTINGS, [16, 8], 3)]
 
     def train(batches):
-        other = load(str(model_folder)).model
-        file = str(tmp_path / "adapters.safetensors")
-        with training.trainable(other, RECIPE, seed=3):
+        reported, other = [], load(str(model_folder)).model
+        callback = SimpleNamespace(
+            on_train_loss_report=lambda info: reported.append(info["train_loss"]), on_val_loss_report=lambda info: None
+        )
+        adapters = str(tmp_path / "adapters.safetensors")
+        with training.trainable(other, SETTINGS, seed=3):
             trainer.train(
                 other,
                 Adam(learning_rate=1e-5),
                 train_dataset=None,
-                args=trainer.TrainingArgs(iters=4, steps_per_report=1, adapter_file=file),
+                args=trainer.TrainingArgs(iters=4, steps_per_report=1, adapter_file=adapters),
                 iterate_batches=lambda **_: iter(batches),
-                training_callback=SimpleNamespace(
-                    on_train_loss_report=lambda info: reported.append(info["train_loss"]),
-                    on_val_loss_report=lambda info: None,
-                ),
+                training_callback=callback,
             )
+        return reported[1:]  # the first warmed up
 
-    train(batches[:4])
-    train(batches[4:])
-    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # the first of each warmed up
+    np.testing.assert_allclose(losses, train(batches[:4]) + train(batches[4:]), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("num_layers", "adapted"), [(1, {"1"}), (-1, {"0", "1"})])
 def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
-    recipe = replace(RECIPE, num_layers=finetune._layers(num_layers, fresh))
+    settings = replace(SETTINGS, num_layers=finetune._layers(num_layers, fresh))
     before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
-    with training.trainable(fresh.model, recipe, seed=0):
-        assert list(training.steps(fresh, [8], recipe, 2, max_seconds=0, seed=0))
+    steps(fresh, settings, [8], 2)
     after = dict(tree_flatten(fresh.model.parameters()))
     adapters = {name for name in after if "lora" in name}
     assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
     assert {name.split(".")[2] for name in adapters} == adapted
-    assert {after[name].shape[-1] for name in adapters if name.endswith("lora_a")} == {RECIPE.rank}
+    assert {after[name].shape[-1] for name in adapters if name.endswith("lora_a")} == {SETTINGS.rank}
     assert all(np.any(np.array(after[name])) for name in adapters if name.endswith("lora_b"))  # they begin at 0
     for name, weight in before.items():
         kept = after.get(name, after.get(name.replace(".weight", ".linear.weight").replace(".bias", ".linear.bias")))
@@ -160,11 +169,9 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
 
     one_step = training.Trainee.step
     monkeypatch.setattr(training.Trainee, "step", step)
-    loaded, recipe = load(None), Recipe(batch_size=1, num_layers=4, rank=256, grad_checkpoint=False)
-    with training.trainable(loaded.model, recipe, seed=0):
-        adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
-        assert len(list(training.steps(loaded, [8], recipe, 3, max_seconds=0, seed=0))) == 3
-    assert len(grown) == 8
+    loaded = load(None)
+    steps(loaded, replace(SETTINGS, num_layers=4, rank=256), [8], 3)
+    adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
     # What every length begins with is kept, and both arms begin with it.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
 
@@ -176,17 +183,19 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     request.addfinalizer(partial(mx.set_memory_limit, mx.set_memory_limit(1)))  # MLX then waits for its thread
-    loaded, recipe = load(str(make_model(max_position_embeddings=1024))), replace(RECIPE, grad_checkpoint=checkpoint)
-    with training.trainable(loaded.model, recipe, seed=0):
-        steps = list(training.steps(loaded, [64, 256, 768], recipe, 1, max_seconds=0, seed=0))
-    _, medium, long = (step.trials["off"].peak_memory for step in steps)
-    least = training.least_memory(loaded, 768, recipe)
+    loaded, settings = (
+        load(str(make_model(max_position_embeddings=1024))),
+        replace(SETTINGS, grad_checkpoint=checkpoint),
+    )
+    taken = steps(loaded, settings, [64, 256, 768], 1)
+    _, medium, long = (step.trial.off.peak_memory_mb * 1e6 for step in taken)
+    least = training.least_memory(loaded, 768, settings)
     assert least == ((LAYERS if not checkpoint else 1) + 1) * 4 * 768**2 * 4
     assert 0.6 * long < least < long  # so checkpoints of two layers save a third
-    assert training.expected_memory(loaded, 256, recipe, None) == training.least_memory(loaded, 256, recipe)
+    assert training.expected_memory(loaded, 256, settings, None) == training.least_memory(loaded, 256, settings)
     if not checkpoint:
-        assert training.least_memory(loaded, 256, recipe) < 0.8 * medium
-        assert training.expected_memory(loaded, 256, recipe, steps[0]) == pytest.approx(medium, rel=0.2)
+        assert training.least_memory(loaded, 256, settings) < 0.8 * medium
+        assert training.expected_memory(loaded, 256, settings, taken[0]) == pytest.approx(medium, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +203,8 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
     [
         ("bfloat16", 64, 256, 0),
         ("bfloat16", 64, 288, 1),
-        ("bfloat16", 256, 256, RECIPE.num_layers + 1),
-        ("float32", 64, 256, RECIPE.num_layers + 1),
+        ("bfloat16", 256, 256, SETTINGS.num_layers + 1),
+        ("float32", 64, 256, SETTINGS.num_layers + 1),
     ],
 )
 def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_len, arrays):
@@ -204,12 +213,12 @@ def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_l
     monkeypatch.setattr(LoadedModel, "dtype", dtype)
     wide = dataclasses.replace(loaded, config={**loaded.config, "head_dim": head_dim})
     scores = loaded.heads * seq_len**2 * (4 if dtype == "float32" else 2)
-    assert training.least_memory(wide, seq_len, RECIPE) == arrays * RECIPE.batch_size * scores
+    assert training.least_memory(wide, seq_len, SETTINGS) == arrays * SETTINGS.batch_size * scores
 
 
 def test_a_config_without_heads_is_refused(loaded):
     with pytest.raises(EvalError, match=r"config.json of Snake does not say how many heads it has"):
-        training.least_memory(dataclasses.replace(loaded, config={"model_type": "mamba"}, name="Snake"), 8, RECIPE)
+        training.least_memory(dataclasses.replace(loaded, config={"model_type": "mamba"}, name="Snake"), 8, SETTINGS)
 
 
 def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, monkeypatch):
@@ -225,7 +234,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 
 
 @pytest.mark.parametrize(
-    ("max_seconds", "steps"),
+    ("max_seconds", "counted"),
     [
         (0, 5),  # no limit
         (3, 1),  # the first pair has taken 4: it counts, and is all
@@ -233,19 +242,18 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
         (9, 2),
     ],
 )
-def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, steps):
+def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
     calls = []
 
-    def run(name, work, _):
+    def run(name, work, tokens, _):
         calls.append(name)
-        return work(), measure.Trial(seconds=2, peak_memory=0)
+        return work(), measure.Measurement(2, tokens / 2, 0)
 
     monkeypatch.setattr(training, "run", run)
     lengths = evaluate("-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
-    found = [(length["seq_len"], len(length["trials"])) for length in lengths]
-    assert found == [(4, steps), (8, steps)]  # each length has the time to itself
+    assert [len(length["trials"]) for length in lengths] == [counted] * 2  # each length has the time to itself
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
-    assert len(calls) == 2 * (2 * steps + warm_ups)
+    assert len(calls) == 2 * (2 * counted + warm_ups)
 
 
 def test_plot(evaluate, tmp_path):
@@ -254,9 +262,7 @@ def test_plot(evaluate, tmp_path):
     picture = ElementTree.parse(tmp_path / "out.svg").getroot()
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Time of a step", "Peak memory of a step", result["machine"]["device"]} <= set(texts)
-    time, memory = charts(convert(result, Result))
-    for chart, key in ((time, "seconds"), (memory, "peak_memory_mb")):
-        assert {line.name: [(point.length, point.value) for point in line.points] for line in chart.series} == {
-            f"patch {arm}": [(length["seq_len"], length[arm][key]) for length in result["results"][::-1]]
-            for arm in ("off", "on")
-        }
+    lengths = [
+        [point.length for point in line.points] for chart in charts(convert(result, Result)) for line in chart.series
+    ]
+    assert lengths == [[8, 32]] * 4

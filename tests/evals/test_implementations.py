@@ -1,6 +1,6 @@
 """Workloads for attention kernels: what a call computes, reads and holds, and that each implementation does that."""
 
-from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import flashattn_core
@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from flash_evals import implementations
 from flash_evals.implementations import IMPLEMENTATIONS, RESULTS
-from flash_evals.workload import PASSES, Heads
+from flash_evals.workload import PASSES
 from flashattn_core.reference import reference_attention
 from gradient_oracle import Call, unfused_gradients
 from kernel_cases import WORKLOADS, mask_of, visible_in, workload
+from msgspec.structs import replace
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
@@ -22,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("quick_machine")
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_every_implementation_computes_the_workload(name, work, pass_):
     inputs = work.inputs(seed=1)
-    contestant = IMPLEMENTATIONS[name](replace(work, pass_=pass_), inputs)
+    contestant = IMPLEMENTATIONS[name](work, pass_, inputs)
     calls = [contestant.prepare() for _ in range(2)]
-    results = contestant.as_numpy(contestant.run(calls))
+    results = contestant.as_numpy(contestant.compute(calls))
     assert calls == []  # they are gone when they have run
     call = Call(*map(mx.array, inputs), mask=mask_of(work))
     output, lse = call.forward()
@@ -37,8 +38,8 @@ def test_every_implementation_computes_the_workload(name, work, pass_):
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 def test_a_backward_pass_begins_after_the_forward_pass(name):
     """Whose kept arrays are there when it is prepared: flash's output and lse, the others' weights."""
-    work = workload(query_len=256, seq_len=256, pass_="backward")
-    contestant = IMPLEMENTATIONS[name](work, work.inputs(seed=0))
+    work = workload(query_len=256, seq_len=256)
+    contestant = IMPLEMENTATIONS[name](work, "backward", work.inputs(seed=0))
     mx.synchronize()
     before = mx.get_active_memory()
     flashattn_core.reset_stats()
@@ -46,7 +47,7 @@ def test_a_backward_pass_begins_after_the_forward_pass(name):
     kept = 4 * 256 * (8 + 1) * 4 if name == "flash" else 4 * 256 * 256 * 4
     assert mx.get_active_memory() - before >= kept
     prepared = flashattn_core.stats()
-    contestant.run([call])
+    contestant.compute([call])
     ran = {kernel: calls - prepared[kernel] for kernel, calls in flashattn_core.stats().items()}
     assert sum(ran.values()) == (name == "flash")
     assert ran["cpu_backward"] == (name == "flash")
@@ -60,28 +61,28 @@ def test_threads_are_those_of_flash(monkeypatch):
 
 def test_what_is_held_and_read():
     """Of gradients as much as of what they are of, but of lse none; packed, a scale and a bias for each 64 numbers."""
-    single, half = workload(query_len=16), workload(query_len=16, dtype="bfloat16")
-    backward, lse = workload(query_len=16, pass_="backward"), 4 * 4 * 16
-    assert single.bytes_held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32) + lse
-    assert half.bytes_held - lse == (single.bytes_held - lse) // 2
+    single, half, lse = workload(query_len=16), workload(query_len=16, dtype="bfloat16"), 4 * 4 * 16
+    held = single.bytes_held("forward") - lse
+    assert held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32)
+    assert half.bytes_held("forward") - lse == held // 2
     assert half.bytes_read == single.bytes_read // 2
-    assert backward.bytes_held - lse == 2 * (single.bytes_held - lse)
-    assert replace(backward, pass_="forward_backward").bytes_held == backward.bytes_held
-    plain, packed = workload(heads=Heads(4, 2, 128)), workload(heads=Heads(4, 2, 128), kv_bits=4)
+    for pass_ in ("backward", "forward_backward"):
+        assert single.bytes_held(pass_) - lse == 2 * held
+    plain, packed = workload(head_dim=128), workload(head_dim=128, kv_bits=4)
     rows = 2 * 4 * 32 * 128 * 4 + 4 * 4 * 32
     assert plain.bytes_read == 2 * 2 * 32 * 128 * 4
     assert packed.bytes_read == 2 * 2 * 32 * (128 // 2 + 2 * 2 * 4)
-    assert packed.bytes_held - rows == packed.bytes_read
-    assert "4-bit keys and values" in str(packed)
+    assert packed.bytes_held("forward") - rows == packed.bytes_read
+    assert "4-bit K/V" in str(packed)
 
 
 @pytest.mark.parametrize("name", implementations.QUANTISED)
 @pytest.mark.parametrize("work", [workload(), workload(causal=False), workload(window=7, query_len=9)], ids=str)
 def test_quantised_outputs(name, work):
-    work = replace(work, heads=Heads(4, 2, 64), kv_bits=8)
+    work = replace(work, head_dim=64, kv_bits=8)
     inputs = work.inputs(0)
-    contestant = IMPLEMENTATIONS[name](work, inputs)
-    (output,) = contestant.as_numpy(contestant.run([contestant.prepare() for _ in range(3)]))
+    contestant = IMPLEMENTATIONS[name](work, "forward", inputs)
+    (output,) = contestant.as_numpy(contestant.compute([contestant.prepare() for _ in range(3)]))
     query, *others = inputs[:3]
     floats = (mx.dequantize(*mx.quantize(mx.array(x), 64, 8), group_size=64, bits=8) for x in others)
     expected, _ = reference_attention(query, *map(np.array, floats), None, mask_of(work))
@@ -91,14 +92,14 @@ def test_quantised_outputs(name, work):
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_counts_what_is_visible(work):
     visible = visible_in(work)
-    given = work.visible()
+    given = work.mask()
     assert (given is None) == visible.all()
     if given is not None:
         np.testing.assert_array_equal(given, visible)
     for pass_, products in (("forward", 2), ("backward", 5), ("forward_backward", 7)):
-        flops = 2 * products * work.heads.dim * visible.sum() * work.heads.query * work.batch_size
-        assert replace(work, pass_=pass_).flops == flops
-    assert work.bytes_read == 2 * work.batch_size * work.heads.kv * visible.any(axis=0).sum() * work.heads.dim * 4
+        flops = 2 * products * work.head_dim * visible.sum() * work.num_heads * work.batch_size
+        assert work.flops(pass_) == flops
+    assert work.bytes_read == 2 * work.batch_size * work.num_kv_heads * visible.any(axis=0).sum() * work.head_dim * 4
 
 
 def test_the_seed_decides_the_numbers():
@@ -112,8 +113,8 @@ def test_the_seed_decides_the_numbers():
 
 
 class FakeTensor:
-    def __init__(self, array, dtype="as given", requires_grad=False, graph=None):
-        self.array, self.dtype, self.requires_grad = array, dtype, requires_grad
+    def __init__(self, array, dtype="as given", graph=None):
+        self.array, self.dtype, self.requires_grad = array, dtype, False
         self.graph = graph  # the function that attention was, and what it was given
 
     def requires_grad_(self, requires_grad):
@@ -131,12 +132,9 @@ class FakeTorch:
     """What of torch is used. Its attention has torch's mask: causal is aligned to the upper left."""
 
     def __init__(self):
-        self.calls = []
-        self.threads = []
-        self.gradients = 0
+        self.calls, self.threads, self.gradients = [], [], 0
         self.float32, self.bfloat16 = "float32", "bfloat16"
-        self.tensor = FakeTensor
-        self.set_num_threads = self.threads.append
+        self.tensor, self.set_num_threads = FakeTensor, self.threads.append
         self.nn = SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=self.attention))
         self.autograd = SimpleNamespace(grad=self.grad)
 
@@ -144,24 +142,19 @@ class FakeTorch:
         assert not (is_causal and attn_mask is not None)
         assert enable_gqa
         query, key, _ = inputs
-        recorded = query.requires_grad
-        asked = {"is_causal": is_causal, "masked": attn_mask is not None, "recorded": recorded}
+        asked = {"is_causal": is_causal, "masked": attn_mask is not None, "recorded": query.requires_grad}
         self.calls.append(asked | {"dtypes": {tensor.dtype for tensor in inputs}})
         visible = np.ones((query.array.shape[-2], key.array.shape[-2]), bool) if attn_mask is None else attn_mask.array
         mask = mx.array(np.tril(visible) if is_causal else visible)
-
-        def attend(q, k, v):
-            return mx.fast.scaled_dot_product_attention(q, k, v, scale=query.array.shape[-1] ** -0.5, mask=mask)
-
+        attend = partial(mx.fast.scaled_dot_product_attention, scale=query.array.shape[-1] ** -0.5, mask=mask)
         output = np.array(attend(*(mx.array(tensor.array) for tensor in inputs)))
-        return FakeTensor(output, requires_grad=recorded, graph=(attend, list(inputs)) if recorded else None)
+        return FakeTensor(output, graph=(attend, list(inputs)) if query.requires_grad else None)
 
     def grad(self, output, inputs, cotangent):
         """Frees the graph, as torch does."""
         (attend, operands), output.graph = output.graph, None
         assert inputs == operands
-        assert all(tensor.requires_grad for tensor in inputs)
-        assert not cotangent.requires_grad
+        assert [tensor.requires_grad for tensor in (*inputs, cotangent)] == [True, True, True, False]
         self.gradients += 1
         _, gradients = mx.vjp(attend, [mx.array(tensor.array) for tensor in inputs], [mx.array(cotangent.array)])
         return [FakeTensor(np.array(gradient)) for gradient in gradients]
@@ -176,33 +169,29 @@ def torch(monkeypatch):
     return fake
 
 
-@pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize(
-    ("options", "is_causal", "masked"),
+    ("options", "is_causal", "masked", "passes"),
     [
-        ([], True, False),
-        (["--no-causal"], False, False),
-        (["--query-len", 5], False, True),  # its own causal mask would be aligned to the other corner
-        (["--window", 7], False, True),
-        (["--window", 7, "--query-len", 5], False, True),
-        (["--query-len", 1], False, False),
-        (["--window", 7, "--query-len", 1], False, True),
+        ([], True, False, PASSES),
+        (["--no-causal"], False, False, PASSES),
+        (["--query-len", 5], False, True, PASSES),  # its own causal mask would be aligned to the other corner
+        (["--window", 7], False, True, PASSES),
+        (["--window", 7, "--query-len", 5], False, True, PASSES),
+        (["--query-len", 1], False, False, ["forward"]),
+        (["--window", 7, "--query-len", 1], False, True, ["forward"]),
+        (["--dtype", "bfloat16"], True, False, ["forward"]),
     ],
 )
-def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, pass_):
+def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, passes):
     """And agrees, or the run would end."""
-    if pass_ != "forward" and options[-2:] == ["--query-len", 1]:
-        return  # kernels refuses it
-    entries, _ = run_kernels("--impl", "flash,torch", "--pass", pass_, *options)
-    assert [entry["config"]["impl"] for entry in entries] == ["flash", "torch"]
-    recorded = pass_ != "forward"
-    assert torch.calls[-1] == {"is_causal": is_causal, "masked": masked, "dtypes": {"float32"}, "recorded": recorded}
-    assert torch.gradients == (len(torch.calls) if recorded else 0)
+    for pass_ in passes:
+        entries, _ = run_kernels("--impl", "flash,torch", "--pass", pass_, *options)
+        asked = {"is_causal": is_causal, "masked": masked, "recorded": pass_ != "forward"}
+        assert torch.calls[-1] == {**asked, "dtypes": {entries[0]["config"]["dtype"]}}
+    assert torch.gradients == sum(call["recorded"] for call in torch.calls)
     assert set(torch.threads) == {implementations.threads()}
     assert entries[0]["machine"]["versions"]["torch"] == "that of torch"
 
 
-def test_torch_takes_part_where_it_is_installed_and_gets_the_dtype(run_kernels, torch):
+def test_torch_takes_part_where_it_is_installed(run_kernels, torch):
     assert [entry["config"]["impl"] for entry in run_kernels()[0]] == ["flash", "mlx", "naive", "torch"]
-    run_kernels("--impl", "torch", "--dtype", "bfloat16")
-    assert torch.calls[-1]["dtypes"] == {"bfloat16"}

@@ -34,10 +34,10 @@ def at_trial(monkeypatch):
 @pytest.fixture
 def commands(model_folder, perplexity):
     return {
-        "perplexity": perplexity[1:],
-        "speed": ["--model", model_folder, "-p", "8,16,32", "-g", 0, "-d", 0, "-r", 1],
-        "finetune": ["--model", model_folder, "-p", "8,16,32", "-r", 2, "--grad-checkpoint"],
-        "kernels": ["--shape", "2/1x8", "--seq-len", 16, "--impl", "flash"],
+        "perplexity": perplexity,
+        "speed": ["speed", "--model", model_folder, "-p", "8,16,32", "-g", 0, "-d", 0, "-r", 1],
+        "finetune": ["finetune", "--model", model_folder, "-p", "8,16,32", "-r", 2, "--grad-checkpoint"],
+        "kernels": ["kernels", "--shape", "2/1x8,1/1x600", "--seq-len", 8, "--impl", "flash", "-r", 1],
     }
 
 
@@ -51,8 +51,8 @@ def test_perplexity(invoke, at_trial, perplexity, tmp_path, arm):
     page = invoke(*perplexity, *kept_in, "--json", cut, "--csv", tmp_path / "cut.csv")
     assert (page.exit_code, page.stderr) == (130, "")
     expected, kept = json.loads(whole.read_text()), json.loads(cut.read_text())
-    assert kept["interrupted"] is True
-    assert kept["windows"]["finished"] == 4 < kept["windows"]["planned"]
+    planned = kept["windows"]["planned"]
+    assert (kept["interrupted"], kept["windows"]["finished"]) == (True, 4)
     for figure in ("tokens", "words", "bytes", "paired", "flash"):
         assert kept[figure] == expected[figure]
     assert kept["off"]["ppl"] == expected["off"]["ppl"]
@@ -63,23 +63,38 @@ def test_perplexity(invoke, at_trial, perplexity, tmp_path, arm):
     at_trial(None)
     assert invoke(*perplexity, *kept_in, "--json", cut).exit_code == invoke(*perplexity, "--json", whole).exit_code == 0
     resumed, expected = (json.loads(file.read_text()) for file in (cut, whole))
-    assert resumed["windows"]["resumed"] == 4
+    assert resumed["windows"]["resumed"] == 4 < planned
     assert [resumed[figure] for figure in ("paired", "flash")] == [expected[figure] for figure in ("paired", "flash")]
 
 
+OUT_OF_MEMORY = RuntimeError("[metal] Insufficient Memory\nand more")
+
+
+def said_of(what):
+    return f"Error: {what}: [metal] Insufficient Memory\n"
+
+
 @pytest.mark.parametrize(
-    ("command", "trial", "unit", "kept"),
+    ("command", "trial", "what", "unit", "kept"),
     [
         # In the third test, after its warm-up: the first two tests are whole, and the third is not there.
-        ("speed", 2 * (2 + 2) + 2 + 1, "trials", [("pp8", 1), ("pp16", 1)]),
+        ("speed", 2 * (2 + 2) + 2 + 1, "pp32 fails with the patch off", "trials", [("pp8", 1), ("pp16", 1)]),
         # In the second repetition of the second length: the first length is whole, of the second one step is there.
-        ("finetune", 2 * (1 + 2) + 2 * (1 + 1) + 2, "steps", [(8, 2), (16, 1)]),
+        (
+            "finetune",
+            2 * 3 + 2 * 2 + 2,
+            "a training step of 16 tokens fails with the patch off",
+            "steps",
+            [(8, 2), (16, 1)],
+        ),
     ],
 )
-def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial, unit, kept):
-    at_trial(trial)
-    page = invoke(command, *commands[command], "--json", tmp_path / "out.json")
-    assert page.exit_code == 130
+@pytest.mark.parametrize("error", [None, OUT_OF_MEMORY])
+def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial, what, unit, kept, error):
+    """By Ctrl-C, or as when the memory ends: what was measured is shown and written, and the error is not hidden."""
+    at_trial(trial, Mock(side_effect=error) if error else stop)
+    page = invoke(*commands[command], "--json", tmp_path / "out.json")
+    assert (page.exit_code, page.stderr) == ((2, said_of(what)) if error else (130, ""))
     assert page.stdout.endswith(f"Interrupted; the figures are of the {unit} that were finished.\n")
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["interrupted"] is True
@@ -87,44 +102,32 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
     assert [(each[name], len(each["trials"])) for each in result["results"]] == kept
 
 
-FAILURES = [
-    ("perplexity", 2 + 2 * 2 + 1, None, 0),
-    ("speed", 2 * (2 + 2) + 1, "pp32 fails with the patch off", 2),
-    ("finetune", 2 * (1 + 2) + 1, "a training step of 16 tokens fails with the patch on", 1),
-    ("finetune", 1, "a training step of 8 tokens fails with the patch on", 0),
-]
-
-
-@pytest.mark.parametrize(("command", "trial", "what", "kept"), FAILURES)
-def test_an_error_in_the_middle(invoke, at_trial, commands, tmp_path, command, trial, what, kept):
-    """As when the memory ends: what was measured is shown and written, and the error is not hidden."""
-    out = tmp_path / "out.json"
-    at_trial(trial, Mock(side_effect=RuntimeError("[metal] Insufficient Memory\nand more")))
-    page = invoke(command, *commands[command], "--json", out)
-    if what:
-        assert (page.exit_code, page.stderr) == (2, f"Error: {what}: [metal] Insufficient Memory\n")
-        assert len(json.loads(out.read_text())["results"] if out.exists() else []) == kept
-        assert bool(page.stdout) is bool(kept)
-    else:
-        assert isinstance(page.exception, RuntimeError)
-        assert json.loads(out.read_text())["windows"]["finished"] == 4
-        assert page.stdout.endswith("windows that were finished.\n")
+def test_an_error_that_nobody_foresaw(invoke, at_trial, perplexity, tmp_path):
+    """Is raised after the results are written."""
+    at_trial(2 + 2 * 2 + 1, Mock(side_effect=OUT_OF_MEMORY))
+    page = invoke(*perplexity, "--json", tmp_path / "out.json")
+    assert page.exception is OUT_OF_MEMORY
+    assert page.stdout.endswith("windows that were finished.\n")
+    assert json.loads((tmp_path / "out.json").read_text())["windows"]["finished"] == 4
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 def test_before_anything_is_measured(invoke, at_trial, fake_implementation, quick_machine, commands, command):
     at_trial({"perplexity": 1, "speed": 3, "finetune": 2}.get(command))
     fake_implementation("flash", before=stop)  # kernels has no trials of arms
-    page = invoke(command, *commands[command])
+    page = invoke(*commands[command])
     assert (page.exit_code, page.stdout, page.stderr) == (130, "", "Interrupted: nothing was measured.\n")
+    if command == "finetune":
+        at_trial(1, Mock(side_effect=OUT_OF_MEMORY))
+        page = invoke(*commands[command])
+        what = "a training step of 8 tokens fails with the patch on"
+        assert (page.exit_code, page.stdout, page.stderr) == (2, "", said_of(what))
 
 
-def test_kernels_keep_what_came_before_an_error(invoke, quick_machine, tmp_path):
-    out = tmp_path / "out.json"
-    shapes = ("--shape", "2/1x8,1/1x600", "--seq-len", 8, "--impl", "flash")
-    page = invoke("kernels", *shapes, "-r", 1, "--json", out)
+def test_kernels_keep_what_came_before_an_error(invoke, quick_machine, commands, tmp_path):
+    page = invoke(*commands["kernels"], "--json", tmp_path / "out.json")
     assert page.exit_code == 2
     assert page.stderr.startswith("Error: flash cannot compute 1/1x600, 8 queries, 8 keys, causal, float32: ")
     assert "2/1x8" in page.stdout
-    [entry] = json.loads(out.read_text())
+    [entry] = json.loads((tmp_path / "out.json").read_text())
     assert entry["settings"]["interrupted"] is True

@@ -10,6 +10,8 @@ import mlxlm_flash_patch
 import numpy as np
 import pytest
 from flash_evals import models, paired
+from flash_evals.measure import ARMS, Measurement
+from flash_evals.ranks import Ranks
 from flash_evals.scoring import windows
 
 COMMAND = ("perplexity",)  # of `evaluate`
@@ -20,15 +22,15 @@ def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
     plan = windows(len(ids), 24, 8)[1:]  # these score the last 8 of 24
     for spoiled, differs in ((16, False), (17, True)):
 
-        def run(arm, work, flash, spoiled=spoiled):
+        def run(arm, work, tokens, flash, spoiled=spoiled):
             logits = work()
             noise = mx.random.normal(logits.shape) * (mx.arange(logits.shape[1]) < spoiled)[:, None]
-            return logits + (noise if arm == "on" else 0), paired.Trial(seconds=1.0, peak_memory=1)
+            return logits + (noise if arm == "on" else 0), Measurement(1.0, tokens, 1.0)
 
         monkeypatch.setattr(paired, "run", run)
-        for batch in paired.batches(loaded.model, ids, plan, 4):
+        for batch in paired.batches(loaded.model, ids, plan, 4, ARMS, Ranks()):
             assert (batch.max_abs_dlogit > 0) is differs
-            assert differs or np.array_equal(batch.off.nll, batch.on.nll)
+            assert differs or np.array_equal(batch.scores["off"].nll, batch.scores["on"].nll)
 
 
 def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text, ids):
@@ -82,9 +84,9 @@ def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
 
 
 def scores(loaded, ids, plan, batch_size):
-    batches = list(paired.batches(loaded.model, ids, plan, batch_size))
-    assert sum(batch.windows for batch in batches) == len(plan)
-    found = {arm: np.concatenate([batch.arms[arm].nll for batch in batches]) for arm in ("off", "on")}
+    batches = list(paired.batches(loaded.model, ids, plan, batch_size, ARMS, Ranks()))
+    assert sum(batch.trial.windows for batch in batches) == len(plan)
+    found = {arm: np.concatenate([batch.scores[arm].nll for batch in batches]) for arm in ("off", "on")}
     return {**found, "kl": np.concatenate([batch.kl for batch in batches])}
 
 

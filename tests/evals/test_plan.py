@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from flash_evals import models, paired, plan
 from flash_evals.data import Text
+from flash_evals.measure import ARMS
 from flash_evals.plan import Rules
+from flash_evals.ranks import Ranks
 
 TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4 @.@ 9 lb ) , and is " lobster red " . \n'
 
@@ -47,11 +49,11 @@ def test_padding_is_neither_scored_nor_counted(loaded, documents, batch_size):
     """The scores of windows of many lengths, each read alone: the batch changes them by no more than rounding."""
     read = plan.make(loaded, Text(documents, "some", "some"), replace(STANDARD, documents="separate", context=128))
     assert len({window.end - window.begin for window in read.windows}) > 2
-    alone = list(paired.batches(loaded.model, read.ids, read.windows, 1))
-    batches = list(paired.batches(loaded.model, read.ids, read.windows, batch_size))
-    assert sum(b.tokens for b in batches) == sum(window.end - window.begin for window in read.windows)
+    alone = list(paired.batches(loaded.model, read.ids, read.windows, 1, ARMS, Ranks()))
+    batches = list(paired.batches(loaded.model, read.ids, read.windows, batch_size, ARMS, Ranks()))
+    assert sum(b.trial.tokens for b in batches) == sum(window.end - window.begin for window in read.windows)
     for arm in ("off", "on"):
-        scores, expected = (np.concatenate([b.arms[arm].nll for b in some]) for some in (batches, alone))
+        scores, expected = (np.concatenate([b.scores[arm].nll for b in some]) for some in (batches, alone))
         np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 

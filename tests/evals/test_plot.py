@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 from flash_evals.implementations import IMPLEMENTATIONS
-from flash_evals.kernel_results import Figures, Roofline
+from flash_evals.kernels_result import Figures, Roofline
 from flash_evals.page import drawing
 from flash_evals.page.kernels import LOOKS, description
 from flash_evals.workload import PASSES

@@ -65,7 +65,10 @@ def test_the_same_scores(invoke, perplexity, tmp_path):
 
 def scores(path):
     _, *batches = map(json.loads, path.read_text().splitlines())
-    return [[batch[arm][key] for arm in ("off", "on") for key in ("nll", "top1")] + [batch["kl"]] for batch in batches]
+    return [
+        [batch["scores"][arm][key] for arm in ("off", "on") for key in ("nll", "top1")] + [batch["kl"]]
+        for batch in batches
+    ]
 
 
 def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):

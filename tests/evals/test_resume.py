@@ -140,12 +140,15 @@ def test_a_batch_is_on_the_disk_before_the_next_begins(evaluate, path, monkeypat
 
 
 def broken(line, key, value):
-    return json.dumps({**json.loads(line), key: value}) + "\n"
+    batch = json.loads(line)
+    (batch if key in batch else batch["trial"])[key] = value
+    return json.dumps(batch) + "\n"
 
 
 NO_SCORES, IN_LINE = "is not a file of flash-eval perplexity's scores", "is broken in line "
 BREAK = [
     (lambda head, *batches: batches, NO_SCORES),
+    (lambda head, *batches: [head.replace('"version":2', '"version":1'), *batches], "is of an older version"),
     (lambda head, *batches: [head[:-3] + "\n", *batches], IN_LINE + "1"),
     (lambda head, *batches: [head.replace('"weights"', '"waits"'), *batches], IN_LINE + "1"),
     (lambda head, *batches: [head, "\n", *batches], IN_LINE + "2"),
@@ -154,6 +157,7 @@ BREAK = [
     (lambda head, one, two, *_: [head, one, broken(two, "windows", 1)], IN_LINE + "3"),
     (lambda head, one, two, *_: [head, one, broken(two, "kl", [0.0])], IN_LINE + "3"),
     (lambda head, one, two, *_: [head, one, broken(two, "order", ["on"])], IN_LINE + "3"),
+    (lambda head, one, two, *_: [head, one, broken(two, "on", None)], IN_LINE + "3"),
     (lambda head, *batches: [head, *batches, batches[-1]], IN_LINE),
 ]
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals import generation, models
-from flash_evals.generation import Case, Draft, Filled, Guesses
+from flash_evals.generation import Case, Draft
 
 COMMAND = ("speed", "-r", 1)  # of `evaluate`
 
@@ -42,7 +42,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, 
 def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
     """What the model would have generated alone, from a cache with something in it; each guess is a draft step."""
     prompt, depth = np.array([7]), np.arange(10)
-    cache = generation._cache(loaded, depth)
+    cache = generation.filled_cache(loaded, depth)
     own = {"max_tokens": count, "prompt_cache": generation._copy(cache)}
     alone = [token for token, _ in mlx_lm_generate.generate_step(mx.array(prompt), loaded.model, **own)]
 
@@ -63,13 +63,13 @@ def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_mode
         guesses += self is draft.loaded.model
         return call(self, inputs, *arguments, **others)
 
-    filled = Filled(cache, generation._cache(draft.loaded, depth))
+    filled = [cache, generation.filled_cache(draft.loaded, depth)]
     monkeypatch.setattr(mlx_lm_generate, "speculative_generate_step", spy)
     monkeypatch.setattr(type(draft.loaded.model), "__call__", counted)
-    work = generation.prepared(loaded, draft, Case("generation", count, len(depth)), prompt[None], filled)
-    assert work() == Guesses(guesses, sum(was_drafted for _, was_drafted in steps))
+    work = generation.prepared(loaded, draft, Case("generation", count, len(depth), 1), prompt[None], filled)
+    assert work() == (guesses, sum(was_drafted for _, was_drafted in steps))
     assert [token for token, _ in steps] == alone
-    assert [layer.offset for layer in (*filled.own, *filled.draft)] == [10, 10, 10]  # the next trial's
+    assert [layer.offset for cache in filled for layer in cache] == [10, 10, 10]  # the next trial's
 
 
 def test_another_tokenizer_is_refused(refused, model_folder, make_model):

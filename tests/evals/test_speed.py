@@ -1,8 +1,8 @@
 """`flash-eval speed`: the tests it makes of its options, what a trial of them reads, and what it writes."""
 
 import csv
-import re
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from flash_evals import generation, speed
 from flash_evals.errors import EvalError
-from flash_evals.generation import Case, Draft, Guesses
-from flash_evals.models import LoadedModel
+from flash_evals.generation import Case, Draft
+from flash_evals.measure import ARMS, Measurement
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
 
 COMMAND = ("speed",)  # of `evaluate`
@@ -27,7 +27,7 @@ def test_every_length_and_batch_at_every_depth(evaluate):
     for test in result["results"]:
         assert test["batch_size"] == (3 if "x3" in test["test"] else 1)
         assert [trial["order"] for trial in test["trials"]] == [["off", "on"], ["on", "off"]]
-        for arm in ("off", "on"):
+        for arm in ARMS:
             trials = [trial[arm] for trial in test["trials"]]
             speeds = [trial["tokens_per_s"] for trial in trials]
             assert test[arm]["tokens_per_s"] == pytest.approx(statistics.mean(speeds))
@@ -40,38 +40,33 @@ def test_every_length_and_batch_at_every_depth(evaluate):
     assert set(result["flash"]["calls"]) == {"cpu_prefill", "cpu_decode"}
 
 
-def test_none_of_one_kind(evaluate):
-    result = evaluate("-p", 0, "-g", 3, "-d", 0, "-r", 1)
-    assert [test["test"] for test in result["results"]] == ["tg3"]
-    assert result["results"][0]["off"]["tokens_per_s_sd"] is None
-    assert set(result["flash"]["calls"]) == {"cpu_decode"}
-    assert (result["draft_model"], result["settings"]["num_draft_tokens"]) == (None, None)
-    assert not re.search("accepted|drafted", result["page"])
-
-
 def test_attention_has_a_share_of_the_time(evaluate, monkeypatch, tmp_path):
     """Of each test and arm one, on the page and in both files; and none where none is known."""
     shares = iter((0.75, 0.25, None, 0.5))  # on goes first
     monkeypatch.setattr(generation, "attention_share", lambda name, work: next(shares))
     result = evaluate("-p", 8, "-g", 2, "-d", 0, "-r", 2, "--csv", tmp_path / "out.csv")
-    found = [[test[arm]["attention_share"] for arm in ("off", "on")] for test in result["results"]]
+    found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
     assert found == [[0.25, 0.75], [0.5, None]]
-    titles, *rows = [line.split("   ") for line in result["page"].splitlines()[2:5]]
-    assert [cell.strip() for cell in titles if cell][-2:] == ["attention off", "on"]
-    assert [[cell.strip() for cell in row if cell.strip()][-2:] for row in rows] == [["25%", "75%"], ["50%", "–"]]
+    rows = [line.split() for line in result["page"].splitlines()[2:5]]
+    assert [row[-2:] for row in rows] == [["off", "on"], ["25%", "75%"], ["50%", "–"]]
     with (tmp_path / "out.csv").open(newline="") as file:
         of_arms = {(row["test"], row["arm"], row["attention_share"]) for row in csv.DictReader(file)}
     assert of_arms == {("pp8", "off", "0.25"), ("pp8", "on", "0.75"), ("tg2", "off", "0.5"), ("tg2", "on", "")}
 
 
 def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
+    """And a 0 means that there are no tests of one kind; a single repetition has no deviation."""
     prompts, waited = [], []
     monkeypatch.setattr(generation.time, "sleep", waited.append)
-    monkeypatch.setattr(generation, "_generate", lambda _, tokens, *__: prompts.append(tokens.tolist()) or Guesses())
+    monkeypatch.setattr(generation, "_generate", lambda _, tokens, *__: prompts.append(tokens.tolist()) or (0, 0))
     for seed in (0, 0, 1):
-        settings = evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)["settings"]
-        assert (settings["seed"], settings["delay"]) == (seed, 2.5)
-    assert waited == [2.5] * 3 * 5  # between warm-up, attention's share and one repetition, by two arms
+        result = evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)
+        settings = [result["settings"][key] for key in ("seed", "delay", "num_draft_tokens")]
+        assert settings == [seed, 2.5, None]
+        [test] = result["results"]
+        assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
+        assert "accepted" not in result["page"]
+    assert [seconds for seconds in waited if seconds] == [2.5] * 3 * 5  # warm-up, attention's share, one repetition
     first, again, other = prompts[:6], prompts[6:12], prompts[12:]
     assert first == again == [first[0]] * 6
     assert first[0] != other[0]
@@ -100,18 +95,17 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
         read[-1].extend(inputs.T.tolist())
         return model(inputs, cache=cache)
 
-    def run(arm, work, flash):
+    def run(arm, work, tokens, flash):
         trials.append([])
         read.append([])
-        work()
-        return Guesses(), None
+        return work(), Measurement(1.0, tokens, 1.0)
 
     spy.layers = model.layers
-    watched = LoadedModel(spy, loaded.tokenizer, loaded.config, "", "", None)
     monkeypatch.setattr(generation, "run", run)
     monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
     test = Case(kind, tokens, depth, batch_size)
-    assert [each.test for each in generation.repetitions(watched, [test], times=2, seed=0)] == [test, test]
+    repetitions = list(generation.repetitions(replace(loaded, model=spy), None, [test], times=2, seed=0, delay=0))
+    assert [each.trial.on.tokens_per_s for each in repetitions] == [tokens * batch_size] * 2
     if depth:
         assert sum(size for _, size, _ in trials.pop(0)) == depth  # the cache is filled once
         read.pop(0)
@@ -122,31 +116,23 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
         assert all(sequence != first for sequence in others)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_trial_does_not_change_the_cache_of_the_next(loaded, batch_size):
-    filled = generation.Filled(generation._cache(loaded, np.arange(10)), [])
-    before = [np.array(array) for layer in filled.own for array in layer.state[:2]]
-    test = Case("generation", 4, 10, batch_size)
-    generation.prepared(loaded, None, test, np.ones((batch_size, 1), int), filled)()
-    after = [np.array(array) for layer in filled.own for array in layer.state[:2]]
-    assert filled.own[0].offset == 10
-    for a, b in zip(before, after, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_trial_has_buffers_of_its_own(loaded, batch_size):
-    """Else the first append copies, or merges, the whole cache while the clock runs, as memory of the trial."""
-    cache = generation._cache(loaded, np.arange(10))
+def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
+    """What it appends is not in the next one's. Nor does the first append copy, or merge, the whole cache while the
+    clock runs, as memory of the trial: the buffers are there before.
+    """
+    cache = generation.filled_cache(loaded, np.arange(10))
+    before = [np.array(array) for layer in cache for array in layer.state[:2]]
     held = sum(2 * layer.keys[..., :10, :].nbytes for layer in cache)
     mx.synchronize()
-    before = mx.get_active_memory()
-    if batch_size == 1:
-        own = generation._copy(cache)
-    else:
-        own = generation._batch(loaded, Case("generation", 4, 10, batch_size), cache).prompt_cache
-    assert mx.get_active_memory() - before >= batch_size * held
-    assert [layer.size() for layer in own] == [10, 10]
+    active = mx.get_active_memory()
+    test, tokens = Case("generation", 4, 10, batch_size), np.ones((batch_size, 1), int)
+    work = generation.prepared(loaded, None, test, tokens, [cache])
+    assert mx.get_active_memory() - active >= batch_size * held
+    work()
+    assert [layer.offset for layer in cache] == [10, 10]
+    for a, b in zip(before, (array for layer in cache for array in layer.state[:2]), strict=True):
+        np.testing.assert_array_equal(a, np.array(b))
 
 
 def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
@@ -154,20 +140,24 @@ def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
         generation, "_generate", Mock(side_effect=RuntimeError("[metal] Insufficient Memory\nand more"))
     )
     with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
-        next(generation.repetitions(loaded, [Case("prompt", 4, 9)], 1, 0))
+        next(generation.repetitions(loaded, None, [Case("prompt", 4, 9, 1)], times=1, seed=0, delay=0))
 
 
 def test_a_cache_that_mlx_lm_cannot_work_with_is_refused(loaded):
     def of(*caches):
         model = SimpleNamespace(make_cache=lambda: [cache.__new__(cache) for cache in caches])
-        return LoadedModel(model, loaded.tokenizer, loaded.config, "Snake", "", None)
+        return replace(loaded, model=model, name="Snake")
 
-    alone, batch, generation_ = [Case("prompt", 8, 0)], [Case("prompt", 8, 0, 2)], [Case("generation", 4, 0)]
+    alone, batch, drafted = (
+        [Case(kind, 4, 0, size)] for kind, size in (("prompt", 1), ("prompt", 2), ("generation", 1))
+    )
     speed._check_models(of(ConcatenateKVCache), None, alone)
     speed._check_models(of(ArraysCache), None, batch)
-    with pytest.raises(EvalError, match=r"^-b: mlx-lm cannot batch the ConcatenateKVCache of Snake$"):
-        speed._check_models(of(ConcatenateKVCache), None, batch)
     snake = of(KVCache, ArraysCache)
-    for model, draft in ((loaded, snake), (snake, loaded)):
-        with pytest.raises(EvalError, match=r"^--draft-model: mlx-lm cannot take tokens back out of a ArraysCache$"):
-            speed._check_models(model, Draft(draft, 3), generation_)
+    for model, draft, tests, said in (
+        (of(ConcatenateKVCache), None, batch, "-b: mlx-lm cannot batch the ConcatenateKVCache of Snake"),
+        (loaded, Draft(snake, 3), drafted, "--draft-model: mlx-lm cannot take tokens back out of a ArraysCache"),
+        (snake, Draft(loaded, 3), drafted, "--draft-model: mlx-lm cannot take tokens back out of a ArraysCache"),
+    ):
+        with pytest.raises(EvalError, match=f"^{said}$"):
+            speed._check_models(model, draft, tests)

@@ -52,7 +52,7 @@ def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: m
 def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndarray) -> list[np.ndarray]:
     """Of the heads of a group, in float64. query, cotangent: (heads, L, D); key, value: (S, D)."""
     query, key, value = inputs
-    scale = call.heads.dim**-0.5
+    scale = call.head_dim**-0.5
     seen = np.array(call.seen(mx.arange(call.query_len)))[0, 0]
     dqs, dk, dv = [], np.zeros_like(key), np.zeros_like(value)
     for q, dout in zip(query, cotangent, strict=True):
@@ -74,7 +74,7 @@ def errors(
     call: Call, inputs: Sequence[mx.array], cotangent: mx.array, gradients: Sequence[Sequence[mx.array]]
 ) -> list[list[float]]:
     """Root mean squares of dq, dk and dv; in 16 bits as multiples of that of rounding the exact ones."""
-    group = call.heads.query // call.heads.kv
+    group = call.num_heads // call.num_kv_heads
 
     def exactly(array: mx.array, heads: slice | int) -> np.ndarray:
         return np.array(mx.contiguous(array[-1, heads]).astype(mx.float32), np.float64)

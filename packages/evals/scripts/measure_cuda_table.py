@@ -10,7 +10,6 @@ mlx-lm's, whose result is wrong on CUDA, and there is the share of a copy's band
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from statistics import median
@@ -27,6 +26,7 @@ from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 from flashattn_core.reference import reference_attention
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 from mlxlm_flash_patch.faster import reason_to_leave
+from msgspec.structs import replace
 
 # Short calls are repeated until a trial lasts so long: an evaluation takes half a millisecond of its own.
 TRIALS, TRIAL_SECONDS = 15, 0.03
@@ -37,7 +37,6 @@ ROWS = 47  # of two heads, of which the errors are
 Attention = Callable[[mx.array, Any, Any], mx.array]
 
 
-@dataclass(frozen=True)
 class Call(Workload):
     sinks: bool = False
     softcap: float | None = None
@@ -45,12 +44,12 @@ class Call(Workload):
 
     def draw(self, seed: int) -> list[Any]:
         """query, key, value and sinks, on the GPU: arrays of numpy's would stay in managed memory."""
-        heads, dtype = self.heads, getattr(mx, self.dtype)
-        shapes = [(self.batch_size, heads.query, self.query_len, heads.dim)]
-        shapes += [(self.batch_size, heads.kv, self.seq_len, heads.dim)] * 2
+        dtype = getattr(mx, self.dtype)
+        shapes = [(self.batch_size, self.num_heads, self.query_len, self.head_dim)]
+        shapes += [(self.batch_size, self.num_kv_heads, self.seq_len, self.head_dim)] * 2
         random = mx.random.split(mx.random.key(seed), 4)
         drawn: list[Any] = [
-            mx.random.normal(s, dtype, key=key) for s, key in zip([*shapes, (heads.query,)], random, strict=True)
+            mx.random.normal(s, dtype, key=key) for s, key in zip([*shapes, (self.num_heads,)], random, strict=True)
         ]
         if self.kv_bits:
             drawn[1:3] = [mx.quantize(x, GROUP_SIZE, self.kv_bits) for x in drawn[1:3]]
@@ -69,14 +68,24 @@ class Call(Workload):
             replace(self, batch_size=1, query_len=min(self.query_len, self.seq_len - n), seq_len=self.seq_len - n)
             for n in self.padding or (0,) * self.batch_size
         ]
-        query_bytes = self.batch_size * self.heads.query * self.query_len * self.heads.dim * ITEM_SIZE[self.dtype]
+        query_bytes = self.batch_size * self.num_heads * self.query_len * self.head_dim * ITEM_SIZE[self.dtype]
         moved = sum(part.bytes_read for part in parts) + 2 * query_bytes
-        return max(sum(part.flops for part in parts) / PRODUCTS, moved / MEMORY)
+        return max(sum(part.flops("forward") for part in parts) / PRODUCTS, moved / MEMORY)
 
 
-def call(heads: str, query_len: int, seq_len: int, *, window: int | None = None, batch: int = 1, **more: Any) -> Call:
+def call(
+    heads: str,
+    query_len: int,
+    seq_len: int,
+    *,
+    window: int | None = None,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    kv_bits: int | None = None,
+    **more: Any,
+) -> Call:
     batch = len(more.get("padding", range(batch)))
-    return Call(Heads.parse(heads), batch, query_len, seq_len, True, window, **{"dtype": "bfloat16", **more})
+    return Call(batch, seq_len, query_len, *Heads.parse(heads), True, window, dtype, kv_bits, **more)
 
 
 PADDING = (0, 37, 120, 256, 411, 600, 900, 1023)
@@ -141,7 +150,7 @@ def whichever_is_faster(call: Call, sinks: mx.array | None) -> Attention:
 
 def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
     """As mlx-lm calls it. It has no soft-cap: that is written out as in mlx_lm.models.gemma2."""
-    scale, softcap = call.heads.dim**-0.5, call.softcap
+    scale, softcap = call.head_dim**-0.5, call.softcap
     if call.kv_bits:
         how: Any = {"mask": "causal" if call.query_len > 1 else None, "group_size": GROUP_SIZE, "bits": call.kv_bits}
         own = quantized_scaled_dot_product_attention
@@ -154,7 +163,7 @@ def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
         return partial(attention, mask=mask)
 
     def written_out(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-        grouped = (query * scale).reshape(call.batch_size, call.heads.kv, -1, *query.shape[2:])
+        grouped = (query * scale).reshape(call.batch_size, call.num_kv_heads, -1, *query.shape[2:])
         scores = mx.tanh(grouped @ key[:, :, None].swapaxes(-1, -2) / softcap) * softcap
         scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
         return (mx.softmax(scores, precise=True, axis=-1) @ value[:, :, None]).reshape(query.shape)

@@ -34,5 +34,5 @@ def attention_share(name: Arm, work: Callable[[], object]) -> float | None:
         with mlxlm_flash_patch.observe(timed):
             work()
 
-    _, trial = run(name, watched, Flash())
-    return sum(seconds) / trial.seconds if seconds else None
+    _, whole = run(name, watched, 0, Flash())
+    return sum(seconds) / whole.seconds if seconds else None

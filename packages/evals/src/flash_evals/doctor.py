@@ -211,7 +211,7 @@ def demo_model() -> Iterator[Finding]:
         return logits
 
     try:
-        logits = {arm: run(arm, forward, flash)[0] for arm in ARMS}
+        logits = {arm: run(arm, forward, tokens.size, flash)[0] for arm in ARMS}
     except EvalError as error:
         yield problem("demo model", error.message, "flash-eval switches the patch on and off by itself")
         return

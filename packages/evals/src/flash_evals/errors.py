@@ -1,5 +1,8 @@
 """Wrong input is one line that starts with "Error:" and exit code 2, never a traceback."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
 
 
@@ -12,3 +15,15 @@ class EvalError(click.ClickException):
 def first_line(error: BaseException) -> str:
     """What a foreign library said, cut to one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Says in the words of `what` that a library did not take the work: too little memory, a shape it does not cover.
+
+    Raises EvalError for its ValueError or RuntimeError.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        raise EvalError(f"{what}: {first_line(error)}") from error

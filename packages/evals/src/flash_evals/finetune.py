@@ -8,24 +8,23 @@ import click
 
 from flash_evals import finetune_result, machine, models, options, runner, training
 from flash_evals.errors import EvalError
-from flash_evals.finetune_result import Result, Settings, Skipped
+from flash_evals.finetune_result import Result, Skipped
 from flash_evals.measure import Flash, memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
 from flash_evals.page import finetune as page
-from flash_evals.training import Recipe, Step
+from flash_evals.training import Settings, Step
 
 
 @click.command("finetune")
 @options.model
-@click.option(
+@options.numbers(
     "-p",
     "--seq-len",
+    of="tokens",
+    least=1,
     default="512,1024,2048,4096,8192",
-    show_default=True,
-    metavar="N,...",
-    callback=options.listed(options.length, "numbers of tokens"),
-    help="Lengths of the sequences in tokens.",
+    text="Lengths of the sequences in tokens.",
 )
 @click.option(
     "-b",
@@ -65,17 +64,11 @@ from flash_evals.training import Recipe, Step
 def command(
     model: str | None,
     revision: str | None,
-    seq_len: list[int],
-    batch_size: int,
     num_layers: int | None,
-    rank: int,
-    grad_checkpoint: bool,
     max_memory: float | None,
-    max_seconds: float,
-    repetitions: int,
-    seed: int,
     outputs: Outputs,
     plot_file: Path | None,
+    **_: object,  # what the settings take as it is
 ) -> None:
     """Step time and memory of LoRA fine-tuning, patch off against patch on.
 
@@ -103,37 +96,37 @@ def command(
     described_machine = machine.describe()
     loaded = models.load(model, revision)
     described_model = loaded.describe()  # before it gets adapters
-    layers = _layers(num_layers, loaded)
-    recipe = Recipe(batch_size=batch_size, num_layers=layers, rank=rank, grad_checkpoint=grad_checkpoint)
-    for length in seq_len:
+    settings: Settings = options.given(
+        Settings,
+        num_layers=_layers(num_layers, loaded),
+        learning_rate=training.defaults()["learning_rate"],
+        max_memory_gb=max_memory,
+        memory=memory_method(),
+    )
+    for length in settings.seq_len:
         loaded.require_positions(length, f"--seq-len {length}")
     machine.say_what_bounds(described_machine)
 
     skipped: list[Skipped] = []
 
     def fits(length: int, longest: Step | None) -> bool:
-        reason = why_too_long(loaded, length, recipe, max_memory, longest)
-        skipped.extend([Skipped(seq_len=length, reason=reason)] if reason else [])
+        reason = why_too_long(loaded, length, settings, longest)
+        if reason:
+            skipped.append(Skipped(seq_len=length, reason=reason))
         return reason is None
 
     def work() -> Generator[Step, None, None]:
-        with training.trainable(loaded.model, recipe, seed):
-            yield from training.steps(loaded, seq_len, recipe, repetitions, max_seconds, seed, fits)
+        with training.trainable(loaded.model, settings, settings.seed):
+            yield from training.steps(loaded, settings, fits)
 
-    total, status = len(seq_len) * repetitions, lambda step: f"{step.seq_len:,} tokens"
-    measured, stopped = runner.run(work(), "steps, off and on", total, status=status)
+    total, status = len(settings.seq_len) * settings.repetitions, lambda step: f"{step.seq_len:,} tokens"
+    measured, stopped = runner.collect(work(), "steps, off and on", total, status=status)
     if not measured:
         raise EvalError("; ".join(length.reason for length in skipped))
     result = Result(
         model=described_model,
-        settings=options.given(
-            Settings,
-            num_layers=recipe.num_layers,
-            learning_rate=training.defaults()["learning_rate"],
-            max_memory_gb=max_memory,
-            memory=memory_method(),
-        ),
-        results=finetune_result.lengths(measured),
+        settings=settings,
+        results=finetune_result.lengths(measured, settings.batch_size),
         skipped=skipped,
         flash=Flash.sum(step.flash for step in measured),
         interrupted=stopped is not None,
@@ -147,7 +140,7 @@ def command(
 
 
 def _layers(asked: int | None, loaded: models.LoadedModel) -> int:
-    """How many layers get adapters. Raises EvalError for more than there are, and for 0, which mlx-lm takes as all."""
+    """How many layers get adapters. Raises EvalError for 0, too, which mlx-lm takes as all."""
     there = len(loaded.model.layers)
     if asked is None:
         return min(int(training.defaults()["num_layers"]), there)
@@ -158,14 +151,13 @@ def _layers(asked: int | None, loaded: models.LoadedModel) -> int:
     return asked
 
 
-def why_too_long(
-    loaded: models.LoadedModel, length: int, recipe: Recipe, max_memory: float | None, longest: Step | None
-) -> str | None:
+def why_too_long(loaded: models.LoadedModel, length: int, settings: Settings, longest: Step | None) -> str | None:
     """In words, if a step without the patch has no memory for that length."""
-    limit = machine.free_memory() if max_memory is None else max_memory * 1e9
-    needed = training.expected_memory(loaded, length, recipe, longest)
+    given = settings.max_memory_gb
+    limit = machine.free_memory() if given is None else given * 1e9
+    needed = training.expected_memory(loaded, length, settings, longest)
     if needed <= limit:
         return None
-    there = f"{limit / 1e9:,.2f} GB are free" if max_memory is None else f"--max-memory is {max_memory:g} GB"
+    there = f"{limit / 1e9:,.2f} GB are free" if given is None else f"--max-memory is {given:g} GB"
     about = "about" if longest else "at least"
     return f"{length:,} tokens: a step without the patch needs {about} {needed / 1e9:,.2f} GB, {there}"

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -11,29 +11,10 @@ from msgspec.structs import asdict
 
 from flash_evals import claims, output
 from flash_evals.claims import Ratio
-from flash_evals.measure import ARMS, Arm, ByArm, Flash, Measurement
+from flash_evals.measure import ARMS, ByArm, Flash, Trial
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
-from flash_evals.training import Recipe, Step
-
-
-class Settings(Recipe, kw_only=True):
-    seq_len: list[Count]
-    repetitions: Count
-    tokens: Literal["random"] = "random"
-    learning_rate: Amount
-    max_memory_gb: Amount | None
-    max_seconds: Amount
-    seed: Count
-    memory: str
-
-
-class StepOfArm(Measurement):
-    loss: float | None  # before the step
-
-
-class Trial(ByArm[StepOfArm]):
-    order: tuple[Arm, Arm]
+from flash_evals.training import Settings, Step, StepOfArm
 
 
 class Summary(Record):
@@ -53,7 +34,7 @@ class Length(ByArm[Summary]):
     memory_ratio: Amount | None
     max_abs_dloss: Amount | None
     flash: Flash
-    trials: list[Trial]
+    trials: list[Trial[StepOfArm]]
 
     @property
     def time(self) -> Ratio:
@@ -87,37 +68,36 @@ class Result(ModelResult, kw_only=True, tag="finetune"):
         return f"{self.model.title} · {lora} · batch size {settings.batch_size}, random tokens"
 
 
-def lengths(steps: Iterable[Step]) -> list[Length]:
-    return [_length(list(of_length)) for _, of_length in groupby(steps, key=lambda step: step.seq_len)]
+def lengths(steps: Iterable[Step], batch_size: int) -> list[Length]:
+    by_length = groupby(steps, key=lambda step: step.seq_len)
+    return [_length(seq_len, seq_len * batch_size, list(of_length)) for seq_len, of_length in by_length]
 
 
-def _length(steps: Sequence[Step]) -> Length:
-    trials = []
-    for step in steps:
-        one, two = (StepOfArm.of(step.trials[name], step.tokens, loss=step.losses[name]) for name in ARMS)
-        trials.append(Trial(order=step.order, off=one, on=two))
-    off, on = (_summary([trial[name] for trial in trials], steps[0].tokens) for name in ARMS)
+def _length(seq_len: int, tokens: int, steps: Sequence[Step]) -> Length:
+    trials = [step.trial for step in steps]
+    off, on = (_summary([trial[name] for trial in trials], tokens) for name in ARMS)
+    losses = np.array([[trial[name].loss for name in ARMS] for trial in trials], float)
     return Length(
-        seq_len=steps[0].seq_len,
+        seq_len=seq_len,
         off=off,
         on=on,
         time_ratio=on.seconds / off.seconds,
         memory_ratio=claims.quotient(on.peak_memory_mb, off.peak_memory_mb),
-        max_abs_dloss=float(np.max([abs(step.losses["on"] - step.losses["off"]) for step in steps])),
+        max_abs_dloss=float(np.abs(losses[:, 1] - losses[:, 0]).max()),
         flash=Flash.sum(step.flash for step in steps),
         trials=trials,
     )
 
 
-def _summary(trials: Sequence[StepOfArm], tokens: int) -> Summary:
-    seconds = [trial.seconds for trial in trials]
+def _summary(steps: Sequence[StepOfArm], tokens: int) -> Summary:
+    seconds = [step.seconds for step in steps]
     return Summary(
         seconds=statistics.median(seconds),
         seconds_p20=output.percentile(seconds, 0.2),
         seconds_p80=output.percentile(seconds, 0.8),
         tokens_per_s=tokens / statistics.median(seconds),
-        peak_memory_mb=max(trial.peak_memory_mb for trial in trials),
-        loss=trials[-1].loss,
+        peak_memory_mb=max(step.peak_memory_mb for step in steps),
+        loss=steps[-1].loss,
     )
 
 

@@ -8,28 +8,31 @@ are mlx-lm's. `BatchGenerator` itself would only add a queue, and the merging of
 import copy
 import inspect
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from msgspec.structs import asdict
 
 from flash_evals.attention_share import attention_share
-from flash_evals.errors import EvalError, first_line
-from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
+from flash_evals.errors import failing
+from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
 from flash_evals.models import LoadedModel
+from flash_evals.record import Count
 
 Kind = Literal["prompt", "generation"]
+Cache = list[Any]  # a layer's keys and values each
+Guesses = tuple[int, int]  # of a draft model: drafted, accepted
 
 
 class Case(NamedTuple):
     kind: Kind
     tokens: int  # of the prompt, or generated; of each sequence
     depth: int  # tokens that are in the KV cache before, of each sequence
-    batch_size: int = 1  # sequences at once
+    batch_size: int  # sequences at once
 
     def __str__(self) -> str:
         name = f"{'pp' if self.kind == 'prompt' else 'tg'}{self.tokens}"
@@ -45,39 +48,24 @@ class Draft:
     tokens: int  # that it guesses at a time
 
 
-class Filled(NamedTuple):
-    """KV caches that hold the same tokens."""
+class Speed(Measurement):
+    """Of one arm in one trial."""
 
-    own: list[Any]
-    draft: list[Any]  # the draft model's; empty if there is none
-
-
-class Guesses(NamedTuple):
-    """What became of a draft model's tokens in one trial."""
-
-    drafted: int = 0
-    accepted: int = 0
+    drafted: Count  # tokens that the draft model has guessed
+    accepted: Count
 
 
-@dataclass(frozen=True)
-class Repetition:
-    """Of a test, by both arms."""
+class Repetition(NamedTuple):
+    """A trial of a test."""
 
     test: Case
-    order: tuple[Arm, Arm]
-    trials: dict[Arm, Trial]
-    guesses: dict[Arm, Guesses]
-    attention: dict[Arm, float | None]  # its share of the time, in a trial that is the same for all repetitions
+    attention: dict[Arm, float | None]  # its share of the time, the same for all repetitions
+    trial: Trial[Speed]
     flash: Flash
 
 
 def repetitions(
-    loaded: LoadedModel,
-    tests: Sequence[Case],
-    times: int,
-    seed: int,
-    delay: float = 0,
-    draft: Draft | None = None,
+    loaded: LoadedModel, draft: Draft | None, tests: Sequence[Case], times: int, seed: int, delay: float
 ) -> Generator[Repetition, None, None]:
     """Runs each test that often under both arms, after a pair of trials that warms up and a pair that is watched for
     attention's share; neither is counted. Between two trials it waits for `delay` seconds.
@@ -85,60 +73,51 @@ def repetitions(
     Raises EvalError if the model, its cache or the memory does not take a test.
     """
     random = np.random.default_rng(seed)
-    vocabulary = min(model.vocabulary for model in (loaded, *([draft.loaded] if draft else [])))
-    filled: dict[int, Filled] = {}
-    ran = False
+    models = [loaded, *([draft.loaded] if draft else [])]
+    vocabulary = min(model.vocabulary for model in models)
+    filled: dict[int, list[Cache]] = {}  # for each of the models, with the same tokens
+    waits = 0.0
 
-    def trial(test: Case, tokens: np.ndarray, name: Arm, measure: Callable[..., Any], *others: Any) -> Any:
-        nonlocal ran
-        if ran:
-            time.sleep(delay)
-        ran = True
-        with _failing(f"{test} fails with the patch {name}"):
+    def trial(name: Arm, measure: Callable[..., Any], *others: Any) -> Any:
+        nonlocal waits
+        time.sleep(waits)
+        waits = delay
+        with failing(f"{test} fails with the patch {name}"):
             return measure(name, prepared(loaded, draft, test, tokens, filled[test.depth]), *others)
 
     for test in tests:
         if test.depth not in filled:
-            with _failing(f"filling the cache with {test.depth} tokens fails"):
-                tokens = random.integers(vocabulary, size=test.depth)
-                own, drafts = _cache(loaded, tokens), _cache(draft.loaded, tokens) if draft else []
-                filled = {test.depth: Filled(own, drafts)}
-        read = test.tokens if test.kind == "prompt" else 1
-        tokens = random.integers(vocabulary, size=(test.batch_size, read))
+            with failing(f"filling the cache with {test.depth} tokens fails"):
+                held = random.integers(vocabulary, size=test.depth)
+                filled = {test.depth: [filled_cache(model, held) for model in models]}
+        tokens = random.integers(vocabulary, size=(test.batch_size, test.tokens if test.kind == "prompt" else 1))
+        of_all = test.tokens * test.batch_size
         for name in ARMS:
-            trial(test, tokens, name, run, Flash())
-        attention = {name: trial(test, tokens, name, attention_share) for name in arms(1)}
+            trial(name, run, of_all, Flash())
+        attention = {name: trial(name, attention_share) for name in arms(1)}
         for repetition in range(times):
-            trials: dict[Arm, Trial] = {}
-            guesses: dict[Arm, Guesses] = {}
+            measured: dict[Arm, Speed] = {}
             flash, order = Flash(), arms(repetition)
             for name in order:
-                guesses[name], trials[name] = trial(test, tokens, name, run, flash)
-            yield Repetition(test, order, trials, guesses, attention, flash)
-
-
-@contextmanager
-def _failing(what: str) -> Iterator[None]:
-    """Says what of mlx-lm or MLX failed: a cache that is not what a test needs, or too little memory."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        raise EvalError(f"{what}: {first_line(error)}") from error
+                (drafted, accepted), measurement = trial(name, run, of_all, flash)
+                measured[name] = Speed(**asdict(measurement), drafted=drafted, accepted=accepted)
+            yield Repetition(test, attention, Trial(**measured, order=order), flash)
 
 
 def prepared(
-    loaded: LoadedModel, draft: Draft | None, test: Case, tokens: np.ndarray, filled: Filled
+    loaded: LoadedModel, draft: Draft | None, test: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
     """One trial's work on the tokens, (sequences, read). Its cache is its own, and ready before the clock starts."""
     steps = 0 if test.kind == "prompt" else test.tokens - 1
     if test.batch_size > 1:
-        return partial(_generate_batch, _batch(loaded, test, filled.own), tokens, steps)
+        return partial(_generate_batch, _batch(loaded, test, filled[0]), tokens, steps)
     if draft and test.kind == "generation":
-        return partial(_speculate, loaded, draft, tokens[0], test.tokens, _copy(filled.own) + _copy(filled.draft))
-    return partial(_generate, loaded, tokens[0], steps, _copy(filled.own))
+        own = [layer for cache in filled for layer in _copy(cache)]
+        return partial(_speculate, loaded, draft, tokens[0], test.tokens, own)
+    return partial(_generate, loaded, tokens[0], steps, _copy(filled[0]))
 
 
-def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Any) -> Guesses:
+def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Guesses:
     """Processes the tokens up to the first new one, then takes that many further decode steps."""
     from mlx_lm.generate import generate_step
 
@@ -146,10 +125,10 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Any) -
     for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
         pass
     mx.synchronize(stream)  # the last step is still under way when the generator ends
-    return Guesses()
+    return 0, 0
 
 
-def _batch(loaded: LoadedModel, test: Case, cache: list[Any]) -> Any:
+def _batch(loaded: LoadedModel, test: Case, cache: Cache) -> Any:
     """mlx-lm's batch of sequences that have read the same `cache`, each with a copy of it."""
     from mlx_lm.generate import PromptProcessingBatch
 
@@ -170,10 +149,10 @@ def _generate_batch(batch: Any, tokens: np.ndarray, steps: int) -> Guesses:
     for _ in range(steps):
         generation.next()
     mx.synchronize()
-    return Guesses()
+    return 0, 0
 
 
-def _speculate(loaded: LoadedModel, draft: Draft, tokens: np.ndarray, count: int, caches: Any) -> Guesses:
+def _speculate(loaded: LoadedModel, draft: Draft, tokens: np.ndarray, count: int, caches: Cache) -> Guesses:
     """Generates that many tokens, of which the draft model guesses some ahead."""
     from mlx_lm.generate import speculative_generate_step
 
@@ -195,7 +174,7 @@ def _speculate(loaded: LoadedModel, draft: Draft, tokens: np.ndarray, count: int
         begins = not was_drafted
         accepted += was_drafted
     mx.synchronize(stream)
-    return Guesses(drafted, accepted)
+    return drafted, accepted
 
 
 def prefill_step_size() -> int:
@@ -205,21 +184,21 @@ def prefill_step_size() -> int:
     return int(inspect.signature(generate_step).parameters["prefill_step_size"].default)
 
 
-def _cache(loaded: LoadedModel, tokens: np.ndarray) -> list[Any]:
+def filled_cache(loaded: LoadedModel, tokens: np.ndarray) -> Cache:
     """Filled by the on arm, as its origin costs neither arm any time."""
     cache = empty_cache(loaded)
     if len(tokens):
-        run("on", partial(_generate, loaded, tokens, 0, cache), Flash())
+        run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash())
     return cache
 
 
-def empty_cache(loaded: LoadedModel) -> list[Any]:
+def empty_cache(loaded: LoadedModel) -> Cache:
     from mlx_lm.models.cache import make_prompt_cache
 
     return list(make_prompt_cache(loaded.model))
 
 
-def _copy(cache: list[Any]) -> list[Any]:
+def _copy(cache: Cache) -> Cache:
     """The same keys and values for one trial, which will append to them, in buffers of their own.
 
     A deep copy alone shares the buffers, and the first append would copy them while the clock runs.

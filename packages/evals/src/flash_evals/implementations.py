@@ -27,7 +27,8 @@ RESULTS: dict[Pass, tuple[str, ...]] = {  # what a call of each pass computes, i
     "forward_backward": ("output", *GRADIENTS),
 }
 
-Call = Callable[[], Sequence[Any]]  # one call of the workload's pass: its results as the library has them
+Attention = Callable[..., Any]  # of query, key and value, as the library has them
+Call = Callable[[], Sequence[Any]]  # one call of the pass: its results as the library has them
 
 
 class Contestant(Protocol):
@@ -36,7 +37,7 @@ class Contestant(Protocol):
     def prepare(self) -> Call:
         """One call, and computed what it begins with: a backward pass begins after a forward pass of its own."""
 
-    def run(self, calls: list[Call]) -> Sequence[Any]:
+    def compute(self, calls: list[Call]) -> Sequence[Any]:
         """One after the other, until the list is empty: the results of the last, computed; the others are dropped."""
 
     def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
@@ -50,15 +51,17 @@ class MlxCalls:
     EVALUATIONS lots, as it takes a model's layers: else the hand-over would take longer than a short call.
     """
 
-    def __init__(self, workload: Workload, inputs: Inputs, attention: Callable[..., mx.array]) -> None:
+    def __init__(
+        self, attention: Callable[[Workload], Attention], workload: Workload, pass_: Pass, inputs: Inputs
+    ) -> None:
         *arrays, self.cotangent = (mx.array(array).astype(getattr(mx, workload.dtype)) for array in inputs)
         self.inputs: list[Any] = arrays
         if workload.kv_bits:
             query, *others = arrays
             self.inputs = [query, *(mx.quantize(x, GROUP_SIZE, workload.kv_bits) for x in others)]
         mx.eval(self.inputs, self.cotangent)
-        self.attention = attention
-        self.pass_ = workload.pass_
+        self.attention = attention(workload)
+        self.pass_ = pass_
 
     def prepare(self) -> Call:
         if self.pass_ == "forward":
@@ -69,7 +72,7 @@ class MlxCalls:
         mx.eval(output)  # what the gradients need of the forward pass hangs on their graph, and stays
         return lambda: gradients
 
-    def run(self, calls: list[Call]) -> Sequence[mx.array]:
+    def compute(self, calls: list[Call]) -> Sequence[mx.array]:
         lot: list[Sequence[mx.array]] = []
         size = max(1, len(calls) // EVALUATIONS) if machine.kind() == "gpu" else 1
         while calls:
@@ -87,14 +90,16 @@ class MlxCalls:
 
 
 class TorchCalls:
-    def __init__(self, workload: Workload, inputs: Inputs, attention: Callable[..., Any]) -> None:
+    def __init__(
+        self, attention: Callable[[Workload], Attention], workload: Workload, pass_: Pass, inputs: Inputs
+    ) -> None:
         self.torch = import_module("torch")
         dtype = getattr(self.torch, workload.dtype)
         *self.inputs, self.cotangent = (self.torch.tensor(array).to(dtype) for array in inputs)
         for tensor in self.inputs:
-            tensor.requires_grad_(workload.pass_ != "forward")  # if none does, nothing is recorded
-        self.attention = attention
-        self.pass_ = workload.pass_
+            tensor.requires_grad_(pass_ != "forward")  # if none does, nothing is recorded
+        self.attention = attention(workload)
+        self.pass_ = pass_
 
     def prepare(self) -> Call:
         if self.pass_ == "forward":
@@ -103,7 +108,7 @@ class TorchCalls:
             return lambda: [output := self.attention(*self.inputs), *self._gradients(output)]
         return partial(self._gradients, self.attention(*self.inputs))
 
-    def run(self, calls: list[Call]) -> Sequence[Any]:
+    def compute(self, calls: list[Call]) -> Sequence[Any]:
         results: Sequence[Any] = ()
         while calls:
             results = calls.pop()()
@@ -117,7 +122,7 @@ class TorchCalls:
         return gradients
 
 
-def flash(workload: Workload, inputs: Inputs) -> Contestant:
+def flash(workload: Workload) -> Attention:
     mask: flashattn_core.masks.Mask | None = None
     if workload.window:
         mask = flashattn_core.masks.SlidingWindow(workload.window)
@@ -125,23 +130,22 @@ def flash(workload: Workload, inputs: Inputs) -> Contestant:
         mask = flashattn_core.masks.Causal()
     if workload.kv_bits:
         quantised = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
-        return MlxCalls(workload, inputs, partial(flashattn_core.quantized_flash_attention, mask=mask, **quantised))
-    return MlxCalls(workload, inputs, partial(flashattn_core.flash_attention, mask=mask))
+        return partial(flashattn_core.quantized_flash_attention, mask=mask, **quantised)
+    return partial(flashattn_core.flash_attention, mask=mask)
 
 
-def mlx(workload: Workload, inputs: Inputs) -> Contestant:
+def mlx(workload: Workload) -> Attention:
     mask = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
-    scale = workload.heads.dim**-0.5
     if workload.kv_bits:
-        return MlxCalls(workload, inputs, partial(_mlx_lm_quantised, mask, workload.kv_bits))
-    return MlxCalls(workload, inputs, partial(mx.fast.scaled_dot_product_attention, scale=scale, mask=mask))
+        return partial(_mlx_lm_quantised, mask, workload.kv_bits)
+    return partial(mx.fast.scaled_dot_product_attention, scale=workload.head_dim**-0.5, mask=mask)
 
 
-def naive(workload: Workload, inputs: Inputs) -> Contestant:
+def naive(workload: Workload) -> Attention:
     mask = _mlx_mask(workload)
-    scale = workload.heads.dim**-0.5
+    scale = workload.head_dim**-0.5
     # The query heads that share a key/value head have a dimension of their own, along which that is broadcast.
-    grouped = (workload.batch_size, workload.heads.kv, -1, workload.query_len, workload.heads.dim)
+    grouped = (workload.batch_size, workload.num_kv_heads, -1, workload.query_len, workload.head_dim)
 
     def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
         scores = query.reshape(grouped) @ key[:, :, None].swapaxes(-1, -2) * scale
@@ -150,25 +154,25 @@ def naive(workload: Workload, inputs: Inputs) -> Contestant:
         weights = mx.softmax(scores, axis=-1, precise=True)
         return (weights @ value[:, :, None]).reshape(query.shape)
 
-    return MlxCalls(workload, inputs, attention)
+    return attention
 
 
-def torch(workload: Workload, inputs: Inputs) -> Contestant:
+def torch(workload: Workload) -> Attention:
     torch = import_module("torch")
     torch.set_num_threads(threads())
-    visible = workload.visible()
+    visible = workload.mask()
     # Its own causal mask is aligned to the upper left: the same thing only where there are as many keys as queries.
     is_causal = visible is not None and not workload.window and workload.query_len == workload.seq_len
     mask = None if visible is None or is_causal else torch.tensor(visible)
     attention = torch.nn.functional.scaled_dot_product_attention
-    return TorchCalls(workload, inputs, partial(attention, attn_mask=mask, is_causal=is_causal, enable_gqa=True))
+    return partial(attention, attn_mask=mask, is_causal=is_causal, enable_gqa=True)
 
 
-IMPLEMENTATIONS: dict[str, Callable[[Workload, Inputs], Contestant]] = {
-    "flash": flash,
-    "mlx": mlx,
-    "naive": naive,
-    "torch": torch,
+IMPLEMENTATIONS: dict[str, Callable[[Workload, Pass, Inputs], Contestant]] = {
+    "flash": partial(MlxCalls, flash),
+    "mlx": partial(MlxCalls, mlx),
+    "naive": partial(MlxCalls, naive),
+    "torch": partial(TorchCalls, torch),
 }
 
 
@@ -195,7 +199,7 @@ def _mlx_lm_quantised(mask: Any, bits: int, query: mx.array, key: Any, value: An
 
 
 def _mlx_mask(workload: Workload) -> mx.array | None:
-    visible = workload.visible()
+    visible = workload.mask()
     if visible is None:
         return None
     mask = mx.array(visible)

@@ -1,42 +1,25 @@
 """`flash-eval kernels`: time, arithmetic and memory of the attention kernels themselves, side by side."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flash_evals import implementations, kernel_results, machine, options, runner
+from flash_evals import implementations, kernels_result, machine, options, runner
 from flash_evals.contest import Contest
 from flash_evals.errors import EvalError
-from flash_evals.implementations import IMPLEMENTATIONS
-from flash_evals.kernel_results import Settings
+from flash_evals.implementations import IMPLEMENTATIONS, QUANTISED
+from flash_evals.kernels_result import Settings
 from flash_evals.measure import memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
 from flash_evals.page import kernels as page
 from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, PASSES, Heads, Pass, Workload
 
-KV_BITS = (2, 3, 4, 6, 8)  # what mlx-lm offers
+KV_BITS = {"none": None, **{str(bits): bits for bits in (2, 3, 4, 6, 8)}}  # what mlx-lm offers
 QUICK = {"seq_len": "128,512", "repetitions": 3, "max_seconds": 2.0}
-
-
-def _one_of(names: Sequence[str]) -> Callable[[str], str]:
-    return lambda text: names[names.index(text)]
-
-
-def _implementations(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
-    """In the order of IMPLEMENTATIONS: the others are compared with the first."""
-    installed = implementations.installed()
-    if value is None:
-        return installed
-    known = list(IMPLEMENTATIONS)
-    asked = options.listed(_one_of(known), ", ".join(known))(context, parameter, value)
-    if missing := [name for name in asked if name not in installed]:
-        why = f"it is not installed: pip install {implementations.TORCH}"
-        raise EvalError(f"--impl {missing[0]}: {'it is for a CPU' if machine.kind() == 'gpu' else why}")
-    return [name for name in known if name in asked]
 
 
 def _quick(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -44,25 +27,21 @@ def _quick(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.default_map = QUICK
 
 
-def _list_option(
-    name: str, default: str, metavar: str, read: Callable[[str], object], what: str, text: str
-) -> Callable[..., Any]:
-    check = options.listed(read, what)
-    return click.option(name, default=default, show_default=True, metavar=metavar, callback=check, help=text)
-
-
-def _kv_bits(text: str) -> int | None:
-    return None if text == "none" else KV_BITS[[str(bits) for bits in KV_BITS].index(text)]
+def _some_of(names: Collection[str], *option: str, metavar: str, **others: Any) -> Callable[..., Any]:
+    """An option that takes some of these names."""
+    known = list(names)
+    read, what = lambda item: known[known.index(item)], ", ".join(known)
+    return options.several(*option, read=read, what=what, metavar=f"{metavar},...", **others)
 
 
 @click.command("kernels")
-@_list_option(
+@options.several(
     "--shape",
-    "14/2x64",
-    "H/KxD,...",
-    Heads.parse,
-    "query heads / key-value heads x head_dim, such as 14/2x64,",
-    "Query heads / key-value heads x head_dim.",
+    read=Heads.parse,
+    what="query heads / key-value heads x head_dim, such as 14/2x64,",
+    metavar="H/KxD,...",
+    default="14/2x64",
+    help="Query heads / key-value heads x head_dim.",
 )
 @click.option(
     "-b",
@@ -72,7 +51,7 @@ def _kv_bits(text: str) -> int | None:
     callback=options.at_least(1),
     help="Sequences in one call.",
 )
-@_list_option("--seq-len", "512,1024,2048", "N,...", options.length, "numbers of keys", "Numbers of keys.")
+@options.numbers("--seq-len", of="keys", least=1, default="512,1024,2048", text="Numbers of keys.")
 @click.option(
     "--query-len",
     type=int,
@@ -86,35 +65,25 @@ def _kv_bits(text: str) -> int | None:
     callback=options.at_least(1),
     help="Sliding window: a query sees itself and the keys before it, so many in all.  [default: no window]",
 )
-@_list_option(
+@_some_of(
+    ITEM_SIZE,
     "--dtype",
-    "float32",
-    "DTYPE,...",
-    _one_of(list(ITEM_SIZE)),
-    ", ".join(ITEM_SIZE),
-    f"Of queries, keys and values: {', '.join(ITEM_SIZE)}.",
+    metavar="DTYPE",
+    default="float32",
+    help=f"Of queries, keys and values: {', '.join(ITEM_SIZE)}.",
 )
-@_list_option(
+@_some_of(
+    KV_BITS,
     "--kv-bits",
-    "none",
-    "BITS,...",
-    _kv_bits,
-    f"none, {', '.join(map(str, KV_BITS))}",
-    f"Keys and values of so many bits, quantised in groups of {GROUP_SIZE}: flash and mlx alone take them.",
+    metavar="BITS",
+    default="none",
+    help=f"Keys and values of so many bits, quantised in groups of {GROUP_SIZE}: flash and mlx alone take them.",
 )
-@click.option(
-    "--pass",
-    "passes",
-    default=PASSES[0],
-    show_default=True,
-    metavar="PASS,...",
-    callback=options.listed(_one_of(PASSES), ", ".join(PASSES)),
-    help=f"Of {', '.join(PASSES)}: what is timed.",
-)
-@click.option(
+@_some_of(PASSES, "--pass", "passes", metavar="PASS", default=PASSES[0], help=f"Of {', '.join(PASSES)}: what is timed.")
+@_some_of(
+    IMPLEMENTATIONS,
     "--impl",
-    metavar="NAME,...",
-    callback=_implementations,
+    metavar="NAME",
     help=f"Of {', '.join(IMPLEMENTATIONS)}.  [default: all that are installed]",
 )
 @options.repetitions(9, "Trials of each implementation and configuration; what warms up is not counted.")
@@ -135,6 +104,7 @@ def _kv_bits(text: str) -> int | None:
     help="Other defaults, for a first look: " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in QUICK.items()),
 )
 @options.seed("Of the random queries, keys, values and cotangents.")
+@options.blas
 @options.outputs
 @options.plot("Draw time, memory and the share of the peak against the length into this .png or .svg file.")
 def command(
@@ -145,9 +115,9 @@ def command(
     causal: bool,
     window: int | None,
     dtype: list[str],
-    kv_bits: list[int | None],
+    kv_bits: list[str],
     passes: list[Pass],
-    impl: list[str],
+    impl: list[str] | None,
     repetitions: int,
     max_seconds: float,
     seed: int,
@@ -201,37 +171,54 @@ def command(
             f"--query-len must be at most --seq-len, {min(seq_len)}, not {query_len}: the first queries would see "
             "no key, for which implementations have different answers"
         )
-    workloads = [
-        Workload(heads, batch_size, query_len or keys, keys, causal, window, name, pass_, bits)
+    problems = [
+        Workload(batch_size, keys, query_len or keys, *heads, causal, window, name, KV_BITS[bits])
         for heads in shape
         for name in dtype
         for bits in kv_bits
         for keys in seq_len
-        for pass_ in passes
     ]
-    if decode := [work.pass_ for work in workloads if work.is_decode and work.pass_ != "forward"]:
-        raise EvalError(f"--pass {decode[0]} takes at least 2 queries: a single one is a decode step, and forward only")
-    if any(kv_bits):
+    impl = _taking_part(impl)
+    with_gradients = [name for name in passes if name != "forward"]
+    if with_gradients and any(problem.is_decode for problem in problems):
+        raise EvalError(
+            f"--pass {with_gradients[0]} takes at least 2 queries: a single one is a decode step, and forward only"
+        )
+    if kv_bits != ["none"]:
         _check_quantised(shape, passes, impl)
     described_machine = machine.describe(("torch",) if "torch" in impl else ())
-    contests = {
-        Contest(workload): [name for name in impl if not workload.kv_bits or name in implementations.QUANTISED]
-        for workload in workloads
-    }
+    settings: Settings = options.given(Settings, memory=memory_method(), interrupted=False)
+    contests = [
+        Contest(problem, pass_, [name for name in impl if not problem.kv_bits or name in QUANTISED])
+        for problem in problems
+        for pass_ in passes
+    ]
+    machine.say_what_bounds(described_machine)
 
     def work() -> Generator[None, None, None]:
-        for contest, names in contests.items():
-            yield from contest.hold(names, repetitions, max_seconds, seed)
+        for contest in contests:
+            yield from contest.hold(repetitions, max_seconds, seed)
 
-    _, stopped = runner.run(work(), "trials", repetitions * sum(map(len, contests.values())))
-    settings = options.given(Settings, memory=memory_method(), interrupted=stopped is not None)
-    entries = kernel_results.entries(contests, settings, described_machine)
+    _, stopped = runner.collect(work(), "trials", repetitions * sum(len(contest.names) for contest in contests))
+    settings.interrupted = stopped is not None
+    entries = kernels_result.entries(contests, settings, described_machine)
 
     found = page.description(entries)
     title = f"{found.facts[0]} · {described_machine.processor}, {described_machine.device}"
     draw = partial(drawing.save, plot_file, title, found.charts) if plot_file else None
-    outputs.deliver(found, kernel_results.csv_rows(entries), draw)
+    outputs.deliver(found, kernels_result.csv_rows(entries), draw)
     runner.end(stopped)
+
+
+def _taking_part(asked: list[str] | None) -> list[str]:
+    """In the order of IMPLEMENTATIONS: the others are compared with the first."""
+    installed = implementations.installed()
+    if asked is None:
+        return installed
+    if missing := [name for name in asked if name not in installed]:
+        why = f"it is not installed: pip install {implementations.TORCH}"
+        raise EvalError(f"--impl {missing[0]}: {'it is for a CPU' if machine.kind() == 'gpu' else why}")
+    return [name for name in IMPLEMENTATIONS if name in asked]
 
 
 def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) -> None:
@@ -239,9 +226,9 @@ def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) ->
     if passes != ["forward"]:
         raise EvalError("--kv-bits goes with --pass forward: there is no gradient through quantised keys and values")
     for heads in shape:
-        if heads.dim % GROUP_SIZE:
+        if heads.head_dim % GROUP_SIZE:
             raise EvalError(
-                f"--kv-bits takes head_dims that are multiples of {GROUP_SIZE}, its groups, not {heads.dim}"
+                f"--kv-bits takes head_dims that are multiples of {GROUP_SIZE}, its groups, not {heads.head_dim}"
             )
-    if not set(impl) & set(implementations.QUANTISED):
-        raise EvalError(f"--kv-bits goes with --impl {', '.join(implementations.QUANTISED)}, not {', '.join(impl)}")
+    if not set(impl) & set(QUANTISED):
+        raise EvalError(f"--kv-bits goes with --impl {', '.join(QUANTISED)}, not {', '.join(impl)}")

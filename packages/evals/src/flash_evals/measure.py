@@ -8,14 +8,15 @@ was there when it began: the loaded model and the other arm's results are no par
 import ctypes
 import gc
 import os
+import re
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import flashattn_core
 import mlx.core as mx
@@ -36,27 +37,12 @@ def arms(trial: int) -> tuple[Arm, Arm]:
     return ARMS if trial % 2 == 0 else ("on", "off")
 
 
-def arm(name: Arm) -> AbstractContextManager[object]:
-    return flash.enabled() if name == "on" else nullcontext()
-
-
-class Trial(Record):
-    seconds: float
-    peak_memory: int  # bytes above what was resident before
-
-
 class Measurement(Record):
-    """A trial as result files have it."""
+    """What one arm took."""
 
     seconds: Amount
     tokens_per_s: Amount
-    peak_memory_mb: Amount
-
-    @classmethod
-    def of(cls, trial: Trial, tokens: int, **others: Any) -> Self:
-        """Of a trial that worked on that many tokens."""
-        memory = trial.peak_memory / 1e6
-        return cls(seconds=trial.seconds, tokens_per_s=tokens / trial.seconds, peak_memory_mb=memory, **others)
+    peak_memory_mb: Amount  # above what was resident before
 
 
 class ByArm(Record, Generic[Figures]):
@@ -67,6 +53,12 @@ class ByArm(Record, Generic[Figures]):
 
     def __getitem__(self, name: Arm) -> Figures:
         return self.off if name == "off" else self.on
+
+
+class Trial(ByArm[Figures], Generic[Figures]):
+    """Both arms did the same work once."""
+
+    order: tuple[Arm, Arm]
 
 
 class Flash(Record):
@@ -92,21 +84,21 @@ class Flash(Record):
         return f"{calls}, {sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
 
 
-def run(name: Arm, work: Callable[[], Result], flash_did: Flash) -> tuple[Result, Trial]:
-    """Does the work once under one arm. `work` evaluates what it returns before it returns it.
+def run(name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash) -> tuple[Result, Measurement]:
+    """Does the work, which is of so many tokens, once under one arm. It evaluates what it returns before it returns it.
 
     Raises EvalError if flash ran in the arm that is off: then there is nothing to compare with.
     """
     mx.synchronize()
-    with warnings.catch_warnings(), arm(name), peak_memory() as peak:
+    patch = flash.enabled() if name == "on" else nullcontext()
+    with warnings.catch_warnings(), patch, peak_memory() as peak:
         warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # counted here, and shown in the result
-        calls, fallbacks = _calls(), _fallbacks()
+        before = _counts()
         start = time.perf_counter()
         result = work()
         seconds = time.perf_counter() - start
-        trial = Trial(seconds, peak())
-        # "-" on counters keeps what grew.
-        ran, left = _calls() - calls, _fallbacks() - fallbacks
+        measurement = Measurement(seconds, tokens / seconds, peak() / 1e6)
+        ran, left = (now - earlier for now, earlier in zip(_counts(), before, strict=True))  # counters keep what grew
     if name == "off" and ran:
         raise EvalError(
             "the patch is on for this whole process, so there is no arm without it: "
@@ -114,15 +106,12 @@ def run(name: Arm, work: Callable[[], Result], flash_did: Flash) -> tuple[Result
         )
     if name == "on":
         flash_did.add(ran, left)
-    return result, trial
+    return result, measurement
 
 
-def _calls() -> Counter[str]:
-    return Counter(flashattn_core.stats())
-
-
-def _fallbacks() -> Counter[str]:
-    return Counter(flash.status().fallbacks)
+def _counts() -> tuple[Counter[str], Counter[str]]:
+    """Of calls and of fallbacks in this process."""
+    return Counter(flashattn_core.stats()), Counter(flash.status().fallbacks)
 
 
 @cache
@@ -137,19 +126,29 @@ def memory_method() -> str:
 
 
 @contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """As in timeit: garbage of earlier work would count as memory saved, and as time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
 def peak_memory() -> Iterator[Callable[[], int]]:
     """Gives a function that says how many bytes above the start the highest point since then has been.
 
     What flash's threads keep for their next call is freed before: the work pays for all that it needs, and for nothing
-    that earlier work needed. As in timeit, Python collects no garbage meanwhile: that of earlier work would count as
-    memory saved, and as time.
+    that earlier work needed.
     """
     mx.clear_cache()
     flashattn_core.release_scratch()
-    _return_free_memory()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    if _is_glibc:
+        _libc.malloc_trim(0)  # what it keeps stays resident: an allocation out of it would not be seen
+    with no_garbage_collection():
         if "resident" in memory_method():
             Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
             before = _status_bytes("VmRSS")
@@ -159,16 +158,11 @@ def peak_memory() -> Iterator[Callable[[], int]]:
             active = mx.get_active_memory()
             # Only what the work has needed is kept by now, and MLX's allocator knows nothing of it.
             yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
-    finally:
-        if collects:
-            gc.enable()
 
 
-def _status_bytes(field_name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field_name}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field_name}")
+def _status_bytes(name: str) -> int:
+    [kilobytes] = re.findall(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+    return int(kilobytes) * 1024
 
 
 _libc = ctypes.CDLL(None)
@@ -177,9 +171,3 @@ if _is_glibc:
     # malloc_trim() keeps the last free piece of every arena but the first. So all threads get that one, from here on.
     _M_ARENA_MAX = -8
     _libc.mallopt(_M_ARENA_MAX, 1)
-
-
-def _return_free_memory() -> None:
-    """Freed memory that the C library keeps stays resident: an allocation out of it would not be seen."""
-    if _is_glibc:
-        _libc.malloc_trim(0)

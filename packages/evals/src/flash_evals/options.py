@@ -49,31 +49,27 @@ def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]
     return check
 
 
-def listed(read: Callable[[str], Item], what: str) -> Callable[[click.Context, click.Parameter, str], list[Item]]:
-    """Items separated by commas, each once. `read` raises ValueError for a text that is none."""
+def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
+    """An option that takes items separated by commas, each once. `read` raises ValueError for a text that is none."""
 
-    def check(_: click.Context, parameter: click.Parameter, value: str) -> list[Item]:
+    def check(_: click.Context, parameter: click.Parameter, value: str | None) -> list[object] | None:
         try:
-            return list(dict.fromkeys(read(part.strip()) for part in value.split(",")))
+            return value if value is None else list(dict.fromkeys(read(part.strip()) for part in value.split(",")))
         except ValueError:
             raise EvalError(f"{parameter.opts[0]} takes {what} separated by commas, not {value!r}") from None
 
-    return check
+    return click.option(*names, show_default=True, callback=check, **option)
 
 
-def whole_number(text: str) -> int:
-    """Without a sign. Raises ValueError for anything else."""
-    if not text.isdecimal():
-        raise ValueError(text)
-    return int(text)
+def numbers(*names: str, of: str, least: int, default: str, text: str) -> Callable[..., Any]:
+    """An option that takes whole numbers separated by commas."""
 
+    def read(item: str) -> int:
+        if not item.isdecimal() or int(item) < least:
+            raise ValueError(item)
+        return int(item)
 
-def length(text: str) -> int:
-    """A whole number of tokens, and at least one. Raises ValueError for anything else."""
-    number = whole_number(text)
-    if number == 0:
-        raise ValueError(text)
-    return number
+    return several(*names, read=read, what=f"numbers of {of}", metavar="N,...", default=default, help=text)
 
 
 def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:

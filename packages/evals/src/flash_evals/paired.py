@@ -8,15 +8,14 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
-from msgspec.structs import asdict
 
 from flash_evals import scoring
-from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
+from flash_evals.measure import ARMS, Arm, Flash, Measurement, arms, run
 from flash_evals.ranks import Ranks
-from flash_evals.record import Amount, Count, Record
+from flash_evals.record import Count, Record
 from flash_evals.scoring import Window
 
-Model = Callable[[mx.array], mx.array]
+Forward = Callable[[mx.array], mx.array]  # of a model: tokens (sequences, length) to logits
 
 ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of intermediate results
 TIES_KEPT = 16  # of a token; a model that likes all its vocabulary the same would fill the memory with them
@@ -54,26 +53,29 @@ def top1_agrees(off: Scores, on: Scores) -> np.ndarray:
     return agrees
 
 
-class OfArm(Scores, kw_only=True):
-    """What one arm made of a batch, and what it took."""
-
-    seconds: Amount
-    peak_memory: Count  # bytes
-
-    @property
-    def trial(self) -> Trial:
-        return Trial(self.seconds, self.peak_memory)
-
-
-class Batch(Record, kw_only=True, omit_defaults=True):
-    """What the arms made of the same windows, and how it differs: a line of the file that keeps it."""
+class Reading(Record, kw_only=True, omit_defaults=True):
+    """A trial: what it took to read the windows of a batch."""
 
     windows: Count
     tokens: Count  # that were read
     rank: Count
     order: tuple[Arm, ...]
-    off: OfArm | None = None
-    on: OfArm | None = None
+    off: Measurement | None = None
+    on: Measurement | None = None
+
+    def __getitem__(self, name: Arm) -> Measurement:
+        """Of an arm that ran. Raises ValueError for another: a broken file may claim it."""
+        measurement = self.off if name == "off" else self.on
+        if measurement is None:
+            raise ValueError(f"a trial has no arm {name}")
+        return measurement
+
+
+class Batch(Record, kw_only=True):
+    """What the arms made of the same windows, and how it differs: a line of the file that keeps it."""
+
+    trial: Reading
+    scores: dict[Arm, Scores]
     kl: np.ndarray | None  # float32, for each scored token; None if one arm ran
     max_abs_dlogit: float | None
     flash: Flash
@@ -83,20 +85,9 @@ class Batch(Record, kw_only=True, omit_defaults=True):
             self.kl = self.kl.astype(np.float32, copy=False)
             self.max_abs_dlogit = np.nan if self.max_abs_dlogit is None else self.max_abs_dlogit
 
-    @property
-    def arms(self) -> dict[Arm, OfArm]:
-        """Those that ran."""
-        both: dict[Arm, OfArm | None] = {"off": self.off, "on": self.on}
-        return {name: of_arm for name, of_arm in both.items() if of_arm is not None}
-
 
 def batches(
-    model: Model,
-    ids: np.ndarray,
-    plan: Sequence[Window],
-    batch_size: int,
-    which: Collection[Arm] = ARMS,
-    ranks: Ranks | None = None,
+    forward: Forward, ids: np.ndarray, plan: Sequence[Window], batch_size: int, which: Collection[Arm], ranks: Ranks
 ) -> Generator[Batch, None, None]:
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
@@ -104,55 +95,53 @@ def batches(
     Each arm reads the first window once before, to warm up, which is not counted. Ranks take batches in turns, and
     each of them is given all, in the order of the plan.
     """
-    ranks = ranks or Ranks()
     planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
     for name in which if plan else ():
-        run(name, partial(_forward, model, _read(ids, plan[:1])), Flash())
+        run(name, partial(_logits, forward, _read(ids, plan[:1])), _tokens(plan[:1]), Flash())
     for number, first in enumerate(range(0, len(planned), ranks.size)):
         order = tuple(name for name in arms(number) if name in which)
-        work = partial(_measure, model, ids, order=order, rank=ranks.rank)
+        work = partial(_measure, forward, ids, order=order, rank=ranks.rank)
         yield from ranks.each(work, planned[first : first + ranks.size])
 
 
-def _measure(model: Model, ids: np.ndarray, batch: Sequence[Window], *, order: tuple[Arm, ...], rank: int) -> Batch:
-    read, flash = _read(ids, batch), Flash()
+def _measure(
+    forward: Forward, ids: np.ndarray, windows: Sequence[Window], *, order: tuple[Arm, ...], rank: int
+) -> Batch:
+    work, tokens, flash = partial(_logits, forward, _read(ids, windows)), _tokens(windows), Flash()
     logits: dict[Arm, mx.array] = {}
-    trials: dict[Arm, Trial] = {}
+    took: dict[Arm, Measurement] = {}
     for name in order:
-        logits[name], trials[name] = run(name, partial(_forward, model, read), flash)
+        logits[name], took[name] = run(name, work, tokens, flash)
     scores = {
-        name: Scores.join([_score(logits[name][row], ids, window) for row, window in enumerate(batch)])
+        name: Scores.join([_score(logits[name][row], ids, window) for row, window in enumerate(windows)])
         for name in order
     }
     kl, max_abs_dlogit = None, None
     if len(order) == len(ARMS):
-        rows = [_compare(logits["off"][row], logits["on"][row], window) for row, window in enumerate(batch)]
+        rows = [_compare(logits["off"][row], logits["on"][row], window) for row, window in enumerate(windows)]
         kl, dlogit = (np.concatenate(column) for column in zip(*rows, strict=True))
         max_abs_dlogit = float(np.max(dlogit))
-    return Batch(
-        windows=len(batch),
-        tokens=sum(window.end - window.begin for window in batch),
-        rank=rank,
-        order=order,
-        **{str(name): OfArm(**asdict(scores[name]), **asdict(trials[name])) for name in order},
-        kl=kl,
-        max_abs_dlogit=max_abs_dlogit,
-        flash=flash,
-    )
+    trial = Reading(windows=len(windows), tokens=tokens, rank=rank, order=order, **took)
+    return Batch(trial=trial, scores=scores, kl=kl, max_abs_dlogit=max_abs_dlogit, flash=flash)
 
 
-def _read(ids: np.ndarray, batch: Sequence[Window]) -> mx.array:
+def _tokens(windows: Sequence[Window]) -> int:
+    """That they read."""
+    return sum(window.end - window.begin for window in windows)
+
+
+def _read(ids: np.ndarray, windows: Sequence[Window]) -> mx.array:
     """The tokens that the windows read, (windows, length of the longest), ready before the clock starts."""
-    rows = np.zeros((len(batch), max(window.end - window.begin for window in batch)), ids.dtype)
-    for row, window in zip(rows, batch, strict=True):
+    rows = np.zeros((len(windows), max(window.end - window.begin for window in windows)), ids.dtype)
+    for row, window in zip(rows, windows, strict=True):
         row[: window.end - window.begin] = ids[window.begin : window.end]
     read = mx.array(rows)
     mx.eval(read)
     return read
 
 
-def _forward(model: Model, read: mx.array) -> mx.array:
-    logits = model(read)
+def _logits(forward: Forward, read: mx.array) -> mx.array:
+    logits = forward(read)
     mx.eval(logits)
     return logits
 

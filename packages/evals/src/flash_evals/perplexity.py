@@ -160,6 +160,7 @@ def command(
         ranks=ranks.size,
         machine=described_machine,
     )
+    settings: Settings = options.given(Settings, **asdict(planned.settings), memory=memory_method())
     ranks.agree((header.of_the_scores(), header.weights), "text, model and settings")
     other = score_file.read(compare, header, planned.windows, len(windows)) if compare and ranks.rank == 0 else None
 
@@ -178,15 +179,15 @@ def command(
         if ranks.rank == 0:
             machine.say_what_bounds(described_machine)
         what, total = f"windows, {' and '.join(which)}", len(windows)
-        batches, stopped = runner.run(work(), what, total, before, lambda batch: batch.windows, _status)
+        batches, stopped = runner.collect(work(), what, total, before, lambda batch: batch.trial.windows, _status)
     finished = score_file.windows_in(batches)
     if ranks.rank == 0:
         result = Result(
             model=header.model,
             dataset=header.dataset,
-            settings=options.given(Settings, **asdict(planned.settings), memory=memory_method()),
+            settings=settings,
             **perplexity_result.measured(batches, planned.size_up_to(windows[finished - 1]), other, header),
-            ranks=perplexity_result.together(batches[len(before) :], ranks.size),
+            ranks=perplexity_result.together([batch.trial for batch in batches[len(before) :]], ranks.size),
             windows=Windows(planned=len(windows), finished=finished, resumed=resumed),
             interrupted=finished < len(windows),
             machine=described_machine,
@@ -214,6 +215,6 @@ def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: 
 
 
 def _status(batch: Batch) -> str:
-    speeds = " · ".join(f"{name} {batch.tokens / of_arm.seconds:,.0f}" for name, of_arm in batch.arms.items())
-    peak = max(of_arm.peak_memory for of_arm in batch.arms.values())
-    return f"{speeds} tokens/s · peak {peak / 1e6:,.1f} MB"
+    measured = {name: batch.trial[name] for name in batch.trial.order}
+    speeds = " · ".join(f"{name} {of_arm.tokens_per_s:,.0f}" for name, of_arm in measured.items())
+    return f"{speeds} tokens/s · peak {max(of_arm.peak_memory_mb for of_arm in measured.values()):,.1f} MB"

@@ -15,7 +15,7 @@ from flash_evals.data import Dataset
 from flash_evals.machine import Machine
 from flash_evals.measure import ARMS, Arm, Flash, Measurement
 from flash_evals.models import Model
-from flash_evals.paired import Batch, Scores, top1_agrees
+from flash_evals.paired import Batch, Reading, Scores, top1_agrees
 from flash_evals.plan import Size
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
@@ -64,29 +64,6 @@ class Paired(Record):
         return self.top1_agreement == 1 and self.delta_nll is not None and abs(self.delta_nll) <= SAME_NLL
 
 
-class Trial(Record, omit_defaults=True):
-    """A batch."""
-
-    windows: Count
-    tokens: Count
-    rank: Count
-    order: tuple[Arm, ...]
-    off: Measurement | None = None
-    on: Measurement | None = None
-
-    @classmethod
-    def of(cls, batch: Batch) -> "Trial":
-        arms = {name: Measurement.of(of_arm.trial, batch.tokens) for name, of_arm in batch.arms.items()}
-        return cls(windows=batch.windows, tokens=batch.tokens, rank=batch.rank, order=batch.order, **arms)
-
-    def __getitem__(self, name: Arm) -> Measurement:
-        """Of an arm that ran. Raises ValueError for another: a broken file may claim it."""
-        measurement = self.off if name == "off" else self.on
-        if measurement is None:
-            raise ValueError(f"a trial has no arm {name}")
-        return measurement
-
-
 class Compared(Record):
     """The column that is of a file."""
 
@@ -125,7 +102,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
     on: Column | None = None
     paired: Paired | None
     compared: Compared | None
-    trials: list[Trial]
+    trials: list[Reading]
     ranks: Together
     windows: Windows
 
@@ -158,38 +135,32 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
 
 def measured(batches: Sequence[Batch], size: Size, other: Kept | None, header: Header) -> dict[str, Any]:
     """The measured fields of a result; the scored tokens of these batches make up text of that size."""
-    trials = [Trial.of(batch) for batch in batches]
-    scores: dict[Name, Scores] = {name: Scores.join([b.arms[name] for b in batches]) for name in batches[0].order}
-    columns: dict[Name, Column] = {
-        name: Column.of(scores[name], [trial[name] for trial in trials], size) for name in batches[0].order
-    }
+    trials = [batch.trial for batch in batches]
+    scores: dict[Name, Scores] = {arm: Scores.join([batch.scores[arm] for batch in batches]) for arm in header.arms}
+    took: dict[Name, list[Measurement]] = {arm: [trial[arm] for trial in trials] for arm in header.arms}
     flash, compared = Flash.sum(batch.flash for batch in batches), None
+    tokens = len(scores[header.arms[0]].nll)
     if other:
-        first = _first_batches(other.batches, windows_in(batches))
+        ends = list(accumulate(batch.trial.windows for batch in other.batches))
+        # Those that so many windows take: a file may hold more than were read here.
+        first = other.batches[: bisect_left(ends, windows_in(batches)) + 1]
         compared = _compared(other, first, header)
-        there, column = Scores.join([batch.arms[compared.arm] for batch in first]), compared.column
-        [tokens] = {len(each.nll) for each in scores.values()}
-        scores[column] = there.first(tokens)
-        columns[column] = Column.of(scores[column], compared.trials, size)
+        column = compared.column
+        scores[column] = Scores.join([batch.scores[compared.arm] for batch in first]).first(tokens)
+        took[column] = compared.trials
         if column == "on":
             flash = Flash.sum(batch.flash for batch in first)
-    order = [name for name in NAMES if name in columns]
+    order = [name for name in NAMES if name in scores]
     return {
-        "tokens": len(scores[order[0]].nll),
+        "tokens": tokens,
         "words": size.words,
         "bytes": size.bytes,
-        **{str(name): column for name, column in columns.items()},
+        **{str(name): Column.of(scores[name], took[name], size) for name in order},
         "paired": _paired(order, scores, batches) if len(order) > 1 else None,
         "compared": compared,
         "flash": flash,
         "trials": trials,
     }
-
-
-def _first_batches(batches: Sequence[Batch], windows: int) -> Sequence[Batch]:
-    """Those that so many windows take: a file may hold more than were read here."""
-    ends = list(accumulate(batch.windows for batch in batches))
-    return batches[: bisect_left(ends, windows) + 1]
 
 
 def _compared(other: Kept, batches: Sequence[Batch], header: Header) -> Compared:
@@ -205,7 +176,7 @@ def _compared(other: Kept, batches: Sequence[Batch], header: Header) -> Compared
         batch_size=other.header.batch_size,
         ranks=other.header.ranks,
         machine=other.header.machine,
-        trials=[Measurement.of(batch.arms[arm].trial, batch.tokens) for batch in batches],
+        trials=[batch.trial[arm] for batch in batches],
     )
 
 
@@ -223,11 +194,11 @@ def _paired(order: Sequence[Name], scores: dict[Name, Scores], batches: Sequence
     )
 
 
-def together(batches: Sequence[Batch], ranks: int) -> Together:
+def together(trials: Sequence[Reading], ranks: int) -> Together:
     speeds: dict[Arm, dict[int, list[float]]] = {}
-    for batch in batches:
-        for name, of_arm in batch.arms.items():
-            speeds.setdefault(name, {}).setdefault(batch.rank, []).append(batch.tokens / of_arm.seconds)
+    for trial in trials:
+        for name in trial.order:
+            speeds.setdefault(name, {}).setdefault(trial.rank, []).append(trial[name].tokens_per_s)
     sums = {name: sum(map(median, of_rank.values())) for name, of_rank in speeds.items()}
     return Together(size=ranks, tokens_per_s=sums)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from flash_evals import finetune_result, options, perplexity_result, speed_result
 from flash_evals.errors import EvalError, first_line
-from flash_evals.kernel_results import Entry
+from flash_evals.kernels_result import Entry
 from flash_evals.page import doctor, finetune, kernels, perplexity, speed
 from flash_evals.page.description import Description
 from flash_evals.page.document import document

@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 Stopped = Exception | KeyboardInterrupt | None  # what ended the work too early
 
 
-def run(
+def collect(
     work: Generator[Item, None, None],
     what: str,
     total: int,

@@ -35,7 +35,7 @@ from flash_evals.scoring import Window
 class Header(Record, kw_only=True, tag_field="file", tag="flash-eval perplexity"):
     """What scores are of. A file is of the same tokens if `text`, `tokens` and `scoring` are the same."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     text: str  # fingerprint
     tokens: str  # fingerprint of the ids
     scoring: plan.Settings  # what changes a score
@@ -62,7 +62,7 @@ class Header(Record, kw_only=True, tag_field="file", tag="flash-eval perplexity"
         return {**model, "batch_size": self.batch_size, "ranks": self.ranks, **machine}
 
 
-BEGINS = b'{"file":"flash-eval perplexity","version":1,'
+BEGINS, OLDER = (b'{"file":"flash-eval perplexity","version":%d,' % version for version in (2, 1))
 
 
 def _as_list(array: np.ndarray) -> list[float]:
@@ -76,16 +76,19 @@ DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, values: np.array(values
 
 def _require(batch: Batch, arms: Sequence[Arm], windows: Sequence[Window]) -> None:
     """Raises ValueError if the batch is not of these arms and the first of these windows."""
-    part = windows[: batch.windows]
-    if len(part) != batch.windows or not part:
-        raise ValueError(f"{batch.windows} windows, {len(windows)} are left")
-    if not sorted(batch.order) == sorted(batch.arms) == sorted(arms) or (batch.kl is None) is (len(arms) > 1):
-        raise ValueError(f"arms {batch.order}")
+    trial, scores = batch.trial, batch.scores.values()
+    part = windows[: trial.windows]
+    if len(part) != trial.windows or not part:
+        raise ValueError(f"{trial.windows} windows, {len(windows)} are left")
+    if not sorted(trial.order) == sorted(batch.scores) == sorted(arms) or (batch.kl is None) is (len(arms) > 1):
+        raise ValueError(f"arms {trial.order}")
+    for name in arms:
+        trial[name]  # raises ValueError if it is not there
     tokens = sum(window.end + 1 - window.first_scored for window in part)
-    arrays = [array for of_arm in batch.arms.values() for array in (of_arm.nll, of_arm.top1)]
+    arrays = [array for of_arm in scores for array in (of_arm.nll, of_arm.top1)]
     if any(array.shape != (tokens,) for array in (*arrays, *([] if batch.kl is None else [batch.kl]))):
         raise ValueError(f"not {tokens} tokens")
-    if any(not 0 <= token < tokens for of_arm in batch.arms.values() for token in of_arm.ties[:, 0]):
+    if any(not 0 <= token < tokens for of_arm in scores for token in of_arm.ties[:, 0]):
         raise ValueError("ties of tokens that are not there")
 
 
@@ -128,7 +131,7 @@ class Kept(NamedTuple):
 
 
 def windows_in(batches: Sequence[Batch]) -> int:
-    return sum(batch.windows for batch in batches)
+    return sum(batch.trial.windows for batch in batches)
 
 
 def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
@@ -155,6 +158,8 @@ def _whole_lines(content: bytes) -> bytes:
 
 
 def _parsed(path: Path, option: str, lines: bytes, here: Header, windows: Sequence[Window]) -> Kept:
+    if lines.startswith(OLDER):
+        raise EvalError(f"{option} {path} is of an older version, which this one does not read: measure again")
     if not lines.startswith(BEGINS):
         raise EvalError(f"{option} {path} is not a file of flash-eval perplexity's scores")
     number, done = 1, 0
@@ -171,7 +176,7 @@ def _parsed(path: Path, option: str, lines: bytes, here: Header, windows: Sequen
             batch = DECODER.decode(line)
             _require(batch, header.arms, windows[done:])
             kept.batches.append(batch)
-            done += batch.windows
+            done += batch.trial.windows
     except ValueError as error:  # msgspec's are, too
         raise EvalError(f"{option} {path} is broken in line {number}: {error}") from error
     return kept

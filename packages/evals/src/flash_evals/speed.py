@@ -1,7 +1,6 @@
 """`flash-eval speed`: prompt and generation tokens per second at several depths, patch off and on."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import click
 
@@ -16,11 +15,6 @@ from flash_evals.speed_result import Result, Settings
 NUM_DRAFT_TOKENS = 3  # as in mlx_lm.generate
 
 
-def _lengths_option(short: str, name: str, default: str, text: str) -> Callable[..., Any]:
-    check = options.listed(options.whole_number, "numbers of tokens")
-    return click.option(short, name, default=default, show_default=True, metavar="N,...", callback=check, help=text)
-
-
 def _pause(_: click.Context, parameter: click.Parameter, value: float) -> float:
     if not 0 <= value <= 3600:
         raise EvalError(f"{parameter.opts[0]} must be between 0 and 3600 seconds, not {value:g}")
@@ -30,17 +24,20 @@ def _pause(_: click.Context, parameter: click.Parameter, value: float) -> float:
 @click.command("speed")
 @options.model
 @options.adapter_path
-@_lengths_option("-p", "--prompt", "512", "Prompt lengths in tokens; 0 for none.")
-@_lengths_option("-g", "--generate", "32", "Numbers of tokens to generate; 0 for none.")
-@_lengths_option("-d", "--depth", "0,2048", "Numbers of tokens that are in the KV cache before.")
-@click.option(
+@options.numbers("-p", "--prompt", of="tokens", least=0, default="512", text="Prompt lengths in tokens; 0 for none.")
+@options.numbers(
+    "-g", "--generate", of="tokens", least=0, default="32", text="Numbers of tokens to generate; 0 for none."
+)
+@options.numbers(
+    "-d", "--depth", of="tokens", least=0, default="0,2048", text="Numbers of tokens that are in the KV cache before."
+)
+@options.numbers(
     "-b",
     "--batch-size",
+    of="sequences",
+    least=1,
     default="1",
-    show_default=True,
-    metavar="N,...",
-    callback=options.listed(options.length, "numbers of sequences"),
-    help="Sequences at once, each with a prompt of its own; several go through mlx-lm's batch generator.",
+    text="Sequences at once, each with a prompt of its own; several go through mlx-lm's batch generator.",
 )
 @click.option(
     "--draft-model",
@@ -106,35 +103,42 @@ def command(
     Both arms see the same random tokens and the same cache, and take turns in going first. The time does not include
     loading and filling the cache. Ctrl-C ends the run and reports the finished trials.
     """
-    kinds: tuple[tuple[Kind, list[int]], ...] = (("prompt", prompt), ("generation", generate))
+    kinds: dict[Kind, list[int]] = {"prompt": prompt, "generation": generate}
     tests = [
         Case(kind, tokens, at, size)
         for at in depth
         for size in batch_size
-        for kind, lengths in kinds
+        for kind, lengths in kinds.items()
         for tokens in lengths
         if tokens
     ]
     if not tests:
         raise EvalError("nothing to measure: -p and -g are both 0")
-    _check_drafting(draft_model, num_draft_tokens, generate, batch_size)
+    if num_draft_tokens and not draft_model:
+        raise EvalError("--num-draft-tokens goes with --draft-model")
+    if draft_model and not any(generate):
+        raise EvalError("--draft-model goes with -g: a prompt is read without it")
+    if draft_model and batch_size != [1]:
+        raise EvalError("--draft-model goes with -b 1: mlx-lm has no speculative decoding in batches")
     described_machine = machine.describe()
     loaded = models.load(model, revision, adapter_path)
     draft = Draft(models.load(draft_model), num_draft_tokens or NUM_DRAFT_TOKENS) if draft_model else None
     _check_models(loaded, draft, tests)
+    described_model, described_draft = loaded.describe(), draft.loaded.describe() if draft else None
+    settings: Settings = options.given(
+        Settings,
+        num_draft_tokens=draft.tokens if draft else None,
+        prefill_step_size=generation.prefill_step_size(),
+        memory=memory_method(),
+    )
     machine.say_what_bounds(described_machine)
 
-    work = generation.repetitions(loaded, tests, repetitions, seed, delay, draft)
-    measured, stopped = runner.run(work, "trials, off and on", len(tests) * repetitions)
+    work = generation.repetitions(loaded, draft, tests, repetitions, seed, delay)
+    measured, stopped = runner.collect(work, "trials, off and on", len(tests) * repetitions)
     result = Result(
-        model=loaded.describe(),
-        draft_model=draft.loaded.describe() if draft else None,
-        settings=options.given(
-            Settings,
-            num_draft_tokens=draft.tokens if draft else None,
-            prefill_step_size=generation.prefill_step_size(),
-            memory=memory_method(),
-        ),
+        model=described_model,
+        draft_model=described_draft,
+        settings=settings,
         results=speed_result.tests(measured),
         flash=Flash.sum(each.flash for each in measured),
         interrupted=stopped is not None,
@@ -142,18 +146,6 @@ def command(
     )
     outputs.deliver(page.description(result), speed_result.csv_rows(result))
     runner.end(stopped)
-
-
-def _check_drafting(
-    draft_model: str | None, num_draft_tokens: int | None, generate: list[int], batch_size: list[int]
-) -> None:
-    """Raises EvalError for options that do not go together."""
-    if num_draft_tokens and not draft_model:
-        raise EvalError("--num-draft-tokens goes with --draft-model")
-    if draft_model and not any(generate):
-        raise EvalError("--draft-model goes with -g: a prompt is read without it")
-    if draft_model and batch_size != [1]:
-        raise EvalError("--draft-model goes with -b 1: mlx-lm has no speculative decoding in batches")
 
 
 def _check_models(loaded: models.LoadedModel, draft: Draft | None, tests: Sequence[Case]) -> None:

@@ -10,8 +10,8 @@ from msgspec.structs import asdict
 
 from flash_evals import claims
 from flash_evals.claims import Ratio
-from flash_evals.generation import Case, Kind, Repetition
-from flash_evals.measure import ARMS, Arm, ByArm, Measurement
+from flash_evals.generation import Case, Kind, Repetition, Speed
+from flash_evals.measure import ARMS, ByArm, Trial
 from flash_evals.models import Model
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
@@ -28,17 +28,6 @@ class Settings(Record):
     seed: Count
     prefill_step_size: Count
     memory: str
-
-
-class Speed(Measurement):
-    """Of one arm in one trial."""
-
-    drafted: Count
-    accepted: Count
-
-
-class Trial(ByArm[Speed]):
-    order: tuple[Arm, Arm]
 
 
 class Summary(Record):
@@ -59,7 +48,7 @@ class Test(ByArm[Summary]):
     depth: Count
     batch_size: Count
     ratio: Amount  # of the medians of tokens/s
-    trials: list[Trial]
+    trials: list[Trial[Speed]]
 
     @property
     def speed(self) -> Ratio:
@@ -82,14 +71,10 @@ def tests(repetitions: Iterable[Repetition]) -> list[Test]:
 
 
 def _test(case: Case, repetitions: Sequence[Repetition]) -> Test:
-    tokens = case.tokens * case.batch_size
-    trials = []
-    for each in repetitions:
-        off, on = (Speed.of(each.trials[name], tokens, **each.guesses[name]._asdict()) for name in ARMS)
-        trials.append(Trial(order=each.order, off=off, on=on))
-    before, after = (_summary([trial[name] for trial in trials], repetitions[0].attention[name]) for name in ARMS)
-    ratio = after.tokens_per_s_median / before.tokens_per_s_median
-    return Test(test=str(case), **case._asdict(), off=before, on=after, ratio=ratio, trials=trials)
+    trials = [each.trial for each in repetitions]
+    off, on = (_summary([trial[name] for trial in trials], repetitions[0].attention[name]) for name in ARMS)
+    ratio = on.tokens_per_s_median / off.tokens_per_s_median
+    return Test(test=str(case), **case._asdict(), off=off, on=on, ratio=ratio, trials=trials)
 
 
 def _summary(trials: Sequence[Speed], attention_share: float | None) -> Summary:

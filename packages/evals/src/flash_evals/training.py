@@ -4,22 +4,22 @@ Each arm has its own adapters and its own optimizer, from the same start, and go
 first step a difference of the losses is one of the gradients too.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.utils import value_and_grad
 from mlx.optimizers import Adam
+from msgspec.structs import asdict
 
 from flash_evals import machine
-from flash_evals.errors import EvalError, first_line
-from flash_evals.measure import ARMS, Arm, Flash, Trial, arms, run
+from flash_evals.errors import failing
+from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
 from flash_evals.models import LoadedModel
-from flash_evals.record import Count, Record
+from flash_evals.record import Amount, Count, Record
 from flash_evals.workload import ITEM_SIZE
 
 Sequences = tuple[mx.array, mx.array]  # tokens (sequences, seq_len + 1), and of each sequence the range that is learned
@@ -34,29 +34,51 @@ class Recipe(Record):
     grad_checkpoint: bool
 
 
-@dataclass(frozen=True)
-class Step:
-    """The same by both arms."""
+class Settings(Recipe, kw_only=True):
+    seq_len: list[Count]
+    repetitions: Count
+    tokens: Literal["random"] = "random"
+    learning_rate: Amount
+    max_memory_gb: Amount | None
+    max_seconds: Amount
+    seed: Count
+    memory: str
+
+
+class StepOfArm(Measurement):
+    loss: float | None  # before the step; in JSON null where it is not finite
+
+
+class Step(NamedTuple):
+    """A trial of a length."""
 
     seq_len: int
-    tokens: int  # that the model reads
-    order: tuple[Arm, Arm]
-    trials: dict[Arm, Trial]
-    losses: dict[Arm, float]
+    trial: Trial[StepOfArm]
     flash: Flash  # of the length's first step: with the warm-up
 
 
 class Trainee:
-    """What one arm has learned, and its step."""
+    """What one arm has learned, and mlx-lm's step of it."""
 
     def __init__(self, model: Any, adapters: dict[str, Any]) -> None:
+        from mlx_lm.tuner.trainer import default_loss
+
         self.model = model
         self.adapters = adapters
-        self.optimizer = Adam(learning_rate=defaults()["learning_rate"])
-        self.optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
-        self.state = [model.state, self.optimizer.state, mx.random.state]
-        self.compiled = _compiled(model, self.optimizer, self.state)
-        mx.eval(self.optimizer.state)
+        optimizer = Adam(learning_rate=defaults()["learning_rate"])
+        optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
+        mx.eval(optimizer.state)
+        self.state = [model.state, optimizer.state, mx.random.state]
+        loss_and_gradient = value_and_grad(model, default_loss)
+
+        # For this arm alone: a compiled step holds the attention that was there when it was traced.
+        @partial(mx.compile, inputs=self.state, outputs=self.state)
+        def compiled(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
+            (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
+            optimizer.update(model, gradient)
+            return loss, count
+
+        self.compiled: Callable[[mx.array, mx.array], tuple[mx.array, mx.array]] = compiled
 
     @contextmanager
     def in_the_model(self) -> Iterator[None]:
@@ -71,26 +93,6 @@ class Trainee:
         loss, tokens = self.compiled(*batch)
         mx.eval(self.state, loss, tokens)
         return float(np.array(loss))
-
-
-def _compiled(
-    model: Any, optimizer: Adam, state: list[Any]
-) -> Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]:
-    """mlx-lm's step: the loss, and the tokens that took part.
-
-    It is for one arm alone: a compiled step holds the attention that was there when it was traced.
-    """
-    from mlx_lm.tuner.trainer import default_loss
-
-    loss_and_gradient = value_and_grad(model, default_loss)
-
-    @partial(mx.compile, inputs=state, outputs=state)
-    def step(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
-        (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
-        optimizer.update(model, gradient)
-        return loss, count
-
-    return step
 
 
 def defaults() -> dict[str, Any]:
@@ -124,47 +126,37 @@ def trainable(model: Any, recipe: Recipe, seed: int) -> Iterator[None]:
 
 
 def steps(
-    loaded: LoadedModel,
-    lengths: Iterable[int],
-    recipe: Recipe,
-    repetitions: int,
-    max_seconds: float,
-    seed: int,
-    fits: Callable[[int, Step | None], bool] = lambda length, longest: True,
+    loaded: LoadedModel, settings: Settings, fits: Callable[[int, Step | None], bool]
 ) -> Generator[Step, None, None]:
-    """Takes that many steps of each length with both arms, after one that warms up and is not counted.
+    """Takes the `repetitions` of each length with both arms, after one that warms up and is not counted.
 
     A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up has, it counts:
-    what it does once is nothing beside a step so long. `fits` gets a length, and the first
-    step of the longest that was taken.
-    Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
+    what it does once is nothing beside a step so long. `fits` gets a length, and the first step of the longest that was
+    taken. Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
     """
     longest: Step | None = None
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
-    for seq_len in lengths:
+    for seq_len in settings.seq_len:
         if not fits(seq_len, longest):
             continue
         trainees = {name: Trainee(loaded.model, start) for name in ARMS}
         # The warm-up counts here: the step is traced then and never again, and calls that fall back do it there.
         flash = Flash()
         spent = 0.0
-        for repetition in range(-1, repetitions):
-            batch = _batch(random.integers(loaded.vocabulary, size=(recipe.batch_size, seq_len + 1)))
-            trials: dict[Arm, Trial] = {}
-            losses: dict[Arm, float] = {}
+        for repetition in range(-1, settings.repetitions):
+            batch = _batch(random.integers(loaded.vocabulary, size=(settings.batch_size, seq_len + 1)))
+            measured: dict[Arm, StepOfArm] = {}
             for name in arms(repetition):
-                try:
-                    with trainees[name].in_the_model():
-                        loss, trials[name] = run(name, partial(trainees[name].step, batch), flash)
-                except (ValueError, RuntimeError) as error:
-                    what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
-                    raise EvalError(f"{what}: {first_line(error)}") from error
-                losses[name] = loss
-            spent += sum(trial.seconds for trial in trials.values())
-            enough = 0 < max_seconds <= spent
+                what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
+                with failing(what), trainees[name].in_the_model():
+                    work = partial(trainees[name].step, batch)
+                    loss, measurement = run(name, work, seq_len * settings.batch_size, flash)
+                measured[name] = StepOfArm(**asdict(measurement), loss=loss)
+                spent += measurement.seconds
+            enough = 0 < settings.max_seconds <= spent
             if repetition >= 0 or enough:
-                step = Step(seq_len, seq_len * recipe.batch_size, arms(repetition), trials, losses, flash)
+                step = Step(seq_len, Trial(**measured, order=arms(repetition)), flash)
                 longest = step if longest is None or seq_len > longest.seq_len else longest
                 yield step
                 flash = Flash()
@@ -199,6 +191,6 @@ def expected_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe, longest: 
     needed for all else. Before there is one, the scores alone."""
     needed: float = least_memory(loaded, seq_len, recipe)
     if longest:
-        all_else = longest.trials["off"].peak_memory - least_memory(loaded, longest.seq_len, recipe)
+        all_else = longest.trial.off.peak_memory_mb * 1e6 - least_memory(loaded, longest.seq_len, recipe)
         needed += max(0, all_else) / longest.seq_len * seq_len
     return needed

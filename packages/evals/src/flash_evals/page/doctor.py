@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from flash_evals.claims import quotient, times
-from flash_evals.kernel_results import storage
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Chart, Point, Series
 from flash_evals.page.description import Description, Table, grouped
 from flash_evals.page.units import DASH, figure
 from flash_evals.record import Amount, Count, Record
+from flash_evals.workload import storage
 
 COMMAND = "mlxlm-flash doctor"
 MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}

@@ -9,7 +9,7 @@ import msgspec
 
 from flash_evals import claims
 from flash_evals.claims import Ratio, quotient, times
-from flash_evals.kernel_results import Config, Entry, Figures, by_problem
+from flash_evals.kernels_result import Config, Entry, Figures, by_problem
 from flash_evals.output import percentile
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Axis, Chart, Point, Series

@@ -6,7 +6,6 @@ An entry is one implementation on one problem, in one or more passes, and can be
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -23,59 +22,9 @@ from flash_evals.workload import PASSES, Pass, Workload
 NONE = math.nan  # a figure that an entry does not have
 
 
-class Config(Record):
-    batch_size: Count
-    seq_len: Count
-    query_len: Count
-    num_heads: Count
-    num_kv_heads: Count
-    head_dim: Count
-    causal: bool
-    window: Count | None
-    dtype: str
-    kv_bits: Count | None
+class Config(Workload):
     impl: str
     device: str
-
-    @classmethod
-    def of(cls, work: Workload, impl: str) -> "Config":
-        return cls(
-            batch_size=work.batch_size,
-            seq_len=work.seq_len,
-            query_len=work.query_len,
-            num_heads=work.heads.query,
-            num_kv_heads=work.heads.kv,
-            head_dim=work.heads.dim,
-            causal=work.causal,
-            window=work.window,
-            dtype=work.dtype,
-            kv_bits=work.kv_bits,
-            impl=impl,
-            device=machine.kind(),
-        )
-
-    @property
-    def shape(self) -> str:
-        return f"{self.num_heads}/{self.num_kv_heads}x{self.head_dim}"
-
-    @property
-    def storage(self) -> str:
-        return storage(self.dtype, self.kv_bits)
-
-    @property
-    def visible(self) -> str:
-        """What a query sees."""
-        return f"window {self.window:,}" if self.window else "causal" if self.causal else "not causal"
-
-    @property
-    def is_decode(self) -> bool:
-        """One query: reading keys and values bounds it, not arithmetic."""
-        return self.query_len == 1
-
-
-def storage(dtype: str, kv_bits: int | None) -> str:
-    """`bfloat16`, `bfloat16, 8-bit K/V`."""
-    return f"{dtype}, {kv_bits}-bit K/V" if kv_bits else dtype
 
 
 class Figures(Record, omit_defaults=True):
@@ -90,21 +39,6 @@ class Figures(Record, omit_defaults=True):
     held: Amount = field(name="inputs_and_outputs(MB)", default=NONE)
     trials: list[Amount] = field(name="trials(s)", default_factory=list)
     calls_per_trial: Count = 0
-
-    @classmethod
-    def of(cls, work: Workload, timings: Timings) -> "Figures":
-        seconds = statistics.median(timings.trials)
-        return cls(
-            time=seconds,
-            time_p20=output.percentile(timings.trials, 0.2),
-            time_p80=output.percentile(timings.trials, 0.8),
-            flops=work.flops / seconds / 1e12,
-            read=work.bytes_read / seconds / 1e9 if work.pass_ == "forward" else NONE,
-            peak_memory=timings.peak_memory / 1e6,
-            held=work.bytes_held / 1e6,
-            trials=timings.trials,
-            calls_per_trial=timings.calls,
-        )
 
 
 class Roofline(Record):
@@ -156,11 +90,11 @@ Contestants = dict[str, Entry]  # of one problem, by implementation
 
 def entries(contests: Iterable[Contest], settings: Settings, on: Machine) -> list[Entry]:
     """The implementations that have finished a trial. The passes of a problem follow each other."""
-    groups = groupby(contests, key=lambda contest: replace(contest.workload, pass_="forward"))
-    return [entry for _, group in groups for entry in _of_problem(list(group), settings, on)]
+    groups = groupby(contests, key=lambda contest: contest.workload)
+    return [entry for work, group in groups for entry in _of_problem(work, list(group), settings, on)]
 
 
-def _of_problem(contests: Sequence[Contest], settings: Settings, on: Machine) -> list[Entry]:
+def _of_problem(work: Workload, contests: Sequence[Contest], settings: Settings, on: Machine) -> list[Entry]:
     roofline = Roofline(
         peak=_median([peak for contest in contests for peak in contest.peak_flops], 1e12),
         read=_median([read for contest in contests for read in contest.bandwidth], 1e9),
@@ -169,10 +103,10 @@ def _of_problem(contests: Sequence[Contest], settings: Settings, on: Machine) ->
     for contest in contests:
         for name, timings in contest.timings.items():
             if timings.trials:
-                by_impl.setdefault(name, {})[contest.workload.pass_] = Figures.of(contest.workload, timings)
+                by_impl.setdefault(name, {})[contest.pass_] = _figures_of(work, contest.pass_, timings)
     return [
         Entry(
-            config=Config.of(contests[0].workload, name),
+            config=Config(**asdict(work), impl=name, device=machine.kind()),
             **{pass_: passes.get(pass_, Figures()) for pass_ in PASSES},
             peak_memory=max(figures.peak_memory for figures in passes.values()),
             held=max(figures.held for figures in passes.values()),
@@ -182,6 +116,21 @@ def _of_problem(contests: Sequence[Contest], settings: Settings, on: Machine) ->
         )
         for name, passes in by_impl.items()
     ]
+
+
+def _figures_of(work: Workload, pass_: Pass, timings: Timings) -> Figures:
+    seconds = statistics.median(timings.trials)
+    return Figures(
+        time=seconds,
+        time_p20=output.percentile(timings.trials, 0.2),
+        time_p80=output.percentile(timings.trials, 0.8),
+        flops=work.flops(pass_) / seconds / 1e12,
+        read=work.bytes_read / seconds / 1e9 if pass_ == "forward" else NONE,
+        peak_memory=timings.peak_memory / 1e6,
+        held=work.bytes_held(pass_) / 1e6,
+        trials=timings.trials,
+        calls_per_trial=timings.calls,
+    )
 
 
 def _median(values: Sequence[float], unit: float) -> float | None:
