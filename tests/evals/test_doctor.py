@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import flashattn_core
 import mlxlm_flash_patch as flash
 import pytest
-from flash_evals import doctor, implementations, machine, measure, models
+from flash_evals import doctor, hub, implementations, machine, measure, models
 from flash_evals.errors import EvalError
 from mlxlm_flash_patch import doctor as patch_doctor
 from msgspec import to_builtins
@@ -25,7 +25,7 @@ def quiet(monkeypatch, tmp_path):
     monkeypatch.setattr(patch_doctor, "examine", lambda: iter([patch_doctor.ok("patch", "all well")]))
     monkeypatch.setattr(machine, "bounds", lambda: STEADY)
     monkeypatch.setattr(doctor, "version", lambda name: "1.2")
-    monkeypatch.setattr(doctor, "hub_answers", lambda: True)
+    monkeypatch.setattr(hub, "commit", lambda *_: "0" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setattr("os.cpu_count", implementations.threads)
@@ -88,7 +88,7 @@ def test_the_patch_s_findings(findings, monkeypatch):
     """Its doctor's own, as they are: the real ones this time."""
     monkeypatch.undo()
     monkeypatch.setattr(machine, "bounds", lambda: STEADY)
-    monkeypatch.setattr(doctor, "hub_answers", lambda: True)
+    monkeypatch.setattr(hub, "commit", lambda *_: "0" * 40)
     theirs = [finding.subject for finding in patch_doctor.examine()]
     assert {"versions", "extension", "cpu", "self-test", "mlx-lm"} <= set(theirs)
     subjects = [finding["subject"] for finding in findings()]
@@ -154,7 +154,7 @@ def test_the_demo_model_through_the_patch(found, monkeypatch, tmp_path):
     with flash.enabled():
         found("problem", "demo model", "the patch is on for this whole process", "by itself")
     monkeypatch.setattr(models, "DEMO_MODEL", tmp_path)
-    found("problem", "demo model", "it has no config.json", doctor.REINSTALL)
+    found("problem", "demo model", "it has no config.json", f"{doctor.REINSTALL} flash-evals")
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,12 @@ def test_a_cache_that_cannot_be_written(found, monkeypatch, tmp_path, module, va
 
 def test_a_hub_that_is_no_help(found, monkeypatch):
     found("ok", "hub", " answers")
-    monkeypatch.setattr(doctor, "hub_answers", lambda: None)
+    monkeypatch.setattr(hub, "commit", lambda *_: None)
     found("warning", "hub", " does not answer: what is in the caches, and nothing else", "--model FOLDER")
-    monkeypatch.setattr(doctor, "hub_answers", Mock(side_effect=EvalError("no")))
+    monkeypatch.setattr(hub, "commit", Mock(side_effect=EvalError("no")))
     found("warning", "hub", "no")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.delattr(doctor, "hub_answers")
+    monkeypatch.delattr(hub, "commit")
     found("ok", "hub", "HF_HUB_OFFLINE is set")
 
 

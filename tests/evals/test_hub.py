@@ -113,9 +113,7 @@ def refusals(outcomes):
 
 
 def test_datasets(hub, results):
-    """Names, configurations, splits, and revisions, which are a branch, a tag or a commit. From the hub, and then from
-    the cache, with the hub gone: the same text, and each revision what it was, not what was read last.
-    """
+    """Names, configurations, splits, and revisions, which are a branch, a tag or a commit."""
     new, old = described(ROWS), described(OLD_ROWS, commit=FIRST)
     long = described(LONG_ROWS, "wikitext-103-raw-v1")
     wikitext, plain = ("--dataset", "wikitext"), ("--dataset", "someone/plain")
@@ -131,16 +129,24 @@ def test_datasets(hub, results):
         (*wikitext, "--dataset-revision", FIRST): old,
         plain: {"name": "someone/plain test", "config": None, "revision": FIRST},
     }
-    online, offline = results(hub.address, *runs), results(NOWHERE, *runs)
-    for from_hub, from_cache, expected in zip(online, offline, runs.values(), strict=True):
-        assert from_hub["dataset"].items() >= expected.items()
-        assert from_hub["settings"]["detokenised"] is ("config" not in expected)
-        assert from_cache["dataset"] == from_hub["dataset"]
-        assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
+    for result, expected in zip(results(hub.address, *runs), runs.values(), strict=True):
+        assert result["dataset"].items() >= expected.items()
+        assert result["settings"]["detokenised"] is ("config" not in expected)
 
-    hub.requests.clear()  # a commit that is in the cache needs no hub
-    results(hub.address, *((*name, "--dataset-revision", FIRST) for name in (wikitext, plain)))
-    assert hub.requests == []
+
+def test_datasets_from_the_cache(hub, results, run):
+    """Without the hub: the text that was read last, for what it was of, and nothing else for another revision."""
+    wikitext, plain, revision = ("--dataset", "wikitext"), ("--dataset", "someone/plain"), "--dataset-revision"
+    for read, refused in (
+        ([wikitext, (*wikitext, revision, "main"), (*wikitext, revision, SECOND), plain], [(*wikitext, revision, FIRST)]),
+        ([(*wikitext, revision, "v1"), (*wikitext, revision, FIRST)], [wikitext, (*wikitext, revision, SECOND)]),
+    ):
+        online, offline = results(hub.address, *read), results(NOWHERE, *read)
+        for from_hub, from_cache in zip(online, offline, strict=True):
+            assert from_cache["dataset"] == from_hub["dataset"]
+            assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
+        for line in refusals(run(NOWHERE, *refused)):
+            assert "nor in the cache, and the hub cannot be reached" in line
 
 
 def test_revisions_of_a_model(hub, models, results, text_file):
@@ -231,7 +237,7 @@ def test_another_revision_or_configuration_in_the_cache_is_no_answer(hub, result
     )
     for line in lines:
         assert "nor in the cache, and the hub cannot be reached" in line
-    assert "choose one by --config: wikitext-103-raw-v1, wikitext-2-raw-v1" in unclear
+    assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
 
 
 @pytest.mark.long("huggingface_hub tries again for 15 seconds")

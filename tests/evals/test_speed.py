@@ -1,6 +1,7 @@
 """`flash-eval speed`: the tests it makes of its options, what a trial of them reads, and what it writes."""
 
 import csv
+import dataclasses
 import re
 import statistics
 from types import SimpleNamespace
@@ -12,8 +13,8 @@ import pytest
 from flash_evals import generation, speed
 from flash_evals.errors import EvalError
 from flash_evals.generation import Case, Draft, Guesses
-from flash_evals.models import LoadedModel
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
+from msgspec.structs import replace
 
 COMMAND = ("speed",)  # of `evaluate`
 
@@ -107,7 +108,7 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
         return Guesses(), None
 
     spy.layers = model.layers
-    watched = LoadedModel(spy, loaded.tokenizer, loaded.config, "", "", None)
+    watched = dataclasses.replace(loaded, model=spy)
     monkeypatch.setattr(generation, "run", run)
     monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
     test = Case(kind, tokens, depth, batch_size)
@@ -160,7 +161,7 @@ def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
 def test_a_cache_that_mlx_lm_cannot_work_with_is_refused(loaded):
     def of(*caches):
         model = SimpleNamespace(make_cache=lambda: [cache.__new__(cache) for cache in caches])
-        return LoadedModel(model, loaded.tokenizer, loaded.config, "Snake", "", None)
+        return dataclasses.replace(loaded, model=model, described=replace(loaded.described, name="Snake"))
 
     alone, batch, generation_ = [Case("prompt", 8, 0)], [Case("prompt", 8, 0, 2)], [Case("generation", 4, 0)]
     speed._check_models(of(ConcatenateKVCache), None, alone)

@@ -102,7 +102,6 @@ def command(
     """
     described_machine = machine.describe()
     loaded = models.load(model, revision)
-    described_model = loaded.describe()  # before it gets adapters
     layers = _layers(num_layers, loaded)
     recipe = Recipe(batch_size=batch_size, num_layers=layers, rank=rank, grad_checkpoint=grad_checkpoint)
     for length in seq_len:
@@ -125,7 +124,7 @@ def command(
     if not measured:
         raise EvalError("; ".join(length.reason for length in skipped))
     result = Result(
-        model=described_model,
+        model=loaded.described,
         settings=options.given(
             Settings,
             num_layers=recipe.num_layers,

@@ -126,8 +126,8 @@ def command(
     work = generation.repetitions(loaded, tests, repetitions, seed, delay, draft)
     measured, stopped = runner.run(work, "trials, off and on", len(tests) * repetitions)
     result = Result(
-        model=loaded.describe(),
-        draft_model=draft.loaded.describe() if draft else None,
+        model=loaded.described,
+        draft_model=draft.loaded.described if draft else None,
         settings=options.given(
             Settings,
             num_draft_tokens=draft.tokens if draft else None,
