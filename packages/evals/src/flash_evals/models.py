@@ -3,9 +3,7 @@
 import json
 import logging
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -207,15 +205,10 @@ def _from_hub(repo: str, revision: str | None) -> Path:
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
     hub.quiet()
-    download = partial(snapshot_download, repo, revision=revision, allow_patterns=DEFAULT_ALLOW_PATTERNS)
-    if hub.is_commit(revision):
-        with suppress(LocalEntryNotFoundError):
-            folder = Path(download(local_files_only=True))
-            if all(any(folder.glob(pattern)) for pattern in MODEL_FILES):  # others may have left a part of it
-                return folder
     online = hub.commit(repo, "model", revision) is not None
+    patterns = DEFAULT_ALLOW_PATTERNS
     try:
-        return Path(download(local_files_only=not online))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=not online))
     except GatedRepoError as error:
         raise hub.gated(repo, "model") from error
     except LocalEntryNotFoundError as error:

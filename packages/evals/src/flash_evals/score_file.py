@@ -9,11 +9,11 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import msgspec
@@ -31,11 +31,17 @@ from flash_evals.paired import Batch
 from flash_evals.record import Count, Record
 from flash_evals.scoring import Window
 
+VERSION = 1  # of the format
+BEGINS = b'{"file":"flash-eval perplexity",'
 
-class Header(Record, kw_only=True, tag_field="file", tag="flash-eval perplexity"):
+
+class Versioned(Record, tag_field="file", tag="flash-eval perplexity"):
+    version: int = VERSION
+
+
+class Header(Versioned, kw_only=True):
     """What scores are of. A file is of the same tokens if `text`, `tokens` and `scoring` are the same."""
 
-    version: Literal[1] = 1
     text: str  # fingerprint
     tokens: str  # fingerprint of the ids
     scoring: plan.Settings  # what changes a score
@@ -60,9 +66,6 @@ class Header(Record, kw_only=True, tag_field="file", tag="flash-eval perplexity"
         model = {"model": self.model.name, "dtype": self.model.dtype, "weights": self.weights}
         machine = {key: getattr(self.machine, key) for key in ("processor", "device", "blas", "python", "versions")}
         return {**model, "batch_size": self.batch_size, "ranks": self.ranks, **machine}
-
-
-BEGINS = b'{"file":"flash-eval perplexity","version":1,'
 
 
 def _as_list(array: np.ndarray) -> list[float]:
@@ -160,6 +163,8 @@ def _parsed(path: Path, option: str, lines: bytes, here: Header, windows: Sequen
     number, done = 1, 0
     try:
         first, *others = lines.splitlines()
+        if (found := msgspec.json.decode(first, type=Versioned).version) != VERSION:
+            raise EvalError(f"{option} {path} is a score file of version {found}, expected {VERSION}: write it anew")
         header = msgspec.json.decode(first, type=Header)
         if wrong := differences(header.of_the_scores(), here.of_the_scores()):
             raise EvalError(f"{option} {path} is of something else: {'; '.join(wrong)}")
@@ -191,16 +196,15 @@ def appending(
         return
     option = "--resume" if resume else "--save-logprobs"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = path.open("ab+", buffering=0)  # a buffer would come back to what the disk did not take
     except OSError as error:
         raise EvalError(f"{option} cannot write {path}: {error.strerror}") from error
-    try:
+    with file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EvalError(f"{option} {path}: another run is writing it") from None
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)  # not a device
-        content = path.read_bytes() if regular and resume else b""
+        content = path.read_bytes() if path.is_file() and resume else b""  # not of a device
         whole = _whole_lines(content)
         batches: list[Batch] = []
         if whole or not BEGINS.startswith(content[: len(BEGINS)]):
@@ -208,23 +212,19 @@ def appending(
             if wrong := differences(kept.header.of_the_run(), here.of_the_run()):
                 raise EvalError(f"{option} {path} is of another run: {'; '.join(wrong)}")
             batches = kept.batches
-        if regular:
-            os.ftruncate(descriptor, len(whole))
-            os.lseek(descriptor, 0, os.SEEK_END)
+        if path.is_file():
+            file.truncate(len(whole))
         if not whole:
-            _write(path, descriptor, here)
-        yield batches, lambda batch: _write(path, descriptor, batch)
-    finally:
-        os.close(descriptor)
+            _write(path, file, here)
+        yield batches, lambda batch: _write(path, file, batch)
 
 
-def _write(path: Path, descriptor: int, line: Header | Batch) -> None:
-    """Not through a buffer, which would come back to what the disk did not take."""
+def _write(path: Path, file: FileIO, line: Header | Batch) -> None:
     data = ENCODER.encode(line) + b"\n"
     try:
         while data:
-            data = data[os.write(descriptor, data) :]
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.fsync(descriptor)
+            data = data[file.write(data) :]
+        if path.is_file():
+            os.fsync(file)
     except OSError as error:
         raise EvalError(f"cannot write {path}: {error.strerror}") from error
