@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 FIRST, SECOND = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
+NOT_CACHED = "is neither a local path nor in the cache, and the hub cannot be reached; "
 
 ROWS = ["", " = Robert <unk> = \n", "", " Robert is an English film , television and theatre actor . \n"]
 OLD_ROWS = ["", " = Robert = \n", "", " Robert is an actor . \n"]
@@ -137,7 +138,7 @@ def test_datasets(hub, results):
 def test_datasets_from_the_cache(hub, results, run):
     """Without the hub: the text that was read last, for what it was of, and nothing else for another revision."""
     wikitext, plain, revision = ("--dataset", "wikitext"), ("--dataset", "someone/plain"), "--dataset-revision"
-    for read, refused in (
+    for read, other in (
         (
             [wikitext, (*wikitext, revision, "main"), (*wikitext, revision, SECOND), plain],
             [(*wikitext, revision, FIRST)],
@@ -148,20 +149,29 @@ def test_datasets_from_the_cache(hub, results, run):
         for from_hub, from_cache in zip(online, offline, strict=True):
             assert from_cache["dataset"] == from_hub["dataset"]
             assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
-        for line in refusals(run(NOWHERE, *refused)):
-            assert "nor in the cache, and the hub cannot be reached" in line
+        for line in refusals(run(NOWHERE, *other)):
+            assert NOT_CACHED in line
+    results(hub.address, ("--dataset", "wikitext-103"))
+    [unclear] = refusals(run(NOWHERE, ("--dataset", "Salesforce/wikitext")))
+    assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
 
 
-def test_revisions_of_a_model(hub, models, results, text_file):
+def test_revisions_of_a_model(hub, models, results, run, text_file):
     """Each has the figures of its folder, from the hub and then from the cache."""
     repo = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
-    runs = [repo, *([*repo, "--revision", revision] for revision in ("main", SECOND, "v1", FIRST))]
+    main, *others = (
+        [*repo, *revision] for revision in ([], *(["--revision", r] for r in ("main", SECOND, "v1", FIRST)))
+    )
     folders = [["--dataset", text_file, "--model", folder] for folder in models.values()]
-    online, (*offline, first, second) = results(hub.address, *runs), results(NOWHERE, *runs, *folders)
-    local = dict(zip(models, (first, second), strict=True))
-    assert local[FIRST]["off"]["ppl"] != local[SECOND]["off"]["ppl"]
-    for results_ in (online, offline):
-        for result, commit in zip(results_, [SECOND] * 3 + [FIRST] * 2, strict=True):
+    online = results(hub.address, main)
+    for line in refusals(run(NOWHERE, *others[2:])):
+        assert NOT_CACHED in line
+    online += results(hub.address, *others)
+    *offline, first, second = results(NOWHERE, main, *others, *folders)
+    local = {FIRST: first, SECOND: second}
+    assert first["off"]["ppl"] != second["off"]["ppl"]
+    for found in (online, offline):
+        for result, commit in zip(found, [SECOND] * 3 + [FIRST] * 2, strict=True):
             assert result["model"].items() >= {"name": "tiny-qwen2", "revision": commit}.items()
             assert result["off"]["ppl"] == local[commit]["off"]["ppl"]
     assert hub.downloads["model.safetensors"] == 2
@@ -216,28 +226,10 @@ def test_no_network_and_nothing_cached(hub, run):
     }
     for (what, option), line in zip(works.values(), refusals(run(hub.address, *works)), strict=True):
         assert line == (
-            f"Error: {what} is neither a local path nor in the cache, and the hub cannot be reached; "
+            f"Error: {what} {NOT_CACHED}"
             f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
         )
     assert sum("/revision/" in request for request in hub.requests) == len(works)
-
-
-def test_another_revision_or_configuration_in_the_cache_is_no_answer(hub, results, run, text_file):
-    model = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
-    results(hub.address, ["--dataset", "wikitext-2"], ["--dataset", "wikitext-103"], model)
-    *lines, unclear = refusals(
-        run(
-            NOWHERE,
-            ["--dataset", "wikitext", "--dataset-revision", "v1"],
-            ["--dataset", "wikitext", "--dataset-revision", FIRST],
-            [*model, "--revision", "v1"],
-            [*model, "--revision", FIRST],
-            ["--dataset", "Salesforce/wikitext"],
-        )
-    )
-    for line in lines:
-        assert "nor in the cache, and the hub cannot be reached" in line
-    assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
 
 
 @pytest.mark.long("huggingface_hub tries again for 15 seconds")
@@ -249,7 +241,7 @@ def test_a_transfer_that_breaks_off(hub, results, run, text_file):
     assert "cannot download model someone/tiny-qwen2: peer closed connection" in of_model
     assert "cannot read Salesforce/wikitext: peer closed connection" in of_dataset
     for line in refusals(run(NOWHERE, model, dataset)):
-        assert "nor in the cache, and the hub cannot be reached" in line
+        assert NOT_CACHED in line
     hub.breaks_off.clear()
     hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
     of_model, of_dataset, local = results(hub.address, model, dataset, ["--dataset", text_file])

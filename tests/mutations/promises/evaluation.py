@@ -13,8 +13,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "tokens at the edge of two windows are scored twice",
         f"{EVALS}/scoring.py",
-        "        scored = end + 1\n",
-        "        scored = end if result[1:] == [] and end > 1 else end + 1\n",
+        "            scored = end + 1\n",
+        "            scored = end if result[1:] == [] and end > 1 else end + 1\n",
         "evals/test_scoring.py::test_each_token_but_the_first_is_scored_once_and_in_order",
     ),
     Mutation(

@@ -98,7 +98,8 @@ def _setting(config: dict[str, Any], name: str) -> Any:
     return config.get(name, config.get("text_config", {}).get(name))
 
 
-def _parameters(network: Any) -> dict[str, mx.array]:
+def parameters(network: Any) -> dict[str, mx.array]:
+    """By name."""
     return dict(tree_flatten(network.parameters()))
 
 
@@ -157,7 +158,7 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
 def _dtype(network: Any, config: dict[str, Any]) -> str:
     """The type most of the floating-point parameters have, and the bits of quantised weights."""
     sizes: Counter[str] = Counter()
-    for parameter in _parameters(network).values():
+    for parameter in parameters(network).values():
         if mx.issubdtype(parameter.dtype, mx.floating):
             sizes[str(parameter.dtype).removeprefix("mlx.core.")] += parameter.size
     [(dtype, _)] = sizes.most_common(1)
@@ -186,7 +187,7 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
         # mlx-lm names the tensors that do not fit in the lines after the first.
         reason = " ".join([what, *(detail.strip() for detail in details[:1])])
         raise EvalError(f"cannot load the adapters in {adapter_path}: {reason}") from error
-    needed = {name for name in _parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
+    needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
     if missing := sorted(needed - given):
         raise EvalError(
             f"cannot load the adapters in {adapter_path}: {len(missing)} of {len(needed)} tensors are missing, "

@@ -116,7 +116,7 @@ class Stream:
             return self.original
         if self.tokens.text == self.original:
             return read
-        return self.original[: wikitext.original_length(self.original, read, len(read))]
+        return self.original[: wikitext.original_length(self.original, read)]
 
 
 class Settings(Record):
@@ -197,8 +197,8 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
         if bos:
             ids[[window.begin for window in windows]] = ids[0]
     else:
-        stride, lengths = rules.stride or rules.context, [len(stream.tokens.ids) for stream in streams]
-        windows = scoring.windows_of_streams(lengths, rules.context, stride)
+        stride = rules.stride or rules.context
+        windows = scoring.windows([len(stream.tokens.ids) for stream in streams], rules.context, stride)
     settings = Settings(
         context=rules.context,
         stride=stride,

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import msgspec
 import numpy as np
-from mlx.utils import tree_flatten
 from msgspec import to_builtins
 
 from flash_evals import plan
@@ -26,7 +25,7 @@ from flash_evals.data import Dataset
 from flash_evals.errors import EvalError
 from flash_evals.machine import Machine
 from flash_evals.measure import Arm
-from flash_evals.models import LoadedModel, Model
+from flash_evals.models import LoadedModel, Model, parameters
 from flash_evals.paired import Batch
 from flash_evals.record import Count, Record
 from flash_evals.scoring import Window
@@ -115,8 +114,7 @@ def fingerprint_of_ids(ids: np.ndarray) -> str:
 def fingerprint_of_weights(loaded: LoadedModel) -> str:
     """Of the config and, for each parameter, of the sum of its bits: takes as long as reading them once."""
     digest = hashlib.sha256(json.dumps(loaded.config, sort_keys=True, default=str).encode())
-    parameters: list[tuple[str, mx.array]] = tree_flatten(loaded.model.parameters())  # type: ignore[assignment]
-    for name, parameter in sorted(parameters, key=lambda item: item[0]):
+    for name, parameter in sorted(parameters(loaded.model).items()):
         bits = parameter.reshape(-1).view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[parameter.itemsize])
         digest.update(f"{name} {parameter.shape} {parameter.dtype} {mx.sum(bits).item()}".encode())
     return f"sha256:{digest.hexdigest()}"
@@ -208,10 +206,9 @@ def appending(
         whole = _whole_lines(content)
         batches: list[Batch] = []
         if whole or not BEGINS.startswith(content[: len(BEGINS)]):
-            kept = _parsed(path, option, whole, here, windows)
-            if wrong := differences(kept.header.of_the_run(), here.of_the_run()):
+            _, header, batches = _parsed(path, option, whole, here, windows)
+            if wrong := differences(header.of_the_run(), here.of_the_run()):
                 raise EvalError(f"{option} {path} is of another run: {'; '.join(wrong)}")
-            batches = kept.batches
         if path.is_file():
             file.truncate(len(whole))
         if not whole:

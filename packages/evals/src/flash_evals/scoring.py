@@ -27,33 +27,27 @@ class Window(NamedTuple):
     first_scored: int
 
 
-def windows(n_tokens: int, context: int, stride: int) -> list[Window]:
-    """Windows of `context` tokens, `stride` apart, that score each token but the very first exactly once.
+def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
+    """Windows of `context` tokens, `stride` apart, that score each token of a stream but its first exactly once.
 
-    The first window scores all it can; each later one the next `stride` tokens, or what is left of them,
-    and it reaches back from the last of these as far as `context` allows. So all windows are `context`
-    long, unless the text is shorter than that. lm-evaluation-harness's rolling windows are the same ones.
+    The streams have so many tokens each and lie one behind the other; no window reaches into another. The first window
+    of a stream scores all it can; each later one the next `stride` tokens, or what is left of them, and it reaches back
+    from the last of these as far as `context` allows. So all windows are `context` long, unless the stream is shorter
+    than that. lm-evaluation-harness's rolling windows are the same ones.
 
-        n_tokens 9, context 4, stride 2:     0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
+        length 9, context 4, stride 2:       0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
                                              r B B B S
                                                  r r r B S
                                                      r r r B S
     """
     result: list[Window] = []
-    scored = 1
-    while scored < n_tokens:
-        end = min(scored + (stride if result else context), n_tokens) - 1
-        result.append(Window(max(0, end - context), end, scored))
-        scored = end + 1
-    return result
-
-
-def windows_of_streams(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
-    """The `windows` of streams of so many tokens each, which lie one behind the other: none reaches into another."""
-    result: list[Window] = []
     start = 0
     for length in lengths:
-        result += (Window(*(start + token for token in window)) for window in windows(length, context, stride))
+        scored = 1
+        while scored < length:
+            end = min(scored + (context if scored == 1 else stride), length) - 1
+            result.append(Window(start + max(0, end - context), start + end, start + scored))
+            scored = end + 1
         start += length
     return result
 
