@@ -13,12 +13,12 @@ from mlx_lm.utils import quantize_model, save
 
 
 def test_describe(loaded, model_folder, make_model):
-    described = loaded.describe()
+    described = loaded.described
     assert (described.name, described.type, described.dtype) == (model_folder.name, "qwen2", "float32")
     assert described.max_positions == 128
     weights = mx.load(str(model_folder / "model.safetensors"))
     assert described.parameters == sum(weight.size for weight in weights.values())
-    assert models.load(str(make_model(dtype=mx.bfloat16))).dtype == "bfloat16"
+    assert models.load(str(make_model(dtype=mx.bfloat16))).described.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
@@ -28,15 +28,14 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, text_file, tmp_path
     network, config = quantize_model(network, config, group_size=32, bits=bits, mode=mode)
     save(tmp_path / "quantised", model_folder, network, tokenizer, config)
 
-    quantised = models.load(str(tmp_path / "quantised"))
-    assert quantised.parameters == loaded.parameters
-    assert quantised.dtype == f"{bits}-bit, float32"
+    described = models.load(str(tmp_path / "quantised")).described
+    assert (described.parameters, described.dtype) == (loaded.described.parameters, f"{bits}-bit, float32")
     run = ["perplexity", "--dataset", text_file, "--context", 32, "-o", "json", "--model"]
     result, whole = (json.loads(invoke(*run, model).stdout) for model in (tmp_path / "quantised", model_folder))
     assert result["off"]["ppl"] != whole["off"]["ppl"]
     assert result["on"]["ppl"] == pytest.approx(result["off"]["ppl"], rel=1e-5)
-    assert quantised.describe().title.startswith("quantised, ")
-    assert quantised.describe().title.endswith(f" parameters, {bits}-bit, float32")
+    assert described.title.startswith("quantised, ")
+    assert described.title.endswith(f" parameters, {bits}-bit, float32")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_half_windows_are_named_and_have_no_words(evaluate_documents):
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
 def test_padding_is_neither_scored_nor_counted(loaded, documents, batch_size):
     """The scores of windows of many lengths, each read alone: the batch changes them by no more than rounding."""
-    read = plan.make(loaded, Text(documents, "some", "some"), replace(STANDARD, documents="separate", context=128))
+    read = plan.make(loaded, Text.of(documents, "some"), replace(STANDARD, documents="separate", context=128))
     assert len({window.end - window.begin for window in read.windows}) > 2
     alone = list(paired.batches(loaded.model, read.ids, read.windows, 1))
     batches = list(paired.batches(loaded.model, read.ids, read.windows, batch_size))
@@ -103,7 +103,7 @@ def test_words_and_bytes_are_those_of_the_original(run_command, tmp_path):
 
 @pytest.mark.parametrize(("option", "expected"), [(None, True), (True, True), (False, False)])
 def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected):
-    read = plan.make(loaded, Text([TOKENISED], "some", "some", tokenised=True), replace(STANDARD, detokenise=option))
+    read = plan.make(loaded, Text.of([TOKENISED], "some", tokenised=True), replace(STANDARD, detokenise=option))
     assert read.settings.detokenised is expected
     assert loaded.tokenizer.decode(read.ids.tolist()).count("@") == (0 if expected else 8)
 
@@ -111,15 +111,16 @@ def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected)
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     """Window by window to the end: the original words whose beginning was read."""
-    text = Text([TOKENISED, TOKENISED[::-1], TOKENISED], "some", "some", separator="\n", tokenised=True)
+    originals = [TOKENISED, TOKENISED[::-1], TOKENISED]
+    text = Text.of(originals, "some", separator="\n", tokenised=True)
     read = plan.make(loaded, text, replace(STANDARD, documents=documents, context=8))
     sizes = [read.size_up_to(window) for window in read.windows]
     for window, size in zip(read.windows, sizes, strict=True):
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
         solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # by its first byte
         # Of the original, up to as many characters that no rule takes away.
-        ends = [n for n, character in enumerate(text.text, 1) if character not in " \n@"]
-        assert size.words == len(text.text[: ends[solid - 1]].split())
+        ends = [n for n, character in enumerate("\n".join(originals), 1) if character not in " \n@"]
+        assert size.words == len("\n".join(originals)[: ends[solid - 1]].split())
     assert sizes == sorted(sizes)
     separators = 2 if documents == "joined" else 0
     assert sizes[-1] == (3 * len(TOKENISED.split()), 3 * len(TOKENISED.encode()) + separators)
