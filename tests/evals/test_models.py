@@ -63,12 +63,6 @@ def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_p
     assert "\n" not in refusal.value.message
 
 
-@pytest.mark.parametrize("model", [True, False])
-def test_a_revision_is_of_the_hub(model, model_folder):
-    with pytest.raises(EvalError, match="--revision has no meaning for the"):
-        models.load(str(model_folder) if model else None, revision="main")
-
-
 def test_tokens_and_the_text_up_to_them(loaded, text):
     tokens = models.encode(loaded, text)
     assert loaded.tokenizer.decode(tokens.ids.tolist()) == text
