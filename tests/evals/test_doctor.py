@@ -239,7 +239,7 @@ def test_the_machine(monkeypatch):
     kind, backend = described.device.split(", ", maxsplit=1)
     assert backend == flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
     monkeypatch.undo()
-    measured = machine.bounds(times=2)
+    measured = machine.bounds()
     for figures in (measured.multiply_adds, measured.reads, measured.matrix_products):
-        assert len(figures) == 2
+        assert len(figures) > 1
         assert all(1e7 < figure < 1e14 for figure in figures)

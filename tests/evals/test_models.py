@@ -64,7 +64,7 @@ def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_p
 
 
 def test_tokens_and_the_text_up_to_them(loaded, text):
-    tokens = models.encode(loaded, text)
+    tokens = models.encode(loaded, text, "auto")
     assert loaded.tokenizer.decode(tokens.ids.tolist()) == text
     assert not tokens.bos
     for token in range(len(tokens.ids)):
@@ -78,10 +78,10 @@ def test_tokens_and_the_text_up_to_them(loaded, text):
 
 def test_a_bos_is_set_where_the_tokenizer_sets_one(make_model, text):
     with_bos = models.load(str(make_model(bos=True)))
-    tokens = models.encode(with_bos, text)
+    tokens = models.encode(with_bos, text, "auto")
     assert tokens.bos
     assert tokens.ids[0] == with_bos.tokenizer.bos_token_id
-    plain = models.encode(models.load(str(make_model())), text)
+    plain = models.encode(models.load(str(make_model())), text, "auto")
     np.testing.assert_array_equal(tokens.ids[1:], plain.ids)
     assert tokens.text_up_to(0) == ""
     assert tokens.text_up_to(5) == plain.text_up_to(4)
@@ -90,4 +90,4 @@ def test_a_bos_is_set_where_the_tokenizer_sets_one(make_model, text):
 def test_tokens_that_the_model_does_not_have(make_model):
     loaded = models.load(str(make_model(vocab_size=100)))
     with pytest.raises(EvalError, match=r"makes token \d+, the model has 100 \(vocab_size\)"):
-        models.encode(loaded, "Naïve readers")
+        models.encode(loaded, "Naïve readers", "auto")

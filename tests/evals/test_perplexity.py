@@ -90,7 +90,7 @@ def scores(loaded, ids, plan, batch_size):
 
 @pytest.fixture
 def ids(loaded, text):
-    return models.encode(loaded, text).ids
+    return models.encode(loaded, text, "auto").ids
 
 
 @pytest.mark.parametrize("stride", [24, 10])

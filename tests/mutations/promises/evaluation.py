@@ -25,6 +25,13 @@ MUTATIONS: list[Mutation] = [
         "evals/test_interrupted.py::test_perplexity",
     ),
     Mutation(
+        "SIGTERM loses what was measured",
+        f"{EVALS}/cli.py",
+        "    raise Terminated\n",
+        "    raise SystemExit(143)\n",
+        "evals/test_cli.py::test_a_batch_system_s_signal_keeps_what_is_measured",
+    ),
+    Mutation(
         "flash attention in the arm that is off goes unnoticed",
         f"{EVALS}/measure.py",
         'if name == "off" and ran:',

@@ -261,7 +261,7 @@ NEED_FLASH = (hardware, bounds, peak_memory, demo_model)
 OTHERS = (packages, caches, the_hub)
 
 
-def render(result: Result, table: Table = output.columns) -> str:
+def render(result: Result, table: Table) -> str:
     """The findings as a page of text, a cure below what it cures."""
     rows = [("", "what", "finding")]
     for finding in result.findings:

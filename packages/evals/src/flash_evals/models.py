@@ -218,7 +218,7 @@ def _from_hub(repo: str, revision: str | None) -> Path:
         raise EvalError(f"cannot download model {repo}: {first_line(error)}") from error
 
 
-def encode(loaded: LoadedModel, text: str, bos: Bos = "auto") -> Tokens:
+def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
     """The text as one stream of tokens, behind a BOS: "auto" if the model's tokenizer puts one there itself, "always",
     "never".
 
