@@ -44,7 +44,8 @@ def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
     path = write(tmp_path / f"some{suffix}")
     assert read(path) == JOINED
     described = data.load(str(path)).dataset
-    assert (described.name, described.documents) == (path.name, 1 if suffix == ".txt" else 3)
+    documents, column = (1, None) if suffix == ".txt" else (3, "text")
+    assert (described.name, described.documents, described.column) == (path.name, documents, column)
     assert (described.fingerprint, described.words, described.bytes) == (FINGERPRINT, 7, len(JOINED.encode()))
     if suffix != ".txt":
         path = write(path, column="page")

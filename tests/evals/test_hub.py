@@ -13,7 +13,15 @@ FIRST, SECOND = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789a
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 NOT_CACHED = "is neither a local path nor in the cache, and the hub cannot be reached; "
 
-ROWS = ["", " = Robert <unk> = \n", "", " Robert is an English film , television and theatre actor . \n"]
+ROWS = [
+    "",
+    " = Robert <unk> = \n",
+    "",
+    " Robert is an actor , and no page . \n",
+    "",
+    " = Castle = \n",
+    " A second . \n",
+]
 OLD_ROWS = ["", " = Robert = \n", "", " Robert is an actor . \n"]
 LONG_ROWS = [" = Valkyria Chronicles III = \n", " Senjō no Valkyria 3 is a tactical role @-@ playing game . \n"]
 ONLY = ["Only this . \n"]
@@ -53,7 +61,7 @@ def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
         "name": f"Salesforce/wikitext {config} {split}",
         "revision": commit,
         "fingerprint": "sha256:" + hashlib.sha256(text.encode()).hexdigest(),
-        "documents": 1,
+        "documents": max(1, sum(row.startswith(" = ") for row in rows)),
         "words": len(text.split()),
         "bytes": len(text.encode()),
     }
@@ -229,7 +237,8 @@ def test_no_network_and_nothing_cached(hub, run):
             f"Error: {what} {NOT_CACHED}"
             f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
         )
-    assert sum("/revision/" in request for request in hub.requests) == len(works)
+    # Each asked once. The hub's client has a question of its own.
+    assert sum("agent-harnesses" not in request for request in hub.requests) == len(works)
 
 
 @pytest.mark.long("huggingface_hub tries again for 15 seconds")

@@ -18,7 +18,6 @@ PERPLEXITY = {
     "--model ./missing": "no such model folder: ./missing",
     "--json missing/out.json": "--json missing/out.json: missing cannot be written to",
     "--csv /": "--csv /: it is a folder",
-    "--json out --csv ./out": "--json and --csv are the same file: out",
     "--scoring half --stride 8": "--stride has no meaning with --scoring half",
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",
@@ -33,6 +32,7 @@ PERPLEXITY = {
     "--save-logprobs missing/a.jsonl": "--save-logprobs missing/a.jsonl: missing cannot be written to",
 }
 SPEED = {
+    "--json out --csv ./out": "--json and --csv are the same file: out",
     "-p 0 -g 0": "nothing to measure",
     "-p many": "-p takes numbers of tokens separated by commas, not 'many'",
     "-d 0,-1": "-d takes numbers of tokens separated by commas, not '0,-1'",

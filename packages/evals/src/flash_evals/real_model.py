@@ -140,17 +140,16 @@ def convert(gguf: Path, folder: Path, dtype: Dtype) -> None:
         read, found = mx.load(str(gguf), return_metadata=True)
         metadata = {name: x.tolist() if isinstance(x, mx.array) else x for name, x in found.items()}
         weights: dict[str, mx.array] = {}
-        quantization: dict[str, Any] = {"group_size": GGUF_GROUP, "bits": 4}
         for stem in {name.rpartition(".")[0] for name in read}:
             parts = (part for part in ("weight", "scales", "biases") if f"{stem}.{part}" in read)
             of_stem = {part: read[f"{stem}.{part}"] for part in parts}
-            if "scales" in of_stem and (bits := bits_of(of_stem)) != quantization["bits"]:
-                quantization[renamed(stem)] = {"group_size": GGUF_GROUP, "bits": bits}
             for part, array in in_layout(stem, of_stem, metadata, dtype).items():
                 weights[f"{renamed(stem)}.{part}"] = array
         mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    written = {"torch_dtype": "float16", "quantization": quantization} if dtype == "4bit" else {"torch_dtype": dtype}
-    (folder / "config.json").write_text(json.dumps({**config(metadata), **written}, indent=2))
+    settings = config(metadata) | {"torch_dtype": "float16" if dtype == "4bit" else dtype}
+    if dtype == "4bit":  # the embedding's 8 bits mlx-lm knows from its shape
+        settings["quantization"] = {"group_size": GGUF_GROUP, "bits": 4}
+    (folder / "config.json").write_text(json.dumps(settings, indent=2))
     write_tokenizer(folder, metadata)
 
 
@@ -170,13 +169,9 @@ def in_layout(stem: str, read: dict[str, mx.array], metadata: Metadata, dtype: D
         return {part: x if x.dtype == mx.uint32 else x.astype(mx.float16) for part, x in read.items()}
     if "scales" in read:
         scales, biases = (read[part].astype(mx.float32) for part in ("scales", "biases"))
-        read = {"weight": mx.dequantize(read["weight"], scales, biases, GGUF_GROUP, bits_of(read))}
+        bits = read["weight"].shape[-1] * 32 // (scales.shape[-1] * GGUF_GROUP)
+        read = {"weight": mx.dequantize(read["weight"], scales, biases, GGUF_GROUP, bits)}
     return {"weight": read["weight"].astype(getattr(mx, dtype))}
-
-
-def bits_of(quantised: Mapping[str, mx.array]) -> int:
-    """4 in most matrices of the file, 8 in the embedding."""
-    return quantised["weight"].shape[-1] * 32 // (quantised["scales"].shape[-1] * GGUF_GROUP)
 
 
 def in_halves(rows: mx.array, heads: int) -> mx.array:
