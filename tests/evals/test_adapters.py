@@ -54,8 +54,8 @@ def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder):
     expected, _ = mlx_lm.load(str(model_folder), adapter_path=str(adapters))
     np.testing.assert_array_equal(logits(adapted.model), logits(expected))
     assert np.abs(logits(adapted.model) - logits(plain.model)).max() > 1e-3
-    assert adapted.parameters == plain.parameters
-    described = adapted.describe()
+    described = adapted.described
+    assert described.parameters == plain.described.parameters
     assert (described.adapter_path, described.adapter_type) == (str(adapters), kind)
     assert described.title.startswith(f"{model_folder.name}, {kind} adapters my-{kind}, ")
 

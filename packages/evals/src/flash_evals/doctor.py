@@ -9,7 +9,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,6 @@ from typing import Any
 import click
 from mlxlm_flash_patch import doctor as patch_doctor
 from mlxlm_flash_patch.doctor import Finding, Mark, ok, problem, warning
-from msgspec.structs import asdict
 
 from flash_evals import data, hub, options, output
 from flash_evals.errors import EvalError, first_line
@@ -34,11 +32,12 @@ ENABLES = {
 STEADY = 0.8  # of the fastest measurement, within a second: what is slower has shared its time with others
 LOGITS = 1e-3  # how far both arms' may be apart on the shipped model, whose largest are about 10; roundings make 1e-5
 TF32_LOGITS = 1e-1  # the same where MLX multiplies in TF32
-REINSTALL = "pip install --force-reinstall --no-deps flash-evals"
+REINSTALL = "pip install --force-reinstall --no-deps"
+REPORT = "please report it with this output"
 
 
 @click.command("doctor")
-@partial(options.outputs, row="finding")
+@options.outputs_of("finding")
 def command(outputs: Outputs) -> None:
     """What is here, what bounds the figures, what is broken, and the cures.
 
@@ -75,56 +74,43 @@ def command(outputs: Outputs) -> None:
     with output.progress() as progress:
         bar = progress.add_task("checks", total=1 + len(NEED_FLASH) + len(OTHERS))
         found = list(_guarded(patch_doctor.examine))
-        flash_runs = not _broken(found)
+        flash_runs = all(finding.mark is not Mark.PROBLEM for finding in found)
         progress.advance(bar)
         for check in (*NEED_FLASH, *OTHERS):
             if flash_runs or check not in NEED_FLASH:
                 found += _guarded(check)
             progress.advance(bar)
+    described = None
+    if flash_runs:
+        from flash_evals import machine  # which cannot be imported where MLX does not load
+
+        described = machine.describe()
+    marks = [finding.mark for finding in found]
+    findings = [{**vars(finding), "mark": finding.mark.name.lower()} for finding in found]
     result = Result(
         system=platform.platform(),
         python=platform.python_version(),
         environment=sys.prefix,
-        findings=[Found(mark=f.mark.name.lower(), subject=f.subject, what=f.what, cure=f.cure) for f in found],
-        broken=_broken(found),
-        could_be_better=[finding.mark for finding in found].count(Mark.WARNING),
+        findings=findings,
+        broken=marks.count(Mark.PROBLEM),
+        could_be_better=marks.count(Mark.WARNING),
         left_out=[] if flash_runs else [_name(check) for check in NEED_FLASH],
-        machine=_machine() if flash_runs else None,
+        machine=described,
     )
-    outputs.deliver(description(result), [asdict(finding) for finding in result.findings])
+    outputs.deliver(description(result), findings)
     if result.broken:
         sys.exit(1)
-
-
-class Found(Record):
-    """A finding."""
-
-    mark: str
-    subject: str
-    what: str
-    cure: str
 
 
 class Result(Record, tag_field="command", tag="doctor"):
     system: str
     python: str
     environment: str
-    findings: list[Found]
+    findings: list[dict[str, str]]  # mark (ok, warning, problem), subject, what, cure
     broken: Count
     could_be_better: Count
     left_out: list[str]
-    machine: dict[str, Any] | None  # as machine.Machine, which cannot be imported where MLX does not load
-
-
-def _broken(found: list[Finding]) -> int:
-    return [finding.mark for finding in found].count(Mark.PROBLEM)
-
-
-def _machine() -> dict[str, Any]:
-    from flash_evals import machine
-
-    described: dict[str, Any] = asdict(machine.describe())
-    return described
+    machine: Any  # a machine.Machine, or null
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -133,7 +119,7 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from check()
     except Exception as error:
         what = f"the check failed: {type(error).__name__}: {first_line(error)}"
-        yield problem(_name(check), what, "please report it with this output")
+        yield problem(_name(check), what, REPORT)
 
 
 def _name(check: Callable[[], Iterator[Finding]]) -> str:
@@ -158,10 +144,8 @@ def bounds() -> Iterator[Finding]:
     from flash_evals import machine
 
     if machine.kind() == "gpu":
-        half, single = (
-            f"{machine.peak_flops(dtype) / 1e12:,.1f} TFLOP/s in {dtype}" for dtype in ("bfloat16", "float32")
-        )
-        yield ok("matrix products", f"{half}, {single}" + (" (TF32)" if machine.tf32() else ""))
+        products = [f"{machine.peak_flops(each) / 1e12:,.1f} TFLOP/s in {each}" for each in ("bfloat16", "float32")]
+        yield ok("matrix products", ", ".join(products) + (" (TF32)" if machine.tf32() else ""))
         yield ok("memory copy", f"{machine.bandwidth() / 1e9:,.0f} GB/s, reads and writes")
         return
     measured = machine.bounds()
@@ -173,9 +157,9 @@ def bounds() -> Iterator[Finding]:
     else:
         yield ok("multiply-adds", speeds)
     yield ok("memory reads", f"{median(measured.reads) / 1e9:,.0f} GB/s")
-    products = median(measured.matrix_products)
-    share = products / median(measured.multiply_adds)
-    yield ok("matrix products", f"{products / 1e9:,.1f} GFLOP/s, {share:.0%} of the multiply-adds")
+    speed = median(measured.matrix_products)
+    share = speed / median(measured.multiply_adds)
+    yield ok("matrix products", f"{speed / 1e9:,.1f} GFLOP/s, {share:.0%} of the multiply-adds")
 
 
 def peak_memory() -> Iterator[Finding]:
@@ -201,7 +185,7 @@ def demo_model() -> Iterator[Finding]:
     try:
         loaded = models.load(None)
     except EvalError as error:
-        yield problem("demo model", error.message, REINSTALL)
+        yield problem("demo model", error.message, f"{REINSTALL} flash-evals")
         return
     tokens, flash = mx.arange(64)[None], Flash()
 
@@ -217,14 +201,12 @@ def demo_model() -> Iterator[Finding]:
         return
     limit = TF32_LOGITS if machine.tf32() else LOGITS
     difference = float(mx.max(mx.abs(logits["on"] - logits["off"])))
-    name = f"{loaded.name}, {output.count(loaded.parameters)} parameters"
+    name = f"{loaded.name}, {output.count(loaded.described.parameters)} parameters"
     if not flash.calls or flash.fallbacks:
-        yield problem(
-            "demo model", f"{name}; flash: {flash}", "pip install --force-reinstall --no-deps mlxlm-flash-patch"
-        )
+        yield problem("demo model", f"{name}; flash: {flash}", f"{REINSTALL} mlxlm-flash-patch")
     elif not difference <= limit:  # NaN is no agreement either
         what = f"{name}: its logits differ by {difference:.1e} with the patch on"
-        yield problem("demo model", what, "please report it with this output")
+        yield problem("demo model", what, REPORT)
     else:
         yield ok("demo model", f"{name}; flash: {flash}; max |Δlogit| {difference:.1e}")
 
@@ -264,7 +246,7 @@ def the_hub() -> Iterator[Finding]:
         yield ok("hub", "HF_HUB_OFFLINE is set: what is in the caches, and nothing else")
         return
     try:
-        answers = hub_answers()
+        answers = hub.commit(data.WIKITEXT, "dataset", None) is not None
     except EvalError as error:
         yield warning("hub", f"{constants.ENDPOINT} answers: {error.message}", "another HF_ENDPOINT")
         return
@@ -275,11 +257,6 @@ def the_hub() -> Iterator[Finding]:
         yield warning("hub", what, "a network, HTTPS_PROXY or HF_ENDPOINT; --model FOLDER and --dataset FILE need none")
 
 
-def hub_answers() -> bool:
-    """Raises EvalError if it answers that it has no WikiText."""
-    return hub.commit(data.WIKITEXT, "dataset", None) is not None
-
-
 NEED_FLASH = (hardware, bounds, peak_memory, demo_model)
 OTHERS = (packages, caches, the_hub)
 
@@ -288,9 +265,9 @@ def description(result: Result) -> Description:
     """The findings, a cure below what it cures."""
     rows = []
     for finding in result.findings:
-        rows.append((Mark[finding.mark.upper()].value, finding.subject, finding.what))
-        if finding.cure:
-            rows.append(("", "", f"cure: {finding.cure}"))
+        rows.append((Mark[finding["mark"].upper()].value, finding["subject"], finding["what"]))
+        if finding["cure"]:
+            rows.append(("", "", f"cure: {finding['cure']}"))
     notes = [f"broken: {result.broken} · could be better: {result.could_be_better}"]
     if result.left_out:
         notes.append(f"Left out, as flash attention does not run: {', '.join(result.left_out)}.")

@@ -12,6 +12,15 @@ class EvalError(click.ClickException):
     exit_code = 2
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, by which a batch system ends a run: as Ctrl-C in all but the exit code."""
+
+
+def exit_code(stopped: KeyboardInterrupt) -> int:
+    """As shells have it: 128 and the number of the signal."""
+    return 143 if isinstance(stopped, Terminated) else 130
+
+
 def first_line(error: BaseException) -> str:
     """What a foreign library said, cut to one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -95,7 +95,6 @@ def command(
     """
     described_machine = machine.describe()
     loaded = models.load(model, revision)
-    described_model = loaded.describe()  # before it gets adapters
     settings: Settings = options.given(
         Settings,
         num_layers=_layers(num_layers, loaded),
@@ -124,7 +123,7 @@ def command(
     if not measured:
         raise EvalError("; ".join(length.reason for length in skipped))
     result = Result(
-        model=described_model,
+        model=loaded.described,
         settings=settings,
         results=finetune_result.lengths(measured, settings.batch_size),
         skipped=skipped,

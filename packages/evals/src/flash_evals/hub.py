@@ -17,11 +17,6 @@ ANSWER_WITHIN = 5.0  # seconds; on a network that answers at all, it answers wel
 Kind = Literal["model", "dataset"]
 
 
-def is_commit(revision: str | None) -> bool:
-    """A whole commit hash: what it names never changes, so a copy of it needs no second look at the hub."""
-    return revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None
-
-
 def commit(repo: str, kind: Kind, revision: str | None) -> str | None:
     """The commit that a branch, tag or commit of a repository is, "main" if None; None if the hub cannot be reached.
 
@@ -55,7 +50,7 @@ def commit(repo: str, kind: Kind, revision: str | None) -> str | None:
 
 def last_known_commit(repo: str, kind: Kind, revision: str | None) -> str | None:
     """What `commit` was when something of that revision was last downloaded; None if nothing was."""
-    if is_commit(revision):
+    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
         return revision
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name

@@ -71,8 +71,8 @@ class Bounds:
     matrix_products: list[float]  # FLOP/s of MLX in float32, which is what linear layers run at
 
 
-def bounds(times: int = 5) -> Bounds:
-    taken = [(flashattn_core.peak_flops(), flashattn_core.read_bandwidth(), _products(384)) for _ in range(times)]
+def bounds() -> Bounds:
+    taken = [(flashattn_core.peak_flops(), flashattn_core.read_bandwidth(), _products(384)) for _ in range(5)]
     multiply_adds, reads, matrix_products = (list(column) for column in zip(*taken, strict=True))
     return Bounds(multiply_adds, reads, matrix_products)
 

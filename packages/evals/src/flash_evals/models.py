@@ -3,14 +3,11 @@
 import json
 import logging
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
-import msgspec
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -31,12 +28,12 @@ class Model(Record):
     name: str
     source: str  # the folder or hub id that was asked for
     revision: str | None  # the hub's commit
-    adapter_path: str | None
-    adapter_type: str | None
-    type: str
-    parameters: Count
+    adapter_path: str | None  # the folder that was asked for
+    adapter_type: str | None  # mlx-lm's fine_tune_type: lora, dora or full
+    type: str  # mlx-lm's name of the architecture
+    parameters: Count  # without adapters; a quantised weight counts as many as it stands for
     dtype: str
-    max_positions: int | None
+    max_positions: int | None  # the longest sequence that the model was made for, in tokens; None if it does not say
 
     @property
     def title(self) -> str:
@@ -51,73 +48,35 @@ class LoadedModel:
     model: Any  # an mlx.nn.Module
     tokenizer: Any  # mlx-lm's TokenizerWrapper
     config: dict[str, Any]
-    name: str  # as printed
-    source: str  # the folder or hub id that was asked for
-    revision: str | None  # the hub's commit
-    adapter_path: str | None = None  # the folder that was asked for
-    adapter_type: str | None = None  # mlx-lm's fine_tune_type: lora, dora or full
+    described: Model
 
     @property
-    def parameters(self) -> int:
-        """Number of parameters without adapters; a quantised weight counts as many as it stands for."""
-        from mlx_lm.utils import get_total_parameters
-
-        return int(get_total_parameters(self.model))  # type: ignore[no-untyped-call]
-
-    @property
-    def dtype(self) -> str:
-        """The type most of the floating-point parameters have, and the bits of quantised weights."""
-        sizes: Counter[str] = Counter()
-        for parameter in _parameters(self.model).values():
-            if mx.issubdtype(parameter.dtype, mx.floating):
-                sizes[str(parameter.dtype).removeprefix("mlx.core.")] += parameter.size
-        [(dtype, _)] = sizes.most_common(1)
-        quantization = self.config.get("quantization")
-        return f"{quantization['bits']}-bit, {dtype}" if quantization else dtype
-
-    @property
-    def max_positions(self) -> int | None:
-        """The longest sequence the model was made for, in tokens; None if its config does not say."""
-        found: int | None = self._setting("max_position_embeddings")
-        return found
+    def name(self) -> str:
+        return self.described.name
 
     @property
     def vocabulary(self) -> int:
         """Number of token ids the model has an embedding for."""
-        return int(self._setting("vocab_size"))
+        return int(_setting(self.config, "vocab_size"))
 
     @property
     def heads(self) -> int:
         """Query heads of a layer. Raises EvalError if the config does not say."""
         for name in ("num_attention_heads", "n_heads", "n_head", "num_heads"):
-            if heads := self._setting(name):
+            if heads := _setting(self.config, name):
                 return int(heads)
         raise EvalError(f"the config.json of {self.name} does not say how many heads it has (num_attention_heads)")
 
     @property
     def head_dim(self) -> int:
         """Of a query head, as far as the config says."""
-        return int(self._setting("head_dim") or self._setting("hidden_size") // self.heads)
-
-    def _setting(self, name: str) -> Any:
-        """From config.json; models that see or hear keep the language model's in a part of it."""
-        return self.config.get(name, self.config.get("text_config", {}).get(name))
+        return int(_setting(self.config, "head_dim") or _setting(self.config, "hidden_size") // self.heads)
 
     def require_positions(self, tokens: int, what: str) -> None:
         """EvalError if a sequence of that many tokens is longer than the model allows."""
-        if self.max_positions is not None and tokens > self.max_positions:
-            raise EvalError(
-                f"{what} needs {tokens:,} positions, {self.name} has {self.max_positions:,} (max_position_embeddings)"
-            )
-
-    @property
-    def type(self) -> str:
-        """mlx-lm's name of the architecture."""
-        return str(self.config["model_type"])
-
-    def describe(self) -> Model:
-        """For the result files."""
-        return msgspec.convert(self, Model, from_attributes=True)
+        most = self.described.max_positions
+        if most is not None and tokens > most:
+            raise EvalError(f"{what} needs {tokens:,} positions, {self.name} has {most:,} (max_position_embeddings)")
 
 
 @dataclass(frozen=True)
@@ -134,7 +93,13 @@ class Tokens:
         return self.text if token == len(self.ids) - 1 else self.text[: self.ends[token]]
 
 
-def _parameters(network: Any) -> dict[str, mx.array]:
+def _setting(config: dict[str, Any], name: str) -> Any:
+    """From config.json; models that see or hear keep the language model's in a part of it."""
+    return config.get(name, config.get("text_config", {}).get(name))
+
+
+def parameters(network: Any) -> dict[str, mx.array]:
+    """By name."""
     return dict(tree_flatten(network.parameters()))
 
 
@@ -154,17 +119,19 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
     if adapter_path is not None:
         _require_files(Path(adapter_path), "an adapter folder", ADAPTER_FILES)
 
+    commit = None
     if model is None:
-        folder, name, found = DEMO_MODEL, "Qwen2 demo", None
+        folder, name = DEMO_MODEL, "Qwen2 demo"
     elif local:
-        folder, found = Path(model), None
+        folder = Path(model)
         name = folder.resolve().name
     else:
         folder = _from_hub(model, revision)
-        name, found = model.split("/")[-1], folder.name
+        name, commit = model.split("/")[-1], folder.name
     _require_files(folder, "a model folder", MODEL_FILES)
 
     from mlx_lm import load as mlx_lm_load
+    from mlx_lm.utils import get_total_parameters
 
     try:
         network, tokenizer, config = mlx_lm_load(str(folder), return_config=True)  # type: ignore[misc]
@@ -174,7 +141,29 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
     if not tokenizer.encode("a", add_special_tokens=False):
         raise EvalError(f"cannot load the model in {folder}: it has no tokenizer")
     adapter_type = _add_adapters(network, adapter_path) if adapter_path is not None else None
-    return LoadedModel(network, tokenizer, config, name, model or "demo", found, adapter_path, adapter_type)
+    described = Model(
+        name=name,
+        source=model or "demo",
+        revision=commit,
+        adapter_path=adapter_path,
+        adapter_type=adapter_type,
+        type=config["model_type"],
+        parameters=get_total_parameters(network),  # type: ignore[no-untyped-call]
+        dtype=_dtype(network, config),
+        max_positions=_setting(config, "max_position_embeddings"),
+    )
+    return LoadedModel(network, tokenizer, config, described)
+
+
+def _dtype(network: Any, config: dict[str, Any]) -> str:
+    """The type most of the floating-point parameters have, and the bits of quantised weights."""
+    sizes: Counter[str] = Counter()
+    for parameter in parameters(network).values():
+        if mx.issubdtype(parameter.dtype, mx.floating):
+            sizes[str(parameter.dtype).removeprefix("mlx.core.")] += parameter.size
+    [(dtype, _)] = sizes.most_common(1)
+    quantization = config.get("quantization")
+    return f"{quantization['bits']}-bit, {dtype}" if quantization else dtype
 
 
 def _require_files(folder: Path, what: str, patterns: tuple[str, ...]) -> None:
@@ -198,7 +187,7 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
         # mlx-lm names the tensors that do not fit in the lines after the first.
         reason = " ".join([what, *(detail.strip() for detail in details[:1])])
         raise EvalError(f"cannot load the adapters in {adapter_path}: {reason}") from error
-    needed = {name for name in _parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
+    needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
     if missing := sorted(needed - given):
         raise EvalError(
             f"cannot load the adapters in {adapter_path}: {len(missing)} of {len(needed)} tensors are missing, "
@@ -217,15 +206,10 @@ def _from_hub(repo: str, revision: str | None) -> Path:
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
     hub.quiet()
-    download = partial(snapshot_download, repo, revision=revision, allow_patterns=DEFAULT_ALLOW_PATTERNS)
-    if hub.is_commit(revision):
-        with suppress(LocalEntryNotFoundError):
-            folder = Path(download(local_files_only=True))
-            if all(any(folder.glob(pattern)) for pattern in MODEL_FILES):  # others may have left a part of it
-                return folder
     online = hub.commit(repo, "model", revision) is not None
+    patterns = DEFAULT_ALLOW_PATTERNS
     try:
-        return Path(download(local_files_only=not online))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=not online))
     except GatedRepoError as error:
         raise hub.gated(repo, "model") from error
     except LocalEntryNotFoundError as error:
@@ -234,7 +218,7 @@ def _from_hub(repo: str, revision: str | None) -> Path:
         raise EvalError(f"cannot download model {repo}: {first_line(error)}") from error
 
 
-def encode(loaded: LoadedModel, text: str, bos: Bos = "auto") -> Tokens:
+def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
     """The text as one stream of tokens, behind a BOS: "auto" if the model's tokenizer puts one there itself, "always",
     "never".
 

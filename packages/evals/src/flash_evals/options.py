@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable
-from functools import wraps
+from dataclasses import fields
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,24 @@ adapter_path = click.option(
 def given(record: type[Item], **more: object) -> Item:
     """A record of the settings, from the options of the command at work that have the names of its fields, and more."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)
+
+
+def grouped(
+    name: str, record: type[Any], *options: Callable[..., Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options that reach the command as one argument of that name: a dataclass, whose fields have theirs."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_record(*args: Any, **given: Any) -> None:
+            values = {field.name: given.pop(field.name) for field in fields(record)}
+            command(*args, **{name: record(**values)}, **given)
+
+        for option in reversed(options):
+            with_record = option(with_record)
+        return with_record
+
+    return decorate
 
 
 def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -101,39 +120,25 @@ def seed(text: str) -> Callable[..., Any]:
     return click.option("--seed", default=0, show_default=True, callback=at_least(0), help=text)
 
 
-def outputs(command: Callable[..., None], row: str = "trial") -> Callable[..., None]:
-    """-o, --json and --csv, which reach the command as one argument `outputs`; `row` is what --csv has one for."""
+def outputs_of(row: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """-o, --json and --csv, which reach the command as `outputs`; `row` is what --csv has one for."""
+    file = partial(click.option, type=click.Path(path_type=Path), callback=writable)
+    return grouped(
+        "outputs",
+        Outputs,
+        click.option(
+            "-o",
+            "--output",
+            "format",
+            type=click.Choice(FORMATS),
+            default="text",
+            show_default=True,
+            help="What stdout gets: the page, the page in Markdown, what --csv writes (jsonl: a line for each of its "
+            "rows), or what --json writes.",
+        ),
+        file("--json", "json_file", help="Write all results to this file."),
+        file("--csv", "csv_file", help=f"Write one row per {row} to this file."),
+    )
 
-    @click.option(
-        "-o",
-        "--output",
-        "output_format",
-        type=click.Choice(FORMATS),
-        default="text",
-        show_default=True,
-        help="What stdout gets: the page, the page in Markdown, what --csv writes (jsonl: a line for each of its "
-        "rows), or what --json writes.",
-    )
-    @click.option(
-        "--json",
-        "json_file",
-        type=click.Path(path_type=Path),
-        callback=writable,
-        help="Write all results to this file.",
-    )
-    @click.option(
-        "--csv",
-        "csv_file",
-        type=click.Path(path_type=Path),
-        callback=writable,
-        help=f"Write one row per {row} to this file.",
-    )
-    @wraps(command)
-    def with_outputs(
-        *args: Any, output_format: str, json_file: Path | None, csv_file: Path | None, **others: Any
-    ) -> None:
-        if json_file and csv_file and json_file.resolve() == csv_file.resolve():
-            raise EvalError(f"--json and --csv are the same file: {json_file}")
-        command(*args, outputs=Outputs(output_format, json_file, csv_file), **others)
 
-    return with_outputs
+outputs = outputs_of("trial")

@@ -54,6 +54,10 @@ class Outputs:
     json_file: Path | None = None
     csv_file: Path | None = None
 
+    def __post_init__(self) -> None:
+        if self.json_file and self.csv_file and self.json_file.resolve() == self.csv_file.resolve():
+            raise EvalError(f"--json and --csv are the same file: {self.json_file}")
+
     def deliver(
         self, found: "Description", rows: Sequence[dict[str, Any]], draw: Callable[[], None] | None = None
     ) -> None:

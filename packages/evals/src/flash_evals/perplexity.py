@@ -23,6 +23,7 @@ from flash_evals import (
     runner,
     score_file,
 )
+from flash_evals.data import Part
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Arm, memory_method
 from flash_evals.output import Outputs
@@ -143,19 +144,19 @@ def command(
     """
     _require_one_use(arm, compare, save, resume, outputs)
     described_machine = machine.describe()
-    text = data.load(*dataset, config=config, split=split, column=column, revision=dataset_revision)
+    text = data.load(*dataset, part=Part(config, split, column, dataset_revision))
     loaded = models.load(model, revision, adapter_path)
     planned = plan.make(loaded, text, rules)
     windows = planned.windows[:max_windows]
     which = ARMS if arm == "both" else (arm,)
     header = score_file.Header(
-        text=f"sha256:{text.fingerprint}",
+        text=text.dataset.fingerprint,
         tokens=score_file.fingerprint_of_ids(planned.ids),
         scoring=planned.settings,
         arms=list(which),
         weights=score_file.fingerprint_of_weights(loaded),
-        model=loaded.describe(),
-        dataset=text.describe(),
+        model=loaded.described,
+        dataset=text.dataset,
         batch_size=batch_size,
         ranks=ranks.size,
         machine=described_machine,

@@ -3,10 +3,9 @@
 Every choice here changes the figure, so all of them are options, and each is named in the output.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import click
 import numpy as np
@@ -15,7 +14,7 @@ from flash_evals import scoring, wikitext
 from flash_evals.data import Text
 from flash_evals.errors import EvalError
 from flash_evals.models import Bos, LoadedModel, Tokens, encode
-from flash_evals.options import at_least
+from flash_evals.options import at_least, grouped
 from flash_evals.record import Amount, Count, Record
 from flash_evals.scoring import TIE, Window
 
@@ -49,23 +48,19 @@ class Rules:
             raise EvalError(f"--stride must be between 1 and the context of {self.context}, not {self.stride}")
 
 
-def options(command: Callable[..., None]) -> Callable[..., None]:
-    """--context, --stride, --scoring, --documents, --bos and --detokenise, as one argument `rules` of the command."""
-
-    @click.option(
-        "--context",
-        default=256,
-        show_default=True,
-        callback=at_least(2),
-        help="Tokens the model reads in one window.",
-    )
-    @click.option(
+options = grouped(
+    "rules",
+    Rules,
+    click.option(
+        "--context", default=256, show_default=True, callback=at_least(2), help="Tokens the model reads in one window."
+    ),
+    click.option(
         "--stride",
         type=int,
         help="Tokens from one window to the next. A stride below the context gives tokens more text before them, and "
         "takes longer.  [default: the context]",
-    )
-    @click.option(
+    ),
+    click.option(
         "--scoring",
         type=click.Choice(get_args(Scoring)),
         default="rolling",
@@ -73,16 +68,16 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
         help="rolling: each token once, as lm-evaluation-harness does it. half: chunks of --context tokens, and only "
         "the second half of each, as llama.cpp's llama-perplexity does it. What words and bytes cost is then "
         "not known.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--documents",
         type=click.Choice(get_args(Documents)),
         default="joined",
         show_default=True,
         help="joined: one text, with a blank line between two documents (the pages of WikiText: as in its file). "
         "separate: each by itself, with none of the others as context, as lm-evaluation-harness does it.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--bos",
         type=click.Choice(get_args(Bos)),
         default="auto",
@@ -90,27 +85,14 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
         help="A token in front of the text, or of each separate document, so that its first token is scored too; in "
         "the chunks of --scoring half it replaces the first. auto: if the model's tokenizer sets one by itself. "
         "always: BOS, or EOS where there is none, as lm-evaluation-harness does it.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--detokenise/--no-detokenise",
         default=None,
         help="Let the model read WikiText as people write: `2.5 kg (6 lb), ` for ` 2 @.@ 5 kg ( 6 lb ) , `. Words and "
         "bytes remain those of the original.  [default: if --dataset is WikiText by its name]",
-    )
-    @wraps(command)
-    def with_rules(
-        *args: Any,
-        context: int,
-        stride: int | None,
-        scoring: Scoring,
-        documents: Documents,
-        bos: Bos,
-        detokenise: bool | None,
-        **others: Any,
-    ) -> None:
-        command(*args, rules=Rules(context, stride, scoring, documents, bos, detokenise), **others)
-
-    return with_rules
+    ),
+)
 
 
 class Size(NamedTuple):
@@ -134,7 +116,7 @@ class Stream:
             return self.original
         if self.tokens.text == self.original:
             return read
-        return self.original[: wikitext.original_length(self.original, read, len(read))]
+        return self.original[: wikitext.original_length(self.original, read)]
 
 
 class Settings(Record):
@@ -197,36 +179,32 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
     detokenise = text.tokenised if rules.detokenise is None else rules.detokenise
     originals, texts = text.documents, [wikitext.detokenised(d) if detokenise else d for d in text.documents]
     if rules.documents == "joined":
-        originals, texts = [text.separator.join(originals)], [text.separator.join(texts)]
+        originals, texts = [text.dataset.separator.join(originals)], [text.dataset.separator.join(texts)]
     encoded = [encode(loaded, each, rules.bos) for each in texts]
-    _require_tokens(max(len(tokens.ids) for tokens in encoded), text, rules)
+    longest, needed, takes = max(len(tokens.ids) for tokens in encoded), 2, "scoring one takes two"
+    if rules.scoring == "half":
+        needed, takes = rules.context, f"--scoring half takes a --context of them, {rules.context:,}"
+    if longest < needed:
+        where = text.dataset.name if rules.documents == "joined" else f"the longest document of {text.dataset.name}"
+        raise EvalError(f"{where} has {longest:,} tokens for this model; {takes}")
 
     # Of a single token, or of none, nothing can be scored.
     streams = [Stream(*pair) for pair in zip(originals, encoded, strict=True) if len(pair[1].ids) > 1]
     ids = np.concatenate([stream.tokens.ids for stream in streams])
     bos = streams[0].tokens.bos
     if rules.scoring == "half":
-        windows = scoring.half_windows(len(ids), rules.context)
+        stride, windows = None, scoring.half_windows(len(ids), rules.context)
         if bos:
             ids[[window.begin for window in windows]] = ids[0]
     else:
-        lengths = [len(stream.tokens.ids) for stream in streams]
-        windows = scoring.windows_of_streams(lengths, rules.context, rules.stride or rules.context)
+        stride = rules.stride or rules.context
+        windows = scoring.windows([len(stream.tokens.ids) for stream in streams], rules.context, stride)
     settings = Settings(
         context=rules.context,
-        stride=None if rules.scoring == "half" else rules.stride or rules.context,
+        stride=stride,
         scoring=rules.scoring,
         documents=rules.documents,
         bos=bos,
         detokenised=detokenise,
     )
     return Plan(streams, ids, windows, settings)
-
-
-def _require_tokens(longest: int, text: Text, rules: Rules) -> None:
-    needed, takes = 2, "scoring one takes two"
-    if rules.scoring == "half":
-        needed, takes = rules.context, f"--scoring half takes a --context of them, {rules.context:,}"
-    if longest < needed:
-        where = text.name if rules.documents == "joined" else f"the longest document of {text.name}"
-        raise EvalError(f"{where} has {longest:,} tokens for this model; {takes}")

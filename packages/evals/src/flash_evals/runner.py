@@ -8,6 +8,7 @@ from typing import TypeVar
 from rich.progress import TextColumn
 
 from flash_evals import output
+from flash_evals.errors import exit_code
 
 Item = TypeVar("Item")
 Stopped = Exception | KeyboardInterrupt | None  # what ended the work too early
@@ -40,8 +41,8 @@ def collect(
 
 
 def end(stopped: Stopped) -> None:
-    """After the results are delivered: exit code 130 behind Ctrl-C, and an error is not hidden."""
+    """After the results are delivered: exit code 130 behind Ctrl-C, 143 behind SIGTERM, and an error is not hidden."""
     if isinstance(stopped, KeyboardInterrupt):
-        sys.exit(130)
+        sys.exit(exit_code(stopped))
     if stopped:
         raise stopped

@@ -9,16 +9,15 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import msgspec
 import numpy as np
-from mlx.utils import tree_flatten
 from msgspec import to_builtins
 
 from flash_evals import plan
@@ -26,16 +25,22 @@ from flash_evals.data import Dataset
 from flash_evals.errors import EvalError
 from flash_evals.machine import Machine
 from flash_evals.measure import Arm
-from flash_evals.models import LoadedModel, Model
+from flash_evals.models import LoadedModel, Model, parameters
 from flash_evals.paired import Batch
 from flash_evals.record import Count, Record
 from flash_evals.scoring import Window
 
+VERSION = 2  # of the format
+BEGINS = b'{"file":"flash-eval perplexity",'
 
-class Header(Record, kw_only=True, tag_field="file", tag="flash-eval perplexity"):
+
+class Versioned(Record, tag_field="file", tag="flash-eval perplexity"):
+    version: int = VERSION
+
+
+class Header(Versioned, kw_only=True):
     """What scores are of. A file is of the same tokens if `text`, `tokens` and `scoring` are the same."""
 
-    version: Literal[2] = 2
     text: str  # fingerprint
     tokens: str  # fingerprint of the ids
     scoring: plan.Settings  # what changes a score
@@ -60,9 +65,6 @@ class Header(Record, kw_only=True, tag_field="file", tag="flash-eval perplexity"
         model = {"model": self.model.name, "dtype": self.model.dtype, "weights": self.weights}
         machine = {key: getattr(self.machine, key) for key in ("processor", "device", "blas", "python", "versions")}
         return {**model, "batch_size": self.batch_size, "ranks": self.ranks, **machine}
-
-
-BEGINS, OLDER = (b'{"file":"flash-eval perplexity","version":%d,' % version for version in (2, 1))
 
 
 def _as_list(array: np.ndarray) -> list[float]:
@@ -115,8 +117,7 @@ def fingerprint_of_ids(ids: np.ndarray) -> str:
 def fingerprint_of_weights(loaded: LoadedModel) -> str:
     """Of the config and, for each parameter, of the sum of its bits: takes as long as reading them once."""
     digest = hashlib.sha256(json.dumps(loaded.config, sort_keys=True, default=str).encode())
-    parameters: list[tuple[str, mx.array]] = tree_flatten(loaded.model.parameters())  # type: ignore[assignment]
-    for name, parameter in sorted(parameters, key=lambda item: item[0]):
+    for name, parameter in sorted(parameters(loaded.model).items()):
         bits = parameter.reshape(-1).view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[parameter.itemsize])
         digest.update(f"{name} {parameter.shape} {parameter.dtype} {mx.sum(bits).item()}".encode())
     return f"sha256:{digest.hexdigest()}"
@@ -158,13 +159,13 @@ def _whole_lines(content: bytes) -> bytes:
 
 
 def _parsed(path: Path, option: str, lines: bytes, here: Header, windows: Sequence[Window]) -> Kept:
-    if lines.startswith(OLDER):
-        raise EvalError(f"{option} {path} is of an older version, which this one does not read: measure again")
     if not lines.startswith(BEGINS):
         raise EvalError(f"{option} {path} is not a file of flash-eval perplexity's scores")
     number, done = 1, 0
     try:
         first, *others = lines.splitlines()
+        if (found := msgspec.json.decode(first, type=Versioned).version) != VERSION:
+            raise EvalError(f"{option} {path} is a score file of version {found}, expected {VERSION}: write it anew")
         header = msgspec.json.decode(first, type=Header)
         if wrong := differences(header.of_the_scores(), here.of_the_scores()):
             raise EvalError(f"{option} {path} is of something else: {'; '.join(wrong)}")
@@ -196,40 +197,34 @@ def appending(
         return
     option = "--resume" if resume else "--save-logprobs"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = path.open("ab+", buffering=0)  # a buffer would come back to what the disk did not take
     except OSError as error:
         raise EvalError(f"{option} cannot write {path}: {error.strerror}") from error
-    try:
+    with file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EvalError(f"{option} {path}: another run is writing it") from None
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)  # not a device
-        content = path.read_bytes() if regular and resume else b""
+        content = path.read_bytes() if path.is_file() and resume else b""  # not of a device
         whole = _whole_lines(content)
         batches: list[Batch] = []
         if whole or not BEGINS.startswith(content[: len(BEGINS)]):
-            kept = _parsed(path, option, whole, here, windows)
-            if wrong := differences(kept.header.of_the_run(), here.of_the_run()):
+            _, header, batches = _parsed(path, option, whole, here, windows)
+            if wrong := differences(header.of_the_run(), here.of_the_run()):
                 raise EvalError(f"{option} {path} is of another run: {'; '.join(wrong)}")
-            batches = kept.batches
-        if regular:
-            os.ftruncate(descriptor, len(whole))
-            os.lseek(descriptor, 0, os.SEEK_END)
+        if path.is_file():
+            file.truncate(len(whole))
         if not whole:
-            _write(path, descriptor, here)
-        yield batches, lambda batch: _write(path, descriptor, batch)
-    finally:
-        os.close(descriptor)
+            _write(path, file, here)
+        yield batches, lambda batch: _write(path, file, batch)
 
 
-def _write(path: Path, descriptor: int, line: Header | Batch) -> None:
-    """Not through a buffer, which would come back to what the disk did not take."""
+def _write(path: Path, file: FileIO, line: Header | Batch) -> None:
     data = ENCODER.encode(line) + b"\n"
     try:
         while data:
-            data = data[os.write(descriptor, data) :]
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.fsync(descriptor)
+            data = data[file.write(data) :]
+        if path.is_file():
+            os.fsync(file)
     except OSError as error:
         raise EvalError(f"cannot write {path}: {error.strerror}") from error

@@ -27,39 +27,27 @@ class Window(NamedTuple):
     first_scored: int
 
 
-def windows(n_tokens: int, context: int, stride: int) -> list[Window]:
-    """Windows of `context` tokens, `stride` apart, that score each token but the very first exactly once.
+def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
+    """Windows of `context` tokens, `stride` apart, that score each token of a stream but its first exactly once.
 
-    The first window scores all it can; each later one the next `stride` tokens, or what is left of them,
-    and it reaches back from the last of these as far as `context` allows. So all windows are `context`
-    long, unless the text is shorter than that. lm-evaluation-harness's rolling windows are the same ones.
+    The streams have so many tokens each and lie one behind the other; no window reaches into another. The first window
+    of a stream scores all it can; each later one the next `stride` tokens, or what is left of them, and it reaches back
+    from the last of these as far as `context` allows. So all windows are `context` long, unless the stream is shorter
+    than that. lm-evaluation-harness's rolling windows are the same ones.
 
-        n_tokens 9, context 4, stride 2:     0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
+        length 9, context 4, stride 2:       0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
                                              r B B B S
                                                  r r r B S
                                                      r r r B S
-
-    Raises ValueError for a context below 1 and a stride that is not in 1..context: tokens would be left out.
     """
-    if context < 1:
-        raise ValueError(f"[windows] context must be at least 1, not {context}")
-    if not 1 <= stride <= context:
-        raise ValueError(f"[windows] stride must be between 1 and the context of {context}, not {stride}")
-    result: list[Window] = []
-    scored = 1
-    while scored < n_tokens:
-        end = min(scored + (stride if result else context), n_tokens) - 1
-        result.append(Window(max(0, end - context), end, scored))
-        scored = end + 1
-    return result
-
-
-def windows_of_streams(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
-    """The `windows` of streams of so many tokens each, which lie one behind the other: none reaches into another."""
     result: list[Window] = []
     start = 0
     for length in lengths:
-        result += (Window(*(start + token for token in window)) for window in windows(length, context, stride))
+        scored = 1
+        while scored < length:
+            end = min(scored + (context if scored == 1 else stride), length) - 1
+            result.append(Window(start + max(0, end - context), start + end, start + scored))
+            scored = end + 1
         start += length
     return result
 
@@ -73,11 +61,7 @@ def half_windows(n_tokens: int, context: int) -> list[Window]:
         n_tokens 10, context 4:     0 1 2 3 4 5 6 7 8 9     r: read, S: scored
                                     r r r S
                                             r r r S
-
-    Raises ValueError for a context below 3: nothing would be scored.
     """
-    if context < 3:
-        raise ValueError(f"[half_windows] context must be at least 3, not {context}")
     starts = range(0, n_tokens - context + 1, context)
     return [Window(start, start + context - 1, start + context // 2 + 1) for start in starts]
 
@@ -144,19 +128,13 @@ def perplexity(nll: np.ndarray, words: int | None, n_bytes: int | None) -> Perpl
     The error of the token perplexity is that of the mean cost times the perplexity (the delta method).
     """
     average = mean(nll)
-    total = float(nll.astype(np.float64).sum())
-    ppl = exp(average.value)
-    if words is None or n_bytes is None:
-        return Perplexity(ppl=ppl, ppl_se=ppl * average.se)
-    per_word = total / words if words else math.inf  # the first tokens of a text may be white space only
-    per_byte = total / n_bytes
-    return Perplexity(
-        ppl=ppl,
-        ppl_se=ppl * average.se,
-        word_ppl=exp(per_word),
-        byte_ppl=exp(per_byte),
-        bits_per_byte=per_byte / math.log(2),
-    )
+    result = Perplexity(ppl=exp(average.value), ppl_se=exp(average.value) * average.se)
+    if words is not None and n_bytes is not None:
+        total = average.value * len(nll)
+        result.word_ppl = exp(total / words) if words else math.inf  # the first tokens may be white space only
+        result.byte_ppl = exp(total / n_bytes)
+        result.bits_per_byte = total / n_bytes / math.log(2)
+    return result
 
 
 def exp(x: float) -> float:

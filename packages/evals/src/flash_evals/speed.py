@@ -124,7 +124,6 @@ def command(
     loaded = models.load(model, revision, adapter_path)
     draft = Draft(models.load(draft_model), num_draft_tokens or NUM_DRAFT_TOKENS) if draft_model else None
     _check_models(loaded, draft, tests)
-    described_model, described_draft = loaded.describe(), draft.loaded.describe() if draft else None
     settings: Settings = options.given(
         Settings,
         num_draft_tokens=draft.tokens if draft else None,
@@ -136,8 +135,8 @@ def command(
     work = generation.repetitions(loaded, draft, tests, repetitions, seed, delay)
     measured, stopped = runner.collect(work, "trials, off and on", len(tests) * repetitions)
     result = Result(
-        model=described_model,
-        draft_model=described_draft,
+        model=loaded.described,
+        draft_model=draft.loaded.described if draft else None,
         settings=settings,
         results=speed_result.tests(measured),
         flash=Flash.sum(each.flash for each in measured),

@@ -178,7 +178,7 @@ def least_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe) -> int:
     has one more such array, and where MLX's thread lags behind two. cuDNN keeps none. Its gradient takes multiples of
     128 tokens; else the layer at work computes its scores for the gradient alone.
     """
-    item_size = ITEM_SIZE[loaded.dtype.split(", ")[-1]]
+    item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):
         arrays = 1 if seq_len % 128 else 0
     else:

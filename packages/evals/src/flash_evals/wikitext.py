@@ -36,14 +36,14 @@ def _page(text: str) -> str:
     return text
 
 
-def original_length(original: str, read: str, end: int) -> int:
-    """How many characters of the original the first `end` characters of its detokenised form stand for.
+def original_length(original: str, read: str) -> int:
+    """How many characters of the original a text stands for that its detokenised form begins with.
 
     Detokenising takes spaces and @ away, and makes a 1 of some N; everything else is there in both, in order. What was
     taken away belongs to the character after it.
     """
     position = 0
-    for character in read[:end]:
+    for character in read:
         while original[position] != character and (original[position], character) != ("N", "1"):
             position += 1
         position += 1

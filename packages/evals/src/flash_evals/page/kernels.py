@@ -73,7 +73,7 @@ def description(entries: Sequence[Entry]) -> Description:
         entries,
         [kind, machine.device, *filter(None, [", ".join(_bounds(entries))])],
         [_table(calls, several)],
-        _means(calls, several),
+        [*_means(calls, several), *machine.bounds],
         [interrupted("trials")] if settings.interrupted else [],
         command="kernels",
         title="Attention kernels by themselves",
