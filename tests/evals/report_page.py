@@ -85,9 +85,9 @@ def mapped(value, change, key=""):
 
 
 def hostile(*results):
-    """Results that have markup wherever there may be text."""
+    """Results that have markup wherever there may be text; implementations still differ."""
 
     def change(leaf, key):
-        return HOSTILE if isinstance(leaf, str) and key not in WORDS else leaf
+        return HOSTILE + leaf * (key == "impl") if isinstance(leaf, str) and key not in WORDS else leaf
 
     return [mapped(result, change) for result in results]

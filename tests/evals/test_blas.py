@@ -45,8 +45,9 @@ def test_the_reference_blas_is_named(invoke, small, monkeypatch, tmp_path, blas,
 def test_it_is_said_before_the_work(refused, small, monkeypatch):
     """What cannot be measured is said alone."""
     monkeypatch.setattr(machine, "blas", lambda: "reference")
-    for wrong in (["--seed", "-1"], ["--json", "no/such/folder/file"]):
-        assert REFERENCE not in refused(*small, *wrong)
+    wrong = {"--json": "no/such/folder/file"} | ({"--model": "no/such/folder"} if "--model" in small else {})
+    for option, value in wrong.items():
+        assert REFERENCE not in refused(*small, option, value)
 
 
 @LINUX

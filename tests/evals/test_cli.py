@@ -68,13 +68,13 @@ def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
     result = json.loads(out.read_text())
     assert result["interrupted"]
     finished, planned = result["windows"]["finished"], result["windows"]["planned"]
-    assert f"Interrupted after {finished} of {planned} windows; the figures are of those.\n" in page
+    assert page.endswith(f"the figures are of the {finished} of {planned} windows that were finished.\n")
 
 
 def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
     monkeypatch.setattr(machine, "describe", lambda: signal.raise_signal(signal.SIGTERM))
     page = invoke("speed")
-    assert (page.exit_code, page.stdout, page.stderr) == (143, "", "Interrupted: nothing was measured.\n")
+    assert (page.exit_code, page.stdout, page.stderr) == (143, "", "Interrupted.\n")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # as it was
 
 

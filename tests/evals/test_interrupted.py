@@ -116,7 +116,7 @@ def test_before_anything_is_measured(invoke, at_trial, fake_implementation, quic
     at_trial({"perplexity": 1, "speed": 3, "finetune": 2}.get(command))
     fake_implementation("flash", before=stop)  # kernels has no trials of arms
     page = invoke(*commands[command])
-    assert (page.exit_code, page.stdout, page.stderr) == (130, "", "Interrupted: nothing was measured.\n")
+    assert (page.exit_code, page.stdout, page.stderr) == (130, "", "Interrupted.\n")
     if command == "finetune":
         at_trial(1, Mock(side_effect=OUT_OF_MEMORY))
         page = invoke(*commands[command])

@@ -12,9 +12,10 @@ from flash_evals import machine
 from mlxlm_flash_patch.blas import REFERENCE, blas
 from two_ranks import PROGRAMS, launch
 
-# Rank 1 fails at its second batch (bug) or is killed there (die), or it reads another text.
+# Rank 1 fails at its second batch (bug), or is killed there when rank 0 has kept the first two (die), or it reads
+# another text.
 DRIVER = """
-import os, sys
+import os, sys, time
 from flash_evals import cli, data, paired
 rank, how, *arguments = os.environ["MLX_RANK"], *sys.argv[1:]
 measure, batches = paired._measure, []
@@ -23,6 +24,8 @@ def failing(*args, **others):
     batches.append(args)
     if rank == "1" and len(batches) == 2:
         if how == "die":
+            while open(arguments[-1]).read().count("\\n") < 3:
+                time.sleep(0.01)
             os.kill(os.getpid(), 9)
         raise ZeroDivisionError("of rank 1")
     return measure(*args, **others)

@@ -55,6 +55,8 @@ FINETUNE = {
     "--num-layers 0": "--num-layers must be -1 or between 1 and the 2 of",
     "--num-layers 3": "--num-layers must be -1 or between 1 and the 2 of",
     "--max-seconds -1": "--max-seconds must be at least 0, not -1",
+    "--max-seconds inf": "--max-seconds must be finite, not inf",
+    "--json a.svg --plot a.svg": "--json and --plot are the same file: a.svg",
     "--max-memory -1": "--max-memory must be at least 0, not -1",
     "--plot out.gif": "expected a name that ends in .png or .svg",
 }
@@ -67,6 +69,7 @@ KERNELS = {
     "--pass both": "--pass takes forward, backward, forward_backward separated by commas, not 'both'",
     "--pass forward,backward --query-len 1": "--pass backward takes at least 2 queries: a single one is",
     "--pass forward_backward --seq-len 1,32": "--pass forward_backward takes at least 2 queries",
+    "--seq-len 1,32": "--seq-len 1 is a decode step, of which GB/s are shown: measure it apart from longer ones",
     "--impl flash,xla": "--impl takes flash, mlx, naive, torch separated by commas, not 'flash,xla'",
     "--impl flash,torch": "--impl torch: it is not installed: pip install torch==2.13.0",
     "--query-len 0": "--query-len must be at least 1, not 0",

@@ -19,8 +19,8 @@ ENOUGH = 3  # trials of each side, to know how far they scatter
 NOTHING = "no clear difference"
 MARK = "~"  # behind a ratio that claims nothing
 LEGEND = (  # where the mark is
-    f"{MARK} {NOTHING}: the trials of the two overlap, 20th to 80th percentile; "
-    f"where one has fewer than {ENOUGH}, they are less than twofold apart."
+    f"{MARK} {NOTHING}: the trials of the two overlap (20th to 80th percentile), "
+    f"or are fewer than {ENOUGH} and less than twofold apart."
 )
 
 

@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
                 return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
             # A command that has something to show by then catches this itself.
-            click.echo("Interrupted: nothing was measured.", err=True)
+            click.echo("Interrupted.", err=True)
             ctx.exit(exit_code(stopped))
         finally:
             signal.signal(signal.SIGTERM, before)

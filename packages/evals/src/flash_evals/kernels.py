@@ -184,6 +184,8 @@ def command(
         raise EvalError(
             f"--pass {with_gradients[0]} takes at least 2 queries: a single one is a decode step, and forward only"
         )
+    if len({problem.is_decode for problem in problems}) > 1:
+        raise EvalError("--seq-len 1 is a decode step, of which GB/s are shown: measure it apart from longer ones")
     if kv_bits != ["none"]:
         _check_quantised(shape, passes, impl)
     described_machine = machine.describe(("torch",) if "torch" in impl else ())

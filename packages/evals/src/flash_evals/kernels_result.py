@@ -152,5 +152,6 @@ def by_problem(entries: Iterable[Entry]) -> list[Contestants]:
     problems: dict[bytes, Contestants] = {}
     for entry in entries:
         problem = msgspec.json.encode(msgspec.structs.replace(entry.config, impl=""))
-        problems.setdefault(problem, {})[entry.config.impl] = entry
+        if problems.setdefault(problem, {}).setdefault(entry.config.impl, entry) is not entry:
+            raise ValueError(f"two entries of {entry.config.impl} for one problem")
     return list(problems.values())

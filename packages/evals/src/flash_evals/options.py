@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial, wraps
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,6 +64,8 @@ def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]
     def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
         if value is not None and not value >= least:
             raise EvalError(f"{parameter.opts[0]} must be at least {least}, not {value}")
+        if value == inf:
+            raise EvalError(f"{parameter.opts[0]} must be finite, not {value}")
         return value
 
     return check
@@ -91,7 +94,17 @@ def numbers(*names: str, of: str, least: int, default: str, text: str) -> Callab
     return several(*names, read=read, what=f"numbers of {of}", metavar="N,...", default=default, help=text)
 
 
-def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+def own_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """A file that no other option names: writing one would cost the other."""
+    if value is not None:
+        named: dict[Path, str] = context.meta.setdefault("flash_evals.files", {})
+        if (other := named.setdefault(value.resolve(), parameter.opts[0])) != parameter.opts[0]:
+            raise EvalError(f"{other} and {parameter.opts[0]} are the same file: {value}")
+    return value
+
+
+def writable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    own_file(context, parameter, value)
     if value is not None:
         target = value if value.exists() else value.parent
         if value.is_dir() or not target.exists() or not os.access(target, os.W_OK):

@@ -54,10 +54,6 @@ class Outputs:
     json_file: Path | None = None
     csv_file: Path | None = None
 
-    def __post_init__(self) -> None:
-        if self.json_file and self.csv_file and self.json_file.resolve() == self.csv_file.resolve():
-            raise EvalError(f"--json and --csv are the same file: {self.json_file}")
-
     def deliver(
         self, found: "Description", rows: Sequence[dict[str, Any]], draw: Callable[[], None] | None = None
     ) -> None:
@@ -102,6 +98,6 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 def _save(path: Path, text: str) -> None:
     try:
-        path.write_text(text, newline="")
+        path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         raise EvalError(f"cannot write {error.filename or path}: {error.strerror}") from error

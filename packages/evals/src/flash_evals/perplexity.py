@@ -1,11 +1,11 @@
 """`flash-eval perplexity`: one model reads one text twice, patch off and on, and every difference is shown.
 
 From the command to the page: here are the options; `plan` makes windows of a text; `paired` reads them with both arms,
-batch by batch; `perplexity_result` makes records of that; `page.perplexity` describes them.
+batch by batch, and `score_file` keeps the batches; `perplexity_result` makes records of them; `page.perplexity`
+describes those, and `Outputs` prints it.
 """
 
 from collections.abc import Generator
-from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
@@ -78,6 +78,7 @@ from flash_evals.ranks import Ranks, shared
 @click.option(
     "--compare",
     type=click.Path(path_type=Path),
+    callback=options.own_file,
     help="Compare the --arm that runs with the other arm in this file, token by token. If the file has only the same "
     "arm, compare with that: of another machine, version or model. Text, tokens and windows must be the same.",
 )
@@ -112,8 +113,8 @@ def command(
     """Perplexity, speed and memory of a model, patch off against patch on.
 
     Both arms read the same batches and take turns in going first. A window to warm up is not counted. One --arm can
-    also run alone and be compared with a saved run. Then KL and |Δlogit| are not known, and speed and memory get a
-    ratio only if both arms ran under the same conditions.
+    also run alone and be compared with a saved run. Then KL and |Δlogit| are not known, and speed and memory of
+    off and on get a ratio only if both ran under the same conditions.
 
     \b
     token perplexity   exp of the mean cost of a token, -ln p. ± is the standard
@@ -142,7 +143,7 @@ def command(
 
     Under mlx.launch -n N the batches are spread over N processes. The scores are the same. Rank 0 prints and writes.
     """
-    _require_one_use(arm, compare, save, resume, outputs)
+    _require_one_use(arm, compare, save, resume)
     described_machine = machine.describe()
     text = data.load(*dataset, part=Part(config, split, column, dataset_revision))
     loaded = models.load(model, revision, adapter_path)
@@ -197,22 +198,11 @@ def command(
     runner.end(stopped)
 
 
-def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: Path | None, outputs: Outputs) -> None:
+def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: Path | None) -> None:
     if compare and arm == "both":
         raise EvalError("--compare takes --arm off or --arm on: the other one is that of the file")
     if save and resume:
         raise EvalError("--resume keeps what --save-logprobs does: give one of them")
-    files = {
-        "--compare": compare,
-        "--save-logprobs": save,
-        "--resume": resume,
-        "--json": outputs.json_file,
-        "--csv": outputs.csv_file,
-    }
-    used = [(option, path) for option, path in files.items() if path]
-    for (option, path), (another, path_there) in combinations(used, 2):
-        if path.resolve() == path_there.resolve():
-            raise EvalError(f"{option} and {another} are the same file: {path}")
 
 
 def _status(batch: Batch) -> str:

@@ -124,7 +124,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         return [trial[name] for trial in self.trials if name != "other"]
 
     def ratio(self, figure: Literal["tokens_per_s", "peak_memory_mb"]) -> Ratio:
-        """Not known if there is nothing to compare, or if the patch is not all that two arms differ in."""
+        """Not known if there is nothing to compare, or if the patch is not all that off and on differ in."""
         of_another = self.compared and self.compared.column != "other" and self.compared.differs_in
         if not self.paired or of_another:
             return Ratio(None, apart=False)

@@ -10,17 +10,17 @@ import msgspec
 from flash_evals import finetune_result, options, perplexity_result, speed_result
 from flash_evals.errors import EvalError, first_line
 from flash_evals.kernels_result import Entry
-from flash_evals.page import doctor, finetune, kernels, perplexity, speed
+from flash_evals.page import finetune, kernels, patch_doctor, perplexity, speed
 from flash_evals.page.description import Description
 from flash_evals.page.document import document
 
 Kernels = Annotated[list[Entry], msgspec.Meta(min_length=1)]
-Result = perplexity_result.Result | speed_result.Result | finetune_result.Result | doctor.Result | Kernels
+Result = perplexity_result.Result | speed_result.Result | finetune_result.Result | patch_doctor.Result | Kernels
 DESCRIBE: dict[type, Callable[[Any], Description]] = {
     perplexity_result.Result: perplexity.description,
     speed_result.Result: speed.description,
     finetune_result.Result: finetune.description,
-    doctor.Result: doctor.description,
+    patch_doctor.Result: patch_doctor.description,
     list: kernels.description,
 }
 
@@ -46,10 +46,11 @@ def command(files: Sequence[Path], html_file: Path) -> None:
     \b
     Same predictions?     perplexity: whether the same token ranks first
                           everywhere, and the mean ΔNLL is within 1e-4
-    Faster?               all but doctor: speed on over off, if the trials of
-                          the two do not overlap (20th to 80th percentile);
-                          of fewer than 3, if they are twofold apart
-    Less memory?          all but doctor: peak memory on over off, likewise
+    Faster?               each pair of arms, and flash beside others: speed, if
+                          the trials of the two do not overlap (20th to 80th
+                          percentile); of fewer than 3, if they are twofold
+                          apart
+    Less memory?          likewise
     Does training fit?    finetune: the longest sequence, and what was
                           skipped because it had no memory
 

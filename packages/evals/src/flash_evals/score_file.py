@@ -205,26 +205,27 @@ def appending(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EvalError(f"{option} {path}: another run is writing it") from None
-        content = path.read_bytes() if path.is_file() and resume else b""  # not of a device
+        regular = path.is_file()  # not a device
+        content = path.read_bytes() if regular and resume else b""
         whole = _whole_lines(content)
         batches: list[Batch] = []
         if whole or not BEGINS.startswith(content[: len(BEGINS)]):
             _, header, batches = _parsed(path, option, whole, here, windows)
             if wrong := differences(header.of_the_run(), here.of_the_run()):
                 raise EvalError(f"{option} {path} is of another run: {'; '.join(wrong)}")
-        if path.is_file():
+        if regular:
             file.truncate(len(whole))
         if not whole:
-            _write(path, file, here)
-        yield batches, lambda batch: _write(path, file, batch)
+            _write(path, file, regular, here)
+        yield batches, lambda batch: _write(path, file, regular, batch)
 
 
-def _write(path: Path, file: FileIO, line: Header | Batch) -> None:
+def _write(path: Path, file: FileIO, regular: bool, line: Header | Batch) -> None:
     data = ENCODER.encode(line) + b"\n"
     try:
         while data:
             data = data[file.write(data) :]
-        if path.is_file():
+        if regular:
             os.fsync(file)
     except OSError as error:
         raise EvalError(f"cannot write {path}: {error.strerror}") from error

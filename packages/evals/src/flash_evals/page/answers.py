@@ -12,7 +12,7 @@ from flash_evals.page.units import Cell, figure
 
 NOT_MEASURED = "Not measured"
 MLX = ("off", "mlx")  # what is MLX's own attention
-NEVER_RAN = "the patch never ran"
+IT_NEVER_RAN = "the patch never ran"
 
 Answer = tuple[str, Sequence[tuple[Description, Content]]]  # a word, and a sentence of each that has something to say
 
@@ -52,7 +52,7 @@ def same_predictions(found: Sequence[Description]) -> Answer:
     for each in found:
         result = each.result
         if isinstance(result, perplexity_result.Result) and result.paired and result.paired.of == ARMS:
-            same, sentence = perplexity.predictions(result, result.paired) if each.ran else (None, NEVER_RAN)
+            same, sentence = perplexity.predictions(result, result.paired) if each.ran else (None, IT_NEVER_RAN)
             verdicts.append(same)
             says.append((each, sentence))
     if len(set(verdicts)) > 1:
@@ -65,7 +65,7 @@ def _compared(
 ) -> Answer:
     """The word is of the comparisons with MLX's own attention, where flash ran; the sentences are of all."""
     compared = [each for each in found if each.comparisons]
-    says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else NEVER_RAN) for each in compared]
+    says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else IT_NEVER_RAN) for each in compared]
     of_mlx = [ratio(one).sign for each in compared if each.ran for one in each.comparisons if one.against in MLX]
     signs = [sign * better for sign in of_mlx if sign is not None]
     yes, no = signs.count(1), signs.count(-1)
@@ -113,7 +113,7 @@ def training_fits(found: Sequence[Description]) -> Answer:
             fits = fits and not skipped
             off, on = (figure(length[arm].peak_memory_mb, units.megabytes) for arm in ARMS)
             took = [f"a step of {length.seq_len:,} tokens took ", off, " with the patch off, ", on, " with it on"]
-            says.append((each, [*took, *skipped, "" if each.ran else f"; {NEVER_RAN}"]))
+            says.append((each, [*took, *skipped, "" if each.ran else f"; {IT_NEVER_RAN}"]))
     if not longest or not fits:
         return "Not at every length" if longest else NOT_MEASURED, says
     return f"Yes, up to {longest.pop():,} tokens" if len(longest) == 1 else "Yes", says

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from flash_evals import perplexity_result
 from flash_evals.claims import LEGEND
-from flash_evals.page import answers, doctor, drawing, perplexity
+from flash_evals.page import answers, drawing, patch_doctor, perplexity
 from flash_evals.page.description import Description
 from flash_evals.page.html import Html, join, table, tag
 from flash_evals.page.units import DASH
@@ -19,7 +19,7 @@ HEADINGS = {
     "speed": "Prompts and generation",
     "finetune": "Training",
     "kernels": "The kernels alone",
-    doctor.COMMAND: "What mlxlm-flash doctor found",
+    patch_doctor.COMMAND: "What mlxlm-flash doctor found",
 }
 # Whatever a result file holds, the page loads nothing and runs nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -19,7 +19,7 @@ from flash_evals.workload import PASSES, Pass
 
 SHARE = Axis(units.share, units.percent_tick, logarithmic=False)
 SPEED = Axis(units.rate, units.number_tick, logarithmic=False)
-LOOKS = {"flash": "on", "mlx": "off", "naive": "naive", "torch": "torch"}
+LOOK_OF = {"flash": "on", "mlx": "off", "naive": "naive", "torch": "torch"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _charts(calls: Sequence[Call]) -> list[Chart]:
     decode = calls[0].config.is_decode
 
     def lines(point: Callable[[Call], Point]) -> list[Series]:
-        return [Series(impl, LOOKS.get(impl, "other"), list(map(point, of_impl))) for impl, of_impl in by_impl]
+        return [Series(impl, LOOK_OF.get(impl, "other"), list(map(point, of_impl))) for impl, of_impl in by_impl]
 
     def time(call: Call) -> Point:
         return Point(call.config.seq_len, call.figures.time, call.figures.time_p20, call.figures.time_p80)

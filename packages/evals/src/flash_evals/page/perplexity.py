@@ -101,7 +101,7 @@ def _notes(result: Result) -> list[Cell]:
         notes.append(f"{Path(compared.file).name} differs in {differs}")
     if resumed:
         notes.append(f"{resumed:,} windows are from an earlier run.")
-    return [*notes, *result.machine.bounds, *_verdict(result)]
+    return [*notes, *_verdict(result), *result.machine.bounds]
 
 
 def _verdict(result: Result) -> list[str]:

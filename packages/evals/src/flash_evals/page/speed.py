@@ -54,7 +54,8 @@ def _table(tests: Sequence[Test], drafting: bool) -> Table:
 
 def _rate(arm: Summary) -> Cell:
     mean, deviation = figure(arm.tokens_per_s, units.rate), arm.tokens_per_s_sd
-    return [mean, *([" ± ", figure(deviation, units.rate)] if deviation is not None else [])]
+    shown = units.whole if arm.tokens_per_s >= 100 else "{:,.1f}".format  # the digits of the mean
+    return [mean, *([" ± ", figure(deviation, shown)] if deviation is not None else [])]
 
 
 def _charts(tests: Sequence[Test]) -> list[Chart]:

@@ -16,7 +16,7 @@ from flash_evals.workload import storage
 
 COMMAND = "mlxlm-flash doctor"
 MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
-LOOKS = {"mlx": "off", "flash": "on"}
+LOOK_OF = {"mlx": "off", "flash": "on"}
 
 
 class Problem(Record):
@@ -116,10 +116,10 @@ def _times(kind: str, calls: Sequence[Call]) -> Table:
         [
             [
                 f"{call.call.query_len:,} x {call.call.key_len:,}",
-                *(figure(call.seconds_of(name), units.seconds) for name in LOOKS),
+                *(figure(call.seconds_of(name), units.seconds) for name in LOOK_OF),
                 DASH if gain is None else [figure(gain, times), " as fast"],
                 call.fastest,
-                *(figure(call.memory_of(name), units.memory) for name in LOOKS),
+                *(figure(call.memory_of(name), units.memory) for name in LOOK_OF),
             ]
             for call in calls
             for gain in [quotient(call.seconds_of("mlx"), call.seconds_of("flash"))]
@@ -136,6 +136,6 @@ def _charts(calls: Sequence[Call]) -> list[Chart]:
 def _chart(title: str, calls: Sequence[Call]) -> Chart:
     lines = [
         Series(name, look, [Point(each.call.key_len, each.seconds_of(name) or nan) for each in calls])
-        for name, look in LOOKS.items()
+        for name, look in LOOK_OF.items()
     ]
     return Chart(title, chart.TIME, "keys", lines)
