@@ -218,14 +218,9 @@ def test_a_gpu(fine, monkeypatch):
 
 
 def test_in_a_process_of_its_own(in_fresh_process, tmp_path):
-    """The hub's real client, where nobody listens, writes nothing into its caches; nonsense costs no traceback, and a
-    locale without UTF-8 no result.
-    """
-    cache, out = tmp_path / "hf", tmp_path / "out.json"
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    arguments = ["doctor", "--json", str(out)]
-    [outcome] = in_fresh_process(arguments, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(cache), **ascii_only)
-    assert "–" in out.read_text(encoding="utf-8")
+    """The hub's real client, where nobody listens, writes nothing into its caches; nonsense costs no traceback."""
+    cache = tmp_path / "hf"
+    [outcome] = in_fresh_process(["doctor"], HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(cache))
     assert outcome.stderr == ""
     assert "http://127.0.0.1:9 does not answer" in outcome.stdout
     assert f"{cache / 'hub'}, " in outcome.stdout

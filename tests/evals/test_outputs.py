@@ -2,6 +2,9 @@
 
 import csv
 import io
+import os
+import subprocess
+import sys
 from unittest.mock import Mock
 
 import click
@@ -55,6 +58,21 @@ def test_files_are_written_before_stdout_fails(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         Outputs(json_file=tmp_path / "out.json").deliver(FOUND, ROWS)
     assert (tmp_path / "out.json").read_text() == FORMATTED["json"]
+
+
+IN_ASCII = """
+import sys
+from pathlib import Path
+from flash_evals.output import Outputs
+from flash_evals.page.description import Description
+Outputs(json_file=Path(sys.argv[1])).deliver(Description("µ", ["a page"], []), [])
+"""
+
+
+def test_files_are_utf_8_whatever_the_locale(tmp_path):
+    out, locale = tmp_path / "out.json", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", IN_ASCII, out], env={**os.environ, **locale}, check=True)
+    assert out.read_text(encoding="utf-8") == '"µ"\n'
 
 
 def test_a_file_that_cannot_be_written_costs_no_other_its_copy(tmp_path, capsys):
