@@ -34,7 +34,8 @@ def _library() -> ctypes.CDLL:
 def compiled(text: str, architecture: str) -> Compiled:
     """A launch's text, as csrc/cuda/driver.cpp has it compiled. Fails with the compiler's log."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
-    options = (ctypes.c_char_p * 2)(f"--gpu-architecture={architecture}".encode(), b"--ptxas-options=-v")
+    asked = (f"--gpu-architecture={architecture}", "--ptxas-options=-v", "--no-cache")  # what is cached has no log
+    options = (ctypes.c_char_p * len(asked))(*(option.encode() for option in asked))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(options), options)
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
