@@ -65,7 +65,7 @@ import sys
 from pathlib import Path
 from flash_evals.output import Outputs
 from flash_evals.page.description import Description
-Outputs(json_file=Path(sys.argv[1])).deliver(Description("µ", ["a page"], []), [])
+Outputs(json_file=Path(sys.argv[1])).deliver(Description("\\xb5", ["a page"], []), [])
 """
 
 
