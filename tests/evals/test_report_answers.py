@@ -48,8 +48,8 @@ def test_less_memory(report, results, off, on, overlap, word):
 @pytest.mark.parametrize(
     ("paired", "word", "says"),
     [
-        ({"top1_agreement": 1, "delta_nll": 9e-5}, "Yes", "another token ranks first at 0 of 200, ΔNLL +9.0e-05."),
-        ({"top1_agreement": 1, "delta_nll": -2e-4}, "No", "another token ranks first at 0 of 200, ΔNLL -2.0e-04."),
+        ({"top1_agreement": 1, "delta_nll": 9e-5}, "Yes", "the same token ranks first at all 200, ΔNLL +9.0e-05."),
+        ({"top1_agreement": 1, "delta_nll": -2e-4}, "No", "the same token ranks first at all 200, ΔNLL -2.0e-04."),
         ({"top1_agreement": 0.99, "delta_nll": 0.0}, "No", "another token ranks first at 2 of 200, ΔNLL +0.0e+00."),
         ({"max_abs_dlogit": None}, "Not known", "there are logits that are no finite numbers."),
         ({"delta_nll": None}, "Not known", "there are logits that are no finite numbers."),

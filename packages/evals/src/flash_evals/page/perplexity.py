@@ -126,8 +126,10 @@ def predictions(result: Result, paired: Paired) -> tuple[bool | None, Cell]:
     if not all(figure is not None and math.isfinite(figure) for figure in known):
         return None, "there are logits that are no finite numbers"
     differ = round((1 - paired.top1_agreement) * result.tokens)
-    first = f"another token ranks first at {differ:,} of {result.tokens:,}, ΔNLL "
-    return paired.same, [first, figure(paired.delta_nll, units.signed)]
+    first = f"another token ranks first at {differ:,} of {result.tokens:,}"
+    if paired.top1_agreement == 1:
+        first = f"the same token ranks first at all {result.tokens:,}"
+    return paired.same, [f"{first}, ΔNLL ", figure(paired.delta_nll, units.signed)]
 
 
 def against_context(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
