@@ -65,7 +65,7 @@ def fine(findings):
 
 
 def test_nothing_to_find(fine, invoke):
-    demo = "Qwen2 demo, 1.0 M parameters; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| "
+    demo = "Qwen2 demo, 1.0 M parameters, float32; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| "
     fine(
         **{"multiply-adds": "95–100 GFLOP/s"},
         patch="all well",

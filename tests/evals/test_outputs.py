@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import click
 import pytest
-from flash_evals import output
+from flash_evals import models, output
 from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs
 from flash_evals.page import units
@@ -116,11 +116,11 @@ def test_a_row_for_each_trial_of_each_arm(run_command, tmp_path, command):
 @pytest.mark.parametrize(
     ("shown", "values", "text"),
     [
-        (output.count, [12], "12"),
-        (output.count, [1_300], "1.3 k"),
-        (output.count, [1_017_984], "1.0 M"),
-        (output.count, [494_032_768], "494 M"),
-        (output.count, [7_615_616_512], "7.6 B"),
+        (models._count, [12], "12"),
+        (models._count, [1_300], "1.3 k"),
+        (models._count, [1_017_984], "1.0 M"),
+        (models._count, [494_032_768], "494 M"),
+        (models._count, [7_615_616_512], "7.6 B"),
         (units.decimal(4), [5343.3441], "5,343.3441"),
         (units.decimal(4), [3.9e35], "3.90e+35"),
         (units.decimal(2), [0.0004], "0.0004"),

@@ -6,11 +6,10 @@ how far others would lie from them: they lie apart if each of one side is at lea
 follows the same rule.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from flash_evals.output import percentile
 
 if TYPE_CHECKING:
     from flash_evals.measure import ByArm
@@ -56,6 +55,15 @@ def apart(one: Sequence[float], other: Sequence[float]) -> bool:
         return 2 * max(one) <= min(other) or 2 * max(other) <= min(one)
     (low, high), (other_low, other_high) = ([percentile(x, share) for share in (0.2, 0.8)] for x in (one, other))
     return high < other_low or other_high < low
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest values, as numpy does it."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 def sentence(ratios: dict[str, Ratio]) -> str:

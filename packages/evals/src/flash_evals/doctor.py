@@ -201,7 +201,7 @@ def demo_model() -> Iterator[Finding]:
         return
     limit = TF32_LOGITS if machine.tf32() else LOGITS
     difference = float(mx.max(mx.abs(logits["on"] - logits["off"])))
-    name = f"{loaded.name}, {output.count(loaded.described.parameters)} parameters"
+    name = loaded.described.title
     if not flash.calls or flash.fallbacks:
         yield problem("demo model", f"{name}; flash: {flash}", f"{REINSTALL} mlxlm-flash-patch")
     elif not difference <= limit:  # NaN is no agreement either

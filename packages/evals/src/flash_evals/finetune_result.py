@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from flash_evals import claims, output
+from flash_evals import claims
 from flash_evals.claims import Ratio
 from flash_evals.measure import ARMS, ByArm, Flash, Trial
 from flash_evals.record import Amount, Count, Record
@@ -93,8 +93,8 @@ def _summary(steps: Sequence[StepOfArm], tokens: int) -> Summary:
     seconds = [step.seconds for step in steps]
     return Summary(
         seconds=statistics.median(seconds),
-        seconds_p20=output.percentile(seconds, 0.2),
-        seconds_p80=output.percentile(seconds, 0.8),
+        seconds_p20=claims.percentile(seconds, 0.2),
+        seconds_p80=claims.percentile(seconds, 0.8),
         tokens_per_s=tokens / statistics.median(seconds),
         peak_memory_mb=max(step.peak_memory_mb for step in steps),
         loss=steps[-1].loss,

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import field
 from msgspec.structs import asdict
 
-from flash_evals import machine, output
+from flash_evals import claims, machine
 from flash_evals.contest import Contest, Timings
 from flash_evals.machine import Machine
 from flash_evals.record import Amount, Count, Record
@@ -122,8 +122,8 @@ def _figures_of(work: Workload, pass_: Pass, timings: Timings) -> Figures:
     seconds = statistics.median(timings.trials)
     return Figures(
         time=seconds,
-        time_p20=output.percentile(timings.trials, 0.2),
-        time_p80=output.percentile(timings.trials, 0.8),
+        time_p20=claims.percentile(timings.trials, 0.2),
+        time_p80=claims.percentile(timings.trials, 0.8),
         flops=work.flops(pass_) / seconds / 1e12,
         read=work.bytes_read / seconds / 1e9 if pass_ == "forward" else NONE,
         peak_memory=timings.peak_memory / 1e6,

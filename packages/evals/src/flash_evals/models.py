@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from flash_evals import hub, output
+from flash_evals import hub
 from flash_evals.errors import EvalError, first_line
 from flash_evals.record import Count, Record
 
@@ -20,6 +20,14 @@ DEMO_MODEL = Path(__file__).parent / "demo_model"
 MODEL_FILES = "config.json", "model*.safetensors"
 ADAPTER_FILES = "adapter_config.json", "adapters.safetensors"
 ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # as mlx-lm calls them; m is DoRA's magnitude
+
+
+def _count(n: float) -> str:
+    """1.3 M, 494 M, 7.6 B."""
+    for size, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if n >= size:
+            return f"{n / size:.{0 if n >= 100 * size else 1}f}{unit}"
+    return f"{n:.0f}"
 
 
 class Model(Record):
@@ -39,7 +47,7 @@ class Model(Record):
     def title(self) -> str:
         """As the pages name it: `Qwen2 demo, 1.0 M parameters, float32`."""
         adapters = f"{self.adapter_type} adapters {Path(self.adapter_path).name}" if self.adapter_path else None
-        parameters = f"{output.count(self.parameters)} parameters"
+        parameters = f"{_count(self.parameters)} parameters"
         return ", ".join(filter(None, (self.name, self.revision, adapters, parameters, self.dtype)))
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,23 +26,6 @@ def progress(*also: ProgressColumn) -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *also)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def count(n: float) -> str:
-    """1.3 M, 494 M, 7.6 B."""
-    for size, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if n >= size:
-            return f"{n / size:.{0 if n >= 100 * size else 1}f}{unit}"
-    return f"{n:.0f}"
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest values, as numpy does it."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from math import nan
 import msgspec
 
 from flash_evals import claims
-from flash_evals.claims import Ratio, quotient, times
+from flash_evals.claims import Ratio, percentile, quotient, times
 from flash_evals.kernels_result import Config, Entry, Figures, by_problem
-from flash_evals.output import percentile
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Axis, Chart, Point, Series
 from flash_evals.page.description import Comparison, Description, Table, grouped, interrupted

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from flash_evals import claims
+from flash_evals.claims import percentile
 from flash_evals.measure import ARMS, Measurement
-from flash_evals.output import percentile
 from flash_evals.page import chart, units
 from flash_evals.page.arms import by_arm, warnings
 from flash_evals.page.chart import Chart, Point, Series
