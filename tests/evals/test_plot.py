@@ -6,7 +6,7 @@ import pytest
 from flash_evals.implementations import IMPLEMENTATIONS
 from flash_evals.kernels_result import Figures, Roofline
 from flash_evals.page import drawing
-from flash_evals.page.kernels import LOOKS, description
+from flash_evals.page.kernels import LOOK_OF, description
 from flash_evals.workload import PASSES
 from kernel_cases import entries_of, timed_contest
 from msgspec.structs import replace
@@ -83,7 +83,7 @@ def test_a_chart_of_which_nothing_has_a_place_is_left_out(tmp_path):
 
 def test_each_implementation_has_a_look_of_its_own():
     for key in ("color", "marker"):
-        assert len({drawing.LOOKS[LOOKS[name]][key] for name in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
+        assert len({drawing.LOOKS[LOOK_OF[name]][key] for name in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
 
 
 SMALL = ("kernels", "--shape", "2/1x8", "--seq-len", "16,32", "--impl", "flash,mlx", "-r", 1)
