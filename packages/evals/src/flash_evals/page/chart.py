@@ -11,8 +11,7 @@ SMALLEST, LARGEST = 1e-30, 1e30  # beyond these no axis makes sense
 
 @dataclass(frozen=True)
 class Axis:
-    shown: Shown  # a value in words
-    tick: Shown
+    tick: Shown  # a value in words
     logarithmic: bool = True
 
     def has_place(self, value: float | None) -> bool:
@@ -20,9 +19,9 @@ class Axis:
         return value is not None and (SMALLEST <= value <= LARGEST or (value == 0 and not self.logarithmic))
 
 
-TIME = Axis(units.seconds, units.on_axis(units.SECONDS))
-SPEED = Axis(units.rate, units.number_tick)
-MEMORY = Axis(units.megabytes, units.on_axis(units.MEGABYTES))
+TIME = Axis(units.on_axis(units.SECONDS))
+SPEED = Axis(units.number_tick)
+MEMORY = Axis(units.on_axis(units.MEGABYTES))
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ class Chart:
     @property
     def in_words(self) -> str:
         """The ends of each line, for those who cannot see it."""
-        ends = [f"{each.name} from {self.said(each.points[0])} to {self.said(each.points[-1])}" for each in self.series]
-        return f"{self.title} against {self.against}: {'; '.join(ends)}"
-
-    def said(self, point: Point) -> str:
-        return f"{self.axis.shown(point.value)} at {whole(point.length)}"
+        lines = []
+        for each in self.series:
+            ends = (f"{self.axis.tick(at.value)} at {whole(at.length)}" for at in (each.points[0], each.points[-1]))
+            lines.append(f"{each.name} from {' to '.join(ends)}")
+        return f"{self.title} against {self.against}: {'; '.join(lines)}"

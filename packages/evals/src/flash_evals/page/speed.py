@@ -7,7 +7,7 @@ from flash_evals.page import chart, units
 from flash_evals.page.arms import by_arm, warnings
 from flash_evals.page.chart import Chart, Point
 from flash_evals.page.description import Comparison, Description, Table, grouped
-from flash_evals.page.units import Cell, figure
+from flash_evals.page.units import figure
 from flash_evals.speed_result import Result, Summary, Test
 
 WORK = {"prompt": "prompts", "generation": "generation"}
@@ -52,10 +52,10 @@ def _table(tests: Sequence[Test], drafting: bool) -> Table:
     )
 
 
-def _rate(arm: Summary) -> Cell:
-    mean, deviation = figure(arm.tokens_per_s, units.rate), arm.tokens_per_s_sd
-    shown = units.whole if arm.tokens_per_s >= 100 else "{:,.1f}".format  # the digits of the mean
-    return [mean, *([" ± ", figure(deviation, shown)] if deviation is not None else [])]
+def _rate(arm: Summary) -> str:
+    digits = 0 if arm.tokens_per_s >= 100 else 1  # of the mean
+    deviation = f" ± {arm.tokens_per_s_sd:,.{digits}f}" if arm.tokens_per_s_sd is not None else ""
+    return units.rate(arm.tokens_per_s) + deviation
 
 
 def _charts(tests: Sequence[Test]) -> list[Chart]:
