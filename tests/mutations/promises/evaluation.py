@@ -104,8 +104,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the page of a report has the number of another unit",
         f"{EVALS}/page/units.py",
-        '(f"{each / size:,.{digits}f}" for',
-        '(f"{each * size:,.{digits}f}" for',
+        "size, unit = _unit(middle, SECONDS)",
+        "size, unit = 1, _unit(middle, SECONDS)[1]",
         "evals/test_report.py::test_finetune",
     ),
     Mutation(
