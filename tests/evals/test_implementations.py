@@ -7,27 +7,56 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import implementations
-from flash_evals.implementations import IMPLEMENTATIONS, RESULTS
-from flash_evals.workload import PASSES
-from flashattn_core.reference import reference_attention
+from flash_evals import implementations, machine
+from flash_evals.implementations import IMPLEMENTATIONS, QUANTISED, RESULTS
+from flash_evals.workload import PASSES, Workload
+from flashattn_core.masks import Causal, SlidingWindow
+from flashattn_core.reference import visible_and_bias
 from gradient_oracle import Call, unfused_gradients
-from kernel_cases import WORKLOADS, mask_of, visible_in, workload
-from msgspec.structs import replace
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
-@pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
-@pytest.mark.parametrize("work", WORKLOADS, ids=str)
-def test_every_implementation_computes_the_workload(name, work, pass_):
+def workload(**changes):
+    standard = {"batch_size": 1, "seq_len": 32, "query_len": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    return Workload(**{**standard, "causal": True, "window": None, "dtype": "float32", "kv_bits": None, **changes})
+
+
+WORKLOADS = [
+    workload(),
+    workload(causal=False),
+    workload(causal=False, query_len=40, batch_size=3),
+    workload(query_len=5),
+    workload(query_len=1),
+    workload(window=1),
+    workload(window=7, query_len=9, batch_size=2),
+    workload(window=7, query_len=1),
+    workload(window=100),
+    workload(num_heads=6, num_kv_heads=6, head_dim=16, seq_len=33, query_len=2),
+]
+CASES = [(name, pass_, work) for name in ("flash", "mlx", "naive") for pass_ in PASSES for work in WORKLOADS]
+CASES += [
+    (name, "forward", workload(head_dim=64, kv_bits=8, **changes))
+    for name in QUANTISED
+    for changes in ({}, {"causal": False}, {"window": 7, "query_len": 9})
+]
+
+
+def mask_of(work):
+    return SlidingWindow(work.window) if work.window else Causal() if work.causal else None
+
+
+@pytest.mark.parametrize(("name", "pass_", "work"), CASES, ids=str)
+def test_every_implementation_computes_the_workload(name, pass_, work):
     inputs = work.inputs(seed=1)
     contestant = IMPLEMENTATIONS[name](work, pass_, inputs)
-    calls = [contestant.prepare() for _ in range(2)]
+    calls = [contestant.prepare() for _ in range(3)]
     results = contestant.as_numpy(contestant.compute(calls))
     assert calls == []  # they are gone when they have run
-    call = Call(*map(mx.array, inputs), mask=mask_of(work))
+    arrays = list(map(mx.array, inputs))
+    if work.kv_bits:
+        arrays[1:3] = [mx.dequantize(*mx.quantize(x, 64, 8), group_size=64, bits=8) for x in arrays[1:3]]
+    call = Call(*arrays, mask=mask_of(work))
     output, lse = call.forward()
     gradients = unfused_gradients(call, output, lse)
     expected = dict(zip(RESULTS["forward_backward"], (output, gradients.dq, gradients.dk, gradients.dv), strict=True))
@@ -49,8 +78,7 @@ def test_a_backward_pass_begins_after_the_forward_pass(name):
     prepared = flashattn_core.stats()
     contestant.compute([call])
     ran = {kernel: calls - prepared[kernel] for kernel, calls in flashattn_core.stats().items()}
-    assert sum(ran.values()) == (name == "flash")
-    assert ran["cpu_backward"] == (name == "flash")
+    assert sum(ran.values()) == ran["cpu_backward"] == (name == "flash")
 
 
 def test_threads_are_those_of_flash(monkeypatch):
@@ -59,54 +87,34 @@ def test_threads_are_those_of_flash(monkeypatch):
         assert implementations.threads() == number
 
 
-def test_what_is_held_and_read():
-    """Of gradients as much as of what they are of, but of lse none; packed, a scale and a bias for each 64 numbers."""
-    single, half, lse = workload(query_len=16), workload(query_len=16, dtype="bfloat16"), 4 * 4 * 16
-    held = single.bytes_held("forward") - lse
-    assert held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32)
-    assert half.bytes_held("forward") - lse == held // 2
-    assert half.bytes_read == single.bytes_read // 2
-    for pass_ in ("backward", "forward_backward"):
-        assert single.bytes_held(pass_) - lse == 2 * held
-    plain, packed = workload(head_dim=128), workload(head_dim=128, kv_bits=4)
-    rows = 2 * 4 * 32 * 128 * 4 + 4 * 4 * 32
-    assert plain.bytes_read == 2 * 2 * 32 * 128 * 4
-    assert packed.bytes_read == 2 * 2 * 32 * (128 // 2 + 2 * 2 * 4)
-    assert packed.bytes_held("forward") - rows == packed.bytes_read
-    assert "4-bit K/V" in str(packed)
-
-
-@pytest.mark.parametrize("name", implementations.QUANTISED)
-@pytest.mark.parametrize("work", [workload(), workload(causal=False), workload(window=7, query_len=9)], ids=str)
-def test_quantised_outputs(name, work):
-    work = replace(work, head_dim=64, kv_bits=8)
-    inputs = work.inputs(0)
-    contestant = IMPLEMENTATIONS[name](work, "forward", inputs)
-    (output,) = contestant.as_numpy(contestant.compute([contestant.prepare() for _ in range(3)]))
-    query, *others = inputs[:3]
-    floats = (mx.dequantize(*mx.quantize(mx.array(x), 64, 8), group_size=64, bits=8) for x in others)
-    expected, _ = reference_attention(query, *map(np.array, floats), None, mask_of(work))
-    np.testing.assert_allclose(output, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_counts_what_is_visible(work):
-    visible = visible_in(work)
-    given = work.mask()
-    assert (given is None) == visible.all()
-    if given is not None:
-        np.testing.assert_array_equal(given, visible)
+    """As the reference spells it out."""
+    shape = (work.batch_size, work.num_heads, work.query_len, work.head_dim)
+    visible = visible_and_bias(shape, work.seq_len, mask_of(work))[0][0, 0]
+    mask = work.mask()
+    assert visible.all() if mask is None else np.array_equal(mask, visible) and not visible.all()
     for pass_, products in (("forward", 2), ("backward", 5), ("forward_backward", 7)):
         flops = 2 * products * work.head_dim * visible.sum() * work.num_heads * work.batch_size
         assert work.flops(pass_) == flops
     assert work.bytes_read == 2 * work.batch_size * work.num_kv_heads * visible.any(axis=0).sum() * work.head_dim * 4
 
 
-def test_the_seed_decides_the_numbers():
-    def query(seed):
-        return workload().inputs(seed)[0].ravel().tolist()
+@pytest.mark.parametrize(
+    ("changes", "bytes_of_key", "bytes_of_number"),
+    [({}, 4 * 128, 4), ({"dtype": "bfloat16"}, 2 * 128, 2), ({"kv_bits": 4}, 128 // 2 + 2 * 2 * 4, 4)],
+)
+def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
+    """Of gradients as much as of what they are of, but of lse none; packed, a scale and a bias for each 64 numbers."""
+    work = workload(head_dim=128, query_len=16, **changes)
+    assert work.bytes_read == 2 * 2 * 32 * bytes_of_key
+    lse, held = 4 * 4 * 16, 2 * 4 * 16 * 128 * bytes_of_number + work.bytes_read
+    assert [work.bytes_held(pass_) - lse for pass_ in PASSES] == [held, 2 * held, 2 * held]
 
-    assert query(0) == query(0) != query(1)
+
+def test_the_seed_decides_the_numbers():
+    one, same, other = (workload().inputs(seed)[0].ravel().tolist() for seed in (0, 0, 1))
+    assert one == same != other
 
 
 # PyTorch among the implementations, in a shape that needs no PyTorch: what it is asked for.
@@ -193,5 +201,7 @@ def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, mas
     assert entries[0]["machine"]["versions"]["torch"] == "that of torch"
 
 
-def test_torch_takes_part_where_it_is_installed(run_kernels, torch):
+def test_torch_takes_part_on_a_cpu_where_it_is_installed(run_kernels, refused, torch, monkeypatch):
     assert [entry["config"]["impl"] for entry in run_kernels()[0]] == ["flash", "mlx", "naive", "torch"]
+    monkeypatch.setattr(machine, "kind", lambda: "gpu")
+    assert "--impl torch is not here: it takes a CPU" in refused("kernels", "--impl", "torch")

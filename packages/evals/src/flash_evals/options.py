@@ -71,6 +71,10 @@ def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]
     return check
 
 
+def number(*names: str, least: int, text: str, **option: Any) -> Callable[..., Any]:
+    return click.option(*names, show_default=True, callback=at_least(least), help=text, **option)
+
+
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
     """An option that takes items separated by commas, each once. `read` raises ValueError for a text that is none."""
 
@@ -126,11 +130,11 @@ def plot(text: str) -> Callable[..., Any]:
 
 
 def repetitions(default: int, text: str) -> Callable[..., Any]:
-    return click.option("-r", "--repetitions", default=default, show_default=True, callback=at_least(1), help=text)
+    return number("-r", "--repetitions", least=1, default=default, text=text)
 
 
 def seed(text: str) -> Callable[..., Any]:
-    return click.option("--seed", default=0, show_default=True, callback=at_least(0), help=text)
+    return number("--seed", least=0, default=0, text=text)
 
 
 def outputs_of(row: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
