@@ -2,6 +2,7 @@
 
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import flashattn_core
 import mlx.core as mx
@@ -122,7 +123,7 @@ def test_the_seed_decides_the_numbers():
 
 class FakeTensor:
     def __init__(self, array, dtype="as given", graph=None):
-        self.array, self.dtype, self.requires_grad = array, dtype, False
+        self.array, self.dtype, self.requires_grad = mx.array(array), dtype, False
         self.graph = graph  # the function that attention was, and what it was given
 
     def requires_grad_(self, requires_grad):
@@ -132,48 +133,39 @@ class FakeTensor:
         return FakeTensor(self.array, dtype)
 
     def detach(self):
-        array = SimpleNamespace(numpy=lambda: self.array)  # torch refuses what is not detached
+        array = SimpleNamespace(numpy=lambda: np.array(self.array))  # torch refuses what is not detached
         return SimpleNamespace(float=lambda: array)
 
 
-class FakeTorch:
-    """What of torch is used. Its attention has torch's mask: causal is aligned to the upper left."""
+def attention(*inputs, attn_mask, is_causal, enable_gqa):
+    """It has torch's mask: causal is aligned to the upper left."""
+    assert enable_gqa
+    arrays = [tensor.array for tensor in inputs]
+    mask = attn_mask and attn_mask.array
+    if is_causal:
+        assert mask is None
+        mask = mx.tril(mx.ones((arrays[0].shape[-2], arrays[1].shape[-2]))).astype(mx.bool_)
+    attend = partial(mx.fast.scaled_dot_product_attention, scale=arrays[0].shape[-1] ** -0.5, mask=mask)
+    return FakeTensor(attend(*arrays), graph=(attend, list(inputs)) if inputs[0].requires_grad else None)
 
-    def __init__(self):
-        self.calls, self.threads, self.gradients = [], [], 0
-        self.float32, self.bfloat16 = "float32", "bfloat16"
-        self.tensor, self.set_num_threads = FakeTensor, self.threads.append
-        self.nn = SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=self.attention))
-        self.autograd = SimpleNamespace(grad=self.grad)
 
-    def attention(self, *inputs, attn_mask, is_causal, enable_gqa):
-        assert not (is_causal and attn_mask is not None)
-        assert enable_gqa
-        query, key, _ = inputs
-        asked = {"is_causal": is_causal, "masked": attn_mask is not None, "recorded": query.requires_grad}
-        self.calls.append(asked | {"dtypes": {tensor.dtype for tensor in inputs}})
-        visible = np.ones((query.array.shape[-2], key.array.shape[-2]), bool) if attn_mask is None else attn_mask.array
-        mask = mx.array(np.tril(visible) if is_causal else visible)
-        attend = partial(mx.fast.scaled_dot_product_attention, scale=query.array.shape[-1] ** -0.5, mask=mask)
-        output = np.array(attend(*(mx.array(tensor.array) for tensor in inputs)))
-        return FakeTensor(output, graph=(attend, list(inputs)) if query.requires_grad else None)
-
-    def grad(self, output, inputs, cotangent):
-        """Frees the graph, as torch does."""
-        (attend, operands), output.graph = output.graph, None
-        assert inputs == operands
-        assert [tensor.requires_grad for tensor in (*inputs, cotangent)] == [True, True, True, False]
-        self.gradients += 1
-        _, gradients = mx.vjp(attend, [mx.array(tensor.array) for tensor in inputs], [mx.array(cotangent.array)])
-        return [FakeTensor(np.array(gradient)) for gradient in gradients]
+def grad(output, inputs, cotangent):
+    """Frees the graph, as torch does."""
+    (attend, operands), output.graph = output.graph, None
+    assert inputs == operands
+    assert [tensor.requires_grad for tensor in (*inputs, cotangent)] == [True, True, True, False]
+    _, gradients = mx.vjp(attend, [tensor.array for tensor in inputs], [cotangent.array])
+    return list(map(FakeTensor, gradients))
 
 
 @pytest.fixture
 def torch(monkeypatch):
-    fake = FakeTorch()
+    fake = Mock(float32="float32", bfloat16="bfloat16", tensor=FakeTensor)
+    fake.nn.functional.scaled_dot_product_attention.side_effect = attention
+    fake.autograd.grad.side_effect = grad
     monkeypatch.setattr(implementations, "find_spec", lambda name: name)
     monkeypatch.setattr(implementations, "import_module", {"torch": fake}.__getitem__)
-    monkeypatch.setattr("flash_evals.machine.version", lambda package: f"that of {package}")
+    monkeypatch.setattr(machine, "version", lambda package: f"that of {package}")
     return fake
 
 
@@ -191,14 +183,19 @@ def torch(monkeypatch):
     ],
 )
 def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, passes):
-    """And agrees, or the run would end."""
+    """And agrees, or the run would end. A backward pass has a forward pass of its own."""
+    asked = torch.nn.functional.scaled_dot_product_attention
     for pass_ in passes:
+        asked.reset_mock()
         entries, _ = run_kernels("--impl", "flash,torch", "--pass", pass_, *options)
-        asked = {"is_causal": is_causal, "masked": masked, "recorded": pass_ != "forward"}
-        assert torch.calls[-1] == {**asked, "dtypes": {entries[0]["config"]["dtype"]}}
-    assert torch.gradients == sum(call["recorded"] for call in torch.calls)
-    assert set(torch.threads) == {implementations.threads()}
-    assert entries[0]["machine"]["versions"]["torch"] == "that of torch"
+        assert entries[1]["machine"]["versions"]["torch"] == "that of torch"
+        for inputs, how in asked.call_args_list:
+            assert (how["is_causal"], how["attn_mask"] is not None) == (is_causal, masked)
+            assert {tensor.dtype for tensor in inputs} == {entries[1]["config"]["dtype"]}
+            assert {tensor.requires_grad for tensor in inputs} == {pass_ != "forward"}
+        assert torch.autograd.grad.call_count == (pass_ != "forward") * asked.call_count
+        torch.autograd.grad.reset_mock()
+    torch.set_num_threads.assert_called_with(implementations.threads())
 
 
 def test_torch_takes_part_on_a_cpu_where_it_is_installed(run_kernels, refused, torch, monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 import flashattn_core
 import mlx.core as mx
 import numpy as np
+from flashattn_core.masks import Causal, SlidingWindow
 
 from flash_evals import machine
 from flash_evals.workload import GROUP_SIZE, Inputs, Pass, Workload
@@ -112,15 +113,11 @@ class TorchContestant(Contestant):
 
 
 def flash(workload: Workload) -> Attention:
-    mask: flashattn_core.masks.Mask | None = None
-    if workload.window:
-        mask = flashattn_core.masks.SlidingWindow(workload.window)
-    elif workload.causal:
-        mask = flashattn_core.masks.Causal()
-    if workload.kv_bits:
-        quantised = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
-        return partial(flashattn_core.quantized_flash_attention, mask=mask, **quantised)
-    return partial(flashattn_core.flash_attention, mask=mask)
+    mask = SlidingWindow(workload.window) if workload.window else Causal() if workload.causal else None
+    if not workload.kv_bits:
+        return partial(flashattn_core.flash_attention, mask=mask)
+    quantised = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
+    return partial(flashattn_core.quantized_flash_attention, mask=mask, **quantised)
 
 
 def mlx(workload: Workload) -> Attention:

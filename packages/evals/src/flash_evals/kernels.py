@@ -177,24 +177,16 @@ def command(
 
 def _check(work: Workload, passes: list[Pass], impl: list[str]) -> None:
     """Raises EvalError for options that do not go together."""
-    gradients = passes != ["forward"]
+    keys, queries, dim, gradients = work.seq_len, work.query_len, work.head_dim, passes != ["forward"]
+    quantised = ", ".join(QUANTISED)
     for wrong, why in (
         (work.window and not work.causal, f"--window {work.window} is causal, and does not go with --no-causal"),
-        (
-            work.causal and work.query_len > work.seq_len,
-            f"--query-len must be at most --seq-len, {work.seq_len}, not {work.query_len}: the first queries would see "
-            "no key, for which implementations have different answers",
-        ),
+        # The first queries would see no key, for which implementations have different answers.
+        (work.causal and queries > keys, f"--query-len must be at most --seq-len, {keys}, not {queries}"),
         (work.is_decode and gradients, "--pass takes at least 2 queries for gradients: a single one is a decode step"),
         (work.kv_bits and gradients, "--kv-bits goes with --pass forward: there is no gradient through quantised keys"),
-        (
-            work.kv_bits and work.head_dim % GROUP_SIZE,
-            f"--kv-bits takes head_dims that are multiples of {GROUP_SIZE}, its groups, not {work.head_dim}",
-        ),
-        (
-            work.kv_bits and not set(impl) & set(QUANTISED),
-            f"--kv-bits goes with --impl {', '.join(QUANTISED)}, not {', '.join(impl)}",
-        ),
+        (work.kv_bits and dim % GROUP_SIZE, f"--kv-bits takes multiples of {GROUP_SIZE} as head_dim, not {dim}"),
+        (work.kv_bits and not {*impl} & {*QUANTISED}, f"--kv-bits goes with --impl {quantised}, not {', '.join(impl)}"),
     ):
         if wrong:
             raise EvalError(why)

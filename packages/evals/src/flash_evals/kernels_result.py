@@ -61,8 +61,7 @@ class Entry(Record):
     @property
     def passes(self) -> dict[Pass, Figures]:
         """Those that were measured."""
-        figures: dict[Pass, Figures] = {pass_: getattr(self, pass_) for pass_ in PASSES}
-        return {pass_: found for pass_, found in figures.items() if found.trials}
+        return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
         """GFLOP/s; GB/s of keys and values for a decode step, which reading bounds."""
@@ -74,9 +73,6 @@ class Entry(Record):
         """What the machine reached beside it, in the same unit; None if that was not measured."""
         bound = self.roofline.read if self.config.is_decode else self.roofline.peak
         return bound if bound is None or self.config.is_decode else 1000 * bound
-
-
-Contestants = dict[str, Entry]  # of one problem, by implementation
 
 
 def entries(trials: Iterable[Trial | None], settings: Settings, on: Machine) -> list[Entry]:
@@ -130,9 +126,9 @@ def csv_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def by_problem(entries: Iterable[Entry]) -> list[Contestants]:
-    """In the order in which they were measured."""
-    problems: dict[Config, Contestants] = defaultdict(dict)
+def by_problem(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
+    """Those of each problem by implementation, in the order in which they were measured."""
+    problems: dict[Config, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
         if problems[replace(entry.config, impl="")].setdefault(entry.config.impl, entry) is not entry:
             raise ValueError(f"two entries of {entry.config.impl} for one problem")

@@ -74,8 +74,8 @@ class Workload(Struct, frozen=True):
         """(query, key) pairs of one head of which the query sees the key."""
         if not self.causal:
             return self.query_len * self.seq_len
-        positions = range(self.seq_len - self.query_len, self.seq_len)
-        return sum(min(position + 1, self.window or self.seq_len) for position in positions)
+        seen = range(self.seq_len - self.query_len + 1, self.seq_len + 1)  # by each query, without a window
+        return sum(min(keys, self.window or self.seq_len) for keys in seen)
 
     def flops(self, pass_: Pass) -> int:
         """Of each product a multiplication and an addition for each visible pair and each of head_dim.
@@ -89,8 +89,7 @@ class Workload(Struct, frozen=True):
         """Of one key of one head: quantised, each group has a scale and a bias beside its elements."""
         if self.kv_bits is None:
             return self.head_dim * ITEM_SIZE[self.dtype]
-        groups = self.head_dim // GROUP_SIZE
-        return self.head_dim * self.kv_bits // 8 + 2 * groups * ITEM_SIZE[self.dtype]
+        return self.head_dim * self.kv_bits // 8 + self.head_dim // GROUP_SIZE * 2 * ITEM_SIZE[self.dtype]
 
     @property
     def bytes_read(self) -> int:
