@@ -127,6 +127,7 @@ def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
     broken.append((json.dumps(armless).encode(), "expected the arms off and on, or one of them, not none"))
     unmeasured = [{**entry, "forward": {}, "backward": {}} for entry in results["kernels"]]
     broken.append((json.dumps(unmeasured).encode(), "no pass of its entries was measured"))
+    broken.append((json.dumps(2 * results["kernels"]).encode(), "two entries of flash for one problem"))
     broken += CONTENTS
     files = [tmp_path / f"{number}.json" for number in range(len(broken))]
     for file, (content, _) in zip(files, broken, strict=True):
@@ -156,22 +157,6 @@ def test_nothing_usable_makes_no_page(invoke, tmp_path):
     assert line == "Error: none of the files is a result of flash-eval, so there is no page to make"
     assert not out.exists()
     assert invoke("report").exit_code == 2
-
-
-def test_entries_of_several_runs(report, results, tmp_path):
-    """A list of kernels can be put together from other machines and other work."""
-    here = results["kernels"]
-    there = [{**entry, "machine": {**entry["machine"], "device": "gpu, Metal"}} for entry in here]
-    window = [{**entry, "config": {**entry["config"], "window": 9}} for entry in here]
-    articles = report([*here, *there, *window]).all("article")
-    facts = [article.all("p", class_="facts")[0].text.split(" · ")[:2] for article in articles]
-    device, causal = here[0]["machine"]["device"], "attention, causal, batch size 1"
-    assert facts == [[causal, device], [causal, "gpu, Metal"], ["attention, window 9, batch size 1", device]]
-    report(
-        results["speed"],
-        [*here, *here],
-        says=f"Left out: {tmp_path / '1.json'}: two entries of flash for one problem\n",
-    )
 
 
 def test_text_of_files_and_their_names_is_text(report, results, tmp_path):
