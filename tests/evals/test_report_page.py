@@ -9,6 +9,7 @@ from operator import getitem
 
 import msgspec
 import pytest
+from flash_evals.claims import LEGEND
 from flash_evals.report import Result
 from report_page import HOSTILE, answer, head, hostile, mapped, parse, rows
 
@@ -190,7 +191,7 @@ def test_settings_and_machine_are_in_a_fold(page, results):
 
 
 def test_it_is_self_contained(page):
-    """Nothing is loaded, nothing runs, and links lead to places of the page. Charts of a single length are no lines."""
+    """Nothing is loaded, nothing runs, and links lead to places of the page."""
     assert page.all("script") == page.all("link") == []
     assert len(page.all("img")) == 6 + 2 + 6  # of speed, finetune and kernels
     assert all(image.attributes["src"].startswith("data:image/svg+xml;base64,") for image in page.all("img"))
@@ -200,7 +201,19 @@ def test_it_is_self_contained(page):
     assert {link.attributes["href"] for link in page.all("a")} == {f"#{anchor}" for anchor in anchors}
 
 
+def test_charts_take_several_lengths(report, results):
+    """Of a file; of perplexity, the contexts of several files. One length is no line."""
+    short = results["perplexity"]
+    long = {**short, "settings": {**short["settings"], "context": 64}}
+    one_length = [entry for entry in results["kernels"] if entry["config"]["seq_len"] == 32]
+    *runs, together, kernels = report(short, long, one_length).all("article")
+    assert together.all("h3")[0].text == "Against the context"
+    assert [len(article.all("img")) for article in (*runs, together, kernels)] == [0, 0, 2, 0]
+
+
 def test_it_is_accessible(page):
+    """It says what its marks mean, too."""
+    assert LEGEND in page.text
     assert page.attributes["lang"] == "en"
     assert page.all("title")[0].text == page.all("h1")[0].text
     headings = [int(element.name[1]) for element in page.all() if re.fullmatch("h[1-6]", element.name)]
