@@ -2,26 +2,21 @@
 
 import dataclasses
 import statistics
-from functools import partial
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import finetune, machine, measure, training
+from flash_evals import machine, measure, training
 from flash_evals.errors import EvalError
-from flash_evals.finetune_result import Result
+from flash_evals.finetune_result import Settings
 from flash_evals.measure import ARMS
 from flash_evals.models import load
-from flash_evals.page.finetune import charts
-from flash_evals.training import Settings
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen2
 from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import route
-from msgspec import convert
 from msgspec.structs import replace
 
 COMMAND = ("finetune",)  # of `evaluate`
@@ -29,7 +24,7 @@ COMMAND = ("finetune",)  # of `evaluate`
 LAYERS = 2  # of the model in conftest.py
 SETTINGS = Settings(
     batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False, seq_len=[], repetitions=1,
-    learning_rate=1e-5, max_memory_gb=None, max_seconds=0, seed=0, memory="",
+    learning_rate=1e-5, max_memory_gb=None, max_seconds=0, seed=3, memory="",
 )  # fmt: skip
 NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
 
@@ -46,11 +41,16 @@ def falling_back(monkeypatch):
     monkeypatch.setattr(route, "reason_not_to", lambda *_: "a reason")
 
 
-def steps(loaded, settings, seq_len, repetitions):
-    """The steps that are counted, on a model that is then of no further use."""
-    with training.trainable(loaded.model, settings, seed=3):
-        asked = replace(settings, seq_len=seq_len, repetitions=repetitions)
-        return list(training.steps(loaded, asked, fits=lambda length, longest: True))
+def adapted(loaded, settings=SETTINGS):
+    return training.trainable(loaded.model, settings.num_layers, settings.rank, settings.grad_checkpoint, settings.seed)
+
+
+def trained(loaded, seq_len, **changes):
+    """The lengths that were taken, and those that were skipped, on a model that is then of no further use."""
+    settings, skipped = replace(SETTINGS, seq_len=seq_len, **changes), []
+    with adapted(loaded, settings):
+        taken = {length.seq_len: length for length in training.lengths(loaded, settings, skipped)}
+    return taken, [length.seq_len for length in skipped]
 
 
 def test_every_length(evaluate):
@@ -63,11 +63,8 @@ def test_every_length(evaluate):
             seconds = [trial[arm]["seconds"] for trial in trials]
             assert length[arm]["seconds"] == statistics.median(seconds)
             assert min(seconds) < length[arm]["seconds_p20"] < length[arm]["seconds_p80"] < max(seconds)
-            for tokens_per_s, of in (
-                (length[arm]["tokens_per_s"], length),
-                (trials[0][arm]["tokens_per_s"], trials[0]),
-            ):
-                assert tokens_per_s == pytest.approx(2 * length["seq_len"] / of[arm]["seconds"])
+            for took in (length[arm], trials[0][arm]):
+                assert took["tokens_per_s"] == pytest.approx(2 * length["seq_len"] / took["seconds"])
             assert length[arm]["peak_memory_mb"] == max(trial[arm]["peak_memory_mb"] for trial in trials)
             assert length[arm]["loss"] == trials[-1][arm]["loss"]
         assert length["time_ratio"] == length["on"]["seconds"] / length["off"]["seconds"]
@@ -116,39 +113,29 @@ def test_flash_that_takes_no_calls(evaluate, falling_back):
 
 def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
     """The losses that its own train() reports on the same tokens and from the same adapters, for each length."""
-    batches, make = [], training._batch
-    monkeypatch.setattr(training, "_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
-    losses = [step.trial.off.loss for step in steps(fresh, SETTINGS, [16, 8], 3)]
-
-    def train(batches):
-        reported, other = [], load(str(model_folder)).model
-        callback = SimpleNamespace(
-            on_train_loss_report=lambda info: reported.append(info["train_loss"]), on_val_loss_report=lambda info: None
-        )
-        adapters = str(tmp_path / "adapters.safetensors")
-        with training.trainable(other, SETTINGS, seed=3):
-            trainer.train(
-                other,
-                Adam(learning_rate=1e-5),
-                train_dataset=None,
-                args=trainer.TrainingArgs(iters=4, steps_per_report=1, adapter_file=adapters),
-                iterate_batches=lambda **_: iter(batches),
-                training_callback=callback,
-            )
-        return reported[1:]  # the first warmed up
-
-    np.testing.assert_allclose(losses, train(batches[:4]) + train(batches[4:]), rtol=1e-6)
+    batches, reported, make = [], [], training.make_batch
+    monkeypatch.setattr(training, "make_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
+    taken, _ = trained(fresh, [16, 8], repetitions=3)
+    callback = SimpleNamespace(
+        on_train_loss_report=lambda info: reported.append(info["train_loss"]), on_val_loss_report=lambda info: None
+    )
+    arguments = trainer.TrainingArgs(iters=4, steps_per_report=1, adapter_file=str(tmp_path / "adapters.safetensors"))
+    for of_length in (batches[:4], batches[4:]):
+        other, feed = load(str(model_folder)), {"iterate_batches": lambda of=of_length, **_: iter(of)}
+        with adapted(other):
+            optimizer = Adam(learning_rate=1e-5)
+            trainer.train(other.model, optimizer, None, args=arguments, training_callback=callback, **feed)
+    losses = [trial.off.loss for length in taken.values() for trial in length.trials]
+    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # the first of each warmed up
 
 
-@pytest.mark.parametrize(("num_layers", "adapted"), [(1, {"1"}), (-1, {"0", "1"})])
-def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
-    settings = replace(SETTINGS, num_layers=finetune._layers(num_layers, fresh))
+def test_only_the_adapters_of_the_last_layers_learn(fresh):
     before = {name: np.array(weight) for name, weight in tree_flatten(fresh.model.parameters())}
-    steps(fresh, settings, [8], 2)
+    trained(fresh, [8], repetitions=2, num_layers=1)
     after = dict(tree_flatten(fresh.model.parameters()))
     adapters = {name for name in after if "lora" in name}
     assert set(dict(tree_flatten(fresh.model.trainable_parameters()))) == adapters
-    assert {name.split(".")[2] for name in adapters} == adapted
+    assert {name.split(".")[2] for name in adapters} == {"1"}
     assert {after[name].shape[-1] for name in adapters if name.endswith("lora_a")} == {SETTINGS.rank}
     assert all(np.any(np.array(after[name])) for name in adapters if name.endswith("lora_b"))  # they begin at 0
     for name, weight in before.items():
@@ -156,56 +143,57 @@ def test_only_the_adapters_of_the_last_layers_learn(fresh, num_layers, adapted):
         np.testing.assert_array_equal(np.array(kept), weight)
 
 
+@pytest.mark.parametrize(("options", "layers"), [((), 2), (("--num-layers", -1), 2), (("--num-layers", 1), 1)])
+def test_all_layers_that_there_are(evaluate, options, layers):
+    assert evaluate("-p", 8, "-r", 1, *options)["settings"]["num_layers"] == layers
+
+
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
     """As in mlx-lm, where nobody else changes the model: else taking turns would cost their memory."""
-    grown = []
+    grown, make = [], training.trainee
 
-    def step(trainee, batch):
-        before = mx.get_active_memory()
-        loss = one_step(trainee, batch)
-        mx.synchronize()
-        grown.append(mx.get_active_memory() - before)
-        return loss
+    def watched(*arguments):
+        step = make(*arguments)
 
-    one_step = training.Trainee.step
-    monkeypatch.setattr(training.Trainee, "step", step)
+        def watched_step(*batch):
+            before = mx.get_active_memory()
+            loss = step(*batch)
+            mx.synchronize()
+            grown.append(mx.get_active_memory() - before)
+            return loss
+
+        return watched_step
+
+    monkeypatch.setattr(training, "trainee", watched)
     loaded = load(None)
-    steps(loaded, replace(SETTINGS, num_layers=4, rank=256), [8], 3)
+    trained(loaded, [8], num_layers=4, rank=256, repetitions=3)
     adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
     # What every length begins with is kept, and both arms begin with it.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back, checkpoint):
+def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
     """By the scores, never more, and most of it where the length is long for the model; by a shorter length, where the
-    layers need as much.
+    layers need as much. Checkpoints save the scores of all layers but one.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
-    request.addfinalizer(partial(mx.set_memory_limit, mx.set_memory_limit(1)))  # MLX then waits for its thread
-    loaded, settings = (
-        load(str(make_model(max_position_embeddings=1024))),
-        replace(SETTINGS, grad_checkpoint=checkpoint),
-    )
-    taken = steps(loaded, settings, [64, 256, 768], 1)
-    _, medium, long = (step.trial.off.peak_memory_mb * 1e6 for step in taken)
-    least = training.least_memory(loaded, 768, settings)
-    assert least == ((LAYERS if not checkpoint else 1) + 1) * 4 * 768**2 * 4
-    assert 0.6 * long < least < long  # so checkpoints of two layers save a third
-    assert training.expected_memory(loaded, 256, settings, None) == training.least_memory(loaded, 256, settings)
-    if not checkpoint:
-        assert training.least_memory(loaded, 256, settings) < 0.8 * medium
-        assert training.expected_memory(loaded, 256, settings, taken[0]) == pytest.approx(medium, rel=0.2)
+    limit = mx.set_memory_limit(1)  # MLX then waits for its thread
+    request.addfinalizer(lambda: mx.set_memory_limit(limit))
+    folder = str(make_model(max_position_embeddings=1024))
+    for checkpoint in (True, False):
+        taken, _ = trained(load(folder), [64, 256, 768], grad_checkpoint=checkpoint)
+        medium, long = (taken[length].off.peak_memory_mb * 1e6 for length in (256, 768))
+        least = training.least_memory(load(folder), 768, replace(SETTINGS, grad_checkpoint=checkpoint))
+        assert least == ((LAYERS if not checkpoint else 1) + 1) * 4 * 768**2 * 4
+        assert 0.6 * long < least < long
+    for share, lengths, too_long in ((0.8, [64, 256], [256]), (0.8, [256, 64], []), (1.2, [64, 256], [])):
+        _, skipped = trained(load(folder), lengths, max_memory_gb=share * medium / 1e9)
+        assert skipped == too_long
 
 
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "seq_len", "arrays"),
-    [
-        ("bfloat16", 64, 256, 0),
-        ("bfloat16", 64, 288, 1),
-        ("bfloat16", 256, 256, SETTINGS.num_layers + 1),
-        ("float32", 64, 256, SETTINGS.num_layers + 1),
-    ],
+    [("bfloat16", 64, 256, 0), ("bfloat16", 64, 288, 1), ("bfloat16", 256, 256, 3), ("float32", 64, 256, 3)],
 )
 def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_len, arrays):
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
@@ -213,7 +201,7 @@ def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_l
     described = replace(loaded.described, dtype=dtype)
     wide = dataclasses.replace(loaded, config={**loaded.config, "head_dim": head_dim}, described=described)
     scores = loaded.heads * seq_len**2 * (4 if dtype == "float32" else 2)
-    assert training.least_memory(wide, seq_len, SETTINGS) == arrays * SETTINGS.batch_size * scores
+    assert training.least_memory(wide, seq_len, SETTINGS) == arrays * scores
 
 
 def test_a_config_without_heads_is_refused(loaded):
@@ -234,15 +222,8 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
     assert line == f"Error: {needs}, 0.01 GB are free"
 
 
-@pytest.mark.parametrize(
-    ("max_seconds", "counted"),
-    [
-        (0, 5),  # no limit
-        (3, 1),  # the first pair has taken 4: it counts, and is all
-        (4.5, 1),  # the second counts alone: the first warmed up
-        (9, 2),
-    ],
-)
+# No limit; the first pair has taken 4: it counts, and is all; the second counts alone: the first warmed up.
+@pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
     calls = []
 
@@ -258,12 +239,7 @@ def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_s
 
 
 def test_plot(evaluate, tmp_path):
-    """The charts of the page, of growing length."""
-    result = evaluate("-p", "32,8", "-r", 1, "--plot", tmp_path / "out.svg")
-    picture = ElementTree.parse(tmp_path / "out.svg").getroot()
-    texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"Time of a step", "Peak memory of a step", result["machine"]["device"]} <= set(texts)
-    lengths = [
-        [point.length for point in line.points] for chart in charts(convert(result, Result)) for line in chart.series
-    ]
-    assert lengths == [[8, 32]] * 4
+    evaluate("-p", "32,8", "-r", 1, "--plot", tmp_path / "out.svg")
+    picture = (tmp_path / "out.svg").read_text()
+    assert "Time of a step" in picture
+    assert "Peak memory of a step" in picture
