@@ -61,9 +61,6 @@ def tests(
         (drafted, accepted), took = run(name, work(), case.tokens * case.batch_size, flash)
         return Speed(**asdict(took), drafted=drafted, accepted=accepted)
 
-    def share(name: Arm) -> float | None:
-        return attention_share(name, work())
-
     for case in cases:
         if case.depth not in filled:
             with failing(f"filling the cache with {case.depth} tokens fails"):
@@ -71,7 +68,7 @@ def tests(
                 filled = {case.depth: [filled_cache(model, held) for model in models]}
         tokens = random.integers(vocabulary, size=(case.batch_size, case.tokens if case.kind == "prompt" else 1))
         trial(str(case), 0, partial(speed, Flash()))
-        attention = trial(str(case), 1, share)
+        attention = trial(str(case), 1, lambda name: attention_share(name, work()))
         trials: list[Trial[Speed]] = []
         for repetition in range(settings.repetitions):
             flash = Flash()
@@ -105,14 +102,8 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache)
 
 def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Callable[[], Guesses]:
     """Like `_generate`, of all sequences at once, each with a copy of the `cache`."""
-    sequences = len(tokens)
-    batch = PromptProcessingBatch(
-        loaded.model,
-        uids=list(range(sequences)),
-        caches=[cache] * sequences,
-        prefill_step_size=PREFILL_STEP_SIZE,
-        max_tokens=[steps + 2] * sequences,  # a sequence that is done would be taken out of the batch
-    )
+    count, more = len(tokens), steps + 2  # a sequence that is done would be taken out of the batch
+    batch = PromptProcessingBatch(loaded.model, list(range(count)), [cache] * count, max_tokens=[more] * count)
     mx.eval([layer.state for layer in batch.prompt_cache])
 
     def work() -> Guesses:

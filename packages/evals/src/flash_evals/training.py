@@ -25,7 +25,6 @@ from flash_evals.measure import ARMS, Arm, Flash, Trial, run, trial
 from flash_evals.models import LoadedModel
 from flash_evals.workload import ITEM_SIZE
 
-Sequences = tuple[mx.array, mx.array]  # tokens (sequences, seq_len + 1), and of each sequence the range that is learned
 DEFAULTS: dict[str, Any] = CONFIG_DEFAULTS  # mlx-lm's own: `learning_rate`, `num_layers`, `lora_parameters`
 
 
@@ -112,10 +111,10 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
         rest[seq_len] = trials[0].off.peak_memory_mb * 1e6 - least_memory(loaded, seq_len, settings)
 
 
-def make_batch(tokens: np.ndarray) -> Sequences:
-    """As mlx-lm makes one of sequences that need no padding, ready before the clock starts."""
+def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
+    """The tokens, and of each sequence the range that is learned: mlx-lm's, of sequences that need no padding."""
     batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
-    mx.eval(batch)
+    mx.eval(batch)  # before the clock starts
     return batch
 
 
