@@ -3,6 +3,7 @@
 import dataclasses
 import statistics
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -140,21 +141,16 @@ def test_only_the_adapters_of_the_last_layers_learn(fresh):
 
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
     """As in mlx-lm, where nobody else changes the model: else taking turns would cost their memory."""
-    grown, make = [], training.trainee
+    grown = []
 
-    def watched(*arguments):
-        step = make(*arguments)
+    def run(name, work, *others):
+        before = mx.get_active_memory()
+        result = measure.run(name, work, *others)
+        mx.synchronize()
+        grown.append(mx.get_active_memory() - before)
+        return result
 
-        def watched_step(*batch):
-            before = mx.get_active_memory()
-            loss = step(*batch)
-            mx.synchronize()
-            grown.append(mx.get_active_memory() - before)
-            return loss
-
-        return watched_step
-
-    monkeypatch.setattr(training, "trainee", watched)
+    monkeypatch.setattr(training, "run", run)
     loaded = load(None)
     trained(loaded, [8], num_layers=4, rank=256, repetitions=3)
     adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
@@ -215,14 +211,9 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 # No limit; the first pair has taken 4: it counts, and is all; the second counts alone: the first warmed up.
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
-    calls = []
-
-    def run(name, work, tokens, _):
-        calls.append(name)
-        return work(), measure.Measurement(2, tokens / 2, 0)
-
+    run = Mock(side_effect=lambda name, work, tokens, _: (work(), measure.Measurement(2, tokens / 2, 0)))
     monkeypatch.setattr(training, "run", run)
     lengths = evaluate("-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
     assert [len(length["trials"]) for length in lengths] == [counted] * 2  # each length has the time to itself
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
-    assert len(calls) == 2 * (2 * counted + warm_ups)
+    assert run.call_count == 2 * (2 * counted + warm_ups)

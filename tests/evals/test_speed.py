@@ -71,14 +71,14 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     monkeypatch.setattr(generation, "generate_step", lambda prompt, *_, **__: prompts.append(prompt.tolist()) or ())
     for seed in (0, 0, 1):
         result = evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)
-        [test] = result["results"]
-        assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
-        assert "accepted" not in result["page"]
+    [test] = result["results"]
+    assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
+    assert "accepted" not in result["page"]
     assert waited == [2.5] * 3 * 6  # warm-up, attention's share, one repetition
-    first, again, other = prompts[:6], prompts[6:12], prompts[12:]
-    assert first == again == [first[0]] * 6
-    assert first[0] != other[0]
-    assert all(0 <= token < 320 for token in first[0] + other[0])
+    first, other = prompts[0], prompts[-1]
+    assert prompts == [first] * 12 + [other] * 6
+    assert first != other
+    assert all(0 <= token < 320 for token in first + other)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

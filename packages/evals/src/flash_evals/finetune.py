@@ -21,9 +21,7 @@ from flash_evals.page import finetune as page
     "-b", "--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences a step."
 )
 @click.option(
-    "--num-layers",
-    type=int,
-    help="Layers that get adapters, counted from the last; -1 is all.  [default: 16, or all if there are fewer]",
+    "--num-layers", type=int, help="Layers with adapters, counted from the last; -1: all.  [default: 16, or all]"
 )
 @click.option("--rank", default=8, show_default=True, callback=options.at_least(1), help="Of the adapters.")
 @click.option("--grad-checkpoint", is_flag=True, help="Compute each layer anew for its gradient, to save memory.")

@@ -29,25 +29,31 @@ Cache = list[Any]  # a layer's keys and values each
 Guesses = tuple[int, int]  # of a draft model: drafted, accepted
 
 
-def require_pair(loaded: LoadedModel, draft: LoadedModel) -> None:
-    """EvalError if mlx-lm cannot generate with that draft model."""
-    theirs, own = draft.tokenizer.vocab_size, loaded.tokenizer.vocab_size
-    if theirs != own:
-        expected = f"expected that of {loaded.name}, with {own:,}"
-        raise EvalError(f"--draft-model {draft.name} has a tokenizer of {theirs:,} tokens, {expected}")
-    for model in (loaded, draft):  # mlx-lm looks at the first alone
-        if not can_trim_prompt_cache(make_prompt_cache(model.model)):
-            raise EvalError(f"--draft-model: mlx-lm cannot take tokens back out of the cache of {model.name}")
+def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
+    """EvalError if a case is too long for the model, or mlx-lm cannot generate with that model and its draft model."""
+    loaded, *draft = models
+    for case in cases:
+        drafting = draft if case.kind == "generation" else []
+        for model in (loaded, *drafting):
+            # The last round verifies as many guesses as tokens are missing, behind the token that was found before.
+            model.require_positions(case.depth + case.tokens + len(drafting), str(case))
+    for model in draft:
+        theirs, own = model.tokenizer.vocab_size, loaded.tokenizer.vocab_size
+        if theirs != own:
+            expected = f"expected that of {loaded.name}, with {own:,}"
+            raise EvalError(f"--draft-model {model.name} has a tokenizer of {theirs:,} tokens, {expected}")
+        for each in models:  # mlx-lm looks at the first alone
+            if not can_trim_prompt_cache(make_prompt_cache(each.model)):
+                raise EvalError(f"--draft-model: mlx-lm cannot take tokens back out of the cache of {each.name}")
 
 
 def tests(
     models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
 ) -> Generator[tuple[Test, Flash], None, None]:
-    """What a case has come to after each of its repetitions, and what flash did in that one. Before them go a pair of
-    trials that warms up and a pair that is watched for attention's share.
+    """What a case has come to after each of its repetitions, and what flash did in that one; before them, a pair of
+    trials warms up, and one is watched for attention's share. The models are one, or it and its draft model.
 
-    The models are one, or it and its draft model. Raises EvalError if a model, its cache or the memory does not take a
-    case.
+    Raises EvalError if a model, its cache or the memory does not take a case.
     """
     random = np.random.default_rng(settings.seed)
     vocabulary = min(model.vocabulary for model in models)

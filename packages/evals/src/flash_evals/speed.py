@@ -91,22 +91,15 @@ def command(
     if draft_model and settings.batch_size != [1]:
         raise EvalError("--draft-model goes with -b 1: mlx-lm has no speculative decoding in batches")
     described_machine = machine.describe()
-    loaded = models.load(model, revision, adapter_path)
-    draft = models.load(draft_model) if draft_model else None
-    for case in cases:
-        drafting = draft if case.kind == "generation" else None
-        for each in filter(None, (loaded, drafting)):
-            # The last round verifies as many guesses as tokens are missing, behind the token that was found before.
-            each.require_positions(case.depth + case.tokens + bool(drafting), str(case))
-    if draft:
-        generation.require_pair(loaded, draft)
+    loaded = [models.load(model, revision, adapter_path), *([models.load(draft_model)] if draft_model else [])]
+    generation.require(loaded, cases)
     machine.say_what_bounds(described_machine)
 
-    work = generation.tests([loaded, *([draft] if draft else [])], cases, settings)
+    work = generation.tests(loaded, cases, settings)
     measured, stopped = runner.collect(work, "trials, off and on", len(cases) * settings.repetitions)
     result = Result(
-        model=loaded.described,
-        draft_model=draft.described if draft else None,
+        model=loaded[0].described,
+        draft_model=loaded[1].described if draft_model else None,
         settings=settings,
         results=list({test.test: test for test, _ in measured}.values()),
         flash=Flash.sum(flash for _, flash in measured),
