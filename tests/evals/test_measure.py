@@ -17,6 +17,10 @@ from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import obstacles
 
 MB = 1_000_000
+LINUX = pytest.mark.skipif(
+    "process" not in measure.memory_method(),
+    reason="this system does not tell the memory of a process: run it on Linux",
+)
 
 
 def forward(loaded, tokens=16):
@@ -140,17 +144,12 @@ def nine_peaks(method, allocate, megabytes):
         return peaks + three_peaks()
 
 
-def only_where_a_process_tells_its_memory():
-    if "process" not in measure.memory_method():
-        pytest.skip("this system does not tell the memory of a process: run it on Linux")
-
-
 # MLX's allocator counts the array alone. The process's other threads may touch a megabyte or two of their own.
 @pytest.mark.parametrize(
     ("method", "allocate", "megabytes", "tolerance"),
     [
         *(("process", "mlx", megabytes, 3) for megabytes in (32, 128)),
-        ("process", "numpy", 16, 3),
+        pytest.param("process", "numpy", 16, 3, marks=LINUX),
         *(("allocator", "mlx", megabytes, 0.02) for megabytes in (2, 128)),
     ],
 )
@@ -160,20 +159,16 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
     In a process of its own, as flash-eval's is. Other tests start threads before flash_evals is imported and let
     allocations fail: behind both, the C library keeps what is freed.
     """
-    if allocate == "numpy":
-        only_where_a_process_tells_its_memory()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         peaks = fresh_process.submit(nine_peaks, method, allocate, megabytes).result()
     assert peaks == pytest.approx([megabytes] * 9, abs=tolerance)
 
 
-@pytest.mark.parametrize("method", ["process", "allocator"])
+@pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
 def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
     """Its threads keep it after a warm-up, and MLX's allocator never sees it; of a larger call nothing counts."""
     if method == "allocator":
         request.getfixturevalue("allocator")
-    else:
-        only_where_a_process_tells_its_memory()
     kept = [np.empty(0, np.uint8)]
 
     def work(megabytes):

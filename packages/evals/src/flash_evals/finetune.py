@@ -18,7 +18,7 @@ from flash_evals.page import finetune as page
 @options.model
 @options.numbers("-p", "--seq-len", of="tokens", least=1, default="512,1024,2048,4096,8192", text="Lengths in tokens.")
 @click.option(
-    "-b", "--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences a step."
+    "-b", "--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences in one step."
 )
 @click.option(
     "--num-layers", type=int, help="Layers with adapters, counted from the last; -1: all.  [default: 16, or all]"
