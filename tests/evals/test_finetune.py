@@ -31,12 +31,6 @@ NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
 
 
 @pytest.fixture
-def fresh(model_folder):
-    """A model of the test's own: training changes it."""
-    return load(str(model_folder))
-
-
-@pytest.fixture
 def falling_back(monkeypatch):
     """No call can be flash attention."""
     monkeypatch.setattr(route, "reason_not_to", lambda *_: "a reason")
@@ -114,11 +108,11 @@ def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls)
     assert all(length["max_abs_dloss"] < 1e-4 for length in result["results"])
 
 
-def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
+def test_it_is_the_step_of_mlx_lm(model_folder, tmp_path, monkeypatch):
     """The losses that its own train() reports on the same tokens and from the same adapters, for each length."""
     batches, reported, make = [], [], training.make_batch
     monkeypatch.setattr(training, "make_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
-    taken, _ = trained(fresh, [16, 8], repetitions=3)
+    taken, _ = trained(load(str(model_folder)), [16, 8], repetitions=3)
     callback = SimpleNamespace(
         on_train_loss_report=lambda info: reported.append(info["train_loss"]), on_val_loss_report=lambda info: None
     )
@@ -132,11 +126,19 @@ def test_it_is_the_step_of_mlx_lm(fresh, model_folder, tmp_path, monkeypatch):
     np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # the first of each warmed up
 
 
-def test_only_the_adapters_of_the_last_layers_learn(fresh):
-    with adapted(fresh, replace(SETTINGS, num_layers=1)):
-        learning = dict(tree_flatten(fresh.model.trainable_parameters()))
+def test_only_the_adapters_of_the_last_layers_learn(model_folder):
+    """They begin with random numbers, which the seed decides."""
+    of_seeds = []
+    for seed in (0, 1):
+        loaded = load(str(model_folder))
+        with adapted(loaded, replace(SETTINGS, num_layers=1, seed=seed)):
+            of_seeds.append(dict(tree_flatten(loaded.model.trainable_parameters())))
+    learning, other = of_seeds
     assert {(name.split(".")[2], name.split(".")[-1]) for name in learning} == {("1", "lora_a"), ("1", "lora_b")}
-    assert {weight.shape[-1] for name, weight in learning.items() if name.endswith("lora_a")} == {SETTINGS.rank}
+    for name, weight in learning.items():
+        if name.endswith("lora_a"):
+            assert weight.shape[-1] == SETTINGS.rank
+            assert not mx.array_equal(weight, other[name])
 
 
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
