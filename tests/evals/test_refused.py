@@ -40,7 +40,7 @@ SPEED = {
     "-d 0,-1": "-d takes numbers of tokens separated by commas, not '0,-1'",
     "-g ,": "-g takes numbers of tokens separated by commas, not ','",
     "-b 0": "-b takes numbers of sequences separated by commas, not '0'",
-    **{f"--delay {n}": f"--delay must be between 0 and 3600 seconds, not {n}" for n in ("-1", "nan", "inf")},
+    **{f"--delay {n}": f"--delay must be at least 0, not {n}" for n in ("-1", "nan")},
     "-p 100 -d 0,29": "pp100 @ d29 needs 129 positions",
     "-p 0 -g 129 -d 0": "tg129 needs 129 positions",
     "--num-draft-tokens 2": "--num-draft-tokens goes with --draft-model",

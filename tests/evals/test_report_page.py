@@ -9,6 +9,7 @@ from operator import getitem
 
 import msgspec
 import pytest
+from flash_evals.claims import LEGEND
 from flash_evals.report import Result
 from report_page import HOSTILE, answer, head, hostile, mapped, parse, rows
 
@@ -127,6 +128,7 @@ def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
     broken.append((json.dumps(armless).encode(), "expected the arms off and on, or one of them, not none"))
     unmeasured = [{**entry, "forward": {}, "backward": {}} for entry in results["kernels"]]
     broken.append((json.dumps(unmeasured).encode(), "no pass of its entries was measured"))
+    broken.append((json.dumps(2 * results["kernels"]).encode(), "two entries of flash for one problem"))
     broken += CONTENTS
     files = [tmp_path / f"{number}.json" for number in range(len(broken))]
     for file, (content, _) in zip(files, broken, strict=True):
@@ -156,22 +158,6 @@ def test_nothing_usable_makes_no_page(invoke, tmp_path):
     assert line == "Error: none of the files is a result of flash-eval, so there is no page to make"
     assert not out.exists()
     assert invoke("report").exit_code == 2
-
-
-def test_entries_of_several_runs(report, results, tmp_path):
-    """A list of kernels can be put together from other machines and other work."""
-    here = results["kernels"]
-    there = [{**entry, "machine": {**entry["machine"], "device": "gpu, Metal"}} for entry in here]
-    window = [{**entry, "config": {**entry["config"], "window": 9}} for entry in here]
-    articles = report([*here, *there, *window]).all("article")
-    facts = [article.all("p", class_="facts")[0].text.split(" · ")[:2] for article in articles]
-    device, causal = here[0]["machine"]["device"], "attention, causal, batch size 1"
-    assert facts == [[causal, device], [causal, "gpu, Metal"], ["attention, window 9, batch size 1", device]]
-    report(
-        results["speed"],
-        [*here, *here],
-        says=f"Left out: {tmp_path / '1.json'}: two entries of flash for one problem\n",
-    )
 
 
 def test_text_of_files_and_their_names_is_text(report, results, tmp_path):
@@ -205,7 +191,7 @@ def test_settings_and_machine_are_in_a_fold(page, results):
 
 
 def test_it_is_self_contained(page):
-    """Nothing is loaded, nothing runs, and links lead to places of the page. Charts of a single length are no lines."""
+    """Nothing is loaded, nothing runs, and links lead to places of the page."""
     assert page.all("script") == page.all("link") == []
     assert len(page.all("img")) == 6 + 2 + 6  # of speed, finetune and kernels
     assert all(image.attributes["src"].startswith("data:image/svg+xml;base64,") for image in page.all("img"))
@@ -215,7 +201,19 @@ def test_it_is_self_contained(page):
     assert {link.attributes["href"] for link in page.all("a")} == {f"#{anchor}" for anchor in anchors}
 
 
+def test_charts_take_several_lengths(report, results):
+    """Of a file; of perplexity, the contexts of several files. One length is no line."""
+    short = results["perplexity"]
+    long = {**short, "settings": {**short["settings"], "context": 64}}
+    one_length = [entry for entry in results["kernels"] if entry["config"]["seq_len"] == 32]
+    *runs, together, kernels = report(short, long, one_length).all("article")
+    assert together.all("h3")[0].text == "Against the context"
+    assert [len(article.all("img")) for article in (*runs, together, kernels)] == [0, 0, 2, 0]
+
+
 def test_it_is_accessible(page):
+    """It says what its marks mean, too."""
+    assert LEGEND in page.text
     assert page.attributes["lang"] == "en"
     assert page.all("title")[0].text == page.all("h1")[0].text
     headings = [int(element.name[1]) for element in page.all() if re.fullmatch("h[1-6]", element.name)]

@@ -64,8 +64,7 @@ def command(files: Sequence[Path], html_file: Path) -> None:
         name = click.format_filename(file)
         try:
             result = msgspec.json.decode(file.read_bytes(), type=Result)
-            parts = kernels.runs(result) if isinstance(result, list) else [result]
-            found += [(name, DESCRIBE[type(part)](part)) for part in parts]
+            found.append((name, DESCRIBE[type(result)](result)))
         except OSError as error:
             left_out.append((name, error.strerror or type(error).__name__))
         except (ValueError, RecursionError) as error:  # msgspec's are, too

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import nan
 
-import msgspec
-
 from flash_evals import claims
 from flash_evals.claims import Ratio, percentile, quotient, times
 from flash_evals.kernels_result import Config, Entry, Figures, by_problem
@@ -47,17 +45,6 @@ class Call:
         queries = "prefill" if prefill else "decode" if config.is_decode else f"{config.query_len:,} queries"
         batch = f"batch size {config.batch_size}"
         return ", ".join((self.pass_, config.shape, config.storage, config.visible, queries, batch))
-
-
-def runs(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Those of each run of the command: a file may be put together from several."""
-
-    def shared(entry: Entry) -> bytes:
-        config = entry.config
-        work = (config.visible, config.batch_size, config.is_decode)
-        return msgspec.json.encode((entry.settings, entry.machine, work))
-
-    return list(grouped(entries, shared).values())
 
 
 def description(entries: Sequence[Entry]) -> Description:
