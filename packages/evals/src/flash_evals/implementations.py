@@ -21,12 +21,9 @@ from flash_evals.workload import GROUP_SIZE, Inputs, Pass, Workload
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
 EVALUATIONS = 8  # of a GPU's trial: of a short call's scratch, not all is there at once
 
-OUTPUT, *GRADIENTS = ("output", "gradient of query", "gradient of key", "gradient of value")
-RESULTS: dict[Pass, list[str]] = {  # what a call of each pass computes, in this order
-    "forward": [OUTPUT],
-    "backward": GRADIENTS,
-    "forward_backward": [OUTPUT, *GRADIENTS],
-}
+OUTPUT, GRADIENTS = ["output"], ["gradient of query", "gradient of key", "gradient of value"]
+# What a call of each pass computes, in this order.
+RESULTS: dict[Pass, list[str]] = {"forward": OUTPUT, "backward": GRADIENTS, "forward_backward": OUTPUT + GRADIENTS}
 
 Attention = Callable[..., Any]  # of query, key and value, as the library has them
 Call = Callable[[], Sequence[Any]]  # one call of the pass: its results as the library has them

@@ -167,7 +167,7 @@ def command(
     trials, stopped = runner.collect(work, "trials", total)
     settings.interrupted = stopped is not None
 
-    entries = kernels_result.entries(trials, settings, described_machine)
+    entries = list(kernels_result.entries(trials, settings, described_machine))
     found = page.description(entries)
     title = f"{found.facts[0]} · {described_machine.processor}, {described_machine.device}"
     draw = partial(drawing.save, plot_file, title, found.charts) if plot_file else None

@@ -6,7 +6,7 @@ An entry is one implementation on one problem, in one or more passes, and can be
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import field
@@ -75,28 +75,24 @@ class Entry(Record):
         return bound if bound is None or self.config.is_decode else 1000 * bound
 
 
-def entries(trials: Iterable[Trial | None], settings: Settings, on: Machine) -> list[Entry]:
+def entries(trials: Iterable[Trial | None], settings: Settings, on: Machine) -> Iterator[Entry]:
     """One for each implementation of each problem, in the order in which they were measured."""
     groups: dict[tuple[Workload, str], dict[Pass, list[Trial]]] = defaultdict(lambda: defaultdict(list))
     for trial in filter(None, trials):
         groups[trial.workload, trial.impl][trial.pass_].append(trial)
-    made = []
     for (work, impl), passes in groups.items():
         figures = {pass_: _figures(of_pass) for pass_, of_pass in passes.items()}
         bounds = [bound for first, *_ in passes.values() for bound in first.bounds]
         peak, read = (statistics.median(column) for column in zip(*bounds, strict=True))
-        made.append(
-            Entry(
-                config=Config(**asdict(work), impl=impl, device=machine.kind()),
-                **{pass_: figures.get(pass_, Figures()) for pass_ in PASSES},
-                peak_memory=max(each.peak_memory for each in figures.values()),
-                held=max(each.held for each in figures.values()),
-                roofline=Roofline(peak / 1e12, read / 1e9),
-                settings=settings,
-                machine=on,
-            )
+        yield Entry(
+            config=Config(**asdict(work), impl=impl, device=machine.kind()),
+            **{pass_: figures.get(pass_, Figures()) for pass_ in PASSES},
+            peak_memory=max(each.peak_memory for each in figures.values()),
+            held=max(each.held for each in figures.values()),
+            roofline=Roofline(peak / 1e12, read / 1e9),
+            settings=settings,
+            machine=on,
         )
-    return made
 
 
 def _figures(trials: Sequence[Trial]) -> Figures:
