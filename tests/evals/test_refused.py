@@ -34,7 +34,6 @@ SHORT = {
     "--dataset short.txt --documents separate": "the longest document of short.txt has 1 tokens for this model",
 }
 SPEED = {
-    "--json out --csv ./out": "--json and --csv are the same file: out",
     "-p 0 -g 0": "nothing to measure",
     "-p many": "-p takes numbers of tokens separated by commas, not 'many'",
     "-d 0,-1": "-d takes numbers of tokens separated by commas, not '0,-1'",
@@ -65,7 +64,6 @@ FINETUNE = {
 KERNELS = {
     "--shape 14x64": "--shape takes query heads / key-value heads x head_dim, such as 14/2x64, separated by",
     **{f"--shape {shape}": f"not '{shape}'" for shape in ("14/3x64", "14/2x64,0/1x64", "14/0x64")},
-    "--seq-len many": "--seq-len takes numbers of keys separated by commas, not 'many'",
     "--seq-len 00": "--seq-len takes numbers of keys separated by commas, not '00'",
     "--dtype float64": "--dtype takes float32, float16, bfloat16 separated by commas, not 'float64'",
     "--pass both": "--pass takes forward, backward, forward_backward separated by commas, not 'both'",
