@@ -25,7 +25,7 @@ def test_json(run_kernels, tmp_path):
     entries, page = run_kernels(
         *("--shape", "4/2x8,2/1x16", "--dtype", "float32,float16", "--seq-len", "16, 32", "--query-len", 16),
         *("--batch-size", 2, "--window", 9, "--seed", 3, "--impl", "naive,flash", "--pass", "forward,backward"),
-        *("--csv", tmp_path / "out.csv"),
+        *("--max-seconds", 40, "--csv", tmp_path / "out.csv"),
     )
     shapes = ({"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}, {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16})
     same = {"batch_size": 2, "query_len": 16, "causal": True, "window": 9, "kv_bits": None, "device": "cpu"}
@@ -56,7 +56,7 @@ def test_json(run_kernels, tmp_path):
             assert entry[key] == max(entry["forward"][key], entry["backward"][key])
         assert entry["forward_backward"] == {}
         assert entry["roofline"] == {"peak(TFLOPs/s)": 0.1, "read(GB/s)": 10}
-        given = {"repetitions": 3, "max_seconds": 30, "seed": 3, "memory": ANY, "interrupted": False}
+        given = {"repetitions": 3, "max_seconds": 40, "seed": 3, "memory": ANY, "interrupted": False}
         assert entry["settings"] == given
         assert set(entry["machine"]["versions"]) == set(machine.PACKAGES)
     with (tmp_path / "out.csv").open(newline="") as file:

@@ -47,36 +47,18 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
 )
 @options.number("-b", "--batch-size", least=1, default=1, text="Sequences in one call.")
 @options.numbers("--seq-len", of="keys", least=1, default="512,1024,2048", text="Numbers of keys.")
-@options.number(
-    "--query-len",
-    least=1,
-    type=int,
-    text="Number of queries; 1 is a decode step.  [default: as many as keys, a prefill]",
-)
+@options.number("--query-len", least=1, type=int, text="Queries; 1 is a decode step.  [default: as many as keys]")
 @click.option("--causal/--no-causal", default=True, show_default=True, help="Whether a query sees no key after itself.")
-@options.number(
-    "--window",
-    least=1,
-    type=int,
-    text="Sliding window: a query sees itself and the keys before it, so many in all.  [default: no window]",
-)
+@options.number("--window", least=1, type=int, text="Keys that a query sees, up to its own.  [default: no window]")
 @_some_of(ITEM_SIZE, "--dtype", metavar="DTYPE,...", default="float32", help="Of queries, keys and values: {}.")
 @_some_of(
-    KV_BITS,
-    "--kv-bits",
-    metavar="BITS,...",
-    default="none",
-    help=f"Keys and values of so many bits, quantised in groups of {GROUP_SIZE}: flash and mlx alone take them.",
+    KV_BITS, "--kv-bits", metavar="BITS,...", default="none", help="Of quantised keys and values (flash and mlx): {}."
 )
 @_some_of(PASSES, "--pass", "passes", metavar="PASS,...", default=PASSES[0], help="Of {}: what is timed.")
 @_some_of(IMPLEMENTATIONS, "--impl", metavar="NAME,...", help="Of {}.  [default: all that are installed]")
 @options.repetitions(9, "Trials of each implementation and configuration; what warms up is not counted.")
 @options.number(
-    "--max-seconds",
-    least=0,
-    default=30.0,
-    metavar="SECONDS",
-    text="An implementation that has spent so long on one configuration takes no further trials there; 0: no limit.",
+    "--max-seconds", least=0, default=30.0, metavar="SECONDS", text="No more trials of what took so long; 0: no limit."
 )
 @click.option(
     "--quick",
