@@ -14,15 +14,12 @@ from flash_evals.workload import PASSES, Workload
 from flashattn_core.masks import Causal, SlidingWindow
 from flashattn_core.reference import visible_and_bias
 from gradient_oracle import Call, unfused_gradients
+from msgspec.structs import replace
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
-def workload(**changes):
-    standard = {"batch_size": 1, "seq_len": 32, "query_len": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-    return Workload(**{**standard, "causal": True, "window": None, "dtype": "float32", "kv_bits": None, **changes})
-
-
+workload = partial(replace, Workload(1, 32, 32, 4, 2, 8, True, None, "float32", None))
 WORKLOADS = [
     workload(),
     workload(causal=False),
