@@ -73,7 +73,7 @@ KERNELS = {
     "--impl flash,xla": "--impl takes flash, mlx, naive, torch separated by commas, not 'flash,xla'",
     "--impl flash,torch": "--impl torch is not here: it takes a CPU, and pip install torch==2.13.0",
     "--query-len 0": "--query-len must be at least 1, not 0",
-    "--query-len 40": "--query-len must be at most --seq-len, 32, not 40",
+    "--query-len 40": "--causal takes a --query-len of at most --seq-len, 32, not 40",
     "--window 0": "--window must be at least 1, not 0",
     "--window 4 --no-causal": "--window 4 is causal, and does not go with --no-causal",
     "--max-seconds nan": "--max-seconds must be at least 0, not nan",

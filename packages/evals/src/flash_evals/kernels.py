@@ -164,7 +164,7 @@ def _check(work: Workload, passes: list[Pass], impl: list[str]) -> None:
     for wrong, why in (
         (work.window and not work.causal, f"--window {work.window} is causal, and does not go with --no-causal"),
         # The first queries would see no key, for which implementations have different answers.
-        (work.causal and queries > keys, f"--query-len must be at most --seq-len, {keys}, not {queries}"),
+        (work.causal and queries > keys, f"--causal takes a --query-len of at most --seq-len, {keys}, not {queries}"),
         (work.is_decode and gradients, "--pass takes at least 2 queries for gradients: a single one is a decode step"),
         (work.kv_bits and gradients, "--kv-bits goes with --pass forward: there is no gradient through quantised keys"),
         (work.kv_bits and dim % GROUP_SIZE, f"--kv-bits takes multiples of {GROUP_SIZE} as head_dim, not {dim}"),
