@@ -17,28 +17,25 @@ from flash_evals.page import finetune as page
 @click.command("finetune")
 @options.model
 @options.numbers("-p", "--seq-len", of="tokens", least=1, default="512,1024,2048,4096,8192", text="Lengths in tokens.")
-@click.option(
-    "-b", "--batch-size", default=1, show_default=True, callback=options.at_least(1), help="Sequences in one step."
-)
+@options.number("-b", "--batch-size", least=1, default=1, text="Sequences in one step.")
 @click.option(
     "--num-layers", type=int, help="Layers with adapters, counted from the last; -1: all.  [default: 16, or all]"
 )
-@click.option("--rank", default=8, show_default=True, callback=options.at_least(1), help="Of the adapters.")
+@options.number("--rank", least=1, default=8, text="Of the adapters.")
 @click.option("--grad-checkpoint", is_flag=True, help="Compute each layer anew for its gradient, to save memory.")
-@click.option(
+@options.number(
     "--max-memory",
+    least=0,
     type=float,
     metavar="GB",
-    callback=options.at_least(0),
-    help="Skip lengths at which a step without the patch needs more.  [default: what is free]",
+    text="Skip lengths at which a step without the patch needs more.  [default: what is free]",
 )
-@click.option(
+@options.number(
     "--max-seconds",
+    least=0,
     default=120.0,
-    show_default=True,
     metavar="SECONDS",
-    callback=options.at_least(0),
-    help="A length that has taken so long takes no further steps; 0: no limit.",
+    text="A length that has taken so long takes no further steps; 0: no limit.",
 )
 @options.repetitions(5, "Steps of each length and arm; one more to warm up is not counted.")
 @options.seed("Of the random tokens and the adapters.")

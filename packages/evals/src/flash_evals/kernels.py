@@ -49,7 +49,9 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
 @options.numbers("--seq-len", of="keys", least=1, default="512,1024,2048", text="Numbers of keys.")
 @options.number("--query-len", least=1, type=int, text="Queries; 1 is a decode step.  [default: as many as keys]")
 @click.option("--causal/--no-causal", default=True, show_default=True, help="Whether a query sees no key after itself.")
-@options.number("--window", least=1, type=int, text="Keys that a query sees, up to its own.  [default: no window]")
+@options.number(
+    "--window", least=1, type=int, text="Sliding window: keys that a query sees, up to its own.  [default: no window]"
+)
 @_some_of(ITEM_SIZE, "--dtype", metavar="DTYPE,...", default="float32", help="Of queries, keys and values: {}.")
 @_some_of(
     KV_BITS, "--kv-bits", metavar="BITS,...", default="none", help="Of quantised keys and values (flash and mlx): {}."
@@ -58,7 +60,11 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
 @_some_of(IMPLEMENTATIONS, "--impl", metavar="NAME,...", help="Of {}.  [default: all that are installed]")
 @options.repetitions(9, "Trials of each implementation and configuration; what warms up is not counted.")
 @options.number(
-    "--max-seconds", least=0, default=30.0, metavar="SECONDS", text="No more trials of what took so long; 0: no limit."
+    "--max-seconds",
+    least=0,
+    default=30.0,
+    metavar="SECONDS",
+    text="What has taken so long on a problem takes no more trials of it; 0: no limit.",
 )
 @click.option(
     "--quick",

@@ -20,13 +20,9 @@ from flash_evals.speed_result import Case, Kind, Result, Settings
 @click.option(
     "--draft-model", metavar="FOLDER|HUB_ID", help="Generate by speculative decoding: this smaller model guesses ahead."
 )
-@click.option(
-    "--num-draft-tokens", type=int, callback=options.at_least(1), help="Tokens that it guesses at a time.  [default: 3]"
-)
+@options.number("--num-draft-tokens", least=1, type=int, text="Tokens that it guesses at a time.  [default: 3]")
 @options.repetitions(5, "Trials of each test and arm; one more to warm up and one to watch attention are not counted.")
-@click.option(
-    "--delay", default=0.0, metavar="SECONDS", callback=options.at_least(0), help="Wait before trials, to cool down."
-)
+@options.number("--delay", least=0, default=0.0, metavar="SECONDS", text="Wait before trials, to cool down.")
 @options.seed("Of the random tokens in the prompts.")
 @options.blas
 @options.outputs
