@@ -19,8 +19,9 @@ from rich.console import Console
 RESULT = {"command": "test", "figure": 1.5, "none": float("nan")}
 ROWS = [{"trial": 0, "seconds": 0.25}, {"trial": 1, "seconds": float("inf")}]
 TABLE = Table("", ["trial", "arm", "a|b"], [["0", "off", "0.25 s"], ["0", "on", "1"], ["1", "off", "1"]], (1, 1))
-FOUND = Description(RESULT, ["head", "more"], [TABLE], ["one", "two!"], ["three"])
-TEXT = """\
+FOUND = Description(RESULT, ["head", "more"], [TABLE], ["one", "two!"], only="steps")
+INTERRUPTED = "Interrupted; the figures are of the steps that were finished."
+TEXT = f"""\
 head · more
 
 trial   arm   a|b
@@ -30,12 +31,12 @@ trial   arm   a|b
 
 one
 two!
-three
+{INTERRUPTED}
 """
 FORMATTED = {
     "text": TEXT,
     "md": "head · more\n\n| trial | arm | a\\|b |\n| --- | --- | --- |\n| 0 | off | 0.25 s |\n|  | on | 1 |\n"
-    "| 1 | off | 1 |\n\none  \ntwo!  \nthree\n",  # of one paragraph three lines
+    "| 1 | off | 1 |\n\none  \ntwo!  \n" + INTERRUPTED + "\n",  # of one paragraph three lines
     "json": '{\n  "command": "test",\n  "figure": 1.5,\n  "none": null\n}\n',
     "jsonl": '{"trial": 0, "seconds": 0.25}\n{"trial": 1, "seconds": null}\n',
     "csv": "trial,seconds\n0,0.25\n1,inf\n",

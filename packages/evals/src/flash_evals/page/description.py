@@ -12,13 +12,6 @@ from flash_evals.page.chart import Chart
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
-NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
-
-
-def interrupted(finished: str) -> str:
-    """`finished`: what was, such as `trials`."""
-    return f"Interrupted; the figures are of the {finished} that were finished."
-
 
 @dataclass(frozen=True)
 class Table:
@@ -55,7 +48,8 @@ class Description:
     facts: Sequence[str]  # model, settings that matter, machine
     tables: Sequence[Table]
     notes: Sequence[str] = ()
-    warnings: Sequence[str] = ()  # what puts all figures in another light
+    ran: bool = True  # whether flash did
+    only: str = ""  # what of an interrupted run was finished, such as `trials`
     # Of the HTML page alone:
     command: str = ""
     title: str = ""
@@ -64,9 +58,11 @@ class Description:
     about: Mapping[str, object] = field(default_factory=dict)  # all settings, and the machine
 
     @property
-    def ran(self) -> bool:
-        """Whether flash did."""
-        return NEVER_RAN not in self.warnings
+    def warnings(self) -> list[str]:
+        """What puts all figures in another light."""
+        never_ran = "The patch never ran: all of this is MLX's own attention."
+        interrupted = f"Interrupted; the figures are of the {self.only} that were finished."
+        return [never_ran] * (not self.ran) + [interrupted] * bool(self.only)
 
     def text(self) -> str:
         return self._lines(columns)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from flash_evals.finetune_result import Length, Result
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, units
-from flash_evals.page.arms import by_arm, warnings
-from flash_evals.page.chart import Chart, Point
+from flash_evals.page.chart import Chart, Point, by_arm
 from flash_evals.page.description import Comparison, Description, Table
 from flash_evals.page.units import figure
 
@@ -21,7 +20,8 @@ def description(result: Result) -> Description:
         [result.subject, "off and on taking turns", device],
         [Table("A training step, patch off and on", head, rows, names=(1, 1))],
         [f"flash: {result.flash}", *result.machine.bounds, *skipped],
-        warnings(result, "steps"),
+        bool(result.flash.calls),
+        "steps" if result.interrupted else "",
         command="finetune",
         title=result.model.name,
         charts=[("", charts(result))],

@@ -10,7 +10,7 @@ from flash_evals.claims import Ratio, percentile, quotient, times
 from flash_evals.kernels_result import Config, Entry, Figures, by_problem
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Axis, Chart, Point, Series
-from flash_evals.page.description import Comparison, Description, Table, grouped, interrupted
+from flash_evals.page.description import Comparison, Description, Table, grouped
 from flash_evals.page.units import figure
 from flash_evals.workload import PASSES, Pass
 
@@ -60,7 +60,7 @@ def description(entries: Sequence[Entry]) -> Description:
         [kind, machine.device, *filter(None, [", ".join(_bounds(entries))])],
         [_table(calls, several)],
         [*_means(calls, several), *machine.bounds],
-        [interrupted("trials")] if settings.interrupted else [],
+        only="trials" if settings.interrupted else "",
         command="kernels",
         title="Attention kernels by themselves",
         charts=[(title, _charts(row)) for title, row in grouped(calls, lambda call: call.setting).items()],

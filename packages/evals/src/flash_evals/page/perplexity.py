@@ -9,8 +9,7 @@ from flash_evals import claims
 from flash_evals.claims import percentile
 from flash_evals.measure import ARMS, Measurement
 from flash_evals.page import chart, units
-from flash_evals.page.arms import by_arm, warnings
-from flash_evals.page.chart import Chart, Point, Series
+from flash_evals.page.chart import Chart, Point, Series, by_arm
 from flash_evals.page.description import Comparison, Description, Table, grouped
 from flash_evals.page.units import NOT_FINITE, figure
 from flash_evals.perplexity_result import Column, Name, Paired, Result
@@ -23,14 +22,15 @@ def description(result: Result) -> Description:
     dataset, windows = result.dataset, result.windows
     fingerprint = f"text {dataset.fingerprint.removeprefix('sha256:')[:8]}"
     text = ", ".join(filter(None, (dataset.name, dataset.revision, fingerprint)))
-    warned = warnings(result, f"{windows.finished:,} of {windows.planned:,} windows", patched=result.on is not None)
+    finished = f"{windows.finished:,} of {windows.planned:,} windows"
     speed, memory = (result.ratio(key) for key in RATIOS)
     return Description(
         result,
         [result.model.title, text, str(result.settings), f"{result.tokens:,} tokens", result.machine.device],
         [_table(result)],
         _notes(result),
-        warned,
+        bool(result.flash.calls) or not result.on,
+        finished if result.interrupted else "",
         command="perplexity",
         title=f"{result.model.name} on {dataset.name}, context {result.settings.context:,}",
         comparisons=[Comparison("prefill", "off", speed, memory)] if _of_the_patch(result) else [],

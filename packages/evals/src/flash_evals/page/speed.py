@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, units
-from flash_evals.page.arms import by_arm, warnings
-from flash_evals.page.chart import Chart, Point
+from flash_evals.page.chart import Chart, Point, by_arm
 from flash_evals.page.description import Comparison, Description, Table, grouped
 from flash_evals.page.units import figure
 from flash_evals.speed_result import Result, Summary, Test
@@ -22,7 +21,8 @@ def description(result: Result) -> Description:
         [result.model.title, *drafted, repeated, result.machine.device],
         [_table(tests, drafting=draft is not None)],
         [f"flash: {result.flash}", *result.machine.bounds],
-        warnings(result, "trials"),
+        bool(result.flash.calls),
+        "trials" if result.interrupted else "",
         command="speed",
         title=result.model.name,
         charts=[("", _charts(tests))],
