@@ -17,9 +17,6 @@ from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)  # of `evaluate`
 
-SCORES = ("tokens", "words", "bytes", "paired", "flash")
-PER_ARM = ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte")
-
 # As in conftest.py, so that a run here may continue it.
 ANOTHER_BLAS = """
 from flash_evals import cli, machine
@@ -34,57 +31,34 @@ def path(tmp_path):
     return tmp_path / "run.jsonl"
 
 
-def assert_same_scores(a, b):
-    """Bit for bit."""
-    assert [a[figure] for figure in SCORES] == [b[figure] for figure in SCORES]
-    for arm in ("off", "on"):
-        assert [a[arm][figure] for figure in PER_ARM] == [b[arm][figure] for figure in PER_ARM]
-
-
 def lines(path):
     return path.read_text().splitlines(keepends=True)
 
 
-@pytest.mark.parametrize("batches", [0, 1, 3])
-@pytest.mark.parametrize("half_a_line", ["", '{"windows": 2, "tok'])
-def test_it_goes_on_behind_what_the_file_holds(evaluate, path, monkeypatch, batches, half_a_line):
-    """The batches it holds are not read again, and half a line does not count."""
-    whole = evaluate("--save-logprobs", path)
-    path.write_text("".join(lines(path)[: 1 + batches]) + half_a_line)
-    first_windows = []
-    batches_of = paired.batches
-
-    def spy(model, ids, plan, *others):
-        first_windows.extend(plan[:1])
-        return batches_of(model, ids, plan, *others)
-
-    monkeypatch.setattr(paired, "batches", spy)
+@pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
+def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monkeypatch, whole, half):
+    """So many whole lines, of which the first is no batch, and so many characters of the next, which do not count."""
+    at_once = evaluate("--save-logprobs", path)
+    held, batches = lines(path), max(0, whole - 1)
+    path.write_text("".join(held[:whole]) + held[whole][:half])
     resumed = evaluate("--resume", path)
-    assert [window.begin for window in first_windows] == [batches * 2 * 24]
-    assert_same_scores(resumed, whole)
+    same_scores(resumed, at_once)
+    assert resumed["trials"][:batches] == at_once["trials"][:batches]
+    assert len(resumed["trials"]) == len(at_once["trials"])
     assert resumed["windows"]["resumed"] == 2 * batches
     assert (f"{2 * batches} windows are from an earlier run.\n" in resumed["page"]) is (batches > 0)
-    assert [trial["windows"] for trial in resumed["trials"]] == [trial["windows"] for trial in whole["trials"]]
 
     # The file is now that of a whole run, and shows its results again without measuring anything.
-    monkeypatch.setattr(paired, "_measure", None)
+    monkeypatch.setattr(paired, "run", None)
     again = evaluate("--resume", path)
-    assert_same_scores(again, whole)
+    same_scores(again, at_once)
     assert again["trials"] == resumed["trials"]
-
-
-def test_a_file_that_is_not_there_or_has_half_a_header_is_begun(evaluate, path):
-    whole = evaluate("--resume", path)
-    assert whole["windows"]["resumed"] == 0
-    assert len(lines(path)) == 1 + len(whole["trials"])
-    for length in (300, 5, 0):
-        path.write_bytes(path.read_bytes()[:length])
-        assert_same_scores(evaluate("--resume", path), whole)
+    assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # of what was read now
 
 
 @pytest.mark.long("a process for each kill, which imports for seconds")
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_at_a_random_moment(evaluate, perplexity, path, seed):
+def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores, seed):
     """SIGKILL, as often as it takes, each time a little after the file has grown."""
     chance = random.Random(seed)
     flash_eval = [sys.executable, "-c", ANOTHER_BLAS, *map(str, perplexity), "--stride", "3"]
@@ -101,42 +75,41 @@ def test_killed_at_a_random_moment(evaluate, perplexity, path, seed):
     assert kills, "all runs were over before they were killed"
     resumed = evaluate("--stride", 3, "--resume", path)
     assert 0 < resumed["windows"]["resumed"] < resumed["windows"]["planned"]
-    assert_same_scores(resumed, whole)
+    same_scores(resumed, whole)
 
 
-def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, make_model):
+def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, model_folder, make_model):
     """Its scores and times would be of two things; also where a model is called the same and looks the same."""
     described = machine.describe()
     evaluate("--resume", path, "--max-windows", 4)
-    before = path.read_bytes()
+    before, model = path.read_bytes(), make_model(rope_theta=100.0)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert f"--resume {path}: another run is writing it" in refused(*perplexity, "--resume", path)
     for arguments, said in (
         (("--stride", 12), "is of something else: stride 24, here 12"),
-        (("--arm", "on"), "is of another run: arm off+on, here on"),
+        (("--arm", "on"), "is of something else: arm both, here on"),
         (("--max-windows", 2), "holds 4 windows, --max-windows is 2"),
-        (("--model", make_model(rope_theta=100.0)), "is of another run: weights sha256:"),
+        (("--model", model), f"is of something else: model {model_folder.name}, here {model.name}; weights "),
     ):
         assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path, *arguments)
     monkeypatch.setattr(machine, "describe", lambda: replace(described, versions={**described.versions, "mlx": "9.9"}))
-    said = f"--resume {path} is of another run: mlx {described.versions['mlx']}, here 9.9"
+    said = f"--resume {path} is of something else: mlx {described.versions['mlx']}, here 9.9"
     assert refused(*perplexity, "--resume", path).endswith(said)
     assert path.read_bytes() == before
 
 
 def test_a_batch_is_on_the_disk_before_the_next_begins(evaluate, path, monkeypatch):
-    measure, synchronise, on_disk = paired._measure, os.fsync, []
+    measure, synchronise, on_disk, seen = paired._measure, os.fsync, [], []
 
     def counting(descriptor):
         synchronise(descriptor)
         on_disk.append(len(lines(path)))
 
-    seen = []
     monkeypatch.setattr(os, "fsync", counting)
     monkeypatch.setattr(paired, "_measure", lambda *a, **others: seen.append(on_disk[-1]) or measure(*a, **others))
     batches = len(evaluate("--resume", path)["trials"])
-    assert seen == list(range(1, 1 + batches))
+    assert seen == [1, *range(1, 1 + batches)]  # the first is to warm up
 
 
 def broken(line, key, value):
@@ -145,20 +118,16 @@ def broken(line, key, value):
     return json.dumps(batch) + "\n"
 
 
-NO_SCORES, IN_LINE = "is not a file of flash-eval perplexity's scores", "is broken in line "
+NO_SCORES, BEHIND = "is not a file of scores of flash-eval perplexity, version 3", "is broken behind"
 BREAK = [
+    (lambda head, *batches: ["a text"], NO_SCORES),
     (lambda head, *batches: batches, NO_SCORES),
-    (lambda head, *batches: [head.replace('"version":', '"version":9'), *batches], "is a score file of version 92"),
-    (lambda head, *batches: [head[:-3] + "\n", *batches], IN_LINE + "1"),
-    (lambda head, *batches: [head.replace('"weights"', '"waits"'), *batches], IN_LINE + "1"),
-    (lambda head, *batches: [head, "\n", *batches], IN_LINE + "2"),
-    (lambda head, one, two, *more: [head, one, two[:40] + "\n", *more], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, "[]\n"], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "windows", 1)], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "kl", [0.0])], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "order", ["on"])], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "on", None)], IN_LINE + "3"),
-    (lambda head, *batches: [head, *batches, batches[-1]], IN_LINE),
+    (lambda head, *batches: [head.replace("version 3", "version 2"), *batches], NO_SCORES),
+    (lambda head, *batches: [head.replace('"weights"', '"waits"'), *batches], BEHIND),
+    (lambda head, one, two, *more: [head, one, two[:40] + "\n", *more], f"{BEHIND} 1 batches: "),
+    (lambda head, one, two, *_: [head, one, broken(two, "windows", 1)], f"{BEHIND} 1 batches: "),
+    (lambda head, one, two, *_: [head, one, broken(two, "scores", "AAAA")], f"{BEHIND} 1 batches: "),
+    (lambda head, *batches: [head, *batches, batches[-1]], BEHIND),
 ]
 
 
@@ -173,13 +142,14 @@ def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, 
 
 
 @pytest.mark.parametrize("fitting", [0, 2])
-def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused, perplexity, path, tmp_path, fitting):
+def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplexity, path, same_scores, fitting):
     """The limit on the size of a file stands for the disk. What did fit is there to go on from, also in batches of
     another size; shown is also the batch that did not.
     """
-    whole = evaluate("--save-logprobs", tmp_path / "whole.jsonl")
-    kept = lines(tmp_path / "whole.jsonl")
+    whole = evaluate("--save-logprobs", path)
+    kept = lines(path)
     limit = len("".join(kept[: 1 + fitting])) + len(kept[1 + fitting]) // 2
+    path.unlink()
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
     try:
@@ -195,10 +165,8 @@ def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused
     before = path.read_bytes()
     resumed = evaluate("--resume", path)
     assert resumed["windows"]["resumed"] == 2 * fitting
-    assert_same_scores(resumed, whole)
+    same_scores(resumed, whole)
     path.write_bytes(before)
     resumed = evaluate("--resume", path, "--batch-size", 1)
     assert [trial["windows"] for trial in resumed["trials"]][: fitting + 1] == [2] * fitting + [1]
     assert resumed["on"]["ppl"] == pytest.approx(whole["on"]["ppl"], rel=1e-6)
-    for option in ("--save-logprobs", "--resume"):  # and where it is full already
-        assert refused(*perplexity, option, "/dev/full") == "Error: cannot write /dev/full: No space left on device"
