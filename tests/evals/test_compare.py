@@ -82,23 +82,20 @@ def test_the_same_arm_of_another_machine_and_model(evaluate, run_arm, make_model
     assert re.split("  +", result["page"].splitlines()[2].strip()) == ["patch on, on.jsonl", "patch on", "difference"]
 
 
-def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, model_folder, text_file, tmp_path):
+def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, perplexity, text_file, tmp_path):
     """Other windows, another text, other tokens of the same text; and one that holds too little."""
-    (tmp_path / "other.txt").write_text(text_file.read_text() + "More.")
-    path = run_arm("off")["file"]
+    other, path = tmp_path / "other.txt", run_arm("off")["file"]
+    other.write_text(text_file.read_text() + "More.")
 
-    def line(*arguments, model=model_folder, text=text_file):
-        always = ("--model", model, "--dataset", text, "--context", 24, "--arm", "on", "--compare", path)
-        return refused("perplexity", *always, *arguments)
+    def says(said, *arguments):
+        line = refused(*perplexity, "--arm", "on", "--compare", path, *arguments)
+        assert re.search(f"--compare {path} {said}", line), line
 
-    for said, named in (
-        (line("--context", 32, "--stride", 24), "context 24, here 32"),
-        (line("--stride", 12), "stride 24, here 12"),
-        (line("--scoring", "half"), "stride 24, here None; scoring rolling, here half"),
-        (line("--documents", "separate"), "documents joined, here separate"),
-        (line(text=tmp_path / "other.txt"), "text "),
-        (line(model=make_model(bos=True)), "tokens "),
-    ):
-        assert f"--compare {path} is of something else: {named}" in said
+    says("is of something else: context 24, here 32", "--context", 32, "--stride", 24)
+    says("is of something else: stride 24, here 12", "--stride", 12)
+    says("is of something else: stride 24, here None; scoring rolling, here half", "--scoring", "half")
+    says("is of something else: documents joined, here separate", "--documents", "separate")
+    says("is of something else: text ", *("--dataset", other))
+    says("is of something else: tokens .*; bos None, here bos", "--model", make_model(bos=True))
     run_arm("off", "--max-windows", 2)  # a new file takes the place of an old one
-    assert re.search(f"--compare {path} holds 2 of the .*take --max-windows 2", line())
+    says("holds 2 of the .*take --max-windows 2")

@@ -41,28 +41,30 @@ def commands(model_folder, perplexity):
     }
 
 
-@pytest.mark.parametrize("arm", [0, 1])
-def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm):
-    """In either arm of the third batch: the figures are those of the first two batches, and nothing of the third."""
-    whole, cut, rows = tmp_path / "whole.json", tmp_path / "cut.json", tmp_path / "cut.csv"
-    assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
-    at_trial(2 + 2 * 2 + 1 + arm)  # warm-up, two batches
-    page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut, "--csv", rows)
-    assert (page.exit_code, page.stderr) == (130, "")
-    kept = json.loads(cut.read_text())
-    same_scores(kept, json.loads(whole.read_text()))
-    assert (kept["interrupted"], kept["windows"]["finished"]) == (True, 4)
-    planned = kept["windows"]["planned"]
-    assert page.stdout.endswith(f"Interrupted; the figures are of the 4 of {planned} windows that were finished.\n")
-    assert len(rows.read_text().splitlines()) == 1 + 4
-    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1 + 2
-
-
 OUT_OF_MEMORY = RuntimeError("[metal] Insufficient Memory\nand more")
 
 
 def said_of(what):
     return f"Error: {what}: [metal] Insufficient Memory\n"
+
+
+@pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])
+def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, error):
+    """In either arm of the third batch: the figures are those of the first two batches, and nothing of the third. An
+    error that nobody foresaw is raised behind them.
+    """
+    whole, cut, rows = tmp_path / "whole.json", tmp_path / "cut.json", tmp_path / "cut.csv"
+    assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
+    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)  # warm-up, two batches
+    page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut, "--csv", rows)
+    assert page.exception is error if error else (page.exit_code, page.stderr) == (130, "")
+    kept = json.loads(cut.read_text())
+    same_scores(kept, json.loads(whole.read_text()))
+    assert (kept["interrupted"], kept["windows"]["finished"]) == (True, 4)
+    of = f"4 of {kept['windows']['planned']} windows"
+    assert page.stdout.endswith(f"Interrupted; the figures are of the {of} that were finished.\n")
+    assert len(rows.read_text().splitlines()) == 1 + 4
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1 + 2
 
 
 @pytest.mark.parametrize(
@@ -91,15 +93,6 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
     assert result["interrupted"] is True
     name = "test" if command == "speed" else "seq_len"
     assert [(each[name], len(each["trials"])) for each in result["results"]] == kept
-
-
-def test_an_error_that_nobody_foresaw(invoke, at_trial, perplexity, tmp_path):
-    """Is raised after the results are written."""
-    at_trial(2 + 2 * 2 + 1, Mock(side_effect=OUT_OF_MEMORY))
-    page = invoke(*perplexity, "--json", tmp_path / "out.json")
-    assert page.exception is OUT_OF_MEMORY
-    assert page.stdout.endswith("windows that were finished.\n")
-    assert json.loads((tmp_path / "out.json").read_text())["windows"]["finished"] == 4
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])

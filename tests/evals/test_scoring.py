@@ -72,9 +72,7 @@ AGREEMENT = [
     ([1e-9, 0.0, -1.0], [0.0, 1e-9, -1.0], True),
     ([NAN, 1.0, 0.0], [0.0, 1.0, 0.0], False),
     ([0.0, 1.0, 0.0], [NAN, 1.0, 0.0], False),
-    ([NAN, NAN, NAN], [NAN, NAN, NAN], False),
     ([1.0, NAN, 0.0], [1.0, NAN, 0.0], False),
-    ([1.0, INF, 0.0], [1.0, INF, 0.0], False),
     ([1.0, INF, 0.0], [1.0, 0.0, 0.0], False),
     ([1.0, 0.0, -INF], [1.0, 0.0, -INF], True),  # a token that the model may not choose
 ]
@@ -92,38 +90,25 @@ def test_agreement(rows):
     assert found == list(expected)
 
 
-def test_ties_are_kept_while_they_are_few():
+def test_few_ties_are_kept():
     """A model that likes all of its vocabulary the same must not fill the memory."""
     assert scoring.ranked_first(mx.zeros((2, 1000))).tolist() == [[0, 0, 1, 2, 3]] * 2
 
 
 @given(st.lists(st.integers(0, 100), max_size=4), st.integers(1, 40), st.data())
-def test_each_token_but_the_first_is_scored_once_and_in_order(lengths, context, data):
-    """Of each stream, behind nothing of another."""
-    found, start = iter(windows(lengths, context, data.draw(st.integers(1, context)))), 0
-    for length in lengths:
-        scored = [0]
-        while scored[-1] < length - 1:
-            begin, end, first_scored = next(found)
-            assert start <= begin < end < start + length
-            scored += range(first_scored - start, end - start + 1)
-        assert scored == list(range(max(1, length)))
-        start += length
-    assert not list(found)
-
-
-@given(st.integers(0, 100), st.integers(1, 20), st.data())
-def test_as_lm_evaluation_harness_rolls_its_windows(length, context, data):
-    """What the model reads, and what it predicts, of a text behind a prefix.
+def test_each_token_but_the_first_is_scored_once_as_lm_evaluation_harness_does(lengths, context, data):
+    """Of each stream, behind nothing of another. Its first token is a prefix, which is read and not predicted.
 
     The first window predicts as many tokens as the model can read; each later one `context - context_len + 1` of those
     that are left, or all, and reads the `context` tokens that stand before the last of them.
     """
     context_len = data.draw(st.integers(1, context))
-    expected, predicted = [], 0
-    while predicted < length:
-        upto = min(predicted + (context - context_len + 1 if predicted else context), length)
-        expected.append((range(max(0, upto - context), upto), range(predicted + 1, upto + 1)))
-        predicted = upto
-    plan = windows([1 + length], context, context - context_len + 1)
-    assert [(range(w.begin, w.end), range(w.first_scored, w.end + 1)) for w in plan] == expected
+    expected, start = [], 0
+    for length in lengths:
+        predicted = 0
+        while predicted < length - 1:
+            upto = min(predicted + (context - context_len + 1 if predicted else context), length - 1)
+            expected.append((start + max(0, upto - context), start + upto, start + predicted + 1))
+            predicted = upto
+        start += length
+    assert windows(lengths, context, context - context_len + 1) == expected

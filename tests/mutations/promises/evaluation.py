@@ -15,7 +15,7 @@ MUTATIONS: list[Mutation] = [
         f"{EVALS}/scoring.py",
         "            scored = end + 1\n",
         "            scored = end if result[1:] == [] and end > 1 else end + 1\n",
-        "evals/test_scoring.py::test_each_token_but_the_first_is_scored_once_and_in_order",
+        "evals/test_scoring.py::test_each_token_but_the_first_is_scored_once_as_lm_evaluation_harness_does",
     ),
     Mutation(
         "Ctrl-C loses what was measured",

@@ -22,7 +22,6 @@ from flash_evals.paired import Batch
 from flash_evals.plan import Rules, Settings
 from flash_evals.ranks import Ranks, shared
 
-
 file = partial(click.option, type=click.Path(path_type=Path))
 
 
