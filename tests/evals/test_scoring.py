@@ -56,7 +56,7 @@ def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
 )
 def test_what_is_not_finite_and_what_is_long(nll, words, expected):
     """The figures of a plain text are those of test_independent.py."""
-    column = Column.of(np.array(nll, np.float32), [Measurement(1.0, 1.0, 1.0)], (words, 2))
+    column = Column.of(np.array(nll, np.float32), [Measurement(1.0, 1.0, 1.0)], words, 2)
     for figure, value in expected.items():
         assert getattr(column, figure) == pytest.approx(value, rel=1e-12, nan_ok=True)
 

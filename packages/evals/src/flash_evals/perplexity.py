@@ -132,7 +132,6 @@ def command(
         raise EvalError("--compare takes --arm off or --arm on: the other one is that of the file")
     if save and resume:
         raise EvalError("--resume keeps what --save-logprobs does: give one of them")
-    described_machine = machine.describe()
     text = data.load(*dataset, part=Part(config, split, column, dataset_revision))
     loaded = models.load(model, revision, adapter_path)
     planned = plan.make(loaded, text, rules)
@@ -146,7 +145,7 @@ def command(
         dataset=text.dataset,
         settings=settings,
         ranks=ranks.size,
-        machine=described_machine,
+        machine=machine.describe(),
     )
     ranks.agree((text.dataset, settings, header.tokens, header.weights), "text, model and settings")
     other = score_file.read(compare, header, planned.windows, len(windows)) if compare and ranks.rank == 0 else None
@@ -165,7 +164,7 @@ def command(
                 keep(batch)  # before the next one begins
 
         if ranks.rank == 0:
-            machine.say_what_bounds(described_machine)
+            machine.say_what_bounds(header.machine)
         what, total = f"windows, {' and '.join(settings.arms)}", len(windows)
         batches, stopped = runner.collect(work(), what, total, before, lambda batch: batch.trial.windows, _status)
     if ranks.rank == 0:

@@ -40,7 +40,7 @@ class Column(Record, kw_only=True):
     peak_memory_mb: Amount
 
     @classmethod
-    def of(cls, nll: np.ndarray, trials: Sequence[Measurement], size: tuple[int, int] | None) -> "Column":
+    def of(cls, nll: np.ndarray, trials: Sequence[Measurement], words: int | None, n_bytes: int | None) -> "Column":
         """From the cost of each scored token, and the words and bytes of the text that they make up.
 
         The error of the token perplexity is that of the mean cost times the perplexity (the delta method).
@@ -49,8 +49,7 @@ class Column(Record, kw_only=True):
         ppl, total = scoring.exp(average), average * len(nll)
         speed, memory = median(trial.tokens_per_s for trial in trials), max(trial.peak_memory_mb for trial in trials)
         column = cls(ppl=ppl, ppl_se=ppl * error, tokens_per_s=speed, peak_memory_mb=memory)
-        if size:
-            words, n_bytes = size
+        if n_bytes:
             column.word_ppl = scoring.exp(total / words) if words else math.inf  # the first tokens: white space only
             column.byte_ppl = scoring.exp(total / n_bytes)
             column.bits_per_byte = total / n_bytes / math.log(2)
@@ -171,8 +170,7 @@ def result(
     new = trials[len(earlier) :]
     of_ranks = [[trial for trial in new if trial.rank == rank] for rank in {trial.rank for trial in new}]
     speeds = {arm: [median(trial[arm].tokens_per_s for trial in of_rank) for of_rank in of_ranks] for arm in arms}
-    size = planned.size_up_to(planned.windows[finished - 1])
-    words, n_bytes = size or (None, None)
+    words, n_bytes = planned.size_up_to(planned.windows[finished - 1])
     return Result(
         model=header.model,
         dataset=header.dataset,
@@ -180,7 +178,7 @@ def result(
         tokens=len(tokens),
         words=words,
         bytes=n_bytes,
-        **{str(name): Column.of(scores[name]["nll"], took[name], size) for name in names},
+        **{str(name): Column.of(scores[name]["nll"], took[name], words, n_bytes) for name in names},
         paired=paired,
         compared=compared,
         flash=flash,

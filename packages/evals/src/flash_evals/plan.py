@@ -130,7 +130,7 @@ class Plan:
     bos: Literal["bos", "eos"] | None
     detokenised: bool
 
-    def size_up_to(self, window: Window) -> tuple[int, int] | None:
+    def size_up_to(self, window: Window) -> tuple[int, int] | tuple[None, None]:
         """The words (split at white space) and UTF-8 bytes that are scored when this window and those before it are;
         None where the scored tokens do not make up a text.
 
@@ -139,7 +139,7 @@ class Plan:
         it is known to the character.
         """
         if self.stride is None:
-            return None
+            return None, None
         words = n_bytes = start = 0
         for original, tokens in self.streams:
             if start > window.end:
@@ -156,15 +156,14 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
     loaded.require_positions(rules.context, "--context")
     detokenise = text.tokenised if rules.detokenise is None else rules.detokenise
     originals, texts = text.documents, [wikitext.detokenised(d) if detokenise else d for d in text.documents]
-    where = f"the longest document of {text.dataset.name}"
     if rules.documents == "joined":
         originals, texts = [text.dataset.separator.join(originals)], [text.dataset.separator.join(texts)]
-        where = text.dataset.name
     streams = [(original, encode(loaded, each, rules.bos)) for original, each in zip(originals, texts, strict=True)]
     half, longest = rules.scoring == "half", max(len(tokens.ids) for _, tokens in streams)
     if longest < (rules.context if half else 2):
         takes = f"--scoring half takes a --context of them, {rules.context:,}" if half else "scoring one takes two"
-        raise EvalError(f"{where} has {longest:,} tokens for this model; {takes}")
+        where = "" if rules.documents == "joined" else "the longest document of "
+        raise EvalError(f"{where}{text.dataset.name} has {longest:,} tokens for this model; {takes}")
 
     # Of a single token, or of none, nothing can be scored.
     streams = [(original, tokens) for original, tokens in streams if len(tokens.ids) > 1]

@@ -89,10 +89,7 @@ def windows_in(batches: Sequence[Batch]) -> int:
 
 
 def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
-    """The file to --compare with, which holds the first of these windows, and not too few of them.
-
-    Raises EvalError: not such a file, other tokens, another text, other scoring.
-    """
+    """The file to --compare with, which holds the first of these windows, and at least so many. Else an EvalError."""
     with _failing(f"--compare cannot read {path}"):
         content = path.read_bytes()
     kept = _parsed(path, "--compare", content, here, windows)
