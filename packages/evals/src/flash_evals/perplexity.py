@@ -174,5 +174,6 @@ def command(
 
 
 def _status(batch: Batch) -> str:
-    speeds = [f"{name} {batch.trial[name].tokens_per_s:,.0f}" for name in batch.trial.order]
-    return f"{' · '.join(speeds)} tokens/s"
+    measured = {name: batch.trial[name] for name in batch.trial.order}
+    speeds = " · ".join(f"{name} {of_arm.tokens_per_s:,.0f}" for name, of_arm in measured.items())
+    return f"{speeds} tokens/s · peak {max(of_arm.peak_memory_mb for of_arm in measured.values()):,.1f} MB"
