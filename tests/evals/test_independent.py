@@ -3,6 +3,7 @@ what the rules let it see of the text, and nothing else; the rules from their de
 """
 
 import math
+import re
 
 import mlx.core as mx
 import numpy as np
@@ -31,21 +32,16 @@ def cost(model_folder):
     return cost
 
 
-def check(result, costs, texts):
+def check(result, costs, words, n_bytes):
     """To 1e-6 nats a token: 4 decimals of a perplexity around 30."""
     total, tokens = math.fsum(costs), len(costs)
-    units = {"ppl": tokens}
-    if texts:
-        words, n_bytes = sum(len(text.split()) for text in texts), sum(len(text.encode()) for text in texts)
-        units |= {"word_ppl": words, "byte_ppl": n_bytes}
-    assert result["tokens"] == tokens
+    assert (result["tokens"], result["words"], result["bytes"]) == (tokens, words, n_bytes)
     for arm in (result["off"], result["on"]):
-        for figure, count in units.items():
-            assert math.log(arm[figure]) == pytest.approx(total / count, abs=1e-6 * max(1, tokens / count))
+        for figure, count in {"ppl": tokens, "word_ppl": words, "byte_ppl": n_bytes}.items():
+            logarithm = arm[figure] and math.log(arm[figure])
+            assert logarithm == (count and pytest.approx(total / count, abs=1e-6 * max(1, tokens / count)))
         assert arm["ppl_se"] / arm["ppl"] == pytest.approx(np.std(costs, ddof=1) / math.sqrt(tokens), rel=1e-5)
-        bits = pytest.approx(total / n_bytes / math.log(2), abs=1e-6) if texts else None
-        assert arm["bits_per_byte"] == bits
-        assert texts or (arm["word_ppl"], arm["byte_ppl"]) == (None, None)
+        assert arm["bits_per_byte"] == (pytest.approx(total / n_bytes / math.log(2), abs=1e-6) if n_bytes else None)
 
 
 @pytest.mark.rotate(4)
@@ -62,7 +58,11 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
             last = min(context + number * stride, len(ids) - 1)
             costs.append(cost(ids[max(0, last - context) : token], ids[token]))
     result = evaluate_documents("--documents", reading, "--context", context, "--stride", stride, "--bos", bos)
-    check(result, costs, [text for text, ids in streams.items() if len(ids) > 1])
+    read = [text for text, ids in streams.items() if len(ids) > 1]
+    check(result, costs, sum(len(text.split()) for text in read), sum(len(text.encode()) for text in read))
+    assert (", documents one by one · " in result["page"]) is (reading == "separate")
+    if reading == "separate" and context == 128:  # padding, of windows of many lengths, is not counted as read
+        assert sum(trial["tokens"] for trial in result["trials"]) == result["tokens"]
 
 
 @pytest.mark.parametrize("bos", ["always", "never"])
@@ -72,4 +72,8 @@ def test_half(evaluate_documents, cost, tokens, documents, n_ctx, bos):
     for start in range(0, len(ids) - n_ctx + 1, n_ctx):
         chunk = [ids[0 if bos == "always" else start], *ids[start + 1 : start + n_ctx]]
         costs += [cost(chunk[:token], chunk[token]) for token in range(n_ctx // 2 + 1, n_ctx)]
-    check(evaluate_documents("--scoring", "half", "--context", n_ctx, "--bos", bos), costs, None)
+    result = evaluate_documents("--scoring", "half", "--context", n_ctx, "--bos", bos)
+    check(result, costs, None, None)
+    assert result["settings"]["stride"] is None
+    assert f"context {n_ctx}, second half of each chunk scored, as llama-perplexity does, " in result["page"]
+    assert re.search(r"word / byte perplexity +– / – +– / –\nbits per byte +– +–\n", result["page"])

@@ -1,4 +1,4 @@
-"""What a perplexity is of: joined or separate documents, a BOS or none, detokenised or not; all of it named."""
+"""What a perplexity is of: a BOS or none, detokenised or not; all of it named."""
 
 import json
 import re
@@ -14,33 +14,11 @@ TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4
 STANDARD = Rules(24, None, "rolling", "joined", "auto", None)
 
 
-def test_documents_are_joined_or_separate(evaluate_documents, documents):
-    """Of separate ones, each has a BOS of its own; and none of the text between them."""
-    found = {}
-    for way in ("separate", "joined"):
-        result = found[way] = evaluate_documents("--documents", way, "--bos", "always", "--context", 128)
-        assert result["settings"]["documents"] == way
-        assert (", documents one by one · " in result["page"]) is (way == "separate")
-    # Padding, of windows of many lengths, is not counted as read.
-    assert sum(trial["tokens"] for trial in found["separate"]["trials"]) == found["separate"]["tokens"]
-    assert found["joined"]["bytes"] == found["separate"]["bytes"] + len("\n\n") * (len(documents) - 1)
-
-
-def test_half_windows_are_named_and_have_no_words(evaluate_documents):
-    result = evaluate_documents("--scoring", "half", "--context", 20)
-    assert (result["words"], result["bytes"]) == (None, None)
-    assert (result["settings"]["scoring"], result["settings"]["stride"]) == ("half", None)
-    assert "context 20, second half of each chunk scored, as llama-perplexity does, no BOS · " in result["page"]
-    assert re.search(r"word / byte perplexity +– / – +– / –\nbits per byte +– +–\n", result["page"])
-
-
 @pytest.mark.parametrize(
     ("has_bos", "option", "named", "on_the_page"),
     [
-        (False, "auto", None, "no BOS"),
         (True, "auto", "bos", "BOS"),
         (False, "always", "eos", "EOS as BOS"),
-        (True, "always", "bos", "BOS"),
         (True, "never", None, "no BOS"),
     ],
 )
