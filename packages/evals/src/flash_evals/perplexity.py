@@ -6,7 +6,6 @@ describes those, and `Outputs` prints it.
 """
 
 from collections.abc import Generator
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,8 +20,6 @@ from flash_evals.page import perplexity as page
 from flash_evals.paired import Batch
 from flash_evals.plan import Rules, Settings
 from flash_evals.ranks import Ranks, shared
-
-file = partial(click.option, type=click.Path(path_type=Path))
 
 
 @click.command("perplexity", context_settings={"show_default": True})
@@ -56,20 +53,23 @@ file = partial(click.option, type=click.Path(path_type=Path))
     default="both",
     help="Run with the patch off, on, or both taking turns.",
 )
-@file(
+@click.option(
     "--save-logprobs",
     "save",
+    type=click.Path(path_type=Path),
     callback=options.writable,
     help="Write the score of each token to this file, batch by batch, for --compare and --resume.",
 )
-@file(
+@click.option(
     "--compare",
+    type=click.Path(path_type=Path),
     callback=options.own_file,
     help="Compare the --arm that runs with the other arm in this file, token by token. If the file has only the same "
     "arm, compare with that: of another machine, version or model. Text, tokens and windows must be the same.",
 )
-@file(
+@click.option(
     "--resume",
+    type=click.Path(path_type=Path),
     callback=options.writable,
     help="As --save-logprobs, and begin behind what the file holds. For a run that was stopped or killed. Only the "
     "batch size and the number of ranks may change.",
