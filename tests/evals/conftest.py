@@ -146,6 +146,20 @@ def perplexity(model_folder, text_file):
 
 
 @pytest.fixture
+def same_scores():
+    """Two results of `perplexity` must have them, bit for bit."""
+    per_arm = ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte")
+
+    def check(a, b):
+        for figure in ("tokens", "words", "bytes", "paired", "flash"):
+            assert a[figure] == b[figure]
+        for arm in ("off", "on"):
+            assert [a[arm][figure] for figure in per_arm] == [b[arm][figure] for figure in per_arm]
+
+    return check
+
+
+@pytest.fixture
 def refused(invoke):
     """`flash-eval ...` that must end with one line on stderr and exit code 2; gives the line."""
 

@@ -41,37 +41,30 @@ def commands(model_folder, perplexity):
     }
 
 
-@pytest.mark.parametrize("arm", [0, 1])
-def test_perplexity(invoke, at_trial, perplexity, tmp_path, arm):
-    """In either arm of the third batch: the figures are those of the first two batches, and nothing of the third."""
-    whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
-    assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
-    at_trial(2 + 2 * 2 + 1 + arm)  # warm-up, two batches
-    kept_in = ["--resume", tmp_path / "run.jsonl"]
-    page = invoke(*perplexity, *kept_in, "--json", cut, "--csv", tmp_path / "cut.csv")
-    assert (page.exit_code, page.stderr) == (130, "")
-    expected, kept = json.loads(whole.read_text()), json.loads(cut.read_text())
-    planned = kept["windows"]["planned"]
-    assert (kept["interrupted"], kept["windows"]["finished"]) == (True, 4)
-    for figure in ("tokens", "words", "bytes", "paired", "flash"):
-        assert kept[figure] == expected[figure]
-    assert kept["off"]["ppl"] == expected["off"]["ppl"]
-    planned = kept["windows"]["planned"]
-    assert page.stdout.endswith(f"Interrupted; the figures are of the 4 of {planned} windows that were finished.\n")
-    assert len((tmp_path / "cut.csv").read_text().splitlines()) == 1 + 4
-
-    at_trial(None)
-    assert invoke(*perplexity, *kept_in, "--json", cut).exit_code == invoke(*perplexity, "--json", whole).exit_code == 0
-    resumed, expected = (json.loads(file.read_text()) for file in (cut, whole))
-    assert resumed["windows"]["resumed"] == 4 < planned
-    assert [resumed[figure] for figure in ("paired", "flash")] == [expected[figure] for figure in ("paired", "flash")]
-
-
 OUT_OF_MEMORY = RuntimeError("[metal] Insufficient Memory\nand more")
 
 
 def said_of(what):
     return f"Error: {what}: [metal] Insufficient Memory\n"
+
+
+@pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])
+def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, error):
+    """In either arm of the third batch: the figures are those of the first two batches, and nothing of the third. An
+    error that nobody foresaw is raised behind them.
+    """
+    whole, cut, rows = tmp_path / "whole.json", tmp_path / "cut.json", tmp_path / "cut.csv"
+    assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
+    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)  # warm-up, two batches
+    page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut, "--csv", rows)
+    assert page.exception is error if error else (page.exit_code, page.stderr) == (130, "")
+    kept = json.loads(cut.read_text())
+    same_scores(kept, json.loads(whole.read_text()))
+    assert (kept["interrupted"], kept["windows"]["finished"]) == (True, 4)
+    of = f"4 of {kept['windows']['planned']} windows"
+    assert page.stdout.endswith(f"Interrupted; the figures are of the {of} that were finished.\n")
+    assert len(rows.read_text().splitlines()) == 1 + 4
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1 + 2
 
 
 @pytest.mark.parametrize(
@@ -100,15 +93,6 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
     assert result["interrupted"] is True
     name = "test" if command == "speed" else "seq_len"
     assert [(each[name], len(each["trials"])) for each in result["results"]] == kept
-
-
-def test_an_error_that_nobody_foresaw(invoke, at_trial, perplexity, tmp_path):
-    """Is raised after the results are written."""
-    at_trial(2 + 2 * 2 + 1, Mock(side_effect=OUT_OF_MEMORY))
-    page = invoke(*perplexity, "--json", tmp_path / "out.json")
-    assert page.exception is OUT_OF_MEMORY
-    assert page.stdout.endswith("windows that were finished.\n")
-    assert json.loads((tmp_path / "out.json").read_text())["windows"]["finished"] == 4
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from contextlib import nullcontext
 
@@ -10,84 +11,11 @@ import mlxlm_flash_patch
 import numpy as np
 import pytest
 from flash_evals import models, paired
-from flash_evals.measure import ARMS, Measurement
+from flash_evals.measure import ARMS
 from flash_evals.ranks import Ranks
 from flash_evals.scoring import windows
 
 COMMAND = ("perplexity",)  # of `evaluate`
-
-
-def test_the_comparison_is_of_the_scored_tokens_only(loaded, ids, monkeypatch):
-    """An arm that differs in what a window reads but does not score does not differ."""
-    plan = windows([len(ids)], 24, 8)[1:]  # these score the last 8 of 24
-    for spoiled, differs in ((16, False), (17, True)):
-
-        def run(arm, work, tokens, flash, spoiled=spoiled):
-            logits = work()
-            noise = mx.random.normal(logits.shape) * (mx.arange(logits.shape[1]) < spoiled)[:, None]
-            return logits + (noise if arm == "on" else 0), Measurement(1.0, tokens, 1.0)
-
-        monkeypatch.setattr(paired, "run", run)
-        for batch in paired.batches(loaded.model, ids, plan, 4, ARMS, Ranks()):
-            assert (batch.max_abs_dlogit > 0) is differs
-            assert differs or np.array_equal(batch.scores["off"].nll, batch.scores["on"].nll)
-
-
-def test_max_windows_counts_the_words_and_bytes_it_scored(evaluate, loaded, text, ids):
-    result = evaluate("--max-windows", 3)
-    scored = loaded.tokenizer.decode(ids[: 3 * 24 + 1].tolist())
-    assert text.startswith(scored)
-    assert (result["tokens"], result["words"], result["bytes"]) == (72, len(scored.split()), len(scored.encode()))
-    assert result["windows"] == {"planned": 3, "finished": 3, "resumed": 0}
-    total = 72 * math.log(result["on"]["ppl"])
-    assert math.log(result["on"]["byte_ppl"]) == pytest.approx(total / len(scored.encode()))
-
-
-def test_the_page_and_the_result_file(evaluate, model_folder, text_file):
-    result = evaluate("--batch-size", 4)
-    lines = [line for line in result["page"].splitlines() if not line.startswith("~")]  # a legend, at times
-    assert lines[0].startswith(f"{model_folder.name}, 25.9 k parameters, float32 · text.txt, text ")
-    assert f"context 24, stride 24, no BOS · {result['tokens']:,} tokens · " in lines[0]
-    assert lines[2].split() == ["patch", "off", "patch", "on", "difference"]
-    names = ["token perplexity", "word / byte perplexity", "bits per byte", "prefill tokens/s", "peak memory"]
-    assert [line.split("  ")[0] for line in lines[3:8]] == names
-    assert lines[9].startswith("top-1 agreement 100.000 % · max |Δlogit| ")
-    assert len(lines) == 11
-
-    assert result["model"]["source"] == str(model_folder)
-    assert result["dataset"]["source"] == str(text_file)
-    assert result["dataset"]["fingerprint"].startswith("sha256:")
-    assert {"context", "stride", "bos", "batch_size", "max_windows", "memory"} <= set(result["settings"])
-    arm = ["ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte", "tokens_per_s", "peak_memory_mb"]
-    assert list(result["off"]) == list(result["on"]) == arm
-    assert list(result["paired"]) == ["of", "delta_nll", "delta_nll_se", "max_abs_dlogit", "mean_kl", "top1_agreement"]
-    assert result["machine"]["versions"]["mlx"]
-    assert result["interrupted"] is False
-    calls = 2 * len(result["trials"])  # two layers; by the kernel's own count: the patch does something
-    assert result["flash"] == {"calls": {"cpu_prefill": calls}, "fallbacks": {}}
-    assert lines[9].endswith(f"flash: cpu_prefill {calls:,} calls, 0 fallbacks")
-    paired = result["paired"]
-    assert abs(paired["delta_nll"]) < 1e-5
-    assert 0 < paired["max_abs_dlogit"] < 1e-3
-    assert 0 < paired["mean_kl"] < 1e-8
-    assert paired["top1_agreement"] == 1
-
-    # Every trial is kept, the arms take turns, and the summary is theirs.
-    trials = result["trials"]
-    assert [trial["order"] for trial in trials[:3]] == [["off", "on"], ["on", "off"], ["off", "on"]]
-    assert sum(trial["windows"] for trial in trials) == result["windows"]["planned"]
-    for name in ("off", "on"):
-        speeds = [trial[name]["tokens_per_s"] for trial in trials]
-        assert result[name]["tokens_per_s"] == pytest.approx(np.median(speeds))
-        assert result[name]["peak_memory_mb"] == max(trial[name]["peak_memory_mb"] for trial in trials) > 0
-        assert speeds[0] == pytest.approx(trials[0]["tokens"] / trials[0][name]["seconds"])
-
-
-def scores(loaded, ids, plan, batch_size):
-    batches = list(paired.batches(loaded.model, ids, plan, batch_size, ARMS, Ranks()))
-    assert sum(batch.trial.windows for batch in batches) == len(plan)
-    found = {arm: np.concatenate([batch.scores[arm].nll for batch in batches]) for arm in ("off", "on")}
-    return {**found, "kl": np.concatenate([batch.kl for batch in batches])}
 
 
 @pytest.fixture
@@ -95,39 +23,71 @@ def ids(loaded, text):
     return models.encode(loaded, text, "auto").ids
 
 
-@pytest.mark.parametrize("stride", [24, 10])
-def test_twice_the_same_bit_for_bit(loaded, ids, stride, monkeypatch):
-    """However many rows are compared at once."""
-    plan = windows([len(ids)], 24, stride)
-    expected = scores(loaded, ids, plan, 3)
-    for rows in (paired.ROWS_AT_ONCE, 1, 1000):
-        monkeypatch.setattr(paired, "ROWS_AT_ONCE", rows)
-        again = scores(loaded, ids, plan, 3)
-        for name in ("off", "on", "kl"):
-            np.testing.assert_array_equal(again[name], expected[name])
+@pytest.fixture
+def scores(loaded, ids):
+    """Of all scored tokens, by the windows of a plan, read so many at once."""
+
+    def scores(plan, batch_size):
+        batches = list(paired.batches(loaded.model, ids, plan, batch_size, ARMS, Ranks()))
+        assert sum(batch.trial.windows for batch in batches) == len(plan)
+        return np.concatenate([batch.scores for batch in batches])
+
+    return scores
 
 
-@pytest.mark.parametrize("stride", [24, 10])
-def test_the_batch_size_changes_no_score(loaded, ids, stride):
+def test_the_page_and_the_result_file(evaluate, loaded, model_folder, text_file, text, ids):
+    result = evaluate("--max-windows", 10)
+    assert result["page"].startswith(f"{model_folder.name}, 25.9 k parameters, float32 · text.txt, text ")
+    assert " · context 24, stride 24, no BOS · 240 tokens · " in result["page"]
+    assert re.search("\ntop-1 agreement 100.000 % · .* · flash: cpu_prefill 6 calls, 0 fallbacks\n", result["page"])
+    assert result["model"]["source"] == str(model_folder)
+    assert result["dataset"]["source"] == str(text_file)
+    assert result["windows"] == {"planned": 10, "finished": 10, "resumed": 0}
+    assert result["interrupted"] is False
+    scored = loaded.tokenizer.decode(ids[:241].tolist())
+    assert text.startswith(scored)
+    assert (result["tokens"], result["words"], result["bytes"]) == (240, len(scored.split()), len(scored.encode()))
+    # Two layers, by the kernel's own count: the patch does something.
+    assert result["flash"] == {"calls": {"cpu_prefill": 2 * 3}, "fallbacks": {}}
+    assert abs(result["paired"]["delta_nll"]) < 1e-5
+    assert 0 < result["paired"]["max_abs_dlogit"] < 1e-3
+    assert 0 < result["paired"]["mean_kl"] < 1e-8
+    assert result["paired"]["top1_agreement"] == 1
+
+    # Every trial is kept, the arms take turns, and the summary is theirs.
+    trials = result["trials"]
+    assert [trial["order"] for trial in trials] == [["off", "on"], ["on", "off"], ["off", "on"]]
+    assert [trial["windows"] for trial in trials] == [4, 4, 2]
+    for name in ARMS:
+        speeds = [trial[name]["tokens_per_s"] for trial in trials]
+        assert result[name]["tokens_per_s"] == pytest.approx(np.median(speeds))
+        assert result[name]["peak_memory_mb"] == max(trial[name]["peak_memory_mb"] for trial in trials) > 0
+        assert speeds[0] == pytest.approx(trials[0]["tokens"] / trials[0][name]["seconds"])
+
+
+def test_the_batch_size_changes_no_score(scores, ids):
     """Within 1e-5 per token: a matrix product may sum in another order when it has more rows."""
-    plan = windows([len(ids)], 24, stride)
-    one = scores(loaded, ids, plan, 1)
+    plan = windows([len(ids)], 24, 10)
+    one = scores(plan, 1)
     for batch_size in (2, 5, len(plan), 10 * len(plan)):
-        other = scores(loaded, ids, plan, batch_size)
-        for arm in ("off", "on"):
-            np.testing.assert_allclose(other[arm], one[arm], atol=1e-5)
+        other = scores(plan, batch_size)
+        for arm in ARMS:
+            np.testing.assert_allclose(other[arm]["nll"], one[arm]["nll"], atol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_the_order_of_the_windows_changes_no_score(loaded, ids, batch_size):
-    """Bit for bit: the same windows in batches of the same size, which begin and end elsewhere."""
+def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monkeypatch):
+    """Bit for bit: the same windows in batches of the same size, which begin and end elsewhere, and however many tokens
+    are looked at together.
+    """
     plan = windows([len(ids)], 24, 8)
     plan = plan[: len(plan) // batch_size * batch_size]
-    forwards, backwards = scores(loaded, ids, plan, batch_size), scores(loaded, ids, plan[::-1], batch_size)
     ends = np.cumsum([window.end + 1 - window.first_scored for window in plan])[:-1]
-    for name in ("off", "on", "kl"):
-        back = np.concatenate(np.split(backwards[name], len(backwards[name]) - ends[::-1])[::-1])
-        np.testing.assert_array_equal(back, forwards[name])
+    forwards = scores(plan, batch_size)
+    monkeypatch.setattr(paired, "ROWS_AT_ONCE", 3)
+    backwards = scores(plan[::-1], batch_size)
+    back = np.split(backwards, len(backwards) - ends[::-1])[::-1]
+    np.testing.assert_array_equal(np.concatenate(back), forwards)
 
 
 def test_logits_that_are_no_numbers(evaluate, model_folder, tmp_path):

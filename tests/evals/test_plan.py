@@ -1,4 +1,4 @@
-"""What a perplexity is of: joined or separate documents, a BOS or none, detokenised or not; all of it named."""
+"""What a perplexity is of: a BOS or none, detokenised or not; all of it named."""
 
 import json
 import re
@@ -11,42 +11,14 @@ from flash_evals.data import Text
 from flash_evals.plan import Rules
 
 TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4 @.@ 9 lb ) , and is " lobster red " . \n'
-
-
 STANDARD = Rules(24, None, "rolling", "joined", "auto", None)
-
-
-def test_documents_are_joined_or_separate(evaluate_documents, documents):
-    """Of separate ones, each has a BOS of its own; and none of the text between them."""
-    found = {}
-    for way in ("separate", "joined"):
-        result = found[way] = evaluate_documents("--documents", way, "--bos", "always", "--context", 128)
-        assert result["settings"]["documents"] == way
-        assert (", documents one by one · " in result["page"]) is (way == "separate")
-    # Padding, of windows of many lengths, is not counted as read.
-    assert sum(trial["tokens"] for trial in found["separate"]["trials"]) == found["separate"]["tokens"]
-    assert found["joined"]["bytes"] == found["separate"]["bytes"] + len("\n\n") * (len(documents) - 1)
-
-
-def test_half_windows_are_named_and_have_no_words(evaluate_documents):
-    result = evaluate_documents("--scoring", "half", "--context", 20)
-    assert (result["words"], result["bytes"]) == (None, None)
-    assert (result["settings"]["scoring"], result["settings"]["stride"]) == ("half", None)
-    assert "context 20, second half of each chunk scored, as llama-perplexity does, no BOS · " in result["page"]
-    lines = [" ".join(line.split()) for line in result["page"].splitlines()]
-    assert "word / byte perplexity – / – – / –" in lines
-    assert "bits per byte – –" in lines
-    assert evaluate_documents()["settings"]["scoring"] == "rolling"
 
 
 @pytest.mark.parametrize(
     ("has_bos", "option", "named", "on_the_page"),
     [
-        (False, "auto", None, "no BOS"),
         (True, "auto", "bos", "BOS"),
         (False, "always", "eos", "EOS as BOS"),
-        (True, "always", "bos", "BOS"),
-        (False, "never", None, "no BOS"),
         (True, "never", None, "no BOS"),
     ],
 )
@@ -60,48 +32,43 @@ def test_bos(run_command, make_model, text, has_bos, option, named, on_the_page)
     assert f"stride 24, {on_the_page} · " in result["page"]
 
 
-def test_always_takes_a_token_to_put_there(refused, model_folder, text_file, tmp_path):
+def test_always_takes_a_token_to_put_there(refused, perplexity, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     about = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**about, "eos_token": None}))
-    line = refused("perplexity", "--model", folder, "--dataset", text_file, "--context", 24, "--bos", "always")
+    line = refused(*perplexity, "--model", folder, "--bos", "always")
     assert line == "Error: --bos always: the tokenizer of model has neither a BOS nor an EOS"
 
 
 def test_words_and_bytes_are_those_of_the_original(run_command, tmp_path):
     (tmp_path / "text.txt").write_text(TOKENISED)
-    read, plain = (
-        run_command("perplexity", "--dataset", tmp_path / "text.txt", *options) for options in (["--detokenise"], [])
-    )
-    assert read["tokens"] < plain["tokens"]
-    for result, detokenised in ((read, True), (plain, False)):
-        assert (result["words"], result["bytes"]) == (len(TOKENISED.split()), len(TOKENISED.encode()))
-        assert result["dataset"]["bytes"] == len(TOKENISED.encode())
-        assert result["settings"]["detokenised"] is detokenised
-        assert (", detokenised · " in result["page"]) is detokenised
+    result = run_command("perplexity", "--dataset", tmp_path / "text.txt", "--detokenise")
+    assert (result["words"], result["bytes"]) == (len(TOKENISED.split()), len(TOKENISED.encode()))
+    assert result["settings"]["detokenised"] is True
+    assert "no BOS, detokenised · " in result["page"]
 
 
-@pytest.mark.parametrize(("option", "expected"), [(None, True), (True, True), (False, False)])
+@pytest.mark.parametrize(("option", "expected"), [(None, True), (False, False)])
 def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected):
     read = plan.make(loaded, Text.of([TOKENISED], "some", tokenised=True), replace(STANDARD, detokenise=option))
-    assert read.settings.detokenised is expected
+    assert read.detokenised is expected
     assert loaded.tokenizer.decode(read.ids.tolist()).count("@") == (0 if expected else 8)
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     """Window by window to the end: the original words whose beginning was read."""
-    originals = [TOKENISED, TOKENISED[::-1], TOKENISED]
+    originals = [TOKENISED, TOKENISED[::-1], f"{TOKENISED} "]
     joined = "\n".join(originals)
     text = Text.of(originals, "some", separator="\n", tokenised=True)
     read = plan.make(loaded, text, replace(STANDARD, documents=documents, context=8))
     sizes = [read.size_up_to(window) for window in read.windows]
-    for window, size in zip(read.windows, sizes, strict=True):
+    # Of the original, up to as many characters that no rule takes away.
+    ends = [n for n, character in enumerate(joined, 1) if character not in " \n@"]
+    for window, (words, _) in zip(read.windows, sizes, strict=True):
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
         solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # by its first byte
-        # Of the original, up to as many characters that no rule takes away.
-        ends = [n for n, character in enumerate(joined, 1) if character not in " \n@"]
-        assert size.words == len(joined[: ends[solid - 1]].split())
+        assert words == len(joined[: ends[solid - 1]].split())
     assert sizes == sorted(sizes)
-    separators = 2 if documents == "joined" else 0
-    assert sizes[-1] == (3 * len(TOKENISED.split()), 3 * len(TOKENISED.encode()) + separators)
+    spaces = 3 if documents == "joined" else 1
+    assert sizes[-1] == (3 * len(TOKENISED.split()), 3 * len(TOKENISED.encode()) + spaces)

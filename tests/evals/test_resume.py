@@ -2,11 +2,9 @@
 
 import errno
 import fcntl
-import json
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -16,9 +14,6 @@ from flash_evals import machine, paired
 from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)  # of `evaluate`
-
-SCORES = ("tokens", "words", "bytes", "paired", "flash")
-PER_ARM = ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte")
 
 # As in conftest.py, so that a run here may continue it.
 ANOTHER_BLAS = """
@@ -34,171 +29,119 @@ def path(tmp_path):
     return tmp_path / "run.jsonl"
 
 
-def assert_same_scores(a, b):
-    """Bit for bit."""
-    assert [a[figure] for figure in SCORES] == [b[figure] for figure in SCORES]
-    for arm in ("off", "on"):
-        assert [a[arm][figure] for figure in PER_ARM] == [b[arm][figure] for figure in PER_ARM]
-
-
 def lines(path):
     return path.read_text().splitlines(keepends=True)
 
 
-@pytest.mark.parametrize("batches", [0, 1, 3])
-@pytest.mark.parametrize("half_a_line", ["", '{"windows": 2, "tok'])
-def test_it_goes_on_behind_what_the_file_holds(evaluate, path, monkeypatch, batches, half_a_line):
-    """The batches it holds are not read again, and half a line does not count."""
-    whole = evaluate("--save-logprobs", path)
-    path.write_text("".join(lines(path)[: 1 + batches]) + half_a_line)
-    first_windows = []
-    batches_of = paired.batches
-
-    def spy(model, ids, plan, *others):
-        first_windows.extend(plan[:1])
-        return batches_of(model, ids, plan, *others)
-
-    monkeypatch.setattr(paired, "batches", spy)
+@pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
+def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monkeypatch, whole, half):
+    """So many whole lines, of which the first is no batch, and so many characters of the next, which do not count."""
+    at_once = evaluate("--save-logprobs", path)
+    held, batches = lines(path), max(0, whole - 1)
+    path.write_text("".join(held[:whole]) + held[whole][:half])
     resumed = evaluate("--resume", path)
-    assert [window.begin for window in first_windows] == [batches * 2 * 24]
-    assert_same_scores(resumed, whole)
+    same_scores(resumed, at_once)
+    assert resumed["trials"][:batches] == at_once["trials"][:batches]
+    assert len(resumed["trials"]) == len(at_once["trials"])
     assert resumed["windows"]["resumed"] == 2 * batches
     assert (f"{2 * batches} windows are from an earlier run.\n" in resumed["page"]) is (batches > 0)
-    assert [trial["windows"] for trial in resumed["trials"]] == [trial["windows"] for trial in whole["trials"]]
 
     # The file is now that of a whole run, and shows its results again without measuring anything.
-    monkeypatch.setattr(paired, "_measure", None)
+    monkeypatch.setattr(paired, "run", None)
     again = evaluate("--resume", path)
-    assert_same_scores(again, whole)
+    same_scores(again, at_once)
     assert again["trials"] == resumed["trials"]
-
-
-def test_a_file_that_is_not_there_or_has_half_a_header_is_begun(evaluate, path):
-    whole = evaluate("--resume", path)
-    assert whole["windows"]["resumed"] == 0
-    assert len(lines(path)) == 1 + len(whole["trials"])
-    for length in (300, 5, 0):
-        path.write_bytes(path.read_bytes()[:length])
-        assert_same_scores(evaluate("--resume", path), whole)
+    assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # of what was read now
 
 
 @pytest.mark.long("a process for each kill, which imports for seconds")
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_at_a_random_moment(evaluate, perplexity, path, seed):
-    """SIGKILL, as often as it takes, each time a little after the file has grown."""
-    chance = random.Random(seed)
+def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
+    """SIGKILL, each time a little after the file has grown."""
     flash_eval = [sys.executable, "-c", ANOTHER_BLAS, *map(str, perplexity), "--stride", "3"]
-    whole = evaluate("--stride", 3)
-    kills = 0
-    for _ in range(2):
+    for _ in range(4):
         before = path.stat().st_size if path.exists() else 0
         with subprocess.Popen([*flash_eval, "--resume", str(path)], stdout=subprocess.DEVNULL) as process:
             while process.poll() is None and not (path.exists() and path.stat().st_size > before + 3000):
                 time.sleep(0.001)
-            time.sleep(chance.uniform(0, 0.02))
+            time.sleep(random.uniform(0, 0.02))
             process.kill()
-        kills += process.returncode == -signal.SIGKILL
-    assert kills, "all runs were over before they were killed"
     resumed = evaluate("--stride", 3, "--resume", path)
     assert 0 < resumed["windows"]["resumed"] < resumed["windows"]["planned"]
-    assert_same_scores(resumed, whole)
+    same_scores(resumed, evaluate("--stride", 3))
 
 
-def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, make_model):
+def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, model_folder, make_model):
     """Its scores and times would be of two things; also where a model is called the same and looks the same."""
     described = machine.describe()
     evaluate("--resume", path, "--max-windows", 4)
-    before = path.read_bytes()
+    before, model = path.read_bytes(), make_model(rope_theta=100.0)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert f"--resume {path}: another run is writing it" in refused(*perplexity, "--resume", path)
-    for arguments, said in (
-        (("--stride", 12), "is of something else: stride 24, here 12"),
-        (("--arm", "on"), "is of another run: arm off+on, here on"),
-        (("--max-windows", 2), "holds 4 windows, --max-windows is 2"),
-        (("--model", make_model(rope_theta=100.0)), "is of another run: weights sha256:"),
-    ):
+
+    def says(said, *arguments):
         assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path, *arguments)
+
+    says("is of something else: stride 24, here 12", "--stride", 12)
+    says("is of something else: arm both, here on", "--arm", "on")
+    says("holds 4 windows, --max-windows is 2", "--max-windows", 2)
+    says(f"is of something else: model {model_folder.name}, here {model.name}; weights ", "--model", model)
     monkeypatch.setattr(machine, "describe", lambda: replace(described, versions={**described.versions, "mlx": "9.9"}))
-    said = f"--resume {path} is of another run: mlx {described.versions['mlx']}, here 9.9"
-    assert refused(*perplexity, "--resume", path).endswith(said)
+    says(f"is of something else: mlx {described.versions['mlx']}, here 9.9")
     assert path.read_bytes() == before
 
 
 def test_a_batch_is_on_the_disk_before_the_next_begins(evaluate, path, monkeypatch):
-    measure, synchronise, on_disk = paired._measure, os.fsync, []
-
-    def counting(descriptor):
-        synchronise(descriptor)
-        on_disk.append(len(lines(path)))
-
-    seen = []
-    monkeypatch.setattr(os, "fsync", counting)
+    measure, on_disk, seen = paired._measure, [], []
+    monkeypatch.setattr(os, "fsync", lambda _: on_disk.append(len(lines(path))))
     monkeypatch.setattr(paired, "_measure", lambda *a, **others: seen.append(on_disk[-1]) or measure(*a, **others))
     batches = len(evaluate("--resume", path)["trials"])
-    assert seen == list(range(1, 1 + batches))
+    assert seen == [1, *range(1, 1 + batches)]  # the first is to warm up
 
 
-def broken(line, key, value):
-    batch = json.loads(line)
-    (batch if key in batch else batch["trial"])[key] = value
-    return json.dumps(batch) + "\n"
-
-
-NO_SCORES, IN_LINE = "is not a file of flash-eval perplexity's scores", "is broken in line "
+# In which line, in the place of what: what, and what is said of it.
 BREAK = [
-    (lambda head, *batches: batches, NO_SCORES),
-    (lambda head, *batches: [head.replace('"version":', '"version":9'), *batches], "is a score file of version 92"),
-    (lambda head, *batches: [head[:-3] + "\n", *batches], IN_LINE + "1"),
-    (lambda head, *batches: [head.replace('"weights"', '"waits"'), *batches], IN_LINE + "1"),
-    (lambda head, *batches: [head, "\n", *batches], IN_LINE + "2"),
-    (lambda head, one, two, *more: [head, one, two[:40] + "\n", *more], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, "[]\n"], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "windows", 1)], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "kl", [0.0])], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "order", ["on"])], IN_LINE + "3"),
-    (lambda head, one, two, *_: [head, one, broken(two, "on", None)], IN_LINE + "3"),
-    (lambda head, *batches: [head, *batches, batches[-1]], IN_LINE),
+    (0, "version 3", "version 2", "is not a file of scores of flash-eval perplexity, version 3"),
+    (0, '"weights"', '"waits"', "is broken behind 0 batches: "),
+    (1, "\n", "\n\n", "is broken behind 1 batches: "),
+    (2, '"flash"', '"flash', "is broken behind 1 batches: "),
+    (2, '"windows":2', '"windows":1', "is broken behind 1 batches: "),
+    (2, '"scores":"', '"scores":"AAAA', "is broken behind 1 batches: "),
 ]
 
 
 def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, path):
     evaluate("--save-logprobs", path)
-    whole = lines(path)
-    for breaks, said in BREAK:
-        path.write_text("".join(breaks(*whole)))
-        before = path.read_bytes()
+    whole, texts = lines(path), {"no line": "is not a file of scores"}
+    for number, old, new, said in BREAK:
+        assert old in whole[number]
+        broken = whole[number].replace(old, new)
+        texts["".join([*whole[:number], broken, *whole[number + 1 :]])] = said
+    for text, said in texts.items():
+        path.write_text(text)
         assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path)
-        assert path.read_bytes() == before
+        assert path.read_text() == text
 
 
 @pytest.mark.parametrize("fitting", [0, 2])
-def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, refused, perplexity, path, tmp_path, fitting):
+def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplexity, path, fitting):
     """The limit on the size of a file stands for the disk. What did fit is there to go on from, also in batches of
     another size; shown is also the batch that did not.
     """
-    whole = evaluate("--save-logprobs", tmp_path / "whole.jsonl")
-    kept = lines(tmp_path / "whole.jsonl")
-    limit = len("".join(kept[: 1 + fitting])) + len(kept[1 + fitting]) // 2
+    whole = evaluate("--save-logprobs", path)
+    kept = lines(path)
+    path.unlink()
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    fits = len("".join(kept[: 1 + fitting])) + len(kept[1 + fitting]) // 2
+    resource.setrlimit(resource.RLIMIT_FSIZE, (fits, most))
     try:
         done = invoke(*perplexity, "--resume", path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert done.exit_code == 2
-    assert done.stderr == f"Error: cannot write {path}: {os.strerror(errno.EFBIG)}\n"
-    shown, planned = 2 * (fitting + 1), whole["windows"]["planned"]
-    assert done.stdout.endswith(
-        f"Interrupted; the figures are of the {shown} of {planned} windows that were finished.\n"
-    )
-    before = path.read_bytes()
-    resumed = evaluate("--resume", path)
-    assert resumed["windows"]["resumed"] == 2 * fitting
-    assert_same_scores(resumed, whole)
-    path.write_bytes(before)
+    assert (done.exit_code, done.stderr) == (2, f"Error: cannot write {path}: {os.strerror(errno.EFBIG)}\n")
+    shown = f"{2 * (fitting + 1)} of {whole['windows']['planned']} windows"
+    assert done.stdout.endswith(f"Interrupted; the figures are of the {shown} that were finished.\n")
     resumed = evaluate("--resume", path, "--batch-size", 1)
+    assert resumed["windows"]["resumed"] == 2 * fitting
     assert [trial["windows"] for trial in resumed["trials"]][: fitting + 1] == [2] * fitting + [1]
     assert resumed["on"]["ppl"] == pytest.approx(whole["on"]["ppl"], rel=1e-6)
-    for option in ("--save-logprobs", "--resume"):  # and where it is full already
-        assert refused(*perplexity, option, "/dev/full") == "Error: cannot write /dev/full: No space left on device"

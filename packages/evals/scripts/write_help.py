@@ -34,7 +34,7 @@ def pages(command: click.Command, name: str, parent: click.Context | None = None
         info_name=name,
         terminal_width=WIDTH,
         max_content_width=WIDTH,
-        help_option_names=[],
+        **command.context_settings | {"help_option_names": []},
     )
     yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):

@@ -15,7 +15,7 @@ MUTATIONS: list[Mutation] = [
         f"{EVALS}/scoring.py",
         "            scored = end + 1\n",
         "            scored = end if result[1:] == [] and end > 1 else end + 1\n",
-        "evals/test_scoring.py::test_each_token_but_the_first_is_scored_once_and_in_order",
+        "evals/test_scoring.py::test_each_token_but_the_first_is_scored_once_as_lm_evaluation_harness_does",
     ),
     Mutation(
         "Ctrl-C loses what was measured",
@@ -62,8 +62,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "each window of a batch is scored by the logits of the first",
         f"{EVALS}/paired.py",
-        "_score(logits[name][row], ids, window)",
-        "_score(logits[name][0 * row], ids, window)",
+        "logits[name][number, rows]",
+        "logits[name][0 * number, rows]",
         "evals/test_perplexity.py::test_the_batch_size_changes_no_score",
     ),
     Mutation(
@@ -97,8 +97,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "--compare looks at the settings, and not at the text",
         f"{EVALS}/score_file.py",
-        "differences(header.of_the_scores(), here.of_the_scores())",
-        "differences(header.scoring, here.scoring)",
+        'SCORED_ARE = ("text", "tokens", ',
+        "SCORED_ARE = (",
         "evals/test_compare.py::test_a_file_of_something_else_is_refused",
     ),
     Mutation(

@@ -10,38 +10,25 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from msgspec.structs import asdict
 
-from flash_evals import (
-    data,
-    machine,
-    models,
-    options,
-    paired,
-    perplexity_result,
-    plan,
-    runner,
-    score_file,
-)
+from flash_evals import data, machine, models, options, paired, perplexity_result, plan, runner, score_file
 from flash_evals.data import Part
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Arm, memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import perplexity as page
 from flash_evals.paired import Batch
-from flash_evals.perplexity_result import Result, Settings, Windows
-from flash_evals.plan import Rules
+from flash_evals.plan import Rules, Settings
 from flash_evals.ranks import Ranks, shared
 
 
-@click.command("perplexity")
+@click.command("perplexity", context_settings={"show_default": True})
 @shared
 @options.model
 @options.adapter_path
 @click.option(
     "--dataset",
     default=["pydoc"],
-    show_default=True,
     multiple=True,
     metavar="NAME",
     help="pydoc (documentation that CPython carries); wikitext, wikitext-2 or wikitext-103 (of Salesforce/wikitext, "
@@ -56,7 +43,6 @@ from flash_evals.ranks import Ranks, shared
 @click.option(
     "--batch-size",
     default=4,
-    show_default=True,
     callback=options.at_least(1),
     help="Windows read at once. Speed and memory depend on it, the scores do not.",
 )
@@ -65,7 +51,6 @@ from flash_evals.ranks import Ranks, shared
     "--arm",
     type=click.Choice((*ARMS, "both")),
     default="both",
-    show_default=True,
     help="Run with the patch off, on, or both taking turns.",
 )
 @click.option(
@@ -143,27 +128,26 @@ def command(
 
     Under mlx.launch -n N the batches are spread over N processes. The scores are the same. Rank 0 prints and writes.
     """
-    _require_one_use(arm, compare, save, resume)
-    described_machine = machine.describe()
+    if compare and arm == "both":
+        raise EvalError("--compare takes --arm off or --arm on: the other one is that of the file")
+    if save and resume:
+        raise EvalError("--resume keeps what --save-logprobs does: give one of them")
     text = data.load(*dataset, part=Part(config, split, column, dataset_revision))
     loaded = models.load(model, revision, adapter_path)
     planned = plan.make(loaded, text, rules)
     windows = planned.windows[:max_windows]
-    which = ARMS if arm == "both" else (arm,)
+    read_as = {"stride": planned.stride, "bos": planned.bos, "detokenised": planned.detokenised}
+    settings: Settings = options.given(Settings, **read_as, memory=memory_method())
     header = score_file.Header(
-        text=text.dataset.fingerprint,
-        tokens=score_file.fingerprint_of_ids(planned.ids),
-        scoring=planned.settings,
-        arms=list(which),
+        tokens=score_file.fingerprint(planned.ids.tobytes()),
         weights=score_file.fingerprint_of_weights(loaded),
         model=loaded.described,
         dataset=text.dataset,
-        batch_size=batch_size,
+        settings=settings,
         ranks=ranks.size,
-        machine=described_machine,
+        machine=machine.describe(),
     )
-    settings: Settings = options.given(Settings, **asdict(planned.settings), memory=memory_method())
-    ranks.agree((header.of_the_scores(), header.weights), "text, model and settings")
+    ranks.agree((text.dataset, settings, header.tokens, header.weights), "text, model and settings")
     other = score_file.read(compare, header, planned.windows, len(windows)) if compare and ranks.rank == 0 else None
 
     kept = (save or resume) if ranks.rank == 0 else None
@@ -174,35 +158,19 @@ def command(
             raise EvalError(f"--resume {resume} holds {resumed:,} windows, --max-windows is {max_windows}")
 
         def work() -> Generator[Batch, None, None]:
-            for batch in paired.batches(loaded.model, planned.ids, windows[resumed:], batch_size, which, ranks):
+            left = windows[resumed:]
+            for batch in paired.batches(loaded.model, planned.ids, left, batch_size, settings.arms, ranks):
                 yield batch
                 keep(batch)  # before the next one begins
 
         if ranks.rank == 0:
-            machine.say_what_bounds(described_machine)
-        what, total = f"windows, {' and '.join(which)}", len(windows)
+            machine.say_what_bounds(header.machine)
+        what, total = f"windows, {' and '.join(settings.arms)}", len(windows)
         batches, stopped = runner.collect(work(), what, total, before, lambda batch: batch.trial.windows, _status)
-    finished = score_file.windows_in(batches)
     if ranks.rank == 0:
-        result = Result(
-            model=header.model,
-            dataset=header.dataset,
-            settings=settings,
-            **perplexity_result.measured(batches, planned.size_up_to(windows[finished - 1]), other, header),
-            ranks=perplexity_result.together([batch.trial for batch in batches[len(before) :]], ranks.size),
-            windows=Windows(planned=len(windows), finished=finished, resumed=resumed),
-            interrupted=finished < len(windows),
-            machine=described_machine,
-        )
+        result = perplexity_result.result(header, planned, len(windows), before, batches, other)
         outputs.deliver(page.description(result), perplexity_result.csv_rows(result))
     runner.end(stopped)
-
-
-def _require_one_use(arm: str, compare: Path | None, save: Path | None, resume: Path | None) -> None:
-    if compare and arm == "both":
-        raise EvalError("--compare takes --arm off or --arm on: the other one is that of the file")
-    if save and resume:
-        raise EvalError("--resume keeps what --save-logprobs does: give one of them")
 
 
 def _status(batch: Batch) -> str:

@@ -1,5 +1,6 @@
 """What `flash-eval perplexity` found: the records of its result file, made of batches and of a file to compare with."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,17 +10,17 @@ from typing import Any, Literal
 import numpy as np
 from msgspec.structs import asdict
 
-from flash_evals import plan, scoring
+from flash_evals import scoring
 from flash_evals.claims import Ratio, quotient
 from flash_evals.data import Dataset
 from flash_evals.machine import Machine
 from flash_evals.measure import ARMS, Arm, Flash, Measurement
 from flash_evals.models import Model
-from flash_evals.paired import Batch, Reading, Scores, top1_agrees
-from flash_evals.plan import Size
+from flash_evals.paired import Batch, Reading
+from flash_evals.plan import Plan, Settings
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
-from flash_evals.score_file import Header, Kept, differences, windows_in
+from flash_evals.score_file import SCORED_ARE, Header, Kept, differences, windows_in
 
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
@@ -27,30 +28,36 @@ Name = Literal["other", "off", "on"]  # of a column: an arm, or the same arm of 
 NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
-class Settings(plan.Settings, kw_only=True):
-    arm: Arm | Literal["both"]
-    batch_size: Count
-    max_windows: Count | None
-    memory: str
+class Column(Record, kw_only=True):
+    """What one arm says of a text. Word and byte figures are None where the tokens do not make up a text."""
 
-
-class Column(scoring.Perplexity, kw_only=True):
+    ppl: float | None  # in JSON null where it is not finite
+    ppl_se: float | None
+    word_ppl: float | None = None
+    byte_ppl: float | None = None
+    bits_per_byte: float | None = None
     tokens_per_s: Amount  # median of the batches
     peak_memory_mb: Amount
 
     @classmethod
-    def of(cls, scores: Scores, trials: Sequence[Measurement], size: Size) -> "Column":
-        return cls(
-            **asdict(scoring.perplexity(scores.nll, *size)),
-            tokens_per_s=median(trial.tokens_per_s for trial in trials),
-            peak_memory_mb=max(trial.peak_memory_mb for trial in trials),
-        )
+    def of(cls, nll: np.ndarray, trials: Sequence[Measurement], words: int | None, n_bytes: int | None) -> "Column":
+        """From the cost of each scored token, and the words and bytes of the text that they make up.
+
+        The error of the token perplexity is that of the mean cost times the perplexity (the delta method).
+        """
+        average, error = scoring.mean(nll)
+        ppl, total = scoring.exp(average), average * len(nll)
+        speed, memory = median(trial.tokens_per_s for trial in trials), max(trial.peak_memory_mb for trial in trials)
+        column = cls(ppl=ppl, ppl_se=ppl * error, tokens_per_s=speed, peak_memory_mb=memory)
+        if n_bytes:
+            column.word_ppl = scoring.exp(total / words) if words else math.inf  # the first tokens: white space only
+            column.byte_ppl = scoring.exp(total / n_bytes)
+            column.bits_per_byte = total / n_bytes / math.log(2)
+        return column
 
 
 class Paired(Record):
-    """The second column against the first. What takes the logits of both is None if only one arm ran; in JSON null is
-    also what is not finite.
-    """
+    """The second column against the first. In JSON null: what is not finite; and max_abs_dlogit, mean_kl of one arm."""
 
     of: tuple[Name, Name]
     delta_nll: float | None
@@ -115,8 +122,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
     @property
     def columns(self) -> dict[Name, Column]:
         """In the order in which they are shown."""
-        found: dict[Name, Column | None] = {"other": self.other, "off": self.off, "on": self.on}
-        return {name: column for name, column in found.items() if column is not None}
+        return {name: column for name in NAMES if (column := getattr(self, name)) is not None}
 
     def trials_of(self, name: Name) -> Sequence[Measurement]:
         if self.compared and name == self.compared.column:
@@ -133,87 +139,77 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         return Ratio.of(value, *([getattr(t, figure) for t in self.trials_of(name)] for name in (first, second)))
 
 
-def measured(batches: Sequence[Batch], size: Size, other: Kept | None, header: Header) -> dict[str, Any]:
-    """The measured fields of a result; the scored tokens of these batches make up text of that size."""
-    trials = [batch.trial for batch in batches]
-    scores: dict[Name, Scores] = {arm: Scores.join([batch.scores[arm] for batch in batches]) for arm in header.arms}
-    took: dict[Name, list[Measurement]] = {arm: [trial[arm] for trial in trials] for arm in header.arms}
-    flash, compared = Flash.sum(batch.flash for batch in batches), None
-    tokens = len(scores[header.arms[0]].nll)
+def result(
+    header: Header, planned: Plan, windows: int, earlier: Sequence[Batch], batches: Sequence[Batch], other: Kept | None
+) -> Result:
+    """Of the batches, those of an `earlier` run first, and of a file beside them; so many windows are planned."""
+    arms, trials = header.settings.arms, [batch.trial for batch in batches]
+    tokens = np.concatenate([batch.scores for batch in batches])
+    scores: dict[Name, np.ndarray] = {arm: tokens[arm] for arm in arms}
+    took: dict[Name, list[Measurement]] = {arm: [trial[arm] for trial in trials] for arm in arms}
+    finished, flash, compared, paired = windows_in(batches), Flash.sum(batch.flash for batch in batches), None, None
     if other:
-        ends = list(accumulate(batch.trial.windows for batch in other.batches))
+        ends = accumulate(batch.trial.windows for batch in other.batches)
         # Those that so many windows take: a file may hold more than were read here.
-        first = other.batches[: bisect_left(ends, windows_in(batches)) + 1]
-        compared = _compared(other, first, header)
-        column = compared.column
-        scores[column] = Scores.join([batch.scores[compared.arm] for batch in first]).first(tokens)
-        took[column] = compared.trials
-        if column == "on":
+        first = other.batches[: bisect_left(list(ends), finished) + 1]
+        compared = _compared(other, [batch.trial for batch in first], header)
+        scores[compared.column] = np.concatenate([batch.scores[compared.arm] for batch in first])[: len(tokens)]
+        took[compared.column] = compared.trials
+        if compared.column == "on":
             flash = Flash.sum(batch.flash for batch in first)
-    order = [name for name in NAMES if name in scores]
-    return {
-        "tokens": tokens,
-        "words": size.words,
-        "bytes": size.bytes,
-        **{str(name): Column.of(scores[name], took[name], size) for name in order},
-        "paired": _paired(order, scores, batches) if len(order) > 1 else None,
-        "compared": compared,
-        "flash": flash,
-        "trials": trials,
-    }
+    names = [name for name in NAMES if name in scores]
+    if len(names) == 2:
+        one, two = (scores[name] for name in names)
+        paired = Paired(
+            (names[0], names[1]),
+            *scoring.mean(two["nll"] - one["nll"]),
+            max_abs_dlogit=float(tokens["dlogit"].max()),
+            mean_kl=scoring.mean(tokens["kl"])[0],
+            top1_agreement=float(scoring.top1_agrees(one["first"], two["first"]).mean()),
+        )
+    new = trials[len(earlier) :]
+    of_ranks = [[trial for trial in new if trial.rank == rank] for rank in {trial.rank for trial in new}]
+    speeds = {arm: [median(trial[arm].tokens_per_s for trial in of_rank) for of_rank in of_ranks] for arm in arms}
+    words, n_bytes = planned.size_up_to(planned.windows[finished - 1])
+    return Result(
+        model=header.model,
+        dataset=header.dataset,
+        settings=header.settings,
+        tokens=len(tokens),
+        words=words,
+        bytes=n_bytes,
+        **{str(name): Column.of(scores[name]["nll"], took[name], words, n_bytes) for name in names},
+        paired=paired,
+        compared=compared,
+        flash=flash,
+        trials=trials,
+        ranks=Together(header.ranks, {arm: sum(of_arm) for arm, of_arm in speeds.items() if of_arm}),
+        windows=Windows(windows, finished, windows_in(earlier)),
+        interrupted=finished < windows,
+        machine=header.machine,
+    )
 
 
-def _compared(other: Kept, batches: Sequence[Batch], header: Header) -> Compared:
-    [live] = header.arms
-    held = other.header.arms
-    arm = next((name for name in held if name != live), held[0])
+def _compared(other: Kept, trials: Sequence[Reading], header: Header) -> Compared:
+    [live], theirs = header.settings.arms, other.header
+    arm = next((name for name in theirs.settings.arms if name != live), live)
     return Compared(
         file=str(other.path),
         arm=arm,
         column="other" if arm == live else arm,
-        differs_in=differences(other.header.of_the_conditions(), header.of_the_conditions()),
-        model=other.header.model,
-        batch_size=other.header.batch_size,
-        ranks=other.header.ranks,
-        machine=other.header.machine,
-        trials=[batch.trial[arm] for batch in batches],
+        differs_in=differences(theirs, header, lambda key: key not in (*SCORED_ARE, "arm", "max_windows")),
+        model=theirs.model,
+        batch_size=theirs.settings.batch_size,
+        ranks=theirs.ranks,
+        machine=theirs.machine,
+        trials=[trial[arm] for trial in trials],
     )
-
-
-def _paired(order: Sequence[Name], scores: dict[Name, Scores], batches: Sequence[Batch]) -> Paired:
-    first, second = (scores[name] for name in order)
-    delta = scoring.mean(second.nll - first.nll)
-    both = [(batch.kl, batch.max_abs_dlogit) for batch in batches if batch.kl is not None]
-    return Paired(
-        of=(order[0], order[1]),
-        delta_nll=delta.value,
-        delta_nll_se=delta.se,
-        max_abs_dlogit=float(np.max([dlogit for _, dlogit in both])) if both else None,
-        mean_kl=scoring.mean(np.concatenate([kl for kl, _ in both])).value if both else None,
-        top1_agreement=float(top1_agrees(first, second).mean()),
-    )
-
-
-def together(trials: Sequence[Reading], ranks: int) -> Together:
-    speeds: dict[Arm, dict[int, list[float]]] = {}
-    for trial in trials:
-        for name in trial.order:
-            speeds.setdefault(name, {}).setdefault(trial.rank, []).append(trial[name].tokens_per_s)
-    sums = {name: sum(map(median, of_rank.values())) for name, of_rank in speeds.items()}
-    return Together(size=ranks, tokens_per_s=sums)
 
 
 def csv_rows(result: Result) -> list[dict[str, Any]]:
     """One row for each arm's share of a batch, in the order they ran."""
     return [
-        {
-            "batch": number,
-            "arm": name,
-            "windows": trial.windows,
-            "tokens": trial.tokens,
-            "rank": trial.rank,
-            **asdict(trial[name]),
-        }
-        for number, trial in enumerate(result.trials)
-        for name in trial.order
+        {"batch": n, "arm": arm, "windows": of.windows, "tokens": of.tokens, "rank": of.rank, **asdict(of[arm])}
+        for n, of in enumerate(result.trials)
+        for arm in of.order
     ]

@@ -5,7 +5,7 @@ Every choice here changes the figure, so all of them are options, and each is na
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import click
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from flash_evals import scoring, wikitext
 from flash_evals.data import Text
 from flash_evals.errors import EvalError
+from flash_evals.measure import ARMS, Arm
 from flash_evals.models import Bos, LoadedModel, Tokens, encode
 from flash_evals.options import at_least, grouped
 from flash_evals.record import Amount, Count, Record
@@ -20,7 +21,6 @@ from flash_evals.scoring import TIE, Window
 
 Scoring = Literal["rolling", "half"]
 Documents = Literal["joined", "separate"]
-PREFIXES = {None: "no BOS", "bos": "BOS", "eos": "EOS as BOS"}
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,9 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.scoring == "half":
-            if self.stride is not None:
-                raise EvalError("--stride has no meaning with --scoring half: its chunks do not overlap")
-            if self.documents == "separate":
-                raise EvalError(
-                    "--documents separate has no meaning with --scoring half: its chunks cut the joined text"
-                )
+            given = {"--stride": self.stride is not None, "--documents separate": self.documents == "separate"}
+            for option in filter(given.get, given):
+                raise EvalError(f"{option} has no meaning with --scoring half: its chunks cut the joined text")
             if self.context < 3:
                 raise EvalError(f"--scoring half takes a --context of at least 3, not {self.context}")
         elif self.stride is not None and not 1 <= self.stride <= self.context:
@@ -51,9 +48,7 @@ class Rules:
 options = grouped(
     "rules",
     Rules,
-    click.option(
-        "--context", default=256, show_default=True, callback=at_least(2), help="Tokens the model reads in one window."
-    ),
+    click.option("--context", default=256, callback=at_least(2), help="Tokens the model reads in one window."),
     click.option(
         "--stride",
         type=int,
@@ -64,7 +59,6 @@ options = grouped(
         "--scoring",
         type=click.Choice(get_args(Scoring)),
         default="rolling",
-        show_default=True,
         help="rolling: each token once, as lm-evaluation-harness does it. half: chunks of --context tokens, and only "
         "the second half of each, as llama.cpp's llama-perplexity does it. What words and bytes cost is then "
         "not known.",
@@ -73,7 +67,6 @@ options = grouped(
         "--documents",
         type=click.Choice(get_args(Documents)),
         default="joined",
-        show_default=True,
         help="joined: one text, with a blank line between two documents (the pages of WikiText: as in its file). "
         "separate: each by itself, with none of the others as context, as lm-evaluation-harness does it.",
     ),
@@ -81,7 +74,6 @@ options = grouped(
         "--bos",
         type=click.Choice(get_args(Bos)),
         default="auto",
-        show_default=True,
         help="A token in front of the text, or of each separate document, so that its first token is scored too; in "
         "the chunks of --scoring half it replaces the first. auto: if the model's tokenizer sets one by itself. "
         "always: BOS, or EOS where there is none, as lm-evaluation-harness does it.",
@@ -95,31 +87,7 @@ options = grouped(
 )
 
 
-class Size(NamedTuple):
-    """Of original text; None where the scored tokens do not make up a text."""
-
-    words: int | None
-    bytes: int | None
-
-
-@dataclass(frozen=True)
-class Stream:
-    """What the model reads without a context before it: a document, or all of them joined."""
-
-    original: str
-    tokens: Tokens  # of the original, or of its detokenised form
-
-    def up_to(self, token: int) -> str:
-        """The original text from its start to the end of that token."""
-        read = self.tokens.text_up_to(token)
-        if read == self.tokens.text:
-            return self.original
-        if self.tokens.text == self.original:
-            return read
-        return self.original[: wikitext.original_length(self.original, read)]
-
-
-class Settings(Record):
+class Settings(Record, kw_only=True):
     """As result files have them: all that decides what the figures are of."""
 
     context: Count
@@ -129,48 +97,58 @@ class Settings(Record):
     bos: Literal["bos", "eos"] | None
     detokenised: bool
     top1_tie: Amount = TIE
+    arm: Arm | Literal["both"]
+    batch_size: Count
+    max_windows: Count | None
+    memory: str
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return ARMS if self.arm == "both" else (self.arm,)
 
     def __str__(self) -> str:
         """As the page names them."""
-        parts = [f"context {self.context}"]
-        if self.scoring == "half":
-            parts.append("second half of each chunk scored, as llama-perplexity does")
-        else:
-            parts.append(f"stride {self.stride}")
-        parts.append(PREFIXES[self.bos])
-        if self.documents == "separate":
-            parts.append("documents one by one")
-        if self.detokenised:
-            parts.append("detokenised")
-        return ", ".join(parts)
+        half, bos = self.scoring == "half", {None: "no BOS", "bos": "BOS", "eos": "EOS as BOS"}[self.bos]
+        parts = [
+            f"context {self.context}",
+            "second half of each chunk scored, as llama-perplexity does" if half else f"stride {self.stride}",
+            bos,
+            "documents one by one" if self.documents == "separate" else "",
+            "detokenised" if self.detokenised else "",
+        ]
+        return ", ".join(filter(None, parts))
 
 
 @dataclass(frozen=True)
 class Plan:
     """A text under the rules: its tokens, and the windows that score them."""
 
-    streams: Sequence[Stream]
+    streams: Sequence[tuple[str, Tokens]]  # what is read without a context before it: the original, and its tokens
     ids: np.ndarray  # the streams' tokens, one behind the other
     windows: Sequence[Window]
-    settings: Settings
+    stride: int | None  # None: of the half windows
+    bos: Literal["bos", "eos"] | None
+    detokenised: bool
 
-    def size_up_to(self, window: Window) -> Size:
-        """The words (split at white space) and UTF-8 bytes that are scored when this window and those before it are.
+    def size_up_to(self, window: Window) -> tuple[int, int] | tuple[None, None]:
+        """The words (split at white space) and UTF-8 bytes that are scored when this window and those before it are;
+        None where the scored tokens do not make up a text.
 
         A document counts from its first token on, scored or not. Of the last one, if it is not read to its end, the
         original text counts that the tokens read stand for: detokenising takes away no more than spaces and marks, so
         it is known to the character.
         """
-        if self.settings.scoring == "half":
-            return Size(None, None)
+        if self.stride is None:
+            return None, None
         words = n_bytes = start = 0
-        for stream in self.streams:
+        for original, tokens in self.streams:
             if start > window.end:
                 break
-            text = stream.up_to(min(window.end - start, len(stream.tokens.ids) - 1))
+            read = tokens.text_up_to(min(window.end - start, len(tokens.ids) - 1))
+            text = original if read == tokens.text else original[: wikitext.original_length(original, read)]
             words, n_bytes = words + len(text.split()), n_bytes + len(text.encode())
-            start += len(stream.tokens.ids)
-        return Size(words, n_bytes)
+            start += len(tokens.ids)
+        return words, n_bytes
 
 
 def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
@@ -180,31 +158,21 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
     originals, texts = text.documents, [wikitext.detokenised(d) if detokenise else d for d in text.documents]
     if rules.documents == "joined":
         originals, texts = [text.dataset.separator.join(originals)], [text.dataset.separator.join(texts)]
-    encoded = [encode(loaded, each, rules.bos) for each in texts]
-    longest, needed, takes = max(len(tokens.ids) for tokens in encoded), 2, "scoring one takes two"
-    if rules.scoring == "half":
-        needed, takes = rules.context, f"--scoring half takes a --context of them, {rules.context:,}"
-    if longest < needed:
-        where = text.dataset.name if rules.documents == "joined" else f"the longest document of {text.dataset.name}"
-        raise EvalError(f"{where} has {longest:,} tokens for this model; {takes}")
+    streams = [(original, encode(loaded, each, rules.bos)) for original, each in zip(originals, texts, strict=True)]
+    half, longest = rules.scoring == "half", max(len(tokens.ids) for _, tokens in streams)
+    if longest < (rules.context if half else 2):
+        takes = f"--scoring half takes a --context of them, {rules.context:,}" if half else "scoring one takes two"
+        where = "" if rules.documents == "joined" else "the longest document of "
+        raise EvalError(f"{where}{text.dataset.name} has {longest:,} tokens for this model; {takes}")
 
     # Of a single token, or of none, nothing can be scored.
-    streams = [Stream(*pair) for pair in zip(originals, encoded, strict=True) if len(pair[1].ids) > 1]
-    ids = np.concatenate([stream.tokens.ids for stream in streams])
-    bos = streams[0].tokens.bos
-    if rules.scoring == "half":
+    streams = [(original, tokens) for original, tokens in streams if len(tokens.ids) > 1]
+    ids, bos = np.concatenate([tokens.ids for _, tokens in streams]), streams[0][1].bos
+    if half:
         stride, windows = None, scoring.half_windows(len(ids), rules.context)
         if bos:
             ids[[window.begin for window in windows]] = ids[0]
     else:
         stride = rules.stride or rules.context
-        windows = scoring.windows([len(stream.tokens.ids) for stream in streams], rules.context, stride)
-    settings = Settings(
-        context=rules.context,
-        stride=stride,
-        scoring=rules.scoring,
-        documents=rules.documents,
-        bos=bos,
-        detokenised=detokenise,
-    )
-    return Plan(streams, ids, windows, settings)
+        windows = scoring.windows([len(tokens.ids) for _, tokens in streams], rules.context, stride)
+    return Plan(streams, ids, windows, stride, bos, detokenise)

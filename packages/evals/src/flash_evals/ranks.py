@@ -23,9 +23,8 @@ Result = TypeVar("Result")
 
 class _Message(NamedTuple):
     value: Any = None
-    left: bool = False  # this rank takes no further part
-    error: str | None = None  # why
     interrupted: bool = False
+    left: str = ""  # why this rank takes no further part
 
 
 class Ranks:
@@ -37,7 +36,6 @@ class Ranks:
 
     def __init__(self, group: mx.distributed.Group | None = None) -> None:
         self.rank, self.size = (group.rank(), group.size()) if group else (0, 1)
-        self._group = group
         self._interrupted = False  # here
         self._stop = False  # anywhere, and all know it
 
@@ -51,10 +49,10 @@ class Ranks:
             return [work()]
         if self._stop:
             raise KeyboardInterrupt
-        told = self._exchange(_Message(work(), interrupted=self._interrupted))
+        told = self._exchange(_Message(work(), self._interrupted))
         for rank, message in enumerate(told):
             if message.left:
-                raise EvalError(f"rank {rank}: {message.error or 'has ended'}")
+                raise EvalError(f"rank {rank}: {message.left}")
         self._stop = any(message.interrupted for message in told)
         return [message.value for message in told]
 
@@ -79,7 +77,7 @@ class Ranks:
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self.size == 1:
             return
-        goodbye = _Message(left=True, error=None if error is None else _said(error))
+        goodbye = _Message(left=_said(error) if error else "has ended")
         while not all(message.left for message in self._exchange(goodbye)):
             pass
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -92,14 +90,9 @@ class Ranks:
 
     def _exchange(self, message: _Message) -> list[_Message]:
         mine = np.frombuffer(pickle.dumps(message), np.uint8)
-        lengths = self._gather(np.array([mine.size], np.int32))
-        padded = np.zeros(lengths.max(), np.uint8)
-        padded[: mine.size] = mine
-        rows = self._gather(padded).reshape(self.size, -1)
-        return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
-
-    def _gather(self, mine: np.ndarray) -> np.ndarray:
-        return np.array(mx.distributed.all_gather(mx.array(mine), group=self._group))
+        lengths = np.array(mx.distributed.all_gather(mx.array([mine.size])))
+        rows = mx.distributed.all_gather(mx.array(np.pad(mine, (0, lengths.max() - mine.size))[None]))
+        return [pickle.loads(row[:length].tobytes()) for row, length in zip(np.array(rows), lengths, strict=True)]
 
 
 def _said(error: BaseException) -> str:

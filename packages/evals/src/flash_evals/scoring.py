@@ -10,10 +10,9 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from flash_evals.record import Record
-
 # Two logits this close, relative to the larger one, are a tie: eight roundings of float32.
 TIE = 2.0**-20
+TIES_KEPT = 4  # of a token; a model that likes all its vocabulary the same would fill the memory with them
 
 
 class Window(NamedTuple):
@@ -80,6 +79,24 @@ def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return nll
 
 
+def ranked_first(logits: mx.array) -> np.ndarray:
+    """Of each row the token with the largest logit, and behind it the first of those that tie with it; else -1."""
+    best = mx.max(logits, axis=-1, keepdims=True)
+    ties = best - logits <= TIE * mx.maximum(mx.abs(best), 1)
+    row, token = np.divmod(np.flatnonzero(np.array(ties)), logits.shape[-1])
+    place = 1 + np.arange(len(row)) - np.searchsorted(row, row)
+    found = np.full((len(logits), 1 + TIES_KEPT), -1, np.int32)
+    found[:, 0] = np.array(mx.argmax(logits, axis=-1))
+    found[row[place <= TIES_KEPT], place[place <= TIES_KEPT]] = token[place <= TIES_KEPT]
+    return found
+
+
+def top1_agrees(off: np.ndarray, on: np.ndarray) -> np.ndarray:
+    """For each row of `ranked_first` whether what `on` ranks first is first for `off` too, or ties with it."""
+    agrees: np.ndarray = (on[:, :1] == off).any(axis=-1) & (on[:, 0] >= 0)
+    return agrees
+
+
 def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     """KL(off || on) in nats of each row, for float32 logits (n, vocabulary).
 
@@ -97,44 +114,14 @@ def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     return mx.where(excess < 1, mx.log1p(excess), mx.logsumexp(log_p + e, axis=-1))
 
 
-class Estimate(NamedTuple):
-    value: float
-    se: float
-
-
-def mean(values: np.ndarray) -> Estimate:
+def mean(values: np.ndarray) -> tuple[float, float]:
     """Mean and its standard error, in float64, the values taken as independent.
 
     Tokens of one text are not: the true error of a perplexity as a statement about other text is larger.
     """
     values = values.astype(np.float64)
-    se = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return Estimate(float(values.mean()), se)
-
-
-class Perplexity(Record):
-    """What one arm says of a text. Word and byte figures are None where the tokens do not make up a text."""
-
-    ppl: float | None  # in JSON null where it is not finite
-    ppl_se: float | None
-    word_ppl: float | None = None
-    byte_ppl: float | None = None
-    bits_per_byte: float | None = None
-
-
-def perplexity(nll: np.ndarray, words: int | None, n_bytes: int | None) -> Perplexity:
-    """From the cost of each scored token, and the words and bytes of the text they make up, if they make up one.
-
-    The error of the token perplexity is that of the mean cost times the perplexity (the delta method).
-    """
-    average = mean(nll)
-    result = Perplexity(ppl=exp(average.value), ppl_se=exp(average.value) * average.se)
-    if words is not None and n_bytes is not None:
-        total = average.value * len(nll)
-        result.word_ppl = exp(total / words) if words else math.inf  # the first tokens may be white space only
-        result.byte_ppl = exp(total / n_bytes)
-        result.bits_per_byte = total / n_bytes / math.log(2)
-    return result
+    error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(values.mean()), error
 
 
 def exp(x: float) -> float:
