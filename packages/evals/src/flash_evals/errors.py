@@ -27,12 +27,14 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def failing(what: str) -> Iterator[None]:
+def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError)) -> Iterator[None]:
     """Says in the words of `what` that a library did not take the work: too little memory, a shape it does not cover.
 
-    Raises EvalError for its ValueError or RuntimeError.
+    Raises EvalError for these errors of it.
     """
     try:
         yield
-    except (ValueError, RuntimeError) as error:
-        raise EvalError(f"{what}: {first_line(error)}") from error
+    except EvalError:
+        raise
+    except errors as error:
+        raise EvalError(f"{what}: {first_line(error.__cause__ or error)}") from error

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -17,8 +18,6 @@ from flash_evals.record import Count, Record
 
 Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
-MODEL_FILES = "config.json", "model*.safetensors"
-ADAPTER_FILES = "adapter_config.json", "adapters.safetensors"
 ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # as mlx-lm calls them; m is DoRA's magnitude
 
 
@@ -118,36 +117,26 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
     folder, nothing to load in it, broken files, a type that mlx-lm does not have, adapters of another model,
     no such revision, no network.
     """
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
-    local = model is None or Path(model).exists()
-    if model is not None and not local and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
-        raise EvalError(f"no such model folder: {model}")
-    if local and revision is not None:
-        raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the model shipped here'}")
-    if adapter_path is not None:
-        _require_files(Path(adapter_path), "an adapter folder", ADAPTER_FILES)
-
-    commit = None
-    if model is None:
-        folder, name = DEMO_MODEL, "Qwen2 demo"
-    elif local:
-        folder = Path(model)
-        name = folder.resolve().name
-    else:
-        folder = _from_hub(model, revision)
-        name, commit = model.split("/")[-1], folder.name
-    _require_files(folder, "a model folder", MODEL_FILES)
-
+    from huggingface_hub import snapshot_download
     from mlx_lm import load as mlx_lm_load
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS as FILES
     from mlx_lm.utils import get_total_parameters
 
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
+    path, commit = DEMO_MODEL if model is None else Path(model), None
+    name = "Qwen2 demo" if model is None else path.resolve().name
+    if model is not None and not path.exists():
+        with hub.reading(model, "model", revision, "--model FOLDER") as (commit, online):
+            path = Path(snapshot_download(model, revision=revision, allow_patterns=FILES, local_files_only=not online))
+    elif revision is not None:
+        raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the model shipped here'}")
     try:
-        network, tokenizer, config = mlx_lm_load(str(folder), return_config=True)  # type: ignore[misc]
+        network, tokenizer, config = mlx_lm_load(str(path), return_config=True)  # type: ignore[misc]
     except Exception as error:
         # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
-        raise EvalError(f"cannot load the model in {folder}: {first_line(error)}") from error
+        raise EvalError(f"cannot load the model in {path}: {first_line(error)}") from error
     if not tokenizer.encode("a", add_special_tokens=False):
-        raise EvalError(f"cannot load the model in {folder}: it has no tokenizer")
+        raise EvalError(f"cannot load the model in {path}: it has no tokenizer")
     adapter_type = _add_adapters(network, adapter_path) if adapter_path is not None else None
     described = Model(
         name=name,
@@ -174,56 +163,23 @@ def _dtype(network: Any, config: dict[str, Any]) -> str:
     return f"{quantization['bits']}-bit, {dtype}" if quantization else dtype
 
 
-def _require_files(folder: Path, what: str, patterns: tuple[str, ...]) -> None:
-    for pattern in patterns:
-        if not any(folder.glob(pattern)):
-            has = f"it has no {pattern}" if folder.is_dir() else "there is none"
-            raise EvalError(f"{folder} is not {what} in mlx-lm's layout: {has}")
-
-
 def _add_adapters(network: Any, adapter_path: str) -> str:
     """Puts them into the model, as mlx-lm does it: gives their type. All that the model gets must be in the file."""
     from mlx_lm.utils import load_adapters
 
-    config_file, weights_file = (Path(adapter_path, name) for name in ADAPTER_FILES)
+    folder, what = Path(adapter_path), f"cannot load the adapters in {adapter_path}"
     try:
-        kind = json.loads(config_file.read_bytes()).get("fine_tune_type", "lora")
-        given = set(mx.load(str(weights_file)))
         load_adapters(network, adapter_path)
+        kind = json.loads((folder / "adapter_config.json").read_bytes()).get("fine_tune_type", "lora")
+        given = set(mx.load(str(folder / "adapters.safetensors")))
     except Exception as error:
-        what, *details = str(error).strip().splitlines() or [type(error).__name__]
         # mlx-lm names the tensors that do not fit in the lines after the first.
-        reason = " ".join([what, *(detail.strip() for detail in details[:1])])
-        raise EvalError(f"cannot load the adapters in {adapter_path}: {reason}") from error
+        raise EvalError(f"{what}: {shorten(str(error), 300)}") from error
     needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
-    if missing := sorted(needed - given):
-        raise EvalError(
-            f"cannot load the adapters in {adapter_path}: {len(missing)} of {len(needed)} tensors are missing, "
-            f"{missing[0]} is the first"
-        )
-    if not given:
-        raise EvalError(f"cannot load the adapters in {adapter_path}: there are none")
+    if not given or not needed <= given:
+        raise EvalError(f"{what}: of {len(needed)} tensors {len(needed - given)} are missing, and {len(given)} there")
     network.eval()  # no dropout
     return str(kind)
-
-
-def _from_hub(repo: str, revision: str | None) -> Path:
-    """The folder of its files in the hub's cache, named after the commit."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
-    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
-
-    hub.quiet()
-    online = hub.commit(repo, "model", revision) is not None
-    patterns = DEFAULT_ALLOW_PATTERNS
-    try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=not online))
-    except GatedRepoError as error:
-        raise hub.gated(repo, "model") from error
-    except LocalEntryNotFoundError as error:
-        raise hub.nothing_cached(repo, "model", revision, "--model FOLDER") from error
-    except Exception as error:
-        raise EvalError(f"cannot download model {repo}: {first_line(error)}") from error
 
 
 def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
