@@ -25,33 +25,25 @@ ROWS = [
 OLD_ROWS = ["", " = Robert = \n", "", " Robert is an actor . \n"]
 LONG_ROWS = [" = Valkyria Chronicles III = \n", " Senjō no Valkyria 3 is a tactical role @-@ playing game . \n"]
 ONLY = ["Only this . \n"]
-WIKITEXT_CARD = b"""---
-configs:
-- config_name: wikitext-2-raw-v1
-  data_files:
-  - {split: test, path: wikitext-2-raw-v1/test-*}
-  - {split: validation, path: wikitext-2-raw-v1/validation-*}
-- config_name: wikitext-103-raw-v1
-  data_files: [{split: test, path: wikitext-103-raw-v1/test-*}]
-- config_name: numbers
-  data_files: [{split: test, path: numbers/test-*}]
----
-"""
+NUMBERS = "numbers"  # a configuration without texts
 
 
 def wikitext(rows):
     tables = {
-        "wikitext-2-raw-v1/test": {"text": rows},
-        "wikitext-2-raw-v1/validation": {"text": ONLY},
-        "wikitext-103-raw-v1/test": {"text": LONG_ROWS},
-        "numbers/test": {"n": [1, 2]},
+        ("wikitext-2-raw-v1", "test"): {"text": rows},
+        ("wikitext-2-raw-v1", "validation"): {"text": ONLY},
+        ("wikitext-103-raw-v1", "test"): {"text": LONG_ROWS},
+        (NUMBERS, "test"): {"n": [1, 2]},
     }
-    files = {"README.md": WIKITEXT_CARD}
-    for name, columns in tables.items():
-        file = io.BytesIO()
+    splits = {config: [] for config, _ in tables}
+    files = {}
+    for (config, split), columns in tables.items():
+        path, file = f"{config}/{split}-00000-of-00001.parquet", io.BytesIO()
         parquet.write_table(pa.table(columns), file)
-        files[f"{name}-00000-of-00001.parquet"] = file.getvalue()
-    return files
+        files[path] = file.getvalue()
+        splits[config].append({"split": split, "path": path})
+    configs = [{"config_name": config, "data_files": files} for config, files in splits.items()]
+    return {"README.md": f"---\nconfigs: {json.dumps(configs)}\n---\n".encode(), **files}
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
@@ -67,24 +59,23 @@ def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
     }
 
 
-@pytest.fixture(scope="session")
-def models(make_model, model_folder):
+@pytest.fixture
+def folders(make_model, model_folder):
     """Two versions of one model."""
     return {FIRST: make_model(hidden_size=64), SECOND: model_folder}
 
 
 @pytest.fixture
-def hub(models):
+def hub(folders):
     """A hub with WikiText (a few lines of it), a plain dataset and a model; all with a past."""
     plain = {"test.jsonl": b'{"text": "A dataset of one configuration."}\n'}
-    wikitexts = {FIRST: wikitext(OLD_ROWS), SECOND: wikitext(ROWS)}
-    tiny = {commit: {file.name: file.read_bytes() for file in folder.iterdir()} for commit, folder in models.items()}
+    tiny = {commit: {file.name: file.read_bytes() for file in folder.iterdir()} for commit, folder in folders.items()}
     repos = {
-        ("dataset", "Salesforce/wikitext"): Repo(wikitexts, tags={"v1": FIRST}),
+        ("dataset", "Salesforce/wikitext"): Repo({FIRST: wikitext(OLD_ROWS), SECOND: wikitext(ROWS)}, {"v1": FIRST}),
         ("dataset", "someone/plain"): Repo({FIRST: plain}),
         ("dataset", "someone/gated"): Repo({FIRST: plain}, gated=True),
-        ("model", "someone/tiny-qwen2"): Repo(tiny, tags={"v1": FIRST}),
-        ("model", "someone/gated"): Repo({FIRST: tiny[FIRST]}, gated=True),
+        ("model", "someone/tiny-qwen2"): Repo(tiny, {"v1": FIRST}),
+        ("model", "someone/gated"): Repo(tiny, gated=True),
     }
     with serve(repos) as hub:
         yield hub
@@ -95,7 +86,7 @@ def run(in_fresh_process, model_folder, tmp_path):
     """`flash-eval perplexity ARGUMENTS` for each list of arguments, with a cache that lasts for the test."""
 
     def run(address, *runs):
-        always = ["perplexity", "--model", model_folder, "--context", 32]
+        always = ["perplexity", "--model", model_folder, "--context", 32, "-o", "json"]
         return in_fresh_process(*([*always, *run] for run in runs), HF_ENDPOINT=address, HF_HOME=str(tmp_path / "hf"))
 
     return run
@@ -103,10 +94,10 @@ def run(in_fresh_process, model_folder, tmp_path):
 
 @pytest.fixture
 def results(run):
-    """What `--json` writes, of runs that must succeed."""
+    """What it prints, of runs that must succeed."""
 
     def results(address, *runs):
-        outcomes = run(address, *([*arguments, "-o", "json"] for arguments in runs))
+        outcomes = run(address, *runs)
         assert [(outcome.exit_code, outcome.stderr) for outcome in outcomes] == [(0, "")] * len(outcomes)
         return [json.loads(outcome.stdout) for outcome in outcomes]
 
@@ -164,24 +155,19 @@ def test_datasets_from_the_cache(hub, results, run):
     assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
 
 
-def test_revisions_of_a_model(hub, models, results, run, text_file):
+def test_revisions_of_a_model(hub, folders, results, run, text_file):
     """Each has the figures of its folder, from the hub and then from the cache."""
-    repo = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
-    main, *others = (
-        [*repo, *revision] for revision in ([], *(["--revision", r] for r in ("main", SECOND, "v1", FIRST)))
-    )
-    folders = [["--dataset", text_file, "--model", folder] for folder in models.values()]
-    online = results(hub.address, main)
-    for line in refusals(run(NOWHERE, *others[2:])):
-        assert NOT_CACHED in line
-    online += results(hub.address, *others)
-    *offline, first, second = results(NOWHERE, main, *others, *folders)
-    local = {FIRST: first, SECOND: second}
+    text, repo = ["--dataset", text_file, "--model"], "someone/tiny-qwen2"
+    named = [[*text, repo, "--revision", revision] for revision in ("main", SECOND, "v1", FIRST)]
+    first, second = results(hub.address, *([*text, folder] for folder in folders.values()))
     assert first["off"]["ppl"] != second["off"]["ppl"]
-    for found in (online, offline):
-        for result, commit in zip(found, [SECOND] * 3 + [FIRST] * 2, strict=True):
+    online = results(hub.address, [*text, repo])
+    assert all(NOT_CACHED in line for line in refusals(run(NOWHERE, *named[2:])))
+    online += results(hub.address, *named)
+    for found in (online, results(NOWHERE, [*text, repo], *named)):
+        for result, commit, local in zip(found, [SECOND] * 3 + [FIRST] * 2, [second] * 3 + [first] * 2, strict=True):
             assert result["model"].items() >= {"name": "tiny-qwen2", "revision": commit}.items()
-            assert result["off"]["ppl"] == local[commit]["off"]["ppl"]
+            assert result["off"]["ppl"] == local["off"]["ppl"]
     assert hub.downloads["model.safetensors"] == 2
 
 
@@ -209,11 +195,14 @@ def test_what_the_hub_does_not_have(hub, run):
         ("--dataset", "wikitext", "--dataset-revision", "v9"): "has no branch, tag or commit 'v9'",
         ("--dataset", "wikitext", "--dataset-revision", nobody): f"has no branch, tag or commit '{nobody}'",
         ("--dataset", "Salesforce/wikitext"): "Config name is missing",
-        ("--dataset", "someone/nothing"): "the hub has no dataset of that name; for a private one: hf auth login",
-        ("--dataset", "someone/gated"): "log in and accept the terms of dataset someone/gated: hf auth login",
-        ("--dataset", "some one"): "neither a local path nor a hub id",
-        ("--model", "someone/nothing"): "the hub has no model of that name; for a private one: hf auth login",
-        ("--model", "someone/gated"): "log in and accept the terms of model someone/gated: hf auth login",
+        ("--dataset", "someone/nothing"): "the hub has no dataset someone/nothing for you",
+        ("--dataset", "someone/gated"): "is a gated dataset on the Hub. You must be authenticated",
+        ("--dataset", "some one"): "there is no file or folder 'some one'",
+        ("--model", "someone/nothing"): "the hub has no model someone/nothing for you",
+        (
+            "--model",
+            "someone/gated",
+        ): "no model someone/gated for you; if it is private, or has terms to accept: hf auth",
         ("--model", "someone/tiny-qwen2", "--revision", "v9"): "model someone/tiny-qwen2 on the hub has no branch, tag",
         ("--model", "someone/tiny-qwen2", "--revision", nobody): f"has no branch, tag or commit '{nobody}'",
     }
@@ -247,8 +236,8 @@ def test_a_transfer_that_breaks_off(hub, results, run, text_file):
     model, dataset = ["--dataset", text_file, "--model", "someone/tiny-qwen2"], ["--dataset", "wikitext"]
     hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})
     of_model, of_dataset = refusals(run(hub.address, model, dataset))
-    assert "cannot download model someone/tiny-qwen2: peer closed connection" in of_model
-    assert "cannot read Salesforce/wikitext: peer closed connection" in of_dataset
+    assert "cannot read model someone/tiny-qwen2: peer closed connection" in of_model
+    assert "cannot read dataset Salesforce/wikitext: peer closed connection" in of_dataset
     for line in refusals(run(NOWHERE, model, dataset)):
         assert NOT_CACHED in line
     hub.breaks_off.clear()
