@@ -81,30 +81,30 @@ def leave_out(folder, end):
 
 
 OF_ANOTHER_MODEL = "does not match model parameter shape"
+NONE = "of 0 tensors 0 are missing, and 0 there"
 SPOIL = {
-    "it has no adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
-    "it has no adapters.safetensors": lambda folder: (folder / "adapters.safetensors").unlink(),
-    "cannot load the adapters in .*Expecting": lambda folder: (folder / "adapter_config.json").write_text("{"),
-    "cannot load the adapters in .*list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
-    "cannot load the adapters in .*num_layers": lambda folder: (folder / "adapter_config.json").write_text("{}"),
-    "cannot load the adapters in .*'scale'": lambda folder: change(folder, lora_parameters={"rank": 4}),
-    "incompatible tensors: .*shape": lambda folder: change(folder, lora_parameters={**PARAMETERS, "rank": 8}),
-    r"not an adapter parameter": lambda folder: change(folder, lora_parameters={**PARAMETERS, "keys": []}),
-    r"14 of 28 tensors are missing, model\.layers\.0": lambda folder: change(folder, num_layers=2),
-    "7 of 14 tensors are missing": lambda folder: leave_out(folder, "lora_b"),
-    "there are none": lambda folder: leave_out(folder, ""),
-    r"not an adapter folder in mlx-lm's layout: there is none$": shutil.rmtree,
-    OF_ANOTHER_MODEL: lambda folder: None,
+    "The adapter path does not exist": shutil.rmtree,
+    "No such file .*adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
+    "Failed to open file .*adapters.safetensors": lambda folder: (folder / "adapters.safetensors").unlink(),
     "Unable to read": lambda folder: (folder / "adapters.safetensors").write_bytes(b"nothing"),
+    "Expecting": lambda folder: (folder / "adapter_config.json").write_text("{"),
+    "list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
+    "num_layers": lambda folder: (folder / "adapter_config.json").write_text("{}"),
+    "'scale'": lambda folder: change(folder, lora_parameters={"rank": 4}),
+    "incompatible tensors: .*shape": lambda folder: change(folder, lora_parameters={**PARAMETERS, "rank": 8}),
+    "not an adapter parameter": lambda folder: change(folder, lora_parameters={**PARAMETERS, "keys": []}),
+    "of 28 tensors 14 are missing, and 14 there": lambda folder: change(folder, num_layers=2),
+    "of 14 tensors 7 are missing, and 7 there": lambda folder: leave_out(folder, "lora_b"),
+    NONE: lambda folder: leave_out(folder, ""),
+    OF_ANOTHER_MODEL: lambda folder: None,
 }
 
 
 @pytest.mark.parametrize("says", SPOIL)
 def test_adapters_that_cannot_be_loaded(says, make_adapters, make_model, model_folder):
     model = make_model(hidden_size=64) if says == OF_ANOTHER_MODEL else model_folder
-    folder = make_adapters(model, "full" if says == "there are none" else "lora")
+    folder = make_adapters(model, "full" if says == NONE else "lora")
     SPOIL[says](folder)
-    with pytest.raises(EvalError, match=says) as refusal:
+    with pytest.raises(EvalError, match=f"cannot load the adapters in {folder}: .*{says}") as refusal:
         models.load(str(model_folder), adapter_path=str(folder))
-    assert str(folder) in refusal.value.message
     assert "\n" not in refusal.value.message
