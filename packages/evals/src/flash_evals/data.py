@@ -18,8 +18,6 @@ from flash_evals.record import Count, Record
 # has it. It is part of the text, so it is scored and counted like the rest.
 SEPARATOR = "\n\n"
 WIKITEXT = "Salesforce/wikitext"
-WIKITEXT_CONFIGS = {f"wikitext{name}": f"wikitext{name or '-2'}-raw-v1" for name in ("", "-2", "-103")}
-NAMES = "pydoc", "-", *WIKITEXT_CONFIGS  # these are never files
 
 
 class Part(NamedTuple):
@@ -93,23 +91,24 @@ def load(*datasets: str, part: Part = WHOLE) -> Text:
     file, a folder that the `datasets` library can read, or a hub id; several are files, read one after the other.
     Raises EvalError: no such file, split, column or revision, no text, no network, a `part` that has no meaning.
     """
-    dataset, path = datasets[0], Path(datasets[0])
-    if len(datasets) > 1 or path.suffix in READERS or (path.is_file() and dataset not in NAMES):
-        return _from_files(datasets, part)
-    if dataset == "pydoc":
-        _require_no(part, "pydoc")
-        python = Part(revision=f"CPython {platform.python_version()}")
-        return Text.of(pydoc_text.documents("heldout"), dataset, python, "pydoc topics, held out")
-    if dataset == "-":
-        _require_no(part, "stdin")
-        with failing("cannot read stdin"):
-            return Text.of([sys.stdin.buffer.read().decode()], "stdin")
-    if dataset in WIKITEXT_CONFIGS:
-        return _from_hub(WIKITEXT, part._replace(config=part.config or WIKITEXT_CONFIGS[dataset]))
-    if path.is_dir():
-        _require_no(Part(revision=part.revision), f"the folder {dataset}")
-        return _from_folder(dataset, part)
-    return _from_hub(dataset, part)
+    match datasets:
+        case ("pydoc",):
+            _require_no(part, "pydoc")
+            python = Part(revision=f"CPython {platform.python_version()}")
+            return Text.of(pydoc_text.documents("heldout"), "pydoc", python, "pydoc topics, held out")
+        case ("-",):
+            _require_no(part, "stdin")
+            with failing("cannot read stdin"):
+                return Text.of([sys.stdin.buffer.read().decode()], "stdin")
+        case ("wikitext" | "wikitext-2" | "wikitext-103" as name,):
+            size = name.removeprefix("wikitext") or "-2"
+            return _from_hub(WIKITEXT, part._replace(config=part.config or f"wikitext{size}-raw-v1"))
+        case (folder,) if Path(folder).is_dir():
+            _require_no(Part(revision=part.revision), f"the folder {folder}")
+            return _from_folder(folder, part)
+        case (repo,) if not Path(repo).is_file() and Path(repo).suffix not in READERS:
+            return _from_hub(repo, part)
+    return _from_files(datasets, part)
 
 
 def _require_no(part: Part, what: str) -> None:

