@@ -69,7 +69,7 @@ def test_nothing_to_find(fine, invoke, tmp_path):
         memory_reads="11 GB/s",
         matrix_products="4.0 GFLOP/s, 4% of the multiply-adds",
         peak_memory=measure.memory_method(),
-        demo_model="Qwen2 demo, 1.0 M parameters, float32; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| ",
+        model="Qwen2 demo, 1.0 M parameters, float32; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| ",
     )
     json_file, csv_file = tmp_path / "out.json", tmp_path / "out.csv"
     head, _, columns, *lines, _, last = invoke("doctor", "--json", json_file, "--csv", csv_file).stdout.splitlines()
@@ -102,7 +102,7 @@ def test_what_needs_flash_is_left_out_where_it_does_not_run(invoke, monkeypatch)
     assert (result["broken"], result["machine"]) == (1, None)
     lines = invoke("doctor").stdout.splitlines()
     assert lines[3].split(maxsplit=2) == ["✗", "extension", "does not load · cure: pip install it"]
-    assert lines[-1] == "Left out, as flash attention does not run: hardware, bounds, demo model."
+    assert lines[-1] == "Left out, as flash attention does not run: hardware, bounds, model."
 
 
 def logits_off_by(difference):
@@ -121,19 +121,19 @@ def logits_off_by(difference):
 # What is changed, and the finding that this makes: its mark, subject, words and cure.
 FOUND = [
     ("flash_evals.machine.physical_memory", Mock(side_effect=OSError("no such thing\nas this")),
-     "problem", "hardware", "the check failed: OSError: no such thing", "please report it"),
+     "problem", "hardware", "the check failed: OSError: no such thing", "or else report this"),
     ("os.cpu_count", lambda: THREADS + 1,
      "warning", "threads", f"flash uses {THREADS} of {THREADS + 1} cores", "taskset"),
     ("flashattn_core.peak_flops", Mock(side_effect=cycle([100e9, 79e9])),
      "warning", "multiply-adds", "79–100 GFLOP/s within seconds: times will scatter", "stop what else runs"),
     ("flash_evals.models.DEMO_MODEL", Path(__file__).parent,
-     "problem", "demo model", "config.json", f"{doctor.REINSTALL}"),
+     "problem", "model", "config.json", "pip install --force-reinstall"),
     ("flash_evals.measure.run", logits_off_by(0.01),
-     "problem", "demo model", "max |Δlogit| 1.0e-02", "please report it"),
+     "problem", "model", "max |Δlogit| 1.0e-02", "or else report this"),
     ("flash_evals.measure.run", logits_off_by(float("nan")),
-     "problem", "demo model", "max |Δlogit| nan", "please report it"),
+     "problem", "model", "max |Δlogit| nan", "or else report this"),
     ("flash_evals.measure.run", logits_off_by(None),
-     "problem", "demo model", "flash: no calls, 0 fallbacks", f"{doctor.REINSTALL}"),
+     "problem", "model", "flash: no calls, 0 fallbacks", "pip install --force-reinstall"),
 ]  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_threads_that_are_set_are_no_finding(fine, monkeypatch):
 def test_a_process_that_is_patched(findings):
     with flash.enabled():
         [found] = [finding for finding in findings() if finding["mark"] != "ok"]
-    assert found["subject"] == "demo model"
+    assert found["subject"] == "model"
     assert "the patch is on for this whole process" in found["what"]
 
 

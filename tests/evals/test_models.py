@@ -44,7 +44,7 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, text_file, tmp_path
         ("config.json", None, "No such file .*config.json"),
         ("config.json", "{", "cannot load"),
         ("config.json", "{}", "cannot load .*model_type"),
-        ("config.json", {"model_type": "abacus"}, "Model type abacus not supported"),
+        ("config.json", {"model_type": "abacus"}, "No module named 'mlx_lm.models.abacus'"),
         ("config.json", {"hidden_size": 64}, "cannot load .*shape"),
         ("model.safetensors", None, "No safetensors found"),
         ("model.safetensors", "nothing", "cannot load"),

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, astuple, replace
 
 from flash_evals import hub, pydoc_text, wikitext
 from flash_evals.errors import EvalError, failing
@@ -20,28 +21,26 @@ SEPARATOR = "\n\n"
 WIKITEXT = "Salesforce/wikitext"
 
 
-class Part(NamedTuple):
+class Part(Record):
     """Of a dataset."""
 
     config: str | None = None  # as the hub names it
     split: str | None = None  # "test" if not given
     column: str | None = None  # with the text; "text" if not given
-    revision: str | None = None  # the hub's branch, tag or commit, "main" if not given
+    revision: str | None = (
+        None  # the hub's branch, tag or commit, "main" if not given; in a result the commit, or the Python whose it is
+    )
 
 
 WHOLE = Part()
-OPTIONS = Part("--config", "--split", "--text-column", "--dataset-revision")
+OPTIONS = ("--config", "--split", "--text-column", "--dataset-revision")
 
 
-class Dataset(Record):
+class Dataset(Part, kw_only=True):
     """A text as result files have it."""
 
     name: str  # as printed
     source: str  # what was asked for
-    config: str | None
-    split: str | None
-    column: str | None
-    revision: str | None  # the hub's commit, or the Python whose documentation it is
     fingerprint: str  # two runs with the same one are of the same characters
     documents: Count
     separator: str
@@ -74,7 +73,7 @@ class Text:
         dataset = Dataset(
             name=name,
             source=source,
-            **part._asdict(),
+            **asdict(part),
             fingerprint=f"sha256:{hashlib.sha256(content).hexdigest()}",
             documents=len(documents),
             separator=separator,
@@ -102,7 +101,7 @@ def load(*datasets: str, part: Part = WHOLE) -> Text:
                 return Text.of([sys.stdin.buffer.read().decode()], "stdin")
         case ("wikitext" | "wikitext-2" | "wikitext-103" as name,):
             size = name.removeprefix("wikitext") or "-2"
-            return _from_hub(WIKITEXT, part._replace(config=part.config or f"wikitext{size}-raw-v1"))
+            return _from_hub(WIKITEXT, replace(part, config=part.config or f"wikitext{size}-raw-v1"))
         case (folder,) if Path(folder).is_dir():
             _require_no(Part(revision=part.revision), f"the folder {folder}")
             return _from_folder(folder, part)
@@ -112,7 +111,7 @@ def load(*datasets: str, part: Part = WHOLE) -> Text:
 
 
 def _require_no(part: Part, what: str) -> None:
-    for option, value in zip(OPTIONS, part, strict=True):
+    for option, value in zip(OPTIONS, astuple(part), strict=True):
         if value is not None:
             raise EvalError(f"{option} has no meaning for {what}")
 
@@ -120,12 +119,10 @@ def _require_no(part: Part, what: str) -> None:
 def _from_files(files: Sequence[str], part: Part) -> Text:
     paths = [Path(file) for file in files]
     for path in paths:
-        if not path.is_file():
-            raise EvalError(f"{path} is no file{', and several --dataset are files' if len(paths) > 1 else ''}")
-        if path.suffix not in READERS:
-            raise EvalError(f"{path} is not a .txt, .jsonl or .parquet file")
+        if not path.is_file() or path.suffix not in READERS:
+            raise EvalError(f"expected .txt, .jsonl or .parquet files, and there is no such {path}")
     plain, column, source = all(path.suffix == ".txt" for path in paths), part.column or "text", ", ".join(files)
-    _require_no(part if plain else part._replace(column=None), source)
+    _require_no(part if plain else replace(part, column=None), source)
     documents, name = _read_files(paths, column), ", ".join(path.name for path in paths)
     return Text.of(documents, source, Part(column=None if plain else column), name)
 
@@ -144,7 +141,7 @@ def _read_txt(path: Path, column: str) -> list[str]:
 
 
 def _read_jsonl(path: Path, column: str) -> list[str]:
-    row = msgspec.defstruct("Row", [("text", str)], rename={"text": column})
+    row: Any = msgspec.defstruct("Row", [("text", str)], rename={"text": column})
     return [row.text for row in msgspec.json.Decoder(row).decode_lines(path.read_bytes())]
 
 
@@ -179,7 +176,7 @@ def _from_hub(repo: str, part: Part) -> Text:
     """The commit that the hub names, which `datasets` downloads into its cache; without a network, one found there."""
     datasets = _quiet_datasets()
     split, column = part.split or "test", part.column or "text"
-    with hub.reading(repo, "dataset", part.revision, "--dataset FILE.txt") as (commit, online):
+    with hub.reading(repo, "dataset", part.revision) as (commit, online):
         datasets.config.HF_HUB_OFFLINE = not online  # it would ask again, for half a minute
         builder = datasets.load_dataset_builder(repo, part.config, revision=part.revision)
         if builder.hash != commit:

@@ -1,6 +1,6 @@
 """The hub: is it there, which commit is meant, and what its answers and its silence mean.
 
-It is asked once and briefly, before the libraries that would retry for half a minute.
+It is asked once, and has five seconds to answer, before the libraries that would retry for half a minute.
 """
 
 import sys
@@ -13,18 +13,17 @@ import click
 
 from flash_evals.errors import EvalError, first_line
 
-ANSWER_WITHIN = 5.0  # seconds; on a network that answers at all, it answers well within this
+Kind = Literal["model", "dataset"]
+INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}  # work without the hub
 
 
 @contextmanager
-def reading(
-    repo: str, kind: Literal["model", "dataset"], revision: str | None, instead: str
-) -> Iterator[tuple[str | None, bool]]:
+def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str | None, bool]]:
     """Gives the commit that a branch, tag or commit of a repository is, "main" if None, and whether the hub says so; if
     it is silent, the commit is that of what was last downloaded.
 
     Raises EvalError for what the hub does not have for this user, and for what fails while it is read. Without a
-    network and with nothing in the cache, that names two commands which work all the same, one by the option `instead`.
+    network and with nothing in the cache, that names two commands which work all the same.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
     from huggingface_hub.utils.logging import set_verbosity_error
@@ -37,7 +36,7 @@ def reading(
     missing = errors.RepositoryNotFoundError, errors.HFValidationError
     try:
         try:
-            commit = HfApi().repo_info(repo, repo_type=kind, revision=revision or "main", timeout=ANSWER_WITHIN).sha
+            commit = HfApi().repo_info(repo, repo_type=kind, revision=revision or "main", timeout=5).sha
         except (*missing, errors.RevisionNotFoundError):
             raise
         except Exception:
@@ -52,7 +51,7 @@ def reading(
             command = f"flash-eval {click.get_current_context().info_name}"
             says = (
                 f"{what}{f' at revision {revision}' if revision else ''} is neither a local path nor in the cache, and "
-                f"the hub cannot be reached; without a network use `{command}` or `{command} {instead}`"
+                f"the hub cannot be reached; without a network use `{command}` or `{command} {INSTEAD[kind]}`"
             )
         elif isinstance(error, errors.RevisionNotFoundError):
             says = f"the {what} on the hub has no branch, tag or commit {revision!r}"

@@ -80,12 +80,9 @@ def bandwidth() -> float:
 
 
 def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) -> float:
-    """How much of what a step takes `amount` of is done in a second.
+    """How much of what a step takes `amount` of is done in a second."""
 
-    So many steps are evaluated at once, one behind the other, that the host's share of the time is small.
-    """
-
-    def seconds(count: int) -> float:
+    def seconds(count: int) -> float:  # many, evaluated at once, make the host's share small
         result, start = array, time.perf_counter()
         for _ in range(count):
             result = step(result)

@@ -13,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from flash_evals import hub
-from flash_evals.errors import EvalError, failing, first_line
+from flash_evals.errors import EvalError, failing
 from flash_evals.record import Count, Record
 
 Bos = Literal["auto", "always", "never"]
@@ -46,8 +46,8 @@ class Model(Record):
     def title(self) -> str:
         """As the pages name it: `Qwen2 demo, 1.0 M parameters, float32`."""
         adapters = f"{self.adapter_type} adapters {Path(self.adapter_path).name}" if self.adapter_path else None
-        parameters = f"{_count(self.parameters)} parameters"
-        return ", ".join(filter(None, (self.name, self.revision, adapters, parameters, self.dtype)))
+        size = f"{_count(self.parameters)} parameters"
+        return ", ".join(filter(None, (self.name, self.revision, adapters, size, self.dtype)))
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,8 @@ def parameters(network: Any) -> dict[str, mx.array]:
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
     """A model and its tokenizer, with adapters if a folder of them is given. None is the model in this package.
 
-    `revision` is a branch, tag or commit of a model on the hub, "main" if None. Raises EvalError: no such
-    folder, nothing to load in it, broken files, a type that mlx-lm does not have, adapters of another model,
-    no such revision, no network.
+    `revision` is a branch, tag or commit of a model on the hub, "main" if None. Raises EvalError for whatever is not
+    there, or cannot be loaded.
     """
     from huggingface_hub import snapshot_download
     from mlx_lm import load as mlx_lm_load
@@ -126,15 +125,13 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
     path, commit = DEMO_MODEL if model is None else Path(model), None
     name = "Qwen2 demo" if model is None else path.resolve().name
     if model is not None and not path.exists():
-        with hub.reading(model, "model", revision, "--model FOLDER") as (commit, online):
+        with hub.reading(model, "model", revision) as (commit, online):
             path = Path(snapshot_download(model, revision=revision, allow_patterns=FILES, local_files_only=not online))
     elif revision is not None:
         raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the model shipped here'}")
-    try:
+    # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
+    with failing(f"cannot load the model in {path}", (Exception,)):
         network, tokenizer, config = mlx_lm_load(str(path), return_config=True)  # type: ignore[misc]
-    except Exception as error:
-        # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
-        raise EvalError(f"cannot load the model in {path}: {first_line(error)}") from error
     if not tokenizer.encode("a", add_special_tokens=False):
         raise EvalError(f"cannot load the model in {path}: it has no tokenizer")
     adapter_type = _add_adapters(network, adapter_path) if adapter_path is not None else None
@@ -183,8 +180,7 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
 
 
 def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
-    """The text as one stream of tokens, behind a BOS: "auto" if the model's tokenizer puts one there itself, "always",
-    "never".
+    """The text as one stream of tokens. Behind a BOS: "always"; "auto", if the tokenizer puts one there; or "never".
 
     Always is what lm-evaluation-harness does: EOS stands in where the tokenizer has no BOS. Raises EvalError if it has
     neither, if it cannot say which characters a token stands for, and for tokens that the model does not have.

