@@ -161,7 +161,7 @@ REFUSED = {
     **{
         file: f"expected .txt, .jsonl or .parquet files, and there is no such {file}" for file in ("some.csv", "no.txt")
     },
-    **{path: f"there is no file or folder '{path}'" for path in ("a/b/c", "/no", "./no", "~/no")},
+    **{path: f"no file or folder '{path}'" for path in ("a/b/c", "/no", "./no", "~/no")},
     **{f"some.txt --dataset {other}": f"no such {other}" for other in ("no.txt", "pydoc", "wikitext", "-", ".", "a/b")},
     **{
         f"{dataset} {option} a": f"{option} has no meaning for "

@@ -167,7 +167,7 @@ def test_what_the_hub_does_not_have(hub, run):
         "--dataset someone/nothing": "the hub has no dataset someone/nothing for you",
         "--dataset someone/gated": "is a gated dataset on the Hub. You must be authenticated",
         "--model someone/nothing": "the hub has no model someone/nothing for you",
-        "--model someone/gated": "no model someone/gated for you; if it is private, or has terms to accept: hf auth",
+        "--model someone/gated": "no model someone/gated for you; private or gated: hf auth login",
         "--model someone/tiny-qwen2 --revision v9": "model someone/tiny-qwen2 on the hub has no branch, tag",
         f"--model someone/tiny-qwen2 --revision {nobody}": f"has no branch, tag or commit '{nobody}'",
     }

@@ -15,8 +15,7 @@ from flash_evals import hub, pydoc_text, wikitext
 from flash_evals.errors import EvalError, failing
 from flash_evals.record import Count, Record
 
-# Between documents (rows of a dataset, lines of a .jsonl): a blank line, as transformers' guide to perplexity
-# has it. It is part of the text, so it is scored and counted like the rest.
+# Between documents: a blank line, as transformers' guide to perplexity has it; scored and counted like the rest.
 SEPARATOR = "\n\n"
 WIKITEXT = "Salesforce/wikitext"
 
@@ -100,8 +99,8 @@ def load(*datasets: str, part: Part = WHOLE) -> Text:
             with failing("cannot read stdin"):
                 return Text.of([sys.stdin.buffer.read().decode()], "stdin")
         case ("wikitext" | "wikitext-2" | "wikitext-103" as name,):
-            size = name.removeprefix("wikitext") or "-2"
-            return _from_hub(WIKITEXT, replace(part, config=part.config or f"wikitext{size}-raw-v1"))
+            config = part.config or f"{'wikitext-2' if name == 'wikitext' else name}-raw-v1"
+            return _from_hub(WIKITEXT, replace(part, config=config))
         case (folder,) if Path(folder).is_dir():
             _require_no(Part(revision=part.revision), f"the folder {folder}")
             return _from_folder(folder, part)

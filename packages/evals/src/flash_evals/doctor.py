@@ -153,11 +153,9 @@ def model() -> Iterator[Finding]:
     off, on = (measure.run(arm, lambda: np.array(loaded.model(tokens)), tokens.size, flash)[0] for arm in measure.ARMS)
     difference = np.abs(on - off).max()
     what = f"{loaded.described.title}; flash: {flash}; max |Δlogit| {difference:.1e}"
-    # NaN is no agreement either.
-    if flash.calls and not flash.fallbacks and difference <= (TF32_LOGITS if machine.tf32() else LOGITS):
-        yield ok("model", what)
-    else:
-        yield problem("model", what, REINSTALL)
+    agree = difference <= (TF32_LOGITS if machine.tf32() else LOGITS)  # NaN does not
+    is_well = flash.calls and not flash.fallbacks and agree
+    yield ok("model", what) if is_well else problem("model", what, REINSTALL)
 
 
 NEED_FLASH = (hardware, bounds, model)

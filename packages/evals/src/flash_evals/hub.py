@@ -32,8 +32,7 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
     set_verbosity_error()  # type: ignore[no-untyped-call]
     if not sys.stderr.isatty():
         disable_progress_bars()
-    online, what = True, f"{kind} {repo}"
-    missing = errors.RepositoryNotFoundError, errors.HFValidationError
+    online, what, missing = True, f"{kind} {repo}", (errors.RepositoryNotFoundError, errors.HFValidationError)
     try:
         try:
             commit = HfApi().repo_info(repo, repo_type=kind, revision=revision or "main", timeout=5).sha
@@ -56,10 +55,7 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
         elif isinstance(error, errors.RevisionNotFoundError):
             says = f"the {what} on the hub has no branch, tag or commit {revision!r}"
         elif isinstance(error, missing):
-            says = (
-                f"there is no file or folder {repo!r}, and the hub has no {what} for you; "
-                "if it is private, or has terms to accept: hf auth login"
-            )
+            says = f"no file or folder {repo!r}, and the hub has no {what} for you; private or gated: hf auth login"
         else:
             how = "" if online else " without a network"
             says = f"cannot read {what}{how}: {first_line(error.__cause__ or error)}"

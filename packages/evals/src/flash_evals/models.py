@@ -113,8 +113,7 @@ def parameters(network: Any) -> dict[str, mx.array]:
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
     """A model and its tokenizer, with adapters if a folder of them is given. None is the model in this package.
 
-    `revision` is a branch, tag or commit of a model on the hub, "main" if None. Raises EvalError for whatever is not
-    there, or cannot be loaded.
+    `revision` is a branch, tag or commit of one on the hub, "main" if None. Raises EvalError if it cannot be loaded.
     """
     from huggingface_hub import snapshot_download
     from mlx_lm import load as mlx_lm_load
@@ -200,7 +199,5 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
         ids, ends = [first, *ids], [0, *ends]
     # MLX reads whatever lies behind the embedding, and says nothing.
     if ids and max(ids) >= loaded.vocabulary:
-        raise EvalError(
-            f"the tokenizer of {loaded.name} makes token {max(ids)}, the model has {loaded.vocabulary} (vocab_size)"
-        )
+        raise EvalError(f"the tokenizer makes token {max(ids)}, {loaded.name} has {loaded.vocabulary} (vocab_size)")
     return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), prefix)

