@@ -32,45 +32,36 @@ def quiet(monkeypatch):
 
 @pytest.fixture
 def findings(invoke):
-    """All of them; the exit code is that of what is broken."""
+    """What each is about, and what it says, of those with the mark; the exit code is that of what is broken."""
 
-    def run():
+    def run(mark):
         done = invoke("doctor", "-o", "json")
         result = json.loads(done.stdout)
         marks = [finding["mark"] for finding in result["findings"]]
         assert (result["broken"], result["could_be_better"]) == (marks.count("problem"), marks.count("warning"))
         assert (done.exit_code, done.stderr) == (int("problem" in marks), "")
         assert all(bool(finding["cure"]) == (finding["mark"] != "ok") for finding in result["findings"])
-        return result["findings"]
+        assert set(marks) == {"ok", mark}
+        return {finding["subject"]: finding["what"] for finding in result["findings"] if finding["mark"] == mark}
 
     return run
 
 
-@pytest.fixture
-def fine(findings):
-    """There is nothing but what is fine, and among it a finding like each of these."""
-
-    def check(**expected):
-        found = findings()
-        assert [finding for finding in found if finding["mark"] != "ok"] == []
-        for name, says in expected.items():
-            assert any(f["subject"] == name.replace("_", " ") and says in f["what"] for f in found), (name, found)
-
-    return check
-
-
-def test_nothing_to_find(fine, invoke, tmp_path):
-    fine(
-        **{"multiply-adds": "95–100 GFLOP/s"},
-        patch="all well",
-        versions=f"flash-evals {machine.describe().versions['flash-evals']}",
-        processor=f"{machine.describe().processor}, {THREADS} cores",
-        memory=" GB of it free",
-        memory_reads="11 GB/s",
-        matrix_products="4.0 GFLOP/s, 4% of the multiply-adds",
-        peak_memory=measure.memory_method(),
-        model="Qwen2 demo, 1.0 M parameters, float32; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| ",
+def test_nothing_to_find(findings, invoke, tmp_path):
+    found = findings("ok")
+    assert found.pop("memory").endswith(" GB of it free")
+    assert found.pop("model").startswith(
+        "Qwen2 demo, 1.0 M parameters, float32; flash: cpu_prefill 4 calls, 0 fallbacks; max |Δlogit| "
     )
+    assert found == {
+        "patch": "all well",
+        "versions": f"flash-evals {machine.describe().versions['flash-evals']}",
+        "processor": f"{machine.describe().processor}, {THREADS} cores",
+        "multiply-adds": "95–100 GFLOP/s",
+        "memory reads": "11 GB/s",
+        "matrix products": "4.0 GFLOP/s, 4% of the multiply-adds",
+        "peak memory": measure.memory_method(),
+    }
     json_file, csv_file = tmp_path / "out.json", tmp_path / "out.csv"
     head, _, columns, *lines, _, last = invoke("doctor", "--json", json_file, "--csv", csv_file).stdout.splitlines()
     assert head.endswith(f" · Python {sys.version.split()[0]} · {sys.prefix}")
@@ -82,12 +73,12 @@ def test_nothing_to_find(fine, invoke, tmp_path):
     assert list(csv.DictReader(io.StringIO(csv_file.read_text()))) == result["findings"]
 
 
-def test_the_patch_s_findings(findings, monkeypatch):
+def test_the_patch_s_findings(invoke, monkeypatch):
     """Its doctor's own, as they are: the real ones this time. The help has the subjects of all."""
     monkeypatch.undo()
     theirs = [finding.subject for finding in patch_doctor.examine()]
     assert {"versions", "extension", "cpu", "self-test", "mlx-lm"} <= set(theirs)
-    subjects = [finding["subject"] for finding in findings()]
+    subjects = [finding["subject"] for finding in json.loads(invoke("doctor", "-o", "json").stdout)["findings"]]
     assert subjects[: len(theirs)] == theirs
     assert all(subject in (doctor.command.help or "") for subject in subjects)
 
@@ -130,33 +121,37 @@ FOUND = [
 
 @pytest.mark.parametrize(("changed", "to", "mark", "subject", "what"), FOUND)
 def test_what_is_found(findings, monkeypatch, changed, to, mark, subject, what):
-    """One finding, and no other that is not fine."""
     monkeypatch.setattr(changed if changed.startswith("os") else f"flash_evals.{changed}", to)
-    [found] = [finding for finding in findings() if finding["mark"] != "ok"]
-    assert (found["mark"], found["subject"]) == (mark, subject)
-    assert what in found["what"]
+    found = findings(mark)
+    assert list(found) == [subject]
+    assert what in found[subject]
 
 
-def test_threads_that_are_set_are_no_finding(fine, monkeypatch):
+def test_threads_that_are_set_are_no_finding(findings, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: THREADS + 1)
     monkeypatch.setenv("FLASHATTN_NUM_THREADS", "1")  # of which the patch's doctor speaks
-    fine(processor=f"{THREADS + 1} cores")
+    assert findings("ok")["processor"].endswith(f", {THREADS + 1} cores")
 
 
 def test_a_process_that_is_patched(findings):
     with flash.enabled():
-        [found] = [finding for finding in findings() if finding["mark"] != "ok"]
-    assert "the patch is on for this whole process" in found["what"]
+        assert "the patch is on for this whole process" in findings("problem")["model"]
 
 
-def test_a_gpu(fine, monkeypatch):
+def test_a_gpu(findings, monkeypatch):
     described = machine.describe()
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setattr(machine, "describe", lambda: replace(described, processor="M9"))
     monkeypatch.setattr(machine, "products", lambda dtype: {"bfloat16": 8e14, "float32": 4e14}[dtype])
     monkeypatch.setattr(machine, "bandwidth", lambda: 3e12)
-    products = "800.0 TFLOP/s in bfloat16, 400.0 TFLOP/s in float32"
-    fine(processor="M9", matrix_products=products, memory_copy="3,000 GB/s, reads and writes")
+    assert (
+        findings("ok").items()
+        >= {
+            "processor": "M9",
+            "matrix products": "800.0 TFLOP/s in bfloat16, 400.0 TFLOP/s in float32",
+            "memory copy": "3,000 GB/s, reads and writes",
+        }.items()
+    )
 
 
 def test_nonsense_in_a_variable_costs_no_traceback(in_fresh_process):
