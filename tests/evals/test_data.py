@@ -56,10 +56,9 @@ def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
 def test_several_files_are_read_one_after_the_other(tmp_path, run_command):
     files = [write(tmp_path / name) for name in ("b.txt", "a.jsonl", "c.parquet")]
     assert read(*files) == "\n\n".join([JOINED] * 3)
-    described = data.load(*map(str, files)).dataset
-    assert (described.name, described.documents) == ("b.txt, a.jsonl, c.parquet", 7)
-    repeated = [argument for file in files for argument in ("--dataset", file)]
-    assert run_command("perplexity", *repeated)["dataset"] == to_builtins(described)
+    found = run_command("perplexity", *(word for file in files for word in ("--dataset", file)))["dataset"]
+    assert found == to_builtins(data.load(*map(str, files)).dataset)
+    assert (found["name"], found["documents"]) == ("b.txt, a.jsonl, c.parquet", 7)
 
 
 @pytest.fixture
@@ -103,14 +102,13 @@ def test_what_a_folder_does_not_have(folder):
     assert read(folder) == "first\n\nsecond"
     refused("Unknown split", split="nonsense")
     refused("has no column 'nonsense'", column="nonsense")
-    refused(r"'n' of .* holds int64, not text", column="n")
     csv_file.unlink()
     notes = write(folder / "notes.parquet")
     refused("Unknown split")
     refused(r"'n' of .*notes.parquet holds int64, not text", split="train", column="n")
     refused("BuilderConfig 'nonsense' not found", config="nonsense")
     notes.write_bytes(b"no parquet at all")
-    refused(r"cannot read .*notes.parquet", split="train")
+    refused("cannot read .*notes.parquet", split="train")
 
 
 def test_stdin(model_folder):
@@ -146,14 +144,9 @@ FILES = {
     "half.jsonl": b'{"text": "half a pair: \\ud83d"}',
     "broken.parquet": b"no parquet at all",
 }
-NO_MEANING = {
-    "pydoc": "--config --split --text-column --dataset-revision",
-    "-": "--config --split --text-column --dataset-revision",
-    "some.txt": "--config --split --text-column --dataset-revision",
-    "some.jsonl": "--config --split --dataset-revision",
-    "some.txt --dataset some.jsonl": "--split",
-    ".": "--dataset-revision",
-}
+EVERY = ["--config", "--split", "--dataset-revision", "--text-column"]
+NO_MEANING = {"pydoc": EVERY, "-": EVERY, "some.txt": EVERY, "some.jsonl": EVERY[:-1]}
+NO_MEANING |= {"some.txt --dataset some.jsonl": ["--split"], ".": ["--dataset-revision"]}
 REFUSED = {
     **{file: f"{file} holds no text" for file in ("blank.txt", "empty.jsonl")},
     **{file: f"cannot read {file}: " for file in FILES if file.startswith(("latin", "broken", "list", "half"))},
@@ -161,13 +154,9 @@ REFUSED = {
     **{
         file: f"expected .txt, .jsonl or .parquet files, and there is no such {file}" for file in ("some.csv", "no.txt")
     },
-    **{path: f"no file or folder '{path}'" for path in ("a/b/c", "/no", "./no", "~/no")},
+    **{path: f"no such dataset folder: {path}" for path in ("a/b/c", "/no", "./no", "~/no")},
     **{f"some.txt --dataset {other}": f"no such {other}" for other in ("no.txt", "pydoc", "wikitext", "-", ".", "a/b")},
-    **{
-        f"{dataset} {option} a": f"{option} has no meaning for "
-        for dataset, options in NO_MEANING.items()
-        for option in options.split()
-    },
+    **{f"{data} {option} a": f"{option} has no meaning for " for data, few in NO_MEANING.items() for option in few},
 }
 
 

@@ -39,18 +39,19 @@ def command(outputs: Outputs) -> None:
     ✗  broken: what is measured would be wrong, or nothing can be measured
 
     \b
-    versions, MLXLM_FLASH, hook, extension, cpu, metal, cuda, BLAS, self-test, mlx-lm
-        the findings of `mlxlm-flash doctor`: whether flash attention runs, computes
-        what it should, and takes mlx-lm's calls
+    versions, MLXLM_FLASH, hook, extension, self-test, mlx-lm, cpu, metal, cuda,
+    BLAS
+        what `mlxlm-flash doctor` finds: whether flash attention runs, computes
+        what it should, and takes mlx-lm's calls; what multiplies MLX's matrices
     processor, threads, memory, peak memory
         what the machine has, whether flash may use all of it, and how the other
         commands measure memory here
     multiply-adds, memory reads, matrix products, memory copy
-        FLOP/s that flash's threads reach in registers, and bytes/s from memory: no
-        kernel on this CPU is faster; FLOP/s of MLX, and bytes/s that a GPU copies
+        FLOP/s of flash's threads in registers, and bytes/s from memory: no kernel
+        on this CPU is faster; FLOP/s of MLX, and bytes/s that a GPU copies
     model
-        that the one in this package loads, and that the patch changes who computes
-        its attention and not what comes out
+        that the one in this package loads, and that the patch changes who
+        computes its attention and not what comes out
 
     The machine is measured for some seconds. Exit code 1 if anything is broken. `mlxlm-flash doctor --model` says
     whether a model of yours is covered.
@@ -133,8 +134,7 @@ def bounds() -> Iterator[Finding]:
     slowest, fastest = min(multiply_adds), max(multiply_adds)
     speeds = f"{slowest / 1e9:,.0f}–{fastest / 1e9:,.0f} GFLOP/s"
     if slowest < STEADY * fastest:
-        cure = "stop what else runs, and let the machine cool down"
-        yield warning("multiply-adds", f"{speeds} within seconds: times will scatter", cure)
+        yield warning("multiply-adds", f"{speeds}: times will scatter", "stop what else runs, and let it cool down")
     else:
         yield ok("multiply-adds", speeds)
     yield ok("memory reads", f"{machine.bandwidth() / 1e9:,.0f} GB/s")

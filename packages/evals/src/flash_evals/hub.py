@@ -32,11 +32,11 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
     set_verbosity_error()  # type: ignore[no-untyped-call]
     if not sys.stderr.isatty():
         disable_progress_bars()
-    online, what, missing = True, f"{kind} {repo}", (errors.RepositoryNotFoundError, errors.HFValidationError)
+    online, what = True, f"{kind} {repo}"
     try:
         try:
             commit = HfApi().repo_info(repo, repo_type=kind, revision=revision or "main", timeout=5).sha
-        except (*missing, errors.RevisionNotFoundError):
+        except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
         except Exception:
             # Refused, timed out, no such host, a proxy's error page: the client has a class for each, and all
@@ -54,7 +54,9 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
             )
         elif isinstance(error, errors.RevisionNotFoundError):
             says = f"the {what} on the hub has no branch, tag or commit {revision!r}"
-        elif isinstance(error, missing):
+        elif isinstance(error, errors.HFValidationError):
+            says = f"no such {kind} folder: {repo}"
+        elif isinstance(error, errors.RepositoryNotFoundError):
             says = f"no file or folder {repo!r}, and the hub has no {what} for you; private or gated: hf auth login"
         else:
             how = "" if online else " without a network"

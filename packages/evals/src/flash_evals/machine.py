@@ -18,7 +18,6 @@ from flash_evals.record import Record
 
 PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows and columns: so many occupy any GPU
 COPY_BYTES = 2**30  # far more than the caches of a GPU hold
-RATE_SECONDS = 0.01
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 
 
@@ -91,7 +90,7 @@ def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) ->
 
     mx.eval(array)
     seconds(1)  # the first is slower
-    count = max(1, round(RATE_SECONDS / seconds(1)))
+    count = max(1, round(0.01 / seconds(1)))  # for a hundredth of a second
     return amount * count / seconds(count)
 
 
