@@ -7,13 +7,13 @@ from pathlib import Path
 import click.testing
 import flashattn_core
 import mlx.core as mx
+import numpy as np
 import pytest
 from flash_evals import contest, implementations, machine, measure
 from flash_evals.cli import main
-from flash_evals.implementations import IMPLEMENTATIONS
+from flash_evals.implementations import IMPLEMENTATIONS, RESULTS, Contestant, flash
 from flash_evals.models import load
 from fresh_process import fresh_processes
-from kernel_cases import GBS, GFLOPS, Fake
 from model_folders import write_model
 from report_page import parse
 
@@ -215,8 +215,8 @@ def quick_machine(monkeypatch):
     """For the kernels: trials of one call, known bounds, and no torch, whether it is installed or not."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
-    monkeypatch.setattr(flashattn_core, "peak_flops", lambda: GFLOPS * 1e9)
-    monkeypatch.setattr(flashattn_core, "read_bandwidth", lambda: GBS * 1e9)
+    monkeypatch.setattr(flashattn_core, "peak_flops", lambda: 1e11)
+    monkeypatch.setattr(flashattn_core, "read_bandwidth", lambda: 1e10)
     monkeypatch.setattr(implementations, "find_spec", lambda name: None)
 
 
@@ -235,10 +235,21 @@ def run_kernels(invoke, tmp_path):
 
 @pytest.fixture
 def fake_implementation(monkeypatch):
-    """Puts a Fake in the place of one of IMPLEMENTATIONS."""
+    """Puts flash in the place of one of IMPLEMENTATIONS, with a say in what a call does before, also when it is
+    prepared, and in what becomes of its results: `change` has a function for the names of some.
+    """
 
     def arrange(name, before=lambda: None, preparing=lambda: None, **change):
-        """The changes are of the results of that name."""
-        monkeypatch.setitem(IMPLEMENTATIONS, name, lambda *arguments: Fake(*arguments, before, preparing, **change))
+        class Fake(Contestant):
+            def prepare(self):
+                preparing()
+                call = super().prepare()
+                return lambda: before() or call()
+
+            def as_numpy(self, results):
+                named = zip(RESULTS[self.pass_], super().as_numpy(results), strict=True)
+                return [change.get(what, np.asarray)(array) for what, array in named]
+
+        monkeypatch.setitem(IMPLEMENTATIONS, name, partial(Fake, flash))
 
     return arrange

@@ -1,4 +1,4 @@
-"""Reads the page of `flash-eval report` back: its elements, tables, answers and plots."""
+"""Reads the page of `flash-eval report` back: its elements, tables and answers."""
 
 from xml.etree import ElementTree
 
@@ -18,15 +18,6 @@ class Element:
     def text(self):
         return "".join(self.node.itertext())
 
-    @property
-    def figures(self):
-        """The exact numbers in it."""
-        return [float(data.attributes["value"]) for data in self.all("data")]
-
-
-def page_of(markup):
-    return Element(ElementTree.fromstring(f"<html>{markup}</html>"))
-
 
 def parse(page):
     """Fails where an element is not closed: the page is XML as well."""
@@ -34,8 +25,9 @@ def parse(page):
 
 
 def rows(table):
-    """The cells of each row by its names."""
-    return {" ".join(name.text for name in row.all("th")): row.all("td") for row in table.all("tbody")[0].all("tr")}
+    """The texts of the cells of each row by its names."""
+    body = table.all("tbody")[0].all("tr")
+    return {" ".join(name.text for name in row.all("th")): [cell.text for cell in row.all("td")] for row in body}
 
 
 def head(page):
@@ -47,28 +39,6 @@ def answer(page, question):
     """The word, and the sentences."""
     [card] = [card for card in page.all("section", class_="card") if card.all("h2")[0].text == question]
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
-
-
-NUMBERS = ("data-length", "data-value", "data-low", "data-high")  # the last two where a line has a band
-
-
-def all_plots(page):
-    """The title of each plot, and of each of its lines the points with NUMBERS, as exactly as they are drawn."""
-    return [(figure.all("figcaption")[0].node.text, lines(figure)) for figure in page.all("figure")]
-
-
-def lines(drawing):
-    return {
-        line.attributes["data-series"]: [
-            tuple(float(mark.attributes[name]) for name in NUMBERS if name in mark.attributes)
-            for mark in line.all("path[@data-length]")
-        ]
-        for line in drawing.all("g[@data-series]")
-    }
-
-
-def plots(page):
-    return dict(all_plots(page))
 
 
 WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens", "mark"}  # have few values

@@ -48,14 +48,6 @@ def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity, option):
     assert page.stderr == "Error: cannot write /dev/full: No space left on device\n"
 
 
-def test_as_a_person_runs_it(tmp_path):
-    """The installed command: no traceback, the line on stderr, nothing on stdout."""
-    done = subprocess.run([FLASH_EVAL, "perplexity", "--model", tmp_path], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"Error: cannot load the model in {tmp_path}: ")
-
-
 def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
     """SIGTERM is as Ctrl-C, but for the exit code."""
     out, scores = tmp_path / "out.json", tmp_path / "scores.jsonl"

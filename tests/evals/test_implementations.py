@@ -2,32 +2,59 @@
 
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import implementations
-from flash_evals.implementations import IMPLEMENTATIONS, RESULTS
-from flash_evals.workload import PASSES
-from flashattn_core.reference import reference_attention
+from flash_evals import implementations, machine
+from flash_evals.implementations import IMPLEMENTATIONS, QUANTISED, RESULTS
+from flash_evals.workload import PASSES, Workload
+from flashattn_core.masks import Causal, SlidingWindow
+from flashattn_core.reference import visible_and_bias
 from gradient_oracle import Call, unfused_gradients
-from kernel_cases import WORKLOADS, mask_of, visible_in, workload
 from msgspec.structs import replace
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
-@pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
-@pytest.mark.parametrize("work", WORKLOADS, ids=str)
-def test_every_implementation_computes_the_workload(name, work, pass_):
+workload = partial(replace, Workload(1, 32, 32, 4, 2, 8, True, None, "float32", None))
+WORKLOADS = [
+    workload(),
+    workload(causal=False),
+    workload(causal=False, query_len=40, batch_size=3),
+    workload(query_len=5),
+    workload(query_len=1),
+    workload(window=1),
+    workload(window=7, query_len=9, batch_size=2),
+    workload(window=7, query_len=1),
+    workload(window=100),
+    workload(num_heads=6, num_kv_heads=6, head_dim=16, seq_len=33, query_len=2),
+]
+CASES = [(name, pass_, work) for name in ("flash", "mlx", "naive") for pass_ in PASSES for work in WORKLOADS]
+CASES += [
+    (name, "forward", workload(head_dim=64, kv_bits=8, **changes))
+    for name in QUANTISED
+    for changes in ({}, {"causal": False}, {"window": 7, "query_len": 9})
+]
+
+
+def mask_of(work):
+    return SlidingWindow(work.window) if work.window else Causal() if work.causal else None
+
+
+@pytest.mark.parametrize(("name", "pass_", "work"), CASES, ids=str)
+def test_every_implementation_computes_the_workload(name, pass_, work):
     inputs = work.inputs(seed=1)
     contestant = IMPLEMENTATIONS[name](work, pass_, inputs)
-    calls = [contestant.prepare() for _ in range(2)]
+    calls = [contestant.prepare() for _ in range(3)]
     results = contestant.as_numpy(contestant.compute(calls))
     assert calls == []  # they are gone when they have run
-    call = Call(*map(mx.array, inputs), mask=mask_of(work))
+    arrays = list(map(mx.array, inputs))
+    if work.kv_bits:
+        arrays[1:3] = [mx.dequantize(*mx.quantize(x, 64, 8), group_size=64, bits=8) for x in arrays[1:3]]
+    call = Call(*arrays, mask=mask_of(work))
     output, lse = call.forward()
     gradients = unfused_gradients(call, output, lse)
     expected = dict(zip(RESULTS["forward_backward"], (output, gradients.dq, gradients.dk, gradients.dv), strict=True))
@@ -49,8 +76,7 @@ def test_a_backward_pass_begins_after_the_forward_pass(name):
     prepared = flashattn_core.stats()
     contestant.compute([call])
     ran = {kernel: calls - prepared[kernel] for kernel, calls in flashattn_core.stats().items()}
-    assert sum(ran.values()) == (name == "flash")
-    assert ran["cpu_backward"] == (name == "flash")
+    assert sum(ran.values()) == ran["cpu_backward"] == (name == "flash")
 
 
 def test_threads_are_those_of_flash(monkeypatch):
@@ -59,54 +85,37 @@ def test_threads_are_those_of_flash(monkeypatch):
         assert implementations.threads() == number
 
 
-def test_what_is_held_and_read():
-    """Of gradients as much as of what they are of, but of lse none; packed, a scale and a bias for each 64 numbers."""
-    single, half, lse = workload(query_len=16), workload(query_len=16, dtype="bfloat16"), 4 * 4 * 16
-    held = single.bytes_held("forward") - lse
-    assert held == 4 * 8 * (2 * 4 * 16 + 2 * 2 * 32)
-    assert half.bytes_held("forward") - lse == held // 2
-    assert half.bytes_read == single.bytes_read // 2
-    for pass_ in ("backward", "forward_backward"):
-        assert single.bytes_held(pass_) - lse == 2 * held
-    plain, packed = workload(head_dim=128), workload(head_dim=128, kv_bits=4)
-    rows = 2 * 4 * 32 * 128 * 4 + 4 * 4 * 32
-    assert plain.bytes_read == 2 * 2 * 32 * 128 * 4
-    assert packed.bytes_read == 2 * 2 * 32 * (128 // 2 + 2 * 2 * 4)
-    assert packed.bytes_held("forward") - rows == packed.bytes_read
-    assert "4-bit K/V" in str(packed)
-
-
-@pytest.mark.parametrize("name", implementations.QUANTISED)
-@pytest.mark.parametrize("work", [workload(), workload(causal=False), workload(window=7, query_len=9)], ids=str)
-def test_quantised_outputs(name, work):
-    work = replace(work, head_dim=64, kv_bits=8)
-    inputs = work.inputs(0)
-    contestant = IMPLEMENTATIONS[name](work, "forward", inputs)
-    (output,) = contestant.as_numpy(contestant.compute([contestant.prepare() for _ in range(3)]))
-    query, *others = inputs[:3]
-    floats = (mx.dequantize(*mx.quantize(mx.array(x), 64, 8), group_size=64, bits=8) for x in others)
-    expected, _ = reference_attention(query, *map(np.array, floats), None, mask_of(work))
-    np.testing.assert_allclose(output, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_counts_what_is_visible(work):
-    visible = visible_in(work)
-    given = work.mask()
-    assert (given is None) == visible.all()
-    if given is not None:
-        np.testing.assert_array_equal(given, visible)
+    """As the reference spells it out."""
+    shape = (work.batch_size, work.num_heads, work.query_len, work.head_dim)
+    visible = visible_and_bias(shape, work.seq_len, mask_of(work))[0][0, 0]
+    mask = work.mask()
+    assert visible.all() if mask is None else np.array_equal(mask, visible) and not visible.all()
     for pass_, products in (("forward", 2), ("backward", 5), ("forward_backward", 7)):
         flops = 2 * products * work.head_dim * visible.sum() * work.num_heads * work.batch_size
         assert work.flops(pass_) == flops
     assert work.bytes_read == 2 * work.batch_size * work.num_kv_heads * visible.any(axis=0).sum() * work.head_dim * 4
 
 
-def test_the_seed_decides_the_numbers():
-    def query(seed):
-        return workload().inputs(seed)[0].ravel().tolist()
+@pytest.mark.parametrize(
+    ("changes", "bytes_of_key", "bytes_of_number"),
+    [({}, 4 * 128, 4), ({"dtype": "bfloat16"}, 2 * 128, 2), ({"kv_bits": 4}, 128 // 2 + 2 * 2 * 4, 4)],
+)
+def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
+    """Of gradients as much as of what they are of, but of lse none; packed, a scale and a bias for each 64 numbers."""
+    work = workload(head_dim=128, query_len=16, **changes)
+    assert work.bytes_read == 2 * 2 * 32 * bytes_of_key
+    lse, held = 4 * 4 * 16, 2 * 4 * 16 * 128 * bytes_of_number + work.bytes_read
+    assert [work.bytes_held(pass_) - lse for pass_ in PASSES] == [held, 2 * held, 2 * held]
 
-    assert query(0) == query(0) != query(1)
+
+def test_the_seed_decides_the_numbers(run_kernels, fake_implementation):
+    outputs = []
+    fake_implementation("flash", output=lambda array: outputs.append(array.tolist()) or array)
+    for seed in (0, 0, 1):
+        run_kernels("--impl", "flash", "-r", 1, "--seed", seed)
+    assert outputs[0] == outputs[1] != outputs[2]
 
 
 # PyTorch among the implementations, in a shape that needs no PyTorch: what it is asked for.
@@ -114,7 +123,7 @@ def test_the_seed_decides_the_numbers():
 
 class FakeTensor:
     def __init__(self, array, dtype="as given", graph=None):
-        self.array, self.dtype, self.requires_grad = array, dtype, False
+        self.array, self.dtype, self.requires_grad = mx.array(array), dtype, False
         self.graph = graph  # the function that attention was, and what it was given
 
     def requires_grad_(self, requires_grad):
@@ -124,48 +133,39 @@ class FakeTensor:
         return FakeTensor(self.array, dtype)
 
     def detach(self):
-        array = SimpleNamespace(numpy=lambda: self.array)  # torch refuses what is not detached
+        array = SimpleNamespace(numpy=lambda: np.array(self.array))  # torch refuses what is not detached
         return SimpleNamespace(float=lambda: array)
 
 
-class FakeTorch:
-    """What of torch is used. Its attention has torch's mask: causal is aligned to the upper left."""
+def attention(*inputs, attn_mask, is_causal, enable_gqa):
+    """It has torch's mask: causal is aligned to the upper left."""
+    assert enable_gqa
+    arrays = [tensor.array for tensor in inputs]
+    mask = attn_mask and attn_mask.array
+    if is_causal:
+        assert mask is None
+        mask = mx.tril(mx.ones((arrays[0].shape[-2], arrays[1].shape[-2]))).astype(mx.bool_)
+    attend = partial(mx.fast.scaled_dot_product_attention, scale=arrays[0].shape[-1] ** -0.5, mask=mask)
+    return FakeTensor(attend(*arrays), graph=(attend, list(inputs)) if inputs[0].requires_grad else None)
 
-    def __init__(self):
-        self.calls, self.threads, self.gradients = [], [], 0
-        self.float32, self.bfloat16 = "float32", "bfloat16"
-        self.tensor, self.set_num_threads = FakeTensor, self.threads.append
-        self.nn = SimpleNamespace(functional=SimpleNamespace(scaled_dot_product_attention=self.attention))
-        self.autograd = SimpleNamespace(grad=self.grad)
 
-    def attention(self, *inputs, attn_mask, is_causal, enable_gqa):
-        assert not (is_causal and attn_mask is not None)
-        assert enable_gqa
-        query, key, _ = inputs
-        asked = {"is_causal": is_causal, "masked": attn_mask is not None, "recorded": query.requires_grad}
-        self.calls.append(asked | {"dtypes": {tensor.dtype for tensor in inputs}})
-        visible = np.ones((query.array.shape[-2], key.array.shape[-2]), bool) if attn_mask is None else attn_mask.array
-        mask = mx.array(np.tril(visible) if is_causal else visible)
-        attend = partial(mx.fast.scaled_dot_product_attention, scale=query.array.shape[-1] ** -0.5, mask=mask)
-        output = np.array(attend(*(mx.array(tensor.array) for tensor in inputs)))
-        return FakeTensor(output, graph=(attend, list(inputs)) if query.requires_grad else None)
-
-    def grad(self, output, inputs, cotangent):
-        """Frees the graph, as torch does."""
-        (attend, operands), output.graph = output.graph, None
-        assert inputs == operands
-        assert [tensor.requires_grad for tensor in (*inputs, cotangent)] == [True, True, True, False]
-        self.gradients += 1
-        _, gradients = mx.vjp(attend, [mx.array(tensor.array) for tensor in inputs], [mx.array(cotangent.array)])
-        return [FakeTensor(np.array(gradient)) for gradient in gradients]
+def grad(output, inputs, cotangent):
+    """Frees the graph, as torch does."""
+    (attend, operands), output.graph = output.graph, None
+    assert inputs == operands
+    assert [tensor.requires_grad for tensor in (*inputs, cotangent)] == [True, True, True, False]
+    _, gradients = mx.vjp(attend, [tensor.array for tensor in inputs], [cotangent.array])
+    return list(map(FakeTensor, gradients))
 
 
 @pytest.fixture
 def torch(monkeypatch):
-    fake = FakeTorch()
+    fake = Mock(float32="float32", bfloat16="bfloat16", tensor=FakeTensor)
+    fake.nn.functional.scaled_dot_product_attention.side_effect = attention
+    fake.autograd.grad.side_effect = grad
     monkeypatch.setattr(implementations, "find_spec", lambda name: name)
     monkeypatch.setattr(implementations, "import_module", {"torch": fake}.__getitem__)
-    monkeypatch.setattr("flash_evals.machine.version", lambda package: f"that of {package}")
+    monkeypatch.setattr(machine, "version", lambda package: f"that of {package}")
     return fake
 
 
@@ -183,15 +183,23 @@ def torch(monkeypatch):
     ],
 )
 def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, passes):
-    """And agrees, or the run would end."""
+    """And agrees, or the run would end. A backward pass has a forward pass of its own."""
+    asked = torch.nn.functional.scaled_dot_product_attention
     for pass_ in passes:
+        asked.reset_mock()
         entries, _ = run_kernels("--impl", "flash,torch", "--pass", pass_, *options)
-        asked = {"is_causal": is_causal, "masked": masked, "recorded": pass_ != "forward"}
-        assert torch.calls[-1] == {**asked, "dtypes": {entries[0]["config"]["dtype"]}}
-    assert torch.gradients == sum(call["recorded"] for call in torch.calls)
-    assert set(torch.threads) == {implementations.threads()}
-    assert entries[0]["machine"]["versions"]["torch"] == "that of torch"
+        assert entries[1]["machine"]["versions"]["torch"] == "that of torch"
+        for inputs, how in asked.call_args_list:
+            assert (how["is_causal"], how["attn_mask"] is not None) == (is_causal, masked)
+            assert {tensor.dtype for tensor in inputs} == {entries[1]["config"]["dtype"]}
+            assert {tensor.requires_grad for tensor in inputs} == {pass_ != "forward"}
+        assert torch.autograd.grad.call_count == (pass_ != "forward") * asked.call_count
+        torch.autograd.grad.reset_mock()
+    torch.set_num_threads.assert_called_with(implementations.threads())
 
 
-def test_torch_takes_part_where_it_is_installed(run_kernels, torch):
+def test_torch_takes_part_on_a_cpu_where_it_is_installed(run_kernels, refused, torch, monkeypatch):
     assert [entry["config"]["impl"] for entry in run_kernels()[0]] == ["flash", "mlx", "naive", "torch"]
+    monkeypatch.setattr(machine, "kind", lambda: "gpu")
+    monkeypatch.setattr(machine, "describe", None)
+    assert "--impl torch is not here: it takes a CPU" in refused("kernels", "--impl", "torch")

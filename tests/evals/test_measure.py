@@ -2,8 +2,9 @@
 
 import multiprocessing
 import re
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import flashattn_core
 import mlx.core as mx
@@ -14,13 +15,23 @@ from flash_evals import measure
 from flash_evals.measure import Flash, run
 from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import obstacles
-from trial_peaks import MB, nine_peaks
+
+MB = 1_000_000
+LINUX = pytest.mark.skipif(
+    "process" not in measure.memory_method(),
+    reason="this system does not tell the memory of a process: run it on Linux",
+)
 
 
 def forward(loaded, tokens=16):
     logits = loaded.model(mx.arange(tokens)[None])
     mx.eval(logits)
     return logits
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
 
 
 def test_the_off_arm_is_mlx_lm_as_it_is(loaded):
@@ -56,6 +67,37 @@ def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     assert re.fullmatch(r"cpu_decode 5 calls, cpu_prefill 1,000 calls, 2 fallbacks \(.*: 2\)", str(flash))
 
 
+def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):
+    """By a clock that goes while attention is at work, and while the rest is. The calls are those that `observe` shows,
+    which tests/patch tests.
+    """
+    now, evaluated = [0.0], []
+    q, k, v = (mx.zeros((1, 2, 3, 8)) for _ in range(3))
+    mask, output = mx.zeros((3, 3)), mx.zeros((1, 2, 3, 8))
+
+    def go(seconds, result=None):
+        now[0] += seconds
+        return result
+
+    def evaluate(*arrays):
+        evaluated.append(arrays)
+        go(10 if arrays == (output,) else 1)
+
+    def work():
+        go(14)
+        qwen2.scaled_dot_product_attention(q, k, v, None, 1.0, mask)
+
+    monkeypatch.setattr(mx, "eval", evaluate)
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(qwen2, "scaled_dot_product_attention", lambda *_, **__: go(5, output))
+    share = measure.attention_share("off", work)
+    [[inputs], _] = evaluated
+    assert all(any(each is array for each in inputs) for array in (q, k, v))
+    assert not any(each is mask for each in inputs)  # flash attention never needs most of them
+    assert share == (5 + 10) / (14 + 1 + 5 + 10)
+    assert measure.attention_share("off", lambda: go(1)) is None  # without attention
+
+
 SMALL = {
     "perplexity": ("--max-windows", 1),
     "speed": ("-p", 8, "-g", 0, "-d", 0, "-r", 1),
@@ -72,12 +114,42 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder,
     assert "run flash-eval without mlxlm-flash run" in line
 
 
+def nine_peaks(method, allocate, megabytes):
+    """In MB, of the same work three times, beside garbage that a collection would free meanwhile; then in another
+    thread, and once an allocation has failed: the C library gives either memory of its own.
+    """
+    if method == "allocator":
+        measure.memory_method = lambda: "peak of MLX's allocator"
+    garbage = [mx.ones(10 * MB)]
+    mx.eval(garbage)
+    garbage.append(garbage)
+    del garbage
+
+    def work():
+        _enough_for_a_collection = [[] for _ in range(5000)]
+        if allocate == "mlx":
+            mx.eval(mx.ones(megabytes * MB, dtype=mx.uint8))
+        else:
+            np.ones(megabytes * MB, np.uint8)
+
+    def three_peaks():
+        return [run("off", work, 0, Flash())[1].peak_memory_mb for _ in range(3)]
+
+    peaks = three_peaks()
+    with ThreadPoolExecutor(1) as another:
+        peaks += another.submit(three_peaks).result()
+    try:
+        np.empty(1 << 60, np.uint8)
+    except MemoryError:
+        return peaks + three_peaks()
+
+
 # MLX's allocator counts the array alone. The process's other threads may touch a megabyte or two of their own.
 @pytest.mark.parametrize(
     ("method", "allocate", "megabytes", "tolerance"),
     [
         *(("process", "mlx", megabytes, 3) for megabytes in (32, 128)),
-        ("process", "numpy", 16, 3),
+        pytest.param("process", "numpy", 16, 3, marks=LINUX),
         *(("allocator", "mlx", megabytes, 0.02) for megabytes in (2, 128)),
     ],
 )
@@ -87,20 +159,16 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
     In a process of its own, as flash-eval's is. Other tests start threads before flash_evals is imported and let
     allocations fail: behind both, the C library keeps what is freed.
     """
-    if allocate == "numpy" and "process" not in measure.memory_method():
-        pytest.skip("this system does not tell the memory of a process: run it on Linux")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         peaks = fresh_process.submit(nine_peaks, method, allocate, megabytes).result()
     assert peaks == pytest.approx([megabytes] * 9, abs=tolerance)
 
 
-@pytest.mark.parametrize("method", ["process", "allocator"])
-def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch):
+@pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
+def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
     """Its threads keep it after a warm-up, and MLX's allocator never sees it; of a larger call nothing counts."""
     if method == "allocator":
-        monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
-    elif "process" not in measure.memory_method():
-        pytest.skip("this system does not tell the memory of a process: run it on Linux")
+        request.getfixturevalue("allocator")
     kept = [np.empty(0, np.uint8)]
 
     def work(megabytes):
@@ -118,8 +186,7 @@ def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [*SMALL, "kernels"])
-def test_every_command_counts_it(run_command, run_kernels, quick_machine, monkeypatch, command):
-    monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
+def test_every_command_counts_it(run_command, run_kernels, quick_machine, allocator, monkeypatch, command):
     monkeypatch.setattr(flashattn_core, "release_scratch", lambda: 7000 * MB)
     if command == "kernels":
         [entry], _ = run_kernels("--impl", "flash", "-r", 1)

@@ -18,9 +18,10 @@ from rich.console import Console
 
 RESULT = {"command": "test", "figure": 1.5, "none": float("nan")}
 ROWS = [{"trial": 0, "seconds": 0.25}, {"trial": 1, "seconds": float("inf")}]
-TABLE = Table("", ["trial", "arm", "a|b"], [["0", "off", ["0.25", " s"]], ["0", "on", "1"], ["1", "off", "1"]], (1, 1))
-FOUND = Description(RESULT, ["head", "more"], [TABLE], ["one", ["two", "!"]], ["three"])
-TEXT = """\
+TABLE = Table("", ["trial", "arm", "a|b"], [["0", "off", "0.25 s"], ["0", "on", "1"], ["1", "off", "1"]], (1, 1))
+FOUND = Description(RESULT, ["head", "more"], [TABLE], ["one", "two!"], only="steps")
+INTERRUPTED = "Interrupted; the figures are of the steps that were finished."
+TEXT = f"""\
 head · more
 
 trial   arm   a|b
@@ -30,12 +31,12 @@ trial   arm   a|b
 
 one
 two!
-three
+{INTERRUPTED}
 """
 FORMATTED = {
     "text": TEXT,
     "md": "head · more\n\n| trial | arm | a\\|b |\n| --- | --- | --- |\n| 0 | off | 0.25 s |\n|  | on | 1 |\n"
-    "| 1 | off | 1 |\n\none  \ntwo!  \nthree\n",  # of one paragraph three lines
+    "| 1 | off | 1 |\n\none  \ntwo!  \n" + INTERRUPTED + "\n",  # of one paragraph three lines
     "json": '{\n  "command": "test",\n  "figure": 1.5,\n  "none": null\n}\n',
     "jsonl": '{"trial": 0, "seconds": 0.25}\n{"trial": 1, "seconds": null}\n',
     "csv": "trial,seconds\n0,0.25\n1,inf\n",
@@ -127,14 +128,13 @@ def test_a_row_for_each_trial_of_each_arm(run_command, tmp_path, command):
         (units.rate, [1234.5], "1,234"),
         (units.rate, [12.34], "12.3"),
         (units.percent, [0.9999999], "99.999 %"),
-        (units.memory, [0.00717], "7.17 kB"),
         (units.duration, [17.24, 17.0, 17.7], "17.2 s (17.0–17.7)"),
         (units.duration, [0.271, 0.2701, 0.3], "271 ms (270–300)"),
         (units.duration, [0.000021, 0.0000204, 0.0006084], "21.0 µs (20.4–608.4)"),
     ],
 )
 def test_figures(shown, values, text):
-    assert "".join(shown(*values)) == text
+    assert shown(*values) == text
 
 
 def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):

@@ -1,12 +1,12 @@
 """What cannot be done is one line on stderr and exit code 2, before any work starts."""
 
+from pathlib import Path
 from unittest.mock import Mock
 
 import flashattn_core
 import pytest
-from flash_evals import models
 
-# Arguments, of which capital words are paths: what the line says.
+# Arguments: what the line says.
 PERPLEXITY = {
     "--context 1": "--context must be at least 2, not 1",
     "--stride 0 --context 64": "--stride must be between 1 and the context of 64, not 0",
@@ -17,13 +17,10 @@ PERPLEXITY = {
     "--revision main": "--revision has no meaning for the folder",
     "--model ./missing": "no such model folder: ./missing",
     "--json missing/out.json": "--json missing/out.json: missing cannot be written to",
-    "--csv /": "--csv /: it is a folder",
+    "--csv / --model ./missing": "--csv /: it is a folder",  # found before anything else
     "--scoring half --stride 8": "--stride has no meaning with --scoring half",
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",
-    "--dataset SHORT": "short.txt has 1 tokens for this model; scoring one takes two",
-    "--dataset SHORT --scoring half --context 40": "--scoring half takes a --context of them, 40",
-    "--dataset SHORT --documents separate": "the longest document of short.txt has 1 tokens for this model",
     "--compare a.jsonl": "--compare takes --arm off or --arm on: the other one is that of the file",
     "--arm on --compare missing.jsonl": "--compare cannot read missing.jsonl: No such file",
     "--save-logprobs a.jsonl --resume b.jsonl": "--resume keeps what --save-logprobs does",
@@ -31,22 +28,26 @@ PERPLEXITY = {
     "--arm on --compare a --resume ./a": "--compare and --resume are the same file: a",
     "--save-logprobs missing/a.jsonl": "--save-logprobs missing/a.jsonl: missing cannot be written to",
 }
+SHORT = {
+    "--dataset short.txt": "short.txt has 1 tokens for this model; scoring one takes two",
+    "--dataset short.txt --scoring half --context 40": "--scoring half takes a --context of them, 40",
+    "--dataset short.txt --documents separate": "the longest document of short.txt has 1 tokens for this model",
+}
 SPEED = {
-    "--json out --csv ./out": "--json and --csv are the same file: out",
     "-p 0 -g 0": "nothing to measure",
     "-p many": "-p takes numbers of tokens separated by commas, not 'many'",
     "-d 0,-1": "-d takes numbers of tokens separated by commas, not '0,-1'",
     "-g ,": "-g takes numbers of tokens separated by commas, not ','",
     "-b 0": "-b takes numbers of sequences separated by commas, not '0'",
-    **{f"--delay {n}": f"--delay must be between 0 and 3600 seconds, not {n}" for n in ("-1", "nan", "inf")},
+    **{f"--delay {n}": f"--delay must be at least 0, not {n}" for n in ("-1", "nan")},
     "-p 100 -d 0,29": "pp100 @ d29 needs 129 positions",
     "-p 0 -g 129 -d 0": "tg129 needs 129 positions",
     "--num-draft-tokens 2": "--num-draft-tokens goes with --draft-model",
-    "--draft-model MODEL --num-draft-tokens 0": "--num-draft-tokens must be at least 1, not 0",
-    "--draft-model MODEL -g 0": "--draft-model goes with -g: a prompt is read without it",
-    "--draft-model MODEL -b 1,2": "--draft-model goes with -b 1: mlx-lm has no speculative decoding",
+    "--draft-model model --num-draft-tokens 0": "--num-draft-tokens must be at least 1, not 0",
+    "--draft-model model -g 0": "--draft-model goes with -g: a prompt is read without it",
+    "--draft-model model -b 1,2": "--draft-model goes with -b 1: mlx-lm has no speculative decoding",
     "--draft-model ./missing": "no such model folder: ./missing",
-    "--draft-model MODEL -p 0 -g 128 -d 0": "tg128 needs 129 positions",
+    "--draft-model model -p 0 -g 128 -d 0": "tg128 needs 129 positions",
 }
 FINETUNE = {
     "-p 0": "-p takes numbers of tokens separated by commas, not '0'",
@@ -63,62 +64,47 @@ FINETUNE = {
 KERNELS = {
     "--shape 14x64": "--shape takes query heads / key-value heads x head_dim, such as 14/2x64, separated by",
     **{f"--shape {shape}": f"not '{shape}'" for shape in ("14/3x64", "14/2x64,0/1x64", "14/0x64")},
-    "--seq-len many": "--seq-len takes numbers of keys separated by commas, not 'many'",
     "--seq-len 00": "--seq-len takes numbers of keys separated by commas, not '00'",
     "--dtype float64": "--dtype takes float32, float16, bfloat16 separated by commas, not 'float64'",
     "--pass both": "--pass takes forward, backward, forward_backward separated by commas, not 'both'",
-    "--pass forward,backward --query-len 1": "--pass backward takes at least 2 queries: a single one is",
-    "--pass forward_backward --seq-len 1,32": "--pass forward_backward takes at least 2 queries",
+    "--pass forward,backward --query-len 1": "--pass takes at least 2 queries for gradients: a single one is",
+    "--pass forward_backward --seq-len 1,32": "--pass takes at least 2 queries for gradients",
     "--seq-len 1,32": "--seq-len 1 is a decode step, of which GB/s are shown: measure it apart from longer ones",
     "--impl flash,xla": "--impl takes flash, mlx, naive, torch separated by commas, not 'flash,xla'",
-    "--impl flash,torch": "--impl torch: it is not installed: pip install torch==2.13.0",
+    "--impl flash,torch": "--impl torch is not here: it takes a CPU, and pip install torch==2.13.0",
     "--query-len 0": "--query-len must be at least 1, not 0",
-    "--query-len 40": "--query-len must be at most --seq-len, 32, not 40",
+    "--query-len 40": "--causal takes a --query-len of at most --seq-len, 32, not 40",
     "--window 0": "--window must be at least 1, not 0",
     "--window 4 --no-causal": "--window 4 is causal, and does not go with --no-causal",
     "--max-seconds nan": "--max-seconds must be at least 0, not nan",
     "--kv-bits 5": "--kv-bits takes none, 2, 3, 4, 6, 8 separated by commas, not '5'",
-    "--kv-bits 8 --shape 4/2x8": "--kv-bits takes head_dims that are multiples of 64, its groups, not 8",
+    "--kv-bits 8 --shape 4/2x8": "--kv-bits takes multiples of 64 as head_dim, not 8",
     "--kv-bits 8 --pass forward,backward": "--kv-bits goes with --pass forward",
     "--kv-bits 8 --impl naive": "--kv-bits goes with --impl flash, mlx, not naive",
-    "--plot out.gif": "out.gif: expected a name that ends in .png or .svg",
     "--plot missing/out.png": "missing cannot be written to",
 }
 TIMED = {"--seed -1": "--seed must be at least 0, not -1", "-r 0": "-r must be at least 1, not 0"}
 BATCH = {"--batch-size 0": "-b must be at least 1, not 0"}
 COMMANDS = {
-    "perplexity": ("--model MODEL --dataset TEXT --context 24", PERPLEXITY),
-    "speed": ("--model MODEL", SPEED | TIMED),
-    "finetune": ("--model MODEL", FINETUNE | TIMED | BATCH),
-    "kernels": ("--seq-len 32", KERNELS | TIMED | BATCH),
+    "perplexity --model model --dataset text.txt --context 24": PERPLEXITY,
+    "perplexity --model model --context 24": SHORT,
+    "speed --model model": SPEED | TIMED,
+    "finetune --model model": FINETUNE | TIMED | BATCH,
+    "kernels --seq-len 32": KERNELS | TIMED | BATCH,
 }
-CASES = [(command, arguments) for command, (_, cases) in COMMANDS.items() for arguments in cases]
+CASES = [(f"{command} {more}", line) for command, cases in COMMANDS.items() for more, line in cases.items()]
 
 
-@pytest.mark.parametrize(("command", "arguments"), CASES)
-def test_arguments(refused, model_folder, text_file, tmp_path, monkeypatch, quick_machine, command, arguments):
+@pytest.mark.parametrize(("arguments", "line"), CASES)
+def test_arguments(refused, model_folder, text_file, tmp_path, monkeypatch, quick_machine, arguments, line):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "short.txt").write_text("T")
-    paths = {"MODEL": model_folder, "TEXT": text_file, "SHORT": "short.txt"}
-    always, cases = COMMANDS[command]
-    if "--dataset" in arguments:
-        always = always.replace("--dataset TEXT", "")
-    assert cases[arguments] in refused(command, *(paths.get(word, word) for word in f"{always} {arguments}".split()))
+    Path("short.txt").write_text("T")
+    Path("model").symlink_to(model_folder)
+    assert line in refused(*arguments.split())
 
 
-def test_an_unwritable_result_file_is_found_before_the_work(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "load", None)
-    assert "it is a folder" in refused("perplexity", "--json", tmp_path)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 def test_nonsense_in_a_variable_is_named(refused, command, monkeypatch):
     error = ValueError("FLASHATTN_NUM_THREADS must be a positive number, not 'many'")
     monkeypatch.setattr(flashattn_core, "backends", Mock(side_effect=error))
     assert "FLASHATTN_NUM_THREADS" in refused(command)
-
-
-def test_what_an_implementation_does_not_cover(refused, quick_machine):
-    line = refused("kernels", "--shape", "1/1x600", "--seq-len", 8)
-    assert line.startswith("Error: flash cannot compute 1/1x600, 8 queries, 8 keys, causal, float32: ")
-    assert "600" in line.partition("float32: ")[2]

@@ -19,7 +19,7 @@ def faster(speed, *ratios):
         ([1.5, 2.5], "Yes", "prompts 1.50x to 2.50x as fast."),
         ([0.5], "No", "prompts 0.50x as fast."),
         ([1.001], "No difference", "prompts 1.00x as fast (no clear difference)."),
-        ([1.5, 0.5], "In 1 of 2 tests, slower in 1", "prompts 0.50x to 1.50x as fast."),
+        ([1.5, 1.2, 0.5], "In 2 of 3 tests, slower in 1", "prompts 0.50x to 1.50x as fast."),
         ([1.5, 1.0], "In 1 of 2 tests", "prompts 1.00x to 1.50x as fast (no clear difference in 1 of 2)."),
     ],
 )

@@ -9,14 +9,24 @@ from unittest.mock import Mock
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import generation, speed
+from flash_evals import generation, models
 from flash_evals.errors import EvalError
-from flash_evals.generation import Case, Draft
 from flash_evals.measure import ARMS, Measurement
-from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
+from flash_evals.speed_result import Case, Settings
+from mlx_lm.models.cache import ArraysCache, KVCache
 from msgspec.structs import replace
 
 COMMAND = ("speed",)  # of `evaluate`
+
+
+def measured(loaded, *cases):
+    settings = Settings([], [], [], [], None, repetitions=2, delay=0, seed=0, prefill_step_size=0, memory="")
+    return generation.tests([loaded], cases, settings)
+
+
+def rows(file):
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
 
 
 def test_every_length_and_batch_at_every_depth(evaluate):
@@ -35,7 +45,7 @@ def test_every_length_and_batch_at_every_depth(evaluate):
             assert test[arm]["tokens_per_s_sd"] == pytest.approx(statistics.stdev(speeds))
             assert speeds[0] == pytest.approx(test["batch_size"] * test["tokens"] / trials[0]["seconds"])
             assert test[arm]["peak_memory_mb"] == max(trial["peak_memory_mb"] for trial in trials)
-    assert [line.split("  ")[0] for line in result["page"].splitlines()[2:15]] == ["test", *names]
+            assert 0 < test[arm]["attention_share"] < 1
     assert result["settings"]["batch_size"] == [1, 3]
     assert result["flash"]["fallbacks"] == {}
     assert set(result["flash"]["calls"]) == {"cpu_prefill", "cpu_decode"}
@@ -48,10 +58,9 @@ def test_attention_has_a_share_of_the_time(evaluate, monkeypatch, tmp_path):
     result = evaluate("-p", 8, "-g", 2, "-d", 0, "-r", 2, "--csv", tmp_path / "out.csv")
     found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
     assert found == [[0.25, 0.75], [0.5, None]]
-    rows = [line.split() for line in result["page"].splitlines()[2:5]]
-    assert [row[-2:] for row in rows] == [["off", "on"], ["25%", "75%"], ["50%", "–"]]
-    with (tmp_path / "out.csv").open(newline="") as file:
-        of_arms = {(row["test"], row["arm"], row["attention_share"]) for row in csv.DictReader(file)}
+    lines = [line.split() for line in result["page"].splitlines()[2:5]]
+    assert [line[-2:] for line in lines] == [["off", "on"], ["25%", "75%"], ["50%", "–"]]
+    of_arms = {(row["test"], row["arm"], row["attention_share"]) for row in rows(tmp_path / "out.csv")}
     assert of_arms == {("pp8", "off", "0.25"), ("pp8", "on", "0.75"), ("tg2", "off", "0.5"), ("tg2", "on", "")}
 
 
@@ -59,19 +68,17 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     """And a 0 means that there are no tests of one kind; a single repetition has no deviation."""
     prompts, waited = [], []
     monkeypatch.setattr(generation.time, "sleep", waited.append)
-    monkeypatch.setattr(generation, "_generate", lambda _, tokens, *__: prompts.append(tokens.tolist()) or (0, 0))
+    monkeypatch.setattr(generation, "generate_step", lambda prompt, *_, **__: prompts.append(prompt.tolist()) or ())
     for seed in (0, 0, 1):
         result = evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)
-        settings = [result["settings"][key] for key in ("seed", "delay", "num_draft_tokens")]
-        assert settings == [seed, 2.5, None]
-        [test] = result["results"]
-        assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
-        assert "accepted" not in result["page"]
-    assert [seconds for seconds in waited if seconds] == [2.5] * 3 * 5  # warm-up, attention's share, one repetition
-    first, again, other = prompts[:6], prompts[6:12], prompts[12:]
-    assert first == again == [first[0]] * 6
-    assert first[0] != other[0]
-    assert all(0 <= token < 320 for token in first[0] + other[0])
+    [test] = result["results"]
+    assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
+    assert "accepted" not in result["page"]
+    assert waited == [2.5] * 3 * 6  # warm-up, attention's share, one repetition
+    first, other = prompts[0], prompts[-1]
+    assert prompts == [first] * 12 + [other] * 6
+    assert first != other
+    assert all(0 <= token < 320 for token in first + other)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -83,7 +90,6 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
         ("prompt", 1, 0, [(1, 0)]),
         ("prompt", 16, 8, [(15, 8), (1, 23)]),
         ("generation", 3, 0, [(1, 0), (1, 1), (1, 2)]),
-        ("generation", 2, 8, [(1, 8), (1, 9)]),
         ("generation", 1, 8, [(1, 8)]),
     ],
 )
@@ -102,12 +108,10 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
         return work(), Measurement(1.0, tokens, 1.0)
 
     spy.layers = model.layers
-    watched = dataclasses.replace(loaded, model=spy)
     monkeypatch.setattr(generation, "run", run)
     monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
-    test = Case(kind, tokens, depth, batch_size)
-    repetitions = list(generation.repetitions(watched, None, [test], times=2, seed=0, delay=0))
-    assert [each.trial.on.tokens_per_s for each in repetitions] == [tokens * batch_size] * 2
+    *_, (test, _) = measured(dataclasses.replace(loaded, model=spy), Case(kind, tokens, depth, batch_size))
+    assert [trial.on.tokens_per_s for trial in test.trials] == [tokens * batch_size] * 2
     if depth:
         assert sum(size for _, size, _ in trials.pop(0)) == depth  # the cache is filled once
         read.pop(0)
@@ -129,7 +133,7 @@ def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
     mx.synchronize()
     active = mx.get_active_memory()
     test, tokens = Case("generation", 4, 10, batch_size), np.ones((batch_size, 1), int)
-    work = generation.prepared(loaded, None, test, tokens, [cache])
+    work = generation.prepared([loaded], None, test, tokens, [cache])
     assert mx.get_active_memory() - active >= batch_size * held
     work()
     assert [layer.offset for layer in cache] == [10, 10]
@@ -138,28 +142,67 @@ def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
 
 
 def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
-    monkeypatch.setattr(
-        generation, "_generate", Mock(side_effect=RuntimeError("[metal] Insufficient Memory\nand more"))
-    )
+    error = RuntimeError("[metal] Insufficient Memory\nand more")
+    monkeypatch.setattr(generation, "generate_step", Mock(side_effect=error))
     with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
-        next(generation.repetitions(loaded, None, [Case("prompt", 4, 9, 1)], times=1, seed=0, delay=0))
+        next(measured(loaded, Case("prompt", 4, 9, 1)))
 
 
-def test_a_cache_that_mlx_lm_cannot_work_with_is_refused(loaded):
-    def of(*caches):
-        model = SimpleNamespace(make_cache=lambda: [cache.__new__(cache) for cache in caches])
-        return dataclasses.replace(loaded, model=model, described=replace(loaded.described, name="Snake"))
+@pytest.mark.parametrize(("more", "ahead", "guesses"), [((), 3, 9), (("--num-draft-tokens", 5), 5, 10)])
+def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, tmp_path, more, ahead, guesses):
+    drafting = ("--draft-model", model_folder, *more, "--csv", tmp_path / "out.csv")
+    result = evaluate("-p", 8, "-g", 12, "-d", "0,16", "-r", 1, *drafting)
+    for test in result["results"]:
+        expected = (0, 0, None) if test["kind"] == "prompt" else (guesses, guesses, 1)
+        for arm in ARMS:
+            trial = test["trials"][0][arm]
+            assert (trial["drafted"], trial["accepted"], test[arm]["accepted_share"]) == expected
+    assert result["draft_model"]["name"] == model_folder.name
+    assert result["settings"]["num_draft_tokens"] == ahead
+    header, _, titles, *lines = result["page"].splitlines()
+    assert f" · {ahead} tokens at a time drafted by {model_folder.name}, " in header
+    assert titles.endswith("accepted off   on")
+    assert [line.split()[-2:] for line in lines[:4]] == [["–", "–"], ["100%", "100%"]] * 2
+    found = {(row["kind"], row["drafted"], row["accepted"]) for row in rows(tmp_path / "out.csv")}
+    assert found == {("prompt", "0", "0"), ("generation", str(guesses), str(guesses))}
 
-    alone, batch, drafted = (
-        [Case(kind, 4, 0, size)] for kind, size in (("prompt", 1), ("prompt", 2), ("generation", 1))
-    )
-    speed._check_models(of(ConcatenateKVCache), None, alone)
-    speed._check_models(of(ArraysCache), None, batch)
-    snake = of(KVCache, ArraysCache)
-    for model, draft, tests, said in (
-        (of(ConcatenateKVCache), None, batch, "-b: mlx-lm cannot batch the ConcatenateKVCache of Snake"),
-        (loaded, Draft(snake, 3), drafted, "--draft-model: mlx-lm cannot take tokens back out of a ArraysCache"),
-        (snake, Draft(loaded, 3), drafted, "--draft-model: mlx-lm cannot take tokens back out of a ArraysCache"),
+
+@pytest.mark.parametrize("count", [1, 2, 7, 20])
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
+    """What the model would have generated alone, from a cache with something in it; each guess is a draft step."""
+    prompt, draft = np.array([7]), models.load(str(make_model(num_hidden_layers=1)))
+    filled = [generation.filled_cache(model, np.arange(10)) for model in (loaded, draft)]
+    own = {"max_tokens": count, "prompt_cache": generation._copy(filled[0])}
+    alone = [token for token, _ in generation.generate_step(mx.array(prompt), loaded.model, **own)]
+    steps, guesses = [], []
+    generate, call = generation.speculative_generate_step, type(draft.model).__call__
+
+    def spy(*arguments, **others):
+        for step in generate(*arguments, **others):
+            steps.append(step)
+            yield step
+
+    def counted(self, *arguments, **others):
+        guesses.extend([self] if self is draft.model else [])
+        return call(self, *arguments, **others)
+
+    monkeypatch.setattr(generation, "speculative_generate_step", spy)
+    monkeypatch.setattr(type(draft.model), "__call__", counted)
+    work = generation.prepared([loaded, draft], ahead, Case("generation", count, 10, 1), prompt[None], filled)
+    assert work() == (len(guesses), sum(was_drafted for _, _, was_drafted in steps))
+    assert [token for token, _, _ in steps] == alone
+    assert [layer.offset for cache in filled for layer in cache] == [10, 10, 10]  # the next trial's
+
+
+def test_models_that_cannot_draft_for_each_other_are_refused(refused, loaded, monkeypatch):
+    other = dataclasses.replace(loaded, tokenizer=SimpleNamespace(vocab_size=9))
+    caches = SimpleNamespace(make_cache=lambda: [KVCache(), ArraysCache.__new__(ArraysCache)])
+    snake = dataclasses.replace(loaded, model=caches, described=replace(loaded.described, name="Snake"))
+    for pair, said in (
+        ((loaded, other), f"{loaded.name} has a tokenizer of 9 tokens, expected that of {loaded.name}, with 3"),
+        ((loaded, snake), ": mlx-lm cannot take tokens back out of the cache of Snake"),
+        ((snake, loaded), ": mlx-lm cannot take tokens back out of the cache of Snake"),
     ):
-        with pytest.raises(EvalError, match=f"^{said}$"):
-            speed._check_models(model, draft, tests)
+        monkeypatch.setattr(models, "load", Mock(side_effect=pair))
+        assert said in refused("speed", "-g", 4, "-d", 0, "--draft-model", "a", "-p", 8)

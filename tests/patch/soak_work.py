@@ -148,15 +148,14 @@ class Kinds:
         return self._demo(run)
 
     def lora(self, rng: random.Random) -> Work:
-        recipe = training.Recipe(2, rng.randint(1, 2), 4, rng.random() < 0.3)
+        layers, checkpoints = rng.randint(1, 2), rng.random() < 0.3
         length, seed = rng.choice((17, 32)), rng.randrange(1000)
-        tokens = np.random.default_rng(seed).integers(self.demo.vocabulary, size=(2, length + 1))
-        batch = mx.array(tokens.astype(np.int32)), mx.array([[0, length + 1]] * 2)
+        batch = training.make_batch(np.random.default_rng(seed).integers(self.demo.vocabulary, size=(2, length + 1)))
 
         def run(model: nn.Module) -> Iterable[float]:
-            with training.trainable(model, recipe, seed):
-                trainee = training.Trainee(model, model.trainable_parameters())
-                yield from [trainee.step(batch) for _ in range(3)]
+            with training.trainable(model, layers, 4, checkpoints, seed):
+                step = training.trainee(model, model.trainable_parameters())
+                yield from [step(*batch) for _ in range(3)]
 
         return self._trained(run)
 

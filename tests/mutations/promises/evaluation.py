@@ -104,16 +104,16 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the page of a report has the number of another unit",
         f"{EVALS}/page/units.py",
-        '(f"{each / size:,.{digits}f}" for',
-        '(f"{each * size:,.{digits}f}" for',
-        "evals/test_report.py::test_what_a_person_reads_is_that_number",
+        "size, unit = _unit(middle, SECONDS)",
+        "size, unit = 1, _unit(middle, SECONDS)[1]",
+        "evals/test_report.py::test_finetune",
     ),
     Mutation(
         "off and on change places on the page of a report",
         f"{EVALS}/page/perplexity.py",
         "column, ranks = result.columns[name],",
         'column, ranks = result.columns["on" if name == "off" else "off"],',
-        "evals/test_report.py::test_numbers_of_perplexity",
+        "evals/test_report.py::test_perplexity",
     ),
     Mutation(
         "a ratio is claimed while the trials of both arms overlap",

@@ -14,10 +14,7 @@ from flash_evals.errors import EvalError, Terminated, exit_code, first_line
 
 # name -> (module, what it does in one line)
 COMMANDS = {
-    "perplexity": (
-        "flash_evals.perplexity",
-        "Perplexity, speed and memory of a model, patch off against patch on.",
-    ),
+    "perplexity": ("flash_evals.perplexity", "Perplexity, speed and memory of a model, patch off against patch on."),
     "speed": ("flash_evals.speed", "Prompt and generation tokens per second, patch off against patch on."),
     "finetune": ("flash_evals.finetune", "Step time and memory of LoRA fine-tuning, patch off against patch on."),
     "kernels": ("flash_evals.kernels", "Time, FLOP/s and memory of the attention kernels, side by side."),

@@ -1,4 +1,4 @@
-"""Implementations against each other on one workload, in turns, beside the bounds of the machine.
+"""Implementations against each other on one pass of a workload, in turns, beside the bounds of the machine.
 
 Before the first turn each implementation makes a few calls that are not counted. One of them tells how much memory a
 call needs, and its results are compared: how long a wrong result takes is of no interest.
@@ -6,7 +6,7 @@ call needs, and its results are compared: how long a wrong result takes is of no
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from flash_evals import machine
 from flash_evals.errors import EvalError, failing
-from flash_evals.implementations import GRADIENTS, IMPLEMENTATIONS, RESULTS, Contestant
+from flash_evals.implementations import IMPLEMENTATIONS, RESULTS
 from flash_evals.measure import no_garbage_collection, peak_memory
+from flash_evals.record import Amount, Count, Record
 from flash_evals.workload import Inputs, Pass, Workload
 
 TRIAL_SECONDS = 0.02  # short calls are repeated until a trial lasts so long
@@ -32,98 +33,104 @@ TF32_TOLERANCE = 2e-3  # of float32 where MLX multiplies in TF32
 NEGLIGIBLE = 1e-2
 
 
-@dataclass
-class Timings:
-    """Of one implementation."""
-
-    peak_memory: int  # bytes that one call needs beyond its inputs, a backward pass with the forward pass before it
-    calls: int  # in one trial
-    spent: float  # seconds, with all that is not counted
-    trials: list[float] = field(default_factory=list)  # seconds for each call
+class Settings(Record):
+    repetitions: Count
+    max_seconds: Amount
+    seed: Count
+    memory: str
+    interrupted: bool
 
 
-@dataclass(eq=False)
-class Contest:
-    """Of one pass of a workload."""
-
+class Trial(NamedTuple):
     workload: Workload
     pass_: Pass
-    names: Sequence[str]  # of those who take part; the others are compared with the first
-    timings: dict[str, Timings] = field(default_factory=dict)
-    peak_flops: list[float] = field(default_factory=list)  # FLOP/s in each round
-    bandwidth: list[float] = field(default_factory=list)  # bytes/s in each round
+    impl: str
+    peak_memory: int  # bytes that one call needs beyond its inputs, a backward pass with the forward pass before it
+    calls: int
+    seconds: float  # of one call
+    bounds: list[tuple[float, float]]  # of the machine, FLOP/s and bytes/s, in each round of the contest until its end
 
-    def __str__(self) -> str:
-        return f"{self.workload}" if self.pass_ == "forward" else f"{self.workload}, {self.pass_}"
 
-    def hold(self, trials: int, max_seconds: float, seed: int) -> Generator[None, None, None]:
-        """Yields after each trial, also one that was left out.
+class Entrant:
+    """An implementation that takes part."""
 
-        An implementation that has spent max_seconds takes no further trials, but one it always takes; 0: no limit.
-        Whoever stops in between keeps the finished trials.
-        """
-        inputs = self.workload.inputs(seed)
-        contestants: dict[str, Contestant] = {}
-        expected: list[np.ndarray] = []  # what the first has computed
-        for name in self.names:
-            contestants[name], results = self._enter(name, inputs)
-            expected = expected or results
-            self._require_agreement(name, results, expected)
-        del inputs, expected, results
-        for number in range(trials):
-            for turn in order([MACHINE, *self.names], number):
-                if turn == MACHINE:
-                    self.peak_flops.append(machine.peak_flops(self.workload.dtype))
-                    self.bandwidth.append(machine.bandwidth())
-                    continue
-                timings = self.timings[turn]
-                if not timings.trials or not max_seconds or timings.spent < max_seconds:
-                    began = time.perf_counter()
-                    timings.trials.append(timed(contestants[turn], timings.calls) / timings.calls)
-                    timings.spent += time.perf_counter() - began
-                yield
-
-    def _enter(self, name: str, inputs: Inputs) -> tuple[Contestant, list[np.ndarray]]:
-        """The implementation made ready, and its results; notes how many of its calls make a trial.
-
-        Raises EvalError if it does not cover the workload.
-        """
-        make, work = IMPLEMENTATIONS[name], self.workload
+    def __init__(self, name: str, work: Workload, pass_: Pass, inputs: Inputs) -> None:
+        make = IMPLEMENTATIONS[name]
         tiny = replace(work, query_len=min(TINY, work.query_len), seq_len=min(TINY, work.seq_len))
-        with failing(f"{name} cannot compute {self}"):
-            contestant = make(tiny, self.pass_, tiny.inputs(seed=0))
-            contestant.compute([contestant.prepare()])
-            contestant = make(work, self.pass_, inputs)
-            mx.synchronize()
-            with peak_memory() as peak:
-                began = time.perf_counter()
-                prepared = [contestant.prepare()]
-                start = time.perf_counter()
-                results = contestant.compute(prepared)
-                seconds = time.perf_counter() - start
-                memory = peak()
-        calls = 1
+        contestant = make(tiny, pass_, tiny.inputs(seed=0))
+        contestant.compute([contestant.prepare()])
+        self.contestant = make(work, pass_, inputs)
+        self.spent = 0.0  # seconds, with all that is not counted
+        self.calls = 1  # in one trial
+
+    def warm_up(self) -> list[np.ndarray]:
+        """The results; notes how much memory a call needs, and how many calls make a trial."""
+        mx.synchronize()
+        with peak_memory() as peak:
+            seconds, results = self.timed()
+            self.peak_memory = peak()
         # The first call was cold, up to so many times slower than the others; on a GPU its kernel was also compiled.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":
-            seconds = timed(contestant, calls)
+            seconds, _ = self.timed()
         while seconds < TRIAL_SECONDS:
-            calls *= 2
-            seconds = timed(contestant, calls)
-        self.timings[name] = Timings(memory, calls, time.perf_counter() - began)
-        return contestant, contestant.as_numpy(results)
+            self.calls *= 2
+            seconds, _ = self.timed()
+        return self.contestant.as_numpy(results)
 
-    def _require_agreement(self, name: str, results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
-        dtype = self.workload.dtype
-        largest = [float(np.abs(array).max()) for array in expected]
-        tolerance = TF32_TOLERANCE if dtype == "float32" and machine.tf32() else TOLERANCE[dtype]
-        for what, size, one, two in zip(RESULTS[self.pass_], largest, expected, results, strict=True):
-            relative = float(np.abs(one - two).max()) / max(size, NEGLIGIBLE * max(largest))
-            limit = tolerance * (2 if what in GRADIENTS else 1)
-            if not relative <= limit:  # NaN is no agreement either
-                raise EvalError(
-                    f"{name} and {self.names[0]} give different results for {self}: the {what} differs by "
-                    f"{relative:.1e} of the largest element, expected at most {limit:.0e}"
-                )
+    def timed(self) -> tuple[float, Sequence[Any]]:
+        """The seconds of one trial, without what prepares its calls, and the results of a call."""
+        began = time.perf_counter()
+        prepared = [self.contestant.prepare() for _ in range(self.calls)]
+        mx.synchronize()
+        time.sleep(SETTLE_SECONDS)
+        with no_garbage_collection():
+            start = time.perf_counter()
+            results = self.contestant.compute(prepared)
+            end = time.perf_counter()
+        self.spent += end - began
+        return end - start, results
+
+
+def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) -> Generator[Trial | None, None, None]:
+    """The trials of these implementations; None for one that was left out. The others are compared with the first.
+
+    An implementation that has spent `max_seconds` takes no further trials, but one it always takes; 0: no limit.
+    """
+    problem = f"{work}" if pass_ == "forward" else f"{work}, {pass_}"
+    inputs = work.inputs(settings.seed)
+    entrants: dict[str, Entrant] = {}
+    expected: list[np.ndarray] = []  # what the first has computed
+    for name in names:
+        with failing(f"{name} cannot compute {problem}"):
+            entrants[name] = Entrant(name, work, pass_, inputs)
+            results = entrants[name].warm_up()
+        expected = expected or results
+        if wrong := _difference(work.dtype, pass_, expected, results):
+            raise EvalError(f"{name} and {names[0]} give different results for {problem}: {wrong}")
+    del inputs, expected, results
+    bounds: list[tuple[float, float]] = []
+    for number in range(settings.repetitions):
+        for turn in order([MACHINE, *names], number):
+            if turn == MACHINE:
+                bounds.append((machine.peak_flops(work.dtype), machine.bandwidth()))
+            elif number and 0 < settings.max_seconds <= entrants[turn].spent:
+                yield None
+            else:
+                entrant = entrants[turn]
+                seconds, _ = entrant.timed()
+                yield Trial(work, pass_, turn, entrant.peak_memory, entrant.calls, seconds / entrant.calls, bounds)
+
+
+def _difference(dtype: str, pass_: Pass, expected: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> str:
+    """What of the results differs by more than rounding; nothing if they agree."""
+    largest = [float(np.abs(array).max()) for array in expected]
+    tolerance = TF32_TOLERANCE if dtype == "float32" and machine.tf32() else TOLERANCE[dtype]
+    for what, size, one, two in zip(RESULTS[pass_], largest, expected, results, strict=True):
+        relative = float(np.abs(one - two).max()) / max(size, NEGLIGIBLE * max(largest))
+        limit = tolerance if what == "output" else 2 * tolerance
+        if not relative <= limit:  # NaN is no agreement either
+            return f"the {what} differs by {relative:.1e} of the largest element, expected at most {limit:.0e}"
+    return ""
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
@@ -131,14 +138,3 @@ def order(names: Sequence[str], number: int) -> list[str]:
     first = number // 2 % len(names)
     turned = [*names[first:], *names[:first]]
     return turned[::-1] if number % 2 else turned
-
-
-def timed(contestant: Contestant, calls: int) -> float:
-    """Seconds for so many calls, without what prepares them."""
-    prepared = [contestant.prepare() for _ in range(calls)]
-    mx.synchronize()
-    time.sleep(SETTLE_SECONDS)
-    with no_garbage_collection():
-        start = time.perf_counter()
-        contestant.compute(prepared)
-        return time.perf_counter() - start

@@ -28,10 +28,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError)) -> Iterator[None]:
-    """Says in the words of `what` that a library did not take the work: too little memory, a shape it does not cover.
-
-    Raises EvalError for these errors of it.
-    """
+    """Raises EvalError where a library does not take the work: too little memory, a shape that it does not cover."""
     try:
         yield
     except EvalError:

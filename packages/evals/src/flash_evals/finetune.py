@@ -1,60 +1,41 @@
 """`flash-eval finetune`: LoRA training steps of several lengths, patch off and on."""
 
-from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
 import click
 
-from flash_evals import finetune_result, machine, models, options, runner, training
+from flash_evals import finetune_result, machine, models, options, runner
 from flash_evals.errors import EvalError
-from flash_evals.finetune_result import Result, Skipped
+from flash_evals.finetune_result import Result, Settings, Skipped
 from flash_evals.measure import Flash, memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
 from flash_evals.page import finetune as page
-from flash_evals.training import Settings, Step
 
 
 @click.command("finetune")
 @options.model
-@options.numbers(
-    "-p",
-    "--seq-len",
-    of="tokens",
-    least=1,
-    default="512,1024,2048,4096,8192",
-    text="Lengths of the sequences in tokens.",
-)
+@options.numbers("-p", "--seq-len", of="tokens", least=1, default="512,1024,2048,4096,8192", text="Lengths in tokens.")
+@options.number("-b", "--batch-size", least=1, default=1, text="Sequences in one step.")
 @click.option(
-    "-b",
-    "--batch-size",
-    default=1,
-    show_default=True,
-    callback=options.at_least(1),
-    help="Sequences in one step.",
+    "--num-layers", type=int, help="Layers with adapters, counted from the last; -1: all.  [default: 16, or all]"
 )
-@click.option(
-    "--num-layers",
-    type=int,
-    help="Layers that get adapters, counted from the last; -1 is all.  [default: 16, or all if there are fewer]",
-)
-@click.option("--rank", default=8, show_default=True, callback=options.at_least(1), help="Of the adapters.")
+@options.number("--rank", least=1, default=8, text="Of the adapters.")
 @click.option("--grad-checkpoint", is_flag=True, help="Compute each layer anew for its gradient, to save memory.")
-@click.option(
+@options.number(
     "--max-memory",
+    least=0,
     type=float,
     metavar="GB",
-    callback=options.at_least(0),
-    help="Skip lengths at which a step without the patch needs more.  [default: what is free]",
+    text="Skip lengths at which a step without the patch needs more.  [default: what is free]",
 )
-@click.option(
+@options.number(
     "--max-seconds",
+    least=0,
     default=120.0,
-    show_default=True,
     metavar="SECONDS",
-    callback=options.at_least(0),
-    help="A length that has taken so long takes no further steps; 0: no limit.",
+    text="A length that has taken so long takes no further steps; 0: no limit.",
 )
 @options.repetitions(5, "Steps of each length and arm; one more to warm up is not counted.")
 @options.seed("Of the random tokens and the adapters.")
@@ -93,12 +74,18 @@ def command(
     nothing about the model. Without the patch, attention needs memory for the square of the length. A length that
     does not fit is skipped, and named. Ctrl-C ends the run and reports the finished steps.
     """
+    from flash_evals import training  # mlx-lm, and so transformers, which -h does not wait for
+
     described_machine = machine.describe()
     loaded = models.load(model, revision)
+    there = len(loaded.model.layers)
+    layers = {None: min(training.DEFAULTS["num_layers"], there), -1: there}.get(num_layers, num_layers)
+    if layers not in range(1, there + 1):  # mlx-lm takes 0 as all
+        raise EvalError(f"--num-layers must be -1 or between 1 and the {there} of {loaded.name}, not {num_layers}")
     settings: Settings = options.given(
         Settings,
-        num_layers=_layers(num_layers, loaded),
-        learning_rate=training.defaults()["learning_rate"],
+        num_layers=layers,
+        learning_rate=training.DEFAULTS["learning_rate"],
         max_memory_gb=max_memory,
         memory=memory_method(),
     )
@@ -107,27 +94,18 @@ def command(
     machine.say_what_bounds(described_machine)
 
     skipped: list[Skipped] = []
-
-    def fits(length: int, longest: Step | None) -> bool:
-        reason = why_too_long(loaded, length, settings, longest)
-        if reason:
-            skipped.append(Skipped(seq_len=length, reason=reason))
-        return reason is None
-
-    def work() -> Generator[Step, None, None]:
-        with training.trainable(loaded.model, settings, settings.seed):
-            yield from training.steps(loaded, settings, fits)
-
-    total, status = len(settings.seq_len) * settings.repetitions, lambda step: f"{step.seq_len:,} tokens"
-    measured, stopped = runner.collect(work(), "steps, off and on", total, status=status)
+    with training.trainable(loaded.model, settings.num_layers, settings.rank, settings.grad_checkpoint, settings.seed):
+        work, total = training.lengths(loaded, settings, skipped), len(settings.seq_len) * settings.repetitions
+        measured, stopped = runner.collect(work, "steps, off and on", total)
     if not measured:
         raise EvalError("; ".join(length.reason for length in skipped))
+    lengths = list({length.seq_len: length for length in measured}.values())
     result = Result(
         model=loaded.described,
         settings=settings,
-        results=finetune_result.lengths(measured, settings.batch_size),
+        results=lengths,
         skipped=skipped,
-        flash=Flash.sum(step.flash for step in measured),
+        flash=Flash.sum(length.flash for length in lengths),
         interrupted=stopped is not None,
         machine=described_machine,
     )
@@ -136,27 +114,3 @@ def command(
     draw = partial(drawing.save, plot_file, result.subject, charts) if plot_file else None
     outputs.deliver(page.description(result), finetune_result.csv_rows(result), draw)
     runner.end(stopped)
-
-
-def _layers(asked: int | None, loaded: models.LoadedModel) -> int:
-    """How many layers get adapters. Raises EvalError for 0, too, which mlx-lm takes as all."""
-    there = len(loaded.model.layers)
-    if asked is None:
-        return min(int(training.defaults()["num_layers"]), there)
-    if asked == -1:
-        return there
-    if not 1 <= asked <= there:
-        raise EvalError(f"--num-layers must be -1 or between 1 and the {there} of {loaded.name}, not {asked}")
-    return asked
-
-
-def why_too_long(loaded: models.LoadedModel, length: int, settings: Settings, longest: Step | None) -> str | None:
-    """In words, if a step without the patch has no memory for that length."""
-    given = settings.max_memory_gb
-    limit = machine.free_memory() if given is None else given * 1e9
-    needed = training.expected_memory(loaded, length, settings, longest)
-    if needed <= limit:
-        return None
-    there = f"{limit / 1e9:,.2f} GB are free" if given is None else f"--max-memory is {given:g} GB"
-    about = "about" if longest else "at least"
-    return f"{length:,} tokens: a step without the patch needs {about} {needed / 1e9:,.2f} GB, {there}"

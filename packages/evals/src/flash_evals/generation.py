@@ -9,118 +9,96 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.generate import PromptProcessingBatch, generate_step, speculative_generate_step
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 from msgspec.structs import asdict
 
-from flash_evals.attention_share import attention_share
-from flash_evals.errors import failing
-from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
+from flash_evals.errors import EvalError, failing
+from flash_evals.measure import Arm, Flash, Trial, attention_share, run, trial
 from flash_evals.models import LoadedModel
-from flash_evals.record import Count
+from flash_evals.speed_result import Case, Settings, Speed, Test
 
-Kind = Literal["prompt", "generation"]
+PREFILL_STEP_SIZE: int = inspect.signature(generate_step).parameters["prefill_step_size"].default  # mlx-lm's own
+
 Cache = list[Any]  # a layer's keys and values each
 Guesses = tuple[int, int]  # of a draft model: drafted, accepted
 
 
-class Case(NamedTuple):
-    kind: Kind
-    tokens: int  # of the prompt, or generated; of each sequence
-    depth: int  # tokens that are in the KV cache before, of each sequence
-    batch_size: int  # sequences at once
-
-    def __str__(self) -> str:
-        name = f"{'pp' if self.kind == 'prompt' else 'tg'}{self.tokens}"
-        many = f" x{self.batch_size}" if self.batch_size > 1 else ""
-        return f"{name}{many}" + (f" @ d{self.depth}" if self.depth else "")
-
-
-@dataclass(frozen=True)
-class Draft:
-    """The small model that guesses tokens ahead, for the large one to verify at once."""
-
-    loaded: LoadedModel
-    tokens: int  # that it guesses at a time
+def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
+    """EvalError if a case is too long for the model, or mlx-lm cannot generate with that model and its draft model."""
+    loaded, *draft = models
+    for case in cases:
+        drafting = draft if case.kind == "generation" else []
+        for model in (loaded, *drafting):
+            # The last round verifies as many guesses as tokens are missing, behind the token that was found before.
+            model.require_positions(case.depth + case.tokens + len(drafting), str(case))
+    for model in draft:
+        theirs, own = model.tokenizer.vocab_size, loaded.tokenizer.vocab_size
+        if theirs != own:
+            expected = f"expected that of {loaded.name}, with {own:,}"
+            raise EvalError(f"--draft-model {model.name} has a tokenizer of {theirs:,} tokens, {expected}")
+        for each in models:  # mlx-lm looks at the first alone
+            if not can_trim_prompt_cache(make_prompt_cache(each.model)):
+                raise EvalError(f"--draft-model: mlx-lm cannot take tokens back out of the cache of {each.name}")
 
 
-class Speed(Measurement):
-    """Of one arm in one trial."""
+def tests(
+    models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
+) -> Generator[tuple[Test, Flash], None, None]:
+    """What a case has come to after each of its repetitions, and what flash did in that one; before them, a pair of
+    trials warms up, and one is watched for attention's share. The models are one, or it and its draft model.
 
-    drafted: Count  # tokens that the draft model has guessed
-    accepted: Count
-
-
-class Repetition(NamedTuple):
-    """A trial of a test."""
-
-    test: Case
-    attention: dict[Arm, float | None]  # its share of the time, the same for all repetitions
-    trial: Trial[Speed]
-    flash: Flash
-
-
-def repetitions(
-    loaded: LoadedModel, draft: Draft | None, tests: Sequence[Case], times: int, seed: int, delay: float
-) -> Generator[Repetition, None, None]:
-    """Runs each test that often under both arms, after a pair of trials that warms up and a pair that is watched for
-    attention's share; neither is counted. Between two trials it waits for `delay` seconds.
-
-    Raises EvalError if the model, its cache or the memory does not take a test.
+    Raises EvalError if a model, its cache or the memory does not take a case.
     """
-    random = np.random.default_rng(seed)
-    models = [loaded, *([draft.loaded] if draft else [])]
+    random = np.random.default_rng(settings.seed)
     vocabulary = min(model.vocabulary for model in models)
     filled: dict[int, list[Cache]] = {}  # for each of the models, with the same tokens
-    waits = 0.0
 
-    def trial(name: Arm, measure: Callable[..., Any], *others: Any) -> Any:
-        nonlocal waits
-        time.sleep(waits)
-        waits = delay
-        with failing(f"{test} fails with the patch {name}"):
-            return measure(name, prepared(loaded, draft, test, tokens, filled[test.depth]), *others)
+    def work() -> Callable[[], Guesses]:
+        time.sleep(settings.delay)
+        return prepared(models, settings.num_draft_tokens, case, tokens, filled[case.depth])
 
-    for test in tests:
-        if test.depth not in filled:
-            with failing(f"filling the cache with {test.depth} tokens fails"):
-                held = random.integers(vocabulary, size=test.depth)
-                filled = {test.depth: [filled_cache(model, held) for model in models]}
-        tokens = random.integers(vocabulary, size=(test.batch_size, test.tokens if test.kind == "prompt" else 1))
-        of_all = test.tokens * test.batch_size
-        for name in ARMS:
-            trial(name, run, of_all, Flash())
-        attention = {name: trial(name, attention_share) for name in arms(1)}
-        for repetition in range(times):
-            measured: dict[Arm, Speed] = {}
-            flash, order = Flash(), arms(repetition)
-            for name in order:
-                (drafted, accepted), measurement = trial(name, run, of_all, flash)
-                measured[name] = Speed(**asdict(measurement), drafted=drafted, accepted=accepted)
-            yield Repetition(test, attention, Trial(**measured, order=order), flash)
+    def speed(flash: Flash, name: Arm) -> Speed:
+        (drafted, accepted), took = run(name, work(), case.tokens * case.batch_size, flash)
+        return Speed(**asdict(took), drafted=drafted, accepted=accepted)
+
+    for case in cases:
+        if case.depth not in filled:
+            with failing(f"filling the cache with {case.depth} tokens fails"):
+                held = random.integers(vocabulary, size=case.depth)
+                filled = {case.depth: [filled_cache(model, held) for model in models]}
+        tokens = random.integers(vocabulary, size=(case.batch_size, case.tokens if case.kind == "prompt" else 1))
+        trial(str(case), 0, partial(speed, Flash()))
+        attention = trial(str(case), 1, lambda name: attention_share(name, work()))
+        trials: list[Trial[Speed]] = []
+        for repetition in range(settings.repetitions):
+            flash = Flash()
+            trials.append(trial(str(case), repetition, partial(speed, flash)))
+            yield Test.of(case, attention, trials), flash
 
 
 def prepared(
-    loaded: LoadedModel, draft: Draft | None, test: Case, tokens: np.ndarray, filled: Sequence[Cache]
+    models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
-    """One trial's work on the tokens, (sequences, read). Its cache is its own, and ready before the clock starts."""
-    steps = 0 if test.kind == "prompt" else test.tokens - 1
-    if test.batch_size > 1:
-        return partial(_generate_batch, _batch(loaded, test, filled[0]), tokens, steps)
-    if draft and test.kind == "generation":
+    """One trial's work on the tokens, (sequences, read), where a draft model guesses so many ahead. Its cache is its
+    own, and ready before the clock starts.
+    """
+    steps = 0 if case.kind == "prompt" else case.tokens - 1
+    if case.batch_size > 1:
+        return _batch(models[0], tokens, steps, filled[0])
+    if ahead and case.kind == "generation":
         own = [layer for cache in filled for layer in _copy(cache)]
-        return partial(_speculate, loaded, draft, tokens[0], test.tokens, own)
-    return partial(_generate, loaded, tokens[0], steps, _copy(filled[0]))
+        return partial(_speculate, models, ahead, tokens[0], case.tokens, own)
+    return partial(_generate, models[0], tokens[0], steps, _copy(filled[0]))
 
 
 def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Guesses:
     """Processes the tokens up to the first new one, then takes that many further decode steps."""
-    from mlx_lm.generate import generate_step
-
     stream = mx.default_stream(mx.default_device())
     for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
         pass
@@ -128,74 +106,41 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache)
     return 0, 0
 
 
-def _batch(loaded: LoadedModel, test: Case, cache: Cache) -> Any:
-    """mlx-lm's batch of sequences that have read the same `cache`, each with a copy of it."""
-    from mlx_lm.generate import PromptProcessingBatch
-
-    batch = PromptProcessingBatch(
-        loaded.model,
-        uids=list(range(test.batch_size)),
-        caches=[cache] * test.batch_size,
-        prefill_step_size=prefill_step_size(),
-        max_tokens=[test.tokens + 1] * test.batch_size,  # a sequence that is done would be taken out of the batch
-    )
+def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Callable[[], Guesses]:
+    """Like `_generate`, of all sequences at once, each with a copy of the `cache`."""
+    count, more = len(tokens), steps + 2  # a sequence that is done would be taken out of the batch
+    batch = PromptProcessingBatch(loaded.model, list(range(count)), [cache] * count, max_tokens=[more] * count)
     mx.eval([layer.state for layer in batch.prompt_cache])
-    return batch
+
+    def work() -> Guesses:
+        generation = batch.generate(tokens.tolist())
+        for _ in range(steps):
+            generation.next()
+        mx.synchronize()
+        return 0, 0
+
+    return work
 
 
-def _generate_batch(batch: Any, tokens: np.ndarray, steps: int) -> Guesses:
-    """Like `_generate`, of all sequences at once."""
-    generation = batch.generate(tokens.tolist())
-    for _ in range(steps):
-        generation.next()
-    mx.synchronize()
-    return 0, 0
-
-
-def _speculate(loaded: LoadedModel, draft: Draft, tokens: np.ndarray, count: int, caches: Cache) -> Guesses:
+def _speculate(models: Sequence[LoadedModel], ahead: int, tokens: np.ndarray, count: int, caches: Cache) -> Guesses:
     """Generates that many tokens, of which the draft model guesses some ahead."""
-    from mlx_lm.generate import speculative_generate_step
-
+    model, draft = (loaded.model for loaded in models)
+    options: dict[str, Any] = {"num_draft_tokens": ahead, "max_tokens": count, "prompt_cache": caches}
     stream = mx.default_stream(mx.default_device())
-    steps = speculative_generate_step(
-        mx.array(tokens),
-        loaded.model,
-        draft.loaded.model,
-        stream,
-        num_draft_tokens=draft.tokens,
-        max_tokens=count,
-        prompt_cache=caches,
-    )
-    drafted = accepted = 0
-    begins = True  # a round of guessing and verifying, which a token of the large model's own ends
-    for generated, (_, _, was_drafted) in enumerate(steps):
-        if begins:
-            drafted += min(draft.tokens, count - generated)
-        begins = not was_drafted
-        accepted += was_drafted
+    steps = speculative_generate_step(mx.array(tokens), model, draft, stream, **options)
+    guessed = [drafted for _, _, drafted in steps]
     mx.synchronize(stream)
-    return drafted, accepted
-
-
-def prefill_step_size() -> int:
-    """Tokens that mlx-lm reads at once."""
-    from mlx_lm.generate import generate_step
-
-    return int(inspect.signature(generate_step).parameters["prefill_step_size"].default)
+    # A token of the large model's own ends a round of guessing and verifying.
+    rounds = [0, *(at for at in range(1, count) if not guessed[at - 1])]
+    return sum(min(ahead, count - at) for at in rounds), sum(guessed)
 
 
 def filled_cache(loaded: LoadedModel, tokens: np.ndarray) -> Cache:
     """Filled by the on arm, as its origin costs neither arm any time."""
-    cache = empty_cache(loaded)
+    cache = list(make_prompt_cache(loaded.model))
     if len(tokens):
         run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash())
     return cache
-
-
-def empty_cache(loaded: LoadedModel) -> Cache:
-    from mlx_lm.models.cache import make_prompt_cache
-
-    return list(make_prompt_cache(loaded.model))
 
 
 def _copy(cache: Cache) -> Cache:
@@ -205,8 +150,7 @@ def _copy(cache: Cache) -> Cache:
     """
     copied = copy.deepcopy(cache)
     for layer in copied:
-        for name, value in vars(layer).items():
-            if isinstance(value, mx.array):
-                setattr(layer, name, value + mx.zeros_like(value))
-        mx.eval([value for value in vars(layer).values() if isinstance(value, mx.array)])
+        arrays = {name: value + 0 for name, value in vars(layer).items() if isinstance(value, mx.array)}
+        layer.__dict__.update(arrays)
+        mx.eval(arrays)
     return copied

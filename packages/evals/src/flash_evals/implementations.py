@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import flashattn_core
 import mlx.core as mx
 import numpy as np
+from flashattn_core.masks import Causal, SlidingWindow
 
 from flash_evals import machine
 from flash_evals.workload import GROUP_SIZE, Inputs, Pass, Workload
@@ -20,125 +21,111 @@ from flash_evals.workload import GROUP_SIZE, Inputs, Pass, Workload
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
 EVALUATIONS = 8  # of a GPU's trial: of a short call's scratch, not all is there at once
 
-GRADIENTS = ("gradient of query", "gradient of key", "gradient of value")
-RESULTS: dict[Pass, tuple[str, ...]] = {  # what a call of each pass computes, in this order
-    "forward": ("output",),
-    "backward": GRADIENTS,
-    "forward_backward": ("output", *GRADIENTS),
-}
+OUTPUT, GRADIENTS = ["output"], ["gradient of query", "gradient of key", "gradient of value"]
+# What a call of each pass computes, in this order.
+RESULTS: dict[Pass, list[str]] = {"forward": OUTPUT, "backward": GRADIENTS, "forward_backward": OUTPUT + GRADIENTS}
 
 Attention = Callable[..., Any]  # of query, key and value, as the library has them
 Call = Callable[[], Sequence[Any]]  # one call of the pass: its results as the library has them
 
 
-class Contestant(Protocol):
-    """An implementation with its inputs in place."""
+class Contestant:
+    """An implementation with its inputs in place, as arrays of MLX.
 
-    def prepare(self) -> Call:
-        """One call, and computed what it begins with: a backward pass begins after a forward pass of its own."""
-
-    def compute(self, calls: list[Call]) -> Sequence[Any]:
-        """One after the other, until the list is empty: the results of the last, computed; the others are dropped."""
-
-    def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
-        """In float32."""
-
-
-class MlxCalls:
-    """Calls are handed to MLX one by one and waited for at the end, as mlx-lm does it while it generates.
-
-    Waiting for each would add the hand-over to MLX's thread, some 50 µs, to every call. A GPU is handed them in
-    EVALUATIONS lots, as it takes a model's layers: else the hand-over would take longer than a short call.
+    Calls are handed to MLX one by one and waited for at the end, as mlx-lm does it while it generates. Waiting for each
+    would add the hand-over to MLX's thread, some 50 µs, to every call. A GPU is handed them in EVALUATIONS lots, as it
+    takes a model's layers: else the hand-over would take longer than a short call.
     """
 
     def __init__(
         self, attention: Callable[[Workload], Attention], workload: Workload, pass_: Pass, inputs: Inputs
     ) -> None:
-        *arrays, self.cotangent = (mx.array(array).astype(getattr(mx, workload.dtype)) for array in inputs)
-        self.inputs: list[Any] = arrays
-        if workload.kv_bits:
-            query, *others = arrays
-            self.inputs = [query, *(mx.quantize(x, GROUP_SIZE, workload.kv_bits) for x in others)]
-        mx.eval(self.inputs, self.cotangent)
-        self.attention = attention(workload)
-        self.pass_ = pass_
+        self.attention, self.pass_ = attention(workload), pass_
+        *self.inputs, self.cotangent = self.place(workload, inputs)
 
     def prepare(self) -> Call:
+        """One call, and computed what it begins with: a backward pass begins after a forward pass of its own."""
         if self.pass_ == "forward":
             return lambda: [self.attention(*self.inputs)]
         if self.pass_ == "forward_backward":
-            return self._with_gradients
-        output, *gradients = self._with_gradients()
-        mx.eval(output)  # what the gradients need of the forward pass hangs on their graph, and stays
-        return lambda: gradients
+            return self.both
+        output, gradients = self.begin()
+        self.hand_over([output])  # what the gradients need of the forward pass hangs on their graph, and stays
+        mx.synchronize()
+        return gradients
 
-    def compute(self, calls: list[Call]) -> Sequence[mx.array]:
-        lot: list[Sequence[mx.array]] = []
+    def compute(self, calls: list[Call]) -> Sequence[Any]:
+        """One after the other, until the list is empty: the results of the last, computed; the others are dropped."""
+        lot: list[Sequence[Any]] = []
         size = max(1, len(calls) // EVALUATIONS) if machine.kind() == "gpu" else 1
         while calls:
             lot = [calls.pop()() for _ in range(min(size, len(calls)))]
-            mx.async_eval(lot)  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
+            self.hand_over(lot)
         mx.synchronize()
         return lot[-1]
 
-    def as_numpy(self, results: Sequence[mx.array]) -> list[np.ndarray]:
+    def both(self) -> Sequence[Any]:
+        output, gradients = self.begin()
+        return [output, *gradients()]
+
+    def place(self, workload: Workload, inputs: Inputs) -> Sequence[Any]:
+        arrays: list[Any] = [mx.array(array).astype(getattr(mx, workload.dtype)) for array in inputs]
+        if workload.kv_bits:
+            arrays[1:3] = [mx.quantize(x, GROUP_SIZE, workload.kv_bits) for x in arrays[1:3]]
+        mx.eval(arrays)
+        return arrays
+
+    def begin(self) -> tuple[Any, Call]:
+        """The output of a forward pass, and what gives the gradients."""
+        [output], gradients = mx.vjp(self.attention, self.inputs, [self.cotangent])
+        return output, lambda: gradients
+
+    def hand_over(self, results: Sequence[Any]) -> None:
+        mx.async_eval(results)  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
+
+    def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
+        """In float32."""
         return [np.array(result.astype(mx.float32)) for result in results]
 
-    def _with_gradients(self) -> list[mx.array]:
-        outputs, gradients = mx.vjp(self.attention, self.inputs, [self.cotangent])
-        return [*outputs, *gradients]
 
+class TorchContestant(Contestant):
+    """The same with tensors of torch, which computes at once."""
 
-class TorchCalls:
-    def __init__(
-        self, attention: Callable[[Workload], Attention], workload: Workload, pass_: Pass, inputs: Inputs
-    ) -> None:
-        self.torch = import_module("torch")
-        dtype = getattr(self.torch, workload.dtype)
-        *self.inputs, self.cotangent = (self.torch.tensor(array).to(dtype) for array in inputs)
-        for tensor in self.inputs:
-            tensor.requires_grad_(pass_ != "forward")  # if none does, nothing is recorded
-        self.attention = attention(workload)
-        self.pass_ = pass_
+    def place(self, workload: Workload, inputs: Inputs) -> Sequence[Any]:
+        torch = import_module("torch")
+        tensors = [torch.tensor(array).to(getattr(torch, workload.dtype)) for array in inputs]
+        for tensor in tensors[:3]:
+            tensor.requires_grad_(self.pass_ != "forward")  # if none does, nothing is recorded
+        return tensors
 
-    def prepare(self) -> Call:
-        if self.pass_ == "forward":
-            return lambda: [self.attention(*self.inputs)]
-        if self.pass_ == "forward_backward":
-            return lambda: [output := self.attention(*self.inputs), *self._gradients(output)]
-        return partial(self._gradients, self.attention(*self.inputs))
+    def begin(self) -> tuple[Any, Call]:
+        output = self.attention(*self.inputs)
+        return output, partial(import_module("torch").autograd.grad, output, self.inputs, self.cotangent)
 
-    def compute(self, calls: list[Call]) -> Sequence[Any]:
-        results: Sequence[Any] = ()
-        while calls:
-            results = calls.pop()()
-        return results
+    def hand_over(self, results: Sequence[Any]) -> None:
+        pass
 
     def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
         return [np.asarray(result.detach().float().numpy()) for result in results]
 
-    def _gradients(self, output: Any) -> Sequence[Any]:
-        gradients: Sequence[Any] = self.torch.autograd.grad(output, self.inputs, self.cotangent)
-        return gradients
-
 
 def flash(workload: Workload) -> Attention:
-    mask: flashattn_core.masks.Mask | None = None
-    if workload.window:
-        mask = flashattn_core.masks.SlidingWindow(workload.window)
-    elif workload.causal:
-        mask = flashattn_core.masks.Causal()
-    if workload.kv_bits:
-        quantised = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
-        return partial(flashattn_core.quantized_flash_attention, mask=mask, **quantised)
-    return partial(flashattn_core.flash_attention, mask=mask)
+    mask = SlidingWindow(workload.window) if workload.window else Causal() if workload.causal else None
+    if not workload.kv_bits:
+        return partial(flashattn_core.flash_attention, mask=mask)
+    quantised = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
+    return partial(flashattn_core.quantized_flash_attention, mask=mask, **quantised)
 
 
 def mlx(workload: Workload) -> Attention:
-    mask = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
-    if workload.kv_bits:
-        return partial(_mlx_lm_quantised, mask, workload.kv_bits)
-    return partial(mx.fast.scaled_dot_product_attention, scale=workload.head_dim**-0.5, mask=mask)
+    how: dict[str, Any] = {"scale": workload.head_dim**-0.5}
+    how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
+    if not workload.kv_bits:
+        return partial(mx.fast.scaled_dot_product_attention, **how)
+    # MLX has no attention for these; mlx-lm's own function scales the query that it is given in place.
+    attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
+    how |= {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
+    return lambda query, key, value: attention(query[:], key, value, **how)
 
 
 def naive(workload: Workload) -> Attention:
@@ -169,13 +156,11 @@ def torch(workload: Workload) -> Attention:
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Workload, Pass, Inputs], Contestant]] = {
-    "flash": partial(MlxCalls, flash),
-    "mlx": partial(MlxCalls, mlx),
-    "naive": partial(MlxCalls, naive),
-    "torch": partial(TorchCalls, torch),
+    "flash": partial(Contestant, flash),
+    "mlx": partial(Contestant, mlx),
+    "naive": partial(Contestant, naive),
+    "torch": partial(TorchContestant, torch),
 }
-
-
 QUANTISED = ("flash", "mlx")  # those that take quantised keys and values
 
 
@@ -190,18 +175,6 @@ def threads() -> int:
     return int(number)
 
 
-def _mlx_lm_quantised(mask: Any, bits: int, query: mx.array, key: Any, value: Any) -> mx.array:
-    """MLX has no attention for these; mlx-lm's own function, which scales the array it is given in place."""
-    attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
-    scale = query.shape[-1] ** -0.5
-    output: mx.array = attention(query[:], key, value, scale, mask, group_size=GROUP_SIZE, bits=bits)
-    return output
-
-
 def _mlx_mask(workload: Workload) -> mx.array | None:
     visible = workload.mask()
-    if visible is None:
-        return None
-    mask = mx.array(visible)
-    mx.eval(mask)
-    return mask
+    return None if visible is None else mx.array(visible)

@@ -1,17 +1,17 @@
 """`flash-eval kernels`: time, arithmetic and memory of the attention kernels themselves, side by side."""
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flash_evals import implementations, kernels_result, machine, options, runner
-from flash_evals.contest import Contest
+from flash_evals import contest, implementations, kernels_result, machine, options, runner
+from flash_evals.contest import Settings
 from flash_evals.errors import EvalError
 from flash_evals.implementations import IMPLEMENTATIONS, QUANTISED
-from flash_evals.kernels_result import Settings
 from flash_evals.measure import memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import drawing
@@ -27,11 +27,13 @@ def _quick(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.default_map = QUICK
 
 
-def _some_of(names: Collection[str], *option: str, metavar: str, **others: Any) -> Callable[..., Any]:
-    """An option that takes some of these names."""
-    known = list(names)
-    read, what = lambda item: known[known.index(item)], ", ".join(known)
-    return options.several(*option, read=read, what=what, metavar=f"{metavar},...", **others)
+def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Callable[..., Any]:
+    """An option that takes some of these names, which stand in its help for {}."""
+    names = list(known)
+    what = ", ".join(names)
+    return options.several(
+        *option, read=lambda item: names[names.index(item)], what=what, help=help.format(what), **others
+    )
 
 
 @click.command("kernels")
@@ -43,57 +45,26 @@ def _some_of(names: Collection[str], *option: str, metavar: str, **others: Any) 
     default="14/2x64",
     help="Query heads / key-value heads x head_dim.",
 )
-@click.option(
-    "-b",
-    "--batch-size",
-    default=1,
-    show_default=True,
-    callback=options.at_least(1),
-    help="Sequences in one call.",
-)
+@options.number("-b", "--batch-size", least=1, default=1, text="Sequences in one call.")
 @options.numbers("--seq-len", of="keys", least=1, default="512,1024,2048", text="Numbers of keys.")
-@click.option(
-    "--query-len",
-    type=int,
-    callback=options.at_least(1),
-    help="Number of queries; 1 is a decode step.  [default: as many as keys, a prefill]",
-)
+@options.number("--query-len", least=1, type=int, text="Queries; 1 is a decode step.  [default: as many as keys]")
 @click.option("--causal/--no-causal", default=True, show_default=True, help="Whether a query sees no key after itself.")
-@click.option(
-    "--window",
-    type=int,
-    callback=options.at_least(1),
-    help="Sliding window: a query sees itself and the keys before it, so many in all.  [default: no window]",
+@options.number(
+    "--window", least=1, type=int, text="Sliding window: keys that a query sees, up to its own.  [default: no window]"
 )
+@_some_of(ITEM_SIZE, "--dtype", metavar="DTYPE,...", default="float32", help="Of queries, keys and values: {}.")
 @_some_of(
-    ITEM_SIZE,
-    "--dtype",
-    metavar="DTYPE",
-    default="float32",
-    help=f"Of queries, keys and values: {', '.join(ITEM_SIZE)}.",
+    KV_BITS, "--kv-bits", metavar="BITS,...", default="none", help="Of quantised keys and values (flash and mlx): {}."
 )
-@_some_of(
-    KV_BITS,
-    "--kv-bits",
-    metavar="BITS",
-    default="none",
-    help=f"Keys and values of so many bits, quantised in groups of {GROUP_SIZE}: flash and mlx alone take them.",
-)
-@_some_of(PASSES, "--pass", "passes", metavar="PASS", default=PASSES[0], help=f"Of {', '.join(PASSES)}: what is timed.")
-@_some_of(
-    IMPLEMENTATIONS,
-    "--impl",
-    metavar="NAME",
-    help=f"Of {', '.join(IMPLEMENTATIONS)}.  [default: all that are installed]",
-)
+@_some_of(PASSES, "--pass", "passes", metavar="PASS,...", default=PASSES[0], help="Of {}: what is timed.")
+@_some_of(IMPLEMENTATIONS, "--impl", metavar="NAME,...", help="Of {}.  [default: all that are installed]")
 @options.repetitions(9, "Trials of each implementation and configuration; what warms up is not counted.")
-@click.option(
+@options.number(
     "--max-seconds",
+    least=0,
     default=30.0,
-    show_default=True,
     metavar="SECONDS",
-    callback=options.at_least(0),
-    help="An implementation that has spent so long on one configuration takes no further trials there; 0: no limit.",
+    text="What has taken so long on a problem takes no more trials of it; 0: no limit.",
 )
 @click.option(
     "--quick",
@@ -109,20 +80,15 @@ def _some_of(names: Collection[str], *option: str, metavar: str, **others: Any) 
 @options.plot("Draw time, memory and the share of the peak against the length into this .png or .svg file.")
 def command(
     shape: list[Heads],
-    batch_size: int,
     seq_len: list[int],
     query_len: int | None,
-    causal: bool,
-    window: int | None,
     dtype: list[str],
     kv_bits: list[str],
     passes: list[Pass],
     impl: list[str] | None,
-    repetitions: int,
-    max_seconds: float,
-    seed: int,
     outputs: Outputs,
     plot_file: Path | None,
+    **_: object,  # what workloads and settings take as it is
 ) -> None:
     """Time, FLOP/s and memory of the attention kernels, side by side.
 
@@ -164,47 +130,32 @@ def command(
     evaluated at once. mlx and naive write the whole score matrix, so leave them out of long sequences. Ctrl-C ends the
     run and reports the finished trials.
     """
-    if window and not causal:
-        raise EvalError(f"--window {window} is causal, and does not go with --no-causal")
-    if query_len and causal and query_len > min(seq_len):
-        raise EvalError(
-            f"--query-len must be at most --seq-len, {min(seq_len)}, not {query_len}: the first queries would see "
-            "no key, for which implementations have different answers"
-        )
-    problems = [
-        Workload(batch_size, keys, query_len or keys, *heads, causal, window, name, KV_BITS[bits])
-        for heads in shape
-        for name in dtype
-        for bits in kv_bits
-        for keys in seq_len
+    installed = implementations.installed()
+    impl = [name for name in IMPLEMENTATIONS if name in (impl or installed)]
+    if not set(impl) <= set(installed):
+        raise EvalError(f"--impl torch is not here: it takes a CPU, and pip install {implementations.TORCH}")
+    problems: list[Workload] = [
+        options.given(Workload, **heads._asdict(), dtype=name, kv_bits=bits, seq_len=keys, query_len=query_len or keys)
+        for heads, name, bits, keys in product(shape, dtype, map(KV_BITS.get, kv_bits), seq_len)
     ]
-    impl = _taking_part(impl)
-    with_gradients = [name for name in passes if name != "forward"]
-    if with_gradients and any(problem.is_decode for problem in problems):
-        raise EvalError(
-            f"--pass {with_gradients[0]} takes at least 2 queries: a single one is a decode step, and forward only"
-        )
+    for problem in problems:
+        _check(problem, passes, impl)
     if len({problem.is_decode for problem in problems}) > 1:
         raise EvalError("--seq-len 1 is a decode step, of which GB/s are shown: measure it apart from longer ones")
-    if kv_bits != ["none"]:
-        _check_quantised(shape, passes, impl)
     described_machine = machine.describe(("torch",) if "torch" in impl else ())
-    settings: Settings = options.given(Settings, memory=memory_method(), interrupted=False)
-    contests = [
-        Contest(problem, pass_, [name for name in impl if not problem.kv_bits or name in QUANTISED])
-        for problem in problems
-        for pass_ in passes
-    ]
     machine.say_what_bounds(described_machine)
 
-    def work() -> Generator[None, None, None]:
-        for contest in contests:
-            yield from contest.hold(repetitions, max_seconds, seed)
-
-    _, stopped = runner.collect(work(), "trials", repetitions * sum(len(contest.names) for contest in contests))
+    settings: Settings = options.given(Settings, memory=memory_method(), interrupted=False)
+    contests = [
+        (problem, pass_, [name for name in impl if not problem.kv_bits or name in QUANTISED])
+        for problem, pass_ in product(problems, passes)
+    ]
+    work = (trial for each in contests for trial in contest.hold(*each, settings))
+    total = settings.repetitions * sum(len(names) for *_, names in contests)
+    trials, stopped = runner.collect(work, "trials", total)
     settings.interrupted = stopped is not None
-    entries = kernels_result.entries(contests, settings, described_machine)
 
+    entries = list(kernels_result.entries(trials, settings, described_machine))
     found = page.description(entries)
     title = f"{found.facts[0]} · {described_machine.processor}, {described_machine.device}"
     draw = partial(drawing.save, plot_file, title, found.charts) if plot_file else None
@@ -212,25 +163,18 @@ def command(
     runner.end(stopped)
 
 
-def _taking_part(asked: list[str] | None) -> list[str]:
-    """In the order of IMPLEMENTATIONS: the others are compared with the first."""
-    installed = implementations.installed()
-    if asked is None:
-        return installed
-    if missing := [name for name in asked if name not in installed]:
-        why = f"it is not installed: pip install {implementations.TORCH}"
-        raise EvalError(f"--impl {missing[0]}: {'it is for a CPU' if machine.kind() == 'gpu' else why}")
-    return [name for name in IMPLEMENTATIONS if name in asked]
-
-
-def _check_quantised(shape: list[Heads], passes: list[Pass], impl: list[str]) -> None:
-    """Raises EvalError for what does not go with --kv-bits."""
-    if passes != ["forward"]:
-        raise EvalError("--kv-bits goes with --pass forward: there is no gradient through quantised keys and values")
-    for heads in shape:
-        if heads.head_dim % GROUP_SIZE:
-            raise EvalError(
-                f"--kv-bits takes head_dims that are multiples of {GROUP_SIZE}, its groups, not {heads.head_dim}"
-            )
-    if not set(impl) & set(QUANTISED):
-        raise EvalError(f"--kv-bits goes with --impl {', '.join(QUANTISED)}, not {', '.join(impl)}")
+def _check(work: Workload, passes: list[Pass], impl: list[str]) -> None:
+    """Raises EvalError for options that do not go together."""
+    keys, queries, dim, gradients = work.seq_len, work.query_len, work.head_dim, passes != ["forward"]
+    quantised = ", ".join(QUANTISED)
+    for wrong, why in (
+        (work.window and not work.causal, f"--window {work.window} is causal, and does not go with --no-causal"),
+        # The first queries would see no key, for which implementations have different answers.
+        (work.causal and queries > keys, f"--causal takes a --query-len of at most --seq-len, {keys}, not {queries}"),
+        (work.is_decode and gradients, "--pass takes at least 2 queries for gradients: a single one is a decode step"),
+        (work.kv_bits and gradients, "--kv-bits goes with --pass forward: there is no gradient through quantised keys"),
+        (work.kv_bits and dim % GROUP_SIZE, f"--kv-bits takes multiples of {GROUP_SIZE} as head_dim, not {dim}"),
+        (work.kv_bits and not {*impl} & {*QUANTISED}, f"--kv-bits goes with --impl {quantised}, not {', '.join(impl)}"),
+    ):
+        if wrong:
+            raise EvalError(why)

@@ -5,16 +5,15 @@ An entry is one implementation on one problem, in one or more passes, and can be
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from flash_evals import claims, machine
-from flash_evals.contest import Contest, Timings
+from flash_evals.contest import Settings, Trial
 from flash_evals.machine import Machine
 from flash_evals.record import Amount, Count, Record
 from flash_evals.workload import PASSES, Pass, Workload
@@ -22,7 +21,7 @@ from flash_evals.workload import PASSES, Pass, Workload
 NONE = math.nan  # a figure that an entry does not have
 
 
-class Config(Workload):
+class Config(Workload, frozen=True):
     impl: str
     device: str
 
@@ -48,14 +47,6 @@ class Roofline(Record):
     read: Amount | None = field(name="read(GB/s)")
 
 
-class Settings(Record):
-    repetitions: Count
-    max_seconds: Amount
-    seed: Count
-    memory: str
-    interrupted: bool
-
-
 class Entry(Record):
     config: Config
     forward: Figures
@@ -70,8 +61,7 @@ class Entry(Record):
     @property
     def passes(self) -> dict[Pass, Figures]:
         """Those that were measured."""
-        figures: dict[Pass, Figures] = {pass_: getattr(self, pass_) for pass_ in PASSES}
-        return {pass_: found for pass_, found in figures.items() if found.trials}
+        return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
         """GFLOP/s; GB/s of keys and values for a decode step, which reading bounds."""
@@ -85,56 +75,41 @@ class Entry(Record):
         return bound if bound is None or self.config.is_decode else 1000 * bound
 
 
-Contestants = dict[str, Entry]  # of one problem, by implementation
-
-
-def entries(contests: Iterable[Contest], settings: Settings, on: Machine) -> list[Entry]:
-    """The implementations that have finished a trial. The passes of a problem follow each other."""
-    groups = groupby(contests, key=lambda contest: contest.workload)
-    return [entry for work, group in groups for entry in _of_problem(work, list(group), settings, on)]
-
-
-def _of_problem(work: Workload, contests: Sequence[Contest], settings: Settings, on: Machine) -> list[Entry]:
-    roofline = Roofline(
-        peak=_median([peak for contest in contests for peak in contest.peak_flops], 1e12),
-        read=_median([read for contest in contests for read in contest.bandwidth], 1e9),
-    )
-    by_impl: dict[str, dict[Pass, Figures]] = {}
-    for contest in contests:
-        for name, timings in contest.timings.items():
-            if timings.trials:
-                by_impl.setdefault(name, {})[contest.pass_] = _figures_of(work, contest.pass_, timings)
-    return [
-        Entry(
-            config=Config(**asdict(work), impl=name, device=machine.kind()),
-            **{pass_: passes.get(pass_, Figures()) for pass_ in PASSES},
-            peak_memory=max(figures.peak_memory for figures in passes.values()),
-            held=max(figures.held for figures in passes.values()),
-            roofline=roofline,
+def entries(trials: Iterable[Trial | None], settings: Settings, on: Machine) -> Iterator[Entry]:
+    """One for each implementation of each problem, in the order in which they were measured."""
+    groups: dict[tuple[Workload, str], dict[Pass, list[Trial]]] = defaultdict(lambda: defaultdict(list))
+    for trial in filter(None, trials):
+        groups[trial.workload, trial.impl][trial.pass_].append(trial)
+    for (work, impl), passes in groups.items():
+        figures = {pass_: _figures(of_pass) for pass_, of_pass in passes.items()}
+        bounds = [bound for first, *_ in passes.values() for bound in first.bounds]
+        peak, read = (statistics.median(column) for column in zip(*bounds, strict=True))
+        yield Entry(
+            config=Config(**asdict(work), impl=impl, device=machine.kind()),
+            **{pass_: figures.get(pass_, Figures()) for pass_ in PASSES},
+            peak_memory=max(each.peak_memory for each in figures.values()),
+            held=max(each.held for each in figures.values()),
+            roofline=Roofline(peak / 1e12, read / 1e9),
             settings=settings,
             machine=on,
         )
-        for name, passes in by_impl.items()
-    ]
 
 
-def _figures_of(work: Workload, pass_: Pass, timings: Timings) -> Figures:
-    seconds = statistics.median(timings.trials)
+def _figures(trials: Sequence[Trial]) -> Figures:
+    work, pass_, _, peak_memory, calls, *_ = trials[0]
+    seconds = [trial.seconds for trial in trials]
+    median = statistics.median(seconds)
     return Figures(
-        time=seconds,
-        time_p20=claims.percentile(timings.trials, 0.2),
-        time_p80=claims.percentile(timings.trials, 0.8),
-        flops=work.flops(pass_) / seconds / 1e12,
-        read=work.bytes_read / seconds / 1e9 if pass_ == "forward" else NONE,
-        peak_memory=timings.peak_memory / 1e6,
+        time=median,
+        time_p20=claims.percentile(seconds, 0.2),
+        time_p80=claims.percentile(seconds, 0.8),
+        flops=work.flops(pass_) / median / 1e12,
+        read=work.bytes_read / median / 1e9 if pass_ == "forward" else NONE,
+        peak_memory=peak_memory / 1e6,
         held=work.bytes_held(pass_) / 1e6,
-        trials=timings.trials,
-        calls_per_trial=timings.calls,
+        trials=seconds,
+        calls_per_trial=calls,
     )
-
-
-def _median(values: Sequence[float], unit: float) -> float | None:
-    return statistics.median(values) / unit if values else None
 
 
 def csv_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -147,11 +122,10 @@ def csv_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def by_problem(entries: Iterable[Entry]) -> list[Contestants]:
-    """In the order in which they were measured."""
-    problems: dict[bytes, Contestants] = {}
+def by_problem(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
+    """Those of each problem by implementation, in the order in which they were measured."""
+    problems: dict[Config, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
-        problem = msgspec.json.encode(msgspec.structs.replace(entry.config, impl=""))
-        if problems.setdefault(problem, {}).setdefault(entry.config.impl, entry) is not entry:
+        if problems[replace(entry.config, impl="")].setdefault(entry.config.impl, entry) is not entry:
             raise ValueError(f"two entries of {entry.config.impl} for one problem")
     return list(problems.values())

@@ -1,4 +1,4 @@
-"""The two arms and how a piece of work is measured under one of them: time, peak memory, what really ran.
+"""The two arms and how work is measured under them: time, peak memory, attention's share, what really ran.
 
 A trial is measured cold: nothing of an earlier one lies in the free lists of MLX or the C library, so
 neither arm pays for the other's memory or lives off it. Peak memory is what the work needs on top of what
@@ -12,29 +12,25 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 from msgspec import field
+from msgspec.structs import asdict
 
-from flash_evals.errors import EvalError
+from flash_evals.errors import EvalError, failing
 from flash_evals.record import Amount, Count, Record
 
 Arm = Literal["off", "on"]
 Result = TypeVar("Result")
 Figures = TypeVar("Figures")
 ARMS: tuple[Arm, Arm] = ("off", "on")
-
-
-def arms(trial: int) -> tuple[Arm, Arm]:
-    """Who goes first takes turns, so that a machine that warms up or throttles favours neither."""
-    return ARMS if trial % 2 == 0 else ("on", "off")
 
 
 class Measurement(Record):
@@ -61,27 +57,47 @@ class Trial(ByArm[Figures], Generic[Figures]):
     order: tuple[Arm, Arm]
 
 
+def rows(trials: Sequence[Trial[Any]], **about: object) -> list[dict[str, Any]]:
+    """Of --csv: one for each arm of each trial, in the order they ran."""
+    of_arms = [(number, trial, name) for number, trial in enumerate(trials) for name in trial.order]
+    return [{**about, "repetition": number, "arm": name, **asdict(trial[name])} for number, trial, name in of_arms]
+
+
 class Flash(Record):
     """What the patch did in the arm that is on."""
 
     calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
     fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls left to MLX
 
-    def add(self, calls: Mapping[str, int], fallbacks: Mapping[str, int]) -> None:
-        self.calls = dict(Counter(self.calls) + Counter(calls))
-        self.fallbacks = dict(Counter(self.fallbacks) + Counter(fallbacks))
+    def add(self, other: "Flash") -> None:
+        self.calls = dict(Counter(self.calls) + Counter(other.calls))
+        self.fallbacks = dict(Counter(self.fallbacks) + Counter(other.fallbacks))
 
     @classmethod
     def sum(cls, parts: Iterable["Flash"]) -> "Flash":
         total = cls()
         for part in parts:
-            total.add(part.calls, part.fallbacks)
+            total.add(part)
         return total
 
     def __str__(self) -> str:
         calls = ", ".join(f"{kernel} {count:,} calls" for kernel, count in sorted(self.calls.items())) or "no calls"
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(self.fallbacks.items()))
         return f"{calls}, {sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
+
+
+def arms(number: int) -> tuple[Arm, Arm]:
+    """Who goes first takes turns, so that a machine that warms up or throttles favours neither."""
+    return ARMS if number % 2 == 0 else ("on", "off")
+
+
+def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Figures]:
+    """Measures the same under both arms. Raises EvalError, in the words of `what`, if one does not take it."""
+    measured = {}
+    for name in arms(number):
+        with failing(f"{what} fails with the patch {name}"):
+            measured[name] = measure(name)
+    return Trial(**measured, order=arms(number))
 
 
 def run(name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash) -> tuple[Result, Measurement]:
@@ -105,8 +121,34 @@ def run(name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash) ->
             "run flash-eval without mlxlm-flash run"
         )
     if name == "on":
-        flash_did.add(ran, left)
+        flash_did.add(Flash(ran, left))
     return result, measurement
+
+
+def attention_share(name: Arm, work: Callable[[], object]) -> float | None:
+    """Does the work once under one arm: the part of its time, 0 to 1, that calls of attention took.
+
+    MLX is lazy: a call only notes what is to be computed, and later everything is computed in one go. Here what goes
+    into a call is waited for before the clock starts, and what comes out of it before the clock stops. Masks are not:
+    flash attention does without most of them, so an array that is computed for attention alone is attention's. None if
+    there was no call at a place where attention stands alone: Gemma 2's, with its projections, does not.
+    """
+    seconds: list[float] = []
+
+    def timed(attention: Callable[..., mx.array], *arguments: Any, **others: Any) -> mx.array:
+        mx.eval(arguments[:4])  # query, key and value, also behind a `self`; what is no array is passed over
+        start = time.perf_counter()
+        output = attention(*arguments, **others)
+        mx.eval(output)
+        seconds.append(time.perf_counter() - start)
+        return output
+
+    def watched() -> None:
+        with flash.observe(timed):
+            work()
+
+    _, whole = run(name, watched, 0, Flash())
+    return sum(seconds) / whole.seconds if seconds else None
 
 
 def _counts() -> tuple[Counter[str], Counter[str]]:

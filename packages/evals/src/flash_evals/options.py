@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,13 +49,11 @@ def grouped(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def with_record(*args: Any, **given: Any) -> None:
+        def with_record(**given: Any) -> None:
             values = {field.name: given.pop(field.name) for field in fields(record)}
-            command(*args, **{name: record(**values)}, **given)
+            command(**{name: record(**values)}, **given)
 
-        for option in reversed(options):
-            with_record = option(with_record)
-        return with_record
+        return reduce(lambda decorated, option: option(decorated), reversed(options), with_record)
 
     return decorate
 
@@ -69,6 +67,10 @@ def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]
         return value
 
     return check
+
+
+def number(*names: str, least: int, text: str, **option: Any) -> Callable[..., Any]:
+    return click.option(*names, show_default=True, callback=at_least(least), help=text, **option)
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
@@ -107,7 +109,7 @@ def writable(context: click.Context, parameter: click.Parameter, value: Path | N
     own_file(context, parameter, value)
     if value is not None:
         target = value if value.exists() else value.parent
-        if value.is_dir() or not target.exists() or not os.access(target, os.W_OK):
+        if value.is_dir() or not os.access(target, os.W_OK):
             reason = "it is a folder" if value.is_dir() else f"{target} cannot be written to"
             raise EvalError(f"{parameter.opts[0]} {value}: {reason}")
     return value
@@ -126,11 +128,11 @@ def plot(text: str) -> Callable[..., Any]:
 
 
 def repetitions(default: int, text: str) -> Callable[..., Any]:
-    return click.option("-r", "--repetitions", default=default, show_default=True, callback=at_least(1), help=text)
+    return number("-r", "--repetitions", least=1, default=default, text=text)
 
 
 def seed(text: str) -> Callable[..., Any]:
-    return click.option("--seed", default=0, show_default=True, callback=at_least(0), help=text)
+    return number("--seed", least=0, default=0, text=text)
 
 
 def outputs_of(row: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

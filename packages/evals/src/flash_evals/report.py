@@ -10,17 +10,16 @@ import msgspec
 from flash_evals import finetune_result, options, perplexity_result, speed_result
 from flash_evals.errors import EvalError, first_line
 from flash_evals.kernels_result import Entry
-from flash_evals.page import finetune, kernels, patch_doctor, perplexity, speed
+from flash_evals.page import finetune, kernels, perplexity, speed
 from flash_evals.page.description import Description
 from flash_evals.page.document import document
 
 Kernels = Annotated[list[Entry], msgspec.Meta(min_length=1)]
-Result = perplexity_result.Result | speed_result.Result | finetune_result.Result | patch_doctor.Result | Kernels
+Result = perplexity_result.Result | speed_result.Result | finetune_result.Result | Kernels
 DESCRIBE: dict[type, Callable[[Any], Description]] = {
     perplexity_result.Result: perplexity.description,
     speed_result.Result: speed.description,
     finetune_result.Result: finetune.description,
-    patch_doctor.Result: patch_doctor.description,
     list: kernels.description,
 }
 
@@ -40,8 +39,8 @@ DESCRIBE: dict[type, Callable[[Any], Description]] = {
 def command(files: Sequence[Path], html_file: Path) -> None:
     """One self-contained HTML page of result files: answers, tables and plots.
 
-    The files are those that perplexity, speed, finetune and kernels write with --json, and mlxlm-flash doctor's, in any
-    mix. The page begins with four questions and what the files answer:
+    The files are those that perplexity, speed, finetune and kernels write with --json, in any mix. The page begins with
+    four questions and what the files answer:
 
     \b
     Same predictions?     perplexity: whether the same token ranks first
@@ -65,8 +64,7 @@ def command(files: Sequence[Path], html_file: Path) -> None:
         name = click.format_filename(file)
         try:
             result = msgspec.json.decode(file.read_bytes(), type=Result)
-            parts = kernels.runs(result) if isinstance(result, list) else [result]
-            found += [(name, DESCRIBE[type(part)](part)) for part in parts]
+            found.append((name, DESCRIBE[type(result)](result)))
         except OSError as error:
             left_out.append((name, error.strerror or type(error).__name__))
         except (ValueError, RecursionError) as error:  # msgspec's are, too

@@ -1,20 +1,18 @@
 """What `flash-eval speed` found: the records of its result file, the rows of --csv."""
 
 import statistics
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
-from msgspec.structs import asdict
 
-from flash_evals import claims
-from flash_evals.claims import Ratio
-from flash_evals.generation import Case, Kind, Repetition, Speed
-from flash_evals.measure import ARMS, ByArm, Trial
+from flash_evals.claims import Ratio, quotient
+from flash_evals.measure import ARMS, ByArm, Measurement, Trial, rows
 from flash_evals.models import Model
 from flash_evals.record import Amount, Count, Record
 from flash_evals.result import ModelResult
+
+Kind = Literal["prompt", "generation"]
 
 
 class Settings(Record):
@@ -30,6 +28,25 @@ class Settings(Record):
     memory: str
 
 
+class Case(NamedTuple):
+    kind: Kind
+    tokens: int  # of the prompt, or generated; of each sequence
+    depth: int  # tokens that are in the KV cache before, of each sequence
+    batch_size: int  # sequences at once
+
+    def __str__(self) -> str:
+        name = f"{'pp' if self.kind == 'prompt' else 'tg'}{self.tokens}"
+        many = f" x{self.batch_size}" if self.batch_size > 1 else ""
+        return f"{name}{many}" + (f" @ d{self.depth}" if self.depth else "")
+
+
+class Speed(Measurement):
+    """Of one arm in one trial."""
+
+    drafted: Count  # tokens that the draft model has guessed
+    accepted: Count
+
+
 class Summary(Record):
     """Of one arm in one test."""
 
@@ -39,6 +56,19 @@ class Summary(Record):
     peak_memory_mb: Amount
     attention_share: Amount | None  # of the time
     accepted_share: Amount | None  # of the tokens that a draft model guessed
+
+    @classmethod
+    def of(cls, trials: Sequence[Speed], attention_share: float | None) -> "Summary":
+        speeds = [trial.tokens_per_s for trial in trials]
+        drafted = sum(trial.drafted for trial in trials)
+        return cls(
+            tokens_per_s=statistics.mean(speeds),
+            tokens_per_s_sd=statistics.stdev(speeds) if len(speeds) > 1 else None,
+            tokens_per_s_median=statistics.median(speeds),
+            peak_memory_mb=max(trial.peak_memory_mb for trial in trials),
+            attention_share=attention_share,
+            accepted_share=sum(trial.accepted for trial in trials) / drafted if drafted else None,
+        )
 
 
 class Test(ByArm[Summary]):
@@ -50,13 +80,19 @@ class Test(ByArm[Summary]):
     ratio: Amount  # of the medians of tokens/s
     trials: list[Trial[Speed]]
 
+    @classmethod
+    def of(cls, case: Case, attention: ByArm[float | None], trials: list[Trial[Speed]]) -> "Test":
+        off, on = (Summary.of([trial[name] for trial in trials], attention[name]) for name in ARMS)
+        ratio = on.tokens_per_s_median / off.tokens_per_s_median
+        return cls(test=str(case), **case._asdict(), off=off, on=on, ratio=ratio, trials=trials)
+
     @property
     def speed(self) -> Ratio:
         return Ratio.of_arms(self.ratio, self.trials, "tokens_per_s")
 
     @property
     def memory(self) -> Ratio:
-        value = claims.quotient(self.on.peak_memory_mb, self.off.peak_memory_mb)
+        value = quotient(self.on.peak_memory_mb, self.off.peak_memory_mb)
         return Ratio.of_arms(value, self.trials, "peak_memory_mb")
 
 
@@ -66,41 +102,10 @@ class Result(ModelResult, kw_only=True, tag="speed"):
     results: Annotated[list[Test], Meta(min_length=1)]
 
 
-def tests(repetitions: Iterable[Repetition]) -> list[Test]:
-    return [_test(case, list(of_test)) for case, of_test in groupby(repetitions, key=lambda each: each.test)]
-
-
-def _test(case: Case, repetitions: Sequence[Repetition]) -> Test:
-    trials = [each.trial for each in repetitions]
-    off, on = (_summary([trial[name] for trial in trials], repetitions[0].attention[name]) for name in ARMS)
-    ratio = on.tokens_per_s_median / off.tokens_per_s_median
-    return Test(test=str(case), **case._asdict(), off=off, on=on, ratio=ratio, trials=trials)
-
-
-def _summary(trials: Sequence[Speed], attention_share: float | None) -> Summary:
-    speeds = [trial.tokens_per_s for trial in trials]
-    drafted = sum(trial.drafted for trial in trials)
-    return Summary(
-        tokens_per_s=statistics.mean(speeds),
-        tokens_per_s_sd=statistics.stdev(speeds) if len(speeds) > 1 else None,
-        tokens_per_s_median=statistics.median(speeds),
-        peak_memory_mb=max(trial.peak_memory_mb for trial in trials),
-        attention_share=attention_share,
-        accepted_share=sum(trial.accepted for trial in trials) / drafted if drafted else None,
-    )
-
-
 def csv_rows(result: Result) -> list[dict[str, Any]]:
-    """One row for each trial of each arm, in the order they ran; attention's share is the same in all of an arm."""
+    """Attention's share is the same in all rows of an arm."""
     return [
-        {
-            **{key: getattr(test, key) for key in ("test", *Case._fields)},
-            "repetition": number,
-            "arm": name,
-            **asdict(trial[name]),
-            "attention_share": test[name].attention_share,
-        }
+        {**row, "attention_share": test[row["arm"]].attention_share}
         for test in result.results
-        for number, trial in enumerate(test.trials)
-        for name in trial.order
+        for row in rows(test.trials, **{key: getattr(test, key) for key in ("test", *Case._fields)})
     ]

@@ -7,117 +7,62 @@ first step a difference of the losses is one of the gradients too.
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.utils import value_and_grad
 from mlx.optimizers import Adam
+from mlx_lm.lora import CONFIG_DEFAULTS
+from mlx_lm.tuner.trainer import default_loss, grad_checkpoint
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import maybe_set_recommended_wired_limit
 from msgspec.structs import asdict
 
 from flash_evals import machine
-from flash_evals.errors import failing
-from flash_evals.measure import ARMS, Arm, Flash, Measurement, Trial, arms, run
+from flash_evals.finetune_result import Length, Settings, Skipped, Step
+from flash_evals.measure import ARMS, Arm, Flash, Trial, run, trial
 from flash_evals.models import LoadedModel
-from flash_evals.record import Amount, Count, Record
 from flash_evals.workload import ITEM_SIZE
 
-Sequences = tuple[mx.array, mx.array]  # tokens (sequences, seq_len + 1), and of each sequence the range that is learned
+DEFAULTS: dict[str, Any] = CONFIG_DEFAULTS  # mlx-lm's own: `learning_rate`, `num_layers`, `lora_parameters`
 
 
-class Recipe(Record):
-    """What is trained, and how; the names are mlx-lm's."""
+def trainee(model: Any, adapters: dict[str, Any]) -> Callable[[mx.array, mx.array], float]:
+    """mlx-lm's step, for one arm: takes a batch, and gives the loss before the step."""
+    optimizer = Adam(learning_rate=DEFAULTS["learning_rate"])
+    optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
+    mx.eval(optimizer.state)
+    state = [model.state, optimizer.state, mx.random.state]
+    loss_and_gradient = value_and_grad(model, default_loss)
 
-    batch_size: Count
-    num_layers: Count  # that get adapters, counted from the last
-    rank: Count
-    grad_checkpoint: bool
+    # For this arm alone: a compiled step holds the attention that was there when it was traced.
+    @partial(mx.compile, inputs=state, outputs=state)
+    def compiled(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
+        (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
+        optimizer.update(model, gradient)
+        return loss, count
 
-
-class Settings(Recipe, kw_only=True):
-    seq_len: list[Count]
-    repetitions: Count
-    tokens: Literal["random"] = "random"
-    learning_rate: Amount
-    max_memory_gb: Amount | None
-    max_seconds: Amount
-    seed: Count
-    memory: str
-
-
-class StepOfArm(Measurement):
-    loss: float | None  # before the step; in JSON null where it is not finite
-
-
-class Step(NamedTuple):
-    """A trial of a length."""
-
-    seq_len: int
-    trial: Trial[StepOfArm]
-    flash: Flash  # of the length's first step: with the warm-up
-
-
-class Trainee:
-    """What one arm has learned, and mlx-lm's step of it."""
-
-    def __init__(self, model: Any, adapters: dict[str, Any]) -> None:
-        from mlx_lm.tuner.trainer import default_loss
-
-        self.model = model
-        self.adapters = adapters
-        optimizer = Adam(learning_rate=defaults()["learning_rate"])
-        optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
-        mx.eval(optimizer.state)
-        self.state = [model.state, optimizer.state, mx.random.state]
-        loss_and_gradient = value_and_grad(model, default_loss)
-
-        # For this arm alone: a compiled step holds the attention that was there when it was traced.
-        @partial(mx.compile, inputs=self.state, outputs=self.state)
-        def compiled(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
-            (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
-            optimizer.update(model, gradient)
-            return loss, count
-
-        self.compiled: Callable[[mx.array, mx.array], tuple[mx.array, mx.array]] = compiled
-
-    @contextmanager
-    def in_the_model(self) -> Iterator[None]:
-        """For one step: before and after it the other arm's adapters may be there."""
-        self.model.update(self.adapters)
-        self.adapters = {}  # so that the step can give up the old ones' memory, as it can in mlx-lm
-        yield
-        self.adapters = self.model.trainable_parameters()
-
-    def step(self, batch: Sequences) -> float:
-        """The loss before the step."""
-        loss, tokens = self.compiled(*batch)
-        mx.eval(self.state, loss, tokens)
+    def step(tokens: mx.array, ranges: mx.array) -> float:
+        loss, count = compiled(tokens, ranges)
+        mx.eval(state, loss, count)
         return float(np.array(loss))
 
-
-def defaults() -> dict[str, Any]:
-    """mlx-lm's own: `learning_rate`, `num_layers`, `lora_parameters`."""
-    from mlx_lm.lora import CONFIG_DEFAULTS
-
-    return dict(CONFIG_DEFAULTS)
+    return step
 
 
 @contextmanager
-def trainable(model: Any, recipe: Recipe, seed: int) -> Iterator[None]:
+def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: int) -> Iterator[None]:
     """The model with adapters, and nothing else of it learns; with gradient checkpoints until the block ends."""
-    from mlx_lm.tuner.trainer import grad_checkpoint
-    from mlx_lm.tuner.utils import linear_to_lora_layers
-    from mlx_lm.utils import maybe_set_recommended_wired_limit
-
     maybe_set_recommended_wired_limit()
     mx.random.seed(seed)
     model.freeze()
-    linear_to_lora_layers(model, recipe.num_layers, {**defaults()["lora_parameters"], "rank": recipe.rank})
+    linear_to_lora_layers(model, num_layers, {**DEFAULTS["lora_parameters"], "rank": rank})
     mx.eval(model.parameters())
     model.train()
     layer = type(model.layers[0])
     call = layer.__call__
-    if recipe.grad_checkpoint:
+    if checkpoints:
         grad_checkpoint(model.layers[0])  # type: ignore[no-untyped-call]  # changes the class
     try:
         yield
@@ -125,53 +70,73 @@ def trainable(model: Any, recipe: Recipe, seed: int) -> Iterator[None]:
         layer.__call__ = call
 
 
-def steps(
-    loaded: LoadedModel, settings: Settings, fits: Callable[[int, Step | None], bool]
-) -> Generator[Step, None, None]:
-    """Takes the `repetitions` of each length with both arms, after one that warms up and is not counted.
+def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> Generator[Length, None, None]:
+    """What a length has come to after each of its `repetitions`; a pair of steps that warms up goes before them. What
+    there is no memory for goes to `skipped`.
 
     A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up has, it counts:
-    what it does once is nothing beside a step so long. `fits` gets a length, and the first step of the longest that was
-    taken. Every length begins with the same adapters, every step has new tokens. Raises EvalError if a step fails.
+    what it does once is nothing beside a step so long. Every length begins with the same adapters, every step has new
+    tokens. Raises EvalError if a step fails.
     """
-    longest: Step | None = None
     random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
+    rest: dict[int, float] = {}
+
+    def step(name: Arm) -> Step:
+        # Before and after it the other arm's adapters may be there.
+        loaded.model.update(adapters.pop(name))  # so that the step can give up their memory, as it can in mlx-lm
+        loss, took = run(name, partial(trainees[name], *batch), seq_len * settings.batch_size, flash)
+        adapters[name] = loaded.model.trainable_parameters()
+        return Step(**asdict(took), loss=loss)
+
     for seq_len in settings.seq_len:
-        if not fits(seq_len, longest):
+        if reason := too_long(loaded, seq_len, settings, rest):
+            skipped.append(Skipped(seq_len, reason))
             continue
-        trainees = {name: Trainee(loaded.model, start) for name in ARMS}
+        adapters = dict.fromkeys(ARMS, start)
+        trainees = {name: trainee(loaded.model, start) for name in ARMS}
         # The warm-up counts here: the step is traced then and never again, and calls that fall back do it there.
-        flash = Flash()
-        spent = 0.0
+        flash, spent = Flash(), 0.0
+        trials: list[Trial[Step]] = []
         for repetition in range(-1, settings.repetitions):
-            batch = _batch(random.integers(loaded.vocabulary, size=(settings.batch_size, seq_len + 1)))
-            measured: dict[Arm, StepOfArm] = {}
-            for name in arms(repetition):
-                what = f"a training step of {seq_len:,} tokens fails with the patch {name}"
-                with failing(what), trainees[name].in_the_model():
-                    work = partial(trainees[name].step, batch)
-                    loss, measurement = run(name, work, seq_len * settings.batch_size, flash)
-                measured[name] = StepOfArm(**asdict(measurement), loss=loss)
-                spent += measurement.seconds
+            batch = make_batch(random.integers(loaded.vocabulary, size=(settings.batch_size, seq_len + 1)))
+            both = trial(f"a training step of {seq_len:,} tokens", repetition, step)
+            spent += both.off.seconds + both.on.seconds
             enough = 0 < settings.max_seconds <= spent
             if repetition >= 0 or enough:
-                step = Step(seq_len, Trial(**measured, order=arms(repetition)), flash)
-                longest = step if longest is None or seq_len > longest.seq_len else longest
-                yield step
-                flash = Flash()
+                trials.append(both)
+                yield Length.of(seq_len, settings.batch_size, trials, flash)
             if enough:
                 break
+        rest[seq_len] = trials[0].off.peak_memory_mb * 1e6 - least_memory(loaded, seq_len, settings)
 
 
-def _batch(tokens: np.ndarray) -> Sequences:
-    """As mlx-lm makes one of sequences that need no padding, ready before the clock starts."""
+def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
+    """The tokens, and of each sequence the range that is learned: mlx-lm's, of sequences that need no padding."""
     batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
-    mx.eval(batch)
+    mx.eval(batch)  # before the clock starts
     return batch
 
 
-def least_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe) -> int:
+def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
+    """In words, if a step without the patch has no memory for that length.
+
+    It needs memory for the scores, and for each token as much as the longest sequence so far has needed for the rest:
+    `rest` has the bytes of each length. Before there is one, the scores alone are known.
+    """
+    given = settings.max_memory_gb
+    limit = machine.free_memory() if given is None else given * 1e9
+    needed: float = least_memory(loaded, seq_len, settings)
+    if rest:
+        needed += max(0, rest[max(rest)]) / max(rest) * seq_len
+    if needed <= limit:
+        return None
+    there = f"{limit / 1e9:,.2f} GB are free" if given is None else f"--max-memory is {given:g} GB"
+    about = "about" if rest else "at least"
+    return f"{seq_len:,} tokens: a step without the patch needs {about} {needed / 1e9:,.2f} GB, {there}"
+
+
+def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
     """Bytes that the scores of MLX's own attention take in one step, without anything else.
 
     Each layer that learns keeps its softmax for the gradient, with checkpoints only the one at work does; that one
@@ -182,15 +147,5 @@ def least_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe) -> int:
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):
         arrays = 1 if seq_len % 128 else 0
     else:
-        arrays = (1 if recipe.grad_checkpoint else recipe.num_layers) + 1
-    return arrays * recipe.batch_size * loaded.heads * seq_len**2 * item_size
-
-
-def expected_memory(loaded: LoadedModel, seq_len: int, recipe: Recipe, longest: Step | None) -> float:
-    """Bytes of a step without the patch: the scores, and for each token as much as the longest sequence so far has
-    needed for all else. Before there is one, the scores alone."""
-    needed: float = least_memory(loaded, seq_len, recipe)
-    if longest:
-        all_else = longest.trial.off.peak_memory_mb * 1e6 - least_memory(loaded, longest.seq_len, recipe)
-        needed += max(0, all_else) / longest.seq_len * seq_len
-    return needed
+        arrays = (1 if settings.grad_checkpoint else settings.num_layers) + 1
+    return arrays * settings.batch_size * loaded.heads * seq_len**2 * item_size

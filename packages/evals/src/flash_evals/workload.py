@@ -4,8 +4,9 @@ import re
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+from msgspec import Struct
 
-from flash_evals.record import Count, Record
+from flash_evals.record import Count
 
 ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # the dtypes and their bytes
 GROUP_SIZE = 64  # of quantised keys and values, as mlx-lm has it unless told otherwise
@@ -16,7 +17,7 @@ PASSES: tuple[Pass, ...] = get_args(Pass)
 # probabilities, query, key and value. Softmax counts nothing.
 PRODUCTS: dict[Pass, int] = {"forward": 2, "backward": 5, "forward_backward": 7}
 
-Inputs = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # query, key, value, and the cotangent of the output
+Inputs = list[np.ndarray]  # query, key, value, and the cotangent of the output
 
 
 class Heads(NamedTuple):
@@ -34,7 +35,7 @@ class Heads(NamedTuple):
         return heads
 
 
-class Workload(Record):
+class Workload(Struct, frozen=True):
     batch_size: Count
     seq_len: Count  # of the keys; queries and keys are aligned at the lower right
     query_len: Count
@@ -55,7 +56,8 @@ class Workload(Record):
 
     @property
     def storage(self) -> str:
-        return storage(self.dtype, self.kv_bits)
+        """`bfloat16`, `bfloat16, 8-bit K/V`."""
+        return f"{self.dtype}, {self.kv_bits}-bit K/V" if self.kv_bits else self.dtype
 
     @property
     def visible(self) -> str:
@@ -72,8 +74,8 @@ class Workload(Record):
         """(query, key) pairs of one head of which the query sees the key."""
         if not self.causal:
             return self.query_len * self.seq_len
-        positions = range(self.seq_len - self.query_len, self.seq_len)
-        return sum(min(position + 1, self.window or self.seq_len) for position in positions)
+        seen = range(self.seq_len - self.query_len + 1, self.seq_len + 1)  # by each query, without a window
+        return sum(min(keys, self.window or self.seq_len) for keys in seen)
 
     def flops(self, pass_: Pass) -> int:
         """Of each product a multiplication and an addition for each visible pair and each of head_dim.
@@ -87,8 +89,7 @@ class Workload(Record):
         """Of one key of one head: quantised, each group has a scale and a bias beside its elements."""
         if self.kv_bits is None:
             return self.head_dim * ITEM_SIZE[self.dtype]
-        groups = self.head_dim // GROUP_SIZE
-        return self.head_dim * self.kv_bits // 8 + 2 * groups * ITEM_SIZE[self.dtype]
+        return self.head_dim * self.kv_bits // 8 + self.head_dim // GROUP_SIZE * 2 * ITEM_SIZE[self.dtype]
 
     @property
     def bytes_read(self) -> int:
@@ -118,10 +119,4 @@ class Workload(Record):
         random = np.random.default_rng(seed)
         query = (self.batch_size, self.num_heads, self.query_len, self.head_dim)
         key = (self.batch_size, self.num_kv_heads, self.seq_len, self.head_dim)
-        one, two, three, four = (random.standard_normal(shape, dtype=np.float32) for shape in (query, key, key, query))
-        return one, two, three, four
-
-
-def storage(dtype: str, kv_bits: int | None) -> str:
-    """`bfloat16`, `bfloat16, 8-bit K/V`."""
-    return f"{dtype}, {kv_bits}-bit K/V" if kv_bits else dtype
+        return [random.standard_normal(shape, dtype=np.float32) for shape in (query, key, key, query)]

@@ -182,7 +182,7 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
     """Look for what is broken or slow, and name the cure.
 
     One line a finding: ✓ fine, ! could be better, ✗ broken. Exit code 1 if anything is broken. The file of --json is
-    what to send when something is wrong on your machine; `flash-eval report` draws it.
+    what to send when something is wrong on your machine.
     """
     from .doctor import Mark, examine, in_json
 

@@ -1,53 +1,46 @@
 """The questions that people have, and what the result files say to each: a word, and a sentence for each of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from flash_evals import finetune_result, perplexity_result
 from flash_evals.claims import NOTHING, Ratio, times
 from flash_evals.measure import ARMS
 from flash_evals.page import perplexity, units
 from flash_evals.page.description import Comparison, Description, grouped
-from flash_evals.page.html import Content, Html, tag
-from flash_evals.page.units import Cell, figure
+from flash_evals.page.units import figure
 
 NOT_MEASURED = "Not measured"
 MLX = ("off", "mlx")  # what is MLX's own attention
 IT_NEVER_RAN = "the patch never ran"
 
-Answer = tuple[str, Sequence[tuple[Description, Content]]]  # a word, and a sentence of each that has something to say
+Says = list[tuple[Description, str]]  # a sentence of each that has something to say
 
 
-def cards(found: Sequence[Description], anchor: Callable[[Description], str]) -> list[Html]:
+@dataclass(frozen=True)
+class Card:
+    question: str
+    word: str
+    says: Says
+    missing: str  # the command that would have something to say
+
+    @property
+    def commands(self) -> list[str]:
+        """A sentence begins with its command; and with a title, where the command has several."""
+        return [each.command for each, _ in self.says]
+
+
+def cards(found: Sequence[Description]) -> list[Card]:
     return [
-        _card("Same predictions?", same_predictions(found), "perplexity", anchor),
-        _card("Faster?", _compared(found, lambda each: each.speed, 1, "as fast", "slower"), "speed", anchor),
-        _card("Less memory?", _compared(found, lambda each: each.memory, -1, "the memory", "more"), "speed", anchor),
-        _card("Does training fit?", training_fits(found), "finetune", anchor),
+        Card("Same predictions?", *same_predictions(found), "perplexity"),
+        Card("Faster?", *_compared(found, lambda each: each.speed, 1, "as fast", "slower"), "speed"),
+        Card("Less memory?", *_compared(found, lambda each: each.memory, -1, "the memory", "more"), "speed"),
+        Card("Does training fit?", *training_fits(found), "finetune"),
     ]
 
 
-def _card(question: str, answer: Answer, missing: str, anchor: Callable[[Description], str]) -> Html:
-    """A sentence names the command; and the title, where the command has several. `missing`: the command that would
-    have something to say.
-    """
-    word, says = answer
-    commands = [each.command for each, _ in says]
-    sentences = [
-        tag(
-            "li",
-            tag("a", each.command, href=f"#{anchor(each)}"),
-            f", {each.title}: " if commands.count(each.command) > 1 else ": ",
-            sentence,
-            ".",
-        )
-        for each, sentence in says
-    ] or [tag("li", "No file of ", tag("code", f"flash-eval {missing}"), " is here.")]
-    answered = tag("p", word, class_="answer")
-    return tag("section", tag("h2", question), answered, tag("ul", sentences), class_="card")
-
-
-def same_predictions(found: Sequence[Description]) -> Answer:
-    says: list[tuple[Description, Content]] = []
+def same_predictions(found: Sequence[Description]) -> tuple[str, Says]:
+    says: Says = []
     verdicts: list[bool | None] = []
     for each in found:
         result = each.result
@@ -62,7 +55,7 @@ def same_predictions(found: Sequence[Description]) -> Answer:
 
 def _compared(
     found: Sequence[Description], ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
-) -> Answer:
+) -> tuple[str, Says]:
     """The word is of the comparisons with MLX's own attention, where flash ran; the sentences are of all."""
     compared = [each for each in found if each.comparisons]
     says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else IT_NEVER_RAN) for each in compared]
@@ -80,9 +73,9 @@ def _compared(
     return word, says
 
 
-def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], Ratio], what: str) -> Content:
+def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], Ratio], what: str) -> str:
     """`prompts 1.10x to 3.40x as fast, generation 0.98x as fast (no clear difference)`."""
-    parts: list[Content] = []
+    parts = []
     for (work, against), of_work in grouped(comparisons, lambda each: (each.work, each.against)).items():
         ratios = list(map(ratio, of_work))
         whom = "" if against == "off" else f" {'as' if what == 'as fast' else 'of'} {against}"
@@ -90,30 +83,24 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
         where = f" in {level} of {len(ratios)}" if level < len(ratios) else ""
         overlap = f" ({NOTHING}{where})" if level else ""
         values = sorted(each.value for each in ratios if each.value is not None)
-        parts.append([", " if parts else "", f"{work} ", _range(values), f" {what}{whom}{overlap}"])
-    return parts
+        ends = dict.fromkeys(times(value) for value in (*values[:1], *values[-1:]))
+        parts.append(f"{work} {' to '.join(ends) or units.DASH} {what}{whom}{overlap}")
+    return ", ".join(parts)
 
 
-def _range(ratios: Sequence[float]) -> Cell:
-    if not ratios:
-        return units.DASH
-    low, high = figure(ratios[0], times), figure(ratios[-1], times)
-    return low if low == high else [low, " to ", high]
-
-
-def training_fits(found: Sequence[Description]) -> Answer:
+def training_fits(found: Sequence[Description]) -> tuple[str, Says]:
     """A length that was skipped did not fit without the patch; whether it fits with it was not tried."""
-    says: list[tuple[Description, Content]] = []
+    says: Says = []
     longest, fits = set(), True
     for each in found:
         if isinstance(each.result, finetune_result.Result):
             length = max(each.result.results, key=lambda length: length.seq_len)
-            skipped = [f"; skipped {length.reason}" for length in each.result.skipped]
+            skipped = [f"skipped {length.reason}" for length in each.result.skipped]
             longest.add(length.seq_len)
             fits = fits and not skipped
             off, on = (figure(length[arm].peak_memory_mb, units.megabytes) for arm in ARMS)
-            took = [f"a step of {length.seq_len:,} tokens took ", off, " with the patch off, ", on, " with it on"]
-            says.append((each, [*took, *skipped, "" if each.ran else f"; {IT_NEVER_RAN}"]))
+            took = f"a step of {length.seq_len:,} tokens took {off} with the patch off, {on} with it on"
+            says.append((each, "; ".join([took, *skipped, *([] if each.ran else [IT_NEVER_RAN])])))
     if not longest or not fits:
         return "Not at every length" if longest else NOT_MEASURED, says
     return f"Yes, up to {longest.pop():,} tokens" if len(longest) == 1 else "Yes", says

@@ -1,8 +1,9 @@
 """What a chart shows: lines of arms or implementations against a length. drawing.py draws it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from flash_evals.measure import ARMS, Arm
 from flash_evals.page import units
 from flash_evals.page.units import Shown, whole
 
@@ -11,8 +12,7 @@ SMALLEST, LARGEST = 1e-30, 1e30  # beyond these no axis makes sense
 
 @dataclass(frozen=True)
 class Axis:
-    shown: Shown  # a value in words
-    tick: Shown
+    tick: Shown  # a value in words
     logarithmic: bool = True
 
     def has_place(self, value: float | None) -> bool:
@@ -20,9 +20,9 @@ class Axis:
         return value is not None and (SMALLEST <= value <= LARGEST or (value == 0 and not self.logarithmic))
 
 
-TIME = Axis(units.seconds, units.on_axis(units.SECONDS))
-SPEED = Axis(units.rate, units.number_tick)
-MEMORY = Axis(units.megabytes, units.on_axis(units.MEGABYTES))
+TIME = Axis(units.on_axis(units.SECONDS))
+SPEED = Axis(units.number_tick)
+MEMORY = Axis(units.on_axis(units.MEGABYTES))
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Series:
     name: str
     look: str  # one of drawing.LOOKS
     points: Sequence[Point]
+
+
+def by_arm(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
+    """A line for each arm."""
+    return [Series(f"patch {name}", name, points(name)) for name in ARMS]
 
 
 @dataclass
@@ -74,8 +79,8 @@ class Chart:
     @property
     def in_words(self) -> str:
         """The ends of each line, for those who cannot see it."""
-        ends = [f"{each.name} from {self.said(each.points[0])} to {self.said(each.points[-1])}" for each in self.series]
-        return f"{self.title} against {self.against}: {'; '.join(ends)}"
-
-    def said(self, point: Point) -> str:
-        return f"{self.axis.shown(point.value)} at {whole(point.length)}"
+        lines = []
+        for each in self.series:
+            ends = (f"{self.axis.tick(at.value)} at {whole(at.length)}" for at in (each.points[0], each.points[-1]))
+            lines.append(f"{each.name} from {' to '.join(ends)}")
+        return f"{self.title} against {self.against}: {'; '.join(lines)}"

@@ -8,33 +8,23 @@ from typing import TypeVar
 
 from flash_evals.claims import LEGEND, MARK, Ratio
 from flash_evals.page.chart import Chart
-from flash_evals.page.units import Cell
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
-
-NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
-
-
-def interrupted(finished: str) -> str:
-    """`finished`: what was, such as `trials`."""
-    return f"Interrupted; the figures are of the {finished} that were finished."
 
 
 @dataclass(frozen=True)
 class Table:
     caption: str
     head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[str]]
     names: Sequence[int] = (1,)  # so many cells name a row, in groups, which all but the last may share with others
-    words: bool = False  # few of the cells are numbers
 
     @property
     def texts(self) -> list[list[str]]:
         """Its head and its rows; of names what a row shares with the one above is not said again."""
-        rows = [["".join(cell) for cell in row] for row in self.rows]
-        shown = [list(row) for row in rows]
-        for (above, row), cells in zip(pairwise(rows), shown[1:], strict=True):
+        shown = [list(row) for row in self.rows]
+        for (above, row), cells in zip(pairwise(self.rows), shown[1:], strict=True):
             for first, end in pairwise(accumulate(self.names[:-1], initial=0)):
                 if above[first:end] != row[first:end]:
                     break
@@ -52,13 +42,14 @@ class Comparison:
     memory: Ratio  # flash's part of the other's
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Description:
     result: object
     facts: Sequence[str]  # model, settings that matter, machine
     tables: Sequence[Table]
-    notes: Sequence[Cell] = ()
-    warnings: Sequence[str] = ()  # what puts all figures in another light
+    notes: Sequence[str] = ()
+    ran: bool = True  # whether flash did
+    only: str = ""  # what of an interrupted run was finished, such as `trials`
     # Of the HTML page alone:
     command: str = ""
     title: str = ""
@@ -67,9 +58,11 @@ class Description:
     about: Mapping[str, object] = field(default_factory=dict)  # all settings, and the machine
 
     @property
-    def ran(self) -> bool:
-        """Whether flash did."""
-        return NEVER_RAN not in self.warnings
+    def warnings(self) -> list[str]:
+        """What puts all figures in another light."""
+        never_ran = "The patch never ran: all of this is MLX's own attention."
+        interrupted = f"Interrupted; the figures are of the {self.only} that were finished."
+        return [never_ran] * (not self.ran) + [interrupted] * bool(self.only)
 
     def text(self) -> str:
         return self._lines(columns)
@@ -81,7 +74,7 @@ class Description:
     def _lines(self, table: Callable[[Sequence[Sequence[str]]], str]) -> str:
         tables = [table(each.texts) for each in self.tables]
         legend = [LEGEND] if MARK in "".join(tables) else []
-        closing = [*legend, *map("".join, self.notes), *self.warnings]
+        closing = [*legend, *self.notes, *self.warnings]
         return "\n\n".join(filter(None, (" · ".join(self.facts), *tables, "\n".join(closing)))) + "\n"
 
 

@@ -1,38 +1,30 @@
-"""Draws charts with matplotlib, in the light colours of colors.css; in an SVG a style sheet has the dark ones.
+"""Draws charts with matplotlib: for the page as pictures of one chart each, for --plot as a file of rows of them.
 
-matplotlib is imported where something is drawn, since it takes its time.
+An SVG is drawn in the light colours; a style sheet in it has the dark ones, and a program that knows none keeps the
+light. matplotlib is imported where something is drawn, since it takes its time.
 """
 
 import io
 import math
-import re
+from base64 import b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, astuple
-from importlib.resources import files
+from dataclasses import astuple
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
 
 import numpy as np
 
 from flash_evals.errors import EvalError
-from flash_evals.page.chart import Chart, Series
-from flash_evals.page.html import Html, join, tag
+from flash_evals.page.chart import Chart
+from flash_evals.page.colors import DARK, LIGHT, WHERE_DARK
 from flash_evals.page.units import whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-COLORS = files("flash_evals.page").joinpath("colors.css").read_text(encoding="utf-8")
-LIGHT = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", COLORS.partition("@media")[0]))
-PAINTS = [(paint, name, color) for paint in ("fill", "stroke") for name, color in LIGHT.items()]
-RULES = " ".join(f'[{paint}="{color}"] {{ {paint}: var(--{name}) }}' for paint, name, color in PAINTS)
-# What does not know variables shows an SVG in the colours that it is drawn in, and passes over this.
-STYLESHEET = f"{COLORS}@media (prefers-color-scheme: dark), print {{ {RULES} }}\n"
+Rows = Sequence[tuple[str, Sequence[Chart]]]  # of charts, each row with a title
 
 # A colour and a marker each: lines can be told apart by colour-blind people (Okabe and Ito 2008) and without colour.
 LOOKS: dict[str, dict[str, Any]] = {
@@ -58,91 +50,72 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 2,
     "lines.markersize": 7,
     "svg.fonttype": "none",
+    "svg.hashsalt": "flash-evals",  # the same charts are the same bytes
     "figure.dpi": 72,
     "savefig.dpi": 144,
 }
-WIDTH, HEIGHT = 320 / 72, 220 / 72  # inches: on the page one unit is a CSS pixel
-AREA = (56 / 320, 38 / 220, 252 / 320, 174 / 220)  # left, bottom, width and height of what is plotted
+RULES = " ".join(
+    f'[style*="{paint}: {light}"] {{ {paint}: {DARK[name]} !important }}'
+    for name, light in LIGHT.items()
+    for paint in ("fill", "stroke")
+)
+WIDTH, HEIGHT = 320 / 72, 260 / 72  # inches of a chart: on the page one unit is a CSS pixel
 LETTERS = 48  # of a title above a chart's width
 ROOM = 0.22  # of the width, for a label of a length
 
 
-def row(title: str, charts: Sequence[Chart]) -> Html:
-    """On the page beside each other, as many as there is room for; none of a single length, which is no line."""
-    drawn = [_figure(chart) for chart in charts if len(chart.lengths) > 1]
-    head = tag("h4", title) if title else Html()
-    return join([head, tag("div", drawn, class_="charts")]) if drawn else Html()
+def picture(chart: Chart) -> str:
+    """The URL of an SVG that holds the whole picture, for a page that loads nothing."""
+    return f"data:image/svg+xml;base64,{b64encode(_drawn('svg', '', [('', [chart])])).decode()}"
 
 
-def _figure(chart: Chart) -> Html:
-    """Its title and its legend are HTML, which breaks lines."""
+def save(path: Path, title: str, rows: Rows) -> None:
+    """Writes a .png or .svg file, without the charts that show nothing. Raises EvalError if the disk takes none."""
+    try:
+        path.write_bytes(_drawn(path.suffix[1:], title, [(name, [c for c in row if c.series]) for name, row in rows]))
+    except OSError as error:
+        raise EvalError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _drawn(form: str, title: str, rows: Rows) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.style import context
 
-    with context(["default", STYLE]):
-        drawn = Figure((WIDTH, HEIGHT))
-        _draw(drawn.add_axes(AREA), chart, 0)
-        picture = _svg(drawn, [chart])
-    picture.attrib |= {"role": "img", "aria-label": chart.in_words}
-    keys = [tag("li", _key(lines), lines.attrib["data-series"]) for lines in picture.iterfind(".//g[@data-series]")]
-    return tag("figure", tag("figcaption", chart.title, tag("ul", keys, class_="legend")), _html(picture))
-
-
-def _key(series: Element) -> Html:
-    """For a legend: the line, and its first marker in the middle."""
-    line, marker, *_ = series.iter("path")
-    key = Element("svg", {"viewBox": "0 0 28 14", "aria-hidden": "true"})
-    key.append(Element("path", line.attrib | {"d": "M1 7H27"}))
-    looks = {name: value for name, value in marker.attrib.items() if not name.startswith("data-")}
-    key.append(Element("path", looks | {"transform": "translate(14 7)"}))
-    return _html(key)
-
-
-def _html(element: Element) -> Html:
-    return Html(ElementTree.tostring(element, "unicode"))
-
-
-def save(path: Path, title: str, rows: Sequence[tuple[str, Sequence[Chart]]]) -> None:
-    """Writes a .png or .svg file of rows of charts, each with its title. Raises EvalError if the disk takes none."""
-    from matplotlib.figure import Figure
-    from matplotlib.style import context
-
-    rows = [(name, [chart for chart in row if chart.series]) for name, row in rows]
-    charts = [chart for _, row in rows for chart in row]
     with context(["default", STYLE]):
         columns = max(len(row) for _, row in rows)
-        drawn = Figure((1.15 * WIDTH * columns, 0.9 + 1.2 * HEIGHT * len(rows)), layout="constrained")
-        drawn.suptitle(fill(title, LETTERS * columns), color=LIGHT["ink"])
+        heads = 0.9 if title else 0
+        drawn = Figure((WIDTH * columns, heads + HEIGHT * len(rows)), layout="constrained")
+        if title:
+            drawn.suptitle(fill(title, LETTERS * columns), color=LIGHT["ink"])
         parts = drawn.subfigures(len(rows), squeeze=False)[:, 0]
-        axes = []
         for part, (name, row) in zip(parts, rows, strict=True):
-            part.suptitle(fill(name, LETTERS * columns), color=LIGHT["ink"], weight="bold")
-            axes += list(part.subplots(1, columns, squeeze=False)[0, : len(row)])
-        for number, (ax, chart) in enumerate(zip(axes, charts, strict=True)):
-            ax.set_title(chart.title, loc="left")
-            _draw(ax, chart, number)
-        lines = {line.get_label(): line for ax in axes for line in ax.lines}
-        drawn.legend(handles=list(lines.values()), loc="outside lower center", ncols=len(lines))
-        try:
-            if path.suffix == ".png":
-                drawn.savefig(path)
-            else:
-                picture = _svg(drawn, charts)
-                picture.attrib |= {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": title}
-                style = Element("style")
-                style.text = STYLESHEET + "text { font-family: system-ui, sans-serif; }\n"
-                picture.insert(0, style)
-                path.write_text(_html(picture), encoding="utf-8")
-        except OSError as error:
-            raise EvalError(f"cannot write {path}: {error.strerror}") from error
+            if name:
+                part.suptitle(fill(name, LETTERS * columns), color=LIGHT["ink"], weight="bold")
+            axes = part.subplots(1, columns, squeeze=False)[0, : len(row)]
+            for ax, chart in zip(axes, row, strict=True):
+                _draw(ax, chart)
+        lines = {line.get_label(): line for ax in drawn.axes for line in ax.lines}
+        drawn.legend(
+            handles=list(lines.values()),
+            loc="outside lower center",
+            ncols=len(lines) if len(lines) <= 3 * columns else 2,
+        )
+        file = io.BytesIO()
+        if form == "png":
+            drawn.savefig(file, format=form)
+            return file.getvalue()
+        drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        head, start, rest = file.getvalue().partition(b"<svg ")
+        style = f"<style>{WHERE_DARK} {{ {RULES} }}</style>"
+        tag, end, content = rest.partition(b">")
+        return head + start + tag + end + style.encode() + content
 
 
-def _draw(ax: "Axes", chart: Chart, number: int) -> None:
-    """`number` of the chart among those of the figure."""
-    for index, series in enumerate(chart.series):
+def _draw(ax: "Axes", chart: Chart) -> None:
+    for series in chart.series:
         look = LOOKS[series.look]
         lengths, values, *band = zip(*map(astuple, series.points), strict=True)
-        ax.plot(lengths, values, label=series.name, gid=f"{number}.{index}", clip_on=False, **look)
+        ax.plot(lengths, values, label=series.name, clip_on=False, **look)
         if any(band[1]):
             ends = np.array(band, dtype=float)  # None is NaN, and has no band
             ax.fill_between(lengths, *ends, color=look["color"], alpha=0.18, linewidth=0, clip_on=False)
@@ -163,6 +136,7 @@ def _draw(ax: "Axes", chart: Chart, number: int) -> None:
     ax.set_xticks(shown, [whole(length) for length in shown])
     ax.minorticks_off()
     ax.set_xlabel(chart.against)
+    ax.set_title(chart.title, loc="left")
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -184,39 +158,3 @@ def _with_room(lengths: Sequence[int]) -> list[int]:
         if math.log(shown[-1] / length) >= ROOM * math.log(lengths[-1] / lengths[0]):
             shown.append(length)
     return shown
-
-
-def _svg(drawn: "Figure", charts: Sequence[Chart]) -> Element:
-    """An SVG that can stand on a page with others: it has no ids, and each look is an attribute of its own."""
-    text = io.StringIO()
-    drawn.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    root = ElementTree.fromstring(text.getvalue())
-    named = {element.get("id", ""): element for element in root.iter()}
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]  # HTML has no namespaces
-        if element.tag == "use":
-            element.tag = "path"
-            element.attrib["d"] = named[element.attrib.pop("{http://www.w3.org/1999/xlink}href")[1:]].attrib["d"]
-            element.attrib["transform"] = f"translate({element.attrib.pop('x')} {element.attrib.pop('y')})"
-        looks = dict(re.findall("([a-z-]+): ([^;]+)", element.attrib.pop("style", "")))
-        element.attrib |= {name: look for name, look in looks.items() if name != "font-family"}
-    for element in list(root.iter()):
-        for unused in ("id", "clip-path"):
-            element.attrib.pop(unused, None)
-        for definitions in element.findall("defs"):
-            element.remove(definitions)
-    for number, chart in enumerate(charts):
-        for index, series in enumerate(chart.series):
-            _annotate(named[f"{number}.{index}"], chart, series)
-    return root
-
-
-def _annotate(lines: Element, chart: Chart, series: Series) -> None:
-    """With the numbers as they are, and in words for a pointer above them."""
-    lines.attrib["data-series"] = series.name
-    line, *marks = lines.iter("path")
-    line.attrib["class"] = "line"
-    for mark, point in zip(marks, series.points, strict=True):
-        mark.attrib |= {f"data-{name}": repr(value) for name, value in asdict(point).items() if value is not None}
-        words = f"{series.name}, {whole(point.length)}: {chart.axis.shown(point.value)}"
-        ElementTree.SubElement(mark, "title").text = words

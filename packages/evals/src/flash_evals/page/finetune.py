@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from flash_evals.finetune_result import Length, Result
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, units
-from flash_evals.page.arms import by_arm, warnings
-from flash_evals.page.chart import Chart, Point
+from flash_evals.page.chart import Chart, Point, by_arm
 from flash_evals.page.description import Comparison, Description, Table
-from flash_evals.page.units import Cell, figure
+from flash_evals.page.units import figure
 
 
 def description(result: Result) -> Description:
@@ -21,7 +20,8 @@ def description(result: Result) -> Description:
         [result.subject, "off and on taking turns", device],
         [Table("A training step, patch off and on", head, rows, names=(1, 1))],
         [f"flash: {result.flash}", *result.machine.bounds, *skipped],
-        warnings(result, "steps"),
+        bool(result.flash.calls),
+        "steps" if result.interrupted else "",
         command="finetune",
         title=result.model.name,
         charts=[("", charts(result))],
@@ -30,10 +30,10 @@ def description(result: Result) -> Description:
     )
 
 
-def _rows(length: Length) -> list[Sequence[Cell]]:
+def _rows(length: Length) -> list[Sequence[str]]:
     """One for each arm, and one that compares them."""
     tokens, steps = units.whole(length.seq_len), str(len(length.trials))
-    off_and_on: list[Sequence[Cell]] = [
+    off_and_on: list[Sequence[str]] = [
         [
             tokens,
             name,
@@ -47,7 +47,7 @@ def _rows(length: Length) -> list[Sequence[Cell]]:
         for arm in [length[name]]
     ]
     ratios = [units.ratio(each) for each in (length.time, length.speed, length.memory)]
-    loss = ["max |Δ| ", figure(length.max_abs_dloss, units.scientific, units.NOT_FINITE)]
+    loss = f"max |Δ| {figure(length.max_abs_dloss, units.scientific, units.NOT_FINITE)}"
     return [*off_and_on, [tokens, "on/off", *ratios, loss, ""]]
 
 

@@ -5,19 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import nan
 
-import msgspec
-
 from flash_evals import claims
 from flash_evals.claims import Ratio, percentile, quotient, times
 from flash_evals.kernels_result import Config, Entry, Figures, by_problem
 from flash_evals.page import chart, units
 from flash_evals.page.chart import Axis, Chart, Point, Series
-from flash_evals.page.description import Comparison, Description, Table, grouped, interrupted
-from flash_evals.page.units import Cell, Figure, figure
+from flash_evals.page.description import Comparison, Description, Table, grouped
+from flash_evals.page.units import figure
 from flash_evals.workload import PASSES, Pass
 
-SHARE = Axis(units.share, units.percent_tick, logarithmic=False)
-SPEED = Axis(units.rate, units.number_tick, logarithmic=False)
+SHARE = Axis(units.percent_tick, logarithmic=False)
+SPEED = Axis(units.number_tick, logarithmic=False)
 LOOK_OF = {"flash": "on", "mlx": "off", "naive": "naive", "torch": "torch"}
 
 
@@ -49,17 +47,6 @@ class Call:
         return ", ".join((self.pass_, config.shape, config.storage, config.visible, queries, batch))
 
 
-def runs(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Those of each run of the command: a file may be put together from several."""
-
-    def shared(entry: Entry) -> bytes:
-        config = entry.config
-        work = (config.visible, config.batch_size, config.is_decode)
-        return msgspec.json.encode((entry.settings, entry.machine, work))
-
-    return list(grouped(entries, shared).values())
-
-
 def description(entries: Sequence[Entry]) -> Description:
     calls = _calls(entries)
     if not calls:
@@ -73,7 +60,7 @@ def description(entries: Sequence[Entry]) -> Description:
         [kind, machine.device, *filter(None, [", ".join(_bounds(entries))])],
         [_table(calls, several)],
         [*_means(calls, several), *machine.bounds],
-        [interrupted("trials")] if settings.interrupted else [],
+        only="trials" if settings.interrupted else "",
         command="kernels",
         title="Attention kernels by themselves",
         charts=[(title, _charts(row)) for title, row in grouped(calls, lambda call: call.setting).items()],
@@ -125,7 +112,7 @@ def _table(calls: Sequence[Call], several: bool) -> Table:
     )
 
 
-def _row(call: Call, several: bool) -> list[Cell]:
+def _row(call: Call, several: bool) -> list[str]:
     config, trials = call.config, call.figures.trials
     low, high = (percentile(trials, share) for share in (0.2, 0.8))
     return [
@@ -141,18 +128,18 @@ def _row(call: Call, several: bool) -> list[Cell]:
     ]
 
 
-def _faster(than: Ratio) -> Cell:
+def _faster(than: Ratio) -> str:
     if than.value is None:
         return ""
     if not than.sign:
         return claims.NOTHING
     value, word = (than.value, "faster") if than.sign > 0 else (1 / than.value, "slower")
-    return [Figure(times(value), value), f" {word}"]
+    return f"{times(value)} {word}"
 
 
-def _means(calls: Sequence[Call], several: bool) -> list[Cell]:
+def _means(calls: Sequence[Call], several: bool) -> list[str]:
     """For each pass and implementation that has several ratios to flash: their geometric mean and range."""
-    lines: list[Cell] = []
+    lines: list[str] = []
     for (pass_, name), of_both in grouped(calls, lambda call: (call.pass_, call.config.impl)).items():
         ratios = [call.ratio for call in of_both]
         values = [each.value for each in ratios if each.value is not None]
@@ -160,8 +147,8 @@ def _means(calls: Sequence[Call], several: bool) -> list[Cell]:
             spread = f"{times(min(values))}–{times(max(values))} over {len(values)} shapes"
             if unclear := sum(each.sign == 0 for each in ratios):
                 spread += f", {claims.NOTHING} in {unclear}"
-            mean = figure(statistics.geometric_mean(values), times)
-            lines.append([f"flash against {name}{f', {pass_}' if several else ''}: ", mean, f" ({spread})"])
+            mean = times(statistics.geometric_mean(values))
+            lines.append(f"flash against {name}{f', {pass_}' if several else ''}: {mean} ({spread})")
     return lines
 
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, units
-from flash_evals.page.arms import by_arm, warnings
-from flash_evals.page.chart import Chart, Point
+from flash_evals.page.chart import Chart, Point, by_arm
 from flash_evals.page.description import Comparison, Description, Table, grouped
-from flash_evals.page.units import Cell, figure
+from flash_evals.page.units import figure
 from flash_evals.speed_result import Result, Summary, Test
 
 WORK = {"prompt": "prompts", "generation": "generation"}
@@ -22,7 +21,8 @@ def description(result: Result) -> Description:
         [result.model.title, *drafted, repeated, result.machine.device],
         [_table(tests, drafting=draft is not None)],
         [f"flash: {result.flash}", *result.machine.bounds],
-        warnings(result, "trials"),
+        bool(result.flash.calls),
+        "trials" if result.interrupted else "",
         command="speed",
         title=result.model.name,
         charts=[("", _charts(tests))],
@@ -52,10 +52,10 @@ def _table(tests: Sequence[Test], drafting: bool) -> Table:
     )
 
 
-def _rate(arm: Summary) -> Cell:
-    mean, deviation = figure(arm.tokens_per_s, units.rate), arm.tokens_per_s_sd
-    shown = units.whole if arm.tokens_per_s >= 100 else "{:,.1f}".format  # the digits of the mean
-    return [mean, *([" ± ", figure(deviation, shown)] if deviation is not None else [])]
+def _rate(arm: Summary) -> str:
+    digits = 0 if arm.tokens_per_s >= 100 else 1  # of the mean
+    deviation = f" ± {arm.tokens_per_s_sd:,.{digits}f}" if arm.tokens_per_s_sd is not None else ""
+    return units.rate(arm.tokens_per_s) + deviation
 
 
 def _charts(tests: Sequence[Test]) -> list[Chart]:

@@ -1,11 +1,10 @@
-"""Figures as pages show them, of the units that result files have: a text, and the exact number behind it."""
+"""Figures as pages show them, of the units that result files have."""
 
 import math
 from collections.abc import Callable, Sequence
 
 from flash_evals.claims import MARK, Ratio, times
 
-Cell = str | Sequence[str]  # of a table, or a sentence: a text, or what makes one
 Shown = Callable[[float], str]
 Units = Sequence[tuple[float, str]]  # size and name, the largest first
 
@@ -21,26 +20,14 @@ megabytes: Shown = "{:,.1f} MB".format
 number_tick: Shown = "{:,.6g}".format
 
 
-class Figure(str):
-    """A number as a person reads it, and as it is."""
-
-    __slots__ = ("value",)
-    value: float
-
-    def __new__(cls, text: str, value: float) -> "Figure":
-        made = super().__new__(cls, text)
-        made.value = value
-        return made
-
-
 def figure(value: float | None, shown: Shown, otherwise: str = DASH) -> str:
     """`otherwise` stands for what is not known or not finite."""
-    return otherwise if value is None or not math.isfinite(value) else Figure(shown(value), value)
+    return otherwise if value is None or not math.isfinite(value) else shown(value)
 
 
-def ratio(of: Ratio) -> Cell:
+def ratio(of: Ratio) -> str:
     """`0.62x`, `1.02x ~`; empty if it is not known."""
-    return [figure(of.value, times, ""), f" {MARK}" if of.sign == 0 else ""]
+    return figure(of.value, times, "") + (f" {MARK}" if of.sign == 0 else "")
 
 
 def decimal(digits: int) -> Shown:
@@ -67,28 +54,12 @@ def share(x: float) -> str:
     return f"{x:,.0%}" if x >= 0.1 else f"{100 * x:.2g}%"
 
 
-def seconds(x: float) -> str:
-    """Three digits in the unit that suits: `4.21 ms`, `132 s`."""
-    return _three_digits(SECONDS, x)[0]
-
-
-def memory(x: float) -> str:
-    """Of MB, likewise: `7.17 kB`, for what is too little to be told in MB."""
-    return _three_digits(MEGABYTES, x)[0]
-
-
-def duration(middle: float, low: float, high: float) -> Cell:
-    """With the range around it, in the same unit: `4.21 ms (4.20–4.25)`."""
-    text, *ends = _three_digits(SECONDS, middle, low, high)
-    return [Figure(text, middle), f" ({'–'.join(ends)})"]
-
-
-def _three_digits(units: Units, x: float, *others: float) -> list[str]:
-    """Of the first, with its unit; the others have the same unit and as many digits."""
-    size, unit = _unit(x, units)
-    digits = 2 if x < 10 * size else 1 if x < 100 * size else 0
-    text, *ends = (f"{each / size:,.{digits}f}" for each in (x, *others))
-    return [f"{text} {unit}", *ends]
+def duration(middle: float, low: float, high: float) -> str:
+    """Three digits in the unit that suits, and the range around it with as many: `4.21 ms (4.20–4.25)`."""
+    size, unit = _unit(middle, SECONDS)
+    digits = 2 if middle < 10 * size else 1 if middle < 100 * size else 0
+    text, low_text, high_text = (f"{each / size:,.{digits}f}" for each in (middle, low, high))
+    return f"{text} {unit} ({low_text}–{high_text})"
 
 
 def on_axis(units: Units) -> Shown:
