@@ -19,9 +19,7 @@ class Repo:
     gated: bool = False
 
     def commit(self, revision):
-        if revision == "main":
-            return list(self.commits)[-1]
-        commit = self.tags.get(revision, revision)
+        commit = {"": list(self.commits)[-1], "main": list(self.commits)[-1], **self.tags}.get(revision, revision)
         return commit if commit in self.commits else None
 
 
@@ -29,7 +27,7 @@ class Repo:
 class Hub:
     repos: dict[tuple[str, str], Repo]  # (kind, id); whatever is not there may be private, for all the answer says
     address: str = ""
-    requests: list[str] = field(default_factory=list)  # method and path of all that came
+    requests: list[str] = field(default_factory=list)  # paths of all that came
     downloads: Counter[str] = field(default_factory=Counter)  # file name -> how often its content was sent
     hangs_up: bool = False  # on whoever calls
     breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how often it will be sent by half
@@ -50,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
 
     def do_GET(self):
-        self.hub.requests.append(f"{self.command} {self.path}")
+        self.hub.requests.append(self.path)
         if self.hub.hangs_up:
             self.close_connection = True
             return None
@@ -58,51 +56,42 @@ class _Handler(BaseHTTPRequestHandler):
         parts = unquote(urlsplit(self.path).path).strip("/").removeprefix("api/").split("/")
         kind = parts.pop(0).removesuffix("s") if parts[0] in ("datasets", "models") else "model"
         owner, name, verb, revision, *path = (*parts, "", "", "", "")[: max(4, len(parts))]
-        repo = self.hub.repos.get((kind, f"{owner}/{name}"))
+        path, repo = "/".join(path), self.hub.repos.get((kind, f"{owner}/{name}"))
         if repo is None:
-            return self._error(404, "RepoNotFound")
-        commit = repo.commit(revision or "main")
+            return self._send(404, {"X-Error-Code": "RepoNotFound"})
+        commit = repo.commit(revision)
         if commit is None:
-            return self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        if verb == "resolve" and repo.gated:
-            return self._error(401, "GatedRepo", "Access to this repository is restricted.")
-        if verb == "resolve":
-            return self._file("/".join(path), repo.commits[commit], {"X-Repo-Commit": commit})
+            return self._send(404, {"X-Error-Code": "RevisionNotFound"})
+        files = repo.commits[commit]
         if verb in ("revision", ""):
-            siblings = [{"rfilename": name} for name in repo.commits[commit]]
-            return self._json({"id": f"{owner}/{name}", "sha": commit, "siblings": siblings})
+            return self._json({"id": f"{owner}/{name}", "sha": commit, "siblings": [{"rfilename": f} for f in files]})
         if verb == "tree":
-            recursive = "recursive=true" in self.path.lower()
-            return self._json(_tree(repo.commits[commit], "/".join(path), recursive))
-        return self._error(404, "EntryNotFound")
+            return self._json(_tree(files, path and f"{path}/", "recursive=true" in self.path.lower()))
+        if repo.gated:
+            return self._send(401, {"X-Error-Code": "GatedRepo"})
+        if path not in files:
+            return self._send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+        return self._file(path.split("/")[-1], files[path], commit)
 
     do_HEAD = do_GET
 
-    def _file(self, path, files, headers):
-        content = files.get(path)
-        if content is None:
-            return self._error(404, "EntryNotFound", headers=headers)
-        start, stop, status = 0, len(content), 200
-        if wanted := self.headers.get("Range"):
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
-            start, stop, status = int(first), min(int(last or stop - 1) + 1, stop), 206
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-        sent, name = None, path.split("/")[-1]
-        if self.command == "GET":
-            self.hub.downloads[name] += 1
-            if self.hub.breaks_off[name] > 0:
-                self.hub.breaks_off[name] -= 1
-                sent = (stop - start) // 2
-        headers |= {"ETag": f'"{_git_blob(content)}"', "Accept-Ranges": "bytes"}
-        return self._send(status, content[start:stop], headers, sent)
+    def _file(self, name, content, commit):
+        """A part of it, if that is asked for; half of it, if it breaks off."""
+        status, headers = 200, {"X-Repo-Commit": commit, "ETag": f'"{_git_blob(content)}"', "Accept-Ranges": "bytes"}
+        if asked := self.headers.get("Range"):
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, stop = int(first), min(int(last or len(content)) + 1, len(content))
+            status, headers["Content-Range"] = 206, f"bytes {start}-{stop - 1}/{len(content)}"
+            content = content[start:stop]
+        breaks_off = self.command == "GET" and self.hub.breaks_off[name] > 0
+        self.hub.downloads[name] += self.command == "GET"
+        self.hub.breaks_off[name] -= breaks_off
+        self._send(status, headers, content, len(content) // 2 if breaks_off else None)
 
     def _json(self, value):
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
-    def _error(self, status, code, message="", headers=None):
-        self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": message or code, **(headers or {})})
-
-    def _send(self, status, body, headers, sent=None):
+    def _send(self, status, headers, body=b"{}", sent=None):
         """Of the body `sent` bytes and then nothing more; all of it if None."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
@@ -110,8 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body[:sent])
-        if sent is not None:
-            self.close_connection = True
+        self.close_connection |= sent is not None
 
     def log_message(self, format, *args):
         pass
@@ -124,13 +112,11 @@ def _git_blob(content):
 
 def _tree(files, folder, recursive):
     """What lies in a folder, or anywhere under it."""
-    prefix = f"{folder}/" if folder else ""
     entries = {}
     for name, content in files.items():
-        inside = name.removeprefix(prefix)
-        if name.startswith(prefix) and "/" in inside:
-            sub = prefix + inside.split("/")[0]
-            entries[sub] = {"type": "directory", "path": sub, "oid": _git_blob(sub.encode()), "size": 0}
-        if name.startswith(prefix) and (recursive or "/" not in inside):
+        first, _, deeper = name.removeprefix(folder).partition("/")
+        if name.startswith(folder) and deeper:
+            entries[folder + first] = {"type": "directory", "path": folder + first, "oid": "0" * 40, "size": 0}
+        if name.startswith(folder) and (recursive or not deeper):
             entries[name] = {"type": "file", "path": name, "oid": _git_blob(content), "size": len(content)}
     return list(entries.values())

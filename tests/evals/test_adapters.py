@@ -42,31 +42,21 @@ def make_adapters(tmp_path):
     return make
 
 
-def logits(network):
-    return np.array(network(mx.arange(16)[None]))
-
-
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
-def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder):
-    """The same logits as mlx-lm's, without dropout."""
+def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder, run_command):
+    """The same logits as mlx-lm's, without dropout. Every command that only reads the model takes them."""
     adapters = make_adapters(model_folder, kind)
     plain, adapted = models.load(str(model_folder)), models.load(str(model_folder), adapter_path=str(adapters))
     expected, _ = mlx_lm.load(str(model_folder), adapter_path=str(adapters))
-    np.testing.assert_array_equal(logits(adapted.model), logits(expected))
-    assert np.abs(logits(adapted.model) - logits(plain.model)).max() > 1e-3
+    without, ours, theirs = (np.array(each(mx.arange(16)[None])) for each in (plain.model, adapted.model, expected))
+    np.testing.assert_array_equal(ours, theirs)
+    assert np.abs(ours - without).max() > 1e-3
     described = adapted.described
     assert described.parameters == plain.described.parameters
     assert (described.adapter_path, described.adapter_type) == (str(adapters), kind)
-    assert described.title.startswith(f"{model_folder.name}, {kind} adapters my-{kind}, ")
-
-
-@pytest.mark.parametrize(
-    "command", [["perplexity", "--context", 32, "--max-windows", 2], ["speed", "-p", 8, "-g", 0, "-d", 0, "-r", 1]]
-)
-def test_every_command_that_only_reads_the_model_takes_them(command, make_adapters, model_folder, invoke):
-    result = invoke(*command, "--model", model_folder, "--adapter-path", make_adapters(model_folder))
-    assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(f"{model_folder.name}, lora adapters my-lora, ")
+    for command in (["perplexity", "--max-windows", 2], ["speed", "-p", 8, "-g", 0, "-d", 0, "-r", 1]):
+        page = run_command(*command, "--adapter-path", adapters)["page"]
+        assert page.startswith(f"{model_folder.name}, {kind} adapters my-{kind}, ")
 
 
 def change(folder, **settings):
@@ -81,30 +71,26 @@ def leave_out(folder, end):
 
 
 OF_ANOTHER_MODEL = "does not match model parameter shape"
+NONE = "of 0 tensors 0 are missing, and 0 there"
 SPOIL = {
-    "it has no adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
-    "it has no adapters.safetensors": lambda folder: (folder / "adapters.safetensors").unlink(),
-    "cannot load the adapters in .*Expecting": lambda folder: (folder / "adapter_config.json").write_text("{"),
-    "cannot load the adapters in .*list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
-    "cannot load the adapters in .*num_layers": lambda folder: (folder / "adapter_config.json").write_text("{}"),
-    "cannot load the adapters in .*'scale'": lambda folder: change(folder, lora_parameters={"rank": 4}),
-    "incompatible tensors: .*shape": lambda folder: change(folder, lora_parameters={**PARAMETERS, "rank": 8}),
-    r"not an adapter parameter": lambda folder: change(folder, lora_parameters={**PARAMETERS, "keys": []}),
-    r"14 of 28 tensors are missing, model\.layers\.0": lambda folder: change(folder, num_layers=2),
-    "7 of 14 tensors are missing": lambda folder: leave_out(folder, "lora_b"),
-    "there are none": lambda folder: leave_out(folder, ""),
-    r"not an adapter folder in mlx-lm's layout: there is none$": shutil.rmtree,
-    OF_ANOTHER_MODEL: lambda folder: None,
+    "The adapter path does not exist": shutil.rmtree,
+    "No such file .*adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
+    "Failed to open file .*adapters.safetensors": lambda folder: (folder / "adapters.safetensors").unlink(),
     "Unable to read": lambda folder: (folder / "adapters.safetensors").write_bytes(b"nothing"),
+    "num_layers": lambda folder: (folder / "adapter_config.json").write_text("{}"),
+    "incompatible tensors: .*shape": lambda folder: change(folder, lora_parameters={**PARAMETERS, "rank": 8}),
+    "of 28 tensors 14 are missing, and 14 there": lambda folder: change(folder, num_layers=2),
+    "of 14 tensors 7 are missing, and 7 there": lambda folder: leave_out(folder, "lora_b"),
+    NONE: lambda folder: leave_out(folder, ""),
+    OF_ANOTHER_MODEL: lambda folder: None,
 }
 
 
 @pytest.mark.parametrize("says", SPOIL)
 def test_adapters_that_cannot_be_loaded(says, make_adapters, make_model, model_folder):
     model = make_model(hidden_size=64) if says == OF_ANOTHER_MODEL else model_folder
-    folder = make_adapters(model, "full" if says == "there are none" else "lora")
+    folder = make_adapters(model, "full" if says == NONE else "lora")
     SPOIL[says](folder)
-    with pytest.raises(EvalError, match=says) as refusal:
+    with pytest.raises(EvalError, match=f"cannot load the adapters in {folder}: .*{says}") as refusal:
         models.load(str(model_folder), adapter_path=str(folder))
-    assert str(folder) in refusal.value.message
     assert "\n" not in refusal.value.message

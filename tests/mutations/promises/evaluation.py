@@ -89,9 +89,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "without a network, a command that still needs the model is said to work",
-        f"{EVALS}/models.py",
-        '"model", revision, "--model FOLDER")',
-        '"model", revision, "--dataset FILE.txt")',
+        f"{EVALS}/hub.py",
+        '"model": "--model FOLDER"',
+        '"model": "--dataset FILE.txt"',
         "evals/test_hub.py::test_no_network_and_nothing_cached",
     ),
     Mutation(

@@ -2,6 +2,8 @@
 
 import click
 
+from flash_evals.models import DEMO_MODEL
+
 
 @click.command("demo-model")
 def command() -> None:
@@ -9,6 +11,4 @@ def command() -> None:
 
     mlx_lm.generate --model "$(flash-eval demo-model)" --prompt "The for statement"
     """
-    from flash_evals.models import DEMO_MODEL
-
     click.echo(DEMO_MODEL)

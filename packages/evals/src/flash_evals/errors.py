@@ -27,9 +27,11 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def failing(what: str) -> Iterator[None]:
+def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError)) -> Iterator[None]:
     """Raises EvalError where a library does not take the work: too little memory, a shape that it does not cover."""
     try:
         yield
-    except (ValueError, RuntimeError) as error:
-        raise EvalError(f"{what}: {first_line(error)}") from error
+    except EvalError:
+        raise
+    except errors as error:
+        raise EvalError(f"{what}: {first_line(error.__cause__ or error)}") from error

@@ -5,7 +5,6 @@ import platform
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,22 +13,19 @@ import flashattn_core
 import mlx.core as mx
 from mlxlm_flash_patch.blas import REFERENCE, blas
 
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import failing
 from flash_evals.record import Record
 
-PRODUCT_SIZE = 8192  # rows and columns that occupy any GPU
+PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows and columns: so many occupy any GPU
 COPY_BYTES = 2**30  # far more than the caches of a GPU hold
-RATE_SECONDS = 0.01
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 
 
 def device() -> str:
     """One phrase: `cpu, AVX-512, 2 threads`; of a GPU also whether MLX's float32 products are TF32 there."""
-    try:
-        gpu = "cuda" if mx.cuda.is_available() else "metal"
+    gpu = "cuda" if mx.cuda.is_available() else "metal"
+    with failing("flash does not run"):  # where a FLASHATTN_ variable holds nonsense
         backend = flashattn_core.backends()[gpu if kind() == "gpu" else "cpu"]
-    except ValueError as error:
-        raise EvalError(first_line(error)) from error  # a FLASHATTN_ variable holds nonsense
     return f"{kind()}, {backend}" + (", TF32" if tf32() else "")
 
 
@@ -62,24 +58,16 @@ def physical_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What a CPU lets nobody exceed, measured several times within a second or two."""
-
-    multiply_adds: list[float]  # FLOP/s of flash's threads in registers
-    reads: list[float]  # bytes/s of flash's threads from memory
-    matrix_products: list[float]  # FLOP/s of MLX in float32, which is what linear layers run at
-
-
-def bounds() -> Bounds:
-    taken = [(flashattn_core.peak_flops(), flashattn_core.read_bandwidth(), _products(384)) for _ in range(5)]
-    multiply_adds, reads, matrix_products = (list(column) for column in zip(*taken, strict=True))
-    return Bounds(multiply_adds, reads, matrix_products)
-
-
 def peak_flops(dtype: str) -> float:
     """FLOP/s of flash's threads in registers; on a GPU those of MLX's matrix product in that dtype."""
-    return flashattn_core.peak_flops() if kind() == "cpu" else _products(PRODUCT_SIZE, dtype)
+    return flashattn_core.peak_flops() if kind() == "cpu" else products(dtype)
+
+
+def products(dtype: str) -> float:
+    """FLOP/s of MLX, square matrices multiplied; the products stay as large as the factors."""
+    size = PRODUCT_SIZE[kind()]
+    matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
+    return _rate(lambda product: product @ matrix, matrix, 2 * size**3)
 
 
 def bandwidth() -> float:
@@ -90,19 +78,10 @@ def bandwidth() -> float:
     return _rate(mx.negative, array, 2 * array.nbytes)
 
 
-def _products(size: int, dtype: str = "float32") -> float:
-    """FLOP/s of MLX, square matrices multiplied; the products stay as large as the factors."""
-    matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
-    return _rate(lambda product: product @ matrix, matrix, 2 * size**3)
-
-
 def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) -> float:
-    """How much of what a step takes `amount` of is done in a second.
+    """How much of what a step takes `amount` of is done in a second."""
 
-    So many steps are evaluated at once, one behind the other, that the host's share of the time is small.
-    """
-
-    def seconds(count: int) -> float:
+    def seconds(count: int) -> float:  # many, evaluated at once, make the host's share small
         result, start = array, time.perf_counter()
         for _ in range(count):
             result = step(result)
@@ -111,7 +90,7 @@ def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) ->
 
     mx.eval(array)
     seconds(1)  # the first is slower
-    count = max(1, round(RATE_SECONDS / seconds(1)))
+    count = max(1, round(0.01 / seconds(1)))  # for a hundredth of a second
     return amount * count / seconds(count)
 
 

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -12,13 +13,11 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from flash_evals import hub
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, failing
 from flash_evals.record import Count, Record
 
 Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
-MODEL_FILES = "config.json", "model*.safetensors"
-ADAPTER_FILES = "adapter_config.json", "adapters.safetensors"
 ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # as mlx-lm calls them; m is DoRA's magnitude
 
 
@@ -47,8 +46,8 @@ class Model(Record):
     def title(self) -> str:
         """As the pages name it: `Qwen2 demo, 1.0 M parameters, float32`."""
         adapters = f"{self.adapter_type} adapters {Path(self.adapter_path).name}" if self.adapter_path else None
-        parameters = f"{_count(self.parameters)} parameters"
-        return ", ".join(filter(None, (self.name, self.revision, adapters, parameters, self.dtype)))
+        size = f"{_count(self.parameters)} parameters"
+        return ", ".join(filter(None, (self.name, self.revision, adapters, size, self.dtype)))
 
 
 @dataclass(frozen=True)
@@ -114,40 +113,26 @@ def parameters(network: Any) -> dict[str, mx.array]:
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
     """A model and its tokenizer, with adapters if a folder of them is given. None is the model in this package.
 
-    `revision` is a branch, tag or commit of a model on the hub, "main" if None. Raises EvalError: no such
-    folder, nothing to load in it, broken files, a type that mlx-lm does not have, adapters of another model,
-    no such revision, no network.
+    `revision` is a branch, tag or commit of one on the hub, "main" if None. Raises EvalError if it cannot be loaded.
     """
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
-    local = model is None or Path(model).exists()
-    if model is not None and not local and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
-        raise EvalError(f"no such model folder: {model}")
-    if local and revision is not None:
-        raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the model shipped here'}")
-    if adapter_path is not None:
-        _require_files(Path(adapter_path), "an adapter folder", ADAPTER_FILES)
-
-    commit = None
-    if model is None:
-        folder, name = DEMO_MODEL, "Qwen2 demo"
-    elif local:
-        folder = Path(model)
-        name = folder.resolve().name
-    else:
-        folder = _from_hub(model, revision)
-        name, commit = model.split("/")[-1], folder.name
-    _require_files(folder, "a model folder", MODEL_FILES)
-
+    from huggingface_hub import snapshot_download
     from mlx_lm import load as mlx_lm_load
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS as FILES
     from mlx_lm.utils import get_total_parameters
 
-    try:
-        network, tokenizer, config = mlx_lm_load(str(folder), return_config=True)  # type: ignore[misc]
-    except Exception as error:
-        # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
-        raise EvalError(f"cannot load the model in {folder}: {first_line(error)}") from error
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
+    path, commit = DEMO_MODEL if model is None else Path(model), None
+    name = "Qwen2 demo" if model is None else path.resolve().name
+    if model is not None and not path.exists():
+        with hub.reading(model, "model", revision) as (commit, online):
+            path = Path(snapshot_download(model, revision=revision, allow_patterns=FILES, local_files_only=not online))
+    elif revision is not None:
+        raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the model shipped here'}")
+    # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
+    with failing(f"cannot load the model in {path}", (Exception,)):
+        network, tokenizer, config = mlx_lm_load(str(path), return_config=True)  # type: ignore[misc]
     if not tokenizer.encode("a", add_special_tokens=False):
-        raise EvalError(f"cannot load the model in {folder}: it has no tokenizer")
+        raise EvalError(f"cannot load the model in {path}: it has no tokenizer")
     adapter_type = _add_adapters(network, adapter_path) if adapter_path is not None else None
     described = Model(
         name=name,
@@ -174,70 +159,35 @@ def _dtype(network: Any, config: dict[str, Any]) -> str:
     return f"{quantization['bits']}-bit, {dtype}" if quantization else dtype
 
 
-def _require_files(folder: Path, what: str, patterns: tuple[str, ...]) -> None:
-    for pattern in patterns:
-        if not any(folder.glob(pattern)):
-            has = f"it has no {pattern}" if folder.is_dir() else "there is none"
-            raise EvalError(f"{folder} is not {what} in mlx-lm's layout: {has}")
-
-
 def _add_adapters(network: Any, adapter_path: str) -> str:
     """Puts them into the model, as mlx-lm does it: gives their type. All that the model gets must be in the file."""
     from mlx_lm.utils import load_adapters
 
-    config_file, weights_file = (Path(adapter_path, name) for name in ADAPTER_FILES)
+    folder, what = Path(adapter_path), f"cannot load the adapters in {adapter_path}"
     try:
-        kind = json.loads(config_file.read_bytes()).get("fine_tune_type", "lora")
-        given = set(mx.load(str(weights_file)))
         load_adapters(network, adapter_path)
+        kind = json.loads((folder / "adapter_config.json").read_bytes()).get("fine_tune_type", "lora")
+        given = set(mx.load(str(folder / "adapters.safetensors")))
     except Exception as error:
-        what, *details = str(error).strip().splitlines() or [type(error).__name__]
         # mlx-lm names the tensors that do not fit in the lines after the first.
-        reason = " ".join([what, *(detail.strip() for detail in details[:1])])
-        raise EvalError(f"cannot load the adapters in {adapter_path}: {reason}") from error
+        raise EvalError(f"{what}: {shorten(str(error), 300)}") from error
     needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
-    if missing := sorted(needed - given):
-        raise EvalError(
-            f"cannot load the adapters in {adapter_path}: {len(missing)} of {len(needed)} tensors are missing, "
-            f"{missing[0]} is the first"
-        )
-    if not given:
-        raise EvalError(f"cannot load the adapters in {adapter_path}: there are none")
+    if not given or not needed <= given:
+        raise EvalError(f"{what}: of {len(needed)} tensors {len(needed - given)} are missing, and {len(given)} there")
     network.eval()  # no dropout
     return str(kind)
 
 
-def _from_hub(repo: str, revision: str | None) -> Path:
-    """The folder of its files in the hub's cache, named after the commit."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
-    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
-
-    hub.quiet()
-    online = hub.commit(repo, "model", revision) is not None
-    patterns = DEFAULT_ALLOW_PATTERNS
-    try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=not online))
-    except GatedRepoError as error:
-        raise hub.gated(repo, "model") from error
-    except LocalEntryNotFoundError as error:
-        raise hub.nothing_cached(repo, "model", revision, "--model FOLDER") from error
-    except Exception as error:
-        raise EvalError(f"cannot download model {repo}: {first_line(error)}") from error
-
-
 def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
-    """The text as one stream of tokens, behind a BOS: "auto" if the model's tokenizer puts one there itself, "always",
-    "never".
+    """The text as one stream of tokens. Behind a BOS: "always"; "auto", if the tokenizer puts one there; or "never".
 
     Always is what lm-evaluation-harness does: EOS stands in where the tokenizer has no BOS. Raises EvalError if it has
     neither, if it cannot say which characters a token stands for, and for tokens that the model does not have.
     """
     # mlx-lm's wrapper forwards attributes, but cannot be called.
     tokenizer = loaded.tokenizer._tokenizer
-    if not tokenizer.is_fast:
-        raise EvalError(f"the tokenizer of {loaded.name} cannot say which characters a token stands for")
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    with failing(f"the tokenizer of {loaded.name} cannot say which characters a token stands for"):
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, ends = encoded["input_ids"], [end for _, end in encoded["offset_mapping"]]
     set_by_itself = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
     prefix: Literal["bos", "eos"] | None = None
@@ -249,7 +199,5 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
         ids, ends = [first, *ids], [0, *ends]
     # MLX reads whatever lies behind the embedding, and says nothing.
     if ids and max(ids) >= loaded.vocabulary:
-        raise EvalError(
-            f"the tokenizer of {loaded.name} makes token {max(ids)}, the model has {loaded.vocabulary} (vocab_size)"
-        )
+        raise EvalError(f"the tokenizer makes token {max(ids)}, {loaded.name} has {loaded.vocabulary} (vocab_size)")
     return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), prefix)

