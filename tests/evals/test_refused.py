@@ -26,6 +26,7 @@ PERPLEXITY = {
     "--save-logprobs a.jsonl --resume b.jsonl": "--resume keeps what --save-logprobs does",
     "--save-logprobs a --json a": "--save-logprobs and --json are the same file: a",
     "--arm on --compare a --resume ./a": "--compare and --resume are the same file: a",
+    "--save-logprobs /dev/null": "cannot write /dev/null: Invalid argument",
     "--save-logprobs missing/a.jsonl": "--save-logprobs missing/a.jsonl: missing cannot be written to",
 }
 SHORT = {

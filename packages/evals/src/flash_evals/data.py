@@ -26,9 +26,8 @@ class Part(Record):
     config: str | None = None  # as the hub names it
     split: str | None = None  # "test" if not given
     column: str | None = None  # with the text; "text" if not given
-    revision: str | None = (
-        None  # the hub's branch, tag or commit, "main" if not given; in a result the commit, or the Python whose it is
-    )
+    # The hub's branch, tag or commit, "main" if not given; in a result the commit, or the Python whose text it is.
+    revision: str | None = None
 
 
 WHOLE = Part()
@@ -166,8 +165,7 @@ def _from_folder(folder: str, part: Part) -> Text:
         if files and all(file.suffix in READERS for file in files):
             documents = _read_files(files, column)
         else:
-            builder.download_and_prepare()
-            documents = _column(builder.as_dataset(split).with_format("arrow")[:], column, folder)
+            documents = _column(_table(builder, split), column, folder)
     return Text.of(documents, folder, Part(part.config, split, column))
 
 
@@ -181,10 +179,9 @@ def _from_hub(repo: str, part: Part) -> Text:
         if builder.hash != commit:
             # When the hub is silent, it takes the latest that it has in its cache, whatever commit that is.
             raise ConnectionError(f"the hub does not answer, and commit {commit} is not in the cache")
-        builder.download_and_prepare()
-        rows = builder.as_dataset(split)
+        table = _table(builder, split)
     config = part.config or (None if builder.config.name == "default" else builder.config.name)
-    documents, part = _column(rows.with_format("arrow")[:], column, repo), Part(config, split, column, commit)
+    documents, part = _column(table, column, repo), Part(config, split, column, commit)
     if repo != WIKITEXT:
         return Text.of(documents, repo, part)
     # Its rows are the lines of a file: put together again as the pages that it consists of.
@@ -198,6 +195,15 @@ def _quiet_datasets() -> Any:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     return datasets
+
+
+def _table(builder: Any, split: str) -> Any:
+    """pyarrow's, of a split."""
+    try:
+        builder.download_and_prepare()
+    except Exception as error:
+        raise error.__cause__ or error from None  # `datasets` says no more than that an error occurred
+    return builder.as_dataset(split).with_format("arrow")[:]
 
 
 def _column(table: Any, column: str, where: object) -> list[str]:

@@ -34,4 +34,4 @@ def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, Runtim
     except EvalError:
         raise
     except errors as error:
-        raise EvalError(f"{what}: {first_line(error.__cause__ or error)}") from error
+        raise EvalError(f"{what}: {first_line(error)}") from error

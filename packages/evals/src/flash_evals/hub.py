@@ -60,5 +60,5 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
             says = f"no file or folder {repo!r}, and the hub has no {what} for you; private or gated: hf auth login"
         else:
             how = "" if online else " without a network"
-            says = f"cannot read {what}{how}: {first_line(error.__cause__ or error)}"
+            says = f"cannot read {what}{how}: {first_line(error)}"
         raise EvalError(says) from error

@@ -153,7 +153,8 @@ def appending(
         end, batches = content.rfind(b"\n") + 1, []
         if end or not BEGINS.startswith(content[: len(BEGINS)]):
             batches = _parsed(path, option, content, here, windows).batches
-        file.truncate(end)
+        with _failing(f"cannot write {path}"):
+            file.truncate(end)
         if not end:
             append(here)
         yield batches, append
