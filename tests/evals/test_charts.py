@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from flash_evals.implementations import IMPLEMENTATIONS
-from flash_evals.page import drawing, perplexity, units
+from flash_evals.page import drawing, units
 from flash_evals.page.chart import MEMORY, TIME, Axis, Chart, Point, Series
 from flash_evals.page.colors import DARK, LIGHT
 from flash_evals.page.kernels import LOOK_OF
@@ -110,25 +110,6 @@ def test_kernels_without_bounds_of_the_machine(results, queries, title, key, fac
     entry["config"] = {**entry["config"], "query_len": queries}
     [(_, row)] = charts([entry])
     assert values(row)[title] == {"flash": [[32, factor * entry["forward"][key]]]}
-
-
-def test_perplexity_against_the_context(results):
-    """Of runs that differ in it alone."""
-    short = results["perplexity"]
-    double = {
-        **short,
-        "settings": {**short["settings"], "context": 64},
-        **{arm: {**short[arm], "tokens_per_s": 10.0 + number} for number, arm in enumerate(ARMS)},
-    }
-    other = {**double, "model": {**short["model"], "name": "other"}}
-    half = {**double, "settings": {**double["settings"], "context": 128, "scoring": "half"}}
-    [(_, row)] = perplexity.against_context([convert(each, Result) for each in (double, short, other, half)])
-    drawn = values(row)
-    assert list(drawn) == ["Prefill: tokens per second", "Peak memory of a batch"]
-    assert drawn["Prefill: tokens per second"] == {
-        "patch off": [[32, short["off"]["tokens_per_s"]], [64, 10.0]],
-        "patch on": [[32, short["on"]["tokens_per_s"]], [64, 11.0]],
-    }
 
 
 def chart(points, axis=TIME):

@@ -7,14 +7,13 @@ describes those, and `Outputs` prints it.
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from flash_evals import data, machine, models, options, paired, perplexity_result, plan, runner, score_file
 from flash_evals.data import Part
 from flash_evals.errors import EvalError
-from flash_evals.measure import ARMS, Arm, memory_method
+from flash_evals.measure import ARMS, memory_method
 from flash_evals.output import Outputs
 from flash_evals.page import perplexity as page
 from flash_evals.paired import Batch
@@ -82,18 +81,15 @@ def command(
     revision: str | None,
     adapter_path: str | None,
     dataset: tuple[str, ...],
-    config: str | None,
-    split: str | None,
-    column: str | None,
     dataset_revision: str | None,
     rules: Rules,
-    batch_size: int,
     max_windows: int | None,
-    arm: Arm | Literal["both"],
+    arm: str,
     save: Path | None,
     compare: Path | None,
     resume: Path | None,
     outputs: Outputs,
+    **_: object,  # what the settings and the part of the dataset take as it is
 ) -> None:
     """Perplexity, speed and memory of a model, patch off against patch on.
 
@@ -132,7 +128,7 @@ def command(
         raise EvalError("--compare takes --arm off or --arm on: the other one is that of the file")
     if save and resume:
         raise EvalError("--resume keeps what --save-logprobs does: give one of them")
-    text = data.load(*dataset, part=Part(config, split, column, dataset_revision))
+    text = data.load(*dataset, part=options.given(Part, revision=dataset_revision))
     loaded = models.load(model, revision, adapter_path)
     planned = plan.make(loaded, text, rules)
     windows = planned.windows[:max_windows]
@@ -159,7 +155,7 @@ def command(
 
         def work() -> Generator[Batch, None, None]:
             left = windows[resumed:]
-            for batch in paired.batches(loaded.model, planned.ids, left, batch_size, settings.arms, ranks):
+            for batch in paired.batches(loaded.model, planned.ids, left, settings.batch_size, settings.arms, ranks):
                 yield batch
                 keep(batch)  # before the next one begins
 

@@ -8,9 +8,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from msgspec import to_builtins
 
-from flash_evals import perplexity_result
 from flash_evals.claims import LEGEND
-from flash_evals.page import answers, colors, drawing, perplexity
+from flash_evals.page import answers, colors, drawing
 from flash_evals.page.chart import Chart
 from flash_evals.page.description import Description
 from flash_evals.page.units import DASH
@@ -26,18 +25,12 @@ HEADINGS = {
 def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[str, str]]) -> str:
     """`found`: file names, and what is in them, at least one; `left_out`: others, and why they have no place."""
     described = [each for _, each in found]
-    of_perplexity = [each.result for each in described if isinstance(each.result, perplexity_result.Result)]
-    against_context = [(facts, charts) for facts, charts in perplexity.against_context(of_perplexity)]
     environment = Environment(loader=PackageLoader("flash_evals.page", ""), autoescape=True, undefined=StrictUndefined)
     page = environment.get_template("report.html").render(
         cards=answers.cards(described),
         anchors={each: f"run-{number}" for number, each in enumerate(described, 1)},
         sections=[
-            (
-                heading,
-                [(file, each, _of_several_lengths(each)) for file, each in found if each.command == command],
-                against_context if command == "perplexity" else [],
-            )
+            (heading, [(file, each, _of_several_lengths(each)) for file, each in found if each.command == command])
             for command, heading in HEADINGS.items()
             if any(each.command == command for each in described)
         ],

@@ -8,9 +8,8 @@ from typing import Literal
 from flash_evals import claims
 from flash_evals.claims import percentile
 from flash_evals.measure import ARMS, Measurement
-from flash_evals.page import chart, units
-from flash_evals.page.chart import Chart, Point, Series, by_arm
-from flash_evals.page.description import Comparison, Description, Table, grouped
+from flash_evals.page import units
+from flash_evals.page.description import Comparison, Description, Table
 from flash_evals.page.units import NOT_FINITE, figure
 from flash_evals.perplexity_result import Column, Name, Paired, Result
 
@@ -130,29 +129,3 @@ def predictions(result: Result, paired: Paired) -> tuple[bool | None, str]:
     if paired.top1_agreement == 1:
         first = f"the same token ranks first at all {result.tokens:,}"
     return paired.same, f"{first}, ΔNLL {figure(paired.delta_nll, units.signed)}"
-
-
-def against_context(results: Sequence[Result]) -> list[tuple[str, list[Chart]]]:
-    """Speed and memory against the context, of runs that share the rest: where they have several."""
-    rows = []
-    for shared, of_group in grouped(filter(_of_the_patch, results), _shared).items():
-        by_context = {result.settings.context: result for result in of_group}
-        if len(by_context) > 1:
-            rows.append((shared, _charts(by_context)))
-    return rows
-
-
-def _shared(result: Result) -> str:
-    ways = f"{result.settings.scoring} scoring, {result.settings.documents} documents"
-    batch = f"batch size {result.settings.batch_size:,}"
-    return " · ".join([result.model.title, result.dataset.name, ways, batch, result.machine.device])
-
-
-def _charts(by_context: dict[int, Result]) -> list[Chart]:
-    def lines(key: str) -> list[Series]:
-        return by_arm(lambda arm: [Point(n, getattr(each.columns[arm], key)) for n, each in by_context.items()])
-
-    return [
-        Chart("Prefill: tokens per second", chart.SPEED, "context in tokens", lines("tokens_per_s")),
-        Chart("Peak memory of a batch", chart.MEMORY, "context in tokens", lines("peak_memory_mb")),
-    ]
