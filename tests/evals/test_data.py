@@ -151,11 +151,12 @@ REFUSED = {
     **{file: f"{file} holds no text" for file in ("blank.txt", "empty.jsonl")},
     **{file: f"cannot read {file}: " for file in FILES if file.startswith(("latin", "broken", "list", "half"))},
     "number.jsonl": "cannot read number.jsonl: Expected `str`, got `int` - at `$[0].text`",
-    **{
-        file: f"expected .txt, .jsonl or .parquet files, and there is no such {file}" for file in ("some.csv", "no.txt")
-    },
+    **{file: f"expected a .txt, .jsonl or .parquet file that is there, not {file}" for file in ("some.csv", "no.txt")},
     **{path: f"no such dataset folder: {path}" for path in ("a/b/c", "/no", "./no", "~/no")},
-    **{f"some.txt --dataset {other}": f"no such {other}" for other in ("no.txt", "pydoc", "wikitext", "-", ".", "a/b")},
+    **{
+        f"some.txt --dataset {other}": f"that is there, not {other}"
+        for other in ("no.txt", "pydoc", "wikitext", "-", ".", "a/b")
+    },
     **{f"{data} {option} a": f"{option} has no meaning for " for data, few in NO_MEANING.items() for option in few},
 }
 

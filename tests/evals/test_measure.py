@@ -2,7 +2,7 @@
 
 import multiprocessing
 import re
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,8 +15,8 @@ from flash_evals import measure
 from flash_evals.measure import Flash, run
 from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import obstacles
+from trial_peaks import MB, nine_peaks
 
-MB = 1_000_000
 LINUX = pytest.mark.skipif(
     "process" not in measure.memory_method(),
     reason="this system does not tell the memory of a process: run it on Linux",
@@ -112,36 +112,6 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder,
     with mlxlm_flash_patch.enabled():
         line = refused(command, "--model", model_folder, *text, *SMALL[command])
     assert "run flash-eval without mlxlm-flash run" in line
-
-
-def nine_peaks(method, allocate, megabytes):
-    """In MB, of the same work three times, beside garbage that a collection would free meanwhile; then in another
-    thread, and once an allocation has failed: the C library gives either memory of its own.
-    """
-    if method == "allocator":
-        measure.memory_method = lambda: "peak of MLX's allocator"
-    garbage = [mx.ones(10 * MB)]
-    mx.eval(garbage)
-    garbage.append(garbage)
-    del garbage
-
-    def work():
-        _enough_for_a_collection = [[] for _ in range(5000)]
-        if allocate == "mlx":
-            mx.eval(mx.ones(megabytes * MB, dtype=mx.uint8))
-        else:
-            np.ones(megabytes * MB, np.uint8)
-
-    def three_peaks():
-        return [run("off", work, 0, Flash())[1].peak_memory_mb for _ in range(3)]
-
-    peaks = three_peaks()
-    with ThreadPoolExecutor(1) as another:
-        peaks += another.submit(three_peaks).result()
-    try:
-        np.empty(1 << 60, np.uint8)
-    except MemoryError:
-        return peaks + three_peaks()
 
 
 # MLX's allocator counts the array alone. The process's other threads may touch a megabyte or two of their own.

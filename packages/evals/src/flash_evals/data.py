@@ -118,7 +118,7 @@ def _from_files(files: Sequence[str], part: Part) -> Text:
     paths = [Path(file) for file in files]
     for path in paths:
         if not path.is_file() or path.suffix not in READERS:
-            raise EvalError(f"expected .txt, .jsonl or .parquet files, and there is no such {path}")
+            raise EvalError(f"expected a .txt, .jsonl or .parquet file that is there, not {path}")
     plain, column, source = all(path.suffix == ".txt" for path in paths), part.column or "text", ", ".join(files)
     _require_no(part if plain else replace(part, column=None), source)
     documents, name = _read_files(paths, column), ", ".join(path.name for path in paths)

@@ -1,9 +1,8 @@
 """What a chart shows: lines of arms or implementations against a length. drawing.py draws it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flash_evals.measure import ARMS, Arm
 from flash_evals.page import units
 from flash_evals.page.units import Shown, whole
 
@@ -38,11 +37,6 @@ class Series:
     name: str
     look: str  # one of drawing.LOOKS
     points: Sequence[Point]
-
-
-def by_arm(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
-    """A line for each arm."""
-    return [Series(f"patch {name}", name, points(name)) for name in ARMS]
 
 
 @dataclass

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from flash_evals.finetune_result import Length, Result
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, units
-from flash_evals.page.chart import Chart, Point, by_arm
+from flash_evals.page.arms import by_arm
+from flash_evals.page.chart import Chart, Point
 from flash_evals.page.description import Comparison, Description, Table
 from flash_evals.page.units import figure
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from flash_evals.measure import ARMS
 from flash_evals.page import chart, units
-from flash_evals.page.chart import Chart, Point, by_arm
+from flash_evals.page.arms import by_arm
+from flash_evals.page.chart import Chart, Point
 from flash_evals.page.description import Comparison, Description, Table, grouped
 from flash_evals.page.units import figure
 from flash_evals.speed_result import Result, Summary, Test

@@ -1,0 +1,39 @@
+"""The peak memory of trials, which a process of its own measures."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import numpy as np
+from flash_evals import measure
+
+MB = 1_000_000
+
+
+def nine_peaks(method, allocate, megabytes):
+    """In MB, of the same work three times, beside garbage that a collection would free meanwhile; then in another
+    thread, and once an allocation has failed: the C library gives either memory of its own.
+    """
+    if method == "allocator":
+        measure.memory_method = lambda: "peak of MLX's allocator"
+    garbage = [mx.ones(10 * MB)]
+    mx.eval(garbage)
+    garbage.append(garbage)
+    del garbage
+
+    def work():
+        _enough_for_a_collection = [[] for _ in range(5000)]
+        if allocate == "mlx":
+            mx.eval(mx.ones(megabytes * MB, dtype=mx.uint8))
+        else:
+            np.ones(megabytes * MB, np.uint8)
+
+    def three_peaks():
+        return [measure.run("off", work, 0, measure.Flash())[1].peak_memory_mb for _ in range(3)]
+
+    peaks = three_peaks()
+    with ThreadPoolExecutor(1) as another:
+        peaks += another.submit(three_peaks).result()
+    try:
+        np.empty(1 << 60, np.uint8)
+    except MemoryError:
+        return peaks + three_peaks()
