@@ -96,7 +96,7 @@ def test_what_a_folder_does_not_have(folder):
         with pytest.raises(EvalError, match=says):
             read(folder, **part)
 
-    refused(f"cannot read {folder}: .*doesn't contain any data files")
+    refused(f"cannot read {folder}, --split test: .*doesn't contain any data files")
     csv_file = folder / "test.csv"  # which only `datasets` can read
     csv_file.write_text("text,n\nfirst,1\nsecond,2\n")
     assert read(folder) == "first\n\nsecond"
@@ -149,10 +149,11 @@ NO_MEANING = {"pydoc": EVERY, "-": EVERY, "some.txt": EVERY, "some.jsonl": EVERY
 NO_MEANING |= {"some.txt --dataset some.jsonl": ["--split"], ".": ["--dataset-revision"]}
 REFUSED = {
     **{file: f"{file} holds no text" for file in ("blank.txt", "empty.jsonl")},
-    **{file: f"cannot read {file}: " for file in FILES if file.startswith(("latin", "broken", "list", "half"))},
+    **{file: f"cannot read {file}: " for file in FILES if file.startswith(("latin", "broken", "list"))},
+    "half.jsonl": "half.jsonl holds characters that are no text",
     "number.jsonl": "cannot read number.jsonl: Expected `str`, got `int` - at `$[0].text`",
     **{file: f"expected a .txt, .jsonl or .parquet file that is there, not {file}" for file in ("some.csv", "no.txt")},
-    **{path: f"no such dataset folder: {path}" for path in ("a/b/c", "/no", "./no", "~/no")},
+    **{path: f"no such file or folder: {path}" for path in ("a/b/c", "/no", "./no", "~/no")},
     **{
         f"some.txt --dataset {other}": f"that is there, not {other}"
         for other in ("no.txt", "pydoc", "wikitext", "-", ".", "a/b")

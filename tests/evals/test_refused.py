@@ -41,6 +41,7 @@ SPEED = {
     "-g ,": "-g takes numbers of tokens separated by commas, not ','",
     "-b 0": "-b takes numbers of sequences separated by commas, not '0'",
     **{f"--delay {n}": f"--delay must be at least 0, not {n}" for n in ("-1", "nan")},
+    "--delay 1e20": "--delay must be at most 3,600, not 1e+20",
     "-p 100 -d 0,29": "pp100 @ d29 needs 129 positions",
     "-p 0 -g 129 -d 0": "tg129 needs 129 positions",
     "--num-draft-tokens 2": "--num-draft-tokens goes with --draft-model",
@@ -57,7 +58,7 @@ FINETUNE = {
     "--num-layers 0": "--num-layers must be -1 or between 1 and the 2 of",
     "--num-layers 3": "--num-layers must be -1 or between 1 and the 2 of",
     "--max-seconds -1": "--max-seconds must be at least 0, not -1",
-    "--max-seconds inf": "--max-seconds must be finite, not inf",
+    "--max-seconds inf": "--max-seconds must be at most 9,007,199,254,740,992, not inf",
     "--json a.svg --plot a.svg": "--json and --plot are the same file: a.svg",
     "--max-memory -1": "--max-memory must be at least 0, not -1",
     "--plot out.gif": "expected a name that ends in .png or .svg",
@@ -65,6 +66,7 @@ FINETUNE = {
 KERNELS = {
     "--shape 14x64": "--shape takes query heads / key-value heads x head_dim, such as 14/2x64, separated by",
     **{f"--shape {shape}": f"not '{shape}'" for shape in ("14/3x64", "14/2x64,0/1x64", "14/0x64")},
+    "--seq-len 100000000000 --impl flash": "no inputs of 14/2x64, 100000000000 queries",
     "--seq-len 00": "--seq-len takes numbers of keys separated by commas, not '00'",
     "--dtype float64": "--dtype takes float32, float16, bfloat16 separated by commas, not 'float64'",
     "--pass both": "--pass takes forward, backward, forward_backward separated by commas, not 'both'",
@@ -84,7 +86,11 @@ KERNELS = {
     "--kv-bits 8 --impl naive": "--kv-bits goes with --impl flash, mlx, not naive",
     "--plot missing/out.png": "missing cannot be written to",
 }
-TIMED = {"--seed -1": "--seed must be at least 0, not -1", "-r 0": "-r must be at least 1, not 0"}
+TIMED = {
+    f"--seed {10**20}": f"--seed must be at most 9,007,199,254,740,992, not {10**20}",
+    "--seed -1": "--seed must be at least 0, not -1",
+    "-r 0": "-r must be at least 1, not 0",
+}
 BATCH = {"--batch-size 0": "-b must be at least 1, not 0"}
 COMMANDS = {
     "perplexity --model model --dataset text.txt --context 24": PERPLEXITY,

@@ -92,6 +92,7 @@ GONE = object()
 # Where a result is changed, and what stands there then: why the file has no place on the page.
 CHANGES = [
     ("perplexity", ("on", "ppl"), GONE, "Object missing required field `ppl` - at `$.on`"),
+    ("perplexity", ("tokens",), 10**400, "Expected `int` <= 9007199254740992 - at `$.tokens`"),
     ("perplexity", ("tokens",), 1.5, "Expected `int`, got `float` - at `$.tokens`"),
     ("perplexity", ("command",), "train", "Invalid value 'train' - at `$.command`"),
     ("perplexity", ("paired",), None, "expected `paired` of two arms"),
@@ -129,6 +130,8 @@ def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
     unmeasured = [{**entry, "forward": {}, "backward": {}} for entry in results["kernels"]]
     broken.append((json.dumps(unmeasured).encode(), "no pass of its entries was measured"))
     broken.append((json.dumps(2 * results["kernels"]).encode(), "two entries of flash for one problem"))
+    windows = [{**entry, "config": {**entry["config"], "window": 9}} for entry in results["kernels"]]
+    broken.append((json.dumps([*results["kernels"], *windows]).encode(), "its entries are of several runs"))
     broken += CONTENTS
     files = [tmp_path / f"{number}.json" for number in range(len(broken))]
     for file, (content, _) in zip(files, broken, strict=True):

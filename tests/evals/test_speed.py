@@ -13,7 +13,7 @@ from flash_evals import generation, models
 from flash_evals.errors import EvalError
 from flash_evals.measure import ARMS, Measurement
 from flash_evals.speed_result import Case, Settings
-from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
 from msgspec.structs import replace
 
 COMMAND = ("speed",)  # of `evaluate`
@@ -206,3 +206,10 @@ def test_models_that_cannot_draft_for_each_other_are_refused(refused, loaded, mo
     ):
         monkeypatch.setattr(models, "load", Mock(side_effect=pair))
         assert said in refused("speed", "-g", 4, "-d", 0, "--draft-model", "a", "-p", 8)
+
+
+def test_a_cache_that_mlx_lm_cannot_batch_is_refused_before_anything_runs(refused, loaded, monkeypatch):
+    alone = SimpleNamespace(make_cache=lambda: [ConcatenateKVCache()])
+    monkeypatch.setattr(models, "load", lambda *_: dataclasses.replace(loaded, model=alone))
+    line = refused("speed", "-g", 0, "-d", 0, "-p", 8, "-b", "1,2")
+    assert line == f"Error: -b: mlx-lm cannot batch the ConcatenateKVCache of {loaded.name}"

@@ -97,7 +97,8 @@ def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) 
     An implementation that has spent `max_seconds` takes no further trials, but one it always takes; 0: no limit.
     """
     problem = f"{work}" if pass_ == "forward" else f"{work}, {pass_}"
-    inputs = work.inputs(settings.seed)
+    with failing(f"no inputs of {problem}"):
+        inputs = work.inputs(settings.seed)
     entrants: dict[str, Entrant] = {}
     expected: list[np.ndarray] = []  # what the first has computed
     for name in names:
@@ -117,7 +118,7 @@ def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) 
                 yield None
             else:
                 entrant = entrants[turn]
-                seconds, _ = entrant.timed()
+                seconds = entrant.timed()[0]  # its results go before the next turn
                 yield Trial(work, pass_, turn, entrant.peak_memory, entrant.calls, seconds / entrant.calls, bounds)
 
 

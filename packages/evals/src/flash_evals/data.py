@@ -1,6 +1,7 @@
 """Where the text comes from: this Python's documentation, files, a folder, stdin, or the hub through `datasets`."""
 
 import hashlib
+import json
 import platform
 import sys
 from collections.abc import Sequence
@@ -67,7 +68,8 @@ class Text:
         text = separator.join(documents)
         if not text.strip():
             raise EvalError(f"{name} holds no text")
-        content = text.encode()
+        with failing(f"{name} holds characters that are no text"):
+            content = text.encode()
         dataset = Dataset(
             name=name,
             source=source,
@@ -98,6 +100,8 @@ def load(*datasets: str, part: Part = WHOLE) -> Text:
             with failing("cannot read stdin"):
                 return Text.of([sys.stdin.buffer.read().decode()], "stdin")
         case ("wikitext" | "wikitext-2" | "wikitext-103" as name,):
+            if name != "wikitext":
+                _require_no(Part(config=part.config), name)
             config = part.config or f"{'wikitext-2' if name == 'wikitext' else name}-raw-v1"
             return _from_hub(WIKITEXT, replace(part, config=config))
         case (folder,) if Path(folder).is_dir():
@@ -118,7 +122,8 @@ def _from_files(files: Sequence[str], part: Part) -> Text:
     paths = [Path(file) for file in files]
     for path in paths:
         if not path.is_file() or path.suffix not in READERS:
-            raise EvalError(f"expected a .txt, .jsonl or .parquet file that is there, not {path}")
+            several = "several --dataset are files: " if len(files) > 1 else ""
+            raise EvalError(f"{several}expected a .txt, .jsonl or .parquet file that is there, not {path}")
     plain, column, source = all(path.suffix == ".txt" for path in paths), part.column or "text", ", ".join(files)
     _require_no(part if plain else replace(part, column=None), source)
     documents, name = _read_files(paths, column), ", ".join(path.name for path in paths)
@@ -140,7 +145,8 @@ def _read_txt(path: Path, column: str) -> list[str]:
 
 def _read_jsonl(path: Path, column: str) -> list[str]:
     row: Any = msgspec.defstruct("Row", [("text", str)], rename={"text": column})
-    return [row.text for row in msgspec.json.Decoder(row).decode_lines(path.read_bytes())]
+    rows = [json.loads(line) for line in path.read_bytes().decode().split("\n") if line.strip()]
+    return [each.text for each in msgspec.convert(rows, list[row])]
 
 
 def _read_parquet(path: Path, column: str) -> list[str]:
@@ -159,7 +165,7 @@ def _from_folder(folder: str, part: Part) -> Text:
     """
     datasets, path = _quiet_datasets(), str(Path(folder).absolute())  # "text" alone is a builder's name to it
     split, column = part.split or "test", part.column or "text"
-    with failing(f"cannot read {folder}", (Exception,)):
+    with failing(f"cannot read {folder}, --split {split}", (Exception,)):
         builder = datasets.load_dataset_builder(path, part.config)
         files = [Path(file) for file in builder.config.data_files.get(split, [])]
         if files and all(file.suffix in READERS for file in files):

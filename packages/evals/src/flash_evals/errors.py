@@ -27,7 +27,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError)) -> Iterator[None]:
+def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError, MemoryError)) -> Iterator[None]:
     """Raises EvalError where a library does not take the work: too little memory, a shape that it does not cover."""
     try:
         yield

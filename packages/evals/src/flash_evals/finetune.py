@@ -19,7 +19,9 @@ from flash_evals.page import finetune as page
 @options.numbers("-p", "--seq-len", of="tokens", least=1, default="512,1024,2048,4096,8192", text="Lengths in tokens.")
 @options.number("-b", "--batch-size", least=1, default=1, text="Sequences in one step.")
 @click.option(
-    "--num-layers", type=int, help="Layers with adapters, counted from the last; -1: all.  [default: 16, or all]"
+    "--num-layers",
+    type=int,
+    help="Layers with adapters, counted from the last; -1: all.  [default: 16, or all if there are fewer]",
 )
 @options.number("--rank", least=1, default=8, text="Of the adapters.")
 @click.option("--grad-checkpoint", is_flag=True, help="Compute each layer anew for its gradient, to save memory.")

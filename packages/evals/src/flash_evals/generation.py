@@ -37,6 +37,10 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
         for model in (loaded, *drafting):
             # The last round verifies as many guesses as tokens are missing, behind the token that was found before.
             model.require_positions(case.depth + case.tokens + len(drafting), str(case))
+    if any(case.batch_size > 1 for case in cases):
+        for layer in make_prompt_cache(loaded.model):
+            if not hasattr(layer, "merge"):
+                raise EvalError(f"-b: mlx-lm cannot batch the {type(layer).__name__} of {loaded.name}")
     for model in draft:
         theirs, own = model.tokenizer.vocab_size, loaded.tokenizer.vocab_size
         if theirs != own:
@@ -79,7 +83,7 @@ def tests(
         for repetition in range(settings.repetitions):
             flash = Flash()
             trials.append(trial(str(case), repetition, partial(speed, flash)))
-            yield Test.of(case, attention, trials), flash
+            yield Test.of(case, attention, [*trials]), flash
 
 
 def prepared(
@@ -131,7 +135,7 @@ def _speculate(models: Sequence[LoadedModel], ahead: int, tokens: np.ndarray, co
     guessed = [drafted for _, _, drafted in steps]
     mx.synchronize(stream)
     # A token of the large model's own ends a round of guessing and verifying.
-    rounds = [0, *(at for at in range(1, count) if not guessed[at - 1])]
+    rounds = [0, *(at for at in range(1, len(guessed)) if not guessed[at - 1])]
     return sum(min(ahead, count - at) for at in rounds), sum(guessed)
 
 

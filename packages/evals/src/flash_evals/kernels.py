@@ -54,17 +54,23 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
 )
 @_some_of(ITEM_SIZE, "--dtype", metavar="DTYPE,...", default="float32", help="Of queries, keys and values: {}.")
 @_some_of(
-    KV_BITS, "--kv-bits", metavar="BITS,...", default="none", help="Of quantised keys and values (flash and mlx): {}."
+    KV_BITS,
+    "--kv-bits",
+    metavar="BITS,...",
+    default="none",
+    help=f"Bits of keys and values, quantised in groups of {GROUP_SIZE}, which flash and mlx alone take: {{}}.",
 )
-@_some_of(PASSES, "--pass", "passes", metavar="PASS,...", default=PASSES[0], help="Of {}: what is timed.")
-@_some_of(IMPLEMENTATIONS, "--impl", metavar="NAME,...", help="Of {}.  [default: all that are installed]")
+@_some_of(PASSES, "--pass", "passes", metavar="PASS,...", default=PASSES[0], help="What is timed, of {}.")
+@_some_of(
+    IMPLEMENTATIONS, "--impl", metavar="NAME,...", help="Who takes part, of {}.  [default: all that are installed]"
+)
 @options.repetitions(9, "Trials of each implementation and configuration; what warms up is not counted.")
 @options.number(
     "--max-seconds",
     least=0,
     default=30.0,
     metavar="SECONDS",
-    text="What has taken so long on a problem takes no more trials of it; 0: no limit.",
+    text="An implementation that has spent so long on one configuration takes no more trials there; 0: no limit.",
 )
 @click.option(
     "--quick",

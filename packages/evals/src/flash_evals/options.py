@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial, reduce, wraps
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ import msgspec
 
 from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs
+from flash_evals.record import LARGEST
 
 Item = TypeVar("Item")
 
@@ -58,19 +58,19 @@ def grouped(
     return decorate
 
 
-def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def at_least(least: int, most: int = LARGEST) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
         if value is not None and not value >= least:
             raise EvalError(f"{parameter.opts[0]} must be at least {least}, not {value}")
-        if value == inf:
-            raise EvalError(f"{parameter.opts[0]} must be finite, not {value}")
+        if value is not None and value > most:
+            raise EvalError(f"{parameter.opts[0]} must be at most {most:,}, not {value}")
         return value
 
     return check
 
 
-def number(*names: str, least: int, text: str, **option: Any) -> Callable[..., Any]:
-    return click.option(*names, show_default=True, callback=at_least(least), help=text, **option)
+def number(*names: str, least: int, most: int = LARGEST, text: str, **option: Any) -> Callable[..., Any]:
+    return click.option(*names, show_default=True, callback=at_least(least, most), help=text, **option)
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
@@ -89,7 +89,7 @@ def numbers(*names: str, of: str, least: int, default: str, text: str) -> Callab
     """An option that takes whole numbers separated by commas."""
 
     def read(item: str) -> int:
-        if not item.isdecimal() or int(item) < least:
+        if not item.isdecimal() or not least <= int(item) <= LARGEST:
             raise ValueError(item)
         return int(item)
 

@@ -70,8 +70,8 @@ from flash_evals.ranks import Ranks, shared
     "--resume",
     type=click.Path(path_type=Path),
     callback=options.writable,
-    help="As --save-logprobs, and begin behind what the file holds. For a run that was stopped or killed. Only the "
-    "batch size and the number of ranks may change.",
+    help="As --save-logprobs, and begin behind what the file holds. For a run that was stopped or killed. The batch "
+    "size, --max-windows and the number of ranks may change, nothing else.",
 )
 @options.blas
 @options.outputs

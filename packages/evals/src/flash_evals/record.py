@@ -7,7 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+LARGEST = 2**53  # of whole numbers: so far JSON's readers agree
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]  # finite, such as a time
 
 

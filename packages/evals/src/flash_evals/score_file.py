@@ -33,7 +33,7 @@ FORMAT = "flash-eval perplexity, version 3"
 BEGINS = f'{{"file":"{FORMAT}",'.encode()
 # The facts that two runs must share, to be compared token by token; and all that two parts of one run need not share.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
-MAY_CHANGE = ("batch_size", "ranks", "max_windows")
+MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
 ENCODER = msgspec.json.Encoder(enc_hook=np.ndarray.tobytes)
 DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(b64decode(text), SCORED))
 
@@ -102,8 +102,8 @@ def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> 
 
 
 def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequence[Window]) -> Kept:
-    if not content.startswith(BEGINS):
-        raise EvalError(f"{option} {path} is not a file of scores of {FORMAT}")
+    if not content.startswith(BEGINS) or b"\n" not in content:
+        raise EvalError(f"{option} {path} is not a file of scores of {FORMAT}: write it anew")
     batches: list[Batch] = []
     try:
         first, *others = content.split(b"\n")[:-1]
@@ -115,7 +115,11 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
         for line in others:
             batch = DECODER.decode(line)
             part, windows = windows[: batch.trial.windows], windows[batch.trial.windows :]
-            if len(batch.scores) != sum(window.end + 1 - window.first_scored for window in part):
+            for arm in header.settings.arms:
+                batch.trial[arm]  # raises ValueError if it is not there
+            if len(part) != batch.trial.windows or len(batch.scores) != sum(
+                window.end + 1 - window.first_scored for window in part
+            ):
                 raise ValueError(f"{len(batch.scores)} scores of {batch.trial.windows} windows")
             batches.append(batch)
     except ValueError as error:  # msgspec's are, too
@@ -130,7 +134,7 @@ def appending(
     """The batches that a file holds, none if this is not to `resume`, and how to append one behind them.
 
     An appended batch is on the disk. Without a path nothing is kept. Raises EvalError, with the file as it was: it
-    cannot be written, another run is writing it, it is of another run.
+    cannot be written, another run is writing it, it is of something else.
     """
     if path is None:
         yield [], lambda _: None
@@ -147,9 +151,11 @@ def appending(
     with _failing(f"cannot write {path}"):
         file = path.open("ab+", buffering=0)  # a buffer would come back to what the disk did not take
     with file:
-        with _failing(f"{option} {path}: another run is writing it"):
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        content = path.read_bytes() if resume else b""
+        except BlockingIOError:
+            raise EvalError(f"{option} {path}: another run is writing it") from None
+        content = path.read_bytes() if resume and path.is_file() else b""  # a device may have no end
         end, batches = content.rfind(b"\n") + 1, []
         if end or not BEGINS.startswith(content[: len(BEGINS)]):
             batches = _parsed(path, option, content, here, windows).batches

@@ -12,7 +12,8 @@ import numpy as np
 
 # Two logits this close, relative to the larger one, are a tie: eight roundings of float32.
 TIE = 2.0**-20
-TIES_KEPT = 4  # of a token; a model that likes all its vocabulary the same would fill the memory with them
+# Of a token, the one ranked first among them; a model that likes all its vocabulary the same would fill the memory.
+TIES_KEPT = 16
 
 
 class Window(NamedTuple):

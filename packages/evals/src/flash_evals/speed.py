@@ -22,7 +22,7 @@ from flash_evals.speed_result import Case, Kind, Result, Settings
 )
 @options.number("--num-draft-tokens", least=1, type=int, text="Tokens that it guesses at a time.  [default: 3]")
 @options.repetitions(5, "Trials of each test and arm; one more to warm up and one to watch attention are not counted.")
-@options.number("--delay", least=0, default=0.0, metavar="SECONDS", text="Wait before trials, to cool down.")
+@options.number("--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Wait before trials, to cool down.")
 @options.seed("Of the random tokens in the prompts.")
 @options.blas
 @options.outputs

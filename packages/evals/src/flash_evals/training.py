@@ -105,7 +105,7 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
             enough = 0 < settings.max_seconds <= spent
             if repetition >= 0 or enough:
                 trials.append(both)
-                yield Length.of(seq_len, settings.batch_size, trials, flash)
+                yield Length.of(seq_len, settings.batch_size, [*trials], flash)
             if enough:
                 break
         rest[seq_len] = trials[0].off.peak_memory_mb * 1e6 - least_memory(loaded, seq_len, settings)

@@ -51,6 +51,9 @@ def description(entries: Sequence[Entry]) -> Description:
     calls = _calls(entries)
     if not calls:
         raise ValueError("no pass of its entries was measured")
+    runs = [(each.settings, each.machine, each.config.visible, each.config.is_decode) for each in entries]
+    if any(run != runs[0] for run in runs):
+        raise ValueError("its entries are of several runs: give report a file of each")
     config, settings, machine = entries[0].config, entries[0].settings, entries[0].machine
     several = len({call.pass_ for call in calls}) > 1
     what = "attention" if several else f"attention {calls[0].pass_}"
