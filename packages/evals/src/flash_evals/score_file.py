@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import zlib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +35,9 @@ BEGINS = f'{{"file":"{FORMAT}",'.encode()
 # The facts that two runs must share, to be compared token by token; and all that two parts of one run need not share.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
-ENCODER = msgspec.json.Encoder(enc_hook=np.ndarray.tobytes)
-DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(b64decode(text), SCORED))
+# Most places for ties are empty: compressed, a token takes some ten bytes of an arm.
+ENCODER = msgspec.json.Encoder(enc_hook=lambda scores: zlib.compress(scores.tobytes()))
+DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(zlib.decompress(b64decode(text)), SCORED))
 
 
 class Header(Record, tag_field="file", tag=FORMAT):
@@ -122,7 +124,7 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
             ):
                 raise ValueError(f"{len(batch.scores)} scores of {batch.trial.windows} windows")
             batches.append(batch)
-    except ValueError as error:  # msgspec's are, too
+    except (ValueError, zlib.error) as error:  # msgspec's are the first, too
         raise EvalError(f"{option} {path} is broken behind {len(batches):,} batches: {error}") from error
     return Kept(path, header, batches)
 
