@@ -38,12 +38,10 @@ TEXT = (
 ) * 2
 
 
-@pytest.fixture(scope="session", autouse=True)
-def another_blas():
+@pytest.fixture(autouse=True)
+def another_blas(monkeypatch):
     """Not the reference, of which stderr and pages would say that it bounds them: test_blas.py is about that."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(machine, "blas", lambda: "openblas")
-        yield
+    monkeypatch.setattr(machine, "blas", lambda: "openblas")
 
 
 @pytest.fixture(scope="session")
@@ -189,6 +187,7 @@ def results(model_folder, tmp_path_factory):
     text.write_bytes(TEXT.encode())
     found = {}
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(machine, "blas", lambda: "openblas")
         # So small a model needs no memory that could be seen on Linux, at times; MLX's allocator counts to the byte.
         patched.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
         for name, options in RUNS.items():
