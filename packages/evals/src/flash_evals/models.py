@@ -172,7 +172,9 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
         # mlx-lm names the tensors that do not fit in the lines after the first.
         raise EvalError(f"{what}: {shorten(str(error), 300)}") from error
     needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
-    if not given or not needed <= given:
+    if not given:
+        raise EvalError(f"{what}: there are none")
+    if not needed <= given:
         raise EvalError(f"{what}: of {len(needed)} tensors {len(needed - given)} are missing, and {len(given)} there")
     network.eval()  # no dropout
     return str(kind)
