@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention
-from flashattn_core.check import Kind, Lengths, error_of, failure
+from flashattn_core.check import Lengths, error_of, failure
+from flashattn_core.drawn import Kind
 from metal_attention import Run
 from metal_on_cpu import MetalError
 
@@ -56,7 +57,7 @@ def found(
 
     few = kind.query_len <= 16
     shorter = [(kind.query_len, keys) for keys in (FEW_KEYS, MANY_KEYS)] if few else [(77, 150), (64, 128)]
-    return failure(kind, attention, on_cpu, lengths or shorter, error_of(kernel, kind))
+    return failure(kind, attention, on_cpu, lengths or shorter, error_of(kernel, kind, kernel.endswith("_rounded")))
 
 
 ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # in the text of every kernel

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import NoKernelError, check, flash_attention, quantized_flash_attention
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from flashattn_core.check import (
     LAYOUTS,
     KernelWarning,

@@ -8,7 +8,7 @@ import launches
 import mlx.core as mx
 import pytest
 from flashattn_core import _ext
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 
 DIMS = itertools.count(8)  # a verdict holds for a whole process: each test has a head_dim of its own
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 from flashattn_core import _ext, tuned
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from flashattn_core.tuned import Call, Measured, call_of, nearest
 

@@ -5,7 +5,7 @@ import pytest
 from checked_kinds import GIVEN, MANY_KEYS, does_not_compile, found, kind, nan_where, quantised, wrong_where
 from cuda_attention import run
 from flashattn_core._ext import checked_lengths
-from flashattn_core.check import Kind
+from flashattn_core.drawn import Kind
 
 pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 

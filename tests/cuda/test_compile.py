@@ -7,7 +7,7 @@ import launches
 import metal_backward
 import mlx.core as mx
 import pytest
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from gradient_oracle import draw_call
 from nvrtc import compiled

@@ -3,7 +3,7 @@
 import launches
 import mlx.core as mx
 import pytest
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from flashattn_core.masks import SlidingWindow
 
 

@@ -9,7 +9,7 @@ import launches
 import metal_backward
 import mlx.core as mx
 import pytest
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from flashattn_core.masks import SlidingWindow
 from gradient_oracle import draw_call
 

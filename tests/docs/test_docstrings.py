@@ -9,7 +9,7 @@ import flashattn_core
 import mlxlm_flash_patch
 import pytest
 from flashattn_core import masks, reference
-from flashattn_core.attention import Options
+from flashattn_core.arguments import Options
 
 MASKS = ("Causal", "KeyRange", "Mask", "SlidingWindow", "Tree", "lower")
 PUBLIC: dict[str, Any] = {

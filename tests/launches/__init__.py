@@ -13,11 +13,13 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from unittest.mock import patch
 
 import mlx.core as mx
 import nanobind
 from builds import built, contents
+from flashattn_core import _ext, decide
 from programs import cmake
 
 HERE = Path(__file__).parent
@@ -48,11 +50,33 @@ sources = _module.sources
 forward, backward, realign = _module.forward, _module.backward, _module.realign
 
 
-def prepared(arguments, device="cuda", refuses=False, driver="a driver", check=lambda kernel: "", preferred=""):
-    """When a call's graph is built: the functions that it wants of NVRTC and the driver, which may refuse, and the
-    kernels that it must not take, since the check, which gets their names, says what is wrong with them, and the one
-    that it takes: the preferred one if it can."""
-    return _module.prepared(arguments, device, refuses, driver, check, preferred)
+def decision(
+    arguments, device="cuda", *, refuses=False, driver="a driver", check=lambda kernel: "", times=lambda names: {}
+):
+    """What decide.py settles for a call on a GPU, and the functions that it wants of NVRTC and the driver for that.
+
+    refuses: these do. check: gets a kernel's name, and says what is wrong with it. times: gets the contestants' names.
+    """
+    there = SimpleNamespace(device=SimpleNamespace(index=0), __str__=lambda self: device)
+    stand_ins = {name: getattr(_module, name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
+    stand_ins |= {"backend_of": lambda device_of_stream: device, "software": lambda device_of_stream: driver}
+    _module.set_refuses(refuses)
+    _module.wanted()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(decide, "_ext", SimpleNamespace(**{**vars(_ext), **stand_ins})))
+        stack.enter_context(patch.object(decide.check, "of_call", lambda call, kernel, stream: check(kernel)))
+        stack.enter_context(patch.object(decide.contest, "mlx_is_fused", lambda call, stream: True))
+        stack.enter_context(patch.object(decide.contest, "times", lambda call, names, stream: times(names)))
+        return decide.decision_for(arguments, there), _module.wanted()
+
+
+def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:
+    """The forms of cuda_prefill have names in tests: the kernel, what else its call is given, and the GPU of which its
+    launches are asked. "_hopper" is compute capability 9.0's, "_rounded" rounds probabilities once."""
+    name = kernel.removesuffix("_rounded")
+    given = {"precision": "input"} if name != kernel else {}
+    is_hopper = name.endswith("_hopper")
+    return name.removesuffix("_hopper"), given, shared_memory(227, 90) if is_hopper else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

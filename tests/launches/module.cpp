@@ -9,6 +9,7 @@
 
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "cuda/driver.h"
 #include "cuda/encode.h"
@@ -18,8 +19,7 @@
 #include "mlx/utils.h"
 #include "op/check_arguments.h"
 #include "op/gpu_call.h"
-#include "op/prepare.h"
-#include "op/trust.h"
+#include "python/decisions.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -46,9 +46,8 @@ CUfunction function_of(const gpu::Launch& launch, int) {
   return nullptr;
 }
 
-std::string driver = "a driver";
 std::string describe(int) {
-  return driver;
+  return "a driver";
 }
 
 }  // namespace flashattn::cuda
@@ -161,38 +160,20 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   std::vector<mx::array> inputs = evaluated_inputs(arguments, backend);
   Inputs named(inputs, present_in(arguments));
   CallShape shape = call_shape(named, arguments.options, backend);
-  Tiled kernel = kernel_of(choose(backend, shape, arguments.options.kernel));
+  shape.precision = arguments.precision;
+  Variant variant = kernel_of(choose(backend, shape, arguments.kernel));
   mx::Shape rows(named.query().shape().begin(), named.query().shape().end() - 1), wide = rows, stats = rows;
   wide.push_back(shape.value_dim);
   stats.push_back(2);
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
   Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr};
-  gpu::Work work = forward_work(kernel, named, arguments.options, outputs);
+  gpu::Work work = forward_work(variant, named, arguments.options, outputs);
   nb::list result = described(work, backend);
   for (nb::handle launch : result) {
-    launch["kernel"] = name(work.kernel);
+    launch["kernel"] = name(variant.kernel);
   }
   return result;
-}
-
-nb::tuple what_is_prepared(const Arguments& arguments, const std::string& device, bool refuses,
-                           const std::string& driver, nb::callable check, const std::string& preferred) {
-  cuda::refuses = refuses;
-  cuda::driver = driver;
-  cuda::wanted.clear();
-  set_check([&](const Arguments&, Tiled kernel, mx::Stream) { return nb::cast<std::string>(check(name(kernel))); });
-  set_preference([preferred](const Arguments&, const mx::Device&, const std::string&) { return preferred; });
-  Backend backend = backend_of(device);
-  Options options = prepared(arguments, backend, mx::to_stream({}));
-  CallShape shape = call_shape(Inputs(arguments), options, backend);
-  nb::list names;
-  for (int i = 0; i < kNumKernels; ++i) {
-    auto kernel = static_cast<Kernel>(i);
-    if (with(options.failed, kernel) == options.failed) names.append(std::string(name(kernel)));
-  }
-  Choice taken = choose(backend, shape, options.kernel, options.preferred, options.failed);
-  return nb::make_tuple(cuda::wanted, names, name(kernel_of(taken)));
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
@@ -205,12 +186,14 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   }
   mx::eval(given);
   Inputs named(inputs, present_in(arguments));
-  check_backward(backend, call_shape(named, arguments.options, backend));
+  CallShape shape = call_shape(named, arguments.options, backend);
+  shape.precision = arguments.precision;
+  check_backward(backend, shape);
   mx::array query = not_allocated(named.query().shape(), out.dtype());
   mx::array key = not_allocated(named.key().shape(), out.dtype());
   mx::array value = not_allocated(named.value().shape(), out.dtype());
   mx::array delta = not_allocated(lse.shape(), mx::float32);
-  return described(backward_work(backend, named, arguments.options,
+  return described(backward_work(backward_variant(backend, shape), named, arguments.options,
                                  {{out, &lse, &row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
                                  {query, key, value, delta}),
                    backend);
@@ -238,10 +221,12 @@ NB_MODULE(flashattn_launches, m) {
   m.def(
       "set_shared_memory", [](int bytes) { cuda::asked_about.shared_memory = bytes; }, "bytes"_a,
       "How much a block can have on the NVIDIA GPU of which forward() is asked; at first an H100's.");
-  m.def("prepared", &what_is_prepared, "arguments"_a, "device"_a, "refuses"_a, "driver"_a, "check"_a, "preferred"_a,
-        "When a call's graph is built: the functions that it wants of NVRTC and the driver, which may refuse, and the\n"
-        "kernels that it must not take, by a check that gets a kernel's name and says what is wrong with it, and the\n"
-        "one that it takes.");
+  bind_decisions(m);
+  m.def(
+      "wanted", [] { return std::exchange(cuda::wanted, {}); },
+      "The functions that were asked of NVRTC and the driver since the last look.");
+  m.def(
+      "set_refuses", [](bool refuses) { cuda::refuses = refuses; }, "refuses"_a, "Whether these refuse.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "device"_a = "metal", "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");

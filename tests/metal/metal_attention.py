@@ -13,7 +13,7 @@ import flashattn_core
 import launches
 import mlx.core as mx
 import numpy as np
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from metal_on_cpu import Counts, Program, Undefined, View
 from metal_on_cpu.program import Buffer
 
@@ -69,7 +69,8 @@ def run(
             return_lse=True, kernel=kernel, stream=mx.gpu, **quantised,
         )  # fmt: skip
         return Run(out, lse, mx.zeros(0), (), 0)
-    options = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "kernel": kernel}
+    kernel, precision, gpu = launches.form(kernel)
+    options = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "kernel": kernel, **precision}
     with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
     arguments = lowered(query, key, value, scale, mask, **options, **quantised)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
@@ -77,7 +78,8 @@ def run(
         return Run(
             mx.zeros((*query.shape[:-1], value_dim), query.dtype), mx.zeros(query.shape[:-1]), mx.zeros(0), (), 0
         )
-    described = launches.forward(arguments, device, with_lse)
+    with gpu:
+        described = launches.forward(arguments, device, with_lse)
     written: dict[str, Buffer] = {
         "out": Undefined((*query.shape[:-1], value_dim), NUMPY_DTYPES[query.dtype]),
     }

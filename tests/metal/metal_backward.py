@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import launches
 import mlx.core as mx
 import numpy as np
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from gradient_oracle import Call, Gradients
 from metal_attention import NUMPY_DTYPES, execute, on_metal, to_mlx
 from metal_on_cpu import Counts, Undefined

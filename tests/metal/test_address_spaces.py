@@ -3,7 +3,7 @@
 import launches
 import mlx.core as mx
 import pytest
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from gradient_oracle import draw_call
 from metal_backward import described
 from metal_on_cpu import AddressSpaceError, check_address_spaces

@@ -8,7 +8,7 @@ import launches
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from flashattn_core.reference import reference_attention
 from metal_attention import run
 from oracle import assert_matches_reference, draw, to_numpy

@@ -10,7 +10,7 @@
 namespace flashattn {
 namespace {
 
-constexpr int kAny = std::numeric_limits<int>::max(), kByName = -1;
+constexpr int kAny = std::numeric_limits<int>::max();
 
 // Which quantised keys and values a kernel takes.
 enum class Quantised { none, integers, all };  // integers: of 4 and 8 bits, beside 16-bit queries
@@ -25,17 +25,17 @@ struct Row {
   int max_query_len;
   int max_dim;  // of head_dim and value_dim
   Quantised quantised;
-  // Beyond these lengths auto looks further. On Metal they are estimates: they have not been measured on a GPU.
+  // Beyond these lengths auto looks further.
   int auto_query_len;
   int auto_key_len;
   std::string_view why;
-  // What else it asks for.
-  int max_float_dim = kAny;  // of those of float32
-  int only_on = 0;           // this compute capability; 0: any
   int tilings = 1;
+  bool is_timed = false;  // the lengths are estimates: each machine measures
+  bool rounds = false;    // it has a form that rounds probabilities once, for 16-bit floats
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
+constexpr bool timed = true, rounds = true;
 
 // auto takes the first row that can run the call and is meant for its lengths.
 constexpr std::array<Row, kNumKernels> kTable = {{
@@ -44,34 +44,30 @@ constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "many queries: work is split over the queries"},
     {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, all, kAny, 128,
-     "one query, few keys: one SIMD group a head, no barriers"},
+     "one query, few keys: one SIMD group a head, no barriers", 1, timed},
     {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, all, kAny, 1024,
-     "one query: 32 SIMD groups a head share the keys"},
+     "one query: 32 SIMD groups a head share the keys", 1, timed},
     {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, all, kAny, kAny,
-     "few queries: the keys are cut into chunks, each read once for all heads of a group", kAny, 0, 3},
+     "few queries: the keys are cut into chunks, each read once for all heads of a group", 3, timed},
     {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, none, 64, kAny,
-     "a short prompt: the heads of a group share their keys", kAny, 0, 2},
+     "a short prompt: the heads of a group share their keys", 2, timed},
     {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, all, kAny, kAny,
-     "many queries: output and probabilities stay in registers", kAny, 0, 4},
+     "many queries: output and probabilities stay in registers", 4, timed},
     {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
     {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, all, kAny, kAny,
      "few queries: the keys are cut into chunks, 16 rows of a group read each once"},
-    {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, none, kAny, kAny,
-     "many queries on Hopper: a warpgroup brings the tiles that others multiply", 128, 90},
     {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, integers, kAny, kAny,
-     "many queries: tensor cores, output and probabilities stay in registers"},
-    {Kernel::cuda_prefill_hopper_rounded, "cuda_prefill_hopper_rounded", Backend::cuda, forward, kAny, 256, none,
-     kByName, kByName, "by name alone: probabilities are rounded once to 16 bits", 0, 90},
-    {Kernel::cuda_prefill_rounded, "cuda_prefill_rounded", Backend::cuda, forward, kAny, 256, none, kByName, kByName,
-     "by name alone: probabilities are rounded once to 16 bits", 0},
+     "many queries: tensor cores, output and probabilities stay in registers", 1, !timed, rounds},
     {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "one thread a score, any size"},
     {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, none, kAny, kAny, ""},
     {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, none, kAny, kAny, ""},
     {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, none, kAny, kAny, ""},
-    {Kernel::cuda_backward_dq, "cuda_backward_dq", Backend::cuda, backward, kAny, 256, none, kAny, kAny, ""},
-    {Kernel::cuda_backward_dkv, "cuda_backward_dkv", Backend::cuda, backward, kAny, 256, none, kAny, kAny, ""},
+    {Kernel::cuda_backward_dq, "cuda_backward_dq", Backend::cuda, backward, kAny, 256, none, kAny, kAny, "", 1, !timed,
+     rounds},
+    {Kernel::cuda_backward_dkv, "cuda_backward_dkv", Backend::cuda, backward, kAny, 256, none, kAny, kAny, "", 1,
+     !timed, rounds},
 }};
 
 constexpr std::array<std::string_view, 3> kBackendNames = {"cpu", "metal", "cuda"};
@@ -79,11 +75,6 @@ constexpr std::array<std::string_view, 3> kBackendsInWords = {"the CPU", "Metal"
 
 std::string in_words(Backend backend) {
   return std::string(kBackendsInWords[static_cast<int>(backend)]);
-}
-
-// 90 as "9.0".
-std::string in_words(int compute_capability) {
-  return std::to_string(compute_capability / 10) + "." + std::to_string(compute_capability % 10);
 }
 
 const Row& row_of(Kernel kernel) {
@@ -105,6 +96,15 @@ std::string known_names() {
   return names;
 }
 
+bool is_meant(const Row& row, CallShape shape) {
+  return shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len;
+}
+
+// Of what the row runs for the call.
+Precision precision_of(const Row& row, CallShape shape) {
+  return row.rounds && shape.bits == 0 && shape.element_size == 2 ? shape.precision : Precision::float32;
+}
+
 // Why the kernel cannot run the call; empty where it can.
 std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   const auto kernel = [&](const std::string& says) { return std::string(row.name) + says; };
@@ -119,18 +119,9 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   if (shape.bits != 0 && row.quantised == none) {
     return kernel(" takes no quantised keys and values");
   }
-  if (shape.element_size == 4 && dim > row.max_float_dim) {
-    return kernel(row.max_float_dim == 0 ? " takes 16-bit floats"
-                                         : " takes a head_dim up to " + std::to_string(row.max_float_dim) +
-                                               " in float32, found " + std::to_string(dim));
-  }
   bool is_integers = (shape.bits == 4 || shape.bits == 8) && shape.element_size == 2;
   if (shape.bits != 0 && row.quantised == integers && !is_integers) {
     return kernel(" takes quantised keys and values of 4 and 8 bits, beside 16-bit queries");
-  }
-  if (row.only_on != 0 && shape.compute_capability != 0 && shape.compute_capability != row.only_on) {
-    return kernel(" runs on compute capability " + in_words(row.only_on) + ", found " +
-                  in_words(shape.compute_capability));
   }
   if (dim > row.max_dim) {
     return kernel(" takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(dim));
@@ -144,9 +135,9 @@ std::string_view name(Kernel kernel) {
   return row_of(kernel).name;
 }
 
-std::string name(Tiled tiled) {
-  std::string kernel(name(tiled.kernel));
-  return tiled.tiling == 0 ? kernel : kernel + "@" + std::to_string(tiled.tiling);
+std::string name(Variant variant) {
+  std::string kernel(name(variant.kernel));
+  return variant.tiling == 0 ? kernel : kernel + "@" + std::to_string(variant.tiling);
 }
 
 int tilings(Kernel kernel) {
@@ -175,40 +166,48 @@ Backend backend_of(std::string_view name) {
                               "', expected 'cpu', 'metal' or 'cuda'");
 }
 
-Tiled kernel_of(const Choice& choice) {
+Variant kernel_of(const Choice& choice) {
   if (!choice.kernel) {
     throw NoKernelError("[flash_attention] " + choice.reason);
   }
   return *choice.kernel;
 }
 
-Choice choose(Backend backend, CallShape shape, const std::string& wanted, std::optional<Tiled> preferred,
-              Kernels failed) {
-  bool known = wanted == "auto";
-  if (known && preferred && obstacle(row_of(preferred->kernel), backend, shape).empty()) {
-    return {preferred, "the fastest of those that were measured here"};
-  }
+Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed) {
+  bool is_auto = wanted == "auto";
   for (const Row& row : kTable) {
     if (row.pass != forward) {
       continue;
     }
-    for (Tiled tiled = {row.kernel}; wanted.starts_with(row.name) && tiled.tiling < row.tilings; ++tiled.tiling) {
-      if (wanted == name(tiled)) {
+    Variant variant = {row.kernel, 0, precision_of(row, shape)};
+    for (; wanted.starts_with(row.name) && variant.tiling < row.tilings; ++variant.tiling) {
+      if (wanted == name(variant)) {
         std::string reason = obstacle(row, backend, shape);
-        return reason.empty() ? Choice{tiled, "asked for by name"} : Choice{std::nullopt, reason};
+        return reason.empty() ? Choice{variant, "asked for by name"} : Choice{std::nullopt, reason};
       }
     }
-    bool is_meant = row.backend == backend && shape.query_len <= row.auto_query_len &&
-                    shape.key_len <= row.auto_key_len &&
-                    (row.only_on == 0 || row.only_on == shape.compute_capability) && with(failed, row.kernel) != failed;
-    if (known && is_meant && obstacle(row, backend, shape).empty()) {
-      return {Tiled{row.kernel}, std::string(row.why)};
+    if (is_auto && is_meant(row, shape) && !contains(failed, row.kernel) && obstacle(row, backend, shape).empty()) {
+      return {variant, std::string(row.why)};
     }
   }
-  if (!known) {
+  if (!is_auto) {
     throw std::invalid_argument("[flash_attention] kernel is '" + wanted + "', expected one of " + known_names());
   }
   return {std::nullopt, "there is no kernel for " + in_words(backend)};
+}
+
+std::vector<Candidate> candidates(Backend backend, CallShape shape) {
+  std::vector<Candidate> result;
+  for (bool meant : {true, false}) {
+    for (const Row& row : kTable) {
+      if (row.pass != forward || is_meant(row, shape) != meant || !obstacle(row, backend, shape).empty()) continue;
+      int tilings = row.is_timed ? row.tilings : 1;
+      for (int tiling = 0; tiling < tilings; ++tiling) {
+        result.push_back({{row.kernel, tiling, precision_of(row, shape)}, row.is_timed});
+      }
+    }
+  }
+  return result;
 }
 
 std::vector<Kernel> backward_kernels(Backend backend) {
@@ -234,6 +233,11 @@ void check_backward(Backend backend, CallShape shape) {
       throw NoKernelError("[flash_attention] " + reason);
     }
   }
+}
+
+Variant backward_variant(Backend backend, CallShape shape) {
+  Kernel kernel = backward_kernels(backend).front();
+  return {kernel, 0, precision_of(row_of(kernel), shape)};
 }
 
 int max_head_dim(Backend backend, Pass pass, bool quantised) {

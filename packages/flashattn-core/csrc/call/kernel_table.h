@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "precision.h"
+
 namespace flashattn {
 
 enum class Kernel {
@@ -23,9 +25,6 @@ enum class Kernel {
   metal_backward_dq,
   metal_backward_dkv,
   cuda_prefill,
-  cuda_prefill_hopper,
-  cuda_prefill_rounded,
-  cuda_prefill_hopper_rounded,
   cuda_decode,
   cuda_rowwise,
   cuda_backward_dq,
@@ -44,20 +43,22 @@ Pass pass_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
-// A kernel with one of its tilings: 0 is built in, others are for measurements to prefer. "metal_prefill_tg@1" by name.
-struct Tiled {
+// A kernel in one of its forms. tiling: 0 is built in, others are for measurements to prefer: "metal_prefill_tg@1" by
+// name, which does not say the precision.
+struct Variant {
   Kernel kernel;
   int tiling = 0;
+  Precision precision = Precision::float32;
 
-  bool operator==(const Tiled&) const = default;
+  bool operator==(const Variant&) const = default;
 };
-std::string name(Tiled tiled);
+std::string name(Variant variant);
 // How many the kernel has.
 int tilings(Kernel kernel);
 
 struct Choice {
-  std::optional<Tiled> kernel;  // none: nothing covers the call
-  std::string reason;           // in words, also for why nothing does
+  std::optional<Variant> kernel;  // none: nothing covers the call
+  std::string reason;             // in words, also for why nothing does
 };
 
 // No kernel covers the call; what() is the reason that plan() gives.
@@ -66,7 +67,7 @@ struct NoKernelError : std::invalid_argument {
 };
 
 // Throws NoKernelError where there is none.
-Tiled kernel_of(const Choice& choice);
+Variant kernel_of(const Choice& choice);
 
 // What the choice depends on.
 struct CallShape {
@@ -77,6 +78,7 @@ struct CallShape {
   int bits;  // of quantised keys and values; 0: they are not
   int element_size;
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
+  Precision precision = Precision::float32;
 };
 
 // A set of kernels.
@@ -84,16 +86,28 @@ using Kernels = uint32_t;
 constexpr Kernels with(Kernels kernels, Kernel kernel) {
   return kernels | 1u << static_cast<int>(kernel);
 }
+constexpr bool contains(Kernels kernels, Kernel kernel) {
+  return with(kernels, kernel) == kernels;
+}
 
-// `wanted` is "auto" or the name of the only kernel to consider; auto takes what is preferred if it can run the call,
-// and none of `failed`. Throws std::invalid_argument for a name that no forward kernel has.
-Choice choose(Backend backend, CallShape shape, const std::string& wanted, std::optional<Tiled> preferred = {},
-              Kernels failed = 0);
+// `wanted` is "auto" or the name of the only kernel to consider; auto takes none of `failed`. Throws
+// std::invalid_argument for a name that no forward kernel has.
+Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
+
+// All that can run the call, which auto may take. The first one is choose()'s; the others follow in the order in which
+// they replace each other where one fails its check.
+struct Candidate {
+  Variant variant;
+  bool is_timed;  // nobody has measured where it is the fastest: this machine is to
+};
+std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
 // A backend's gradient has no choice: all of these kernels run. check_backward() throws NoKernelError for what they do
 // not cover.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
+// With the precision that they have for the call.
+Variant backward_variant(Backend backend, CallShape shape);
 
 // The largest head_dim that some kernel of the backend takes; 0 where none does.
 int max_head_dim(Backend backend, Pass pass, bool quantised);

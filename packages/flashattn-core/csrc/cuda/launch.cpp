@@ -65,8 +65,12 @@ Launch rowwise(const Call& call) {
                 divide_up(rows_of_group(call), kRows) * num_groups(call), kRows);
 }
 
-// parts: of 16 bits, as which probabilities go into the tensor cores.
-Launch prefill(const Call& call, int parts) {
+// The 16-bit numbers as whose sum a probability, P or dS goes into the tensor cores.
+int parts_of_products(const Call& call) {
+  return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
+}
+
+Launch prefill(const Call& call) {
   constexpr int kStages = 2, kSharedOfHopper = 227 * 1024, kReserved = 1024;
   int bytes = size_of(call.dtype);
   bool wide = bytes == 4;
@@ -79,7 +83,7 @@ Launch prefill(const Call& call, int parts) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
   };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
-  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts}, whole_call(call),
+  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts_of_products(call)}, whole_call(call),
                          blocks_of(call, rows * warps), warps, shared);
   int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
   result.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, registers_allow);
@@ -137,8 +141,13 @@ Boxes boxes_of(Binding array, const Strides& strides, int rows, std::array<int64
   return {array, rows, sizes, {strides.row, strides.head, strides.batch[0]}};
 }
 
-// parts: of 16 bits, as which probabilities go into the tensor cores; 3 for float32, as queries, keys and values.
-Launches prefill_hopper(const Call& call, int parts) {
+// Whether cuda_prefill is prefill_hopper.cu: on compute capability 9.0, where the strides allow it.
+bool is_prefill_of_hopper(const Call& call) {
+  bool is_wide = call.dtype == Dtype::float32 && std::max(call.params.head_dim, call.params.value_dim) > 128;
+  return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && has_boxes(call);
+}
+
+Launches prefill_hopper(const Call& call) {
   struct Shape {
     int groups, stages, blocks, registers, few;
   };
@@ -146,13 +155,14 @@ Launches prefill_hopper(const Call& call, int parts) {
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
   int widest = std::max(dim, value_dim);
   bool in_parts = call.dtype == Dtype::float32;
+  int parts = in_parts ? kFloatParts : parts_of_products(call);  // of probabilities
   auto [groups, stages, blocks, registers, few] =
       in_parts        ? widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24}
              : widest <= 64 ? Shape{1, 2, 3, 136, 24}
       : widest <= 128 ? Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32}
                       : Shape{2, 2, 1, 240, 24};
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
-  int shared = (in_parts ? parts : 1) * tile_bytes(rows, dim, 2) +
+  int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
                stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
@@ -289,7 +299,7 @@ Launch backward(const GradientCall& gradient, Gradient of) {
   };
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
-  return launch(call, gradient.packed, "backward", {dim, value_dim, warps, columns, of, of != kDq && gradient.is_part},
+  return launch(call, gradient.packed, "backward", {dim, value_dim, warps, columns, parts_of_products(call), of, of != kDq && gradient.is_part},
                 gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared_by(warps));
 }
 
@@ -318,7 +328,7 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   int shared = tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
   Launch result = launch(call, "backward_hopper",
                          {dim, value_dim, shape.groups, kColumns, shape.stages, shape.blocks, shape.registers,
-                          shape.few, of, of != kDq && gradient.is_part},
+                          shape.few, parts_of_products(call), of, of != kDq && gradient.is_part},
                          gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows),
                          (shape.groups + 1) * kWarpsOfGroup, shared + barriers);
   result.blocks_at_once = shape.blocks;
@@ -411,12 +421,6 @@ std::string source_text(const Launch& launch) {
          launch.instantiation + "(arguments);\n}\n";
 }
 
-Kernel kernel_that_reads(const Call& call, Kernel kernel) {
-  if (kernel == Kernel::cuda_prefill_hopper && !has_boxes(call)) return Kernel::cuda_prefill;
-  if (kernel == Kernel::cuda_prefill_hopper_rounded && !has_boxes(call)) return Kernel::cuda_prefill_rounded;
-  return kernel;
-}
-
 Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
@@ -470,10 +474,9 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
 Launches launches(Kernel kernel, const Call& call) {
   switch (kernel) {
     case Kernel::cuda_decode: return in_order(decode(call));
-    case Kernel::cuda_prefill_hopper: return in_order(prefill_hopper(call, call.dtype == Dtype::float32 ? 3 : 2));
-    case Kernel::cuda_prefill: return {.launches = {prefill(call, 2)}, .params = call.params};
-    case Kernel::cuda_prefill_hopper_rounded: return prefill_hopper(call, 1);
-    case Kernel::cuda_prefill_rounded: return {.launches = {prefill(call, 1)}, .params = call.params};
+    case Kernel::cuda_prefill:
+      if (is_prefill_of_hopper(call)) return in_order(prefill_hopper(call));
+      return {.launches = {prefill(call)}, .params = call.params};
     case Kernel::cuda_rowwise: return {.launches = {rowwise(call)}, .params = call.params};
     default: throw std::logic_error(std::string(name(kernel)) + " is no forward kernel of CUDA's");
   }

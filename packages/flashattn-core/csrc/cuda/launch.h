@@ -9,9 +9,6 @@ namespace flashattn::cuda {
 
 static_assert(gpu::kNumBindings <= kMaxArrays);
 
-// The kernel, or cuda_prefill for arrays that Hopper's cannot read: their strides are known last.
-Kernel kernel_that_reads(const gpu::Call& call, Kernel kernel);
-
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 

@@ -15,6 +15,7 @@
 #include "../call/dtype.h"
 #include "../call/inputs.h"
 #include "../call/params.h"
+#include "../call/precision.h"
 
 namespace flashattn::gpu {
 
@@ -149,6 +150,7 @@ struct Call {
   std::array<bool, kNumBindings> aligned = {};  // those that begin at a multiple of 16 bytes
   Device device = {};
   int tiling = 0;  // of the kernel
+  Precision precision = Precision::float32;
 
   bool has(Binding binding) const { return present[index(binding)]; }
 };

@@ -6,14 +6,12 @@
 #include <optional>
 #include <vector>
 
-#include "../call/kernel_table.h"
 #include "launch.h"
 #include "mlx/array.h"
 
 namespace flashattn::gpu {
 
 struct Work {
-  Kernel kernel = {};  // of a forward pass: whose launches they are
   std::shared_ptr<const Launches> launches;
   std::array<std::optional<mlx::core::array>, kNumBindings> arrays;  // by binding; encode() makes the scratch
   std::vector<mlx::core::array> temporaries;                         // alive until the GPU is done

@@ -18,10 +18,7 @@ namespace mx = mlx::core;
 constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
 
 struct Options {
-  std::optional<float> scale;           // none: 1 / sqrt(D)
-  std::string kernel = "auto";          // or a kernel's name
-  std::optional<Tiled> preferred = {};  // what auto is to take, and
-  Kernels failed = 0;                   // what it must not: see prepare.h
+  std::optional<float> scale;  // none: 1 / sqrt(D)
 #define FLASHATTN_OPTION(type, name) type name = {};
   FLASHATTN_OPTIONS(FLASHATTN_OPTION)
 #undef FLASHATTN_OPTION
@@ -32,7 +29,9 @@ struct Options {
 // A call's arguments; shapes, dtypes and meanings: flash_attention() in Python. Query, key and value are always there.
 struct Arguments {
   std::array<std::optional<mx::array>, kNumInputs> inputs;
-  Options options;
+  Options options = {};
+  Precision precision = Precision::float32;
+  std::string kernel = "auto";  // or a kernel's name
 };
 
 using Present = std::array<bool, kNumInputs>;

@@ -39,15 +39,14 @@ cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, co
   return args;
 }
 
-cpu::BackwardArgs backward_args(const Inputs& inputs, const Options& options, const GradientInputs& further,
+cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options, const GradientInputs& further,
                                 const Gradients& gradients) {
   cpu::AttentionArgs forward = forward_args(inputs, options, further.saved);
   int batch_dims = forward.params.batch_dims;
-  Kernel kernel = kernel_of(choose(Backend::cpu, call_shape(inputs, options, Backend::cpu), options.kernel)).kernel;
   const mx::array* lse_gradient = further.lse_gradient;
   return {
       .forward = forward,
-      .decoded = kernel == Kernel::cpu_decode,
+      .decoded = forward_kernel == Kernel::cpu_decode,
       .out_gradient = further.out_gradient.data<void>(),
       .lse_gradient = lse_gradient ? lse_gradient->data<float>() : nullptr,
       .out_gradient_strides = strides_of(further.out_gradient, batch_dims, kTensorAxes),

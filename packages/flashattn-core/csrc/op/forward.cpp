@@ -15,7 +15,6 @@
 #include "gradient.h"
 #include "memory.h"
 #include "mlx/backend/cuda/cuda.h"
-#include "prepare.h"
 
 namespace flashattn {
 
@@ -26,49 +25,41 @@ Outputs by_name(const std::vector<mx::array>& outputs) {
   return {outputs[0], out_alone ? nullptr : &outputs[1], out_alone ? nullptr : &outputs[2]};
 }
 
-Choice choice(const Inputs& inputs, const Options& options, Backend backend) {
-  return choose(backend, call_shape(inputs, options, backend), options.kernel, options.preferred, options.failed);
-}
-
 }  // namespace
 
 Choice plan(const Arguments& arguments, Backend backend) {
   check_arguments(arguments);
-  if (backend == Backend::cuda && mx::cu::is_available()) {
-    try {
-      cuda::check_device(0);
-    } catch (const NoKernelError& error) {
-      return {std::nullopt, error.what()};
-    }
-  }
-  Options options = arguments.options;
   mx::Device gpu(mx::Device::gpu);
-  if (backend != Backend::cpu && mx::is_available(gpu) && backend_of(gpu) == backend) {
-    options.preferred = preferred(arguments, backend, gpu);
+  bool is_here = backend != Backend::cpu && mx::is_available(gpu) && backend_of(gpu) == backend;
+  try {
+    if (is_here) require_device(backend, gpu);
+    if (std::optional<Decision> known = is_here ? decided(arguments, backend, gpu) : std::nullopt) {
+      return {known->variant, "settled on this machine"};
+    }
+  } catch (const NoKernelError& error) {
+    return {std::nullopt, error.what()};
   }
-  return choice(Inputs(arguments), options, backend);
+  CallShape shape = call_shape(Inputs(arguments), arguments.options, backend);
+  shape.precision = arguments.precision;
+  return choose(backend, shape, arguments.kernel);
 }
 
-std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::StreamOrDevice stream_or_device) {
-  mx::Stream stream = mx::to_stream(stream_or_device);
-  Backend backend = backend_of(stream.device);
-  check_arguments(arguments);
-  // Nonsense in the environment, and a GPU that is not fit, fail here, where it can be caught.
+void require_device(Backend backend, mx::Device device) {
   if (backend == Backend::cpu) {
     cpu::initialise();
   } else if (backend == Backend::cuda) {
-    cuda::check_device(stream.device.index);
+    cuda::check_device(device.index);
   }
-  Options options = arguments.options;
-  if (backend == Backend::cpu) {
-    kernel_of(choice(Inputs(arguments), options, backend));  // throws where no kernel covers the call
-  } else {
-    options = prepared(arguments, backend, stream);
-  }
+}
+
+std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
+                                 const mx::Stream& stream) {
+  Backend backend = backend_of(stream.device);
   std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
   // A gradient reads the other outputs again. One may be asked for of every call that is traced.
   bool out_alone = !with_lse && std::none_of(inputs.begin(), inputs.end(), std::mem_fn(&mx::array::is_tracer));
-  auto primitive = std::make_shared<FlashAttention>(stream, options, present_in(arguments), out_alone);
+  auto primitive =
+      std::make_shared<FlashAttention>(stream, arguments.options, decision, present_in(arguments), out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
   mx::Dtype dtype = inputs[0].dtype();
   if (out_alone) {  // MLX takes twice as long to build, and to drop, arrays that are computed together
@@ -106,8 +97,8 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   prefer_huge_pages(outputs);
   cpu::AttentionArgs args = forward_args(named, options_, by_name(outputs));
   cpu::check(args);  // here, where the caller still hears of it
-  Kernel kernel = kernel_of(choice(named, options_, Backend::cpu)).kernel;
-  count(kernel);
+  Kernel kernel = variant_for(decision_, named, options_, Backend::cpu).kernel;
+  if (decision_.is_counted) count(kernel);
 
   args.cancellation = cancellation_of(args.params);
   auto& encoder = cpu_encoder(stream(), inputs, outputs);
@@ -128,12 +119,12 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
   Inputs named(inputs, present_);
   std::vector<mx::array> outputs = allocated(named, given_outputs);
   Backend backend = backend_of(stream().device);
-  Tiled kernel = kernel_of(choice(named, options_, backend));
+  Variant variant = variant_for(decision_, named, options_, backend);
+  if (decision_.is_counted) count(variant.kernel);
   if (outputs[0].size() == 0) {
-    return count(kernel.kernel);
+    return;
   }
-  gpu::Work work = forward_work(kernel, named, options_, by_name(outputs));
-  count(work.kernel);
+  gpu::Work work = forward_work(variant, named, options_, by_name(outputs));
   work.temporaries.assign(outputs.begin() + static_cast<ptrdiff_t>(given_outputs.size()), outputs.end());
   run_on_gpu(work, stream());
 }
@@ -146,7 +137,7 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const 
 std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals,
                                            const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
                                            const std::vector<mx::array>& outputs) {
-  return gradients(stream(), options_, present_, primals, outputs, cotangents, argnums);
+  return gradients(stream(), options_, decision_, present_, primals, outputs, cotangents, argnums);
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
@@ -154,13 +145,13 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   Inputs named(inputs, present_);
   check_shapes(named, options_);
   Backend backend = backend_of(stream().device);
-  kernel_of(choice(named, options_, backend));  // throws, as above
+  variant_for(decision_, named, options_, backend);  // throws where no kernel covers them
   std::vector<mx::Shape> shapes = shapes_of_outputs(named, options_);
   return {shapes.begin(), shapes.begin() + (out_alone_ ? 1 : 3)};
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
-  return std::make_shared<FlashAttention>(stream(), options_, present_, out_alone_);
+  return std::make_shared<FlashAttention>(stream(), options_, decision_, present_, out_alone_);
 }
 
 // Primitives with another number of outputs are no equivalents.

@@ -9,11 +9,16 @@
 
 namespace flashattn {
 
-// {out, lse, row_stats}, see Outputs; {out} if lse is not asked for and nobody can ask for a gradient. Throws
-// std::invalid_argument for bad arguments, NoKernelError where no kernel covers them.
-std::vector<mx::array> attention(const Arguments& arguments, bool with_lse, mx::StreamOrDevice stream = {});
+// {out, lse, row_stats}, see Outputs; {out} if lse is not asked for and nobody can ask for a gradient. The arguments have
+// passed check_arguments(), and the device require_device().
+std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
+                                 const mx::Stream& stream);
 
-// The kernel that attention() would run on `backend` for these arguments. Checks them the same way.
+// Nonsense in the environment, and a GPU that is not fit, fail here, where it can be caught. Throws
+// std::invalid_argument, NoKernelError.
+void require_device(Backend backend, mx::Device device);
+
+// The kernel that calls with these arguments run on `backend`, and why. Checks them.
 Choice plan(const Arguments& arguments, Backend backend);
 
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
@@ -21,8 +26,9 @@ std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& op
 // Outputs: out, lse and row_stats, or out alone.
 class FlashAttention : public AttentionPrimitive {
  public:
-  FlashAttention(mx::Stream stream, const Options& options, const Present& present, bool out_alone)
-      : AttentionPrimitive(stream, options, present), out_alone_(out_alone) {}
+  FlashAttention(mx::Stream stream, const Options& options, const Decision& decision, const Present& present,
+                 bool out_alone)
+      : AttentionPrimitive(stream, options, decision, present), out_alone_(out_alone) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;

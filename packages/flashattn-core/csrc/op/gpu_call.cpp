@@ -29,13 +29,15 @@ struct CallAndWork {
   gpu::Call call;
   gpu::Work work;
 
-  CallAndWork(const Inputs& inputs, const Options& options, const Outputs& outputs)
+  CallAndWork(Variant variant, const Inputs& inputs, const Options& options, const Outputs& outputs)
       : call{.params = make_params(inputs, options, outputs),
              .dtype = dtype_of(inputs[Input::query]),
              .bias_dtype = dtype_of(inputs[Input::bias]),
              .sinks_dtype = dtype_of(inputs[Input::sinks]),
              .group_dtype = dtype_of(inputs[Input::key_scales]),
-             .device = cuda::device()} {
+             .device = cuda::device(),
+             .tiling = variant.tiling,
+             .precision = variant.precision} {
     for (const InputRule& rule : kInputRules) {
       if (const mx::array* given = inputs[rule.input]) {
         set(gpu::binding_of(rule.input), *given);
@@ -84,10 +86,9 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
 }
 
 // As if its arrays were contiguous.
-gpu::Call contiguous_call(Tiled kernel, const Inputs& inputs, const Options& options) {
+gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
-  gpu::Call call = CallAndWork(inputs, options, {query, nullptr, nullptr}).call;  // any output will do
-  call.tiling = kernel.tiling;
+  gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // any output will do
   call.aligned.fill(true);
   AttentionParams& p = call.params;
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
@@ -119,28 +120,30 @@ gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
                             .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
 }
 
+// Of either pass, if the gradient's further arrays are contiguous.
+std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::Call& call) {
+  if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
+  return backward_launches_of(backend_of(kernel), call).launches;
+}
+
 }  // namespace
 
-gpu::Work forward_work(Tiled kernel, const Inputs& inputs, const Options& options, const Outputs& outputs) {
-  CallAndWork both(inputs, options, outputs);
-  both.call.tiling = kernel.tiling;
-  both.work.kernel = cuda::kernel_that_reads(both.call, kernel.kernel);
-  both.work.launches = launches(both.work.kernel, both.call);
+gpu::Work forward_work(Variant variant, const Inputs& inputs, const Options& options, const Outputs& outputs) {
+  CallAndWork both(variant, inputs, options, outputs);
+  both.work.launches = launches(variant.kernel, both.call);
   return std::move(both.work);
 }
 
-std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const Options& options) {
+std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options) {
   std::vector<gpu::Launch> pipelines;
   const auto add = [&](const gpu::Call& call) {
-    bool is_forward = pass_of(kernel.kernel) == Pass::forward;
-    for (const gpu::Launch& launch : is_forward ? launches(cuda::kernel_that_reads(call, kernel.kernel), call)->launches
-                                                : backward_launches_of(backend_of(kernel.kernel), call).launches) {
+    for (const gpu::Launch& launch : launches_of(variant.kernel, call)) {
       const auto is_same = [&](const gpu::Launch& one) { return one.specialisation == launch.specialisation; };
       if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
     }
   };
   for (auto [query_len, key_len] : kChecked) {
-    gpu::Call contiguous = contiguous_call(kernel, inputs, options);
+    gpu::Call contiguous = contiguous_call(variant, inputs, options);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;
     gpu::Call anywhere = contiguous, apart = contiguous;
@@ -155,21 +158,17 @@ std::string source_text(const gpu::Launch& launch, Backend backend) {
   return backend == Backend::metal ? metal::source_text(launch) : cuda::source_text(launch);
 }
 
-void prepare_for_cuda(Tiled kernel, const Inputs& inputs, const Options& options, int device) try {
-  gpu::Call call = contiguous_call(kernel, inputs, options);
-  bool is_forward = pass_of(kernel.kernel) == Pass::forward;
-  for (const gpu::Launch& launch : (is_forward ? cuda::launches(cuda::kernel_that_reads(call, kernel.kernel), call)
-                                               : backward_launches_of(Backend::cuda, call))
-                                       .launches) {
+void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device) try {
+  for (const gpu::Launch& launch : launches_of(variant.kernel, contiguous_call(variant, inputs, options))) {
     cuda::function_of(launch, device);
   }
 } catch (const std::runtime_error& error) {
   throw NoKernelError(error.what());
 }
 
-gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,
+gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients) {
-  CallAndWork both(inputs, options, further.saved);
+  CallAndWork both(variant, inputs, options, further.saved);
   int batch_dims = both.call.params.batch_dims;
   const auto tensor_strides = [&](const mx::array& array) { return strides_of(array, batch_dims, kTensorAxes); };
   BackwardParams strides = {.dout = tensor_strides(further.out_gradient),
@@ -186,7 +185,7 @@ gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& op
   both.set(Binding::dk, gradients.key);
   both.set(Binding::dv, gradients.value);
   both.set(Binding::delta, gradients.delta);
-  both.work.launches = std::make_shared<gpu::Launches>(backward_launches(backend, both.call, strides));
+  both.work.launches = std::make_shared<gpu::Launches>(backward_launches(backend_of(variant.kernel), both.call, strides));
   return std::move(both.work);
 }
 

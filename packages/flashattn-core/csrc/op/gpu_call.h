@@ -10,8 +10,8 @@
 
 namespace flashattn {
 
-gpu::Work forward_work(Tiled kernel, const Inputs& inputs, const Options& options, const Outputs& outputs);
-gpu::Work backward_work(Backend backend, const Inputs& inputs, const Options& options, const GradientInputs& further,
+gpu::Work forward_work(Variant variant, const Inputs& inputs, const Options& options, const Outputs& outputs);
+gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
 // Lengths of queries and of keys that a kernel is checked with: all ways in which tiles are full or ragged. Up to kFew
@@ -21,12 +21,12 @@ constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {128, 45}, {7
 
 // All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie; and their
 // texts. A kernel of the gradient stands for all of its backend's.
-std::vector<gpu::Launch> pipelines_of(Tiled kernel, const Inputs& inputs, const Options& options);
+std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options);
 std::string source_text(const gpu::Launch& launch, Backend backend);
 
 // Compiles what CUDA runs for the call if its arrays are contiguous. Throws NoKernelError where that fails: before the
 // call is part of a graph there still is a choice.
-void prepare_for_cuda(Tiled kernel, const Inputs& inputs, const Options& options, int device);
+void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device);
 
 // Copies an array that begins in the middle of an element.
 gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::array& copy);

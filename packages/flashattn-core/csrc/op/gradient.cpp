@@ -59,7 +59,8 @@ void count_backward(Backend backend) {
 
 }  // namespace
 
-std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Present& present,
+std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
+                                 const Present& present,
                                  const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
                                  const std::vector<mx::array>& cotangents, const std::vector<int>& argnums) {
   Inputs named(inputs, present);
@@ -74,7 +75,7 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
   std::vector<mx::array> all = inputs;
   all.insert(all.end(), outputs.begin(), outputs.end());
   all.insert(all.end(), {cotangents[0], cotangents[1]});
-  auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, present);
+  auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, decision, present);
   std::vector<mx::Shape> shapes = primitive->output_shapes(all);
   mx::Dtype dtype = named.query().dtype();
   auto computed = mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32}, primitive, all);
@@ -91,9 +92,11 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std:
     return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
   }
   allocate(outputs, stream());
-  cpu::BackwardArgs args = backward_args(Inputs(inputs, present_), options_, further_inputs(inputs), named(outputs));
+  Inputs forward_inputs(inputs, present_);
+  Kernel forward = variant_for(decision_, forward_inputs, options_, Backend::cpu).kernel;
+  cpu::BackwardArgs args = backward_args(forward, forward_inputs, options_, further_inputs(inputs), named(outputs));
   cpu::check(args);  // here, where the caller still hears of it
-  count_backward(Backend::cpu);
+  if (decision_.is_counted) count_backward(Backend::cpu);
   args.forward.cancellation = cancellation_of(args.forward.params);
   cpu_encoder(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
 }
@@ -104,9 +107,12 @@ void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std:
   }
   allocate(outputs, stream());
   Backend backend = backend_of(stream().device);
-  count_backward(backend);
+  if (decision_.is_counted) count_backward(backend);
   Inputs forward_inputs(inputs, present_);
-  run_on_gpu(backward_work(backend, forward_inputs, options_, further_inputs(inputs), named(outputs)), stream());
+  CallShape shape = call_shape(forward_inputs, options_, backend);
+  shape.precision = decision_.precision;
+  Variant variant = backward_variant(backend, shape);
+  run_on_gpu(backward_work(variant, forward_inputs, options_, further_inputs(inputs), named(outputs)), stream());
 }
 
 std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>&, const std::vector<mx::array>&,
@@ -124,7 +130,7 @@ std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<m
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttentionGradient::copy() {
-  return std::make_shared<FlashAttentionGradient>(stream(), options_, present_);
+  return std::make_shared<FlashAttentionGradient>(stream(), options_, decision_, present_);
 }
 
 std::vector<mx::Dtype> FlashAttentionGradient::output_dtypes(const std::vector<mx::array>& inputs) const {

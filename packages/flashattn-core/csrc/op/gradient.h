@@ -8,7 +8,8 @@
 namespace flashattn {
 
 // FlashAttention's vjp. Throws std::invalid_argument for what has no gradient, NoKernelError where no kernel has it.
-std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Present& present,
+std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
+                                 const Present& present,
                                  const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
                                  const std::vector<mx::array>& cotangents, const std::vector<int>& argnums);
 

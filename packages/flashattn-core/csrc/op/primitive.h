@@ -6,14 +6,15 @@
 #include <vector>
 
 #include "arguments.h"
+#include "decision.h"
 #include "mlx/primitives.h"
 
 namespace flashattn {
 
 class AttentionPrimitive : public mx::Primitive {
  public:
-  AttentionPrimitive(mx::Stream stream, Options options, const Present& present)
-      : mx::Primitive(stream), options_(std::move(options)), present_(present) {}
+  AttentionPrimitive(mx::Stream stream, const Options& options, const Decision& decision, const Present& present)
+      : mx::Primitive(stream), options_(options), decision_(decision), present_(present) {}
 
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
                                                            const std::vector<int>& axes) override;
@@ -27,6 +28,7 @@ class AttentionPrimitive : public mx::Primitive {
   virtual std::vector<int> dims_of_further_inputs() const = 0;
 
   Options options_;
+  Decision decision_;
   Present present_;
 };
 

@@ -6,10 +6,10 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include <bit>
 #include <string>
 
 #include "../cpu/forward.h"
@@ -17,12 +17,10 @@
 #include "../cpu/roofline.h"
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
-#include "../gpu/disk_cache.h"
+#include "../op/check_arguments.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
-#include "../op/gpu_call.h"
-#include "../op/prepare.h"
-#include "../op/trust.h"
+#include "decisions.h"
 #include "interrupt.h"
 #include "mlx/device.h"
 #include "mlx/version.h"
@@ -52,6 +50,41 @@ void require_matching_mlx() {
   }
 }
 
+nb::object as_python(const std::vector<mx::array>& outputs, bool with_lse) {
+  if (with_lse) return nb::make_tuple(outputs[0], outputs[1]);
+  return nb::cast(outputs[0]);
+}
+
+// Null where it is none.
+const mx::array* as_array(nb::handle given) {
+  return nb::isinstance<mx::array>(given) ? nb::inst_ptr<mx::array>(given) : nullptr;
+}
+
+nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle scale, nb::handle mask,
+                 nb::handle sinks, bool rounds, bool may_leave) {
+  const mx::array *q = as_array(query), *k = as_array(key), *v = as_array(value), *s = as_array(sinks);
+  bool is_causal = nb::isinstance<nb::str>(mask) && PyUnicode_CompareWithASCIIString(mask.ptr(), "causal") == 0;
+  bool is_plain = q && k && v && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr())) &&
+                  (mask.is_none() || is_causal) && q->dtype() == k->dtype() && q->dtype() == v->dtype();
+  if (!is_plain) return nb::none();
+  Arguments arguments = {{*q, *k, *v}};
+  if (s) arguments.inputs[index(Input::sinks)] = *s;
+  if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
+  arguments.options.causal = is_causal;
+  arguments.precision = rounds ? Precision::input : Precision::float32;
+  mx::Stream stream = mx::to_stream({});
+  Backend backend = backend_of(stream.device);
+  check_arguments(arguments);
+  require_device(backend, stream.device);
+  std::optional<Decision> decision = decided(arguments, backend, stream.device);
+  if (!decision) return nb::none();
+  if (may_leave && decision->left) {
+    ++*decision->left;
+    return nb::bool_(false);
+  }
+  return nb::cast(attention(arguments, *decision, false, stream)[0]);
+}
+
 }  // namespace
 
 NB_MODULE(_ext, m) {
@@ -75,16 +108,20 @@ NB_MODULE(_ext, m) {
              FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_PARAMETER) FLASHATTN_OPTIONS(FLASHATTN_OPTION_PARAMETER)
                  std::optional<float>
                      scale,
-             std::string kernel) {
-            new (self) Arguments{{query, key, value, FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_VALUE)}, {}};
+             std::string kernel, bool rounds) {
+            new (self) Arguments{{query, key, value, FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_VALUE)}};
             FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)
             self->options.scale = scale;
-            self->options.kernel = std::move(kernel);
+            self->kernel = std::move(kernel);
+            self->precision = rounds ? Precision::input : Precision::float32;
           },
           "query"_a, "key"_a, "value"_a, nb::kw_only(),
           FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_KEYWORD) FLASHATTN_OPTIONS(FLASHATTN_OPTION_KEYWORD) "scale"_a =
               nb::none(),
-          "kernel"_a = "auto")
+          "kernel"_a = "auto", "rounds"_a = false)
+      .def_prop_ro("kernel", [](const Arguments& arguments) { return arguments.kernel; })
+      .def_prop_ro("rounds", [](const Arguments& arguments) { return arguments.precision == Precision::input; })
+      .def_prop_ro("is_traced", &is_traced)
       .def(
           "kind",
           [](const Arguments& arguments) {
@@ -117,15 +154,37 @@ NB_MODULE(_ext, m) {
 
   m.def(
       "attention",
-      [](const Arguments& arguments, bool return_lse,
-         mx::StreamOrDevice stream) -> std::variant<mx::array, std::pair<mx::array, mx::array>> {
-        auto outputs = attention(arguments, return_lse, stream);
-        if (return_lse) {
-          return std::pair(outputs[0], outputs[1]);
-        }
-        return outputs[0];
+      [](const Arguments& arguments, bool return_lse, mx::StreamOrDevice where) -> nb::object {
+        mx::Stream stream = mx::to_stream(where);
+        Backend backend = backend_of(stream.device);
+        check_arguments(arguments);
+        require_device(backend, stream.device);
+        auto decision = decided(arguments, backend, stream.device);
+        return decision ? as_python(attention(arguments, *decision, return_lse, stream), return_lse) : nb::none();
       },
-      "arguments"_a, "return_lse"_a, "stream"_a.none(), "The op: returns out, or (out, lse), lazy.");
+      "arguments"_a, "return_lse"_a, "stream"_a.none(),
+      "The op: returns out, or (out, lse), lazy. None: nobody has settled such calls yet.");
+  m.def(
+      "attention_by_table",
+      [](const Arguments& arguments, bool return_lse, mx::StreamOrDevice where) {
+        mx::Stream stream = mx::to_stream(where);
+        Backend backend = backend_of(stream.device);
+        check_arguments(arguments);
+        require_device(backend, stream.device);
+        Decision decision = by_table(arguments, backend);
+        decision.is_counted = false;
+        return as_python(attention(arguments, decision, return_lse, stream), return_lse);
+      },
+      "arguments"_a, "return_lse"_a, "stream"_a.none(),
+      "The same, by the arguments' kernel or the table's, whatever was checked or measured; not counted.");
+  m.def(
+      "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
+      "The stream that an op with this argument runs on.");
+  m.def(
+      "quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
+      "sinks"_a.none(), "rounds"_a, "may_leave"_a,
+      "The op on the default stream, for what needs no conversion and is settled: out. False: such calls are left to\n"
+      "MLX's own attention, as may_leave allows. None: the long way.");
 
   m.def(
       "plan",
@@ -135,9 +194,10 @@ NB_MODULE(_ext, m) {
         if (choice.kernel) {
           chosen = name(*choice.kernel);
         }
-        return std::pair(chosen, choice.reason);
+        bool rounds = choice.kernel && choice.kernel->precision == Precision::input;
+        return std::tuple(chosen, choice.reason, rounds);
       },
-      "arguments"_a, "device"_a, "(kernel or None, reason); nothing is computed.");
+      "arguments"_a, "device"_a, "(kernel or None, reason, whether it rounds probabilities); nothing is computed.");
   m.def(
       "backend_of", [](const mx::Device& device) { return std::string(name(backend_of(device))); }, "device"_a,
       "'cpu', 'metal' or 'cuda': what runs on a device of the MLX that is installed.");
@@ -155,7 +215,7 @@ NB_MODULE(_ext, m) {
         for (int i = 0; i < kNumKernels; ++i) {
           auto kernel = static_cast<Kernel>(i);
           if (backend_of(kernel) != backend_of(device) || pass_of(kernel) != Pass::forward) continue;
-          for (int tiling = 0; tiling < tilings(kernel); ++tiling) names.push_back(name(Tiled{kernel, tiling}));
+          for (int tiling = 0; tiling < tilings(kernel); ++tiling) names.push_back(name(Variant{kernel, tiling}));
         }
         return names;
       },
@@ -202,53 +262,12 @@ NB_MODULE(_ext, m) {
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
   m.def(
-      "likeness",
-      [](const mx::array& query, const mx::array& key, const mx::array& value, const mx::array* sinks) -> uint64_t {
-        if (query.is_tracer() || key.is_tracer() || value.is_tracer() || (sinks && sinks->is_tracer())) return 0;
-        uint64_t sum = 0xcbf29ce484222325;  // FNV-1a
-        const auto add = [&](int number) { sum = (sum ^ static_cast<uint64_t>(number)) * 0x100000001b3; };
-        for (const mx::array* array : {&query, &key, &value}) {
-          add(static_cast<int>(array->dtype().val()));
-          add(static_cast<int>(array->ndim()));
-        }
-        for (int size : query.shape()) add(size);
-        if (key.ndim() >= 3) add(key.shape(kHead));
-        if (key.ndim() >= 3) add(static_cast<int>(std::bit_width(static_cast<unsigned>(key.shape(kRow)))));
-        if (value.ndim() >= 1) add(value.shape(kColumn));
-        add(sinks ? static_cast<int>(sinks->dtype().val()) : -1);
-        add(mx::default_device() == mx::Device::cpu ? -1 : mx::default_device().index);
-        return sum | 1;
-      },
-      "query"_a, "key"_a, "value"_a, "sinks"_a.none(),
-      "A number that calls on the default device have in common whose queries have one shape, whose arrays have the\n"
-      "same dtypes, and whose keys have as many heads and, in powers of two, are as many. 0 of a call that is traced.");
-  m.def(
       "array_id", [](const mx::array& a) { return a.id(); },
       "array_id(array) -> int\n\n"
       "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
       "another when an operator writes to it in place.");
 
-  // These modules import this one, and are not imported before a GPU is asked for anything.
-  set_check([](const Arguments& arguments, Tiled kernel, mx::Stream stream) {
-    nb::gil_scoped_acquire python;
-    nb::object check = nb::module_::import_("flashattn_core.check").attr("of_call");
-    try {
-      return nb::cast<std::string>(check(arguments, name(kernel), stream));
-    } catch (const nb::python_error& error) {
-      if (!error.matches(PyExc_MemoryError)) throw;
-      throw NoKernelError(error.what());  // for this call; the next one is checked again
-    }
-  });
-  set_preference([](const Arguments& arguments, const mx::Device& device, const std::string& usual) {
-    nb::gil_scoped_acquire python;
-    nb::object preferred = nb::module_::import_("flashattn_core.tuned").attr("preferred");
-    return nb::cast<std::string>(preferred(arguments, device, usual));
-  });
-  m.attr("few_queries") = kFew;
-  m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
-  m.def("cache_folder", &gpu::cache_folder, "The user's folder of caches; empty where the system names none.");
-  m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
-        "Writes a file to the user's folder of caches. Returns its path; empty if it cannot be written.");
+  bind_decisions(m);
 
   m.def("watch_interrupts", &watch_interrupts, "SIGINT ends the long calls that the main thread waits for.");
   m.def("stop_watching_interrupts", &stop_watching_interrupts, "It no longer does.");

@@ -1,29 +1,15 @@
-"""flash_attention(): the only place where Python arguments are read."""
+"""The two ops, as callers have them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import mlx.core as mx
 
 from . import _ext
 from . import argument_types as types
-from .masks import Mask, lower
-
-_SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could leave float32
-
-Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
-MaskLike = Mask | mx.array | Literal["causal"] | None
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of every call; :func:`flash_attention` says what they mean."""
-
-    softcap: float | None
-    sinks: mx.array | None
-    alibi_slopes: mx.array | None
-    kernel: str
-    stream: Any
+from .arguments import MaskLike, Options, Precision, Quantized, lowered
+from .decide import decide
 
 
 @overload
@@ -56,7 +42,12 @@ def flash_attention(
     mask: MaskLike = None,
     *,
     return_lse: bool = False,
-    **options: Unpack[Options],
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    kernel: str = "auto",
+    precision: Precision = "float32",
+    stream: Any = None,
 ) -> mx.array | tuple[mx.array, mx.array]:
     """Exact attention in memory linear in the sequence: ``softmax(query @ key.T * scale + mask) @ value``.
 
@@ -84,6 +75,9 @@ def flash_attention(
       alibi_slopes: ``(H_q,)``, adds ``-slope * |i + S - L - j|`` (Press et al. 2022).
       return_lse: also return lse.
       kernel: a kernel's name instead of ``"auto"``, see :func:`plan`.
+      precision: ``"float32"``: all arithmetic between input and output is float32-accurate. ``"input"``: with 16-bit
+        inputs, probabilities (in the gradient P and dS) may be rounded once to the inputs' dtype, as MLX's own
+        attention rounds them, where that is faster: by kernels of CUDA. Elsewhere both give the same bits.
       stream: stream or device to run on, as for any MLX op.
 
     Returns:
@@ -97,7 +91,25 @@ def flash_attention(
       ValueError: bad arguments, naming the argument, what was expected and what came.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
-    return _attention(lowered(query, key, value, scale, mask, **options), return_lse, options.get("stream"))
+    if kernel == "auto" and softcap is None and alibi_slopes is None and stream is None and not return_lse:
+        rounds = precision == "input"
+        if rounds or precision == "float32":
+            quick = _ext.quick(query, key, value, scale, mask, sinks, rounds, False)
+            if quick is not None:
+                return quick
+    call = lowered(
+        query,
+        key,
+        value,
+        scale,
+        mask,
+        softcap=softcap,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        kernel=kernel,
+        precision=precision,
+    )
+    return _attention(call, return_lse, stream)
 
 
 @overload
@@ -167,59 +179,8 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
             raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has neither Metal nor CUDA")
-    return _ext.attention(call, bool(return_lse), stream)
-
-
-def lowered(
-    query: mx.array,
-    key: mx.array | Quantized,
-    value: mx.array | Quantized,
-    scale: float | None = None,
-    mask: MaskLike = None,
-    *,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    alibi_slopes: mx.array | None = None,
-    kernel: str = "auto",
-    stream: Any = None,
-    group_size: int = 0,
-    bits: int | None = None,
-) -> _ext.Arguments:
-    """The arguments as ``_ext`` takes them, which checks shapes and dtypes. `stream` is not among them.
-
-    `bits`: None if key and value are arrays, otherwise those of the tuples that they are.
-    """
-    types.array("query", query)
-    given: Any = lower(mask)  # nothing that the call does not have: each costs time, every call
-    given["kernel"] = kernel
-    if sinks is not None:
-        given["sinks"] = types.array("sinks", sinks)
-    if alibi_slopes is not None:
-        given["alibi_slopes"] = types.array("alibi_slopes", alibi_slopes)
-    if bits is not None:
-        key, given["key_scales"], given["key_biases"] = _quantized("key", key)
-        value, given["value_scales"], given["value_biases"] = _quantized("value", value)
-        given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
-    if not isinstance(kernel, str) or not kernel.isprintable():  # a std::string takes no surrogates, what() no NUL
-        raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
-    if scale is not None:
-        given["scale"] = types.finite("scale", scale)
-    if softcap is not None:
-        given["softcap"] = softcap = types.finite("softcap", softcap)
-        if softcap < _SMALLEST_SOFTCAP:
-            raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
-    return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given)
-
-
-lowered.__qualname__ = "flash_attention"  # TypeError names this one for a keyword argument that does not exist
-
-
-def _quantized(name: str, given: object) -> Quantized:
-    if not isinstance(given, tuple | list) or len(given) != 3:
-        raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected (weights, scales, biases)")
-    weights, scales, biases = given
-    return (
-        types.array(f"{name} (weights)", weights),
-        types.array(f"{name} (scales)", scales),
-        types.array(f"{name} (biases)", biases),
-    )
+    out = _ext.attention(call, bool(return_lse), stream)
+    if out is None:  # the first such call on this GPU
+        decide(call, stream)
+        out = _ext.attention(call, bool(return_lse), stream)
+    return out

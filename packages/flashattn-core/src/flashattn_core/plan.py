@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from . import _ext
 from . import argument_types as types
-from .attention import MaskLike, Options, Quantized, lowered
+from .arguments import MaskLike, Options, Precision, Quantized, lowered
 
 Device = Literal["cpu", "metal", "cuda"]
 
@@ -18,17 +18,19 @@ Device = Literal["cpu", "metal", "cuda"]
 class Plan:
     """What a call would run: ``str(plan)`` is one line.
 
-    ``kernel`` is its name, or None where no kernel covers the call on ``device``; ``reason`` says why, and ``shape``
-    what was asked about, both in words.
+    ``kernel`` is its name, or None where no kernel covers the call on ``device``; ``precision`` is the one that it
+    computes in; ``reason`` says why it is taken, and ``shape`` what was asked about, both in words.
     """
 
     device: str
     kernel: str | None
+    precision: Precision
     reason: str
     shape: str
 
     def __str__(self) -> str:
-        return f"{self.shape} on {self.device}: {self.kernel or 'no kernel'} ({self.reason})"
+        chosen = f"{self.kernel}, precision {self.precision}" if self.kernel else "no kernel"
+        return f"{self.shape} on {self.device}: {chosen} ({self.reason})"
 
 
 def plan(
@@ -59,14 +61,14 @@ def plan(
     where = _backend("plan", device, options.get("stream"))
     quantised = isinstance(key, tuple | list)
     storage = {"group_size": group_size, "bits": types.positive("bits", bits)} if quantised else {}
-    chosen, reason = _ext.plan(lowered(query, key, value, scale, mask, **storage, **options), where)
+    chosen, reason, rounds = _ext.plan(lowered(query, key, value, scale, mask, **storage, **options), where)
     heads, length, head_dim = query.shape[-3:]
     kv_heads, key_length = (key if isinstance(key, mx.array) else key[0]).shape[-3:-1]
     dtype = str(query.dtype).removeprefix("mlx.core.")
     if quantised:
         dtype += f", keys and values of {bits} bits"
     shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {dtype}"
-    return Plan(where, chosen, reason.removeprefix("[flash_attention] "), shape)
+    return Plan(where, chosen, "input" if rounds else "float32", reason.removeprefix("[flash_attention] "), shape)
 
 
 def max_head_dim(device: Device | None = None, *, gradient: bool = False, quantised: bool = False) -> int:

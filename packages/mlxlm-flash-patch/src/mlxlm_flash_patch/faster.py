@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 from flashattn_core import _ext, is_tracing, tuned
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 from flashattn_core.masks import And, SlidingWindow
 from flashattn_core.tuned import Measured
 

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from flashattn_core import NoKernelError, flash_attention, quantized_flash_attention
 from flashattn_core._ext import Arguments
-from flashattn_core.attention import lowered
+from flashattn_core.arguments import lowered
 
 from .described_masks import description_of
 from .faster import FASTER_THERE, NOT_MEASURED, reason_to_leave

@@ -3,10 +3,10 @@
 
 using namespace flashattn;
 
-// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. COLUMNS: of a tile. OF: a
-// Gradient. IS_PART: see GradientBlock. Blocks: for dq heads and batch elements for each WARPS * 16 queries, else
+// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. COLUMNS: of a tile. PARTS:
+// of P and dS. OF: a Gradient. IS_PART: see GradientBlock. Blocks: for dq heads and batch elements for each WARPS * 16 queries, else
 // chunks of heads, kv_heads and batch elements for each keys.
-template <typename T, int D, int DV, int WARPS, int COLUMNS, int OF, bool IS_PART>
+template <typename T, int D, int DV, int WARPS, int COLUMNS, int PARTS, int OF, bool IS_PART>
 FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
@@ -53,8 +53,8 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     if (Block::kSecond) multiply_keys(dscores, own_rows(own.values(0), warp_row), tiles.values(n), lane);
     block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile,
                                        block.all_see(own_row, kWarpRows, tile.column), lane);
-    if constexpr (Block::kFirst) add_values<2>(first_sums, scores, tiles.values(n), lane);
-    if constexpr (Block::kSecond) add_values<2>(second_sums, dscores, tiles.keys(n), lane);
+    if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
+    if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }
   wait_for_copies<0>();  // where no column is seen, the rows are still on their way
   block.store(first_sums, second_sums, own_row, lane);

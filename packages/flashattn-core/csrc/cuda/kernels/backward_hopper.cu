@@ -45,10 +45,10 @@ struct Turns {
 };
 
 // D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. COLUMNS: of a tile.
-// BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. OF, IS_PART and blocks:
-// as in backward.cu, with GROUPS * 64 rows.
-template <typename T, int D, int DV, int GROUPS, int COLUMNS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int OF,
-          bool IS_PART>
+// BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS, OF, IS_PART and
+// blocks: as in backward.cu, with GROUPS * 64 rows.
+template <typename T, int D, int DV, int GROUPS, int COLUMNS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS,
+          int OF, bool IS_PART>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
@@ -118,7 +118,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     if (own_any.meets(tile.column, COLUMNS)) {
       Columns columns = ring.tile(n);
       Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
-      uint parts[COLUMNS / 16][2][4], dparts[COLUMNS / 16][2][4];
+      uint parts[COLUMNS / 16][PARTS][4], dparts[COLUMNS / 16][PARTS][4];
       begin_products();
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
       if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());

@@ -1,0 +1,13 @@
+// How exactly a kernel multiplies probabilities; flash_attention() in Python says what each promises.
+#pragma once
+
+#include <cstdint>
+
+namespace flashattn {
+
+enum class Precision : int32_t {
+  float32,  // all arithmetic is float32-accurate
+  input     // probabilities, and in the gradient P and dS, are rounded once to the inputs' dtype
+};
+
+}  // namespace flashattn

@@ -1,0 +1,145 @@
+// The one table of what was settled, by the key of a call.
+#include "decision.h"
+
+#include <algorithm>
+#include <bit>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "primitive.h"
+
+namespace flashattn {
+namespace {
+
+// Kernels for a few queries may be made for their very number.
+int kind_of_length(int length) {
+  constexpr int kExact = 64;
+  return length <= kExact ? length : static_cast<int>(std::bit_ceil(static_cast<unsigned>(length)));
+}
+int magnitude(int64_t size) {
+  return static_cast<int>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(size - 1, 0))));
+}
+
+struct Hash {
+  size_t operator()(const CallKey& key) const { return key.hash(); }
+};
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<CallKey, Settled*, Hash> settled;  // what was replaced stays: a call may have just found it
+};
+
+Table& table() {
+  static Table& table = *new Table;  // never destroyed: calls may outlast everything
+  return table;
+}
+
+Settled* known(const CallKey& key) {
+  auto found = table().settled.find(key);
+  return found == table().settled.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device device) {
+  const Options& options = arguments.options;
+  const mx::array &query = inputs.query(), &key = inputs.key();
+  int key_len = key.shape(kRow);
+  int64_t of_one = int64_t{query.shape(kHead)} * query.shape(kRow) * query.shape(kColumn);
+  add(device.index);
+  add(static_cast<int>(arguments.precision));
+  add(is_traced(arguments));
+  add(kind_of_length(query.shape(kRow)));
+  add(magnitude(key_len));
+  add(magnitude(of_one == 0 ? 0 : static_cast<int64_t>(query.size()) / of_one));
+  add(query.shape(kHead));
+  add(key.shape(kHead));
+  add(query.shape(kColumn));
+  add(columns_of(inputs.value(), options));
+  add(options.causal);
+  add(options.window > 0 ? 1 + magnitude(std::min(options.window, key_len)) : 0);
+  add(options.softcap > 0);
+  add(options.bits);
+  add(options.group_size);
+  for (const InputRule& rule : kInputRules) {
+    const mx::array* given = inputs[rule.input];
+    add(given ? 1 + static_cast<int>(given->dtype().val()) : 0);
+  }
+  if (arguments.kernel != "auto") {
+    Variant variant = by_table(arguments, backend_of(device)).variant;
+    add(1 + static_cast<int>(variant.kernel));
+    add(variant.tiling);
+  }
+}
+
+size_t CallKey::hash() const {
+  uint64_t sum = 0xcbf29ce484222325;  // FNV-1a
+  for (int i = 0; i < count_; ++i) sum = (sum ^ static_cast<uint32_t>(numbers_[i])) * 0x100000001b3;
+  return sum;
+}
+
+Settled* find_settled(const CallKey& key) {
+  std::lock_guard lock(table().mutex);
+  return known(key);
+}
+
+void settle(const CallKey& key, std::unique_ptr<Settled> settled) {
+  std::lock_guard lock(table().mutex);
+  if (const Settled* before = known(key)) settled->left_calls = before->left_calls.load();
+  table().settled.insert_or_assign(key, settled.release());
+}
+
+std::vector<LeftCalls> left_calls() {
+  std::vector<LeftCalls> result;
+  std::lock_guard lock(table().mutex);
+  for (const auto& [key, settled] : table().settled) {
+    if (uint64_t count = settled->left_calls) result.push_back({settled->words, *settled->left, count});
+  }
+  return result;
+}
+
+void reset_left_calls() {
+  std::lock_guard lock(table().mutex);
+  for (const auto& [key, settled] : table().settled) settled->left_calls = 0;
+}
+
+std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device) {
+  Inputs inputs(arguments);
+  if (backend == Backend::cpu || inputs.query().size() == 0) return by_table(arguments, backend);
+  Settled* settled = find_settled(CallKey(inputs, arguments, device));
+  if (!settled) return std::nullopt;
+  if (!settled->wrong.empty()) throw NoKernelError("[flash_attention] " + settled->wrong);
+  return Decision{.variant = settled->variant,
+                  .precision = arguments.precision,
+                  .query_len = inputs.query().shape(kRow),
+                  .key_len = inputs.key().shape(kRow),
+                  .by_name = arguments.kernel != "auto",
+                  .failed = settled->failed,
+                  .left = settled->left ? &settled->left_calls : nullptr};
+}
+
+Decision by_table(const Arguments& arguments, Backend backend) {
+  Inputs inputs(arguments);
+  CallShape shape = call_shape(inputs, arguments.options, backend);
+  shape.precision = arguments.precision;
+  return {.variant = kernel_of(choose(backend, shape, arguments.kernel)),
+          .precision = arguments.precision,
+          .query_len = shape.query_len,
+          .key_len = shape.key_len,
+          .by_name = arguments.kernel != "auto"};
+}
+
+Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend) {
+  CallShape shape = call_shape(inputs, options, backend);
+  if (shape.query_len == decision.query_len && shape.key_len == decision.key_len) return decision.variant;
+  shape.precision = decision.precision;
+  return kernel_of(choose(backend, shape, decision.by_name ? name(decision.variant) : "auto", decision.failed));
+}
+
+bool is_traced(const Arguments& arguments) {
+  const auto& inputs = arguments.inputs;
+  return std::any_of(inputs.begin(), inputs.end(), [](const auto& input) { return input && input->is_tracer(); });
+}
+
+}  // namespace flashattn

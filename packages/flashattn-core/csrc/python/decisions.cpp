@@ -1,0 +1,155 @@
+#include "decisions.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <sys/utsname.h>
+
+#include <future>
+#include <memory>
+#include <tuple>
+
+#include "../cuda/driver.h"
+#include "../gpu/disk_cache.h"
+#include "../op/check_arguments.h"
+#include "../op/decision.h"
+#include "../op/gpu_call.h"
+#include "../op/primitive.h"
+#include "mlx/device.h"
+#include "mlx/utils.h"
+#include "mlx/version.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace flashattn {
+namespace {
+
+CallShape shape_of(const Arguments& arguments, Backend backend) {
+  CallShape shape = call_shape(Inputs(arguments), arguments.options, backend);
+  shape.precision = arguments.precision;
+  return shape;
+}
+
+std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& arguments, const std::string& backend_name) {
+  check_arguments(arguments);
+  Backend backend = backend_of(backend_name);
+  CallShape shape = shape_of(arguments, backend);
+  if (arguments.kernel != "auto") return {{name(kernel_of(choose(backend, shape, arguments.kernel))), false}};
+  kernel_of(choose(backend, shape, "auto"));  // throws where nothing covers the call
+  std::vector<std::pair<std::string, bool>> names;
+  for (const Candidate& each : candidates(backend, shape)) names.emplace_back(name(each.variant), each.is_timed);
+  return names;
+}
+
+// The kernel that stands for all that compute the gradient; none where they do not cover the call.
+std::optional<std::string> backward_kernel(const Arguments& arguments, const std::string& backend_name) try {
+  Backend backend = backend_of(backend_name);
+  check_backward(backend, shape_of(arguments, backend));
+  return std::string(name(backward_kernels(backend).front()));
+} catch (const NoKernelError&) {
+  return std::nullopt;
+}
+
+Variant variant_of(const std::string& kernel, const Arguments& arguments, Backend backend) {
+  CallShape shape = shape_of(arguments, backend);
+  Variant gradient = backward_variant(backend, shape);
+  return kernel == name(gradient) ? gradient : kernel_of(choose(backend, shape, kernel));
+}
+
+// What a kernel is compiled for: of calls of any lengths whose arrays lie in any way, or of contiguous ones like this.
+template <typename F>
+auto with_variant(const Arguments& arguments, const std::string& kernel, const std::string& backend_name, F function) {
+  Backend backend = backend_of(backend_name);
+  std::vector<mx::array> arrays = primitive_inputs(arguments, backend, mx::to_stream({}));
+  return function(variant_of(kernel, arguments, backend), Inputs(arrays, present_in(arguments)), backend);
+}
+
+std::vector<std::string> pipelines(const Arguments& arguments, const std::string& kernel, const std::string& backend) {
+  return with_variant(arguments, kernel, backend, [&](Variant variant, const Inputs& inputs, Backend backend) {
+    std::vector<std::string> lines;
+    for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
+      lines.push_back(launch.specialisation + " " + gpu::sum_of(source_text(launch, backend)));
+    }
+    return lines;
+  });
+}
+
+void compile(const Arguments& arguments, const std::string& kernel, int device, bool all) {
+  with_variant(arguments, kernel, "cuda", [&](Variant variant, const Inputs& inputs, Backend) {
+    nb::gil_scoped_release others_run;
+    if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device);
+    // All at once: each takes the compiler a second. What does not compile fails again in the check, which says so.
+    std::vector<std::future<CUfunction>> functions;
+    for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
+      functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device));
+    }
+  });
+}
+
+// All that may change what a pipeline computes, but for its own text.
+std::string software(mx::Device device) {
+  std::string system;
+  if (backend_of(device) == Backend::cuda) {
+    system = cuda::describe(device.index);
+  } else {
+    utsname names{};
+    uname(&names);
+    system = std::string(names.sysname) + " " + names.release;
+  }
+  return std::get<std::string>(mx::device_info(device).at("device_name")) + ", " + system + ", mlx " + mx::version() +
+         ", flashattn-core " FLASHATTN_VERSION;
+}
+
+void settle_kind(const Arguments& arguments, mx::Device device, const std::optional<std::string>& kernel,
+                 const std::vector<std::string>& failed, const std::string& wrong,
+                 std::optional<std::pair<double, double>> left, const std::string& words) {
+  Backend backend = backend_of(device);
+  auto settled = std::make_unique<Settled>();
+  if (kernel) settled->variant = variant_of(*kernel, arguments, backend);
+  for (const std::string& each : failed) {
+    settled->failed = with(settled->failed, variant_of(each, arguments, backend).kernel);
+  }
+  settled->wrong = wrong;
+  if (left) settled->left = Timing{left->first, left->second};
+  settled->words = words;
+  settle(CallKey(Inputs(arguments), arguments, device), std::move(settled));
+}
+
+}  // namespace
+
+void bind_decisions(nb::module_& m) {
+  m.def("candidates", &candidates_of, "arguments"_a, "backend"_a,
+        "The kernels that can run the call, and whether this machine is to time each. Raises NoKernelError.");
+  m.def("backward_kernel", &backward_kernel, "arguments"_a, "backend"_a,
+        "The kernel that stands for all that compute the gradient; None where they do not cover the call.");
+  m.def("pipelines", &pipelines, "arguments"_a, "kernel"_a, "backend"_a,
+        "What the kernel is compiled for in calls of this kind, a line each with the sum of its text.");
+  m.def("compile", &compile, "arguments"_a, "kernel"_a, "device"_a, "all"_a,
+        "Has CUDA compile it: all pipelines, or those of this call. Raises NoKernelError for the latter.");
+  m.def("software", &software, "device"_a, "The device and all software that may change what a kernel computes.");
+  m.def("settle", &settle_kind, "arguments"_a, "device"_a, "kernel"_a.none(), "failed"_a, "wrong"_a, "left"_a.none(),
+        "words"_a, "Calls of this kind take the kernel, or raise what is wrong, or are left to MLX's own attention,\n"
+        "which takes the first of `left` seconds, ours the second.");
+  m.def(
+      "left_calls",
+      [] {
+        std::vector<std::tuple<std::string, double, double, uint64_t>> rows;
+        for (const LeftCalls& each : left_calls()) {
+          rows.emplace_back(each.words, each.timing.mlx, each.timing.flash, each.count);
+        }
+        return rows;
+      },
+      "What was left to MLX's own attention: the kind in words, seconds of MLX's and of ours, and how many calls.");
+  m.def("reset_left_calls", &reset_left_calls, "Sets those counts to 0.");
+  m.def("cache_folder", &gpu::cache_folder, "The user's folder of caches; empty where the system names none.");
+  m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
+        "Writes a file to the user's folder of caches. Returns its path; empty if it cannot be written.");
+  m.def("read_kept", &gpu::read_kept, "folder"_a, "key"_a, "What was kept there; empty if there is none that is whole.");
+  m.attr("few_queries") = kFew;
+  m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
+}
+
+}  // namespace flashattn

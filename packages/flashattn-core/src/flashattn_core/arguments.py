@@ -1,0 +1,87 @@
+"""lowered(): the only place where Python arguments are read."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+import mlx.core as mx
+
+from . import _ext
+from . import argument_types as types
+from .masks import Mask, lower
+
+_SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could leave float32
+
+Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
+MaskLike = Mask | mx.array | Literal["causal"] | None
+Precision = Literal["float32", "input"]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of every call; :func:`flash_attention` says what they mean."""
+
+    softcap: float | None
+    sinks: mx.array | None
+    alibi_slopes: mx.array | None
+    kernel: str
+    precision: Precision
+    stream: Any
+
+
+def lowered(
+    query: mx.array,
+    key: mx.array | Quantized,
+    value: mx.array | Quantized,
+    scale: float | None = None,
+    mask: MaskLike = None,
+    *,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    kernel: str = "auto",
+    precision: str = "float32",
+    stream: Any = None,
+    group_size: int = 0,
+    bits: int | None = None,
+) -> _ext.Arguments:
+    """The arguments as ``_ext`` takes them, which checks shapes and dtypes. `stream` is not among them.
+
+    `bits`: None if key and value are arrays, otherwise those of the tuples that they are.
+    """
+    types.array("query", query)
+    given: Any = lower(mask)  # nothing that the call does not have: each costs time, every call
+    given["kernel"] = kernel
+    given["rounds"] = precision == "input"
+    if precision not in ("float32", "input"):
+        raise ValueError(f"[flash_attention] precision is {types.describe(precision)}, expected 'float32' or 'input'")
+    if sinks is not None:
+        given["sinks"] = types.array("sinks", sinks)
+    if alibi_slopes is not None:
+        given["alibi_slopes"] = types.array("alibi_slopes", alibi_slopes)
+    if bits is not None:
+        key, given["key_scales"], given["key_biases"] = _quantized("key", key)
+        value, given["value_scales"], given["value_biases"] = _quantized("value", value)
+        given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
+    if not isinstance(kernel, str) or not kernel.isprintable():  # a std::string takes no surrogates, what() no NUL
+        raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
+    if scale is not None:
+        given["scale"] = types.finite("scale", scale)
+    if softcap is not None:
+        given["softcap"] = softcap = types.finite("softcap", softcap)
+        if softcap < _SMALLEST_SOFTCAP:
+            raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
+    return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given)
+
+
+lowered.__qualname__ = "flash_attention"  # TypeError names this one for a keyword argument that does not exist
+
+
+def _quantized(name: str, given: object) -> Quantized:
+    if not isinstance(given, tuple | list) or len(given) != 3:
+        raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected (weights, scales, biases)")
+    weights, scales, biases = given
+    return (
+        types.array(f"{name} (weights)", weights),
+        types.array(f"{name} (scales)", scales),
+        types.array(f"{name} (biases)", biases),
+    )

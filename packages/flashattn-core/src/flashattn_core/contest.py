@@ -1,0 +1,193 @@
+"""How long a kind of call takes each kernel on this GPU, and MLX's own attention.
+
+The contestants take turns on calls with the real one's shapes, or on smaller ones where those would take long: half as
+many queries and keys as often as that is needed.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+
+from . import _ext
+from .arguments import lowered
+from .check import NO_MEMORY
+from .drawn import Kind, Named, drawn
+from .masks import And, Causal, KeyRange, SlidingWindow
+
+MLX = "mlx"  # among the contestants: MLX's own attention
+Times = dict[str, float]  # contestant -> seconds of one call
+
+_mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybody exchanged it
+
+_MOST_WORK = 4e11  # multiply-adds of a trial call: some milliseconds of a GPU
+_MOST_BYTES = 2**29  # of a trial call's arrays
+_TRIALS, _TRIAL_SECONDS = 7, 0.004  # short calls are repeated until a trial lasts so long
+_SLOW_SECONDS = 0.04  # what takes so long has one trial
+_MOST_REPEATS = 512
+
+Calls = Callable[[int], Any]  # so many calls of a contestant, lazy
+
+
+def in_words(call: _ext.Arguments) -> str:
+    """The kind of a call, whose lengths are given up to the next power of two: every such call is timed as one."""
+    kind, (batch, heads, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
+    query_len, key_len, batch = map(_power_of_two, (kind.query_len, key_len, batch))
+    dtype = str(kind.dtype).removeprefix("mlx.core.")
+    dims = f"{kind.head_dim}" if kind.head_dim == kind.value_dim else f"{kind.head_dim}, {kind.value_dim}"
+    parts = [f"{dtype} {heads}/{kv_heads}x{dims}", f"{query_len} x {key_len}"]
+    parts += [f"batch of {batch}"] * (batch > 1) + [f"window {window}"] * (window > 0)
+    parts += sorted(name for name in kind.given if name not in ("window", "bits", "group_size"))
+    parts += [f"{kind.bits} bits in groups of {kind.group_size}"] * (kind.bits > 0)
+    parts += ["with its gradient"] * call.is_traced + ["rounded once"] * call.rounds
+    return ", ".join(parts)
+
+
+def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
+    """Whether MLX has a fused kernel for such calls, which MLX itself is asked: `force_fused` raises where it has none.
+
+    Its other ways of attention write the score matrix to memory, and are never preferred. A gradient is asked for as
+    the forward pass is, since MLX chooses for that when it differentiates.
+    """
+    kind = Kind(*call.kind())
+    if kind.bits or any(name in kind.given for name in ("softcap", "alibi_slopes", "tree", "visible", "bias")):
+        return False
+    batch, heads, kv_heads, key_len, _ = call.sizes()
+    shapes = [(heads, kind.query_len, kind.head_dim), (kv_heads, key_len, kind.head_dim)]
+    shapes.append((kv_heads, key_len, kind.value_dim))
+    with mx.stream(stream):
+        query, key, value = (mx.zeros((batch, *shape), kind.dtype) for shape in shapes)
+        sinks = mx.zeros((heads,), kind.dtype) if "sinks" in kind.given else None
+        hides = "window" in kind.given or "key_start" in kind.given or "key_stop" in kind.given
+        mask: Any = "causal" if "causal" in kind.given else None
+        if hides:
+            mask = mx.zeros((batch, 1, kind.query_len, key_len), mx.bool_)
+        try:
+            _mlx_attention(query, key, value, scale=1.0, mask=mask, sinks=sinks, force_fused=True)
+        except (RuntimeError, ValueError):
+            return False
+    return True
+
+
+def times(call: _ext.Arguments, contestants: Sequence[str], stream: mx.Stream) -> Times:
+    """Median seconds of one call of each; empty where there is no memory to find out.
+
+    A contestant that raises is left out. Ctrl-C leaves nothing behind.
+    """
+    try:
+        with mx.stream(stream):
+            trial = _trial_call(call, stream)
+            ways = {name: _way(name, call, trial, stream) for name in contestants}
+            return _in_turns(ways)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not NO_MEMORY.search(str(error)):
+            raise
+        return {}
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length() if number else 0
+
+
+def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
+    kind, (batch, _, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
+    query_len = kind.query_len
+    heads, columns = kv_heads * kind.group, kind.head_dim + kind.value_dim
+
+    def is_large() -> bool:
+        work = batch * heads * query_len * min(window or key_len, key_len) * columns
+        size = batch * (heads * query_len + kv_heads * key_len) * columns * kind.dtype.size
+        return work > _MOST_WORK or size > _MOST_BYTES
+
+    while is_large() and (query_len > 128 or key_len > 1024):
+        query_len, key_len = max(1, query_len // 2) if query_len > 128 else query_len, max(1, key_len // 2)
+    return drawn(kind, query_len, key_len, batch=batch, kv_heads=kv_heads, window=window, stream=stream)
+
+
+def _way(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> Calls:
+    query, key, value = trial["query"], trial["key"], trial["value"]
+    scale = float(query.shape[-1]) ** -0.5
+    if name == MLX:
+        mask = _mask_for_mlx(trial)
+
+        def attend(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
+            return _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=trial.get("sinks"), stream=stream)
+    else:
+        options: Named = {**trial, "scale": scale, "kernel": name, "precision": "input" if call.rounds else "float32"}
+
+        def attend(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
+            changed: Named = {"query": query, "key": key, "value": value}
+            out: mx.array = _ext.attention_by_table(lowered(**options | changed), False, stream)
+            return out
+
+    if call.is_traced and not call.kind()[6]:
+        cotangent = mx.random.uniform(-1, 1, (*query.shape[:-1], value.shape[-1]), key=mx.random.key(0))
+        mx.eval(cotangent := cotangent.astype(query.dtype))
+        return lambda count: [mx.vjp(attend, [query, key, value], [cotangent]) for _ in range(count)]
+    if query.shape != (*query.shape[:-1], value.shape[-1]):
+        return lambda count: [attend(query, key, value) for _ in range(count)]
+
+    def one_behind_the_other(count: int) -> mx.array:  # as the layers of a model
+        out = query
+        for _ in range(count):
+            out = attend(out, key, value)
+        return out
+
+    return one_behind_the_other
+
+
+def _mask_for_mlx(trial: Named) -> Any:
+    """As a program hands it to MLX: a word, or a bool array that all layers share."""
+    mask, query, key = trial.get("mask"), trial["query"], trial["key"]
+    parts = mask.parts if isinstance(mask, And) else [] if mask is None else [mask]
+    if all(isinstance(part, Causal) for part in parts):
+        return "causal" if parts else None
+    query_len, key_len = query.shape[-2], key.shape[-2]
+    at, keys = mx.arange(query_len)[:, None] + key_len - query_len, mx.arange(key_len)
+    seen = mx.ones((query.shape[0], 1, query_len, key_len), mx.bool_)
+    for part in parts:
+        if isinstance(part, Causal | SlidingWindow):
+            seen = seen & (keys <= at)
+        if isinstance(part, SlidingWindow):
+            seen = seen & (at - keys < part.window)
+        if isinstance(part, KeyRange):
+            seen = seen & (keys >= mx.array(part.start)[:, None, None, None])
+            if part.stop is not None:
+                seen = seen & (keys < mx.array(part.stop)[:, None, None, None])
+    mx.eval(seen)
+    return seen
+
+
+def _in_turns(ways: dict[str, Calls]) -> Times:
+    once: Times = {}
+    for name, calls in ways.items():
+        try:
+            _seconds(calls, 1)  # compiles
+            once[name] = _seconds(calls, 1)
+        except (RuntimeError, ValueError) as error:
+            if NO_MEMORY.search(str(error)):
+                raise
+    trials: dict[str, list[float]] = {name: [] for name in once}
+    for number in range(_TRIALS):
+        for name in sorted(once, reverse=number % 2 == 1):
+            if once[name] <= _SLOW_SECONDS:
+                repeats = max(1, min(_MOST_REPEATS, round(_TRIAL_SECONDS / once[name])))
+                trials[name].append(_seconds(ways[name], repeats) / repeats)
+    return {name: float(f"{median(each or [once[name]]):.4g}") for name, each in trials.items()}
+
+
+def _seconds(calls: Calls, count: int) -> float:
+    mx.synchronize()
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        mx.eval(calls(count))
+        mx.synchronize()
+        return time.perf_counter() - began
+    finally:
+        gc.enable()

@@ -1,0 +1,127 @@
+"""Calls of a kind, drawn at random: `check.py` compares kernels by them, and `contest.py` times them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from . import _ext
+from .masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
+
+Named = dict[str, Any]
+
+_WINDOW, _SOFTCAP = 21, 5.0
+
+# Inputs that hide a key from every row, or from all but the last.
+HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What kernels are compiled for: a call without its lengths, batch and numbers.
+
+    `given`: the optional inputs that it has, by their names in csrc/call/inputs.def, and their dtypes; None for a flag.
+    """
+
+    dtype: mx.Dtype
+    head_dim: int
+    value_dim: int
+    group: int  # query heads of a key/value head
+    query_len: int
+    given: Mapping[str, mx.Dtype | None] = field(default_factory=dict)
+    bits: int = 0  # of quantised keys and values; 0: they are not
+    group_size: int = 0
+
+
+def drawn(
+    kind: Kind,
+    query_len: int,
+    key_len: int,
+    *,
+    batch: int = 2,
+    kv_heads: int = 2,
+    window: int = 0,
+    hidden_nan: bool = False,
+    stream: mx.Stream | mx.Device | mx.DeviceType = mx.cpu,
+) -> Named:
+    """Arguments of flash_attention(), or of the quantised one, of such a call. They draw no random numbers of others.
+
+    window: 0 stands for a few tiles of many queries' keys, and for most of a step's, so that they are cut into chunks.
+    hidden_nan: a key that no row sees is NaN.
+    """
+    given = kind.given
+    window = window or (_WINDOW if query_len > _ext.few_queries else key_len * 5 // 6)
+    with mx.stream(stream):
+        keys = iter(mx.random.split(mx.random.key(query_len), 16))
+
+        def numbers(*shape: int, dtype: mx.Dtype = kind.dtype) -> mx.array:
+            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(dtype)  # of variance 1, and quickly drawn
+
+        heads = kv_heads * kind.group
+        query, key, value = (
+            numbers(batch, *shape)
+            for shape in (
+                (heads, query_len, kind.head_dim),
+                (kv_heads, key_len, kind.head_dim),
+                (kv_heads, key_len, kind.value_dim),
+            )
+        )
+        if hidden_nan:
+            at_the_beginning = "key_start" in given or "window" in given
+            hidden = mx.arange(key_len)[:, None] == (0 if at_the_beginning else key_len - 1)
+            key, value = (mx.where(hidden, mx.nan, x).astype(kind.dtype) for x in (key, value))
+        call: Named = {"query": query, "key": key, "value": value}
+        if kind.bits:
+            how: Named = {"bits": kind.bits, "group_size": kind.group_size}
+            for name in ("key", "value"):
+                call[name] = mx.quantize(call[name].astype(_dtype(given, "key_scales")), **how)
+            call |= how
+        mask = _mask(given, batch, query_len, key_len, window, numbers, next(keys))
+        if mask is not None:
+            call["mask"] = mask
+        if "softcap" in given:
+            call["softcap"] = _SOFTCAP
+        # Small slopes, so that scores are: rounding one of hundreds is more than the error that is allowed.
+        for name, most in (("sinks", 1), ("alibi_slopes", 1 / 16)):
+            if name in given:
+                call[name] = mx.abs(numbers(heads, dtype=_dtype(given, name))) * most
+        mx.eval(call)
+        return call
+
+
+def _mask(
+    given: Mapping[str, mx.Dtype | None],
+    batch: int,
+    query_len: int,
+    key_len: int,
+    window: int,
+    numbers: Callable[..., mx.array],
+    random: mx.array,
+) -> Mask | None:
+    scores = (batch, 1, query_len, key_len)
+    parts: list[Any] = []
+    if "window" in given:
+        parts.append(SlidingWindow(window))
+    elif "causal" in given:
+        parts.append(Causal())
+    if "key_start" in given or "key_stop" in given:
+        row = mx.arange(batch)
+        parts.append(KeyRange(1 + 5 * row, key_len - 1 - 7 * row if "key_stop" in given else None))
+    if "tree" in given:
+        nodes = min(query_len, 5)
+        parts.append(Tree(mx.tri(nodes, dtype=mx.float32) * (numbers(batch, nodes, nodes) < 1) > 0))
+    seen = (mx.arange(key_len) > 0) & (mx.arange(key_len) < key_len - 1)
+    if "visible" in given:
+        parts.append((mx.random.uniform(shape=scores, key=random) < 0.7) & seen)
+    if "bias" in given:
+        parts.append(mx.where(seen, numbers(*scores), -mx.inf).astype(_dtype(given, "bias")))
+    return And(tuple(parts)) if parts else None
+
+
+def _dtype(given: Mapping[str, mx.Dtype | None], name: str) -> mx.Dtype:
+    dtype = given[name]
+    assert dtype is not None, f"{name} is a flag"
+    return dtype
