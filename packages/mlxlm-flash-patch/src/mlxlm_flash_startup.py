@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import TextIO
 
-MODES = ("0", "1", "strict", "faster")  # values of MLXLM_FLASH
+MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 BASE = "mlx_lm.models.base"  # every program that runs a model of mlx-lm imports it
 _armed = False
 
@@ -35,6 +35,10 @@ def arm() -> None:
         say(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(MODES)}: flash attention stays off", sys.stderr)
     elif mode != "0":
         sys.meta_path.insert(0, Watch(mode))
+
+
+def is_strict(mode: str) -> bool:
+    return mode.endswith("strict")
 
 
 def disarm() -> None:
@@ -57,7 +61,7 @@ class Watch:
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.process: int | None = None  # the one that was patched
-        if mode == "strict":
+        if is_strict(mode):
             atexit.register(self.end)  # before anything of the program's: so it runs last
 
     def find_spec(
@@ -87,7 +91,7 @@ class Watch:
 
             launch.switch_on(self.mode)
         except (ImportError, RuntimeError, ValueError) as error:
-            if self.mode == "strict":
+            if is_strict(self.mode):
                 raise
             say(f"flash attention stays off: {error}", sys.stderr)
         else:

@@ -55,6 +55,13 @@ nb::object as_python(const std::vector<mx::array>& outputs, bool with_lse) {
   return nb::cast(outputs[0]);
 }
 
+// Counts the call. MLX's own attention takes arrays of four dimensions.
+bool is_left(const Arguments& arguments, const Decision& decision) {
+  if (!decision.left || Inputs(arguments).query().ndim() != 4) return false;
+  ++*decision.left;
+  return true;
+}
+
 // Null where it is none.
 const mx::array* as_array(nb::handle given) {
   return nb::isinstance<mx::array>(given) ? nb::inst_ptr<mx::array>(given) : nullptr;
@@ -78,10 +85,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   require_device(backend, stream.device);
   std::optional<Decision> decision = decided(arguments, backend, stream.device);
   if (!decision) return nb::none();
-  if (may_leave && decision->left) {
-    ++*decision->left;
-    return nb::bool_(false);
-  }
+  if (may_leave && is_left(arguments, *decision)) return nb::bool_(false);
   return nb::cast(attention(arguments, *decision, false, stream)[0]);
 }
 
@@ -154,16 +158,19 @@ NB_MODULE(_ext, m) {
 
   m.def(
       "attention",
-      [](const Arguments& arguments, bool return_lse, mx::StreamOrDevice where) -> nb::object {
+      [](const Arguments& arguments, bool return_lse, mx::StreamOrDevice where, bool may_leave) -> nb::object {
         mx::Stream stream = mx::to_stream(where);
         Backend backend = backend_of(stream.device);
         check_arguments(arguments);
         require_device(backend, stream.device);
         auto decision = decided(arguments, backend, stream.device);
-        return decision ? as_python(attention(arguments, *decision, return_lse, stream), return_lse) : nb::none();
+        if (!decision) return nb::none();
+        if (may_leave && is_left(arguments, *decision)) return nb::bool_(false);
+        return as_python(attention(arguments, *decision, return_lse, stream), return_lse);
       },
-      "arguments"_a, "return_lse"_a, "stream"_a.none(),
-      "The op: returns out, or (out, lse), lazy. None: nobody has settled such calls yet.");
+      "arguments"_a, "return_lse"_a, "stream"_a.none(), "may_leave"_a = false,
+      "The op: returns out, or (out, lse), lazy. None: nobody has settled such calls yet. False, if may_leave allows\n"
+      "it: they are left to MLX's own attention, which is counted.");
   m.def(
       "attention_by_table",
       [](const Arguments& arguments, bool return_lse, mx::StreamOrDevice where) {

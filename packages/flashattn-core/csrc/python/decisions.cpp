@@ -77,14 +77,14 @@ std::vector<std::string> pipelines(const Arguments& arguments, const std::string
   });
 }
 
-void compile(const Arguments& arguments, const std::string& kernel, int device, bool all) {
+void compile(const Arguments& arguments, const std::string& kernel, mx::Device device, bool all) {
   with_variant(arguments, kernel, "cuda", [&](Variant variant, const Inputs& inputs, Backend) {
     nb::gil_scoped_release others_run;
-    if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device);
+    if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device.index);
     // All at once: each takes the compiler a second. What does not compile fails again in the check, which says so.
     std::vector<std::future<CUfunction>> functions;
     for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
-      functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device));
+      functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device.index));
     }
   });
 }

@@ -94,7 +94,7 @@ def flash_attention(
     if kernel == "auto" and softcap is None and alibi_slopes is None and stream is None and not return_lse:
         rounds = precision == "input"
         if rounds or precision == "float32":
-            quick = _ext.quick(query, key, value, scale, mask, sinks, rounds, False)
+            quick: mx.array | None = _ext.quick(query, key, value, scale, mask, sinks, rounds, False)
             if quick is not None:
                 return quick
     call = lowered(
@@ -179,8 +179,22 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
             raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has neither Metal nor CUDA")
-    out = _ext.attention(call, bool(return_lse), stream)
+    out: mx.array | tuple[mx.array, mx.array] | None = _ext.attention(call, bool(return_lse), stream)
     if out is None:  # the first such call on this GPU
         decide(call, stream)
         out = _ext.attention(call, bool(return_lse), stream)
+    assert out is not None, "decide() has settled the call"
     return out
+
+
+def flash_or_faster(call: _ext.Arguments) -> mx.array | None:
+    """The op on the default stream; None where MLX's own attention was timed to be faster for such calls on this GPU.
+
+    For programs that have MLX's own attention at hand, which alone can leave a call to it. Never None with
+    precision ``"float32"``. Raises what :func:`flash_attention` does.
+    """
+    out = _ext.attention(call, False, None, call.rounds)
+    if out is None:
+        decide(call)
+        out = _ext.attention(call, False, None, call.rounds)
+    return None if out is False else out

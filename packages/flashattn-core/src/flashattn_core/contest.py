@@ -116,7 +116,9 @@ def _way(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> Ca
         mask = _mask_for_mlx(trial)
 
         def attend(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-            return _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=trial.get("sinks"), stream=stream)
+            sinks = trial.get("sinks")
+            out: mx.array = _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=sinks, stream=stream)
+            return out
     else:
         options: Named = {**trial, "scale": scale, "kernel": name, "precision": "input" if call.rounds else "float32"}
 

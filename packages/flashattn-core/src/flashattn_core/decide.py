@@ -51,13 +51,14 @@ class Decision:
         return (own, flash) if own * _CLEARLY <= flash else None
 
 
-def decide(call: _ext.Arguments, stream: Any = None) -> None:
+def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
     """Settles calls like this one on the stream. Raises NoKernelError where no kernel covers them."""
     on = _ext.stream_of(stream)
     decision = decision_for(call, on)
     _ext.settle(
         call, on.device, decision.kernel, decision.failed, decision.wrong, decision.left(), contest.in_words(call)
     )
+    return decision
 
 
 def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
@@ -82,7 +83,7 @@ def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
         decision.wrong = decision.wrong or wrong
     if backend == "cuda":
         for kernel in filter(None, (decision.kernel, gradient)):
-            _ext.compile(call, kernel, stream.device.index, False)
+            _ext.compile(call, kernel, stream.device, False)
     return decision
 
 
@@ -112,7 +113,7 @@ def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     wrong = ""
     if when == "always" or _ext.read_kept("checked", on_disk) != "passed":
         if backend == "cuda":
-            _ext.compile(call, kernel, stream.device.index, True)
+            _ext.compile(call, kernel, stream.device, True)
         try:
             wrong = check.of_call(call, kernel, stream)
         except MemoryError as error:

@@ -11,9 +11,11 @@ import click
 import mlxlm_flash_startup
 
 if TYPE_CHECKING:
-    from . import launch, patch
+    from flashattn_core.arguments import Precision
 
-    Started = tuple[launch.Program, patch.When | None]
+    from . import launch
+
+    Started = tuple[launch.Program, Precision | None]
 
 
 class Refusal(click.ClickException):
@@ -78,12 +80,16 @@ def cli() -> None:
     """Flash attention for mlx-lm, without touching your scripts."""
 
 
-@cli.command(cls=Verbatim, options_metavar="[-h] [--when always|faster] [--blas PATH|auto]")
-@click.option("--when", type=click.Choice(["always", "faster"]), help="Which calls go to flash attention: see tune.")
+@cli.command(cls=Verbatim, options_metavar="[-h] [--precision input|float32] [--blas PATH|auto]")
+@click.option(
+    "--precision",
+    type=click.Choice(["input", "float32"]),
+    help="input, the default: the accuracy of MLX's own attention. float32: cast to float32, compute, cast back.",
+)
 @blas_option
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def run(when: "patch.When | None", command: str, arguments: tuple[str, ...]) -> "Started":
+def run(precision: "Precision | None", command: str, arguments: tuple[str, ...]) -> "Started":
     """Run a program with flash attention on.
 
     COMMAND is a command of mlx-lm, such as mlx_lm.generate; SCRIPT is a Python file, MODULE what
@@ -96,14 +102,14 @@ def run(when: "patch.When | None", command: str, arguments: tuple[str, ...]) -> 
       mlxlm-flash run -m my_package.train
 
     MLXLM_FLASH in the environment: 0 runs the program without flash attention. strict makes an error of every
-    call that would fall back to mlx-lm's own attention, and of a program in which flash never ran. faster is
-    --when faster, and 1 --when always, if the option is not given.
+    call that would fall back to mlx-lm's own attention, and of a program in which flash never ran. float32 is
+    --precision float32, if the option is not given. float32,strict is both.
     """
     _require_package()
     from . import launch
 
     try:
-        return launch.find(command, arguments), when
+        return launch.find(command, arguments), precision
     except LookupError as error:
         raise Refusal(str(error)) from error
 
@@ -113,7 +119,7 @@ def hook() -> None:
     """Make programs of this environment heed MLXLM_FLASH, without `mlxlm-flash run`.
 
     One start-up file in site-packages, and nothing else. Without MLXLM_FLASH it does nothing, with 1, strict or
-    faster every program that imports mlx-lm runs with flash attention, as under `run`:
+    float32 every program that imports mlx-lm runs with flash attention, as under `run`:
 
     \b
       mlxlm-flash hook install
@@ -130,7 +136,7 @@ def install() -> None:
         click.echo(f"wrote {hook.install()}")
     except (LookupError, OSError) as error:
         raise click.ClickException(f"nothing is installed: {error}") from error
-    click.echo(f"MLXLM_FLASH=1, strict or faster now has effect in every program of {sys.prefix} that runs mlx-lm.")
+    click.echo(f"MLXLM_FLASH=1, strict or float32 now has effect in every program of {sys.prefix} that runs mlx-lm.")
 
 
 @hook.command()
@@ -204,38 +210,25 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
 @cli.command()
 @click.option("--quick", is_flag=True, help="Fewer lengths and kinds of calls: a minute.")
 @click.option("--model", metavar="DIR|ID", help="The attention of this model alone; of the hub, what is cached.")
-@click.option("--show", is_flag=True, help="Show what was measured before, and measure nothing.")
-def tune(quick: bool, model: str | None, show: bool) -> None:
-    """Measure on this machine how long attention takes each kernel, and mlx-lm's own.
+def tune(quick: bool, model: str | None) -> None:
+    """Check and time on this GPU, ahead of time, what the first calls of models would.
 
-    Attention is that of real models, on MLX's default device. On a GPU each call then takes the kernel that was the
-    fastest for the most similar one, and --when faster knows what to leave to mlx-lm. The table is tuned.json in the
-    folder of caches, for this device and these versions. What is done stays in it on Ctrl-C, and what was measured
-    before, unless it is measured again.
+    Each kind of call is timed once, with every kernel that could run it, and with MLX's own attention where MLX has a
+    fused kernel. Later calls take the fastest. What was timed before is shown, and not timed again; on Ctrl-C it is
+    kept. On a CPU there is nothing to choose.
     """
     _require_package()
-    import mlx.core as mx
-    from flashattn_core import tuned
-
     from .doctor import configuration
-    from .tune import calls, calls_of
-    from .tune import tune as measure
+    from .tune import calls, calls_of, lines
 
     if quick and model is not None:
         raise click.UsageError("--quick and --model do not go together")
-    device = mx.default_device()
     try:
-        if not show:
-            wanted = calls(quick) if model is None else calls_of(json.loads(configuration(model).read_text()))
-            click.echo(f"wrote {measure(wanted)}")
-        table = tuned.known(device)
+        wanted = calls(quick) if model is None else calls_of(json.loads(configuration(model).read_text()))
+        for line in lines(wanted):
+            click.echo(line)
     except (LookupError, OSError, ValueError) as error:
         raise Refusal(str(error)) from error
-    if not table:
-        raise Refusal("nothing was measured on this device with these versions: mlxlm-flash tune")
-    for each in table:
-        times = ", ".join(f"{name} {1e6 * seconds:,.0f} µs" for name, seconds in sorted(each.seconds.items()))
-        click.echo(f"{each.call}: {times}")
 
 
 def _require_package() -> None:
@@ -255,13 +248,13 @@ def main() -> None:
         started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
         if started is None or isinstance(started, int):
             sys.exit(started)
-        program, when = started
+        program, precision = started
         if mode not in modes:
             raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(modes)}")
         from . import launch
         from .blas import REFERENCE, blas
 
-        launch.switch_on(mode, when)
+        launch.switch_on(mode, precision)
         if blas() == "reference":
             mlxlm_flash_startup.say(REFERENCE, sys.stderr)
     except click.ClickException as error:

@@ -4,7 +4,6 @@ The checks run in the order in which one thing needs another, and end with the f
 in the rest. Nothing is imported before the check that is about it: doctor speaks where the package itself cannot.
 """
 
-import contextlib
 import ctypes
 import json
 import os
@@ -240,9 +239,9 @@ def numbers() -> Iterator[Finding]:
 
 def checks_before() -> Iterator[Finding]:
     """What kernels of a GPU have been found to be, before their first use on this machine."""
-    from flashattn_core import check
+    from flashattn_core import survey
 
-    passed, failed = check.remembered()
+    passed, failed = survey.remembered()
     for software, count in passed.items():
         yield ok("checked", f"kernels are right for {count} kinds of calls on {software}")
     for file in failed:
@@ -251,13 +250,17 @@ def checks_before() -> Iterator[Finding]:
 
 
 def times() -> Iterator[Finding]:
-    """How long kernels take, for the table that decides which are taken."""
-    from .tune import calls, tune
+    """How long calls of models take each kernel and MLX's own attention, and which they take."""
+    import mlx.core as mx
 
+    from .tune import calls, lines
+
+    if mx.default_device() == mx.cpu:
+        yield ok("tune", "on a CPU there is nothing to choose")
+        return
     try:
-        yield ok("tune", f"measured {len(wanted := calls(quick=True))} calls, kept in {tune(wanted)}")
-    except (LookupError, OSError, ValueError) as error:
-        yield problem("tune", str(error), "a folder that can be written, by FLASHATTN_CACHE")
+        for line in lines(calls(quick=True)):
+            yield ok("tune", line)
     except RuntimeError as error:
         yield problem("tune", str(error), "please send this")
 
@@ -265,7 +268,7 @@ def times() -> Iterator[Finding]:
 def kernels() -> Iterator[Finding]:
     """Each kernel of MLX's default device beside the CPU's, for the calls of models."""
     import mlx.core as mx
-    from flashattn_core import _ext, check
+    from flashattn_core import _ext, survey
 
     backend: Any = _ext.backend_of(mx.default_device())
     if backend == "cpu":
@@ -273,7 +276,7 @@ def kernels() -> Iterator[Finding]:
         return
     os.environ["FLASHATTN_CHECK"] = "always"
     began = time.perf_counter()
-    for kernel, count, wrong in check.of_backend(backend):
+    for kernel, count, wrong in survey.of_backend(backend):
         if wrong:
             yield problem("kernels", wrong, f"leave FLASHATTN_CHECK unset: {kernel} is not used then; and send this")
         else:
@@ -385,20 +388,13 @@ def _family(module: str, known: set[str]) -> set[str]:
 
 
 def in_json(findings: Iterable[Finding]) -> str:
-    """What a user sends: the findings, and the table of `mlxlm-flash tune` if there is one."""
+    """What a user sends."""
     result: dict[str, Any] = {
         "command": "mlxlm-flash doctor",
         "system": platform.platform(),
         "python": platform.python_version(),
         "findings": [{**asdict(finding), "mark": finding.mark.name.lower()} for finding in findings],
-        "table": None,
     }
     marks = [finding["mark"] for finding in result["findings"]]
     result |= {"broken": marks.count("problem"), "could_be_better": marks.count("warning")}
-    with contextlib.suppress(ImportError, LookupError, OSError, ValueError):  # which the findings tell
-        import mlx.core as mx
-        from flashattn_core import tuned
-
-        if table := tuned.read(mx.default_device()):
-            result["table"] = json.loads(tuned.in_json(table, mx.default_device()))
     return json.dumps(result, indent=1, ensure_ascii=False) + "\n"

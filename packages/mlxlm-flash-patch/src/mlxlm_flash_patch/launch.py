@@ -21,9 +21,10 @@ from types import ModuleType
 from typing import TextIO
 
 import flashattn_core
-from mlxlm_flash_startup import say
+from flashattn_core.arguments import Precision
+from mlxlm_flash_startup import is_strict, say
 
-from .patch import When, enable, kernel_calls
+from .patch import enable, kernel_calls
 from .status import status, versions
 
 
@@ -55,8 +56,8 @@ def find(command: str, arguments: Sequence[str]) -> Program:
     raise LookupError(f"{command!r} is no command of mlx-lm, and no file. The commands are {known}")
 
 
-def switch_on(mode: str, when: When | None = None) -> None:
-    """Enables the patch as MLXLM_FLASH has it, and `when`, which goes before; sees to the lines on stderr.
+def switch_on(mode: str, precision: Precision | None = None) -> None:
+    """Enables the patch as MLXLM_FLASH has it, and `precision`, which goes before; sees to the lines on stderr.
 
     Raises what enable() and flashattn_core.backends() do: then nothing is patched.
     """
@@ -65,9 +66,9 @@ def switch_on(mode: str, when: When | None = None) -> None:
         return
     numbers = [f"{name} {number}" for name, number in versions().items()]
     backends = [f"{name} {description}" for name, description in flashattn_core.backends().items()]
-    when = when or ("faster" if mode == "faster" else "always")
-    enable(strict=mode == "strict", when=when)
-    how = "on" + ", strict" * (mode == "strict") + ", where it is faster" * (when == "faster")
+    precision = precision or ("float32" if mode.startswith("float32") else "input")
+    enable(strict=is_strict(mode), precision=precision)
+    how = "on" + ", strict" * is_strict(mode) + ", precision float32" * (precision == "float32")
     say(f"flash attention {how}: {' · '.join(numbers + backends)}", sys.stderr)
     # At the interpreter's end, not the program's: traceback and other threads come first.
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
@@ -83,9 +84,9 @@ def start(program: Program, mode: str) -> None:
         with flashattn_core.interruptible() if mode != "0" else contextlib.nullcontext():
             program.start()
     except SystemExit as end:
-        if mode != "strict" or end.code not in (None, 0) or os.getpid() != process:
+        if not is_strict(mode) or end.code not in (None, 0) or os.getpid() != process:
             raise
-    if mode == "strict" and os.getpid() == process:  # not in a child that the program forked
+    if is_strict(mode) and os.getpid() == process:  # not in a child that the program forked
         _wait_for_threads()
         if flash_never_ran():
             sys.exit(1)

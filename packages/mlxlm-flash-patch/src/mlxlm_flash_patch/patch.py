@@ -13,20 +13,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Literal, get_args
+from typing import get_args
 from weakref import WeakValueDictionary
 
 import flashattn_core
+from flashattn_core import _ext
+from flashattn_core.arguments import Precision
 from mlx.nn.layers.base import Module
 
-from . import faster, registry
+from . import registry
 from .arrivals import Arrivals
 from .hand_written import HAND_WRITTEN
 from .places import Place, places
 from .registry import BASE, PACKAGE, Models
 from .route import FlashFallbackWarning, Way, for_every_model, for_patched_models, route
-
-When = Literal["always", "faster"]
 
 
 class FlashNeverRanError(RuntimeError):
@@ -39,13 +39,13 @@ class Request:
 
     modules: frozenset[str] | None  # None: all
     strict: bool
-    when: When
+    precision: Precision
     from_enable: bool
     kernels_before: dict[str, int] = field(default_factory=flashattn_core.stats)
     left_before: int = 0
 
     def never_ran(self) -> bool:
-        return not _calls_since(self.kernels_before) and sum(route.left.now().values()) <= self.left_before
+        return not _calls_since(self.kernels_before) and left_calls() <= self.left_before
 
     def wants(self, place: Place) -> bool:
         return self.modules is None or place.for_all or place.module in self.modules
@@ -62,7 +62,7 @@ _exchanged: dict[tuple[int, str], Place] = {}  # by key: the places that hold so
 _kernels_before: dict[str, int] = {}  # flashattn_core.stats() when counting began
 
 
-def enable(models: Models = None, strict: bool = False, when: When = "always") -> None:
+def enable(models: Models = None, strict: bool = False, precision: Precision = "input") -> None:
     """Routes mlx-lm's attention through flash attention, in this process, until disable().
 
     Args:
@@ -70,20 +70,21 @@ def enable(models: Models = None, strict: bool = False, when: When = "always") -
         or a list of them: then only their modules are patched, and imported if need be.
       strict: a call that would fall back to mlx-lm's own attention raises FlashFallbackError, and disable()
         raises FlashNeverRanError if no kernel ran.
-      when: ``"faster"`` leaves to mlx-lm's own attention what that computes faster on this GPU without twice the
-        memory, by the table of `mlxlm-flash tune` or the one that the package brings; status() counts such calls
-        apart from fallbacks. Where a gradient may be wanted nothing is left. On the CPU it is ``"always"``.
+      precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them, and what MLX's own
+        fused attention computes faster on this GPU is left to it, which status() counts apart from fallbacks.
+        ``"float32"``: every result is that of casting to float32, computing, and casting back; nothing is left.
+        On the CPU both give the same bits.
 
     A second enable() replaces the first: its arguments hold from then on, and the counts go on.
     Places where another library's function sits are left alone, warned about and named by status().
 
     Raises:
       TypeError, ValueError: `models` has another type, is empty, or names something that cannot be patched;
-        `when` is neither, or ``"faster"`` on a GPU of which nothing was measured.
+        `precision` is neither.
       RuntimeError: mlx-lm's function has another signature than the one tested; both are named.
     In each case everything stays as it was.
     """
-    request = _request(models, strict, when, from_enable=True)
+    request = _request(models, strict, precision, from_enable=True)
     with lock:
         _examine(request)
         previous = [r for r in _requests if r.from_enable]
@@ -106,13 +107,13 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(models: Models = None, strict: bool = False, when: When = "always") -> Iterator[None]:
+def enabled(models: Models = None, strict: bool = False, precision: Precision = "input") -> Iterator[None]:
     """The patch for the length of a block; takes and raises what enable() and disable() do.
 
-    Blocks nest, in each other and in enable(): patched is what any of them wants, strict if any of them is, always if
-    any of them is, and the end of a block takes out only what no other wants.
+    Blocks nest, in each other and in enable(): patched is what any of them wants, strict if any of them is, in float32
+    if any of them is, and the end of a block takes out only what no other wants.
     """
-    request = _request(models, strict, when, from_enable=False)
+    request = _request(models, strict, precision, from_enable=False)
     try:  # from here on: an interrupt may come while places are exchanged
         with lock:
             _examine(request)
@@ -130,13 +131,18 @@ def kernel_calls() -> dict[str, int]:
     return _calls_since(_kernels_before)
 
 
+def left_calls() -> int:
+    """How many calls were left to MLX's own attention since counting began, because that is faster here."""
+    return sum(count for *_, count in _ext.left_calls())
+
+
 def start_counting() -> None:
     """Calls and fallbacks count from here; each reason to fall back is warned about anew."""
     _kernels_before.clear()
     _kernels_before.update(flashattn_core.stats())
     with route.lock:
         route.fallbacks.clear()
-    route.left.clear()
+    _ext.reset_left_calls()
 
 
 def is_on() -> bool:
@@ -178,14 +184,12 @@ def _described(held: object) -> str:
     return f"{getattr(held, '__module__', '?')}.{getattr(held, '__qualname__', type(held).__qualname__)}"
 
 
-def _request(models: Models, strict: bool, when: When, from_enable: bool) -> Request:
+def _request(models: Models, strict: bool, precision: Precision, from_enable: bool) -> Request:
     """Imports what is asked for: outside of the lock, which modules that arrive in other threads wait for."""
-    if when not in get_args(When):
-        raise ValueError(f"[enable] when is {when!r}, expected 'always' or 'faster'")
-    if when == "faster":
-        faster.check()
+    if precision not in get_args(Precision):
+        raise ValueError(f"[enable] precision is {precision!r}, expected 'float32' or 'input'")
     importlib.import_module(BASE)
-    return Request(registry.modules_of(models), strict, when, from_enable)
+    return Request(registry.modules_of(models), strict, precision, from_enable)
 
 
 def _examine(request: Request) -> None:
@@ -205,7 +209,7 @@ def _admit(request: Request, instead_of: Collection[Request] = ()) -> None:
     if not _requests:
         start_counting()
     if not instead_of:
-        request.left_before = sum(route.left.now().values())
+        request.left_before = left_calls()
     _requests[:] = [r for r in _requests if r not in instead_of] + [request]
     _settle()
 
@@ -228,7 +232,7 @@ def _settle() -> dict[str, str]:
     """
     route.open = bool(_requests)
     route.strict = any(r.strict for r in _requests)
-    route.faster = bool(_requests) and all(r.when == "faster" for r in _requests)
+    route.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
     _arrivals.listen(route.open or bool(_patched_modules))
     way_of = _ways()
     # Not all places that hold something of ours need be found again: a module may have been loaded anew meanwhile.

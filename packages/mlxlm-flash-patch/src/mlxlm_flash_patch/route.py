@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import NoKernelError, flash_attention, quantized_flash_attention
+from flashattn_core import NoKernelError, _ext
 from flashattn_core._ext import Arguments
-from flashattn_core.arguments import lowered
+from flashattn_core.arguments import Precision, lowered
+from flashattn_core.attention import flash_or_faster
 
 from .described_masks import description_of
-from .faster import FASTER_THERE, NOT_MEASURED, reason_to_leave
 from .obstacles import in_one_dtype, is_quantised, reason_not_to
 
 Attention = Callable[..., mx.array]
@@ -31,35 +30,14 @@ class FlashFallbackError(RuntimeError):
     """With strict=True: a call would have gone to mlx-lm's own attention; the text says why."""
 
 
-class Left:
-    """How many calls when="faster" left to mlx-lm's own attention, by reason."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.clear()
-
-    def clear(self) -> None:
-        with self._lock:
-            # A step of these is one of the interpreter's: a lock would take a decode step as long as its decision.
-            self.counts = {reason: count() for reason in (FASTER_THERE, NOT_MEASURED)}
-            self._looks = 0
-
-    def now(self) -> dict[str, int]:
-        with self._lock:
-            counted = {reason: next(each) - self._looks for reason, each in self.counts.items()}
-            self._looks += 1  # which are steps, too
-        return {reason: number for reason, number in counted.items() if number}
-
-
 @dataclass
 class Route:
     """What patch.py decides and a call reads."""
 
     open: bool = False
     strict: bool = False
-    faster: bool = False
+    precision: Precision = "input"
     fallbacks: Counter[str] = field(default_factory=Counter)
-    left: Left = field(default_factory=Left)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -126,23 +104,29 @@ def attend(
     sinks: mx.array | None = None,
     softcap: float | None = None,
 ) -> mx.array | None:
-    """Flash attention; None where the caller is to do without, which is counted and warned about here."""
+    """Flash attention; None where the caller is to do without: MLX's own attention is faster here, or the call falls
+    back, which is counted and warned about here."""
     if mask is not None and isinstance(mask, mx.array):
         mask = description_of(mask, queries, (keys if isinstance(keys, mx.array) else keys[0]).shape[-2])
-    if route.faster and not _in_a_patched_model.get():  # first: what is left costs hardly more than unpatched
-        reason = reason_to_leave(queries, keys, values, cache, mask, sinks, softcap)
-        if reason is not None:
-            next(route.left.counts[reason])
-            return None
+    quantised = is_quantised(cache)
+    rounds = route.precision == "input"
+    if softcap is None and not quantised and not _observers:
+        try:
+            out = _ext.quick(queries, keys, values, scale, mask, sinks, rounds, rounds)
+        except ValueError:  # the long way finds out why
+            out = None
+        if out is not None:
+            return None if out is False else out
     queries, keys, values = in_one_dtype(queries, keys, values)
     reason = reason_not_to(queries, keys, values, cache, mask, sinks)
     if reason is None:
-        storage = {"group_size": cache.group_size, "bits": cache.bits} if is_quantised(cache) else {}
+        options: dict[str, Any] = {"group_size": cache.group_size, "bits": cache.bits} if quantised else {}
+        options |= {"softcap": softcap, "sinks": sinks, "precision": route.precision}
+        call = lowered(queries, keys, values, scale, mask, **options)
         for observe in _observers:
-            observe(lowered(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks, **storage))
+            observe(call)
         try:
-            attention: Attention = quantized_flash_attention if storage else flash_attention
-            return attention(queries, keys, values, scale, mask, softcap=softcap, sinks=sinks, **storage)
+            return flash_or_faster(call)
         except NoKernelError as error:
             reason = str(error)
     _note_fallback(reason)

@@ -4,10 +4,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from flashattn_core import _ext
+
 from . import instance, patch
 from .route import route
 
 DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
+
+
+@dataclass(frozen=True)
+class Left:
+    """Calls of one kind that were left to MLX's own attention, and what a call takes here, in seconds."""
+
+    calls: int
+    mlx_seconds: float
+    flash_seconds: float
+
+    def __str__(self) -> str:
+        mlx, flash = 1e3 * self.mlx_seconds, 1e3 * self.flash_seconds
+        return f"{count(self.calls, 'call')} (faster here: {mlx:.3g} against {flash:.3g} ms)"
 
 
 @dataclass(frozen=True)
@@ -21,7 +36,7 @@ class Status:
       instances: how many models given to patch_model() are alive.
       calls: kernel → calls that really ran, since the patch was last switched on.
       fallbacks: reason → calls that went to mlx-lm's own attention, since then.
-      left: reason → calls that when="faster" left to it, since then.
+      left: kind of call, in words → calls that were left to MLX's own attention, which is faster here, since then.
       foreign: module → whose function sits there: left alone.
       versions: distribution → its version.
     """
@@ -32,7 +47,7 @@ class Status:
     instances: int
     calls: Mapping[str, int]
     fallbacks: Mapping[str, int]
-    left: Mapping[str, int]
+    left: Mapping[str, Left]
     foreign: Mapping[str, str]
     versions: Mapping[str, str]
 
@@ -49,8 +64,8 @@ class Status:
 
     def counts(self) -> str:
         """What ran, and what did not, in words."""
-        left = "; ".join(f"{n:,}, {reason}" for reason, n in self.left.items())
         ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
+        left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
         return f"{ran} · left to MLX: {left}" if left else ran
 
 
@@ -65,7 +80,7 @@ def status() -> Status:
         instances=instance.patched_instances(),
         calls=patch.kernel_calls(),
         fallbacks=fallbacks,
-        left=route.left.now(),
+        left={words: Left(calls, mlx, flash) for words, mlx, flash, calls in _ext.left_calls()},
         foreign=patch.foreign_places(),
         versions=versions(),
     )
@@ -81,4 +96,4 @@ def tally(counts: Mapping[str, int]) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
