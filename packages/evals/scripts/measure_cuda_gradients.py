@@ -29,6 +29,7 @@ TABLE = {
     "window 512, 28/4x128, 4096²": call("28/4x128", 4096, 4096, window=512),
     "window 1024, 8/4x256, 8192²": call("8/4x256", 8192, 8192, window=1024),
     "causal, 28/4x128, 16384²": call("28/4x128", 16384, 16384),
+    "causal, 32/8x128, 8192²": call("32/8x128", 8192, 8192),
     "float32, causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096, dtype="float32"),
     "window 128, sinks, 64/8x64, 4096²": call("64/8x64", 4096, 4096, window=128, sinks=True),
     "causal, 8/4x256, 4096²": call("8/4x256", 4096, 4096),
@@ -93,13 +94,14 @@ def errors(
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
-    """Of MLX's own and ours: seconds of both passes and of the backward alone, bytes beyond the inputs, errors."""
+    """Of MLX's own and ours in both precisions: seconds of both passes and of the backward alone, bytes beyond the inputs, errors."""
     query, key, value, sinks = call.draw(0)
     cotangent = mx.random.normal(query.shape, query.dtype, key=mx.random.key(1))
     inputs = [query, key, value]
     mx.eval(inputs, sinks, cotangent)
     contestants = {"MLX's own": mlx_own(call, sinks if call.sinks else None)}
-    contestants["ours"] = ours(call, sinks if call.sinks else None)
+    flash = ours(call, sinks if call.sinks else None)
+    contestants |= {"float32": flash, "input": partial(flash, precision="input")}
     memory, gradients, ways = [], [], {}
     for who, attend in contestants.items():
         try:
@@ -135,7 +137,7 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
 def main() -> None:
     if not mx.cuda.is_available():
         sys.exit("MLX finds no NVIDIA GPU: on a machine with one, pip install 'flashattn-core[cuda13]'")
-    print(f"{machine.device()}: MLX's own, ours\n")
+    print(f"{machine.device()}: MLX's own; ours, precision float32; precision input\n")
     print("| call | backward, ms | forward and backward, ms | gain | memory, MB | errors |\n" + "|---" * 6 + "|")
     for name, each_call in TABLE.items():
         found = measured(each_call)
@@ -143,7 +145,7 @@ def main() -> None:
         cells = [name, ", ".join(f"{t * 1e3:.3f}" for t in found["backward"])]
         cells += [
             ", ".join(f"{t * 1e3:.3f}" for t in both),
-            f"{both[0] / both[1]:.2f}x" if len(both) == 2 else f"{found['who']} alone",
+            ", ".join(f"{both[0] / each:.2f}x" for each in both[1:]) if len(both) == 3 else f"{found['who']} alone",
         ]
         cells += [", ".join(f"{n / 1e6:,.0f}" for n in found["memory"])]
         cells += ["; ".join(", ".join(f"{e:.3g}" for e in each) for each in found["errors"])]
