@@ -94,7 +94,8 @@ def errors(
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
-    """Of MLX's own and ours in both precisions: seconds of both passes and of the backward alone, bytes beyond the inputs, errors."""
+    """Of MLX's own and ours in both precisions: seconds of both passes and of the backward alone, bytes beyond the
+    inputs, errors."""
     query, key, value, sinks = call.draw(0)
     cotangent = mx.random.normal(query.shape, query.dtype, key=mx.random.key(1))
     inputs = [query, key, value]

@@ -28,7 +28,7 @@ from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, Heads, Workload
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 from flashattn_core.reference import reference_attention
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
-from mlxlm_flash_patch.route import attend
+from mlxlm_flash_patch import route
 from msgspec.structs import replace
 
 # Short calls are repeated until a trial lasts so long: an evaluation takes half a millisecond of its own.
@@ -153,7 +153,7 @@ def as_patched(call: Call, sinks: mx.array | None) -> Attention:
     own, mask, scale = mlx_own(call, sinks), mask_of(call), call.head_dim**-0.5
 
     def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-        out = attend(query, key, value, None, scale, mask, sinks, call.softcap)
+        out = route.attend(query, key, value, None, scale, mask, sinks, call.softcap)
         return own(query, key, value) if out is None else out
 
     return attention
@@ -292,7 +292,9 @@ def main() -> None:
     if not mx.cuda.is_available():
         sys.exit("MLX finds no NVIDIA GPU: on a machine with one, pip install 'flashattn-core[cuda13]'")
     print(f"{machine.device()}: MLX's own; ours, precision float32; the patch's default\n")
-    titles = "call | stream, µs | gain, share | default | chain, µs | gain, share | default | memory, MB | error | peaked"
+    titles = (
+        "call | stream, µs | gain, share | default | chain, µs | gain, share | default | memory, MB | error | peaked"
+    )
     print(f"| {titles} |\n" + "|---" * 10 + "|")
     for name, call in TABLE.items():
         found, cells = measured(call), [name]

@@ -78,6 +78,8 @@ struct CallShape {
   int bits;  // of quantised keys and values; 0: they are not
   int element_size;
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
+  int multiprocessors = 0;
+  int64_t heads = 0;  // of all batch elements
   Precision precision = Precision::float32;
 };
 

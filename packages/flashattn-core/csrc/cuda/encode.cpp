@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "../gpu/split.h"
@@ -19,13 +20,16 @@ namespace {
 
 using namespace gpu;
 
-// What the calling thread keeps for the next calls of a stream: by binding, arrays of rows of 1,024 numbers.
-thread_local std::map<std::pair<mx::Stream, Binding>, mx::array> kept_scratch;
+// What the calling thread keeps for the next calls of a stream: by binding and turn, arrays of rows of 1,024 numbers.
+thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
-// Calls that have the same run one behind the other, since all of them write it.
-const mx::array& kept(const Scratch& wanted, mx::Stream stream) {
+// Calls that have the same run one behind the other, since all of them write it. What is small is there twice, and
+// calls take turns: so the end of one, where few blocks are left, does not keep the next waiting.
+const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
-  auto found = kept_scratch.find({stream, wanted.binding});
+  bool is_small = wanted.binding == Binding::partials || wanted.binding == Binding::arrivals;
+  std::tuple key(stream, wanted.binding, is_small ? call % 2 : 0);
+  auto found = kept_scratch.find(key);
   if (found != kept_scratch.end() && static_cast<int64_t>(found->second.size()) >= wanted.elements) {
     return found->second;
   }
@@ -39,7 +43,7 @@ const mx::array& kept(const Scratch& wanted, mx::Stream stream) {
   } else {
     allocate(made, stream);
   }
-  return kept_scratch.insert_or_assign({stream, wanted.binding}, made).first->second;
+  return kept_scratch.insert_or_assign(key, made).first->second;
 }
 
 // Where kernels find the array. array::data() would move it to memory that the CPU shares.
@@ -91,8 +95,10 @@ void encode(const Work& work, mx::Stream stream) {
   const Launches& launches = *work.launches;
   std::array<std::optional<mx::array>, kNumBindings> scratch;
   std::vector<mx::array> alive = work.temporaries;  // until the GPU is done
+  thread_local int calls = 0;
+  int call = launches.scratch.empty() ? 0 : calls++;
   for (const Scratch& wanted : launches.scratch) {
-    alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream)));
+    alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
   if (!alive.empty()) {  // before the first node, which is there even if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});

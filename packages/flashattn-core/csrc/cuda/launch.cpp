@@ -83,8 +83,8 @@ Launch prefill(const Call& call) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
   };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
-  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts_of_products(call)}, whole_call(call),
-                         blocks_of(call, rows * warps), warps, shared);
+  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts_of_products(call)},
+                         whole_call(call), blocks_of(call, rows * warps), warps, shared);
   int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
   result.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, registers_allow);
   return result;
@@ -152,15 +152,16 @@ Launches prefill_hopper(const Call& call) {
     int groups, stages, blocks, registers, few;
   };
   constexpr int kKeys = 64, kRowsOfGroup = 64, kWarpsOfGroup = 4;
-  int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
+  int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
   int widest = std::max(dim, value_dim);
   bool in_parts = call.dtype == Dtype::float32;
   int parts = in_parts ? kFloatParts : parts_of_products(call);  // of probabilities
   auto [groups, stages, blocks, registers, few] =
-      in_parts        ? widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24}
-             : widest <= 64 ? Shape{1, 2, 3, 136, 24}
-      : widest <= 128 ? Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32}
-                      : Shape{2, 2, 1, 240, 24};
+      in_parts           ? widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24}
+                : widest <= 64 ? Shape{1, 2, 3, 136, 24}
+      : widest > 128     ? Shape{2, 2, 1, 240, 24}
+      : call.tiling == 1 ? Shape{2, 3, 1, 240, 24}
+                         : Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32};
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
                stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
@@ -299,7 +300,8 @@ Launch backward(const GradientCall& gradient, Gradient of) {
   };
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
-  return launch(call, gradient.packed, "backward", {dim, value_dim, warps, columns, parts_of_products(call), of, of != kDq && gradient.is_part},
+  return launch(call, gradient.packed, "backward",
+                {dim, value_dim, warps, columns, parts_of_products(call), of, of != kDq && gradient.is_part},
                 gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared_by(warps));
 }
 
@@ -319,7 +321,7 @@ HopperShape hopper_shape(const Call& call, Gradient of) {
 Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   constexpr int kColumns = 64, kWarpsOfGroup = 4;
   const Call& call = gradient.call;
-  int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 64);
+  int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
   HopperShape shape = hopper_shape(call, of);
   bool of_keys = of != kDq;
   int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;

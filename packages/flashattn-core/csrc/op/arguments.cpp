@@ -63,13 +63,18 @@ int columns_of(const mx::array& tensor, const Options& options) {
 }
 
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend) {
+  gpu::Device device = backend == Backend::cuda ? cuda::device() : gpu::Device{.multiprocessors = 0};
+  const mx::array& query = inputs.query();
+  int64_t rows_of_all = int64_t{query.shape(kRow)} * query.shape(kColumn);
   return {.query_len = inputs.query().shape(kRow),
           .key_len = inputs.key().shape(kRow),
           .head_dim = inputs.query().shape(kColumn),
           .value_dim = columns_of(inputs.value(), options),
           .bits = options.bits,
           .element_size = static_cast<int>(inputs.query().itemsize()),
-          .compute_capability = backend == Backend::cuda ? cuda::device().compute_capability : 0};
+          .compute_capability = device.compute_capability,
+          .multiprocessors = device.multiprocessors,
+          .heads = rows_of_all == 0 ? 0 : static_cast<int64_t>(query.size()) / rows_of_all};
 }
 
 mx::Shape batch_shape(const mx::array& query) {

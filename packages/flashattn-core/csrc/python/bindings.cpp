@@ -67,17 +67,39 @@ const mx::array* as_array(nb::handle given) {
   return nb::isinstance<mx::array>(given) ? nb::inst_ptr<mx::array>(given) : nullptr;
 }
 
+// A mask as inputs.def has it.
+struct LoweredMask {
+#define FLASHATTN_MASK_FIELD(name, ...) OptionalArray name;
+  FLASHATTN_MASKS(FLASHATTN_MASK_FIELD)
+  bool causal;
+  int32_t window;
+};
+
+// Whether the mask needs no conversion; then the arguments have it.
+bool takes(Arguments& arguments, nb::handle mask) {
+  if (mask.is_none()) return true;
+  if (nb::isinstance<LoweredMask>(mask)) {
+    const auto& lowered = *nb::inst_ptr<LoweredMask>(mask);
+#define FLASHATTN_TAKE_MASK(name, ...) arguments.inputs[index(Input::name)] = lowered.name;
+    FLASHATTN_MASKS(FLASHATTN_TAKE_MASK)
+    arguments.options.causal = lowered.causal;
+    arguments.options.window = lowered.window;
+    return true;
+  }
+  arguments.options.causal = true;
+  return nb::isinstance<nb::str>(mask) && PyUnicode_CompareWithASCIIString(mask.ptr(), "causal") == 0;
+}
+
 nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle scale, nb::handle mask,
                  nb::handle sinks, bool rounds, bool may_leave) {
   const mx::array *q = as_array(query), *k = as_array(key), *v = as_array(value), *s = as_array(sinks);
-  bool is_causal = nb::isinstance<nb::str>(mask) && PyUnicode_CompareWithASCIIString(mask.ptr(), "causal") == 0;
   bool is_plain = q && k && v && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr())) &&
-                  (mask.is_none() || is_causal) && q->dtype() == k->dtype() && q->dtype() == v->dtype();
+                  q->dtype() == k->dtype() && q->dtype() == v->dtype();
   if (!is_plain) return nb::none();
   Arguments arguments = {{*q, *k, *v}};
+  if (!takes(arguments, mask)) return nb::none();
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
-  arguments.options.causal = is_causal;
   arguments.precision = rounds ? Precision::input : Precision::float32;
   mx::Stream stream = mx::to_stream({});
   Backend backend = backend_of(stream.device);
@@ -156,6 +178,17 @@ NB_MODULE(_ext, m) {
           },
           "Batch elements, query heads, key/value heads, keys, and those that a query sees; 0: all before it.");
 
+#define FLASHATTN_MASK_PARAMETER(name, ...) const OptionalArray &name,
+#define FLASHATTN_MASK_VALUE(name, ...) name,
+#define FLASHATTN_MASK_KEYWORD(name, ...) nb::arg(#name) = nb::none(),
+  nb::class_<LoweredMask>(m, "LoweredMask", "A mask for quick(): what masks.lower() gives.")
+      .def(
+          "__init__",
+          [](LoweredMask* self, FLASHATTN_MASKS(FLASHATTN_MASK_PARAMETER) bool causal, int32_t window) {
+            new (self) LoweredMask{FLASHATTN_MASKS(FLASHATTN_MASK_VALUE) causal, window};
+          },
+          nb::kw_only(), FLASHATTN_MASKS(FLASHATTN_MASK_KEYWORD) "causal"_a = false, "window"_a = 0);
+
   m.def(
       "attention",
       [](const Arguments& arguments, bool return_lse, mx::StreamOrDevice where, bool may_leave) -> nb::object {
@@ -173,7 +206,8 @@ NB_MODULE(_ext, m) {
       "it: they are left to MLX's own attention, which is counted.");
   m.def(
       "attention_by_table",
-      [](const Arguments& arguments, bool return_lse, mx::StreamOrDevice where) {
+      [](Arguments arguments, bool return_lse, mx::StreamOrDevice where, const OptionalArray& query) {
+        if (query) arguments.inputs[index(Input::query)] = *query;
         mx::Stream stream = mx::to_stream(where);
         Backend backend = backend_of(stream.device);
         check_arguments(arguments);
@@ -182,8 +216,9 @@ NB_MODULE(_ext, m) {
         decision.is_counted = false;
         return as_python(attention(arguments, decision, return_lse, stream), return_lse);
       },
-      "arguments"_a, "return_lse"_a, "stream"_a.none(),
-      "The same, by the arguments' kernel or the table's, whatever was checked or measured; not counted.");
+      "arguments"_a, "return_lse"_a, "stream"_a.none(), "query"_a = nb::none(),
+      "The same, by the arguments' kernel or the table's, whatever was checked or measured; not counted. query: in\n"
+      "place of theirs.");
   m.def(
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
       "The stream that an op with this argument runs on.");

@@ -10,6 +10,7 @@ from . import _ext
 from . import argument_types as types
 from .arguments import MaskLike, Options, Precision, Quantized, lowered
 from .decide import decide
+from .masks import quick
 
 
 @overload
@@ -91,12 +92,12 @@ def flash_attention(
       ValueError: bad arguments, naming the argument, what was expected and what came.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
-    if kernel == "auto" and softcap is None and alibi_slopes is None and stream is None and not return_lse:
-        rounds = precision == "input"
-        if rounds or precision == "float32":
-            quick: mx.array | None = _ext.quick(query, key, value, scale, mask, sinks, rounds, False)
-            if quick is not None:
-                return quick
+    rounds = precision == "input"
+    is_plain = softcap is None and alibi_slopes is None and stream is None and not return_lse and kernel == "auto"
+    if is_plain and (rounds or precision == "float32"):
+        out: mx.array | None = _ext.quick(query, key, value, scale, quick(mask), sinks, rounds, False)
+        if out is not None:
+            return out
     call = lowered(
         query,
         key,

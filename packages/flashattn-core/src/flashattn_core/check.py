@@ -150,7 +150,7 @@ def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
     eps = float(mx.finfo(kind.dtype).eps)
     if "backward" in kernel:
         return max(_GRADIENT_ERROR, 2 * eps if rounds else eps)
-    return eps / 2 if rounds and kernel.startswith("cuda_prefill") and not kind.bits else ERROR
+    return max(ERROR, eps / 2) if rounds and kernel.startswith("cuda_prefill") and not kind.bits else ERROR
 
 
 def lengths_of(kind: Kind) -> Lengths:

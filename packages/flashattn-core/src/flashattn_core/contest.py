@@ -21,13 +21,14 @@ from .drawn import Kind, Named, drawn
 from .masks import And, Causal, KeyRange, SlidingWindow
 
 MLX = "mlx"  # among the contestants: MLX's own attention
-Times = dict[str, float]  # contestant -> seconds of one call
+Times = dict[str, list[float]]  # contestant -> seconds of one call, see _ways()
+ROWS = ("query", "key", "value")
 
 _mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybody exchanged it
 
 _MOST_WORK = 4e11  # multiply-adds of a trial call: some milliseconds of a GPU
 _MOST_BYTES = 2**29  # of a trial call's arrays
-_TRIALS, _TRIAL_SECONDS = 7, 0.004  # short calls are repeated until a trial lasts so long
+_TRIALS, _TRIAL_SECONDS = 5, 0.002  # short calls are repeated until a trial lasts so long
 _SLOW_SECONDS = 0.04  # what takes so long has one trial
 _MOST_REPEATS = 512
 
@@ -82,8 +83,7 @@ def times(call: _ext.Arguments, contestants: Sequence[str], stream: mx.Stream) -
     try:
         with mx.stream(stream):
             trial = _trial_call(call, stream)
-            ways = {name: _way(name, call, trial, stream) for name in contestants}
-            return _in_turns(ways)
+            return _in_turns({name: _ways(name, call, trial, stream) for name in contestants})
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not NO_MEMORY.search(str(error)):
             raise
@@ -109,38 +109,41 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
     return drawn(kind, query_len, key_len, batch=batch, kv_heads=kv_heads, window=window, stream=stream)
 
 
-def _way(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> Calls:
-    query, key, value = trial["query"], trial["key"], trial["value"]
+def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> list[Calls]:
+    """So many calls by a contestant: each by itself, so that their ends may overlap, and one behind the other, as in a
+    model. With gradients: each by itself."""
+    query, key, value = rows = [trial[name] for name in ("query", "key", "value")]
     scale = float(query.shape[-1]) ** -0.5
     if name == MLX:
-        mask = _mask_for_mlx(trial)
+        mask, sinks = _mask_for_mlx(trial), trial.get("sinks")
 
-        def attend(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-            sinks = trial.get("sinks")
-            out: mx.array = _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=sinks, stream=stream)
-            return out
+        def attend(query: mx.array, key: mx.array = key, value: mx.array = value) -> Any:
+            return _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=sinks, stream=stream)
     else:
-        options: Named = {**trial, "scale": scale, "kernel": name, "precision": "input" if call.rounds else "float32"}
+        how: Named = {**trial, "scale": scale, "kernel": name, "precision": "input" if call.rounds else "float32"}
+        prepared = lowered(**how)
 
-        def attend(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-            changed: Named = {"query": query, "key": key, "value": value}
-            out: mx.array = _ext.attention_by_table(lowered(**options | changed), False, stream)
-            return out
+        def attend(query: mx.array, key: mx.array = key, value: mx.array = value) -> Any:
+            if call.is_traced:
+                return _ext.attention_by_table(
+                    lowered(**how | dict(zip(ROWS, (query, key, value), strict=True))), False, stream
+                )
+            return _ext.attention_by_table(prepared, False, stream, query)
+
+    def by_themselves(count: int) -> Any:
+        return [attend(query) for _ in range(count)]
+
+    def one_behind_the_other(count: int) -> Any:
+        out = query
+        for _ in range(count):
+            out = attend(out)
+        return out
 
     if call.is_traced and not call.kind()[6]:
         cotangent = mx.random.uniform(-1, 1, (*query.shape[:-1], value.shape[-1]), key=mx.random.key(0))
         mx.eval(cotangent := cotangent.astype(query.dtype))
-        return lambda count: [mx.vjp(attend, [query, key, value], [cotangent]) for _ in range(count)]
-    if query.shape != (*query.shape[:-1], value.shape[-1]):
-        return lambda count: [attend(query, key, value) for _ in range(count)]
-
-    def one_behind_the_other(count: int) -> mx.array:  # as the layers of a model
-        out = query
-        for _ in range(count):
-            out = attend(out, key, value)
-        return out
-
-    return one_behind_the_other
+        return [lambda count: [mx.vjp(attend, rows, [cotangent]) for _ in range(count)]]
+    return [by_themselves, *[one_behind_the_other] * (query.shape[-1] == value.shape[-1] or call.kind()[6] > 0)]
 
 
 def _mask_for_mlx(trial: Named) -> Any:
@@ -165,22 +168,25 @@ def _mask_for_mlx(trial: Named) -> Any:
     return seen
 
 
-def _in_turns(ways: dict[str, Calls]) -> Times:
-    once: Times = {}
+def _in_turns(ways: dict[str, list[Calls]]) -> Times:
+    once: dict[str, float] = {}
     for name, calls in ways.items():
         try:
-            _seconds(calls, 1)  # compiles
-            once[name] = _seconds(calls, 1)
+            _seconds(calls[0], 1)  # compiles
+            once[name] = _seconds(calls[0], 1)
         except (RuntimeError, ValueError) as error:
             if NO_MEMORY.search(str(error)):
                 raise
-    trials: dict[str, list[float]] = {name: [] for name in once}
+    trials: dict[str, list[list[float]]] = {name: [[] for _ in ways[name]] for name in once}
     for number in range(_TRIALS):
         for name in sorted(once, reverse=number % 2 == 1):
             if once[name] <= _SLOW_SECONDS:
                 repeats = max(1, min(_MOST_REPEATS, round(_TRIAL_SECONDS / once[name])))
-                trials[name].append(_seconds(ways[name], repeats) / repeats)
-    return {name: float(f"{median(each or [once[name]]):.4g}") for name, each in trials.items()}
+                for way, seconds in zip(ways[name], trials[name], strict=True):
+                    seconds.append(_seconds(way, repeats) / repeats)
+    return {
+        name: [float(f"{median(seconds or [once[name]]):.4g}") for seconds in each] for name, each in trials.items()
+    }
 
 
 def _seconds(calls: Calls, count: int) -> float:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypedDict
 
 import mlx.core as mx
 
+from . import _ext
 from .argument_types import INT32_MAX, describe, integer
 
 
@@ -189,6 +191,20 @@ def lower(mask: object) -> Lowered:
                 f"[flash_attention] mask holds {describe(part)}, expected one of the masks in flashattn_core.masks"
             )
     return lowered
+
+
+def quick(mask: object) -> object:
+    """Any mask that :func:`flash_attention` takes, for ``_ext.quick()``. Raises what lower() does."""
+    if mask is None or isinstance(mask, str):
+        return mask
+    if isinstance(mask, Causal | SlidingWindow):
+        return _without_arrays(mask)
+    return _ext.LoweredMask(**lower(mask))
+
+
+@lru_cache
+def _without_arrays(mask: Causal | SlidingWindow) -> _ext.LoweredMask:
+    return _ext.LoweredMask(**lower(mask))
 
 
 def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:

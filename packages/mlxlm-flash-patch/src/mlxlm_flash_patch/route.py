@@ -14,6 +14,7 @@ from flashattn_core import NoKernelError, _ext
 from flashattn_core._ext import Arguments
 from flashattn_core.arguments import Precision, lowered
 from flashattn_core.attention import flash_or_faster
+from flashattn_core.masks import quick
 
 from .described_masks import description_of
 from .obstacles import in_one_dtype, is_quantised, reason_not_to
@@ -112,7 +113,7 @@ def attend(
     rounds = route.precision == "input"
     if softcap is None and not quantised and not _observers:
         try:
-            out = _ext.quick(queries, keys, values, scale, mask, sinks, rounds, rounds)
+            out = _ext.quick(queries, keys, values, scale, quick(mask), sinks, rounds, rounds)
         except ValueError:  # the long way finds out why
             out = None
         if out is not None:

@@ -133,6 +133,7 @@ def lines(wanted: Iterable[Call]) -> Iterator[str]:
         except NoKernelError as error:
             yield f"{in_words(arguments)}: {error}"
             continue
-        times = ", ".join(f"{name} {1e6 * t:,.1f} µs" for name, t in sorted(decision.times.items(), key=lambda e: e[1]))
+        ordered = sorted(decision.times.items(), key=lambda each: each[1][-1])
+        times = ", ".join(f"{name} {1e6 * seconds[-1]:,.1f} µs" for name, seconds in ordered)
         taken = "MLX's own attention" if decision.left() else decision.kernel or decision.wrong
         yield f"{in_words(arguments)}: {taken}" + (f" ({times.replace(MLX + ' ', 'MLX ')})" if times else "")

@@ -76,10 +76,18 @@ CUDA_FUNC void begin_product(Operands&&... operands) {
   CUDA_FUNC void wgmma_mma_async_sync_aligned_##name(Operands&&... operands) { \
     begin_product<T, N>(operands...);                                          \
   }
-CUDA_WGMMA(m64n64k16_f32_bf16_bf16, __bf16, 64)
-CUDA_WGMMA(m64n128k16_f32_bf16_bf16, __bf16, 128)
-CUDA_WGMMA(m64n64k16_f32_f16_f16, _Float16, 64)
-CUDA_WGMMA(m64n128k16_f32_f16_f16, _Float16, 128)
+#define CUDA_WGMMAS(N)                              \
+  CUDA_WGMMA(m64n##N##k16_f32_bf16_bf16, __bf16, N) \
+  CUDA_WGMMA(m64n##N##k16_f32_f16_f16, _Float16, N)
+CUDA_WGMMAS(16)
+CUDA_WGMMAS(32)
+CUDA_WGMMAS(48)
+CUDA_WGMMAS(64)
+CUDA_WGMMAS(80)
+CUDA_WGMMAS(96)
+CUDA_WGMMAS(112)
+CUDA_WGMMAS(128)
+#undef CUDA_WGMMAS
 #undef CUDA_WGMMA
 
 }  // namespace ptx

@@ -4,8 +4,8 @@
 using namespace flashattn;
 
 // D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. COLUMNS: of a tile. PARTS:
-// of P and dS. OF: a Gradient. IS_PART: see GradientBlock. Blocks: for dq heads and batch elements for each WARPS * 16 queries, else
-// chunks of heads, kv_heads and batch elements for each keys.
+// of P and dS. OF: a Gradient. IS_PART: see GradientBlock. Blocks: for dq heads and batch elements for each WARPS * 16
+// queries, else chunks of heads, kv_heads and batch elements for each keys.
 template <typename T, int D, int DV, int WARPS, int COLUMNS, int PARTS, int OF, bool IS_PART>
 FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);

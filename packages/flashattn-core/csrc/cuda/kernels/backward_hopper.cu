@@ -44,7 +44,7 @@ struct Turns {
   }
 };
 
-// D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. COLUMNS: of a tile.
+// D and DV: head_dim and value_dim rounded up to 16. GROUPS: warpgroups with rows. COLUMNS: of a tile.
 // BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS, OF, IS_PART and
 // blocks: as in backward.cu, with GROUPS * 64 rows.
 template <typename T, int D, int DV, int GROUPS, int COLUMNS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS,

@@ -11,9 +11,9 @@
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim rounded up to whole panels. GROUPS: warpgroups with rows. KEYS: of a tile. BLOCKS:
-// to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS: of probabilities. Blocks:
-// heads and batch elements for each GROUPS * 64 queries.
+// D: head_dim rounded up to whole panels; DV: value_dim rounded up to 16. GROUPS: warpgroups with rows. KEYS: of a
+// tile. BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS: of
+// probabilities. Blocks: heads and batch elements for each GROUPS * 64 queries.
 template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);

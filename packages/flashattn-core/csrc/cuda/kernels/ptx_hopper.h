@@ -98,14 +98,26 @@ struct Product;
 
 #define FLASHATTN_TEN(t) \
   "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define FLASHATTN_OUTPUTS_64 FLASHATTN_TEN() FLASHATTN_TEN(1) FLASHATTN_TEN(2) "%30, %31"
-#define FLASHATTN_OUTPUTS_128 \
-  FLASHATTN_TEN()             \
-  FLASHATTN_TEN(1) FLASHATTN_TEN(2) FLASHATTN_TEN(3) FLASHATTN_TEN(4) FLASHATTN_TEN(5) "%60, %61, %62, %63"
+#define FLASHATTN_OUTPUTS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define FLASHATTN_OUTPUTS_32 FLASHATTN_TEN() "%10, %11, %12, %13, %14, %15"
+#define FLASHATTN_OUTPUTS_48 FLASHATTN_TEN() FLASHATTN_TEN(1) "%20, %21, %22, %23"
+#define FLASHATTN_THIRTY FLASHATTN_TEN() FLASHATTN_TEN(1) FLASHATTN_TEN(2)
+#define FLASHATTN_OUTPUTS_64 FLASHATTN_THIRTY "%30, %31"
+#define FLASHATTN_OUTPUTS_80 FLASHATTN_THIRTY "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define FLASHATTN_OUTPUTS_96 FLASHATTN_THIRTY FLASHATTN_TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
+#define FLASHATTN_OUTPUTS_112 FLASHATTN_THIRTY FLASHATTN_TEN(3) FLASHATTN_TEN(4) "%50, %51, %52, %53, %54, %55"
+#define FLASHATTN_OUTPUTS_128 FLASHATTN_THIRTY FLASHATTN_TEN(3) FLASHATTN_TEN(4) FLASHATTN_TEN(5) "%60, %61, %62, %63"
 #define FLASHATTN_R1(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-#define FLASHATTN_R4(i) FLASHATTN_R1(i), FLASHATTN_R1(i + 1), FLASHATTN_R1(i + 2), FLASHATTN_R1(i + 3)
+#define FLASHATTN_R2(i) FLASHATTN_R1(i), FLASHATTN_R1(i + 1)
+#define FLASHATTN_R4(i) FLASHATTN_R2(i), FLASHATTN_R2(i + 2)
+#define FLASHATTN_REGISTERS_16 FLASHATTN_R2(0)
+#define FLASHATTN_REGISTERS_32 FLASHATTN_R4(0)
+#define FLASHATTN_REGISTERS_48 FLASHATTN_R4(0), FLASHATTN_R2(4)
 #define FLASHATTN_REGISTERS_64 FLASHATTN_R4(0), FLASHATTN_R4(4)
-#define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_64, FLASHATTN_R4(8), FLASHATTN_R4(12)
+#define FLASHATTN_REGISTERS_80 FLASHATTN_REGISTERS_64, FLASHATTN_R2(8)
+#define FLASHATTN_REGISTERS_96 FLASHATTN_REGISTERS_64, FLASHATTN_R4(8)
+#define FLASHATTN_REGISTERS_112 FLASHATTN_REGISTERS_96, FLASHATTN_R2(12)
+#define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_96, FLASHATTN_R4(12)
 
 // X0 to X5: the operands behind the outputs. The last numbers: two signs, and whether rows are what is summed over.
 #define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                            \
@@ -127,8 +139,14 @@ struct Product;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));                  \
     }                                                                                                     \
   };
-#define FLASHATTN_PRODUCTS(T, TYPES)                                        \
-  FLASHATTN_PRODUCT(T, TYPES, 64, "%32", "%33", "%34", "%35", "%36", "%37") \
+#define FLASHATTN_PRODUCTS(T, TYPES)                                         \
+  FLASHATTN_PRODUCT(T, TYPES, 16, "%8", "%9", "%10", "%11", "%12", "%13")    \
+  FLASHATTN_PRODUCT(T, TYPES, 32, "%16", "%17", "%18", "%19", "%20", "%21")  \
+  FLASHATTN_PRODUCT(T, TYPES, 48, "%24", "%25", "%26", "%27", "%28", "%29")  \
+  FLASHATTN_PRODUCT(T, TYPES, 64, "%32", "%33", "%34", "%35", "%36", "%37")  \
+  FLASHATTN_PRODUCT(T, TYPES, 80, "%40", "%41", "%42", "%43", "%44", "%45")  \
+  FLASHATTN_PRODUCT(T, TYPES, 96, "%48", "%49", "%50", "%51", "%52", "%53")  \
+  FLASHATTN_PRODUCT(T, TYPES, 112, "%56", "%57", "%58", "%59", "%60", "%61") \
   FLASHATTN_PRODUCT(T, TYPES, 128, "%64", "%65", "%66", "%67", "%68", "%69")
 FLASHATTN_PRODUCTS(bfloat, "bf16.bf16")
 FLASHATTN_PRODUCTS(half, "f16.f16")

@@ -36,18 +36,22 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
 template <int VALUE_PARTS, int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&probabilities)[KEYS / 16][PARTS][4],
                                      SharedTile<T, KEYS, DV> values, int value_part = 0, bool fresh = false) {
-  constexpr int kColumns = DV % 128 == 0 ? 128 : 64, kSteps = KEYS / 16;  // columns of an instruction
+  constexpr int kSteps = KEYS / 16, kColumns = 128;  // the most of an instruction
+  constexpr int kWhole = DV / kColumns * kColumns, kRest = DV - kWhole;
   Descriptor b = descriptor(values.memory, values.kPanel);
   int first_part = VALUE_PARTS - 1 - value_part, count = (PARTS - first_part) * kSteps;
   FLASHATTN_UNROLL
   for (int n = 0; n < count; ++n) {
     int part = VALUE_PARTS > 1 ? first_part + n / kSteps : n % PARTS;
     int i = VALUE_PARTS > 1 ? n % kSteps : n / PARTS;
+    bool add = !(fresh && value_part == 0 && n == 0);
+    const auto rows = [&](int column) { return b + ((i * 16 * 128 + column / 64 * values.kPanel) >> 4); };
     FLASHATTN_UNROLL
-    for (int column = 0; column < DV; column += kColumns) {
-      Descriptor rows = b + ((i * 16 * 128 + column / 64 * values.kPanel) >> 4);
-      Product<T, kColumns>::of_columns(&sums[column / 8], probabilities[i][part], rows,
-                                       !(fresh && value_part == 0 && n == 0));
+    for (int column = 0; column < kWhole; column += kColumns) {
+      Product<T, kColumns>::of_columns(&sums[column / 8], probabilities[i][part], rows(column), add);
+    }
+    if constexpr (kRest > 0) {
+      Product<T, kRest>::of_columns(&sums[kWhole / 8], probabilities[i][part], rows(kWhole), add);
     }
   }
   commit_products();
