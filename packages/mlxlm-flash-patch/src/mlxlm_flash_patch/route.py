@@ -17,7 +17,7 @@ from flashattn_core.attention import lowered
 
 from .described_masks import description_of
 from .faster import FASTER_THERE, NOT_MEASURED, reason_to_leave
-from .obstacles import in_one_dtype, is_quantised, reason_not_to
+from .obstacles import check_storage, in_one_dtype, is_quantised, reason_not_to
 
 Attention = Callable[..., mx.array]
 Way = Callable[[], bool]  # whether a call that is made now is to be flash attention
@@ -127,6 +127,7 @@ def attend(
     softcap: float | None = None,
 ) -> mx.array | None:
     """Flash attention; None where the caller is to do without, which is counted and warned about here."""
+    check_storage(keys, values, cache)
     if mask is not None and isinstance(mask, mx.array):
         mask = description_of(mask, queries, (keys if isinstance(keys, mx.array) else keys[0]).shape[-2])
     if route.faster and not _in_a_patched_model.get():  # first: what is left costs hardly more than unpatched
