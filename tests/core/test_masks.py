@@ -128,7 +128,7 @@ def test_the_reference_reads_masks_by_the_same_sentences(rng):
         (lambda: SlidingWindow(0), "window is 0, expected a whole number of at least 1"),
         (lambda: KeyRange(1.5), r"start is 1\.5, expected a whole number"),
         (lambda: KeyRange(0, mx.array([1.0])), "stop is an array of mlx.core.float32"),
-        (lambda: Tree(mx.zeros((3, 3))), "visible is array of float32"),
+        (lambda: Tree(mx.zeros((3, 3))), "visible is an array of float32"),
         (lambda: Tree(mx.zeros((3, 4), mx.bool_)), r"visible has shape \(3, 4\)"),
         (lambda: Tree.from_parents([]), "parents is empty"),
         (lambda: Tree.from_parents([-1, 1]), r"parents\[1\] is 1"),

@@ -1,4 +1,5 @@
-"""Memory: no array of size L*S, forward and backward; nothing stays behind calls but scratch, which can be given back.
+"""Memory: no array of size L*S, in prefill, decode and gradient; nothing stays behind calls but scratch, which can be
+given back.
 
 All of it is measured for a whole process.
 """
@@ -40,6 +41,49 @@ def test_extra_memory_is_the_outputs(length, mask):
     measured = json.loads(python(PEAK.format(length=length, mask=mask.format(length=length))).stdout)
     # Scores alone would take 4 * L * L * 4 bytes: 268 MB at 2048. The outputs are a quarter of the tensors.
     assert measured["extra"] <= 0.3 * measured["tensors"] + 2e6
+
+
+DECODE_PEAK = """
+import json, mlx.core as mx
+from flashattn_core import flash_attention, plan
+
+def resident(field):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
+
+batch, heads, kv_heads, length, keys, dim = {shape}
+query = mx.random.normal((batch, heads, length, 16)).astype(mx.bfloat16)
+key, value = (mx.random.normal((batch, kv_heads, 1, d)).astype(mx.bfloat16) for d in (16, dim))
+
+def attention(keys):  # that take no memory
+    return flash_attention(query, *(mx.broadcast_to(x, (*x.shape[:2], keys, x.shape[3])) for x in (key, value)))
+
+mx.eval(query, key, value, attention(600))  # threads and their scratch are there now
+before = resident("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+out = attention(keys)
+mx.eval(out)
+assert plan(query, query, query, device="cpu").kernel == "cpu_decode"
+print(json.dumps({{"extra": resident("VmHWM") - before, "out": out.nbytes}}))
+"""
+
+
+@pytest.mark.parametrize(
+    "shape",  # batch, heads, key/value heads, queries, keys, head_dim of values
+    [
+        pytest.param((1, 64, 1, 8, 40_000, 512), id="many rows of large heads"),
+        pytest.param((1, 28, 4, 8, 80_000, 128), id="many keys"),
+        pytest.param((64, 32, 8, 4, 2048, 128), id="many heads"),
+        pytest.param((1, 28, 4, 1, 1 << 20, 128), id="one query"),
+    ],
+)
+def test_a_decode_step_keeps_the_results_of_a_few_runs_of_keys(shape):
+    batch, heads, kv_heads, length, keys, dim = shape
+    threads = 2
+    measured = json.loads(python(DECODE_PEAK.format(shape=shape), FLASHATTN_NUM_THREADS=str(threads)).stdout)
+    run = heads // kv_heads * length * (dim + 2) * 4
+    kept = max(2 << 20, (4 * threads + 1) * run)
+    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # what all runs leave would be noticed
+    assert measured["extra"] <= kept + 1.2 * measured["out"] + 2e6
 
 
 GROWTH = """

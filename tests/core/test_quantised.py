@@ -162,9 +162,9 @@ def zeros(heads=2, dim=64):
 
 PACKED = WEIGHTS, SCALES, BIASES = zeros()
 ERRORS = [
-    ({"key": WEIGHTS}, "key is a array, expected (weights, scales, biases)"),
-    ({"value": PACKED[:2]}, "value is a list, expected (weights, scales, biases)"),
-    ({"key": (WEIGHTS, None, BIASES)}, "key (scales) is a NoneType, expected an mx.array"),
+    ({"key": WEIGHTS}, "key is an array of uint32 and shape (1, 2, 40, 16), expected (weights, scales, biases)"),
+    ({"value": PACKED[:2]}, "value is a list of 2, expected (weights, scales, biases)"),
+    ({"key": (WEIGHTS, None, BIASES)}, "key (scales) is None, expected an mx.array"),
     ({"bits": 4}, "key has scales of shape (1,2,40,1), expected (1,2,40,2) beside"),
     ({"bits": 7}, "bits is 7, expected 1, 2, 3, 4, 5, 6 or 8"),
     ({"bits": "x"}, "bits is 'x', expected a whole number above 0"),
@@ -186,5 +186,5 @@ def test_errors(changed, words):
 
 
 def test_flash_attention_takes_no_tuples():
-    with pytest.raises(ValueError, match=r"key is a list, expected an mx\.array"):
+    with pytest.raises(ValueError, match=r"key is a list of 3, expected an mx\.array"):
         flash_attention(mx.zeros((1, 4, 2, 64)), PACKED, PACKED)

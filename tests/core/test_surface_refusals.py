@@ -205,7 +205,7 @@ def test_what_is_traced_is_not_looked_at_for_a_message():
     q = mx.zeros((1, 1, 1, 8))
     for bad in ("scale", "softcap", "kernel", "stream"):
         with pytest.raises(
-            ValueError, match=rf"^\[flash_attention\] {bad} is array of float32 and shape \(\), expected"
+            ValueError, match=rf"^\[flash_attention\] {bad} is an array of float32 and shape \(\), expected"
         ):
             mx.compile(lambda x, bad=bad: flash_attention(q, q, q, **{bad: x}))(mx.array(0.5))
 

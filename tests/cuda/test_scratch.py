@@ -35,6 +35,22 @@ def test_of_forward_passes():
     assert_ordered(forward(mx.float32, 100, "cuda_prefill_hopper"), {"key_parts", "value_parts"})
 
 
+@pytest.mark.parametrize(
+    ("shape", "bound"),  # batch, heads, key/value heads, queries, keys, head_dim
+    [
+        ((1, 28, 4, 8, 131_072, 128), 16 << 20),
+        ((8, 128, 1, 4, 8192, 512), 16 << 20),
+        ((8, 128, 1, 16, 8192, 512), 8 * 128 * 16 * 514 * 4),  # of one chunk
+    ],
+)
+def test_of_decode_steps(shape, bound):
+    batch, heads, kv_heads, length, keys, dim = shape
+    row = mx.zeros((1, 1, 1, 1), mx.bfloat16)  # broadcast: takes no memory
+    query, key = mx.broadcast_to(row, (batch, heads, length, dim)), mx.broadcast_to(row, (batch, kv_heads, keys, dim))
+    (launch,) = launches.forward(lowered(query, key, key, kernel="cuda_decode"), "cuda")
+    assert launch["buffers"]["partials"] <= bound
+
+
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_of_gradients(rng, dtype, capability):

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import flashattn_core
 import pytest
+from flash_evals.errors import EvalError, failing, one_line
 
 # Arguments: what the line says.
 PERPLEXITY = {
@@ -115,3 +116,33 @@ def test_nonsense_in_a_variable_is_named(refused, command, monkeypatch):
     error = ValueError("FLASHATTN_NUM_THREADS must be a positive number, not 'many'")
     monkeypatch.setattr(flashattn_core, "backends", Mock(side_effect=error))
     assert "FLASHATTN_NUM_THREADS" in refused(command)
+
+
+def raised(message, *causes):
+    """An error with these causes, each the cause of the one before."""
+    error = RuntimeError(message)
+    if causes:
+        error.__cause__ = raised(*causes)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (raised("no room"), "no room"),
+        (
+            raised("Received 2 parameters not in model:\n  one,\n  two."),
+            "Received 2 parameters not in model: one, two.",
+        ),
+        (raised("cannot read the file", "disk on fire"), "cannot read the file; caused by: disk on fire"),
+        (raised("cannot read: disk on fire", "disk on fire"), "cannot read: disk on fire"),
+        (raised("a", "b\nc", "d"), "a; caused by: b c; caused by: d"),
+        (raised("", "why"), "RuntimeError; caused by: why"),
+        (raised("x" * 1000, "why"), "x" * 299 + "…; caused by: why"),
+    ],
+)
+def test_a_foreign_error_keeps_its_cause_in_one_line(error, line):
+    assert one_line(error) == line
+    with pytest.raises(EvalError) as refusal, failing("it fails"):
+        raise error
+    assert refusal.value.message == f"it fails: {line}"

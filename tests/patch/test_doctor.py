@@ -264,8 +264,8 @@ def test_attention_that_does_not_run(monkeypatch):
         raise TypeError("__init__(): incompatible function arguments.\nInvoked with types: mlx.core.array")
 
     monkeypatch.setattr(flashattn_core, "flash_attention", incompatible)
-    line = "✗ self-test: TypeError: __init__(): incompatible function arguments. · cure: pip install --force-reinstall"
-    found(line, broken=True)
+    said = "__init__(): incompatible function arguments. Invoked with types: mlx.core.array"
+    found(f"✗ self-test: TypeError: {said} · cure: pip install --force-reinstall", broken=True)
 
 
 def test_another_signature(monkeypatch):

@@ -85,9 +85,9 @@ def test_the_second_decides(first, second, strict):
         ("olmo", ValueError, "'olmo', of which nothing .* mlx-lm's own code fails on it"),  # importing it calls exit()
         ([], ValueError, "models is empty"),
         ("", ValueError, "names ''"),
-        (5, TypeError, "models is a int, expected None, a model type or a list of them"),
-        (["qwen2", 5], TypeError, "models is a list"),
-        (nn.Linear(2, 2), TypeError, r"models is a Linear, expected .* patch_model\(\) takes a model"),
+        (5, TypeError, "models is of type int, expected None, a model type or a list of them"),
+        (["qwen2", 5], TypeError, "models is of type list"),
+        (nn.Linear(2, 2), TypeError, r"models is of type Linear, expected .* patch_model\(\) takes a model"),
     ],
 )
 def test_names_that_cannot_be_patched(models, error, says):

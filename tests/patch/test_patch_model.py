@@ -264,8 +264,8 @@ def test_nothing_is_left_of_the_last_one(tiny, original):
     ("model", "error", "says"),
     [
         (nn.Linear(2, 2), ValueError, r"\[patch_model\] model is a .*Linear, no module of which has mlx-lm's own"),
-        ("qwen2", TypeError, r"\[patch_model\] model is a str, expected an mlx.nn.Module"),
-        (None, TypeError, "NoneType"),
+        ("qwen2", TypeError, r"\[patch_model\] model is 'qwen2', expected an mlx.nn.Module"),
+        (None, TypeError, "model is None"),
     ],
     ids=["nothing to patch", "a name", "None"],
 )

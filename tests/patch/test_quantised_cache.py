@@ -4,9 +4,11 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from arms import error, normal, off_and_on
+from mlx_lm.generate import maybe_quantize_kv_cache
 from mlx_lm.models import base
-from mlx_lm.models.cache import QuantizedKVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 from mlxlm_flash_patch import obstacles
+from model_configs import config, random_model
 
 MASKS = {
     "none": lambda length, offset: None,
@@ -79,6 +81,60 @@ def test_left_padding():
     off, on = off_and_on(lambda: attend(queries, given, base.create_causal_mask(40, left_padding=mx.array([0, 11]))))
     assert error(on[0], off[0]) < 1e-4
     assert error(on[1, :, 11:], off[1, :, 11:]) < 1e-4
+
+
+class WithBits:
+    """Another program's cache: it has the attribute by which mlx-lm knows a quantised one, and holds arrays."""
+
+    bits = 8
+
+
+ARRAYS = [normal(seed, 1, 2, 40, 128) for seed in (1, 2)]
+OTHERWISE_STORED = {
+    "keys": (
+        lambda: (WithBits(), *ARRAYS),
+        r"keys are an array of float32 and shape \(1, 2, 40, 128\), expected \(weights, scales, biases\): "
+        "the cache, a .*WithBits, has an attribute 'bits'",
+    ),
+    "values": (
+        lambda: (*filled()[:2], ARRAYS[1]),
+        "values are an array of .*: the cache, an mlx_lm.*QuantizedKVCache, has an attribute 'bits'",
+    ),
+    "a plain cache": (
+        lambda: (KVCache(), *filled()[1:]),
+        "keys are a tuple of 3, expected an array: the cache, an mlx_lm.*KVCache, has no attribute 'bits'",
+    ),
+    "no cache": (lambda: (None, *filled()[1:]), "keys are a tuple of 3, expected an array: .* without --kv-bits"),
+}
+
+
+@pytest.mark.parametrize(("given", "says"), OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
+def test_keys_that_are_not_stored_as_the_cache_says(given, says):
+    """mlx-lm's own attention fails there, too, with what a function inside of it says."""
+    queries = normal(3, 1, 6, 5, 128)
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        attend(queries, given())
+    for when in ("always", "faster"):
+        with flash.enabled(when=when), pytest.raises(ValueError, match=says):
+            attend(queries, given())
+
+
+@pytest.mark.parametrize("model_type", ["plamo2", "phi3small"])
+def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
+    """It fails without the patch, too."""
+    heads = {"hidden_size": 128, "hidden_size_per_head": 32}
+    model, x = random_model(model_type, {**config(model_type), **heads}), tokens(1, 9)
+
+    def generate():
+        caches = make_prompt_cache(model)
+        mx.eval(model(x[:, :8], cache=caches))
+        maybe_quantize_kv_cache(caches, 0, 32, 8)
+        mx.eval(model(x[:, 8:], cache=caches))
+
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        generate()
+    with flash.enabled(), pytest.raises(ValueError, match="this model's attention takes no quantised KV cache"):
+        generate()
 
 
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])

@@ -48,10 +48,24 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "the merge of runs looks at one run too many",
-        f"{CPP}/cpu/kernels.cpp",
-        "for (int64_t i = 0; i < count; ++i) row_max = larger(row_max, first[i * partial_stride]);",
-        "for (int64_t i = 0; i <= count; ++i) row_max = larger(row_max, first[i * partial_stride]);",
+        f"{CPP}/cpu/forward.cpp",
+        "slot < taken + count; ++slot",
+        "slot <= taken + count; ++slot",
         "core/test_sanitizers.py::test_no_report",
+    ),
+    Mutation(
+        "a decode step keeps what each run of keys leaves until the last one is done",
+        f"{CPP}/cpu/forward.cpp",
+        "int64_t most = std::max(",
+        "int64_t most = all_heads * runs + std::max(",
+        "core/test_memory.py::test_a_decode_step_keeps_the_results_of_a_few_runs_of_keys",
+    ),
+    Mutation(
+        "a GPU's decode step keeps what each chunk of keys leaves, however many rows there are",
+        f"{CPP}/gpu/split.h",
+        "chunks = std::min(chunks, kMaxPartials",
+        "chunks = std::min(chunks, 1000 * kMaxPartials",
+        "metal/test_scratch.py::test_of_decode_steps",
     ),
     Mutation(
         "what a mask says is found again where L is S alone",

@@ -60,6 +60,13 @@ MUTATIONS: list[Mutation] = [
         "core/test_threads.py::test_any_number_of_threads",
     ),
     Mutation(
+        "a decode step forgets what earlier rounds of runs have left",
+        f"{CPP}/cpu/forward.cpp",
+        "begin = end, taken = 1) {",
+        "begin = end) {",
+        "core/test_decode_equals_prefill.py::test_so_where_results_of_runs_are_merged_in_rounds",
+    ),
+    Mutation(
         "arrays that begin in the middle of an element are read as they are",
         f"{CPP}/op/memory.cpp",
         "% static_cast<intptr_t>(input.itemsize()) == 0",

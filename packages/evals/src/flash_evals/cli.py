@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 import mlxlm_flash_startup
 
-from flash_evals.errors import EvalError, Terminated, exit_code, first_line
+from flash_evals.errors import EvalError, Terminated, exit_code, one_line
 
 # name -> (module, what it does in one line)
 COMMANDS = {
@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
         try:  # here: -h does not wait for MLX
             from mlxlm_flash_patch import enable  # noqa: F401  raises where MLX or flashattn_core does not load
         except ImportError as error:
-            ctx.obj = first_line(error)
+            ctx.obj = one_line(error)
             return super().invoke(ctx)
         from flashattn_core import interruptible
 

@@ -17,7 +17,7 @@ from mlxlm_flash_patch import doctor as patch_doctor
 from mlxlm_flash_patch.doctor import Finding, Mark, ok, problem, warning
 
 from flash_evals import options, output
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, one_line
 from flash_evals.output import Outputs
 from flash_evals.page.description import Description, Table
 from flash_evals.record import Count, Record
@@ -104,7 +104,7 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except Exception as error:
-        yield problem(check.__name__, f"the check failed: {type(error).__name__}: {first_line(error)}", REINSTALL)
+        yield problem(check.__name__, f"the check failed: {type(error).__name__}: {one_line(error)}", REINSTALL)
 
 
 def hardware() -> Iterator[Finding]:

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import click
 
+LONGEST = 300  # characters of a foreign message: what comes after them is a listing, of a compiler or of names
+
 
 class EvalError(click.ClickException):
     """The message names what was expected and what came; click prints it on stderr."""
@@ -21,9 +23,16 @@ def exit_code(stopped: KeyboardInterrupt) -> int:
     return 143 if isinstance(stopped, Terminated) else 130
 
 
-def first_line(error: BaseException) -> str:
-    """What a foreign library said, cut to one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def one_line(error: BaseException) -> str:
+    """What a foreign library said, and behind it what that came from, as one line of a bearable length."""
+    said: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        text = " ".join(str(cause).split()) or type(cause).__name__
+        if not any(text in before for before in said):  # most messages repeat their cause's
+            said.append(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
+        cause = cause.__cause__
+    return "; caused by: ".join(said)
 
 
 @contextmanager
@@ -34,4 +43,4 @@ def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, Runtim
     except EvalError:
         raise
     except errors as error:
-        raise EvalError(f"{what}: {first_line(error)}") from error
+        raise EvalError(f"{what}: {one_line(error)}") from error

@@ -11,7 +11,7 @@ from typing import Literal
 
 import click
 
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, one_line
 
 Kind = Literal["model", "dataset"]
 INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}  # work without the hub
@@ -60,5 +60,5 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
             says = f"no file or folder {repo!r}, and the hub has no {what} for you; private or gated: hf auth login"
         else:
             how = "" if online else " without a network"
-            says = f"cannot read {what}{how}: {first_line(error)}"
+            says = f"cannot read {what}{how}: {one_line(error)}"
         raise EvalError(says) from error

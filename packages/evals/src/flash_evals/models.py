@@ -5,7 +5,6 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -164,13 +163,10 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
     from mlx_lm.utils import load_adapters
 
     folder, what = Path(adapter_path), f"cannot load the adapters in {adapter_path}"
-    try:
+    with failing(what, (Exception,)):
         load_adapters(network, adapter_path)
         kind = json.loads((folder / "adapter_config.json").read_bytes()).get("fine_tune_type", "lora")
         given = set(mx.load(str(folder / "adapters.safetensors")))
-    except Exception as error:
-        # mlx-lm names the tensors that do not fit in the lines after the first.
-        raise EvalError(f"{what}: {shorten(str(error), 300)}") from error
     needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
     if not given:
         raise EvalError(f"{what}: there are none")

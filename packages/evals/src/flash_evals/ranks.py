@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, one_line
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -96,7 +96,7 @@ class Ranks:
 
 
 def _said(error: BaseException) -> str:
-    return error.message if isinstance(error, EvalError) else f"{type(error).__name__}: {first_line(error)}"
+    return error.message if isinstance(error, EvalError) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def shared(command: Callable[..., None]) -> Callable[..., None]:

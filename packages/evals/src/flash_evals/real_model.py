@@ -19,7 +19,7 @@ import click
 import mlx.core as mx
 
 from flash_evals import output
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, one_line
 
 Dtype = Literal["float32", "bfloat16", "4bit"]
 NAME = "SmolLM2-135M-Instruct"
@@ -68,7 +68,7 @@ def command(folder: Path | None, dtype: Dtype) -> None:
             _write(folder, dtype)
         except (OSError, RuntimeError) as error:  # MLX raises the second
             if not _is_written(folder, dtype):  # by another process in the meantime
-                raise EvalError(f"cannot write {folder}: {first_line(error)}") from error
+                raise EvalError(f"cannot write {folder}: {one_line(error)}") from error
     click.echo(folder)
 
 

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from flash_evals import finetune_result, options, perplexity_result, speed_result
-from flash_evals.errors import EvalError, first_line
+from flash_evals.errors import EvalError, one_line
 from flash_evals.kernels_result import Entry
 from flash_evals.page import finetune, kernels, perplexity, speed
 from flash_evals.page.description import Description
@@ -68,7 +68,7 @@ def command(files: Sequence[Path], html_file: Path) -> None:
         except OSError as error:
             left_out.append((name, error.strerror or type(error).__name__))
         except (ValueError, RecursionError) as error:  # msgspec's are, too
-            left_out.append((name, first_line(error)))
+            left_out.append((name, one_line(error)))
     for name, why in left_out:
         click.echo(f"Left out: {name}: {why}", err=True)
     if not found:

@@ -78,46 +78,87 @@ void attend_in_blocks(const AttentionArgs& args) {
   });
 }
 
+// A decode step takes one query after the other, so that its result has the same bits whichever come with it: several
+// tokens at once, as in speculative decoding, give what they give one by one.
+template <typename Visit>
+void for_each_query(RowBlock block, Visit visit) {
+  int queries = block.query_count;
+  block.query_count = 1;
+  for (block.query_begin = 0; block.query_begin < queries; ++block.query_begin) visit(block);
+}
+
+constexpr int64_t divide_up(int64_t n, int64_t divisor) {
+  return (n + divisor - 1) / divisor;
+}
+
+// A run of keys leaves partial results, which take memory until they are merged. So the runs of a decode step go by in
+// rounds. In a round each of `heads` blocks of heads has `slots` slots: one for each run and, after the first round,
+// one for what all earlier runs have left. All slots take up to 2 MB, or there are four of them a thread and one more,
+// so that the threads end a round together.
+struct Rounds {
+  int64_t heads, slots;
+
+  Rounds(int64_t all_heads, int64_t runs, int64_t slot_bytes) {
+    constexpr int64_t kBytes = 2 << 20, kSlotsPerThread = 4, kFewSlots = 8;
+    int64_t most = std::max(kBytes / slot_bytes, kSlotsPerThread * num_threads() + 1);
+    // Many heads with few slots go before few heads with many: one thread merges all slots of a head.
+    heads = std::clamp<int64_t>(most / std::min(runs, kFewSlots), 1, all_heads);
+    slots = std::min(runs, most / heads);
+    slots = 1 + divide_up(runs - 1, divide_up(runs - 1, slots - 1));  // so that the last round has as much work
+  }
+};
+
+// FlashDecoding: each run of keys is a piece of work of its own. Where runs begin depends on the keys alone, and their
+// results are merged one by one, in order. So the bits are the same for any number of threads and slots.
 void attend_in_runs(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
   HeadCut cut(params, kMaxRows, true);
-  // FlashDecoding: each run of keys is a piece of work of its own. Where runs begin depends on the keys alone, and
-  // the merge goes in order: the result is the same for any number of threads.
   constexpr int kKeysPerRun = 512;
   int first_run = first_seen_key(params) / kKeysPerRun;
   int64_t runs = std::max(1, (params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run);
-  // One query after the other, so that its result has the same bits whichever come with it: several tokens at once,
-  // as in speculative decoding, give what they give one by one. The run's keys stay in the second-level cache.
-  const auto for_each_query = [&](RowBlock block, auto visit) {
-    block.query_count = 1;
-    for (block.query_begin = 0; block.query_begin < params.query_len; ++block.query_begin) visit(block);
-  };
-  if (runs == 1) {
+  if (runs == 1 || cut.blocks == 0 || params.query_len == 0) {
     parallel_for(cut.blocks, [&](int64_t i) {
       for_each_query(cut.block(params, i), [&](const RowBlock& block) { isa.attend(args, block); });
     });
     return;
   }
   int64_t row_size = partial_row_size(params.value_dim);
-  int64_t size = int64_t{cut.heads_per_block} * params.query_len * row_size;
-  auto partials = std::make_unique_for_overwrite<float[]>(cut.blocks * runs * size);
-  std::vector<std::atomic<int64_t>> finished(cut.blocks);
-  parallel_for(cut.blocks * runs, [&](int64_t i) {
-    int64_t head = i / runs;
-    RowBlock run = cut.block(params, head);
-    run.key_begin = (first_run + static_cast<int>(i % runs)) * kKeysPerRun;
-    run.key_end = std::min(run.key_begin + kKeysPerRun, params.key_len);
-    for_each_query(run, [&](const RowBlock& block) {
-      isa.attend_partial(args, block, partials.get() + i * size + block.query_begin * block.head_count * row_size);
-    });
-    if (finished[head].fetch_add(1, std::memory_order_acq_rel) == runs - 1) {  // the last run to finish merges them all
-      for_each_query(cut.block(params, head), [&](const RowBlock& block) {
-        isa.merge(args, block, partials.get() + (head * runs * size) + block.query_begin * block.head_count * row_size,
-                  runs, size);
+  int64_t slot_size = int64_t{cut.heads_per_block} * params.query_len * row_size;
+  Rounds rounds(cut.blocks, runs, slot_size * int64_t{sizeof(float)});
+  auto partials = std::make_unique_for_overwrite<float[]>(rounds.heads * rounds.slots * slot_size);
+  std::vector<std::atomic<int64_t>> finished(rounds.heads);
+  const auto rows_of = [&](const RowBlock& query, float* slot) {
+    return slot + query.query_begin * query.head_count * row_size;
+  };
+
+  for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
+    int64_t heads = std::min(rounds.heads, cut.blocks - head);
+    // The first slot has the results of all runs before this round's.
+    for (int64_t begin = 0, end, taken = 0; begin < runs; begin = end, taken = 1) {
+      end = std::min(runs, begin + rounds.slots - taken);
+      int64_t count = end - begin;
+      for (auto& each : finished) each.store(0, std::memory_order_relaxed);
+      parallel_for(heads * count, [&](int64_t i) {
+        float* slots = partials.get() + i / count * rounds.slots * slot_size;
+        RowBlock run = cut.block(params, head + i / count);
+        run.key_begin = (first_run + static_cast<int>(begin + i % count)) * kKeysPerRun;
+        run.key_end = std::min(run.key_begin + kKeysPerRun, params.key_len);
+        // The run's keys stay in the second-level cache from one query to the next.
+        for_each_query(run, [&](const RowBlock& query) {
+          isa.attend_partial(args, query, rows_of(query, slots + (taken + i % count) * slot_size));
+        });
+        if (finished[i / count].fetch_add(1, std::memory_order_acq_rel) < count - 1) return;
+        // The last run of these heads to finish merges them all.
+        for (int64_t slot = 1; slot < taken + count; ++slot) {
+          isa.merge(run.rows(), params.value_dim, slots, slots + slot * slot_size);
+        }
+        if (end == runs) {
+          for_each_query(run, [&](const RowBlock& query) { isa.finish(args, query, rows_of(query, slots)); });
+        }
       });
     }
-  });
+  }
 }
 
 void leave_nan(const AttentionArgs& args) {

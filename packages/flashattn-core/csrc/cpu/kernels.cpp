@@ -265,32 +265,35 @@ void attend_partial(const AttentionArgs& args, const RowBlock& block, float* par
   }
 }
 
-void merge(const AttentionArgs& args, const RowBlock& block, const float* partials, int64_t count,
-           int64_t partial_stride) {
+void merge(int rows, int value_dim, float* partial, const float* later) {
+  for (int r = 0; r < rows; ++r) {
+    float row_max = larger(partial[0], later[0]);
+    float reference = row_max == -kInfinity ? 0.0f : row_max;
+    float weight = exp2((partial[0] - reference) * kLog2e), later_weight = exp2((later[0] - reference) * kLog2e);
+    partial[0] = row_max;
+    for (int64_t i = 1; i < partial_row_size(value_dim); ++i) {
+      partial[i] = partial[i] * weight + later[i] * later_weight;
+    }
+    partial += partial_row_size(value_dim);
+    later += partial_row_size(value_dim);
+  }
+}
+
+void finish(const AttentionArgs& args, const RowBlock& block, const float* partial) {
   Scratch& scratch = kept_scratch;
   int value_dim = args.params.value_dim;
   scratch.prepare(block.rows(), args.params, block.decoded);
-  for (int r = 0; r < block.rows(); ++r) {
-    const float* first = partials + r * partial_row_size(value_dim);
-    float row_max = -kInfinity, row_sum = 0;
-    for (int64_t i = 0; i < count; ++i) row_max = larger(row_max, first[i * partial_stride]);
-    float reference = row_max == -kInfinity ? 0.0f : row_max;
+  for (int r = 0; r < block.rows(); ++r, partial += partial_row_size(value_dim)) {
+    scratch.row_max[r] = partial[0];
+    scratch.row_sum[r] = partial[1];
     float* output = scratch.output + int64_t{r} * scratch.value_columns;
-    for (int c = 0; c < value_dim; ++c) output[c] = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const float* partial = first + i * partial_stride;
-      float weight = exp2((partial[0] - reference) * kLog2e);
-      row_sum += partial[1] * weight;
-      for (int c = 0; c < value_dim; ++c) output[c] += partial[2 + c] * weight;
-    }
-    scratch.row_max[r] = row_max;
-    scratch.row_sum[r] = row_sum;
+    for (int c = 0; c < value_dim; ++c) output[c] = partial[2 + c];
   }
   finish_rows(scratch, args, block);
 }
 
 }  // namespace
 
-const Kernels kernels = {FLASHATTN_ISA_NAME, attend, attend_partial, merge, backward_kernels, roofline_loops};
+const Kernels kernels = {FLASHATTN_ISA_NAME, attend, attend_partial, merge, finish, backward_kernels, roofline_loops};
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

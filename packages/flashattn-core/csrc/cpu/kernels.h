@@ -52,8 +52,10 @@ struct Kernels {
   void (*attend)(const AttentionArgs&, const RowBlock&);
   // The same, unfinished: writes rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
-  // Merges `count` partials, in order, `partial_stride` floats apart, and writes all outputs.
-  void (*merge)(const AttentionArgs&, const RowBlock&, const float* partials, int64_t count, int64_t partial_stride);
+  // Adds what later keys have left of `rows` rows to what earlier ones have left.
+  void (*merge)(int rows, int value_dim, float* partial, const float* later);
+  // Writes all outputs, from what all keys have left.
+  void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);
   const BackwardKernels& backward;
   const RooflineLoops& roofline;
 };

@@ -204,7 +204,7 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
   int64_t bytes_of_chunk = std::min(rows_of_group(call), rows_of_block) * p.value_dim * int64_t{sizeof(float)};
   int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / bytes_of_chunk, 4, 512));
   Launches result = {.params = p, .split = gpu::split_keys(p, {chunks, min_chunk, max_chunks})};
-  result.scratch = {{Binding::partials, partials_of(p, result.split)},
+  result.scratch = {{Binding::partials, partials_of(p, result.split.num_chunks)},
                     {Binding::arrivals, num_groups(call) * divide_up(rows_of_group(call), rows_of_block)}};
   return result;
 }

@@ -24,21 +24,25 @@ struct SplitGoal {
   int max_chunks;  // of one key/value head
 };
 
+// Numbers of Partials, see decode_split.h.
+inline int64_t partials_of(const AttentionParams& p, int64_t num_chunks) {
+  return p.batch_size * p.num_heads * p.query_len * num_chunks * (p.value_dim + int64_t{2});
+}
+
 inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
+  // Partial results take up to 16 MB, so that scratch does not grow with rows times keys. Where rows are so many that
+  // one chunk takes more, they fill a GPU without the others.
+  constexpr int64_t kMaxPartials = (16 << 20) / sizeof(float);
   SplitParams split = {};
   split.first_key = first_seen_key(p);
   int64_t keys = p.key_len - split.first_key;
   int64_t groups = std::max<int64_t>(1, p.batch_size * p.num_kv_heads);
   int64_t chunks = std::min<int64_t>(divide_up(goal.chunks, groups), divide_up(keys, goal.min_chunk));
+  chunks = std::min(chunks, kMaxPartials / std::max<int64_t>(1, partials_of(p, 1)));
   chunks = std::clamp<int64_t>(chunks, 1, goal.max_chunks);
   split.chunk_len = std::max(1, round_up(static_cast<int>(divide_up(keys, chunks)), 4));
   split.num_chunks = static_cast<int32_t>(std::max<int64_t>(1, divide_up(keys, split.chunk_len)));
   return split;
-}
-
-// Numbers of Partials, see decode_split.h.
-inline int64_t partials_of(const AttentionParams& p, const SplitParams& split) {
-  return p.batch_size * p.num_heads * p.query_len * split.num_chunks * (p.value_dim + int64_t{2});
 }
 
 }  // namespace flashattn::gpu

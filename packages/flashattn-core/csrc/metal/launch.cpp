@@ -93,7 +93,7 @@ Launches decode_split(const Call& call) {
   int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
 
   Launches result = {.params = p, .split = split_keys(p, kGoals[call.tiling])};
-  result.scratch = {{Binding::partials, partials_of(p, result.split)}};
+  result.scratch = {{Binding::partials, partials_of(p, result.split.num_chunks)}};
 
   auto of_chunk =
       arguments({Binding::query, Binding::key, Binding::value}, {Binding::partials}, {Binding::params, Binding::split});

@@ -15,7 +15,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 def describe(given: object) -> str:
     """`given` in a few words. Only of what cannot fail or take long: another's repr() can, an array's evaluates it."""
     if isinstance(given, mx.array):
-        return f"array of {str(given.dtype).removeprefix('mlx.core.')} and shape {given.shape}"
+        return f"an array of {str(given.dtype).removeprefix('mlx.core.')} and shape {given.shape}"
     if isinstance(given, bool):
         return f"bool {given}"
     if isinstance(given, int) and given.bit_length() > 2000:  # longer ones Python may refuse to print
@@ -24,7 +24,12 @@ def describe(given: object) -> str:
         return f"a str of {len(given)} characters"
     if given is None or type(given) in (int, float, complex, str):
         return repr(given)
-    return type(given).__name__
+    if type(given) in (list, tuple):
+        return f"a {type(given).__name__} of {len(given)}"  # type: ignore[arg-type]  # mypy does not see which
+    name = type(given).__qualname__
+    if type(given).__module__ != "builtins":
+        name = f"{type(given).__module__}.{name}"
+    return f"{'an' if name.startswith(('a', 'e', 'i', 'o', 'u', 'mlx')) else 'a'} {name}"
 
 
 def integer(given: object) -> int | None:
@@ -63,7 +68,7 @@ def finite(name: str, given: Any) -> float:
 def array(name: str, given: object) -> mx.array:
     """Raises ValueError unless `given` is an mx.array."""
     if not isinstance(given, mx.array):
-        raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected an mx.array")
+        raise ValueError(f"[flash_attention] {name} is {describe(given)}, expected an mx.array")
     return given
 
 

@@ -78,7 +78,7 @@ lowered.__qualname__ = "flash_attention"  # TypeError names this one for a keywo
 
 def _quantized(name: str, given: object) -> Quantized:
     if not isinstance(given, tuple | list) or len(given) != 3:
-        raise ValueError(f"[flash_attention] {name} is a {type(given).__name__}, expected (weights, scales, biases)")
+        raise ValueError(f"[flash_attention] {name} is {types.describe(given)}, expected (weights, scales, biases)")
     weights, scales, biases = given
     return (
         types.array(f"{name} (weights)", weights),

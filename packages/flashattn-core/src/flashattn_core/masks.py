@@ -45,9 +45,8 @@ class Mask:
 
     def __and__(self, other: Mask | mx.array) -> Mask:
         if not isinstance(other, Mask | mx.array):
-            raise ValueError(
-                f"[Mask] {describe(self)} & {describe(other)}: the right side is expected to be a Mask or an mx.array"
-            )
+            both = f"{type(self).__name__} & {describe(other)}"
+            raise ValueError(f"[Mask] {both}: the right side is expected to be a Mask or an mx.array")
         return And(_parts(self) + _parts(other))
 
 

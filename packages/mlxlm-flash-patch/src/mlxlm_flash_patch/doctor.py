@@ -226,9 +226,9 @@ def numbers() -> Iterator[Finding]:
     try:
         worst = max(_error(length) for length in (20, 1))
     except Exception as error:  # whatever it is, it is what the programs would meet
-        first = str(error).splitlines()[0] if str(error) else ""
+        said = " ".join(str(error).split())
         cure = "pip install --force-reinstall flashattn-core"
-        yield problem("self-test", f"{type(error).__name__}: {first}", cure)
+        yield problem("self-test", f"{type(error).__name__}: {said}", cure)
         return
     if worst > 1e-5:
         cure = "please report it with this output"

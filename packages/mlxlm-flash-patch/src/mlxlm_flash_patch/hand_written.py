@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import registry
+from .obstacles import check_storage
 from .route import Way, attend
 
 Function = Callable[..., mx.array]
@@ -109,6 +110,7 @@ def _phi3small(original: Function, is_open: Way) -> Function:
     ) -> mx.array:
         out = None
         if is_open():
+            check_storage(keys, values, None)  # before the mask is made, which takes the shape of keys
             out = attend(queries, keys, values, None, scale, visible_and_bias(self, queries, keys, mask))
         return original(self, queries, keys, values, scale, mask) if out is None else out
 

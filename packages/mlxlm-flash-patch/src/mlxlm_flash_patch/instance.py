@@ -12,6 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
 
+from flashattn_core.argument_types import describe
 from mlx.nn.layers.base import Module
 
 from . import patch
@@ -79,7 +80,7 @@ def patched_instances() -> int:
 
 def _require_module(caller: str, model: object) -> None:
     if not isinstance(model, Module):
-        raise TypeError(f"[{caller}] model is a {type(model).__name__}, expected an mlx.nn.Module")
+        raise TypeError(f"[{caller}] model is {describe(model)}, expected an mlx.nn.Module")
 
 
 def _modules(model: Module) -> list[Module]:

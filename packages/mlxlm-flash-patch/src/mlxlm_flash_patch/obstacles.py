@@ -9,6 +9,7 @@ from typing import Any
 import flashattn_core
 import mlx.core as mx
 from flashattn_core import is_tracing
+from flashattn_core.argument_types import describe
 
 TRACED = "traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient"
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
@@ -44,6 +45,24 @@ def traced(*arguments: Any) -> bool:
 
 def is_quantised(cache: Any) -> bool:
     return hasattr(cache, "bits")  # mlx-lm's own test: keys and values are then tuples
+
+
+def check_storage(keys: Any, values: Any, cache: Any) -> None:
+    """Raises ValueError unless keys and values are stored as the cache says. mlx-lm's own attention fails then, too."""
+    quantised = is_quantised(cache)
+    for name, given in (("keys", keys), ("values", values)):
+        if quantised and isinstance(given, mx.array):
+            expected = "(weights, scales, biases)"
+            reason = f"the cache, {describe(cache)}, has an attribute 'bits', as quantised caches have"
+        elif not quantised and isinstance(given, list | tuple):
+            expected = "an array"
+            reason = f"the cache, {describe(cache)}, has no attribute 'bits'"
+            if cache is None:  # as attention is called that takes no cache
+                reason = "this model's attention takes no quantised KV cache, so run it without --kv-bits"
+        else:
+            continue
+        message = f"{name} are {describe(given)}, expected {expected}: {reason}"
+        raise ValueError(f"[scaled_dot_product_attention] {message}")
 
 
 def in_one_dtype(queries: mx.array, keys: Any, values: Any) -> tuple[mx.array, Any, Any]:

@@ -167,7 +167,7 @@ def modules_of(models: Models) -> frozenset[str] | None:
     # A model is a dict, whose keys would pass for model types.
     if not isinstance(wanted, list | tuple | set | frozenset) or not all(isinstance(m, str) for m in wanted):
         raise TypeError(
-            f"[enable] models is a {type(models).__name__}, expected None, a model type or a list of them; "
+            f"[enable] models is of type {type(models).__name__}, expected None, a model type or a list of them; "
             "patch_model() takes a model"
         )
     if not wanted:

@@ -17,7 +17,7 @@ from flashattn_core.attention import flash_or_faster
 from flashattn_core.masks import quick
 
 from .described_masks import description_of
-from .obstacles import in_one_dtype, is_quantised, reason_not_to
+from .obstacles import check_storage, in_one_dtype, is_quantised, reason_not_to
 
 Attention = Callable[..., mx.array]
 Way = Callable[[], bool]  # whether a call that is made now is to be flash attention
@@ -118,6 +118,7 @@ def attend(
             out = None
         if out is not None:
             return None if out is False else out
+    check_storage(keys, values, cache)
     queries, keys, values = in_one_dtype(queries, keys, values)
     reason = reason_not_to(queries, keys, values, cache, mask, sinks)
     if reason is None:
