@@ -225,8 +225,7 @@ NB_MODULE(flashattn_launches, m) {
   m.def(
       "wanted", [] { return std::exchange(cuda::wanted, {}); },
       "The functions that were asked of NVRTC and the driver since the last look.");
-  m.def(
-      "set_refuses", [](bool refuses) { cuda::refuses = refuses; }, "refuses"_a, "Whether these refuse.");
+  m.def("set_refuses", [](bool refuses) { cuda::refuses = refuses; }, "refuses"_a, "Whether these refuse.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "device"_a = "metal", "The launches of its gradients; none for lse means zeros.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");

@@ -83,8 +83,8 @@ Launch prefill(const Call& call) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
   };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
-  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts_of_products(call)}, whole_call(call),
-                         blocks_of(call, rows * warps), warps, shared);
+  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts_of_products(call)},
+                         whole_call(call), blocks_of(call, rows * warps), warps, shared);
   int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
   result.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, registers_allow);
   return result;
@@ -299,7 +299,8 @@ Launch backward(const GradientCall& gradient, Gradient of) {
   };
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
-  return launch(call, gradient.packed, "backward", {dim, value_dim, warps, columns, parts_of_products(call), of, of != kDq && gradient.is_part},
+  return launch(call, gradient.packed, "backward",
+                {dim, value_dim, warps, columns, parts_of_products(call), of, of != kDq && gradient.is_part},
                 gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared_by(warps));
 }
 

@@ -39,8 +39,8 @@ cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, co
   return args;
 }
 
-cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options, const GradientInputs& further,
-                                const Gradients& gradients) {
+cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options,
+                                const GradientInputs& further, const Gradients& gradients) {
   cpu::AttentionArgs forward = forward_args(inputs, options, further.saved);
   int batch_dims = forward.params.batch_dims;
   const mx::array* lse_gradient = further.lse_gradient;

@@ -8,8 +8,8 @@
 namespace flashattn {
 
 cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, const Outputs& outputs);
-cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options, const GradientInputs& further,
-                                const Gradients& gradients);
+cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options,
+                                const GradientInputs& further, const Gradients& gradients);
 
 // Which calls end early when somebody wishes it; null: none. See python/interrupt.h.
 using CancellationSource = cpu::Cancellable (*)(const AttentionParams& params);

@@ -18,8 +18,8 @@ struct Decision {
   Precision precision;  // that was asked for
   int query_len, key_len;
   bool by_name = false;
-  Kernels failed = 0;      // kernels that auto must not take for other lengths: they failed their check
-  bool is_counted = true;  // in stats()
+  Kernels failed = 0;                     // kernels that auto must not take for other lengths: they failed their check
+  bool is_counted = true;                 // in stats()
   std::atomic<uint64_t>* left = nullptr;  // MLX's own attention is faster: who leaves the call to it counts here
 
   bool operator==(const Decision&) const = default;

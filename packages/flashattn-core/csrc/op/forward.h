@@ -9,8 +9,8 @@
 
 namespace flashattn {
 
-// {out, lse, row_stats}, see Outputs; {out} if lse is not asked for and nobody can ask for a gradient. The arguments have
-// passed check_arguments(), and the device require_device().
+// {out, lse, row_stats}, see Outputs; {out} if lse is not asked for and nobody can ask for a gradient. The arguments
+// have passed check_arguments(), and the device require_device().
 std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
                                  const mx::Stream& stream);
 

@@ -185,7 +185,8 @@ gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& op
   both.set(Binding::dk, gradients.key);
   both.set(Binding::dv, gradients.value);
   both.set(Binding::delta, gradients.delta);
-  both.work.launches = std::make_shared<gpu::Launches>(backward_launches(backend_of(variant.kernel), both.call, strides));
+  both.work.launches =
+      std::make_shared<gpu::Launches>(backward_launches(backend_of(variant.kernel), both.call, strides));
   return std::move(both.work);
 }
 

@@ -60,9 +60,9 @@ void count_backward(Backend backend) {
 }  // namespace
 
 std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
-                                 const Present& present,
-                                 const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
-                                 const std::vector<mx::array>& cotangents, const std::vector<int>& argnums) {
+                                 const Present& present, const std::vector<mx::array>& inputs,
+                                 const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
+                                 const std::vector<int>& argnums) {
   Inputs named(inputs, present);
   Backend backend = backend_of(stream.device);
   check_backward(backend, call_shape(named, options, backend));

@@ -9,9 +9,9 @@ namespace flashattn {
 
 // FlashAttention's vjp. Throws std::invalid_argument for what has no gradient, NoKernelError where no kernel has it.
 std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
-                                 const Present& present,
-                                 const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
-                                 const std::vector<mx::array>& cotangents, const std::vector<int>& argnums);
+                                 const Present& present, const std::vector<mx::array>& inputs,
+                                 const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
+                                 const std::vector<int>& argnums);
 
 // Inputs: those of FlashAttention, its outputs, and what comes back for them.
 // Outputs: the gradients of query, key and value, and delta, see cpu/backward.h.

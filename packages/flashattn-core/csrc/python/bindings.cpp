@@ -1,14 +1,10 @@
 // Names for Python, and the check that MLX is the one that this module was built for. flashattn_core/attention.py says
 // what the arguments mean.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
-#include <nanobind/stl/vector.h>
 
 #include <string>
 
@@ -208,18 +204,6 @@ NB_MODULE(_ext, m) {
       },
       "device"_a, "gradient"_a, "quantised"_a, "The largest head_dim that some kernel takes; 0 where none does.");
 
-  m.def(
-      "kernels",
-      [](const std::string& device) {
-        std::vector<std::string> names;
-        for (int i = 0; i < kNumKernels; ++i) {
-          auto kernel = static_cast<Kernel>(i);
-          if (backend_of(kernel) != backend_of(device) || pass_of(kernel) != Pass::forward) continue;
-          for (int tiling = 0; tiling < tilings(kernel); ++tiling) names.push_back(name(Variant{kernel, tiling}));
-        }
-        return names;
-      },
-      "device"_a, "The forward kernels' names, each followed by those of its other tilings.");
   m.def(
       "stats",
       [] {

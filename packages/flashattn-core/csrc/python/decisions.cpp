@@ -77,14 +77,14 @@ std::vector<std::string> pipelines(const Arguments& arguments, const std::string
   });
 }
 
-void compile(const Arguments& arguments, const std::string& kernel, int device, bool all) {
+void compile(const Arguments& arguments, const std::string& kernel, mx::Device device, bool all) {
   with_variant(arguments, kernel, "cuda", [&](Variant variant, const Inputs& inputs, Backend) {
     nb::gil_scoped_release others_run;
-    if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device);
+    if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device.index);
     // All at once: each takes the compiler a second. What does not compile fails again in the check, which says so.
     std::vector<std::future<CUfunction>> functions;
     for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
-      functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device));
+      functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device.index));
     }
   });
 }
@@ -131,7 +131,8 @@ void bind_decisions(nb::module_& m) {
         "Has CUDA compile it: all pipelines, or those of this call. Raises NoKernelError for the latter.");
   m.def("software", &software, "device"_a, "The device and all software that may change what a kernel computes.");
   m.def("settle", &settle_kind, "arguments"_a, "device"_a, "kernel"_a.none(), "failed"_a, "wrong"_a, "left"_a.none(),
-        "words"_a, "Calls of this kind take the kernel, or raise what is wrong, or are left to MLX's own attention,\n"
+        "words"_a,
+        "Calls of this kind take the kernel, or raise what is wrong, or are left to MLX's own attention,\n"
         "which takes the first of `left` seconds, ours the second.");
   m.def(
       "left_calls",
@@ -147,7 +148,8 @@ void bind_decisions(nb::module_& m) {
   m.def("cache_folder", &gpu::cache_folder, "The user's folder of caches; empty where the system names none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
         "Writes a file to the user's folder of caches. Returns its path; empty if it cannot be written.");
-  m.def("read_kept", &gpu::read_kept, "folder"_a, "key"_a, "What was kept there; empty if there is none that is whole.");
+  m.def("read_kept", &gpu::read_kept, "folder"_a, "key"_a,
+        "What was kept there; empty if there is none that is whole.");
   m.attr("few_queries") = kFew;
   m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
 }

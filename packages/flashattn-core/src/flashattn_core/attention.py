@@ -91,12 +91,11 @@ def flash_attention(
       ValueError: bad arguments, naming the argument, what was expected and what came.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
-    if kernel == "auto" and softcap is None and alibi_slopes is None and stream is None and not return_lse:
-        rounds = precision == "input"
-        if rounds or precision == "float32":
-            quick = _ext.quick(query, key, value, scale, mask, sinks, rounds, False)
-            if quick is not None:
-                return quick
+    is_plain = softcap is None and alibi_slopes is None and stream is None and not return_lse
+    if is_plain and isinstance(kernel, str) and kernel == "auto":
+        quick = _ext.quick(query, key, value, scale, mask, sinks, types.rounds(precision), False)
+        if quick is not None:
+            return quick
     call = lowered(
         query,
         key,
@@ -183,4 +182,5 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
     if out is None:  # the first such call on this GPU
         decide(call, stream)
         out = _ext.attention(call, bool(return_lse), stream)
+        assert out is not None, "decide() settles the call"
     return out

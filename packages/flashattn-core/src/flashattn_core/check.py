@@ -155,9 +155,7 @@ def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
 
 def lengths_of(kind: Kind) -> Lengths:
     """Of queries and keys."""
-    return (
-        [(kind.query_len, keys) for keys in FEW_KEYS] if kind.query_len <= _ext.few_queries else _ext.checked_lengths
-    )
+    return [(kind.query_len, keys) for keys in FEW_KEYS] if kind.query_len <= _ext.few_queries else _ext.checked_lengths
 
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:

@@ -116,7 +116,9 @@ def _way(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> Ca
         mask = _mask_for_mlx(trial)
 
         def attend(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-            return _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=trial.get("sinks"), stream=stream)
+            sinks = trial.get("sinks")
+            out: mx.array = _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=sinks, stream=stream)
+            return out
     else:
         options: Named = {**trial, "scale": scale, "kernel": name, "precision": "input" if call.rounds else "float32"}
 
@@ -183,6 +185,7 @@ def _in_turns(ways: dict[str, Calls]) -> Times:
 
 def _seconds(calls: Calls, count: int) -> float:
     mx.synchronize()
+    collects = gc.isenabled()
     gc.disable()
     try:
         began = time.perf_counter()
@@ -190,4 +193,5 @@ def _seconds(calls: Calls, count: int) -> float:
         mx.synchronize()
         return time.perf_counter() - began
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()

@@ -82,7 +82,7 @@ def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
         decision.wrong = decision.wrong or wrong
     if backend == "cuda":
         for kernel in filter(None, (decision.kernel, gradient)):
-            _ext.compile(call, kernel, stream.device.index, False)
+            _ext.compile(call, kernel, stream.device, False)
     return decision
 
 
@@ -112,7 +112,7 @@ def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     wrong = ""
     if when == "always" or _ext.read_kept("checked", on_disk) != "passed":
         if backend == "cuda":
-            _ext.compile(call, kernel, stream.device.index, True)
+            _ext.compile(call, kernel, stream.device, True)
         try:
             wrong = check.of_call(call, kernel, stream)
         except MemoryError as error:
