@@ -1,7 +1,7 @@
 """How long a kind of call takes each kernel on this GPU, and MLX's own attention.
 
 The contestants take turns on calls with the real one's shapes, or on smaller ones where those would take long: half as
-many queries and keys as often as that is needed.
+many queries and keys, and then a smaller batch, as often as that is needed.
 """
 
 from __future__ import annotations
@@ -104,8 +104,11 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
         size = batch * (heads * query_len + kv_heads * key_len) * columns * kind.dtype.size
         return work > _MOST_WORK or size > _MOST_BYTES
 
-    while is_large() and (query_len > 128 or key_len > 1024):
-        query_len, key_len = max(1, query_len // 2) if query_len > 128 else query_len, max(1, key_len // 2)
+    while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
+        if query_len > 128 or key_len > 1024:
+            query_len, key_len = query_len // 2 if query_len > 128 else query_len, max(1, key_len // 2)
+        else:
+            batch = batch // 2
     return drawn(kind, query_len, key_len, batch=batch, kv_heads=kv_heads, window=window, stream=stream)
 
 
