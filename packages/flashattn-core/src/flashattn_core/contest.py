@@ -130,11 +130,12 @@ def _way(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> Ca
             out: mx.array = _ext.attention_by_table(lowered(**options | changed), False, stream)
             return out
 
-    if call.is_traced and not call.kind()[6]:
-        cotangent = mx.random.uniform(-1, 1, (*query.shape[:-1], value.shape[-1]), key=mx.random.key(0))
+    kind = Kind(*call.kind())
+    if call.is_traced and not kind.bits:
+        cotangent = mx.random.uniform(-1, 1, (*query.shape[:-1], kind.value_dim), key=mx.random.key(0))
         mx.eval(cotangent := cotangent.astype(query.dtype))
         return lambda count: [mx.vjp(attend, [query, key, value], [cotangent]) for _ in range(count)]
-    if query.shape != (*query.shape[:-1], value.shape[-1]):
+    if kind.head_dim != kind.value_dim:
         return lambda count: [attend(query, key, value) for _ in range(count)]
 
     def one_behind_the_other(count: int) -> mx.array:  # as the layers of a model
