@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 
+#include <cmath>
 #include <string>
 
 #include "../cpu/forward.h"
@@ -66,6 +67,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   Arguments arguments = {{*q, *k, *v}};
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
+  if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // the long way says what came
   arguments.options.causal = is_causal;
   arguments.precision = rounds ? Precision::input : Precision::float32;
   mx::Stream stream = mx::to_stream({});

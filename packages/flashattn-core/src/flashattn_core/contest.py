@@ -139,7 +139,7 @@ def _way(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> Ca
         return lambda count: [attend(query, key, value) for _ in range(count)]
 
     def one_behind_the_other(count: int) -> mx.array:  # as the layers of a model
-        out = query
+        out: mx.array = query
         for _ in range(count):
             out = attend(out, key, value)
         return out
