@@ -3,16 +3,16 @@
 import threading
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import NoKernelError, check, flash_attention, quantized_flash_attention
+from flashattn_core import NoKernelError, _ext, check, decide, flash_attention, quantized_flash_attention, survey
 from flashattn_core.arguments import lowered
 from flashattn_core.check import (
     LAYOUTS,
     KernelWarning,
-    Kind,
     cases,
     difference,
     failure,
@@ -20,6 +20,7 @@ from flashattn_core.check import (
     laid_out,
     lengths_of,
 )
+from flashattn_core.drawn import Kind
 from flashattn_core.masks import And, Causal, KeyRange, SlidingWindow, Tree
 
 GIVEN = {
@@ -228,23 +229,44 @@ def test_a_check_draws_no_random_numbers_of_the_callers():
 # --- As doctor asks for it -----------------------------------------------------------------------------------
 
 
-def test_each_kernel_of_a_backend_is_asked_for_what_it_takes():
-    asked = {kernel: (count, wrong) for kernel, count, wrong in check.of_backend("cpu")}
-    kinds = len(list(check.kinds_of_models()))
-    quantised = sum(kind.bits > 0 for kind in check.kinds_of_models())
-    assert asked == {
-        "cpu_prefill": (kinds, ""),
-        "cpu_decode": (kinds, ""),
-        "cpu_backward": (kinds - quantised, ""),
-    }
+@pytest.fixture
+def asked(monkeypatch):
+    """The kernels that are asked, and for what; nothing is wrong with them."""
+    asked = []
+    monkeypatch.setattr(decide, "wrong_with", lambda call, kernel, stream: asked.append((kernel, call.kind())) or "")
+    return asked
+
+
+def test_each_kernel_of_a_backend_is_asked_for_what_it_takes(asked):
+    found = list(survey.of_backend("cpu"))
+    kinds = len(list(survey.kinds_of_models()))
+    quantised = sum(kind.bits > 0 for kind in survey.kinds_of_models())
+    assert found == [("cpu_prefill", kinds, ""), ("cpu_decode", kinds, ""), ("cpu_backward", kinds - quantised, "")]
+    assert len(asked) == sum(count for _, count, _ in found)
+    assert {kind[4] <= 8 for kernel, kind in asked if kernel == "cpu_decode"} == {True}  # queries
 
 
 def test_what_a_kernel_of_a_backend_fails_at(monkeypatch):
-    def refuses(*, query, kernel="auto", **arguments):
-        if kernel == "cpu_decode" and query.dtype == mx.float32:
-            raise NoKernelError(f"[flash_attention] {query.shape[-1]} fails")
-        return query, query[..., 0].astype(mx.float32)
+    def wrong_with(call, kernel, stream):
+        return f"{call.kind()[1]} fails" if kernel == "cpu_decode" and call.kind()[0] == mx.float32 else ""
 
-    monkeypatch.setattr(check, "_attend", refuses)
-    found = {kernel: wrong for kernel, _, wrong in check.of_backend("cpu")}
+    monkeypatch.setattr(decide, "wrong_with", wrong_with)
+    found = {kernel: wrong for kernel, _, wrong in survey.of_backend("cpu")}
     assert found == {"cpu_decode": "64 fails", "cpu_prefill": "", "cpu_backward": ""}
+
+
+def test_where_there_is_no_memory_for_a_check_that_is_what_is_wrong(monkeypatch):
+    def has_none(call, kernel, stream):
+        raise NoKernelError("[flash_attention] no memory to check a kernel")
+
+    monkeypatch.setattr(decide, "wrong_with", has_none)
+    assert {wrong for _, _, wrong in survey.of_backend("cpu")} == {"no memory to check a kernel"}
+
+
+def test_what_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
+    assert survey.remembered() == ({}, [])
+    for kind in ("a", "b"):
+        _ext.keep("checked", f"a GPU, a driver\n{kind}\n", "passed")
+    file = _ext.keep("failed", "cuda_decode fails its check", "")
+    assert survey.remembered() == ({"a GPU, a driver": 2}, [Path(file)])

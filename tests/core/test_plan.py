@@ -26,7 +26,8 @@ def test_the_kernel_that_plan_names_is_the_one_that_runs(rng, length, key_len, k
 def test_one_line_that_a_person_can_read(rng):
     query, key, value = draw(rng, heads=14, kv_heads=2, length=512, key_len=1024, dim=64, dtype="bfloat16")
     assert str(plan(query, key, value, mask="causal", return_lse=True, device="cpu")) == (
-        "L 512, S 1024, heads 14/2, D 64, bfloat16 on cpu: cpu_prefill (many queries: work is split over the queries)"
+        "L 512, S 1024, heads 14/2, D 64, bfloat16 on cpu: cpu_prefill, "
+        "precision float32 (many queries: work is split over the queries)"
     )
 
 
@@ -55,15 +56,43 @@ def test_a_gpu_can_be_asked_about_anywhere(rng, length, key_len, dim, kernel):
     device = kernel.split("_")[0]
     answer = plan(query, key, value, device=device)
     assert answer.kernel == kernel
-    assert f"{kernel} (" in str(answer)
+    assert f"{kernel}, precision float32 (" in str(answer)
     assert plan(query, key, value, device=device, kernel=kernel).reason == "asked for by name"
 
 
-@pytest.mark.skipif(mx.cuda.is_available(), reason="asks about a GPU that is not there; there is one")
-def test_no_gpu_is_taken_for_hopper(rng):
-    call = draw(rng, length=17, key_len=70, dim=64, dtype="bfloat16")
-    assert plan(*call, device="cuda").kernel == "cuda_prefill"
-    assert plan(*call, device="cuda", kernel="cuda_prefill_hopper").kernel == "cuda_prefill_hopper"
+@pytest.mark.parametrize(
+    ("device", "length", "dtype", "bits", "rounds"),
+    [
+        ("cuda", 100, "bfloat16", 0, True),
+        ("cuda", 100, "float16", 0, True),
+        ("cuda", 100, "float32", 0, False),
+        ("cuda", 100, "bfloat16", 4, False),
+        ("cuda", 1, "bfloat16", 0, False),
+        ("metal", 100, "bfloat16", 0, False),
+        ("cpu", 100, "bfloat16", 0, False),
+    ],
+)
+def test_which_precision_a_call_gets(rng, device, length, dtype, bits, rounds):
+    """Where probabilities are rounded for the inputs' precision, plan() says so."""
+    query, *stored = draw(rng, length=length, key_len=100, dim=64, dtype=dtype)
+    stored, how = ([mx.quantize(x, bits=bits) for x in stored], {"bits": bits}) if bits else (stored, {})
+    for asked, got in (("input", "input" if rounds else "float32"), ("float32", "float32")):
+        answer = plan(query, *stored, device=device, precision=asked, **how)
+        assert answer.precision == got
+        assert f", precision {got} (" in str(answer)
+
+
+def test_a_plan_without_a_kernel_is_of_float32(rng):
+    answer = plan(
+        *draw(rng, length=9, key_len=9, dtype="float16"), device="cuda", kernel="cpu_decode", precision="input"
+    )
+    assert (answer.kernel, answer.precision) == (None, "float32")
+
+
+@pytest.mark.parametrize("kernel", ["cuda_prefill_hopper", "cuda_prefill_rounded", "cuda_prefill@1"])
+def test_forms_of_a_kernel_are_no_names(rng, kernel):
+    with pytest.raises(ValueError, match=f"kernel is '{kernel}', expected one of 'auto', 'cpu_decode'"):
+        plan(*draw(rng, length=100, key_len=100, dtype="float16"), device="cuda", kernel=kernel)
 
 
 def test_gradients_of_a_gpu_have_smaller_heads():
@@ -86,7 +115,7 @@ def test_head_dim_and_value_dim_both_decide(rng, dims):
         ("metal_rowwise", "cpu", 8, "metal_rowwise runs on Metal, the stream does not"),
         ("metal_decode_fast", "metal", 8, "metal_decode_fast takes up to 1 queries, found 9"),
         ("metal_prefill_tg", "metal", 300, "metal_prefill_tg takes a head_dim up to 256, found 300"),
-        ("cuda_prefill_hopper", "cuda", 129, "cuda_prefill_hopper takes a head_dim up to 128 in float32, found 129"),
+        ("cuda_prefill", "cuda", 257, "cuda_prefill takes a head_dim up to 256, found 257"),
     ],
 )
 def test_what_a_kernel_by_name_does_not_cover_has_a_reason(rng, kernel, device, dim, reason):

@@ -52,6 +52,7 @@ BAD = {
     "sinks": NOT_ARRAYS,
     "alibi_slopes": NOT_ARRAYS,
     "kernel": [*NOT_KERNELS, Hostile()],
+    "precision": [*NOT_KERNELS, "auto", "float16", "Input", mx.float32, mx.zeros(3), Hostile()],
     "stream": ["cpu", "", 0, 1, True, 1.0, [], {}, mx.float32, np.zeros(3), mx.zeros(3), Hostile()],
     "bits": [*NOT_COUNTS, 7, 9, 16, 32, 2**31, 2**70, 10**5000],
     "group_size": [*NOT_COUNTS, 1, 31, 63, 256, 2**31, 2**70, 10**5000],
@@ -203,7 +204,7 @@ def test_parts_of_masks_and_plan_s_device(words):
 
 def test_what_is_traced_is_not_looked_at_for_a_message():
     q = mx.zeros((1, 1, 1, 8))
-    for bad in ("scale", "softcap", "kernel", "stream"):
+    for bad in ("scale", "softcap", "kernel", "precision", "stream"):
         with pytest.raises(
             ValueError, match=rf"^\[flash_attention\] {bad} is an array of float32 and shape \(\), expected"
         ):

@@ -7,22 +7,16 @@ import sys
 import launches
 import mlx.core as mx
 import pytest
-from flashattn_core import _ext
+from flashattn_core import _ext, decide
 from flashattn_core.arguments import lowered
-
-DIMS = itertools.count(8)  # a verdict holds for a whole process: each test has a head_dim of its own
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
+    monkeypatch.setattr(decide, "_verdicts", {})  # as at the start of a process
     return tmp_path
-
-
-@pytest.fixture
-def dim():
-    return next(DIMS)
 
 
 class Check:
@@ -36,149 +30,157 @@ class Check:
         return f"{kernel} is wrong" if kernel in self.bad else ""
 
 
-def prepared(dim, check, *, device="cuda", length=100, kernel="auto", **how):
-    query, key = (mx.zeros((1, heads, rows, dim)) for heads, rows in ((4, length), (2, 300)))
-    arguments = lowered(query, key, key, None, "causal", kernel=kernel)
-    return launches.prepared(arguments, device, check=check, **how)[1]
-
-
-def taken(dim, check, preferred, **how):
-    length, kernel = how.pop("length", 1), how.pop("kernel", "auto")
-    query, key = (mx.zeros((1, heads, rows, dim)) for heads, rows in ((4, length), (2, 300)))
-    arguments = lowered(query, key, key, None, "causal", kernel=kernel)
-    return launches.prepared(arguments, check=check, preferred=preferred, **how)[2]
+def decision(check, *, device="cuda", length=100, dim=64, dtype=mx.float16, kernel="auto", precision="float32", **how):
+    query, key = (mx.zeros((1, heads, rows, dim), dtype) for heads, rows in ((4, length), (2, 300)))
+    arguments = lowered(query, key, key, None, "causal", kernel=kernel, precision=precision)
+    return launches.decision(arguments, device, check=check, **how)[0]
 
 
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
-def test_a_kernel_is_checked_once(dim, device, kernel):
+def test_a_kernel_is_checked_once(device, kernel):
     check = Check()
     for _ in range(2):
-        assert prepared(dim, check, device=device) == []
+        assert decision(check, device=device).kernel == kernel
     assert check.asked == [kernel]
 
 
-def test_another_kind_of_call_is_checked(dim):
+def test_another_kind_of_call_is_checked():
     check = Check()
-    prepared(dim, check)
-    prepared(dim, check, length=1)
+    decision(check)
+    decision(check, length=1)
     assert check.asked == ["cuda_prefill", "cuda_decode"]
 
 
-@pytest.mark.parametrize("kernel", ["cuda_prefill", "cuda_prefill_hopper", "metal_prefill_reg", "metal_prefill_reg@3"])
-def test_what_calls_of_any_lengths_run_is_checked(kernel):
+def test_each_precision_is_checked():
+    check = Check()
+    decision(check)
+    decision(check, precision="input")
+    assert check.asked == ["cuda_prefill", "cuda_prefill"]
+
+
+@pytest.mark.parametrize("how", [{"dtype": mx.float32}, {"length": 1}, {"device": "metal"}], ids=str)
+def test_what_has_the_same_bits_in_both_precisions_is_checked_once(how):
+    check = Check()
+    decision(check, **how)
+    decision(check, **how, precision="input")
+    assert len(check.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["cuda_prefill", "cuda_prefill_hopper", "cuda_prefill_hopper_rounded", "metal_prefill_reg", "metal_prefill_reg@3"],
+)
+def test_what_calls_of_any_lengths_run_is_checked(form):
+    kernel, precision, gpu = launches.form(form)
     device = kernel.partition("_")[0]
 
     def pipelines(query_len, key_len):
         arrays = [mx.zeros((1, heads, rows, 64), mx.float16) for heads, rows in ((4, query_len), (2, key_len))]
-        arguments = lowered(*arrays, arrays[1], None, "causal", kernel=kernel)
+        arguments = lowered(*arrays, arrays[1], None, "causal", kernel=kernel, **precision)
         return {(launch["function"], *launch["constants"].items()) for launch in launches.forward(arguments, device)}
 
-    checked = set().union(*(pipelines(*lengths) for lengths in _ext.checked_lengths))
-    for lengths in itertools.product((65, 96, 128, 192, 1000, 2048), (16, 77, 1024, 2101, 4096)):
-        assert pipelines(*lengths) <= checked
+    with gpu:
+        checked = set().union(*(pipelines(*lengths) for lengths in _ext.checked_lengths))
+        for lengths in itertools.product((65, 96, 128, 192, 1000, 2048), (16, 77, 1024, 2101, 4096)):
+            assert pipelines(*lengths) <= checked
 
 
-def test_each_tiling_is_checked(dim):
+def test_each_tiling_is_checked():
     check = Check()
     for kernel in ("metal_decode_split@1", "metal_decode_split", "metal_decode_split@2"):
-        prepared(dim, check, device="metal", length=1, kernel=kernel)
+        assert decision(check, device="metal", length=1, kernel=kernel).kernel == kernel
     assert check.asked == ["metal_decode_split@1", "metal_decode_split", "metal_decode_split@2"]
 
 
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
-def test_lengths_are_no_kind(dim, device, kernel):
+def test_lengths_are_no_kind(device, kernel):
     check = Check()
     for length in (100, 101, 128, 777):
-        prepared(dim, check, device=device, length=length)
+        decision(check, device=device, length=length)
     assert check.asked == [kernel]
 
 
-def test_what_fails_is_not_used(dim):
+def test_what_fails_is_not_used():
     check = Check("cuda_decode", "cuda_prefill")
     for _ in range(2):
-        assert prepared(dim, check, length=1) == ["cuda_prefill", "cuda_decode"]
+        got = decision(check, length=1)
+        assert (got.kernel, got.failed, got.wrong) == ("cuda_rowwise", ["cuda_decode", "cuda_prefill"], "")
     assert check.asked == ["cuda_decode", "cuda_prefill", "cuda_rowwise"]
 
 
-def test_where_none_is_left_the_first_reason_is_an_error(dim):
+def test_where_none_is_left_the_first_reason_is_kept():
     check = Check("cuda_decode", "cuda_prefill", "cuda_rowwise")
     for _ in range(2):
-        with pytest.raises(ValueError, match="cuda_decode is wrong"):
-            prepared(dim, check, length=1)
+        got = decision(check, length=1)
+        assert (got.kernel, got.wrong) == (None, "cuda_decode is wrong")
     assert len(check.asked) == 3
 
 
-def test_a_kernel_by_name_is_not_replaced(dim):
-    with pytest.raises(ValueError, match="cuda_decode is wrong"):
-        prepared(dim, Check("cuda_decode"), length=1, kernel="cuda_decode")
+def test_a_kernel_by_name_is_not_replaced():
+    got = decision(Check("cuda_decode"), length=1, kernel="cuda_decode")
+    assert (got.kernel, got.wrong) == (None, "cuda_decode is wrong")
 
 
-def test_what_is_preferred_is_checked_and_taken(dim):
+def test_what_no_kernel_covers_is_an_error_and_nothing_is_checked():
     check = Check()
-    assert taken(dim, check, "cuda_prefill") == "cuda_prefill"
-    assert check.asked == ["cuda_prefill"]
+    with pytest.raises(_ext.NoKernelError, match="cuda_decode takes up to 16 queries, found 100"):
+        decision(check, kernel="cuda_decode")
+    assert check.asked == []
 
 
-def test_what_is_preferred_and_fails_leaves_the_others(dim):
-    check = Check("cuda_prefill")
-    assert taken(dim, check, "cuda_prefill") == "cuda_decode"
-    assert check.asked == ["cuda_prefill", "cuda_decode"]
-
-
-def test_what_is_preferred_and_cannot_run_the_call_is_not_taken(dim):
-    assert taken(dim, Check(), "cuda_decode", length=100) == "cuda_prefill"
-
-
-def test_a_name_goes_before_what_is_preferred(dim):
-    assert taken(dim, Check(), "cuda_prefill", kernel="cuda_rowwise") == "cuda_rowwise"
-
-
-def test_another_tiling_is_preferred(dim):
-    assert taken(dim, Check(), "metal_decode_split@2", device="metal") == "metal_decode_split@2"
-
-
-def traced(dim, check, device="metal"):
+def traced(check, device="metal", dim=64):
     key = mx.zeros((1, 2, 300, dim))
-    seen = []
+    decisions = []
 
     def call(query):
-        seen.append(launches.prepared(lowered(query, key, key, None, "causal"), device, check=check))
+        decisions.append(launches.decision(lowered(query, key, key, None, "causal"), device, check=check)[0])
         return query.sum()
 
     mx.grad(call)(mx.zeros((1, 4, 100, dim)))
+    return decisions[0]
 
 
 @pytest.mark.parametrize("device", ["metal", "cuda"])
-def test_of_a_call_that_is_traced_the_gradient_is_checked_too(dim, device):
+def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device):
     check = Check()
-    prepared(dim, check, device=device)
-    traced(dim, check, device)
-    assert check.asked == [{"metal": "metal_prefill_reg", "cuda": "cuda_prefill"}[device], f"{device}_backward_dq"]
+    decision(check, device=device, dtype=mx.float32)
+    kernel = traced(check, device).kernel
+    assert check.asked == [kernel, f"{device}_backward_dq"]
 
 
-def test_a_gradient_that_is_wrong_is_an_error_while_there_is_a_choice(dim):
+def test_of_a_call_whose_gradient_is_wrong_that_is_the_reason():
     check = Check("metal_backward_dq")
     for _ in range(2):
-        with pytest.raises(ValueError, match="metal_backward_dq is wrong"):
-            traced(dim, check)
-    prepared(dim, check, device="metal")  # without a gradient it is right
-    assert check.asked == ["metal_prefill_reg", "metal_backward_dq"]
+        got = traced(check)
+        assert (got.kernel, got.wrong) == (None, "metal_backward_dq is wrong")
+    assert decision(check, device="metal", dtype=mx.float32).kernel == "metal_prefill_reg"  # without a gradient
 
 
-def test_what_has_no_gradient_is_checked_without(dim):
+def test_what_has_no_gradient_is_checked_without():
     check = Check()
-    traced(dim + 256, check, device="cuda")
+    assert traced(check, device="cuda", dim=320).kernel == "cuda_rowwise"
     assert check.asked == ["cuda_rowwise"]
 
 
-def test_an_interrupted_check_is_made_again(dim):
+def test_an_interrupted_check_is_made_again():
     def interrupted(kernel):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepared(dim, interrupted)
+        decision(interrupted)
     check = Check()
-    prepared(dim, check)
+    decision(check)
+    assert check.asked == ["cuda_prefill"]
+
+
+def test_without_memory_for_a_check_the_next_call_is_checked():
+    def has_none(kernel):
+        raise MemoryError("no memory to check a kernel")
+
+    with pytest.raises(_ext.NoKernelError, match="no memory to check a kernel"):
+        decision(has_none)
+    check = Check()
+    decision(check)
     assert check.asked == ["cuda_prefill"]
 
 
@@ -188,14 +190,14 @@ PROCESS = """
 import sys
 {before}
 sys.path[:0] = {path!r}
-from test_trusted_kernels import Check, prepared
+from test_trusted_kernels import Check, decision
 check = Check()
-prepared({dim}, check, driver={driver!r})
+decision(check, dim={dim}, driver={driver!r})
 print(*check.asked)
 """
 
 
-def another_process(dim, driver="a driver", before=""):
+def another_process(driver="a driver", before="", dim=64):
     program = PROCESS.format(path=sys.path, dim=dim, driver=driver, before=before)
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
@@ -207,94 +209,93 @@ def asked_by_another_process(*arguments, **options):
     return asked
 
 
-def test_what_passed_is_not_checked_by_the_next_process(dim):
-    assert asked_by_another_process(dim) == "cuda_prefill"
-    assert asked_by_another_process(dim) == ""
+def test_what_passed_is_not_checked_by_the_next_process():
+    assert asked_by_another_process() == "cuda_prefill"
+    assert asked_by_another_process() == ""
 
 
-def test_always(dim, monkeypatch):
+def test_always(monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "always")
     for _ in range(2):
-        assert asked_by_another_process(dim) == "cuda_prefill"
+        assert asked_by_another_process() == "cuda_prefill"
 
 
-def test_never(dim, monkeypatch):
+def test_never(monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "never")
     check = Check("cuda_prefill")
-    assert prepared(dim, check) == check.asked == []
+    assert decision(check).kernel == "cuda_prefill"
+    assert check.asked == []
 
 
-def test_nonsense_is_refused(dim, monkeypatch):
+def test_nonsense_is_refused(monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "sometimes")
     with pytest.raises(ValueError, match="FLASHATTN_CHECK is 'sometimes', expected 'once', 'always' or 'never'"):
-        prepared(dim, Check())
+        decision(Check())
 
 
-def test_another_driver_is_checked(dim):
-    assert asked_by_another_process(dim) == "cuda_prefill"
-    assert asked_by_another_process(dim, "a newer driver") == "cuda_prefill"
+def test_another_driver_is_checked():
+    assert asked_by_another_process() == "cuda_prefill"
+    assert asked_by_another_process("a newer driver") == "cuda_prefill"
 
 
-def test_another_text_is_checked(dim, monkeypatch):
-    assert asked_by_another_process(dim) == "cuda_prefill"
+def test_another_text_is_checked(monkeypatch):
+    assert asked_by_another_process() == "cuda_prefill"
     monkeypatch.setenv("FLASHATTN_PLANT", "RowResult{ => RowResult {")
-    assert asked_by_another_process(dim) == "cuda_prefill"
+    assert asked_by_another_process() == "cuda_prefill"
 
 
-def test_a_plant_that_is_none_is_refused(dim, monkeypatch):
+def test_a_plant_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("FLASHATTN_PLANT", "RowResult")
     with pytest.raises(ValueError, match="FLASHATTN_PLANT is 'RowResult', expected 'old => new'"):
-        prepared(dim, Check())
+        decision(Check())
 
 
-def test_what_failed_is_checked_by_the_next_process(dim):
-    with pytest.raises(ValueError, match="wrong"):
-        prepared(dim, Check("cuda_prefill"), kernel="cuda_prefill")
-    assert asked_by_another_process(dim) == "cuda_prefill"
+def test_what_failed_is_checked_by_the_next_process():
+    assert decision(Check("cuda_prefill"), kernel="cuda_prefill").wrong
+    assert asked_by_another_process() == "cuda_prefill"
 
 
-def test_a_broken_file_is_not_believed(dim, cache):
-    asked_by_another_process(dim)
+def test_a_broken_file_is_not_believed(cache):
+    asked_by_another_process()
     [file] = (cache / "checked").iterdir()
     file.write_bytes(file.read_bytes()[:-3])
-    assert asked_by_another_process(dim) == "cuda_prefill"
+    assert asked_by_another_process() == "cuda_prefill"
 
 
-def test_without_a_place_to_keep_it_each_process_checks(dim, monkeypatch):
+def test_without_a_place_to_keep_it_each_process_checks(monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", "/dev/null")
     for _ in range(2):
-        assert asked_by_another_process(dim) == "cuda_prefill"
+        assert asked_by_another_process() == "cuda_prefill"
 
 
-def test_two_processes_at_once(dim, cache):
-    asked = [process.communicate()[0].strip() for process in [another_process(dim) for _ in range(2)]]
+def test_two_processes_at_once(cache):
+    asked = [process.communicate()[0].strip() for process in [another_process() for _ in range(2)]]
     assert "cuda_prefill" in asked
-    assert asked_by_another_process(dim) == ""
+    assert asked_by_another_process() == ""
     assert len(list((cache / "checked").iterdir())) == 1  # and nothing unfinished
 
 
-def test_a_full_disk(dim, cache):
+def test_a_full_disk(cache):
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes of a file
     for _ in range(2):
-        assert asked_by_another_process(dim, before=full) == "cuda_prefill"
+        assert asked_by_another_process(before=full) == "cuda_prefill"
     assert list((cache / "checked").iterdir()) == []
 
 
-def test_a_file_that_can_be_neither_read_nor_replaced(dim, cache):
+def test_a_file_that_can_be_neither_read_nor_replaced(cache):
     """As another user's, or one in a folder that is read-only; a folder is so for every user."""
-    asked_by_another_process(dim)
+    asked_by_another_process()
     [file] = (cache / "checked").iterdir()
     file.unlink()
     (file / "within").mkdir(parents=True)
     for _ in range(2):
-        assert asked_by_another_process(dim) == "cuda_prefill"
+        assert asked_by_another_process() == "cuda_prefill"
 
 
-def test_a_file_of_something_else_is_not_believed(dim, cache):
-    asked_by_another_process(dim)
+def test_a_file_of_something_else_is_not_believed(cache):
+    asked_by_another_process()
     [file] = (cache / "checked").iterdir()
-    other = next(DIMS)
-    asked_by_another_process(other)
+    asked_by_another_process(dim=72)
     [of_other] = set((cache / "checked").iterdir()) - {file}
     of_other.write_bytes(file.read_bytes())
-    assert asked_by_another_process(other) == "cuda_prefill"
+    assert asked_by_another_process(dim=72) == "cuda_prefill"

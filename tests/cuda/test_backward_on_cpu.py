@@ -41,12 +41,14 @@ globals().update(
 )
 
 
-def test_behind_a_forward_kernel(rng, request):
-    kernel = "cuda_prefill_hopper" if "9.0" in request.node.name else "cuda_prefill"
+@pytest.mark.parametrize("form", ["", "_rounded"])
+def test_behind_a_forward_kernel(rng, form):
     call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
     sinks = mx.array(rng.standard_normal(4), mx.float16)
     call = replace(call, mask="causal", softcap=4.0, sinks=sinks)
-    got = forward(call.query, call.key, call.value, mask="causal", softcap=4.0, sinks=sinks, kernel=kernel)
+    got = forward(
+        call.query, call.key, call.value, mask="causal", softcap=4.0, sinks=sinks, kernel=f"cuda_prefill{form}"
+    )
     assert_obeys_the_rule(call, run(call, saved=(got.out, got.lse, got.row_stats)))
 
 

@@ -26,14 +26,21 @@ def assert_compiles(architecture, kernel, dtype, dim, value_dim=None, mask="caus
         mx.zeros((1, n, rows, columns), DTYPES[dtype])
         for n, rows, columns in ((heads, length or LENGTHS[kernel], dim), (2, 300, dim), (2, 300, value_dim or dim))
     )
+    is_hoppers = "hopper" in kernel
     if "bits" in options:
         key, value = (mx.quantize(array, options["group_size"], options["bits"]) for array in (key, value))
     elif options.pop("strided", False):
+        is_hoppers = False  # the TMA reads no such rows
         key = key.swapaxes(2, 3).flatten().reshape(1, 2, dim, 300).swapaxes(2, 3)
     if "sinks" in options:
         options["sinks"] = mx.zeros(heads, DTYPES[dtype])
-    with launches.shared_memory(ARCHITECTURES[architecture]):
-        described = launches.forward(lowered(query, key, value, None, mask, kernel=kernel, **options), "cuda")
+    kernel, precision, _ = launches.form(kernel)
+    with launches.shared_memory(ARCHITECTURES[architecture], 90 if is_hoppers else 0):
+        described = launches.forward(
+            lowered(query, key, value, None, mask, kernel=kernel, **precision, **options), "cuda"
+        )
+    if is_hoppers:
+        assert described[-1]["function"].startswith("cuda_prefill_hopper_")
     assert all(launch["dynamic_shared"] <= 1024 * ARCHITECTURES[architecture] for launch in described)
     return assert_each_compiles(architecture, described)
 
@@ -151,7 +158,8 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 def test_no_spills_in_what_models_call(model, architecture):
     dtype, group, length, dim, mask, options = MODELS[model]
-    for kernel in ["cuda_decode"] if length <= 16 else ["cuda_prefill", "cuda_prefill_hopper"]:
+    many = [name for name in LENGTHS if name.startswith("cuda_prefill")]
+    for kernel in ["cuda_decode"] if length <= 16 else many:
         if runs_on(kernel, dtype, architecture, dim) and not ("hopper" in kernel and "bits" in options):
             assert not assert_compiles(
                 architecture, kernel, dtype, dim, mask=mask, length=length, heads=2 * group, **options
@@ -161,11 +169,12 @@ def test_no_spills_in_what_models_call(model, architecture):
 @pytest.mark.rotate(45)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("precision", ["float32", "input"])
 @pytest.mark.parametrize("dim", [40, 128, 256])
-def test_gradients(rng, dim, dtype, architecture):
+def test_gradients(rng, dim, precision, dtype, architecture):
     call = replace(draw_call(rng, heads=4, length=100, key_len=90, dim=dim, dtype=dtype), mask="causal")
     with launches.shared_memory(ARCHITECTURES[architecture], 90 if architecture == "sm_90a" else 0):
-        described = metal_backward.described(call, device="cuda")
+        described = metal_backward.described(call, device="cuda", precision=precision)
     assert all(launch["dynamic_shared"] <= 1024 * ARCHITECTURES[architecture] for launch in described)
     spilled = assert_each_compiles(architecture, described)
     assert spilled == 0 or architecture != "sm_90a" or dim > 128

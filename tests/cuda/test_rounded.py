@@ -1,43 +1,158 @@
-"""Kernels that round probabilities once to 16 bits, as cuDNN does: in return for speed, and by name alone."""
+"""precision="input": P, and in the gradient dS, are rounded once to 16 bits by CUDA's kernels of many queries.
 
-import itertools
+Errors are root mean squares, in roundings of the exact result: 1 is what rounding that result costs.
+"""
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import launches
+import metal_backward
 import mlx.core as mx
 import numpy as np
 import pytest
-from cuda_attention import flash_attention
-from flashattn_core import plan
+from cuda_attention import flash_attention, on_cpu
 from flashattn_core.reference import reference_attention
-from oracle import assert_matches_reference, draw, to_numpy
+from gradient_oracle import draw_call, unfused_gradients
+from oracle import assert_matches_reference, assert_same_bits, draw, to_numpy
+
+pytestmark = [pytest.mark.rotate(4), pytest.mark.usefixtures("requires_clang")]
 
 KERNELS = ["cuda_prefill", "cuda_prefill_hopper"]
+CAPABILITIES = [80, 90]
+DTYPES = ["float16", "bfloat16"]
+GRADIENTS = ("dq", "dk", "dv")
+
+Edit = Callable[[str], str]
 
 
-@pytest.mark.usefixtures("requires_clang")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_error_is_that_of_one_rounding(rng, kernel, dtype):
-    """Beside that of rounding the result, which is all that the kernel's other form has."""
+def unchanged(source: str) -> str:
+    return source
+
+
+def roundings(got: mx.array, exact: np.ndarray) -> float:
+    rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
+    return float(np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2)))
+
+
+def is_exact(error: float) -> bool:
+    return error <= 1.02
+
+
+def is_rounded_once(error: float) -> bool:
+    return 1.05 < error < 1.5
+
+
+def error_of(rng, kernel: str, dtype: str, edit: Edit = unchanged) -> float:
     arrays = draw(rng, length=100, key_len=200, dim=64, dtype=dtype)
     exact, _ = reference_attention(*map(to_numpy, arrays), None, None)
-
-    def error(out):
-        return np.sqrt(np.mean((to_numpy(out) - exact) ** 2))
-
-    rounding = error(mx.array(exact).astype(arrays[0].dtype))
-    assert error(flash_attention(*arrays, kernel=kernel)) <= 1.01 * rounding
-    assert 1.05 * rounding < error(flash_attention(*arrays, kernel=f"{kernel}_rounded")) < 1.5 * rounding
-    for mask in (None, "causal"):
-        assert_matches_reference(*arrays, mask=mask, kernel=f"{kernel}_rounded", attention=flash_attention)
+    return roundings(flash_attention(*arrays, kernel=kernel, edit=edit), exact)
 
 
-def test_no_call_gets_them_that_does_not_name_them(rng):
-    for dtype, length, dim in itertools.product(["float32", "bfloat16"], [1, 17, 300], [8, 128, 256, 257]):
-        call = draw(rng, length=length, key_len=300, dim=dim, dtype=dtype)
-        assert not plan(*call, device="cuda").kernel.endswith("_rounded")
+def gradients(call, capability: int, precision: str, edit: Edit = unchanged):
+    with launches.shared_memory(227, capability):
+        return metal_backward.run(call, device="cuda", prepared=on_cpu, precision=precision, edit=edit)
 
 
+def errors_of_gradients(rng, capability: int, precision: str, dtype: str, edit: Edit = unchanged) -> list[float]:
+    call = draw_call(rng, heads=2, kv_heads=2, length=130, key_len=190, dim=64, dtype=dtype)
+    saved = metal_backward.exactly_saved(call)  # whose own rounding is none of the gradient's
+    exact = unfused_gradients(call, *map(to_numpy, saved[:2]))
+    got = gradients(call, capability, precision, edit)
+    return [roundings(getattr(got, name), getattr(exact, name)) for name in GRADIENTS]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_float32_is_refused(rng, kernel):
-    answer = plan(*draw(rng, length=100, key_len=200), device="cuda", kernel=f"{kernel}_rounded")
-    assert (answer.kernel, answer.reason) == (None, f"{kernel}_rounded takes 16-bit floats")
+def test_the_error_is_that_of_one_rounding(rng, kernel, dtype):
+    assert is_exact(error_of(rng, kernel, dtype))
+    assert is_rounded_once(error_of(rng, f"{kernel}_rounded", dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("mask", [None, "causal"])
+def test_the_rule_of_every_kernel_holds(rng, mask, kernel, dtype):
+    arrays = draw(rng, length=100, key_len=200, dim=64, dtype=dtype)
+    assert_matches_reference(*arrays, mask=mask, kernel=f"{kernel}_rounded", attention=flash_attention)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_error_of_gradients_is_that_of_one_rounding(rng, capability, dtype):
+    assert all(map(is_exact, errors_of_gradients(rng, capability, "float32", dtype)))
+    assert all(map(is_rounded_once, errors_of_gradients(rng, capability, "input", dtype)))
+
+
+# --- What has the same bits in both -------------------------------------------------------------------------
+
+SAME = {
+    "float32": ("cuda_prefill", 40, "float32", None),
+    "float32 on Hopper": ("cuda_prefill_hopper", 40, "float32", None),
+    "quantised keys": ("cuda_prefill", 40, "float16", 4),
+    "few queries": ("cuda_decode", 3, "bfloat16", None),
+    "a thread a score": ("cuda_rowwise", 20, "bfloat16", None),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_all_other_calls_have_the_same_bits(rng, name):
+    kernel, length, dtype, bits = SAME[name]
+    query, *stored = draw(rng, length=length, key_len=70, dim=64, dtype=dtype)
+    stored = [mx.quantize(x, bits=bits) for x in stored] if bits else stored
+    how = {"mask": "causal", "bits": bits}
+    by_float32, by_input = (
+        flash_attention(query, *stored, kernel=form, **how) for form in (kernel, f"{kernel}_rounded")
+    )
+    assert_same_bits(by_input, by_float32)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_gradients_in_float32_have_the_same_bits(rng, capability):
+    call = replace(draw_call(rng, heads=4, length=40, key_len=50, dim=64), mask="causal")
+    by_float32, by_input = (gradients(call, capability, precision) for precision in ("float32", "input"))
+    for name in GRADIENTS:
+        assert_same_bits(getattr(by_input, name), getattr(by_float32, name))
+
+
+# --- A kernel that ignores how many parts it is to compute with ------------------------------------------------
+
+FORWARD = {
+    "cuda_prefill": "rows.template attend<{}>",
+    "cuda_prefill_hopper": "uint probabilities[KEYS / 16][{}][4];",
+}
+BACKWARD = {
+    "P": {80: "add_values<{}>(first_sums", 90: "uint parts[COLUMNS / 16][{}][4]"},
+    "dS": {80: "add_values<{}>(second_sums", 90: " dparts[COLUMNS / 16][{}][4]"},
+}
+
+
+def always(parts: int, text: str) -> Edit:
+    planted = []
+
+    def edit(source: str) -> str:
+        planted.append(text.format("PARTS") in source)
+        return source.replace(text.format("PARTS"), text.format(parts))
+
+    edit.planted = planted
+    return edit
+
+
+@pytest.mark.parametrize("kernel", FORWARD)
+def test_ignoring_it_is_noticed(rng, kernel):
+    for parts, form, is_right in ((2, f"{kernel}_rounded", is_rounded_once), (1, kernel, is_exact)):
+        fault = always(parts, FORWARD[kernel])
+        assert not is_right(error_of(rng, form, "float16", fault))
+        assert any(fault.planted)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("what", BACKWARD)
+def test_ignoring_it_in_the_gradient_is_noticed(rng, what, capability):
+    changed = {"P": ["dv"], "dS": ["dq", "dk"]}[what]
+    for parts, precision, is_right in ((2, "input", is_rounded_once), (1, "float32", is_exact)):
+        fault = always(parts, BACKWARD[what][capability])
+        errors = errors_of_gradients(rng, capability, precision, "float16", fault)
+        wrong = [name for name, error in zip(GRADIENTS, errors, strict=True) if not is_right(error)]
+        assert wrong == sorted(changed, key=GRADIENTS.index)
+        assert any(fault.planted)

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 
-import mlx.core as mx
 import pytest
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
@@ -22,12 +21,14 @@ mx.set_cache_limit(0)
 normal = lambda heads, length, dtype: mx.random.normal((1, heads, length, 128)).astype(dtype)
 for dtype in (mx.bfloat16, mx.float32):
     key, value = normal(8, 72, dtype), normal(8, 72, dtype)
-    for kernel in KERNELS[dtype.size]:
+    for kernel, precision, is_read in FORMS[dtype.size]:
+        keys = key if is_read else key[:, ::-1]  # the tensor memory accelerator takes no heads in reverse
         for length in (1, 4) if kernel == "cuda_decode" else (72, 136):
             query, sinks = normal(16, length, dtype), mx.random.normal((16,)).astype(dtype)
             hidden = mx.random.uniform(shape=(length, 72)) > 0.9
             for mask in (None, SlidingWindow(33) & KeyRange(mx.array([5])), Causal() & hidden):
-                mx.eval(flash_attention(query, key, value, mask=mask, sinks=sinks, kernel=kernel, return_lse=True))
+                how = {"kernel": kernel, "precision": precision, "return_lse": True}
+                mx.eval(flash_attention(query, keys, value, mask=mask, sinks=sinks, **how))
     for length in (4, 40):
         packed = [mx.quantize(x, group_size=64, bits=4) for x in (key, value)]
         mx.eval(quantized_flash_attention(normal(16, length, dtype), *packed, mask="causal", group_size=64, bits=4))
@@ -45,9 +46,11 @@ for dtype in (mx.bfloat16, mx.float32):
     key, value = normal(HEADS // 2, 72, DIM, dtype), normal(HEADS // 2, 72, DIM, dtype)
     sinks = mx.random.normal((HEADS,)).astype(dtype)
     hidden = mx.random.uniform(shape=(136, 72)) > 0.9
-    for mask in (SlidingWindow(33), Causal() & hidden):
-        attend = lambda query, key, value, sinks: flash_attention(query, key, value, mask=mask, sinks=sinks)
-        mx.eval(mx.vjp(attend, [query, key, value, sinks], [dout]))
+    for precision in ("float32", "input") if dtype.size == 2 else ("float32",):  # float32 has the same kernels in both
+        for mask in (SlidingWindow(33), Causal() & hidden):
+            how = {"mask": mask, "precision": precision, "kernel": "cuda_prefill"}
+            attend = lambda query, key, value, sinks: flash_attention(query, key, value, sinks=sinks, **how)
+            mx.eval(mx.vjp(attend, [query, key, value, sinks], [dout]))
 print("all calls ran")
 """
 PLANTED = {
@@ -89,9 +92,9 @@ def assert_nothing_is_found(said):
 
 @pytest.mark.parametrize("tool", PLANTED)
 def test_nothing_is_found_in_the_forward_pass(tool):
-    kernels = ["cuda_decode", "cuda_prefill", "cuda_rowwise"]
-    on_hopper = ["cuda_prefill_hopper"] * (mx.device_info(mx.gpu)["compute_capability_major"] == 9)
-    assert_nothing_is_found(report(tool, CALLS, KERNELS={4: kernels, 2: kernels + on_hopper}))
+    forms = [(kernel, "float32", True) for kernel in ("cuda_decode", "cuda_prefill", "cuda_rowwise")]
+    further = [("cuda_prefill", "input", True), ("cuda_prefill", "float32", False), ("cuda_prefill", "input", False)]
+    assert_nothing_is_found(report(tool, CALLS, FORMS={4: forms, 2: forms + further}))
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

@@ -16,7 +16,9 @@ from gradient_oracle import draw_call
 
 def forward(dtype, length, kernel):
     query, key = mx.zeros((1, 4, length, 64), dtype), mx.zeros((1, 2, 3000, 64), dtype)
-    return launches.forward(lowered(query, key, key, None, "causal", kernel=kernel), "cuda")
+    kernel, precision, gpu = launches.form(kernel)
+    with gpu:
+        return launches.forward(lowered(query, key, key, None, "causal", kernel=kernel, **precision), "cuda")
 
 
 def gradient(rng, dtype, mask, length=70):

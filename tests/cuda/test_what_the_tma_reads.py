@@ -1,4 +1,4 @@
-"""Arrays that the tensor memory accelerator cannot read are cuda_prefill's, and are counted as such."""
+"""On compute capability 9.0 cuda_prefill is Hopper's form for arrays that the tensor memory accelerator can read."""
 
 import launches
 import mlx.core as mx
@@ -41,38 +41,57 @@ def layouts(dtype):
 READ, NOT_READ = layouts(mx.bfloat16)
 
 
-def kernels(query, key, value, kernel):
-    (launch,) = launches.forward(lowered(query, key, value, kernel=kernel), "cuda")
-    return launch["kernel"], launch["boxes"] != []
+@pytest.fixture(autouse=True)
+def on_hopper():
+    with launches.shared_memory(227, 90):
+        yield
+
+
+def is_hoppers(query, key, value, precision="float32"):
+    (launch,) = launches.forward(lowered(query, key, value, kernel="cuda_prefill", precision=precision), "cuda")
+    assert launch["kernel"] == "cuda_prefill"
+    is_form = launch["function"].startswith("cuda_prefill_hopper_")
+    assert is_form == (launch["boxes"] != [])
+    return is_form
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value"])
-@pytest.mark.parametrize("name", ["cuda_prefill_hopper", "cuda_prefill_hopper_rounded"])
+@pytest.mark.parametrize("precision", ["float32", "input"])
 @pytest.mark.parametrize("how", [*READ, *NOT_READ])
-def test_one_of_the_three(how, name, which):
+def test_one_of_the_three(how, precision, which):
     given = {"query": array(2), "key": array(2), "value": array(2)} | {which: (READ | NOT_READ)[how]}
-    expected = (name, True) if how in READ else (name.replace("_hopper", ""), False)
-    assert kernels(**given, kernel=name) == expected
+    assert is_hoppers(**given, precision=precision) == (how in READ)
+    with launches.shared_memory(227, 100):
+        assert not is_hoppers(**given, precision=precision)
 
 
 @pytest.mark.parametrize("how", [*READ, *NOT_READ])
 def test_float32_is_copied_from_anywhere(how):
     read, not_read = layouts(mx.float32)
     given = [(read | not_read)[how]] * 3
-    described = launches.forward(lowered(*given, kernel="cuda_prefill_hopper"), "cuda")
-    assert [(launch["kernel"], launch["boxes"]) for launch in described] == [
-        ("cuda_prefill_hopper", []),
-        ("cuda_prefill_hopper", ["key_parts", "value_parts"]),
-    ]
+    described = launches.forward(lowered(*given, kernel="cuda_prefill"), "cuda")
+    assert [launch["boxes"] for launch in described] == [[], ["key_parts", "value_parts"]]
+
+
+def test_float32_of_large_heads_is_no_hoppers():
+    wide = [array(2, 136, mx.float32)] * 3
+    assert not is_hoppers(*wide)
+    assert is_hoppers(*(x.astype(mx.bfloat16) for x in wide))
+
+
+def test_quantised_keys_are_no_hoppers():
+    stored = mx.quantize(array(2), bits=4)
+    call = lowered(array(2), stored, stored, bits=4, group_size=64, kernel="cuda_prefill")
+    assert [launch["boxes"] for launch in launches.forward(call, "cuda")] == [[]]
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 def test_arrays_without_rows_are_none_of_its_boxes(dtype):
     """The driver takes no box of them, and no launch that copies none of their rows."""
     query, none = mx.zeros((1, 1, ROWS, COLUMNS), dtype), mx.zeros((1, 1, 0, COLUMNS), dtype)
-    assert kernels(query, none, none, "cuda_prefill_hopper") == ("cuda_prefill", False)
+    assert not is_hoppers(query, none, none)
 
 
 def test_batches_of_two_dimensions_are_none_of_its_boxes():
     many = mx.zeros((2, 3, 2, ROWS, COLUMNS), mx.bfloat16)
-    assert kernels(many, many, many, "cuda_prefill_hopper") == ("cuda_prefill", False)
+    assert not is_hoppers(many, many, many)

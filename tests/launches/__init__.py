@@ -48,16 +48,26 @@ def _load() -> ModuleType:
 _module = _load()
 sources = _module.sources
 forward, backward, realign = _module.forward, _module.backward, _module.realign
+settle, looked_up, with_other_lengths = _module.settle, _module.looked_up, _module.with_other_lengths
+left_calls, reset_left_calls = _module.left_calls, _module.reset_left_calls
 
 
 def decision(
-    arguments, device="cuda", *, refuses=False, driver="a driver", check=lambda kernel: "", times=lambda names: {}
+    arguments,
+    device="cuda",
+    *,
+    refuses=False,
+    driver="a driver",
+    check=lambda kernel: "",
+    times=lambda names: {},
+    mlx_is_fused=True,
 ):
     """What decide.py settles for a call on a GPU, and the functions that it wants of NVRTC and the driver for that.
 
-    refuses: these do. check: gets a kernel's name, and says what is wrong with it. times: gets the contestants' names.
+    refuses: these do. check: gets a kernel's name, and says what is wrong with it. times: gets the contestants' names,
+    of which MLX's own attention is one where it is fused.
     """
-    there = SimpleNamespace(device=SimpleNamespace(index=0), __str__=lambda self: device)
+    there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_module, name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
     stand_ins |= {"backend_of": lambda device_of_stream: device, "software": lambda device_of_stream: driver}
     _module.set_refuses(refuses)
@@ -65,7 +75,7 @@ def decision(
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(decide, "_ext", SimpleNamespace(**{**vars(_ext), **stand_ins})))
         stack.enter_context(patch.object(decide.check, "of_call", lambda call, kernel, stream: check(kernel)))
-        stack.enter_context(patch.object(decide.contest, "mlx_is_fused", lambda call, stream: True))
+        stack.enter_context(patch.object(decide.contest, "mlx_is_fused", lambda call, stream: mlx_is_fused))
         stack.enter_context(patch.object(decide.contest, "times", lambda call, names, stream: times(names)))
         return decide.decision_for(arguments, there), _module.wanted()
 

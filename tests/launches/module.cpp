@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/variant.h>
@@ -19,6 +20,7 @@
 #include "mlx/utils.h"
 #include "op/check_arguments.h"
 #include "op/gpu_call.h"
+#include "op/primitive.h"
 #include "python/decisions.h"
 
 namespace nb = nanobind;
@@ -199,6 +201,20 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
                    backend);
 }
 
+// The kernel that a call takes, and whether MLX's own attention is faster; none: nobody has settled such calls.
+std::optional<std::pair<std::string, bool>> looked_up(const Arguments& arguments, mx::Device device, bool may_leave) {
+  std::optional<Decision> decision = decided(arguments, backend_of(device), device);
+  if (!decision) return std::nullopt;
+  if (may_leave && decision->left) ++*decision->left;
+  return std::pair(name(decision->variant), decision->left != nullptr);
+}
+
+// The kernel of a call that was decided, when shapeless compilation has brought it the arrays of another one.
+std::string with_other_lengths(const Arguments& decided_for, const Arguments& now, mx::Device device) {
+  Backend backend = backend_of(device);
+  return name(variant_for(decided(decided_for, backend, device).value(), Inputs(now), now.options, backend));
+}
+
 nb::list realign(mx::array misaligned, const std::string& device) {
   Backend backend = backend_of(device);
   mx::eval(misaligned);
@@ -228,5 +244,11 @@ NB_MODULE(flashattn_launches, m) {
   m.def("set_refuses", [](bool refuses) { cuda::refuses = refuses; }, "refuses"_a, "Whether these refuse.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "device"_a = "metal", "The launches of its gradients; none for lse means zeros.");
+  m.def("looked_up", &looked_up, "arguments"_a, "device"_a, "may_leave"_a = false,
+        "What was settled for such calls on the GPU of this MLX: the kernel, and whether MLX's own is faster. "
+        "may_leave:\n"
+        "then the call is counted as left. None: nobody has settled them. Raises as the call does.");
+  m.def("with_other_lengths", &with_other_lengths, "decided_for"_a, "now"_a, "device"_a,
+        "What a call of the first kind runs that shapeless compilation gives the arrays of the second.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
 }

@@ -32,8 +32,8 @@ def exactly_saved(call: Call) -> Saved:
     return *call.rounded(out, lse), mx.array(np.stack([row_max, row_sum], axis=-1).astype(np.float32))
 
 
-def described(call: Call, saved: Saved | None = None, device: str = "metal"):
-    options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": call.alibi_slopes}
+def described(call: Call, saved: Saved | None = None, device: str = "metal", precision: str = "float32"):
+    options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": call.alibi_slopes, "precision": precision}
     arguments = lowered(call.query, call.key, call.value, call.scale, call.mask, **options)
     return launches.backward(arguments, *(saved or exactly_saved(call)), call.dout, call.dlse, device)
 
@@ -45,10 +45,11 @@ def run(
     edit=lambda source: source,
     device: str = "metal",
     prepared=on_metal,
+    precision: str = "float32",
 ):
     """`saved`: of the forward; None: its exact ones. `edit`, `prepared`: as in metal_attention.run."""
     dtype = call.query.dtype
-    each = described(call, saved, device)
+    each = described(call, saved, device, precision)
     tensors = {"dq": call.query, "dk": call.key, "dv": call.value}
     written: dict[str, Buffer] = {name: Undefined(like.shape, NUMPY_DTYPES[dtype]) for name, like in tensors.items()}
     if call.query.size == 0:

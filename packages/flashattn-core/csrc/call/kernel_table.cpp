@@ -151,10 +151,6 @@ std::string name(Variant variant) {
   return variant.tiling == 0 ? kernel : kernel + "@" + std::to_string(variant.tiling);
 }
 
-int tilings(Kernel kernel) {
-  return row_of(kernel).tilings;
-}
-
 Backend backend_of(Kernel kernel) {
   return row_of(kernel).backend;
 }

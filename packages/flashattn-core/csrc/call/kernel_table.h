@@ -53,8 +53,6 @@ struct Variant {
   bool operator==(const Variant&) const = default;
 };
 std::string name(Variant variant);
-// How many the kernel has.
-int tilings(Kernel kernel);
 
 struct Choice {
   std::optional<Variant> kernel;  // none: nothing covers the call

@@ -23,12 +23,13 @@ using namespace gpu;
 // What the calling thread keeps for the next calls of a stream: by binding and turn, arrays of rows of 1,024 numbers.
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
-// Calls that have the same run one behind the other, since all of them write it. What is small is there twice, and
-// calls take turns: so the end of one, where few blocks are left, does not keep the next waiting.
+// Calls that have the same run one behind the other, since all of them write it. What is small is there
+// several times, and calls take turns: so the end of one, where few blocks are left, keeps no other waiting.
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
+  constexpr int kTurns = 4;
   bool is_small = wanted.binding == Binding::partials || wanted.binding == Binding::arrivals;
-  std::tuple key(stream, wanted.binding, is_small ? call % 2 : 0);
+  std::tuple key(stream, wanted.binding, is_small ? call % kTurns : 0);
   auto found = kept_scratch.find(key);
   if (found != kept_scratch.end() && static_cast<int64_t>(found->second.size()) >= wanted.elements) {
     return found->second;

@@ -94,7 +94,8 @@ std::vector<LeftCalls> left_calls() {
   std::vector<LeftCalls> result;
   std::lock_guard lock(table().mutex);
   for (const auto& [key, settled] : table().settled) {
-    if (uint64_t count = settled->left_calls) result.push_back({settled->words, *settled->left, count});
+    uint64_t count = settled->left_calls;
+    if (count != 0 && settled->left) result.push_back({settled->words, *settled->left, count});
   }
   return result;
 }

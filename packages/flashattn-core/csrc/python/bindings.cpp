@@ -1,15 +1,12 @@
 // Names for Python, and the check that MLX is the one that this module was built for. flashattn_core/attention.py says
 // what the arguments mean.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
-#include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <string>
 
 #include "../cpu/forward.h"
@@ -100,6 +97,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   if (!takes(arguments, mask)) return nb::none();
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
+  if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // the long way says what came
   arguments.precision = rounds ? Precision::input : Precision::float32;
   mx::Stream stream = mx::to_stream({});
   Backend backend = backend_of(stream.device);
@@ -250,18 +248,6 @@ NB_MODULE(_ext, m) {
       },
       "device"_a, "gradient"_a, "quantised"_a, "The largest head_dim that some kernel takes; 0 where none does.");
 
-  m.def(
-      "kernels",
-      [](const std::string& device) {
-        std::vector<std::string> names;
-        for (int i = 0; i < kNumKernels; ++i) {
-          auto kernel = static_cast<Kernel>(i);
-          if (backend_of(kernel) != backend_of(device) || pass_of(kernel) != Pass::forward) continue;
-          for (int tiling = 0; tiling < tilings(kernel); ++tiling) names.push_back(name(Variant{kernel, tiling}));
-        }
-        return names;
-      },
-      "device"_a, "The forward kernels' names, each followed by those of its other tilings.");
   m.def(
       "stats",
       [] {

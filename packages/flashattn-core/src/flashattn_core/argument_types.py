@@ -65,6 +65,16 @@ def finite(name: str, given: Any) -> float:
     return number
 
 
+def rounds(precision: object) -> bool:
+    """Whether probabilities may be rounded. Raises ValueError for another word than the two that there are."""
+    if isinstance(precision, str):  # what is none may not even be comparable
+        if precision == "float32":
+            return False
+        if precision == "input":
+            return True
+    raise ValueError(f"[flash_attention] precision is {describe(precision)}, expected 'float32' or 'input'")
+
+
 def array(name: str, given: object) -> mx.array:
     """Raises ValueError unless `given` is an mx.array."""
     if not isinstance(given, mx.array):

@@ -51,9 +51,7 @@ def lowered(
     types.array("query", query)
     given: Any = lower(mask)  # nothing that the call does not have: each costs time, every call
     given["kernel"] = kernel
-    given["rounds"] = precision == "input"
-    if precision not in ("float32", "input"):
-        raise ValueError(f"[flash_attention] precision is {types.describe(precision)}, expected 'float32' or 'input'")
+    given["rounds"] = types.rounds(precision)
     if sinks is not None:
         given["sinks"] = types.array("sinks", sinks)
     if alibi_slopes is not None:

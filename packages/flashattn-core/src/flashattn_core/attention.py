@@ -92,10 +92,9 @@ def flash_attention(
       ValueError: bad arguments, naming the argument, what was expected and what came.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
-    rounds = precision == "input"
-    is_plain = softcap is None and alibi_slopes is None and stream is None and not return_lse and kernel == "auto"
-    if is_plain and (rounds or precision == "float32"):
-        out: mx.array | None = _ext.quick(query, key, value, scale, quick(mask), sinks, rounds, False)
+    is_plain = softcap is None and alibi_slopes is None and stream is None and not return_lse
+    if is_plain and isinstance(kernel, str) and kernel == "auto":
+        out = _ext.quick(query, key, value, scale, quick(mask), sinks, types.rounds(precision), False)
         if out is not None:
             return out
     call = lowered(
@@ -184,7 +183,7 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
     if out is None:  # the first such call on this GPU
         decide(call, stream)
         out = _ext.attention(call, bool(return_lse), stream)
-    assert out is not None, "decide() has settled the call"
+    assert out is not None, "decide() settles the call"
     return out
 
 

@@ -1,7 +1,7 @@
 """How long a kind of call takes each kernel on this GPU, and MLX's own attention.
 
 The contestants take turns on calls with the real one's shapes, or on smaller ones where those would take long: half as
-many queries and keys as often as that is needed.
+many queries and keys, and then a smaller batch, as often as that is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybod
 
 _MOST_WORK = 4e11  # multiply-adds of a trial call: some milliseconds of a GPU
 _MOST_BYTES = 2**29  # of a trial call's arrays
-_TRIALS, _TRIAL_SECONDS = 5, 0.002  # short calls are repeated until a trial lasts so long
+_TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # short calls are repeated until a trial lasts so long
 _SLOW_SECONDS = 0.04  # what takes so long has one trial
 _MOST_REPEATS = 512
 
@@ -104,8 +104,11 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
         size = batch * (heads * query_len + kv_heads * key_len) * columns * kind.dtype.size
         return work > _MOST_WORK or size > _MOST_BYTES
 
-    while is_large() and (query_len > 128 or key_len > 1024):
-        query_len, key_len = max(1, query_len // 2) if query_len > 128 else query_len, max(1, key_len // 2)
+    while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
+        if query_len > 128 or key_len > 1024:
+            query_len, key_len = query_len // 2 if query_len > 128 else query_len, max(1, key_len // 2)
+        else:
+            batch = batch // 2
     return drawn(kind, query_len, key_len, batch=batch, kv_heads=kv_heads, window=window, stream=stream)
 
 
@@ -139,11 +142,12 @@ def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> l
             out = attend(out)
         return out
 
-    if call.is_traced and not call.kind()[6]:
-        cotangent = mx.random.uniform(-1, 1, (*query.shape[:-1], value.shape[-1]), key=mx.random.key(0))
+    kind = Kind(*call.kind())
+    if call.is_traced and not kind.bits:
+        cotangent = mx.random.uniform(-1, 1, (*query.shape[:-1], kind.value_dim), key=mx.random.key(0))
         mx.eval(cotangent := cotangent.astype(query.dtype))
         return [lambda count: [mx.vjp(attend, rows, [cotangent]) for _ in range(count)]]
-    return [by_themselves, *[one_behind_the_other] * (query.shape[-1] == value.shape[-1] or call.kind()[6] > 0)]
+    return [by_themselves, one_behind_the_other] if kind.head_dim == kind.value_dim else [by_themselves]
 
 
 def _mask_for_mlx(trial: Named) -> Any:
@@ -174,6 +178,8 @@ def _in_turns(ways: dict[str, list[Calls]]) -> Times:
         try:
             _seconds(calls[0], 1)  # compiles
             once[name] = _seconds(calls[0], 1)
+            if once[name] < _TRIAL_SECONDS:  # an evaluation has its own costs, which many calls share
+                once[name] = _seconds(calls[0], _WARM_UP) / _WARM_UP
         except (RuntimeError, ValueError) as error:
             if NO_MEMORY.search(str(error)):
                 raise
@@ -191,6 +197,7 @@ def _in_turns(ways: dict[str, list[Calls]]) -> Times:
 
 def _seconds(calls: Calls, count: int) -> float:
     mx.synchronize()
+    collects = gc.isenabled()
     gc.disable()
     try:
         began = time.perf_counter()
@@ -198,4 +205,5 @@ def _seconds(calls: Calls, count: int) -> float:
         mx.synchronize()
         return time.perf_counter() - began
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()

@@ -131,7 +131,8 @@ def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> T
     when = when_to_check()
     if when == "never":
         return {}
-    contestants = [*kernels, *([MLX] if call.rounds and contest.mlx_is_fused(call, stream) else [])]
+    may_leave = call.rounds and call.kernel == "auto"
+    contestants = [*kernels, *([MLX] if may_leave and contest.mlx_is_fused(call, stream) else [])]
     if len(contestants) == 1:
         return {}
     key = "\n".join([_ext.software(stream.device), contest.in_words(call), *contestants, ""])

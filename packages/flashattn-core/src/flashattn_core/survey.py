@@ -34,7 +34,10 @@ def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
                 if not _covers(kernel, backend, call):
                     continue
                 count += 1
-                wrong = wrong or decide.wrong_with(lowered(**call), kernel, stream)
+                try:
+                    wrong = wrong or decide.wrong_with(lowered(**call), kernel, stream)
+                except _ext.NoKernelError as error:  # no memory, or no driver
+                    wrong = str(error).removeprefix("[flash_attention] ")
                 break
         yield kernel, count, wrong
 

@@ -1,0 +1,269 @@
+"""The contest between kernels and MLX's own attention: what it times, on the CPU, and that both compute the same."""
+
+import gc
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import contest
+from flashattn_core.arguments import lowered
+from flashattn_core.contest import MLX, in_words, times
+from flashattn_core.drawn import Kind, drawn
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
+
+CPU = mx.default_stream(mx.cpu)
+OURS = "cpu_prefill"
+
+
+def call(length=20, key_len=40, mask="causal", dtype=mx.float32, batch=1, dim=16, value_dim=None, bits=0, **options):
+    query, key, value = (
+        mx.zeros((batch, heads, rows, columns), dtype)
+        for heads, rows, columns in ((4, length, dim), (2, key_len, dim), (2, key_len, value_dim or dim))
+    )
+    if bits:
+        options |= {"bits": bits, "group_size": 32}
+        key, value = (mx.quantize(x, 32, bits) for x in (key, value))
+    return lowered(query, key, value, None, mask, **options)
+
+
+# --- A kind in words ----------------------------------------------------------------------------------------
+
+
+def test_a_kind_in_words():
+    sinks, mask = mx.zeros(4, mx.bfloat16), SlidingWindow(9) & KeyRange(2)
+    plain = call(3000, 26000, dtype=mx.bfloat16, dim=128, precision="input")
+    assert in_words(plain) == "bfloat16 4/2x128, 4096 x 32768, causal, rounded once"
+    given = call(1, 100, mask, mx.bfloat16, batch=3, value_dim=8, sinks=sinks, softcap=5.0)
+    assert in_words(given) == "bfloat16 4/2x16, 8, 1 x 128, batch of 4, window 9, causal, key_start, sinks, softcap"
+    stored = call(1, 64, None, mx.float16, dim=64, bits=4)
+    assert in_words(stored).startswith("float16 4/2x64, 1 x 64, key_biases, key_scales")
+    assert in_words(stored).endswith("4 bits in groups of 32")
+
+
+def test_lengths_up_to_the_same_power_of_two_are_one_kind():
+    words = [in_words(call(length, key_len)) for length, key_len in ((17, 33), (32, 64), (20, 40))]
+    assert len(set(words)) == 1
+    for other in (call(16, 40), call(33, 40), call(20, 32), call(20, 65), call(batch=2)):
+        assert in_words(other) != words[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": mx.float16},
+        {"dim": 24},
+        {"mask": None},
+        {"mask": SlidingWindow(9)},
+        {"mask": KeyRange(0, 9)},
+        {"softcap": 5.0},
+        {"alibi_slopes": mx.zeros(4)},
+        {"precision": "input"},
+    ],
+    ids=str,
+)
+def test_another_kind_has_other_words(change):
+    assert in_words(call(**change)) != in_words(call())
+
+
+# --- What is timed ------------------------------------------------------------------------------------------
+
+
+CALLS = {
+    "causal": {},
+    "no mask": {"mask": None},
+    "a window": {"mask": SlidingWindow(9)},
+    "ranges": {"mask": Causal() & KeyRange(2, 30), "batch": 2},
+    "sinks": {"sinks": mx.zeros(4)},
+    "another value_dim": {"value_dim": 8},
+    "no keys": {"key_len": 0},
+    "one of each": {"length": 1, "key_len": 1},
+    "16 bits": {"dtype": mx.bfloat16, "precision": "input"},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_contestant_has_a_time(name):
+    found = times(call(**CALLS[name]), [OURS, MLX], CPU)
+    assert found.keys() == {OURS, MLX}
+    assert all(0 < seconds < 1 for seconds in found.values())
+
+
+def test_quantised_keys():
+    assert 0 < times(call(dim=64, bits=4), [OURS], CPU)[OURS] < 1
+
+
+def test_who_takes_longer_loses(monkeypatch):
+    def slow(*args, **kwargs):
+        return mx.fast.scaled_dot_product_attention(*args, **kwargs) + mx.random.normal((1000, 1000)).sum()
+
+    monkeypatch.setattr(contest, "_mlx_attention", slow)
+    found = times(call(), [OURS, MLX], CPU)
+    assert found[MLX] > 2 * found[OURS]
+
+
+def test_a_contestant_that_raises_is_left_out(monkeypatch):
+    def refuses(*args, **kwargs):
+        raise ValueError("[scaled_dot_product_attention] no such call")
+
+    monkeypatch.setattr(contest, "_mlx_attention", refuses)
+    assert times(call(), [OURS, MLX], CPU).keys() == {OURS}
+    assert times(call(), ["cpu_decode", OURS], CPU).keys() == {OURS}  # it takes up to 8 queries
+
+
+@pytest.mark.parametrize("says", ["[malloc] Unable to allocate 9 bytes.", "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"])
+def test_without_memory_there_are_no_times(monkeypatch, says):
+    def has_none(*args, **kwargs):
+        raise RuntimeError(says)
+
+    monkeypatch.setattr(contest, "_mlx_attention", has_none)
+    assert times(call(), [OURS, MLX], CPU) == {}
+    monkeypatch.undo()
+    monkeypatch.setattr(contest, "drawn", has_none)
+    assert times(call(), [OURS, MLX], CPU) == {}
+
+
+def test_a_traced_call_is_timed_with_its_gradient(monkeypatch):
+    differentiated = []
+    monkeypatch.setattr(contest.mx, "vjp", lambda *args, vjp=mx.vjp: differentiated.append(1) or vjp(*args))
+    times(call(), [OURS], CPU)
+    assert not differentiated
+    found, key = [], mx.zeros((1, 2, 40, 16))
+
+    def traced(query):
+        found.append(times(lowered(query, key, key, None, "causal"), [OURS, MLX], CPU))
+        return query.sum()
+
+    query = mx.zeros((1, 4, 20, 16))
+    for transformed in (mx.grad(traced), mx.compile(traced), mx.compile(traced, shapeless=True)):
+        mx.eval(transformed(query))
+    mx.eval(mx.vmap(traced)(query[None]))
+    assert [each.keys() for each in found] == [{OURS, MLX}] * 4
+    assert differentiated
+
+
+def test_in_another_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(times(call(), [OURS, MLX], mx.new_stream(mx.cpu))))
+    thread.start()
+    thread.join()
+    assert found[0].keys() == {OURS, MLX}
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(collects):
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        times(call(), [OURS], CPU)
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_no_random_numbers_of_the_callers_are_drawn():
+    mx.random.seed(5)
+    expected = mx.random.normal((3,)).tolist()
+    mx.random.seed(5)
+    times(call(), [OURS, MLX], CPU)
+    assert mx.random.normal((3,)).tolist() == expected
+
+
+def lazily(*shape):
+    return mx.zeros(shape, mx.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "length", "key_len"),
+    [(1, 32, 131072, 131072), (1, 32, 1, 2**22), (64, 32, 8192, 8192), (4096, 32, 1, 4096), (64, 32, 2**17, 100)],
+)
+def test_trial_calls_are_bounded(monkeypatch, batch, heads, length, key_len):
+    """The call itself is not evaluated."""
+    asked = {}
+    monkeypatch.setattr(
+        contest, "drawn", lambda kind, length, key_len, **how: asked.update(how, length=length, key_len=key_len)
+    )
+    key = lazily(batch, heads, key_len, 128)
+    contest._trial_call(lowered(lazily(batch, heads, length, 128), key, key, None, "causal"), CPU)
+    work = asked["batch"] * heads * asked["length"] * asked["key_len"] * 256
+    size = asked["batch"] * heads * (asked["length"] + asked["key_len"]) * 256 * 2
+    assert work <= 4e11
+    assert size <= 2**29
+    assert min(asked["batch"], asked["length"], asked["key_len"]) >= 1
+
+
+def test_calls_that_are_small_are_timed_as_they_are(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(contest, "drawn", lambda kind, *lengths, **how: asked.update(how, lengths=lengths))
+    contest._trial_call(call(100, 300, SlidingWindow(9), batch=3), CPU)
+    assert asked == {"lengths": (100, 300), "batch": 3, "kv_heads": 2, "window": 9, "stream": CPU}
+
+
+# --- MLX's own ----------------------------------------------------------------------------------------------
+
+
+MASKS = {
+    "none": {},
+    "causal": {"causal": None},
+    "window": {"causal": None, "window": None},
+    "range": {"key_start": mx.int32},
+    "range with an end": {"key_start": mx.int32, "key_stop": mx.int32},
+    "causal in a range": {"causal": None, "key_start": mx.int32, "key_stop": mx.int32},
+    "window and range": {"causal": None, "window": None, "key_start": mx.int32},
+    "sinks": {"causal": None, "sinks": mx.float32},
+}
+
+
+@pytest.mark.parametrize(("length", "key_len"), [(1, 60), (40, 40), (70, 100)])
+@pytest.mark.parametrize("given", MASKS)
+def test_it_computes_what_ours_does(given, length, key_len):
+    """Where a row sees something: beyond that MLX promises nothing."""
+    kind = Kind(mx.float32, 16, 16, 2, length, MASKS[given])
+    trial = drawn(kind, length, key_len)
+    arguments = lowered(**trial)
+    arrays = (trial["query"], trial["key"], trial["value"])
+    ours, theirs = (contest._way(name, arguments, trial, CPU)(1) for name in (OURS, MLX))
+    assert ours.shape == theirs.shape == arrays[0].shape
+    sees_something = ~mx.all(ours == 0, axis=-1, keepdims=True)
+    assert sees_something.sum() > 0
+    np.testing.assert_allclose(*(mx.where(sees_something, x, 0) for x in (ours, theirs)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [*MASKS])
+def test_masks_are_arrays_only_where_mlx_has_no_word_for_them(given):
+    mask = contest._mask_for_mlx(drawn(Kind(mx.float32, 16, 16, 2, 40, MASKS[given]), 40, 60))
+    words = {"none": None, "causal": "causal", "sinks": "causal"}
+    if given in words:
+        assert mask == words[given]
+    else:
+        assert (mask.dtype, mask.shape[-2:]) == (mx.bool_, (40, 60))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softcap": 5.0},
+        {"alibi_slopes": mx.zeros(4)},
+        {"mask": mx.ones((20, 40), mx.bool_)},
+        {"mask": mx.zeros((20, 40))},
+        {"dim": 64, "bits": 4},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_mlx_fuses_nowhere_is_not_asked_of_it(monkeypatch, options):
+    monkeypatch.setattr(contest, "_mlx_attention", lambda *args, **kwargs: pytest.fail("asked"))
+    assert not contest.mlx_is_fused(call(**options), CPU)
+
+
+def test_mlx_is_asked_whether_it_has_a_fused_kernel(monkeypatch):
+    asked = []
+
+    def own(query, key, value, *, force_fused, **how):
+        asked.append((query.shape, key.shape, query.dtype, force_fused, how["mask"]))
+
+    assert not contest.mlx_is_fused(call(), CPU)  # on the CPU it has none
+    monkeypatch.setattr(contest, "_mlx_attention", own)
+    assert contest.mlx_is_fused(call(dtype=mx.float16), CPU)
+    assert asked == [((1, 4, 20, 16), (1, 2, 40, 16), mx.float16, True, "causal")]
+    assert contest.mlx_is_fused(call(mask=SlidingWindow(9)), CPU)
+    assert asked[1][-1].shape == (1, 1, 20, 40)

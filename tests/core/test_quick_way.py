@@ -1,0 +1,102 @@
+"""Calls that need no conversion go straight to C++: with the results and the refusals of the long way."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import _ext, flash_attention
+from flashattn_core.arguments import lowered
+from flashattn_core.attention import _attention
+from oracle import DTYPES, assert_same_bits, draw
+
+
+def quick(query, key, value, scale=None, mask=None, sinks=None, rounds=False, may_leave=False):
+    return _ext.quick(query, key, value, scale, mask, sinks, rounds, may_leave)
+
+
+@pytest.fixture
+def arrays(rng):
+    return draw(rng, heads=4, kv_heads=2, length=20, key_len=30)
+
+
+CALLS = {
+    "plain": {},
+    "causal": {"mask": "causal"},
+    "scale": {"scale": 0.3},
+    "sinks": {"sinks": mx.array([0.5, -3.0, 8.0, 2.0])},
+    "rounds": {"rounds": True},
+    "may leave": {"may_leave": True},
+    "all": {"mask": "causal", "scale": -0.3, "sinks": mx.zeros(4), "rounds": True},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("call", CALLS)
+def test_the_same_bits(rng, call, dtype):
+    arrays = draw(rng, heads=4, kv_heads=2, length=20, key_len=30, dtype=dtype)
+    given = {name: value for name, value in CALLS[call].items() if name not in ("rounds", "may_leave")}
+    if "sinks" in given:
+        given["sinks"] = given["sinks"].astype(arrays[0].dtype)
+    expected = _attention(lowered(*arrays, **given), False, None)
+    assert_same_bits(quick(*arrays, **CALLS[call] | given), expected)
+
+
+OTHERS = {
+    "a whole number": {"scale": 1},
+    "numpy's number": {"scale": np.float64(0.5)},
+    "a number beyond float32": {"scale": 1e39},
+    "not a number": {"scale": float("nan")},
+    "another word": {"mask": "Causal"},
+    "a mask": {"mask": mx.ones((20, 30), mx.bool_)},
+    "a list of sinks": {"sinks": [0.0] * 4},
+    "numpy's query": {"query": np.zeros((1, 4, 20, 16))},
+    "no key": {"key": None},
+    "another dtype": {"value": mx.zeros((1, 2, 30, 16), mx.float16)},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_all_else_goes_the_long_way(arrays, what):
+    call = dict(zip(("query", "key", "value"), arrays, strict=True)) | OTHERS[what]
+    assert quick(**call) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"key": mx.zeros((1, 3, 30, 16))}, "heads"),
+        ({"value": mx.zeros((1, 2, 31, 16))}, "value has length 31"),
+        ({"sinks": mx.zeros(5)}, r"sinks has shape \(5\), expected \(4\)"),
+    ],
+)
+def test_wrong_shapes_are_refused_in_the_same_words(arrays, change, words):
+    call = dict(zip(("query", "key", "value"), arrays, strict=True)) | change
+    said = []
+    for function in (quick, lambda **call: _attention(lowered(**call), False, None)):
+        with pytest.raises(ValueError, match=words) as refused:
+            function(**call)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+
+
+def test_it_is_lazy_and_runs_on_the_default_stream(arrays):
+    _ext.reset_stats()
+    with mx.stream(mx.new_stream(mx.cpu)):
+        out = quick(*arrays)
+        assert not any(_ext.stats().values())
+        mx.eval(out)
+    assert _ext.stats()["cpu_prefill"] == 1
+
+
+def test_on_the_cpu_nothing_is_left_to_mlx(arrays):
+    flash_attention(*arrays, precision="input")
+    assert quick(*arrays, rounds=True, may_leave=True) is not False
+    assert _ext.left_calls() == []
+
+
+def test_a_compiled_function_and_a_gradient_go_it_too(arrays):
+    query, key, value = arrays
+    expected = flash_attention(query, key, value)
+    assert_same_bits(mx.compile(quick)(query, key, value), expected)
+    of_quick = mx.grad(lambda q: quick(q, key, value).sum())(query)
+    assert_same_bits(of_quick, mx.grad(lambda q: _attention(lowered(q, key, value), False, None).sum())(query))
+    assert_same_bits(mx.vmap(quick)(*(x[None] for x in arrays))[0], expected)

@@ -1,0 +1,211 @@
+"""What was settled for a kind of call on a GPU: one look-up a call, in C++. On Metal's kernels, none of which runs."""
+
+import itertools
+
+import launches
+import mlx.core as mx
+import pytest
+from flashattn_core import NoKernelError
+from flashattn_core.arguments import lowered
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
+
+GPU = mx.Device(mx.gpu)
+HEADS = itertools.count(1)  # what is settled holds for the whole process: each test has a number of heads of its own
+
+
+@pytest.fixture(autouse=True)
+def metal():
+    if mx.cuda.is_available():
+        pytest.skip("the GPU is one of CUDA's: test_check_on_gpu.py has the same on it")
+
+
+@pytest.fixture
+def heads():
+    return next(HEADS)
+
+
+def call(heads, length=100, key_len=300, dim=64, mask="causal", dtype=mx.float16, batch=1, group=2, value=None, **how):
+    query, key = (mx.zeros((batch, n, rows, dim), dtype) for n, rows in ((group * heads, length), (heads, key_len)))
+    return lowered(query, key, mx.zeros((batch, heads, key_len, value), dtype) if value else key, None, mask, **how)
+
+
+def settle(arguments, kernel="metal_prefill_tg@1", *, failed=(), wrong="", left=None, words="a kind"):
+    launches.settle(arguments, GPU, kernel, list(failed), wrong, left, words)
+
+
+def kernel_of(arguments):
+    found = launches.looked_up(arguments, GPU)
+    return found and found[0]
+
+
+def test_what_was_settled_is_found(heads):
+    assert launches.looked_up(call(heads), GPU) is None
+    settle(call(heads))
+    assert launches.looked_up(call(heads), GPU) == ("metal_prefill_tg@1", False)
+
+
+@pytest.mark.parametrize(("length", "key_len", "is_like"), [
+    (100, 300, True), (65, 300, True), (128, 512, True), (100, 257, True),
+    (64, 300, False), (129, 300, False), (100, 256, False), (100, 513, False),
+])  # fmt: skip
+def test_lengths_up_to_the_same_power_of_two_are_one_kind(heads, length, key_len, is_like):
+    settle(call(heads))
+    assert (kernel_of(call(heads, length, key_len)) is not None) == is_like
+
+
+def test_few_queries_are_a_kind_for_each_number(heads):
+    """Kernels may be made for their very number."""
+    settle(call(heads, length=3))
+    assert kernel_of(call(heads, length=4)) is None
+
+
+CHANGES = {
+    "dtype": {"dtype": mx.bfloat16},
+    "head_dim": {"dim": 72},
+    "value_dim": {"value": 32},
+    "heads of a group": {"group": 4},
+    "batch": {"batch": 2},
+    "no mask": {"mask": None},
+    "window": {"mask": SlidingWindow(9)},
+    "range": {"mask": Causal() & KeyRange(3)},
+    "bool array": {"mask": mx.ones((100, 300), mx.bool_)},
+    "additive array": {"mask": mx.ones((100, 300), mx.float16)},
+    "softcap": {"softcap": 5.0},
+    "slopes": {"alibi_slopes": mx.zeros(2)},
+    "precision": {"precision": "input"},
+    "kernel": {"kernel": "metal_prefill_tg@1"},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_kind_is_not_settled(heads, change):
+    options = {"alibi_slopes": mx.zeros(CHANGES[change].get("group", 2) * heads)} if change == "slopes" else {}
+    settle(call(heads))
+    assert kernel_of(call(heads, **CHANGES[change] | options)) is None
+
+
+@pytest.mark.parametrize(("window", "is_like"), [(9, True), (16, True), (17, False), (8, False), (1000, False)])
+def test_windows_up_to_the_same_power_of_two_are_one_kind(heads, window, is_like):
+    settle(call(heads, mask=SlidingWindow(9)))
+    assert (kernel_of(call(heads, mask=SlidingWindow(window))) is not None) == is_like
+
+
+def test_numbers_are_no_kind(heads):
+    settle(call(heads, softcap=5.0))
+    assert kernel_of(call(heads, softcap=6.0)) is not None
+
+
+def test_a_traced_call_is_a_kind_of_its_own(heads):
+    settle(call(heads))
+    key, found = mx.zeros((1, heads, 300, 64), mx.float16), []
+
+    def traced(query):
+        found.append(kernel_of(lowered(query, key, key, None, "causal")))
+        return query.sum()
+
+    mx.grad(traced)(mx.zeros((1, 2 * heads, 100, 64), mx.float16))
+    assert found == [None]
+
+
+@pytest.mark.parametrize("kernel", ["metal_rowwise", "metal_prefill_reg@3"])
+def test_each_name_is_a_kind_of_its_own(heads, kernel):
+    settle(call(heads))
+    settle(call(heads, kernel=kernel), kernel)
+    assert kernel_of(call(heads, kernel=kernel)) == kernel
+    assert kernel_of(call(heads)) == "metal_prefill_tg@1"
+
+
+def test_where_no_kernel_is_left_each_call_raises_the_reason(heads):
+    settle(call(heads), None, failed=["metal_prefill_reg"], wrong="metal_prefill_reg is wrong")
+    for _ in range(2):
+        with pytest.raises(NoKernelError, match=r"^\[flash_attention\] metal_prefill_reg is wrong$"):
+            launches.looked_up(call(heads), GPU)
+
+
+def test_a_name_that_does_not_cover_the_call_raises(heads):
+    with pytest.raises(NoKernelError, match="metal_decode_fast takes up to 1 queries, found 100"):
+        launches.looked_up(call(heads, kernel="metal_decode_fast"), GPU)
+
+
+def test_a_call_without_elements_needs_nothing_settled(heads):
+    assert kernel_of(call(heads, length=0)) == "metal_decode_parallel"
+
+
+def test_what_is_settled_again_replaces_it(heads):
+    settle(call(heads))
+    settle(call(heads), "metal_rowwise")
+    assert kernel_of(call(heads)) == "metal_rowwise"
+
+
+# --- Other lengths, by shapeless compilation ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "length", "kernel"),
+    [
+        ({}, 100, "metal_prefill_tg@1"),
+        ({}, 30, "metal_prefill_tg"),  # by the table
+        ({}, 200, "metal_prefill_reg"),
+        ({"failed": ["metal_prefill_tg"]}, 30, "metal_prefill_reg"),
+    ],
+)
+def test_the_table_decides_but_not_for_what_failed(heads, how, length, kernel):
+    settle(call(heads), **how)
+    assert launches.with_other_lengths(call(heads), call(heads, length), GPU) == kernel
+
+
+def test_a_name_stays(heads):
+    named = call(heads, kernel="metal_prefill_reg@2")
+    settle(named, "metal_prefill_reg@2")
+    assert launches.with_other_lengths(named, call(heads, 30), GPU) == "metal_prefill_reg@2"
+
+
+def test_a_name_that_does_not_cover_them_raises(heads):
+    named = call(heads, 1, kernel="metal_decode_fast")
+    settle(named, "metal_decode_fast")
+    with pytest.raises(NoKernelError, match="metal_decode_fast takes up to 1 queries, found 2"):
+        launches.with_other_lengths(named, call(heads, 2), GPU)
+
+
+# --- What is left to MLX's own attention --------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_left():
+    launches.reset_left_calls()
+    yield
+    launches.reset_left_calls()
+
+
+def leave(arguments):
+    return launches.looked_up(arguments, GPU, may_leave=True)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_calls_that_are_left_are_counted_by_their_kind(heads):
+    settle(call(heads), left=(0.001, 0.002), words="prompts")
+    settle(call(heads, length=1), "metal_decode_fast", left=(0.003, 0.004), words="steps")
+    for arguments in (call(heads), call(heads, 120), call(heads, length=1)):
+        assert leave(arguments)[1]
+    assert sorted(launches.left_calls()) == [("prompts", 0.001, 0.002, 2), ("steps", 0.003, 0.004, 1)]
+    launches.reset_left_calls()
+    assert launches.left_calls() == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_who_does_not_leave_calls_counts_none(heads):
+    settle(call(heads), left=(0.001, 0.002))
+    assert launches.looked_up(call(heads), GPU) == ("metal_prefill_tg@1", True)
+    assert launches.left_calls() == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_counts_survive_that_the_kind_is_settled_again(heads):
+    """As by two threads at once, of which one has measured that ours is faster."""
+    settle(call(heads), left=(0.001, 0.002))
+    leave(call(heads))
+    settle(call(heads))
+    assert launches.left_calls() == []
+    settle(call(heads), left=(0.001, 0.003))
+    leave(call(heads))
+    assert launches.left_calls() == [("a kind", 0.001, 0.003, 2)]

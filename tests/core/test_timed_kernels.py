@@ -1,0 +1,224 @@
+"""Where several kernels cover a call on a GPU, and where MLX's own is fused, this machine's times decide."""
+
+import json
+import subprocess
+import sys
+
+import launches
+import mlx.core as mx
+import pytest
+from flashattn_core import contest, decide
+from flashattn_core.arguments import lowered
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
+    monkeypatch.setenv("FLASHATTN_CHECK", "once")
+    monkeypatch.setattr(decide, "_verdicts", {})  # as at the start of a process
+    return tmp_path
+
+
+class Clock:
+    """So many milliseconds takes each contestant; those that are not given, 9."""
+
+    def __init__(self, **milliseconds):
+        self.seconds = {name.replace("__", "@"): ms / 1000 for name, ms in milliseconds.items()}
+        self.asked = []
+
+    def __call__(self, names):
+        self.asked.append(list(names))
+        return {name: self.seconds.get(name, 0.009) for name in names}
+
+
+def call(length=100, key_len=300, dtype=mx.float16, precision="input", dim=64, **options):
+    query, key = (mx.zeros((1, heads, rows, dim), dtype) for heads, rows in ((4, length), (2, key_len)))
+    return lowered(query, key, key, None, "causal", precision=precision, **options)
+
+
+def decision(clock, *, device="cuda", check=lambda kernel: "", mlx_is_fused=True, driver="a driver", **how):
+    return launches.decision(call(**how), device, times=clock, check=check, mlx_is_fused=mlx_is_fused, driver=driver)[0]
+
+
+# --- Our kernels --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["metal_decode_fast", "metal_decode_split__2", "metal_prefill_tg__1"])
+def test_the_fastest_of_metals_kernels_and_tilings_is_taken(kernel):
+    got = decision(Clock(**{kernel: 1}), device="metal", length=1, precision="float32")
+    assert got.kernel == kernel.replace("__", "@")
+
+
+def test_all_that_cover_the_call_are_timed_and_no_others():
+    clock = Clock()
+    decision(clock, device="metal", precision="float32")
+    tilings = ["metal_prefill_reg", *(f"metal_prefill_reg@{n}" for n in (1, 2, 3))]
+    assert clock.asked == [[*tilings, "metal_prefill_tg", "metal_prefill_tg@1"]]
+
+
+def test_where_they_are_as_fast_as_each_other_the_tables_first_is_taken():
+    assert decision(Clock(), device="metal", length=1, precision="float32").kernel == "metal_decode_parallel"
+
+
+@pytest.mark.parametrize("length", [1, 100])
+def test_cudas_kernels_were_measured_where_they_were_made(length):
+    """Only one covers many queries, or few, well."""
+    clock = Clock()
+    decision(clock, length=length, precision="float32")
+    assert clock.asked == []
+
+
+def test_the_fastest_that_fails_its_check_is_replaced_by_the_next():
+    def check(kernel):
+        return "wrong" if kernel.startswith("metal_decode_split") else ""
+
+    clock = Clock(metal_decode_split__1=1, metal_decode_split=2, metal_prefill_tg=3, metal_decode_fast=4)
+    got = decision(clock, device="metal", length=1, check=check)
+    assert (got.kernel, got.failed, got.wrong) == ("metal_prefill_tg", ["metal_decode_split"], "")
+
+
+def test_a_contestant_without_a_time_is_the_last():
+    def some(names):
+        return {name: 0.001 for name in names if name != "metal_decode_parallel"}
+
+    assert decision(some, device="metal", length=1).kernel == "metal_decode_split"
+
+
+@pytest.mark.parametrize("device", ["metal", "cuda"])
+def test_a_kernel_by_name_is_not_timed(device):
+    clock = Clock()
+    kernel = {"metal": "metal_prefill_tg@1", "cuda": "cuda_rowwise"}[device]
+    assert decision(clock, device=device, kernel=kernel).kernel == kernel
+    assert clock.asked == []
+
+
+# --- MLX's own attention ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mlx", "is_left"), [(90, True), (97, True), (97.08, True), (97.1, False), (100, False), (120, False)]
+)
+def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, is_left):
+    got = decision(Clock(mlx=mlx, cuda_prefill=100))
+    assert got.kernel == "cuda_prefill"  # for who does not leave the call
+    assert got.left() == ((mlx / 1000, 0.1) if is_left else None)
+
+
+def test_it_is_compared_with_the_kernel_that_is_taken(monkeypatch):
+    def check(kernel):
+        return "wrong" if kernel == "metal_prefill_reg" else ""
+
+    assert decision(Clock(mlx=5, metal_prefill_reg=4), device="metal").left() is None
+    decide._verdicts.clear()
+    monkeypatch.setenv("FLASHATTN_CHECK", "always")  # the other one was right
+    assert decision(Clock(mlx=5, metal_prefill_reg=4), device="metal", check=check).left() == (0.005, 0.009)
+
+
+def test_it_is_not_preferred_to_a_kernel_that_nobody_timed():
+    def check(kernel):
+        return "wrong" if kernel == "cuda_prefill" else ""
+
+    got = decision(Clock(mlx=1, cuda_prefill=9), check=check)
+    assert (got.kernel, got.left()) == ("cuda_rowwise", None)
+
+
+@pytest.mark.parametrize("how", [{"precision": "float32"}, {"mlx_is_fused": False}], ids=str)
+def test_where_no_call_is_left_to_it_it_is_not_timed(how):
+    metal, cuda = Clock(mlx=1), Clock(mlx=1)
+    assert decision(metal, device="metal", **how).left() is decision(cuda, **how).left() is None
+    assert [contest.MLX in names for names in metal.asked] == [False]
+    assert cuda.asked == []
+
+
+def test_never(monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CHECK", "never")
+    clock = Clock(mlx=1)
+    assert decision(clock, device="metal", length=1).kernel == "metal_decode_parallel"
+    assert decision(clock).left() is None
+    assert clock.asked == []
+
+
+# --- Bad luck -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["metal", "cuda"])
+def test_without_memory_to_time_anything_the_table_decides(device):
+    times = decision(lambda names: {}, device=device)
+    assert (times.kernel, times.left()) == ({"metal": "metal_prefill_reg", "cuda": "cuda_prefill"}[device], None)
+
+
+def test_an_interrupt_leaves_nothing_and_the_next_call_is_timed(cache):
+    def interrupted(names):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decision(interrupted)
+    assert not (cache / "timed").exists()
+    assert decision(Clock(mlx=1)).left()
+
+
+# --- Another process ----------------------------------------------------------------------------------------
+
+PROCESS = """
+import sys
+{before}
+sys.path[:0] = {path!r}
+from test_timed_kernels import Clock, decision
+clock = Clock(mlx=1, cuda_prefill=2)
+got = decision(clock, length={length}, driver={driver!r})
+import json
+print(json.dumps([clock.asked, got.left()]))
+"""
+TIMED, KEPT = [[["cuda_prefill", "mlx"]], [0.001, 0.002]], [[], [0.001, 0.002]]
+
+
+def another_process(driver="a driver", before="", length=100):
+    program = PROCESS.format(path=sys.path, driver=driver, before=before, length=length)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_times_are_kept_for_the_next_process_and_lengths_like_these():
+    assert another_process() == TIMED
+    assert another_process() == another_process(length=128) == KEPT
+    assert another_process(length=200) == TIMED
+
+
+def test_another_driver_is_timed():
+    assert another_process() == TIMED
+    assert another_process("a newer driver") == TIMED
+
+
+def test_each_process_times_always(monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CHECK", "always")
+    for _ in range(2):
+        assert another_process() == TIMED
+
+
+def test_other_contestants_are_timed():
+    """As after an update of MLX in which its own is fused."""
+    assert decision(Clock(), device="metal", mlx_is_fused=False).times
+    clock = Clock(mlx=1)
+    assert decision(clock, device="metal").left()
+    assert len(clock.asked) == 1
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-3], lambda text: b"", lambda text: text.replace(b"1", b"2")])
+def test_a_broken_file_is_not_believed(cache, damage):
+    assert another_process() == TIMED
+    [file] = (cache / "timed").iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    assert another_process() == TIMED
+
+
+def test_a_full_disk(cache):
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes of a file
+    for _ in range(2):
+        assert another_process(before=full) == TIMED
+    assert list((cache / "timed").iterdir()) == []
+
+
+def test_without_a_place_to_keep_them_each_process_measures(monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CACHE", "/dev/null")
+    for _ in range(2):
+        assert another_process() == TIMED

@@ -1,0 +1,89 @@
+"""On a GPU: precision="input" costs one rounding at most, and only where probabilities go into 16-bit tensor cores."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention, plan, quantized_flash_attention
+from flashattn_core.reference import reference_attention
+from gradient_oracle import draw_call, unfused_gradients
+from oracle import assert_same_bits, draw, to_numpy
+
+pytestmark = pytest.mark.usefixtures("requires_gpu")
+
+PRECISIONS = ("float32", "input")
+
+
+def roundings(got, exact):
+    """The root mean square of the error, in that of rounding the exact result."""
+    rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
+    return np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2))
+
+
+def unreadable(x):
+    """With rows from the last to the first in memory: on compute capability 9.0 for the form of other GPUs."""
+    return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
+
+
+@pytest.mark.parametrize("layout", [lambda x: x, unreadable], ids=["contiguous", "in reverse"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_the_error_is_that_of_one_rounding(rng, dim, dtype, layout):
+    query, key, value = draw(rng, heads=4, length=300, key_len=500, dim=dim, dtype=dtype)
+    exact, _ = reference_attention(*map(to_numpy, (query, key, value)), None, "causal")
+    by_float32, by_input = (
+        roundings(flash_attention(query, layout(key), value, mask="causal", precision=precision), exact)
+        for precision in PRECISIONS
+    )
+    assert by_float32 <= 1.02
+    assert 1.05 < by_input < 1.5
+
+
+def gradients(call, precision):
+    def attend(query, key, value):
+        return flash_attention(query, key, value, return_lse=True, precision=precision)
+
+    return mx.vjp(attend, [call.query, call.key, call.value], [call.dout, call.dlse])[1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_error_of_gradients(rng, dim, dtype):
+    """Of them `out` is a part, which the forward pass has rounded."""
+    call = draw_call(rng, heads=4, length=300, key_len=500, dim=dim, dtype=dtype)
+    exact = unfused_gradients(call, *call.forward())
+    errors = [
+        [
+            roundings(got, getattr(exact, name))
+            for got, name in zip(gradients(call, precision), ("dq", "dk", "dv"), strict=True)
+        ]
+        for precision in PRECISIONS
+    ]
+    for by_float32, by_input in zip(*errors, strict=True):
+        assert by_float32 <= 1.1
+        assert 1.05 < by_input < 1.6
+        assert by_input > by_float32
+
+
+@pytest.mark.parametrize(("length", "dtype"), [(100, "float32"), (1, "bfloat16"), (16, "float16")])
+def test_other_calls_have_the_same_bits(rng, length, dtype):
+    arrays = draw(rng, heads=4, length=length, key_len=300, dim=64, dtype=dtype)
+    by_float32, by_input = (flash_attention(*arrays, mask="causal", precision=precision) for precision in PRECISIONS)
+    assert_same_bits(by_input, by_float32)
+    assert plan(*arrays, mask="causal", precision="input").precision == "float32"
+
+
+def test_quantised_keys_have_the_same_bits(rng):
+    query, *stored = draw(rng, heads=4, length=100, key_len=300, dim=64, dtype="float16")
+    stored = [mx.quantize(x, bits=4) for x in stored]
+    by_float32, by_input = (quantized_flash_attention(query, *stored, bits=4, precision=how) for how in PRECISIONS)
+    assert_same_bits(by_input, by_float32)
+
+
+@pytest.mark.parametrize("shapeless", [False, True])
+def test_a_compiled_function_keeps_the_precision(rng, shapeless):
+    """With other lengths, too, than those that it was traced with."""
+    arrays = draw(rng, heads=4, length=300, key_len=500, dim=64, dtype="bfloat16")
+    compiled = mx.compile(lambda *arrays: flash_attention(*arrays, precision="input"), shapeless=shapeless)
+    mx.eval(compiled(*(x[:, :, :200] for x in arrays)))
+    exact, _ = reference_attention(*map(to_numpy, arrays), None, None)
+    assert 1.05 < roundings(compiled(*arrays), exact) < 1.5
