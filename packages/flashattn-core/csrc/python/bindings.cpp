@@ -20,6 +20,7 @@
 #include "decisions.h"
 #include "interrupt.h"
 #include "mlx/device.h"
+#include "mlx/ops.h"
 #include "mlx/version.h"
 
 namespace nb = nanobind;
@@ -146,6 +147,25 @@ NB_MODULE(_ext, m) {
       .def_prop_ro("kernel", [](const Arguments& arguments) { return arguments.kernel; })
       .def_prop_ro("rounds", [](const Arguments& arguments) { return arguments.precision == Precision::input; })
       .def_prop_ro("is_traced", &is_traced)
+      .def(
+          "with_one_query",
+          [](const Arguments& arguments) {
+            Arguments step = {{}, arguments.options, arguments.precision, "auto"};
+            step.options.causal = false;  // one query sees all keys
+            step.options.window = 0;
+            const auto zeros = [&](Input input, int rows) {
+              const mx::array& given = *arguments.inputs[index(input)];
+              mx::Shape shape = given.shape();
+              if (rows > 0) shape.at(shape.size() - 2) = rows;
+              step.inputs[index(input)] = mx::zeros(shape, given.dtype());
+            };
+            for (const InputRule& rule : kInputRules) {
+              bool fits = rule.axes == Axes::tensor || rule.axes == Axes::heads || rule.axes == Axes::batch;
+              if (fits && arguments.inputs[index(rule.input)]) zeros(rule.input, rule.input == Input::query ? 1 : 0);
+            }
+            return step;
+          },
+          "The call of a step behind this one, with arrays that nobody evaluates. It has no mask that is an array.")
       .def(
           "kind",
           [](const Arguments& arguments) {

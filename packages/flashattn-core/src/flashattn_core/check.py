@@ -149,7 +149,7 @@ def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
     to half of what two numbers differ, and so may out be; a gradient's P and dS are."""
     eps = float(mx.finfo(kind.dtype).eps)
     if "backward" in kernel:
-        return max(_GRADIENT_ERROR, 4 * eps if rounds else eps)
+        return max(_GRADIENT_ERROR, 8 * eps if rounds else eps)
     return max(ERROR, eps / 2) if rounds and kernel.startswith("cuda_prefill") and not kind.bits else ERROR
 
 

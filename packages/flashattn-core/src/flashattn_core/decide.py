@@ -27,6 +27,7 @@ When = Literal["once", "always", "never"]
 _verdicts: dict[tuple[str, ...], str] = {}  # pipelines -> what is wrong with the kernel, for the whole process
 _lock = threading.Lock()  # not held while a kernel is checked: another thread then checks it, too
 
+_FEW = 16  # queries that a step may have
 _CLEARLY = 1.03  # how much slower flash attention must be for MLX's own to be taken
 
 
@@ -56,11 +57,22 @@ class Decision:
 def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
     """Settles calls like this one on the stream. Raises NoKernelError where no kernel covers them."""
     on = _ext.stream_of(stream)
+    _compile_what_follows(call, on)
     decision = decision_for(call, on)
     _ext.settle(
         call, on.device, decision.kernel, decision.failed, decision.wrong, decision.left(), contest.in_words(call)
     )
     return decision
+
+
+def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
+    """Has CUDA compile, in the background, the kernel of the step that follows a prompt: it takes as long as this
+    call's. What goes wrong is said when such a step comes."""
+    if _ext.backend_of(stream.device) != "cuda" or call.kind()[4] <= _FEW or when_to_check() == "never":
+        return
+    step = call.with_one_query()
+    [(kernel, _), *_] = _ext.candidates(step, "cuda")
+    threading.Thread(target=_ext.compile, args=(step, kernel, stream.device, True), daemon=True).start()
 
 
 def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
