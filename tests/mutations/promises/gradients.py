@@ -47,7 +47,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "the gradient of an additive mask is 0 without a word",
-        f"{CORE}/attention.py",
+        f"{CORE}/arguments.py",
         "given: Any = lower(mask)",
         "given: Any = {k: mx.stop_gradient(a) if k == 'bias' else a for k, a in lower(mask).items()}",
         "core/test_gradients.py::test_what_has_no_gradient_says_so",

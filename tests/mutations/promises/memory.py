@@ -26,7 +26,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a bool array is broadcast to L*S",
-        f"{CORE}/attention.py",
+        f"{CORE}/arguments.py",
         "given: Any = lower(mask)",
         "given: Any = {k: a | mx.zeros((query.shape[-2], key.shape[-2]), mx.bool_) if k == 'visible' else a"
         " for k, a in lower(mask).items()}",

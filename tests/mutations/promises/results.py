@@ -122,7 +122,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "scales and biases of quantised values are exchanged",
-        f"{CORE}/attention.py",
+        f"{CORE}/arguments.py",
         'value, given["value_scales"], given["value_biases"] = _quantized("value", value)',
         'value, given["value_biases"], given["value_scales"] = _quantized("value", value)',
         "core/test_quantised.py::test_equals_the_dequantised",
@@ -160,7 +160,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a soft-cap of 0 is taken for none",
-        f"{CORE}/attention.py",
+        f"{CORE}/arguments.py",
         "if softcap < _SMALLEST_SOFTCAP:",
         "if 0 != softcap < _SMALLEST_SOFTCAP:",
         "core/test_errors.py::test_arguments",

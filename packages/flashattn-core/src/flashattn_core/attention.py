@@ -53,8 +53,8 @@ def flash_attention(
     """Exact attention in memory linear in the sequence: ``softmax(query @ key.T * scale + mask) @ value``.
 
     FlashAttention-2 (Dao 2023, arXiv:2307.08691) for long queries, FlashDecoding (Dao et al. 2023) for few.
-    Lazy, like every MLX op. All arithmetic is float32 from the loaded element to the stored one: on bfloat16
-    the result has the bits of casting to float32, computing, and casting back; on CUDA it may be a neighbour.
+    Lazy, like every MLX op. By default all arithmetic is float32 from the loaded element to the stored one: on
+    bfloat16 the result has the bits of casting to float32, computing, and casting back; on CUDA it may be a neighbour.
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D from 1 to 512.

@@ -1,4 +1,4 @@
-// cuda_prefill_hopper: cuda_prefill on compute capability 9.0. One warpgroup brings the tiles, the others have 64 rows
+// cuda_prefill on compute capability 9.0. One warpgroup brings the tiles, the others have 64 rows
 // each. The scores of the next tile are begun before the product of this one with its values, so that the softmax runs
 // while the tensor cores work. float32 comes in parts, see float_parts.h. Tensor cores truncate what they add to a sum:
 // so the products of a tile with its values are summed by themselves, and added to the output outside.
