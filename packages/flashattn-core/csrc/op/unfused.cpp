@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "forward.h"
 #include "mlx/ops.h"
 
 namespace flashattn {
@@ -63,27 +64,28 @@ mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   return mx::cumsum(ones, 0, after, /*inclusive=*/false, s);
 }
 
-// What each query sees of the last keys, which are nodes of a tree: (*B, L, S).
+// What each query sees of the last keys, which are nodes of a tree: (*B, L, S). Queries' rows and keys' columns are
+// picked by products with zeros and ones: MLX's gather would fix their number, as above.
 mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
                        const mx::Stream& s) {
-  const auto number = [](int n) { return mx::array(n, mx::int32); };
-  mx::array last = number(tree.shape(-2) - 1);
-  mx::array key_node = mx::subtract(last, keys_after, s), query_node = mx::subtract(last, queries_after, s);
-  const auto is_node = [&](const mx::array& node) { return mx::greater_equal(node, number(0), s); };
-  const auto row_of = [&](const mx::array& node) { return mx::maximum(node, number(0), s); };
-
-  mx::array words = mx::take(tree, row_of(query_node), -2, s);
-  words = mx::take(words, mx::floor_divide(row_of(key_node), number(32), s), -1, s);
+  int size = tree.shape(kRow);
   std::vector<uint32_t> powers;
   for (int bit = 0; bit < 32; ++bit) {
     powers.push_back(uint32_t{1} << bit);
   }
-  // Looked up and divided by: MLX 0.32.4 reads outside of arrays where mx.vmap maps one side of a shift alone.
-  mx::array power = mx::take(mx::array(powers.begin(), {32}), mx::remainder(row_of(key_node), number(32), s), 0, s);
-  mx::array bits = mx::remainder(mx::floor_divide(words, power, s), mx::array(2, mx::uint32), s);
-  mx::array sees =
-      mx::logical_and(mx::equal(bits, mx::array(1, mx::uint32), s), mx::expand_dims(is_node(query_node), -1, s), s);
-  return mx::logical_or(sees, mx::logical_not(is_node(key_node), s), s);
+  // Divided by: MLX 0.32.4 reads outside of arrays where mx.vmap maps one side of a shift alone.
+  mx::array bits = mx::floor_divide(mx::expand_dims(tree, -1, s), mx::array(powers.begin(), {32}), s);
+  bits = as_float32(mx::flatten(mx::remainder(bits, mx::array(2, mx::uint32), s), -2, -1, s), s);
+
+  const auto node_of = [&](const mx::array& after) {  // below 0 before the tree
+    return mx::expand_dims(mx::subtract(mx::array(size - 1, mx::int32), after, s), -1, s);
+  };
+  mx::array query_node = node_of(queries_after), key_node = node_of(keys_after);
+  mx::array is_query = as_float32(mx::equal(query_node, mx::arange(size, mx::int32, s), s), s);
+  mx::array is_key = as_float32(mx::equal(key_node, mx::arange(bits.shape(kColumn), mx::int32, s), s), s);
+  mx::array seen = mx::matmul(mx::matmul(is_query, bits, s), mx::swapaxes(is_key, -2, -1, s), s);
+  mx::array before_tree = mx::squeeze(mx::less(key_node, mx::array(0, mx::int32), s), -1, s);
+  return mx::logical_or(mx::not_equal(seen, mx::array(0.0f), s), before_tree, s);
 }
 
 struct Positions {
@@ -152,23 +154,25 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
     mx::array cap(options.softcap);
     scores = mx::multiply(cap, mx::tanh(mx::divide(scores, cap, s), s), s);
   }
+  // Given to each row first: a gradient is then summed over keys, and then over rows. In one sum in float32, in which
+  // MLX adds one after the other on the CPU, more is lost.
+  mx::array rows = mx::expand_dims(mx::equal(positions.queries_after, positions.queries_after, s), -1, s);
   if (const mx::array* slopes = inputs[Input::alibi_slopes]) {
-    mx::array distance = as_float32(mx::abs(positions.distance, s), s);
-    scores = mx::subtract(scores, mx::multiply(of_each_head(*slopes, inputs, s), distance, s), s);
+    mx::array slope = mx::multiply(of_each_head(*slopes, inputs, s), rows, s);
+    scores = mx::subtract(scores, mx::multiply(slope, as_float32(mx::abs(positions.distance, s), s), s), s);
   }
   if (const mx::array* bias = inputs[Input::bias]) {
     mx::array added = grouped(as_float32(*bias, s), inputs, s);
-    scores = mx::add(scores, mx::where(mx::isneginf(added, s), zero, added, s), s);
+    added = mx::where(mx::isneginf(added, s), zero, added, s);
+    scores = mx::add(scores, mx::multiply(added, rows, s), s);
   }
   if (visible) {
     scores = mx::where(*visible, scores, minus_infinity, s);
   }
 
-  if (inputs.key().shape(kRow) == 0) {  // MLX takes the maximum of no empty axis
-    mx::Shape shape = scores.shape();
-    shape.back() = 1;
-    scores = mx::full(shape, minus_infinity, s);
-    value = mx::zeros({1, value.shape(kColumn)}, mx::float32, s);
+  if (scores.size() == 0) {  // MLX takes the maximum of no empty axis
+    std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options);
+    return {mx::zeros(shapes[0], inputs.query().dtype(), s), mx::full(shapes[1], minus_infinity, s)};
   }
 
   // The softmax's denominator in two parts, because float32 rounds a small one away beside a large one.
