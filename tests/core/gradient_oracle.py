@@ -2,9 +2,9 @@
 
 The rule of oracle.py: the error against float64 is at most twice that of the unfused gradient, plus 1e-5. Float64's
 gradient comes from the inputs alone, and nothing is rounded on the way. The unfused gradient has all scores in memory
-and each step in float32. It reads out as a forward leaves it, rounded to the call's dtype, and its results are rounded
-to that dtype. Of few numbers, such as the gradient of two sinks or of one key, its error can be small by luck. So its
-sums are taken in several orders, its last rounding goes the worse way, and the largest error counts.
+and each step in float32; its results, and out between its two passes, are rounded to the call's dtype. Of few numbers,
+such as the gradient of two sinks or of one key, its error can be small by luck. So its sums are taken in several
+orders, its last rounding goes the worse way, and the largest error counts.
 """
 
 from __future__ import annotations
@@ -51,11 +51,8 @@ class Call:
             query, key, value, self.scale, self.mask, softcap=self.softcap, sinks=sinks, alibi_slopes=slopes
         )
 
-    def saved(self) -> tuple[mx.array, mx.array]:
-        """out and lse as a forward leaves them."""
-        return self.rounded(*self.forward())
-
     def rounded(self, out: np.ndarray, lse: np.ndarray) -> tuple[mx.array, mx.array]:
+        """As a forward leaves them."""
         return mx.array(out.astype(np.float32)).astype(self.query.dtype), mx.array(lse.astype(np.float32))
 
 
@@ -100,14 +97,11 @@ def flash_gradients(call: Call) -> Gradients:
     return flash(call)[1]
 
 
-def unfused_gradients(call: Call, out: np.ndarray | None = None, dtype=np.float64) -> Gradients:
-    """Each step in `dtype`, from the inputs; O(L*S) in memory. `out`: as a forward has rounded it; None: float64's.
-
-    lse is not read: beside a large maximum it has lost the sum.
-    """
+def unfused_gradients(call: Call, dtype=np.float64) -> Gradients:
+    """Each step in `dtype`, from the inputs; O(L*S) in memory. In float32 out is rounded to the call's dtype, as a
+    forward leaves it. lse is not read: beside a large maximum it has lost the sum."""
     cast = lambda a: np.asarray(a, dtype)  # noqa: E731
     query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
-    out = cast(call.forward()[0] if out is None else out)
     batch, kv_heads, group = key.shape[:-3], key.shape[-3], query.shape[-3] // key.shape[-3]
     length, key_len = query.shape[-2], key.shape[-2]
     key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
@@ -128,9 +122,12 @@ def unfused_gradients(call: Call, out: np.ndarray | None = None, dtype=np.float6
         sees_any = row_max != -np.inf
         row_max = np.where(sees_any, np.maximum(row_max, sinks), 0)
         weights, sink_weights = np.exp(scores - row_max), np.exp(sinks - row_max)
-        row_sum = weights.sum(axis=-1, keepdims=True) + sink_weights
+        row_sum = one_after_the_other(weights) + sink_weights
         row_sum = np.where(sees_any, row_sum, 1)
         probabilities, sink_probabilities = weights / row_sum, sink_weights / row_sum
+        out = weighted_sum(probabilities, value)
+        if dtype == np.float32:
+            out = to_numpy(mx.array(out).astype(call.query.dtype))
         delta = (dout * out).sum(axis=-1, keepdims=True)
         if call.dlse is not None:
             delta = delta - cast(to_numpy(call.dlse))[..., None]
@@ -155,6 +152,19 @@ def unfused_gradients(call: Call, out: np.ndarray | None = None, dtype=np.float6
         dslopes=dslopes,
         dbias=dbias,
     )
+
+
+def one_after_the_other(a: np.ndarray) -> np.ndarray:
+    """The sum over the last axis, in a loop, as MLX's and kernels are. numpy's is closer."""
+    return np.cumsum(np.concatenate([np.zeros_like(a, shape=(*a.shape[:-1], 1)), a], axis=-1), axis=-1)[..., -1:]
+
+
+def weighted_sum(probabilities: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Without what has no weight: 0 * NaN is NaN."""
+    if np.isfinite(value).all():
+        return probabilities @ value
+    products = probabilities[..., None] * value[..., None, :, :]
+    return np.where(probabilities[..., None] == 0, 0, products).sum(axis=-2)
 
 
 def bias_of(call: Call) -> mx.array | None:
@@ -187,11 +197,10 @@ def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
     """`got`: None: flash_attention's."""
     got = got or flash_gradients(call)
     expected = unfused_gradients(call)
-    out = to_numpy(call.saved()[0])
 
     @functools.cache
     def by_steps(order: int) -> Gradients:
-        return unfused_in_order(call, out, order)
+        return unfused_in_order(call, order)
 
     inputs = (call.query, call.key, call.value, call.sinks, call.alibi_slopes, bias_of(call))
     for field, given in zip(fields(Gradients), inputs, strict=True):
@@ -215,7 +224,7 @@ def assert_both_ways(*args, **options) -> None:
     assert_obeys_the_rule(call_of(np.random.default_rng(0), *args, **options))
 
 
-def unfused_in_order(call: Call, out: np.ndarray, order: int) -> Gradients:
+def unfused_in_order(call: Call, order: int) -> Gradients:
     """unfused_gradients() in float32, its sums over a head's numbers in the order of that number; 0: as they are."""
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
@@ -227,7 +236,7 @@ def unfused_in_order(call: Call, out: np.ndarray, order: int) -> Gradients:
         value=of(call.value, value_dims),
         dout=of(call.dout, value_dims),
     )
-    result = unfused_gradients(shuffled, out[..., value_dims], np.float32)
+    result = unfused_gradients(shuffled, np.float32)
     back, value_back = np.argsort(dims), np.argsort(value_dims)
     return replace(result, dq=result.dq[..., back], dk=result.dk[..., back], dv=result.dv[..., value_back])
 

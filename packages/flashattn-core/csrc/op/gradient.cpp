@@ -23,7 +23,8 @@ namespace {
 // do: lse rounds the logarithm of the sum away beside a large maximum.
 mx::array sink_weights(const mx::array& sinks, const Outputs& saved, Backend backend, const mx::Stream& s) {
   mx::array sink = mx::expand_dims(sinks, -1, s);
-  mx::array row_max = mx::take(*saved.row_stats, 0, -1, s), row_sum = mx::take(*saved.row_stats, 1, -1, s);
+  std::vector<mx::array> stats = mx::split(*saved.row_stats, 2, -1, s);
+  mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
   mx::array exponent = mx::subtract(sink, row_max, s);
   if (backend != Backend::cpu) {  // GPUs' maxima are in units of log2, and round a sink as it is rounded here
     mx::array log2e(static_cast<float>(std::numbers::log2e)), ln2(static_cast<float>(std::numbers::ln2));
