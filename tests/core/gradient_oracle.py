@@ -4,12 +4,14 @@ The rule of oracle.py: the error against float64 is at most twice that of the un
 gradient comes from the inputs alone, and nothing is rounded on the way. The unfused gradient has all scores in memory
 and each step in float32; its results, and out between its two passes, are rounded to the call's dtype. Of few numbers,
 such as the gradient of two sinks or of one key, its error can be small by luck. So its sums are taken in several
-orders, its last rounding goes the worse way, and the largest error counts.
+orders, its softmax is its own or that of a forward without errors, its last rounding goes the worse way, and the
+largest error counts.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -63,7 +65,7 @@ class Gradients:
     dq: Any
     dk: Any
     dv: Any
-    dsinks: Any = None  # None: of a call without sinks, or by a kernel that leaves them to others
+    dsinks: Any = None  # None: of a call without sinks
     dslopes: Any = None  # None: of a call without them, or nobody asked
     dbias: Any = None  # likewise, of an additive mask
 
@@ -97,9 +99,12 @@ def flash_gradients(call: Call) -> Gradients:
     return flash(call)[1]
 
 
-def unfused_gradients(call: Call, dtype=np.float64) -> Gradients:
-    """Each step in `dtype`, from the inputs; O(L*S) in memory. In float32 out is rounded to the call's dtype, as a
-    forward leaves it. lse is not read: beside a large maximum it has lost the sum."""
+def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
+    """Each step in `dtype`, from the inputs; O(L*S) in memory. In float32 out is rounded to the call's dtype.
+
+    `after_a_forward`: out, and each row's maximum and sum, are those of a forward without errors. Never lse: beside a
+    large maximum it has lost the sum.
+    """
     cast = lambda a: np.asarray(a, dtype)  # noqa: E731
     query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
     batch, kv_heads, group = key.shape[:-3], key.shape[-3], query.shape[-3] // key.shape[-3]
@@ -118,14 +123,20 @@ def unfused_gradients(call: Call, dtype=np.float64) -> Gradients:
         if call.alibi_slopes is not None:
             scores = scores - cast(per_head(to_numpy(call.alibi_slopes))) * cast(np.abs(distance(length, key_len)))
         scores = np.where(visible, scores + cast(bias), -np.inf)
-        row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-        sees_any = row_max != -np.inf
-        row_max = np.where(sees_any, np.maximum(row_max, sinks), 0)
+        sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
+        out, lse = call.forward() if after_a_forward else (None, None)
+        # Any number near the maximum will do for it.
+        row_max = (
+            np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
+            if lse is None
+            else lse[..., None] - 2
+        )
+        row_max = np.where(sees_any, cast(row_max), 0)
         weights, sink_weights = np.exp(scores - row_max), np.exp(sinks - row_max)
-        row_sum = one_after_the_other(weights) + sink_weights
-        row_sum = np.where(sees_any, row_sum, 1)
+        row_sum = one_after_the_other(weights) + sink_weights if lse is None else np.exp(lse[..., None] - row_max)
+        row_sum = np.where(sees_any, cast(row_sum), 1)
         probabilities, sink_probabilities = weights / row_sum, sink_weights / row_sum
-        out = weighted_sum(probabilities, value)
+        out = weighted_sum(probabilities, value) if out is None else cast(out)
         if dtype == np.float32:
             out = to_numpy(mx.array(out).astype(call.query.dtype))
         delta = (dout * out).sum(axis=-1, keepdims=True)
@@ -199,8 +210,8 @@ def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
     expected = unfused_gradients(call)
 
     @functools.cache
-    def by_steps(order: int) -> Gradients:
-        return unfused_in_order(call, order)
+    def by_steps(way: tuple[int, bool]) -> Gradients:
+        return unfused_in_order(call, *way)
 
     inputs = (call.query, call.key, call.value, call.sinks, call.alibi_slopes, bias_of(call))
     for field, given in zip(fields(Gradients), inputs, strict=True):
@@ -211,10 +222,10 @@ def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
         assert result.dtype == given.dtype
         truth = getattr(expected, field.name)
 
-        def unfused(order: int, name: str = field.name, truth: np.ndarray = truth, dtype: mx.Dtype = given.dtype):
-            return rounded_away(getattr(by_steps(order), name), truth, dtype)
+        def unfused(way, name: str = field.name, truth: np.ndarray = truth, dtype: mx.Dtype = given.dtype):
+            return rounded_away(getattr(by_steps(way), name), truth, dtype)
 
-        ways = [functools.partial(unfused, order) for order in range(ORDERS)]
+        ways = [functools.partial(unfused, way) for way in itertools.product(range(ORDERS), (False, True))]
         assert_within_rule(to_numpy(result), truth, ways, field.name)
 
 
@@ -224,7 +235,7 @@ def assert_both_ways(*args, **options) -> None:
     assert_obeys_the_rule(call_of(np.random.default_rng(0), *args, **options))
 
 
-def unfused_in_order(call: Call, order: int) -> Gradients:
+def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
     """unfused_gradients() in float32, its sums over a head's numbers in the order of that number; 0: as they are."""
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
@@ -236,7 +247,7 @@ def unfused_in_order(call: Call, order: int) -> Gradients:
         value=of(call.value, value_dims),
         dout=of(call.dout, value_dims),
     )
-    result = unfused_gradients(shuffled, np.float32)
+    result = unfused_gradients(shuffled, np.float32, after_a_forward)
     back, value_back = np.argsort(dims), np.argsort(value_dims)
     return replace(result, dq=result.dq[..., back], dk=result.dk[..., back], dv=result.dv[..., value_back])
 

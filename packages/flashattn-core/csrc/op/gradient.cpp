@@ -1,8 +1,7 @@
-// The gradient's primitive, and the parts of a gradient that are MLX's own operations.
+// The gradient's primitive, and which gradients come from it, from sinks_gradient() and from the unfused graph.
 #include "gradient.h"
 
 #include <algorithm>
-#include <numbers>
 #include <optional>
 
 #include "../cpu/contract.h"
@@ -14,53 +13,11 @@
 #include "memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
+#include "sinks_gradient.h"
 #include "unfused.h"
 
 namespace flashattn {
 namespace {
-
-// The share that a sink has of its row's sum, by the row's maximum and sum, sinks included. exp(sink - lse) would not
-// do: lse rounds the logarithm of the sum away beside a large maximum.
-mx::array sink_weights(const mx::array& sinks, const Outputs& saved, Backend backend, const mx::Stream& s) {
-  mx::array sink = mx::expand_dims(sinks, -1, s);
-  std::vector<mx::array> stats = mx::split(*saved.row_stats, 2, -1, s);
-  mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
-  mx::array exponent = mx::subtract(sink, row_max, s);
-  if (backend != Backend::cpu) {  // GPUs' maxima are in units of log2, and round a sink as it is rounded here
-    mx::array log2e(static_cast<float>(std::numbers::log2e)), ln2(static_cast<float>(std::numbers::ln2));
-    sink = mx::astype(sink, mx::float32, s);
-    exponent = mx::multiply(mx::subtract(mx::multiply(sink, log2e, s), row_max, s), ln2, s);
-  }
-  mx::array weights = mx::stop_gradient(mx::divide(mx::exp(exponent, s), row_sum, s), s);
-  // Times 1, for its derivative, which is that of exp(sink - lse): the maximum and the sum have none.
-  mx::array logits = mx::subtract(sink, *saved.lse, s);
-  logits = mx::where(mx::isfinite(logits, s), logits, mx::array(0.0f), s);
-  return mx::multiply(weights, mx::exp(mx::subtract(logits, mx::stop_gradient(logits, s), s), s), s);
-}
-
-// A sink brings no value: its gradient is -weight * delta, over all rows.
-mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx::array& delta,
-                         const mx::Stream& stream) {
-  mx::array sees_nothing = mx::isneginf(*saved.lse, stream);
-  mx::array weights = sink_weights(sinks, saved, backend_of(stream.device), stream);
-  mx::array terms = mx::negative(mx::multiply(weights, delta, stream), stream);
-  // After the product: delta may be NaN in a row that sees nothing.
-  terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);
-  if (stream.device == mx::Device::cpu) {
-    // MLX adds one after the other there, with an error in float32 that grows with L. On the GPU it sums in a tree.
-    terms = mx::astype(terms, mx::float64, stream);
-  }
-  mx::array gradient = mx::sum(terms, -1, false, stream);
-  std::vector<int> broadcast;  // the leading dimensions that sinks do not have, or have once
-  int missing = static_cast<int>(gradient.ndim() - sinks.ndim());
-  for (int axis = 0; axis < static_cast<int>(gradient.ndim()); ++axis) {
-    if (axis < missing || (sinks.shape(axis - missing) == 1 && gradient.shape(axis) != 1)) {
-      broadcast.push_back(axis);
-    }
-  }
-  gradient = mx::astype(mx::sum(gradient, broadcast, false, stream), sinks.dtype(), stream);
-  return mx::reshape(gradient, sinks.shape(), stream);
-}
 
 // The gradient's inputs behind those of the forward pass: its outputs, and what comes back for two of them. Nobody sees
 // row_stats, so nothing comes back for it.
@@ -137,8 +94,9 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
     std::vector<mx::array> computed = kernels_gradients(stream, options, present, inputs, outputs, cotangents);
     Outputs saved = {outputs[0], &outputs[1], &outputs[2]};
     for (int argument : of_kernels) {
-      by_argument[argument] =
-          argument < kNumTensors ? computed[argument] : sinks_gradient(*sinks, saved, computed[3], stream);
+      by_argument[argument] = argument < kNumTensors
+                                  ? computed[argument]
+                                  : sinks_gradient(*sinks, saved, computed[3], backend_of(stream.device), stream);
     }
   }
   std::vector<mx::array> of_masks =
