@@ -79,9 +79,16 @@ def test_of_a_gradient(rng, tmp_path):
 
 @pytest.mark.parametrize(
     "mask",
-    [None, "causal", SlidingWindow(3), KeyRange(1, 6), Causal() & Tree.from_parents([-1, 0, 0, 1]), Causal() & mx.array(1.0)],
+    [
+        None,
+        "causal",
+        SlidingWindow(3),
+        KeyRange(1, 6),
+        Causal() & Tree.from_parents([-1, 0, 0, 1]),
+        Causal() & mx.array(1.0),
+    ],
     ids=["none", "causal", "window", "range", "tree", "additive"],
-)  # fmt: skip
+)
 def test_shapeless(rng, mask, tmp_path):
     """It is called with other lengths and batches than it was exported with, down to one key."""
     attend = lambda q, k, v: flash_attention(q, k, v, mask=mask, alibi_slopes=mx.array([0.5, -0.5]))  # noqa: E731

@@ -40,9 +40,7 @@ def assert_tangents_obey_the_rule(rng, call):
     _, by_unfused = mx.jvp(function_of(call, unfused), primals, tangents)
     points = [to_numpy(a).astype(np.float64) for a in primals]
     steps = [to_numpy(a).astype(np.float64) * STEP for a in tangents]
-    ahead, behind = (
-        call.forward_of(*(p + sign * s for p, s in zip(points, steps, strict=True))) for sign in (1, -1)
-    )
+    ahead, behind = (call.forward_of(*(p + sign * s for p, s in zip(points, steps, strict=True))) for sign in (1, -1))
     for number, name in enumerate(["out", "lse"]):
         with np.errstate(invalid="ignore"):  # -inf - -inf: rows that see nothing
             expected = np.nan_to_num((ahead[number] - behind[number]) / (2 * STEP), nan=0)
@@ -90,9 +88,11 @@ def test_it_is_the_transpose_of_the_gradient(rng):
 def test_under_other_transforms(rng, transform):
     primals = draw(rng, batch=(3, 2), heads=4, kv_heads=2, length=5, key_len=7)
     tangents = normal_like(rng, primals)
-    derivative = lambda *given: mx.jvp(  # noqa: E731
-        lambda q, k, v: flash_attention(q, k, v, mask="causal"), list(given[:3]), list(given[3:])
-    )[1][0]
+    attend = lambda q, k, v: flash_attention(q, k, v, mask="causal")  # noqa: E731
+
+    def derivative(*given):
+        return mx.jvp(attend, list(given[:3]), list(given[3:]))[1][0]
+
     got = transform(derivative)(*primals, *tangents)
     assert mx.allclose(got, derivative(*primals, *tangents), rtol=1e-5, atol=1e-6)
 

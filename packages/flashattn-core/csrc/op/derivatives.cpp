@@ -1,3 +1,4 @@
+// Whole numbers and booleans are kept out of what MLX differentiates.
 #include "derivatives.h"
 
 #include "mlx/ops.h"
