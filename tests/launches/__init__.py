@@ -46,6 +46,7 @@ def _load() -> ModuleType:
 _module = _load()
 sources = _module.sources
 forward, backward, realign = _module.forward, _module.backward, _module.realign
+sinks_gradient = _module.sinks_gradient
 
 
 def prepared(arguments, device="cuda", refuses=False, driver="a driver", check=lambda kernel: "", preferred=""):

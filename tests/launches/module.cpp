@@ -19,6 +19,7 @@
 #include "op/check_arguments.h"
 #include "op/gpu_call.h"
 #include "op/prepare.h"
+#include "op/sinks_gradient.h"
 #include "op/trust.h"
 
 namespace nb = nanobind;
@@ -244,5 +245,14 @@ NB_MODULE(flashattn_launches, m) {
         "one that it takes.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "device"_a = "metal", "The launches of its gradients; none for lse means zeros.");
+  m.def(
+      "sinks_gradient",
+      [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta,
+         const std::string& device) {
+        // Of the outputs, out is not read.
+        return sinks_gradient(sinks, {lse, &lse, &row_stats}, delta, backend_of(device), mx::to_stream({}));
+      },
+      "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a, "device"_a = "metal",
+      "The gradient of sinks by what kernels leave, computed on MLX's default device.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
 }

@@ -1,4 +1,4 @@
-"""Gradients of query, key and value by the Metal kernels, run on the CPU."""
+"""Gradients by the Metal kernels, run on the CPU, and by what the op makes of theirs."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def run(
 ):
     """`saved`: of the forward; None: its exact ones. `edit`, `prepared`: as in metal_attention.run."""
     dtype = call.query.dtype
+    saved = saved or exactly_saved(call)
     each = described(call, saved, device)
     tensors = {"dq": call.query, "dk": call.key, "dv": call.value}
     written: dict[str, Buffer] = {name: Undefined(like.shape, NUMPY_DTYPES[dtype]) for name, like in tensors.items()}
@@ -56,7 +57,12 @@ def run(
     counts = execute(each, written, schedule, edit, prepared)
     names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix(f"{device}_") for launch in each]
     results = [to_mlx(written[name], dtype) if like.size else like for name, like in tensors.items()]
-    return CountedGradients(*results, counts=dict(zip(names, counts, strict=True)))
+    dsinks = None
+    if call.sinks is not None and call.query.size:
+        dsinks = launches.sinks_gradient(
+            call.sinks, *saved[1:], mx.array(written["delta"]).reshape(saved[1].shape), device
+        )
+    return CountedGradients(*results, dsinks=dsinks, counts=dict(zip(names, counts, strict=True)))
 
 
 def type_name(dtype: mx.Dtype) -> str:
