@@ -1,12 +1,22 @@
 // Which arrays and constants a launch has, by what the call has.
 #include "arguments.h"
 
+#include <cmath>
+
 namespace flashattn::gpu {
 namespace {
 
 // A row of one element has no second: any stride will do.
 bool is_packed(const Strides& strides, int columns) {
   return strides.column == 1 || columns == 1;
+}
+
+// Whether scores cannot be divided by soft-cap in advance: the factor, or what tanh gives, would be below the numbers
+// that GPUs keep.
+bool has_extreme_softcap(const AttentionParams& params) {
+  constexpr float kLargest = 0x1p100f;
+  if (params.softcap == 0) return false;
+  return params.softcap > kLargest || std::abs(params.scale / params.softcap) < 1 / kLargest;
 }
 
 }  // namespace
@@ -60,6 +70,7 @@ std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, 
       {"whole_rows", whole_rows},  // the last tile of query rows is full
       {"whole_keys", whole_keys},  // the last tile of keys is full
       {"has_dlse", call.has(Binding::dlse)},
+      {"extreme_softcap", has_extreme_softcap(p)},
   };
 #define FLASHATTN_HAS_OPTION(type, name) result.push_back({"has_" #name, p.name != type{}});
 #define FLASHATTN_HAS_INPUT(name, ...) result.push_back({"has_" #name, call.has(Binding::name)});
