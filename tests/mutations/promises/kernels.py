@@ -21,6 +21,13 @@ MUTATIONS: list[Mutation] = [
         "metal/test_large_gradients.py::test_three_equal_keys_have_a_third_each",
     ),
     Mutation(
+        "a count of threadgroups is cut off at 32 bits",
+        f"{CPP}/gpu/arguments.cpp",
+        "  if (n > kMost) {",
+        "  if (n > kMost && n < 0) {",
+        "metal/test_grids.py::test_more_threadgroups",
+    ),
+    Mutation(
         "lse has a natural logarithm of 2 with four digits",
         f"{CPP}/gpu/kernels/epilogue.h",
         "multiply_add(M_LN2_F, precise_log2",
