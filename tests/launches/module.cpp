@@ -247,12 +247,11 @@ NB_MODULE(flashattn_launches, m) {
         "lse_gradient"_a.none(), "device"_a = "metal", "The launches of its gradients; none for lse means zeros.");
   m.def(
       "sinks_gradient",
-      [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta,
-         const std::string& device) {
+      [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta) {
         // Of the outputs, out is not read.
-        return sinks_gradient(sinks, {lse, &lse, &row_stats}, delta, backend_of(device), mx::to_stream({}));
+        return sinks_gradient(sinks, {lse, &lse, &row_stats}, delta, mx::to_stream({}));
       },
-      "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a, "device"_a = "metal",
+      "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a,
       "The gradient of sinks by what kernels leave, computed on MLX's default device.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
 }

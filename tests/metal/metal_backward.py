@@ -23,12 +23,12 @@ class CountedGradients(Gradients):
 
 
 def exactly_saved(call: Call) -> Saved:
-    """As a forward without errors leaves them: lse in two numbers, maximum and sum to base 2. For the maximum any
-    number near it will do: this one makes sums of about 8."""
+    """As a forward without errors leaves them: lse in two numbers, maximum and sum. For the maximum any number near it
+    will do: this one makes sums of about 8."""
     out, lse = call.forward()
-    row_max = (lse * np.log2(np.e) - 3).astype(np.float32)
+    row_max = (lse - 2).astype(np.float32)
     with np.errstate(invalid="ignore"):
-        row_sum = np.where(lse == -np.inf, 0, np.exp2(lse * np.log2(np.e) - row_max))
+        row_sum = np.where(lse == -np.inf, 0, np.exp(lse - row_max))
     return *call.rounded(out, lse), mx.array(np.stack([row_max, row_sum], axis=-1).astype(np.float32))
 
 
@@ -59,9 +59,7 @@ def run(
     results = [to_mlx(written[name], dtype) if like.size else like for name, like in tensors.items()]
     dsinks = None
     if call.sinks is not None and call.query.size:
-        dsinks = launches.sinks_gradient(
-            call.sinks, *saved[1:], mx.array(written["delta"]).reshape(saved[1].shape), device
-        )
+        dsinks = launches.sinks_gradient(call.sinks, *saved[1:], mx.array(written["delta"]).reshape(saved[1].shape))
     return CountedGradients(*results, dsinks=dsinks, counts=dict(zip(names, counts, strict=True)))
 
 

@@ -18,13 +18,6 @@ MUTATIONS: list[Mutation] = [
         "core/test_gradients.py::test_a_sink_beside_a_score_as_large",
     ),
     Mutation(
-        "a GPU's sinks are not in units of log2 in the gradient",
-        f"{CPP}/op/sinks_gradient.cpp",
-        "if (backend != Backend::cpu) {",
-        "if (backend == Backend::cpu && false) {",
-        "metal/test_backward.py::test_behind_a_forward_kernel",
-    ),
-    Mutation(
         "NaN in a hidden key reaches a gradient",
         f"{CPP}/cpu/backward_kernels.cpp",
         "store(tile.score_gradient + at, hidden ? broadcast(0) : gradient);",

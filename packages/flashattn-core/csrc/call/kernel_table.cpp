@@ -55,7 +55,7 @@ constexpr std::array<Row, kNumKernels> kTable = {{
      "many queries: output and probabilities stay in registers", kAny, 0, 4},
     {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
-    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, all, kAny, kAny,
+    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, kMaxCudaDecodeLen, kMaxHeadDim, all, kAny, kAny,
      "few queries: the keys are cut into chunks, 16 rows of a group read each once"},
     {Kernel::cuda_prefill_hopper, "cuda_prefill_hopper", Backend::cuda, forward, kAny, 256, none, kAny, kAny,
      "many queries on Hopper: a warpgroup brings the tiles that others multiply", 128, 90},

@@ -96,7 +96,7 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
     for (int argument : of_kernels) {
       by_argument[argument] = argument < kNumTensors
                                   ? computed[argument]
-                                  : sinks_gradient(*sinks, saved, computed[3], backend_of(stream.device), stream);
+                                  : sinks_gradient(*sinks, saved, computed[3], stream);
     }
   }
   std::vector<mx::array> of_masks =

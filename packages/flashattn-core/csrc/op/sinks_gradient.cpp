@@ -1,8 +1,6 @@
 // A sink brings no value: its gradient is the sum of -weight * delta over all rows.
 #include "sinks_gradient.h"
 
-#include <numbers>
-
 #include "mlx/ops.h"
 
 namespace flashattn {
@@ -10,17 +8,12 @@ namespace {
 
 // The share that a sink has of its row's sum, by the row's maximum and sum, sinks included. exp(sink - lse) would not
 // do: lse rounds the logarithm of the sum away beside a large maximum.
-mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::array& sees_nothing, Backend backend,
+mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::array& sees_nothing,
                        const mx::Stream& s) {
   mx::array zero(0.0f), sink = mx::expand_dims(sinks, -1, s);
   std::vector<mx::array> stats = mx::split(*saved.row_stats, 2, -1, s);
   mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
   mx::array exponent = mx::subtract(sink, row_max, s);
-  if (backend != Backend::cpu) {  // GPUs' maxima are in units of log2, and round a sink as it is rounded here
-    mx::array log2e(static_cast<float>(std::numbers::log2e)), ln2(static_cast<float>(std::numbers::ln2));
-    mx::array in_log2 = mx::multiply(mx::astype(sink, mx::float32, s), log2e, s);
-    exponent = mx::multiply(mx::subtract(in_log2, row_max, s), ln2, s);
-  }
   mx::array weights = mx::where(sees_nothing, zero, mx::divide(mx::exp(exponent, s), row_sum, s), s);
   // Times 1, for its derivative, which is that of exp(sink - lse): the maximum and the sum have none.
   mx::array logits = mx::subtract(sink, *saved.lse, s);
@@ -31,10 +24,10 @@ mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::a
 
 }  // namespace
 
-mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx::array& delta, Backend backend,
+mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx::array& delta,
                          const mx::Stream& stream) {
   mx::array sees_nothing = mx::isneginf(*saved.lse, stream);
-  mx::array weights = sink_weights(sinks, saved, sees_nothing, backend, stream);
+  mx::array weights = sink_weights(sinks, saved, sees_nothing, stream);
   mx::array terms = mx::negative(mx::multiply(weights, delta, stream), stream);
   // After the product, too: delta may be NaN in a row that sees nothing.
   terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);

@@ -5,8 +5,8 @@
 
 namespace flashattn {
 
-// `saved`: of the forward pass on `backend`. `delta`: of its gradient, see cpu/backward.h.
-mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx::array& delta, Backend backend,
+// `saved`: of the forward pass. `delta`: of its gradient, see cpu/backward.h.
+mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx::array& delta,
                          const mx::Stream& stream);
 
 }  // namespace flashattn
