@@ -17,6 +17,7 @@ MODULES = {
         "batch_and_heads",
         "dtypes",
         "hidden_nan",
+        "large_scores",
         "masks",
         "options",
         "quantised",
@@ -87,5 +88,6 @@ def run_through(
         for comparison in ("assert_same_bits", "assert_same_but_for_order"):
             if same and hasattr(module, comparison):
                 monkeypatch.setattr(module, comparison, same)
-    monkeypatch.setattr(MODULES["quantised"], "quantized_flash_attention", quantised)
+    for name in ("large_scores", "quantised"):
+        monkeypatch.setattr(MODULES[name], "quantized_flash_attention", quantised)
     monkeypatch.setattr(gradient_oracle, "assert_obeys_the_rule", lambda call: None)  # they have tests of their own

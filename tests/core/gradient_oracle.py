@@ -1,21 +1,24 @@
 """What every test of a gradient compares with, on the CPU and on Metal, and how closely.
 
-The rule of oracle.py: the error against float64 is at most twice that of the unfused gradient, plus 1e-5. The unfused
-gradient has all scores in memory and each step in float32, from out and lse as a forward leaves them (out rounded to
-the call's dtype); its results are rounded to that dtype. Of few numbers, such as the gradient of two sinks or of one
-key, its error can be small by luck. So its sums are taken in several orders, its last rounding goes the worse way, and
-the largest error counts.
+The rule of oracle.py: the error against float64 is at most twice that of the unfused gradient, plus 1e-5. Float64's
+gradient comes from the inputs alone, and nothing is rounded on the way. The unfused gradient has all scores in memory
+and each step in float32; its results, and out between its two passes, are rounded to the call's dtype. Of few numbers,
+such as the gradient of two sinks or of one key, its error can be small by luck. So its sums are taken in several
+orders, its softmax is its own or that of a forward without errors, its last rounding goes the worse way, and the
+largest error counts.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from flashattn_core import flash_attention
+from flashattn_core.masks import lower
 from flashattn_core.reference import distance, per_head, reference_attention, visible_and_bias
 from oracle import assert_matches_reference, assert_within_rule, draw, to_numpy
 
@@ -50,11 +53,8 @@ class Call:
             query, key, value, self.scale, self.mask, softcap=self.softcap, sinks=sinks, alibi_slopes=slopes
         )
 
-    def saved(self) -> tuple[mx.array, mx.array]:
-        """out and lse as a forward leaves them."""
-        return self.rounded(*self.forward())
-
     def rounded(self, out: np.ndarray, lse: np.ndarray) -> tuple[mx.array, mx.array]:
+        """As a forward leaves them."""
         return mx.array(out.astype(np.float32)).astype(self.query.dtype), mx.array(lse.astype(np.float32))
 
 
@@ -65,7 +65,9 @@ class Gradients:
     dq: Any
     dk: Any
     dv: Any
-    dsinks: Any = None  # None: of a call without sinks, or by a kernel that leaves them to others
+    dsinks: Any = None  # None: of a call without sinks
+    dslopes: Any = None  # None: of a call without them, or nobody asked
+    dbias: Any = None  # likewise, of an additive mask
 
 
 def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
@@ -97,18 +99,20 @@ def flash_gradients(call: Call) -> Gradients:
     return flash(call)[1]
 
 
-def unfused_gradients(call: Call, out: np.ndarray, lse: np.ndarray, dtype=np.float64) -> Gradients:
-    """Each step in `dtype`, from out and lse of the forward; O(L*S) in memory."""
+def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
+    """Each step in `dtype`, from the inputs; O(L*S) in memory. In float32 out is rounded to the call's dtype.
+
+    `after_a_forward`: out, and each row's maximum and sum, are those of a forward without errors. Never lse: beside a
+    large maximum it has lost the sum.
+    """
     cast = lambda a: np.asarray(a, dtype)  # noqa: E731
     query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
-    out, lse = cast(out), cast(lse)[..., None]
     batch, kv_heads, group = key.shape[:-3], key.shape[-3], query.shape[-3] // key.shape[-3]
     length, key_len = query.shape[-2], key.shape[-2]
     key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
     scale = cast(query.shape[-1] ** -0.5 if call.scale is None else call.scale)
     visible, bias = visible_and_bias(query.shape, key_len, call.mask)
-    sees_any = lse != -np.inf
-    finite_lse = np.where(sees_any, lse, 0)
+    sinks = cast(-np.inf if call.sinks is None else per_head(to_numpy(call.sinks)))
 
     with np.errstate(invalid="ignore", over="ignore"):  # of what is hidden
         scores = query @ key.swapaxes(-1, -2) * scale
@@ -118,33 +122,78 @@ def unfused_gradients(call: Call, out: np.ndarray, lse: np.ndarray, dtype=np.flo
             scores, slope_of_cap = cast(call.softcap) * bounded, 1 - bounded * bounded
         if call.alibi_slopes is not None:
             scores = scores - cast(per_head(to_numpy(call.alibi_slopes))) * cast(np.abs(distance(length, key_len)))
-        scores = np.where(visible & sees_any, scores + cast(bias), -np.inf)
-        probabilities = np.exp(scores - finite_lse)
+        scores = np.where(visible, scores + cast(bias), -np.inf)
+        sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
+        out, lse = call.forward() if after_a_forward else (None, None)
+        # Any number near the maximum will do for it.
+        row_max = (
+            np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
+            if lse is None
+            else lse[..., None] - 2
+        )
+        row_max = np.where(sees_any, cast(row_max), 0)
+        weights, sink_weights = np.exp(scores - row_max), np.exp(sinks - row_max)
+        row_sum = one_after_the_other(weights) + sink_weights if lse is None else np.exp(lse[..., None] - row_max)
+        row_sum = np.where(sees_any, cast(row_sum), 1)
+        probabilities, sink_probabilities = weights / row_sum, sink_weights / row_sum
+        out = weighted_sum(probabilities, value) if out is None else cast(out)
+        if dtype == np.float32:
+            out = to_numpy(mx.array(out).astype(call.query.dtype))
         delta = (dout * out).sum(axis=-1, keepdims=True)
         if call.dlse is not None:
             delta = delta - cast(to_numpy(call.dlse))[..., None]
-        dscores = probabilities * (dout @ value.swapaxes(-1, -2) - delta) * slope_of_cap
+        dscores = probabilities * (dout @ value.swapaxes(-1, -2) - delta)
         dscores = np.where(probabilities == 0, 0, dscores)
+        dproducts = np.where(probabilities == 0, 0, dscores * slope_of_cap)
 
     of_group = lambda a: a.reshape(*batch, kv_heads, group, *a.shape[-2:]).sum(axis=-3)  # noqa: E731
-    dsinks = None
+    of_heads = lambda rows: rows.sum(axis=-1).reshape(-1, query.shape[-3]).sum(axis=0)  # noqa: E731
+    dsinks = dslopes = dbias = None
     if call.sinks is not None:
-        sinks = cast(per_head(to_numpy(call.sinks)))
-        of_rows = np.where(sees_any, -np.exp(sinks - finite_lse) * delta, 0)[..., 0]
-        dsinks = of_rows.sum(axis=-1).reshape(-1, query.shape[-3]).sum(axis=0)
+        dsinks = of_heads(np.where(sees_any, -sink_probabilities * delta, 0)[..., 0])
+    if call.alibi_slopes is not None:
+        dslopes = of_heads((-dscores * np.abs(distance(length, key_len))).sum(axis=-1))
+    if (added := bias_of(call)) is not None:
+        dbias = summed_to(added.shape, dscores)
     return Gradients(
-        dq=dscores @ key * scale,
-        dk=of_group(dscores.swapaxes(-1, -2) @ query * scale),
+        dq=dproducts @ key * scale,
+        dk=of_group(dproducts.swapaxes(-1, -2) @ query * scale),
         dv=of_group(probabilities.swapaxes(-1, -2) @ dout),
         dsinks=dsinks,
+        dslopes=dslopes,
+        dbias=dbias,
     )
+
+
+def one_after_the_other(a: np.ndarray) -> np.ndarray:
+    """The sum over the last axis, in a loop, as MLX's and kernels are. numpy's is closer."""
+    return np.cumsum(np.concatenate([np.zeros_like(a, shape=(*a.shape[:-1], 1)), a], axis=-1), axis=-1)[..., -1:]
+
+
+def weighted_sum(probabilities: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Without what has no weight: 0 * NaN is NaN."""
+    if np.isfinite(value).all():
+        return probabilities @ value
+    products = probabilities[..., None] * value[..., None, :, :]
+    return np.where(probabilities[..., None] == 0, 0, products).sum(axis=-2)
+
+
+def bias_of(call: Call) -> mx.array | None:
+    """The additive mask."""
+    return lower(call.mask).get("bias")
+
+
+def summed_to(shape: tuple[int, ...], a: np.ndarray) -> np.ndarray:
+    """The sum of `a` over all along which an array of this shape broadcasts to it."""
+    a = a.sum(axis=tuple(range(a.ndim - len(shape))))
+    return a.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
 
 
 def assert_equal_weights(call: Call, got: Gradients) -> None:
     """Of a call whose scores are all the lowest float, or so low that nothing is left of a product: each key has the
     same weight. One key/value head for each query head, and no cotangent of lse.
 
-    The rule of the unfused gradient means nothing here: it reads an lse that has lost the number of keys."""
+    The rule does not hold here: float64, its truth, keeps something of the products."""
     query, key, value, dout = (to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value, call.dout))
     weight = 1 / key.shape[-2]
     dprobabilities = dout @ value.swapaxes(-1, -2)
@@ -158,14 +207,14 @@ def assert_equal_weights(call: Call, got: Gradients) -> None:
 def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
     """`got`: None: flash_attention's."""
     got = got or flash_gradients(call)
-    out, lse = call.forward()
-    expected = unfused_gradients(call, out, lse)
+    expected = unfused_gradients(call)
 
     @functools.cache
-    def by_steps(order: int) -> Gradients:
-        return unfused_in_order(call, *map(to_numpy, call.rounded(out, lse)), order)
+    def by_steps(way: tuple[int, bool]) -> Gradients:
+        return unfused_in_order(call, *way)
 
-    for field, given in zip(fields(Gradients), (call.query, call.key, call.value, call.sinks), strict=True):
+    inputs = (call.query, call.key, call.value, call.sinks, call.alibi_slopes, bias_of(call))
+    for field, given in zip(fields(Gradients), inputs, strict=True):
         result = getattr(got, field.name)
         if result is None:
             continue
@@ -173,10 +222,10 @@ def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
         assert result.dtype == given.dtype
         truth = getattr(expected, field.name)
 
-        def unfused(order: int, name: str = field.name, truth: np.ndarray = truth, dtype: mx.Dtype = given.dtype):
-            return rounded_away(getattr(by_steps(order), name), truth, dtype)
+        def unfused(way, name: str = field.name, truth: np.ndarray = truth, dtype: mx.Dtype = given.dtype):
+            return rounded_away(getattr(by_steps(way), name), truth, dtype)
 
-        ways = [functools.partial(unfused, order) for order in range(ORDERS)]
+        ways = [functools.partial(unfused, way) for way in itertools.product(range(ORDERS), (False, True))]
         assert_within_rule(to_numpy(result), truth, ways, field.name)
 
 
@@ -186,7 +235,7 @@ def assert_both_ways(*args, **options) -> None:
     assert_obeys_the_rule(call_of(np.random.default_rng(0), *args, **options))
 
 
-def unfused_in_order(call: Call, out: np.ndarray, lse: np.ndarray, order: int) -> Gradients:
+def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
     """unfused_gradients() in float32, its sums over a head's numbers in the order of that number; 0: as they are."""
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
@@ -198,7 +247,7 @@ def unfused_in_order(call: Call, out: np.ndarray, lse: np.ndarray, order: int) -
         value=of(call.value, value_dims),
         dout=of(call.dout, value_dims),
     )
-    result = unfused_gradients(shuffled, out[..., value_dims], lse, dtype=np.float32)
+    result = unfused_gradients(shuffled, np.float32, after_a_forward)
     back, value_back = np.argsort(dims), np.argsort(value_dims)
     return replace(result, dq=result.dq[..., back], dk=result.dk[..., back], dv=result.dv[..., value_back])
 

@@ -1,4 +1,4 @@
-"""mx.compile, mx.vmap, streams, graphs; and what is not there says so.
+"""mx.compile, mx.vmap, streams, graphs.
 
 test_surface_transforms.py has compile, vmap and checkpoint of whatever is drawn."""
 
@@ -67,12 +67,6 @@ def test_streams(rng):
     with mx.stream(streams[0]):
         assert mx.array_equal(flash_attention(*arrays), expected)
     assert mx.array_equal(flash_attention(*arrays, stream=mx.cpu), expected)
-
-
-def test_forward_mode_says_that_it_is_not_there(rng):
-    query, key, value = draw(rng, length=9, key_len=9)
-    with pytest.raises(ValueError, match=r"forward-mode differentiation \(jvp\) is not supported"):
-        mx.jvp(lambda q: flash_attention(q, key, value), [query], [query])
 
 
 def test_is_tracing(rng):

@@ -71,10 +71,15 @@ FAULTS = {
     "delta: rows beyond the last": Fault(DELTA, "minimum(first + r * kStep, params.query_len - 1)", "first + r"),
     "merge: keys beyond the last": Fault(MERGE, "if (key >= params.key_len) continue;"),
     # The mathematics.
-    "a score above the maximum": Fault(BACKWARD, "at_most_zero(exponent)", "exponent", mask="rounded"),
+    "a score above the maximum": Fault(
+        BACKWARD, "at_most_zero(exponent_of(difference, saved))", "exponent_of(difference, saved)", mask="rounded"
+    ),
+    "one number for maximum and sum": Fault(
+        DELTA, "return float4{saved.row_max, ", "return float4{saved.row_max + M_LN2_F * saved.log2_sum, "
+    ),
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
     "delta left out": Fault(BACKWARD, "dprobability - saved.delta", "dprobability"),
-    "softcap: no derivative": Fault(BACKWARD, "(1 - scaled) * (1 + scaled)", "(1 - scaled)", options={"softcap": 1.5}),
+    "softcap: no derivative": Fault(BACKWARD, "(1 - tanh) * (1 + tanh)", "(1 - tanh)", options={"softcap": 1.5}),
     "hopper: softcap in two steps": of_hopper("Block::kSecond && has_softcap", "false", options={"softcap": 1.5}),
     "not scaled": Fault(BACKWARD, "second, h, params().scale", "second, h, 1.0f"),
     # Heads of a group.

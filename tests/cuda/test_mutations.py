@@ -90,7 +90,9 @@ FAULTS = {
     "a warp's tiles left out": Fault(
         PREFILL, "own_any.meets(first, KEYS)", "own_any.meets(first, 1)", mask=SlidingWindow(9)
     ),
-    "softcap ignored": Fault(PREFILL, "has_softcap ? cap * scaled : scaled", "scaled", options={"softcap": 1.5}),
+    "softcap ignored": Fault(
+        PREFILL, "? rounded_product(params->softcap, scaled)", "? scaled", options={"softcap": 1.5}
+    ),
     "ALiBi's sign": of_decode("score -= row.slope", "score += row.slope", options={"alibi_slopes": True}),
     "sinks twice": of_decode(
         "row_sum += softmax.probability(sink)", "row_sum += 2 * softmax.probability(sink)", options={"sinks": True}
@@ -106,6 +108,22 @@ FAULTS = {
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
     "nothing visible: -inf - -inf": Fault(
         ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)
+    ),
+    # Large scores, and what takes them to the units of other kernels.
+    "large: not computed again": Fault(PREFILL, "lost ? 0 * INFINITY", "false ? 0 * INFINITY", options={"scale": 1e9}),
+    "large: scores rounded in one place": Fault(
+        ROWWISE,
+        "(score - reference()) * M_LOG2E_F",
+        "multiply_add(score, M_LOG2E_F, -reference() * M_LOG2E_F)",
+        options={"scale": 1e9},
+    ),
+    "sums not from the maximum": Fault(PREFILL, "sum * from_max[h]", "sum", dtype="float16"),
+    "output not from the maximum": of_decode("from[0][2 * h] * factor,", "from[0][2 * h],", dtype="float16"),
+    "prefill: output not from the maximum": Fault(
+        PREFILL, "result.normalise * from_max[h]", "result.normalise", dtype="float16"
+    ),
+    "additive array: maxima in the unit of products": Fault(
+        PREFILL, "kUnit = has_bias ? M_LOG2E_F : 1", "kUnit = 1", mask="additive", **GROWING
     ),
     # Lanes.
     "a row's maximum of one lane": Fault(PREFILL, "lane_max<LANES, STEP>(score", "(score", **GROWING),

@@ -20,7 +20,7 @@
 #include "mlx/utils.h"
 #include "op/check_arguments.h"
 #include "op/gpu_call.h"
-#include "op/primitive.h"
+#include "op/sinks_gradient.h"
 #include "python/decisions.h"
 
 namespace nb = nanobind;
@@ -250,5 +250,13 @@ NB_MODULE(flashattn_launches, m) {
         "then the call is counted as left. None: nobody has settled them. Raises as the call does.");
   m.def("with_other_lengths", &with_other_lengths, "decided_for"_a, "now"_a, "device"_a,
         "What a call of the first kind runs that shapeless compilation gives the arrays of the second.");
+  m.def(
+      "sinks_gradient",
+      [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta) {
+        // Of the outputs, out is not read.
+        return sinks_gradient(sinks, {lse, &lse, &row_stats}, delta, mx::to_stream({}));
+      },
+      "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a,
+      "The gradient of sinks by what kernels leave, computed on MLX's default device.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
 }

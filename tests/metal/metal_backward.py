@@ -1,4 +1,4 @@
-"""Gradients of query, key and value by the Metal kernels, run on the CPU."""
+"""Gradients by the Metal kernels, run on the CPU, and by what the op makes of theirs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class CountedGradients(Gradients):
 
 
 def exactly_saved(call: Call) -> Saved:
-    """As a forward without errors leaves them: lse in two numbers, maximum and sum to base 2. For the maximum any
-    number near it will do: this one makes sums of about 8."""
+    """As a forward without errors leaves them: lse in two numbers, maximum and sum. For the maximum any number near it
+    will do: this one makes sums of about 8."""
     out, lse = call.forward()
-    row_max = (lse * np.log2(np.e) - 3).astype(np.float32)
+    row_max = (lse - 2).astype(np.float32)
     with np.errstate(invalid="ignore"):
-        row_sum = np.where(lse == -np.inf, 0, np.exp2(lse * np.log2(np.e) - row_max))
+        row_sum = np.where(lse == -np.inf, 0, np.exp(lse - row_max))
     return *call.rounded(out, lse), mx.array(np.stack([row_max, row_sum], axis=-1).astype(np.float32))
 
 
@@ -49,6 +49,7 @@ def run(
 ):
     """`saved`: of the forward; None: its exact ones. `edit`, `prepared`: as in metal_attention.run."""
     dtype = call.query.dtype
+    saved = saved or exactly_saved(call)
     each = described(call, saved, device, precision)
     tensors = {"dq": call.query, "dk": call.key, "dv": call.value}
     written: dict[str, Buffer] = {name: Undefined(like.shape, NUMPY_DTYPES[dtype]) for name, like in tensors.items()}
@@ -57,7 +58,10 @@ def run(
     counts = execute(each, written, schedule, edit, prepared)
     names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix(f"{device}_") for launch in each]
     results = [to_mlx(written[name], dtype) if like.size else like for name, like in tensors.items()]
-    return CountedGradients(*results, counts=dict(zip(names, counts, strict=True)))
+    dsinks = None
+    if call.sinks is not None and call.query.size:
+        dsinks = launches.sinks_gradient(call.sinks, *saved[1:], mx.array(written["delta"]).reshape(saved[1].shape))
+    return CountedGradients(*results, dsinks=dsinks, counts=dict(zip(names, counts, strict=True)))
 
 
 def type_name(dtype: mx.Dtype) -> str:

@@ -36,7 +36,7 @@ FAULTS = {
     "delta left out": Fault(DQ, "dprobability - saved.delta", "dprobability"),
     "softcap: no derivative": Fault(DKV, ") * derivative;", ");", options={"softcap": 1.5}),
     "softcap: derivative of another function": Fault(
-        DQ, "(1 - scaled) * (1 + scaled)", "(1 - scaled)", options={"softcap": 1.5}
+        DQ, "(1 - tanh) * (1 + tanh)", "(1 - tanh)", options={"softcap": 1.5}
     ),
     "dq not scaled": Fault(DQ, "store_row<D>(target, sums, params.scale", "store_row<D>(target, sums, 1.0f"),
     "dk not scaled": Fault(DKV, "dk_sums, params.scale", "dk_sums, 1.0f"),

@@ -61,15 +61,13 @@ FAULTS = {
         SPLIT, "query + params->tree_size - params->query_len", "query", lengths=(5, 70), mask="tree"
     ),
     "bool array: its head stride ignored": Fault(PARALLEL, "row.head * params->visible.head + ", "", mask="bool"),
-    "additive array: in the wrong unit": Fault(
-        REG, "multiply_add(added, M_LOG2E_F, score)", "multiply_add(added, 1.0f, score)", mask="additive"
-    ),
+    "additive array: in the wrong unit": Fault(REG, "score + added", "score + M_LN2_F * added", mask="additive"),
     "partly visible tiles taken for whole ones": Fault(REG, "all.contains(first, KEYS)", "all.contains(first, 1)"),
     "hidden eights: one too many left out": Fault(
         REG, "first < end && begin < first + count", "first < end - 1 && begin < first + count", lengths=(33, 66)
     ),
     # Options.
-    "softcap ignored": Fault(TG, "has_softcap ? cap * scaled : scaled", "scaled", options={"softcap": 1.5}),
+    "softcap ignored": Fault(TG, "? rounded_product(params->softcap, scaled)", "? scaled", options={"softcap": 1.5}),
     "ALiBi's sign": Fault(FAST, "score -= row.slope", "score += row.slope", options={"alibi_slopes": True}),
     "sinks twice": Fault(
         SPLIT,
@@ -85,7 +83,7 @@ FAULTS = {
     "merge: chunks not weighed": Fault(SPLIT, "FLASHATTN_LANE_VALUE(weight, c)", "1.0f"),
     "parallel: partial results not weighed": Fault(PARALLEL, "weight * partial_output", "partial_output"),
     "nothing visible: -inf - -inf": Fault(REG, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)),
-    "lse in base 2": Fault(TG, "M_LN2_F * (softmax.row_max", "1.0f * (softmax.row_max"),
+    "lse in base 2": Fault(TG, "multiply_add(M_LN2_F, precise_log2", "multiply_add(1.0f, precise_log2"),
     # Lanes.
     "fragments: rows of a row-major layout": Fault(REG, "(lane >> 1 & 3) | (lane >> 2 & 4)", "lane >> 2"),
     "fragments: columns of a row-major layout": Fault(TG, "(lane & 1) * 2 | (lane >> 3 & 1) * 4", "(lane & 3) * 2"),

@@ -13,6 +13,7 @@ from mlx_lm.models import base
 from mlx_lm.models.qwen2 import TransformerBlock
 from mlx_lm.tuner.trainer import grad_checkpoint
 from mlxlm_flash_patch.obstacles import TRACED
+from model_configs import config, random_model
 
 
 def loss(model, x):
@@ -58,6 +59,46 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
     assert flash.status().calls == {"cpu_prefill": 12 if checkpointed else 6, "cpu_backward": 6}
 
 
+def checkpointed(model, monkeypatch):
+    """As mlx_lm.lora --grad-checkpoint does it, for every kind of layer that the model has."""
+    for layer in {type(layer): layer for layer in model.layers}.values():
+        monkeypatch.setattr(type(layer), "__call__", type(layer).__call__)
+        grad_checkpoint(layer)
+    return model
+
+
+@pytest.mark.rotate(4)
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize(
+    "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3", "phi3small"]
+)
+def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, compiled):
+    """Arrays where a model has windows, and where its attention is written out, as gemma2's is."""
+    checkpointed(random_model(kind, config(kind)), monkeypatch)
+    run = lambda: train(random_model(kind, config(kind)), tokens(2, 24) % 97, compiled)  # noqa: E731
+    (off_losses, off), (on_losses, on) = off_and_on(run)
+    assert on_losses == pytest.approx(off_losses, rel=1e-5)
+    assert len(set(on_losses)) == 3
+    assert_close(on, off)
+    assert flash.status().calls["cpu_backward"] > 0
+
+
+def test_checkpointed_layers_of_a_padded_batch(tiny, tokens, monkeypatch):
+    padding, model = mx.array([0, 7]), checkpointed(tiny(), monkeypatch)
+    real = mx.arange(20) >= padding[:, None]
+
+    def padded_loss(model, x):
+        hidden, mask = model.model.embed_tokens(x), base.create_causal_mask(20, left_padding=padding)
+        for layer in model.layers:
+            hidden = layer(hidden, mask, None)
+        return mx.where(real[..., None], hidden, 0).square().mean()
+
+    off, on = off_and_on(lambda: nn.value_and_grad(model, padded_loss)(model, tokens(2, 20)))
+    assert on[0].item() == pytest.approx(off[0].item(), rel=1e-5)
+    assert_close(on[1], off[1])
+    assert flash.status().calls == {"cpu_prefill": 4, "cpu_backward": 2}
+
+
 def test_padded_batches(tiny):
     """A bool mask, as for left padding. Padding rows see nothing: what comes of them is not part of the loss."""
     real = mx.arange(19) >= mx.array([0, 7])[:, None]
@@ -81,19 +122,11 @@ def gradient_of(name):
     return mx.grad(total)(given[name])
 
 
-@pytest.mark.parametrize("name", ["queries", "keys", "values", "sinks"])
+@pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
 def test_the_gradient_of_one_argument_alone(name):
-    """Such as sinks that are trained in a model that is otherwise frozen."""
+    """Such as sinks that are trained in a model that is otherwise frozen, or a learned bias of positions."""
     off, on = off_and_on(lambda: gradient_of(name))
     assert_close([on], [off])
-
-
-def test_the_gradient_of_a_mask_is_mlx_lms_own():
-    off = gradient_of("mask")
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no gradient of an additive mask"):
-        on = gradient_of("mask")
-    assert mx.array_equal(on, off)
-    assert flash.status().fallbacks == {f"{TRACED} of an additive mask": 1}
 
 
 @pytest.mark.parametrize(("most", "where"), [(8, "here for a head_dim over 8"), (0, "here")])

@@ -14,17 +14,31 @@ MUTATIONS: list[Mutation] = [
         "cuda/test_same_bits_on_cpu.py::test_a_call_that_nobody_asks_for_lse_of",
     ),
     Mutation(
+        "the gradient has a row's maximum and the logarithm of its sum in one number",
+        f"{CPP}/gpu/kernels/score_gradient.h",
+        "return SavedRow{stats[0], precise_log2(row_sum), delta[query]};",
+        "return SavedRow{stats[0] + M_LN2_F * precise_log2(row_sum), 0.0f, delta[query]};",
+        "metal/test_large_gradients.py::test_three_equal_keys_have_a_third_each",
+    ),
+    Mutation(
+        "a count of threadgroups is cut off at 32 bits",
+        f"{CPP}/gpu/arguments.cpp",
+        "  if (n > kMost) {",
+        "  if (n > kMost && n < 0) {",
+        "metal/test_grids.py::test_more_threadgroups",
+    ),
+    Mutation(
         "lse has a natural logarithm of 2 with four digits",
         f"{CPP}/gpu/kernels/epilogue.h",
-        "M_LN2_F * (softmax.row_max",
-        "0.6931f * (softmax.row_max",
+        "multiply_add(M_LN2_F, precise_log2",
+        "multiply_add(0.6931f, precise_log2",
         "metal/test_kernels.py::test_float32_is_within_2e_6_of_float64",
     ),
     Mutation(
         "soft-cap's derivative lacks a factor",
         f"{CPP}/gpu/kernels/visibility.h",
-        "? (1 - scaled) * (1 + scaled) :",
-        "? 1 - scaled :",
+        "return (1 - tanh) * (1 + tanh);",
+        "return 1 - tanh;",
         "metal/test_backward.py::test_grid",
     ),
     Mutation(
@@ -44,8 +58,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the output of 4 and 8 bits beside 16-bit queries is left above the maximum that its sums are from",
         f"{CPP}/cuda/kernels/integer_rows.h",
-        "constexpr float kFromMax = power_of_two(-int(kBelowMax));",
-        "constexpr float kFromMax = 1;",
+        "float from_max = this->from_max[h];",
+        "float from_max = 1;",
         "cuda/test_integer_tiles.py::test_is_float32s",
     ),
 ]

@@ -159,6 +159,13 @@ MUTATIONS: list[Mutation] = [
         "core/test_surface_transforms.py::test_vmap",
     ),
     Mutation(
+        "scores are multiplied by log2(e) before the maximum is subtracted",
+        f"{CPP}/cpu/kernels.cpp",
+        "exp2((load(scores + i) - reference) * kLog2e)",
+        "exp2(load(scores + i) * kLog2e - reference * kLog2e)",
+        "core/test_large_scores.py::test_scores_that_differ_by_1",
+    ),
+    Mutation(
         "a soft-cap of 0 is taken for none",
         f"{CORE}/arguments.py",
         "if softcap < _SMALLEST_SOFTCAP:",

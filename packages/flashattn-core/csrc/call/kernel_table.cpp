@@ -55,7 +55,7 @@ constexpr std::array<Row, kNumKernels> kTable = {{
      "many queries: output and probabilities stay in registers", 4, timed},
     {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "head_dim above 256: one thread a score, any size"},
-    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, 16, kMaxHeadDim, all, kAny, kAny,
+    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, kMaxCudaDecodeLen, kMaxHeadDim, all, kAny, kAny,
      "few queries: the keys are cut into chunks, 16 rows of a group read each once"},
     {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, integers, kAny, kAny,
      "many queries: tensor cores, output and probabilities stay in registers", 2, !timed, rounds},

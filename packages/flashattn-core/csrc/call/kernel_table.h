@@ -114,5 +114,7 @@ int max_head_dim(Backend backend, Pass pass, bool quantised);
 
 // Queries up to this length take cpu_decode: few rows, the work is split over the keys.
 constexpr int kMaxDecodeLen = 8;
+// And up to this length cuda_decode.
+constexpr int kMaxCudaDecodeLen = 16;
 
 }  // namespace flashattn

@@ -15,7 +15,7 @@ void check_score_options(float scale, const Options& options) {
     fail("scale is ", scale, ", expected a finite number");
   }
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
-    fail("softcap is ", options.softcap, ", expected a finite number above 0");
+    fail("softcap is ", options.softcap, ", expected a finite number, or 0 for none");
   }
   // GPUs divide scores by softcap beforehand, in scale.
   if (options.softcap > 0 && !std::isfinite(scale / options.softcap)) {

@@ -429,7 +429,9 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  bool is_90 = call.device.compute_capability == 90, is_float = call.dtype == Dtype::float32;
+  // Scores should have the bits that the forward pass had. cuda_decode multiplies as the kernel for other GPUs does.
+  bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen;
+  bool is_float = call.dtype == Dtype::float32;
   bool in_parts = is_90 && is_float && has_boxes(call) && std::max(p.head_dim, p.value_dim) <= 128;
   bool hopper = is_90 && !is_float && packed && has_boxes(call) &&
                 has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);

@@ -1,12 +1,36 @@
 // Which arrays and constants a launch has, by what the call has.
 #include "arguments.h"
 
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "../call/kernel_table.h"
+
 namespace flashattn::gpu {
 namespace {
 
 // A row of one element has no second: any stride will do.
 bool is_packed(const Strides& strides, int columns) {
   return strides.column == 1 || columns == 1;
+}
+
+// Kernels number rows and threadgroups with ints, and no GPU takes more of the latter along an axis.
+int64_t countable(int64_t n, const std::string& what) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (n > kMost) {
+    throw NoKernelError("[flash_attention] the call has " + std::to_string(n) + " " + what + ", GPUs count up to " +
+                        std::to_string(kMost) + ": split its batch, heads or queries");
+  }
+  return n;
+}
+
+// Whether scores cannot be divided by soft-cap in advance: the factor, or what tanh gives, would be below the numbers
+// that GPUs keep.
+bool has_extreme_softcap(const AttentionParams& params) {
+  constexpr float kLargest = 0x1p100f;
+  if (params.softcap == 0) return false;
+  return params.softcap > kLargest || std::abs(params.scale / params.softcap) < 1 / kLargest;
 }
 
 }  // namespace
@@ -20,7 +44,7 @@ int group_of(const Call& call) {
 }
 
 int64_t rows_of_group(const Call& call) {
-  return int64_t{call.params.query_len} * group_of(call);
+  return countable(int64_t{call.params.query_len} * group_of(call), "queries that share a key/value head");
 }
 
 int64_t num_groups(const Call& call) {
@@ -28,7 +52,7 @@ int64_t num_groups(const Call& call) {
 }
 
 uint32_t size(int64_t n) {
-  return static_cast<uint32_t>(n);
+  return static_cast<uint32_t>(countable(n, "threadgroups side by side"));
 }
 
 uint32_t batches(const Call& call) {
@@ -60,6 +84,7 @@ std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, 
       {"whole_rows", whole_rows},  // the last tile of query rows is full
       {"whole_keys", whole_keys},  // the last tile of keys is full
       {"has_dlse", call.has(Binding::dlse)},
+      {"extreme_softcap", has_extreme_softcap(p)},
   };
 #define FLASHATTN_HAS_OPTION(type, name) result.push_back({"has_" #name, p.name != type{}});
 #define FLASHATTN_HAS_INPUT(name, ...) result.push_back({"has_" #name, call.has(Binding::name)});

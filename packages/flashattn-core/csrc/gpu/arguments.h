@@ -9,11 +9,12 @@ namespace flashattn::gpu {
 
 bool is_quantised(const Call& call);
 
-// Query heads of a key/value head, and their rows.
+// Query heads of a key/value head, and their rows. Throws NoKernelError where these are too many for a kernel.
 int group_of(const Call& call);
 int64_t rows_of_group(const Call& call);
 int64_t num_groups(const Call& call);
 
+// Of a grid, along one axis. Throws NoKernelError where no GPU takes so many.
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);
 

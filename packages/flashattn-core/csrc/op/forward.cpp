@@ -2,7 +2,6 @@
 #include "forward.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "../cpu/contract.h"
 #include "../cpu/threads.h"
@@ -10,11 +9,15 @@
 #include "check_arguments.h"
 #include "counts.h"
 #include "cpu_call.h"
+#include "derivatives.h"
+#include "exporting.h"
 #include "gpu_call.h"
 #include "gpu_stream.h"
 #include "gradient.h"
 #include "memory.h"
 #include "mlx/backend/cuda/cuda.h"
+#include "mlx/ops.h"
+#include "unfused.h"
 
 namespace flashattn {
 
@@ -56,8 +59,11 @@ std::vector<mx::array> attention(const Arguments& arguments, const Decision& dec
                                  const mx::Stream& stream) {
   Backend backend = backend_of(stream.device);
   std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
+  if (is_traced(arguments) && is_exporting()) {
+    return unfused_attention(arguments.options, present_in(arguments), stream)(inputs);
+  }
   // A gradient reads the other outputs again. One may be asked for of every call that is traced.
-  bool out_alone = !with_lse && std::none_of(inputs.begin(), inputs.end(), std::mem_fn(&mx::array::is_tracer));
+  bool out_alone = !with_lse && !is_traced(arguments);
   auto primitive =
       std::make_shared<FlashAttention>(stream, arguments.options, decision, present_in(arguments), out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
@@ -129,9 +135,15 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
   run_on_gpu(work, stream());
 }
 
-std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,
-                                           const std::vector<int>&) {
-  throw std::invalid_argument("[flash_attention] forward-mode differentiation (jvp) is not supported");
+std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals,
+                                           const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
+  std::vector<mx::array> result = jvp_of(unfused_attention(options_, present_, stream()), primals, tangents, argnums);
+  if (out_alone_) {
+    return {result[0]};
+  }
+  // What is computed from row_stats, the gradient of sinks, takes its derivative from lse.
+  result.push_back(mx::zeros(shapes_of_outputs(Inputs(primals, present_), options_)[2], mx::float32));
+  return result;
 }
 
 std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals,

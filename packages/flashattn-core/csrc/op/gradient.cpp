@@ -1,41 +1,23 @@
-// The gradient's primitive, and the parts of a gradient that are MLX's own operations.
+// The gradient's primitive, and which gradients come from it, from sinks_gradient() and from the unfused graph.
 #include "gradient.h"
 
-#include "../call/fail.h"
+#include <algorithm>
+#include <optional>
+
 #include "../cpu/contract.h"
 #include "counts.h"
 #include "cpu_call.h"
+#include "derivatives.h"
 #include "gpu_call.h"
 #include "gpu_stream.h"
 #include "memory.h"
 #include "mlx/ops.h"
+#include "mlx/transforms.h"
+#include "sinks_gradient.h"
+#include "unfused.h"
 
 namespace flashattn {
 namespace {
-
-// A sink's weight in a row is exp(sink - lse), and it brings no value: its gradient is -weight * delta, over all rows.
-mx::array sinks_gradient(const mx::array& sinks, const mx::array& lse, const mx::array& delta,
-                         const mx::Stream& stream) {
-  mx::array sees_nothing = mx::isneginf(lse, stream);
-  mx::array logits = mx::subtract(mx::expand_dims(sinks, -1, stream), lse, stream);
-  mx::array terms = mx::negative(mx::multiply(mx::exp(logits, stream), delta, stream), stream);
-  // After the product: delta may be NaN in a row that sees nothing.
-  terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);
-  if (stream.device == mx::Device::cpu) {
-    // MLX adds one after the other there, with an error in float32 that grows with L. On the GPU it sums in a tree.
-    terms = mx::astype(terms, mx::float64, stream);
-  }
-  mx::array gradient = mx::sum(terms, -1, false, stream);
-  std::vector<int> broadcast;  // the leading dimensions that sinks do not have, or have once
-  int missing = static_cast<int>(gradient.ndim() - sinks.ndim());
-  for (int axis = 0; axis < static_cast<int>(gradient.ndim()); ++axis) {
-    if (axis < missing || (sinks.shape(axis - missing) == 1 && gradient.shape(axis) != 1)) {
-      broadcast.push_back(axis);
-    }
-  }
-  gradient = mx::astype(mx::sum(gradient, broadcast, false, stream), sinks.dtype(), stream);
-  return mx::reshape(gradient, sinks.shape(), stream);
-}
 
 // The gradient's inputs behind those of the forward pass: its outputs, and what comes back for two of them. Nobody sees
 // row_stats, so nothing comes back for it.
@@ -57,6 +39,43 @@ void count_backward(Backend backend) {
   }
 }
 
+// Of query, key and value, and delta.
+std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
+                                         const Present& present, const std::vector<mx::array>& inputs,
+                                         const std::vector<mx::array>& outputs,
+                                         const std::vector<mx::array>& cotangents) {
+  Inputs named(inputs, present);
+  Backend backend = backend_of(stream.device);
+  check_backward(backend, call_shape(named, options, backend));
+  std::vector<mx::array> all = inputs;
+  all.insert(all.end(), outputs.begin(), outputs.end());
+  all.insert(all.end(), {cotangents[0], cotangents[1]});
+  auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, decision, present);
+  std::vector<mx::Shape> shapes = primitive->output_shapes(all);
+  mx::Dtype dtype = named.query().dtype();
+  return mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32}, primitive, all);
+}
+
+// What kernels_gradients() computes, as a function of the primitive's inputs. The forward pass's outputs are no
+// variables of it: they follow from the other inputs.
+Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
+  return [=](const std::vector<mx::array>& all) {
+    Function attention = unfused_attention(options, present, s);
+    const auto of_tensors = [&](const std::vector<mx::array>& tensors) {
+      std::vector<mx::array> inputs(all.begin(), all.end() - kNumFurther);
+      std::copy(tensors.begin(), tensors.end(), inputs.begin());
+      return attention(inputs);
+    };
+    GradientInputs further = further_inputs(all);
+    auto [outputs, gradients] =
+        mx::vjp(of_tensors, {all.begin(), all.begin() + kNumTensors}, {further.out_gradient, *further.lse_gradient});
+    const auto exact = [&](const mx::array& array) { return mx::astype(array, mx::float32, s); };
+    mx::array products = mx::multiply(exact(further.out_gradient), exact(outputs[0]), s);
+    gradients.push_back(mx::subtract(mx::sum(products, -1, false, s), *further.lse_gradient, s));
+    return gradients;
+  };
+}
+
 }  // namespace
 
 std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
@@ -64,25 +83,32 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
                                  const std::vector<int>& argnums) {
   Inputs named(inputs, present);
-  Backend backend = backend_of(stream.device);
-  check_backward(backend, call_shape(named, options, backend));
   const mx::array* sinks = named[Input::sinks];
+  const mx::array *bias = named[Input::bias], *slopes = named[Input::alibi_slopes];
+  std::vector<int> of_kernels, of_graph;
   for (int argument : argnums) {
-    if (argument >= kNumTensors && &inputs[argument] != sinks) {
-      fail("there is no gradient of masks and alibi_slopes, only of query, key, value and sinks");
+    const mx::array* input = &inputs[argument];
+    bool has_kernel = mx::issubdtype(input->dtype(), mx::floating) && input != bias && input != slopes;
+    (has_kernel ? of_kernels : of_graph).push_back(argument);
+  }
+  std::vector<std::optional<mx::array>> by_argument(inputs.size());
+  if (!of_kernels.empty()) {
+    std::vector<mx::array> computed =
+        kernels_gradients(stream, options, decision, present, inputs, outputs, cotangents);
+    Outputs saved = {outputs[0], &outputs[1], &outputs[2]};
+    for (int argument : of_kernels) {
+      by_argument[argument] =
+          argument < kNumTensors ? computed[argument] : sinks_gradient(*sinks, saved, computed[3], stream);
     }
   }
-  std::vector<mx::array> all = inputs;
-  all.insert(all.end(), outputs.begin(), outputs.end());
-  all.insert(all.end(), {cotangents[0], cotangents[1]});
-  auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, decision, present);
-  std::vector<mx::Shape> shapes = primitive->output_shapes(all);
-  mx::Dtype dtype = named.query().dtype();
-  auto computed = mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32}, primitive, all);
+  std::vector<mx::array> of_masks =
+      vjp_of(unfused_attention(options, present, stream), inputs, {cotangents[0], cotangents[1]}, of_graph);
+  for (size_t i = 0; i < of_graph.size(); ++i) {
+    by_argument[of_graph[i]] = of_masks[i];
+  }
   std::vector<mx::array> result;
   for (int argument : argnums) {
-    result.push_back(argument < kNumTensors ? computed[argument]
-                                            : sinks_gradient(*sinks, outputs[1], computed[3], stream));
+    result.push_back(*by_argument[argument]);
   }
   return result;
 }
@@ -115,14 +141,16 @@ void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std:
   run_on_gpu(backward_work(variant, forward_inputs, options_, further_inputs(inputs), named(outputs)), stream());
 }
 
-std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>&, const std::vector<mx::array>&,
-                                                   const std::vector<int>&, const std::vector<mx::array>&) {
-  throw std::invalid_argument("[flash_attention] second derivatives are not supported");
+std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>& primals,
+                                                   const std::vector<mx::array>& cotangents,
+                                                   const std::vector<int>& argnums, const std::vector<mx::array>&) {
+  return vjp_of(unfused_gradient(options_, present_, stream()), primals, cotangents, argnums);
 }
 
-std::vector<mx::array> FlashAttentionGradient::jvp(const std::vector<mx::array>&, const std::vector<mx::array>&,
-                                                   const std::vector<int>&) {
-  throw std::invalid_argument("[flash_attention] second derivatives are not supported");
+std::vector<mx::array> FlashAttentionGradient::jvp(const std::vector<mx::array>& primals,
+                                                   const std::vector<mx::array>& tangents,
+                                                   const std::vector<int>& argnums) {
+  return jvp_of(unfused_gradient(options_, present_, stream()), primals, tangents, argnums);
 }
 
 std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<mx::array>& inputs) {

@@ -67,7 +67,7 @@ def lowered(
     if softcap is not None:
         given["softcap"] = softcap = types.finite("softcap", softcap)
         if softcap < _SMALLEST_SOFTCAP:
-            raise ValueError(f"[flash_attention] softcap is {softcap}, expected a finite number above 0")
+            raise ValueError(f"[flash_attention] softcap is {softcap}, expected at least {_SMALLEST_SOFTCAP}")
     return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given)
 
 

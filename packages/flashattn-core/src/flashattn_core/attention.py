@@ -86,6 +86,10 @@ def flash_attention(
       natural logarithm of the softmax's denominator. A row that sees no key gives 0 and -inf, never NaN;
       NaN or infinity in a hidden key reaches nothing.
 
+    Kernels compute the gradients of query, key, value and sinks, in linear memory. MLX's own operations compute
+    those of additive masks and ALiBi slopes, ``mx.jvp``, second derivatives, and exported functions, in memory
+    that grows with L * S.
+
     Ctrl-C waits for a call that runs on the CPU, unless the program says :func:`interruptible`.
 
     Raises:
@@ -152,7 +156,7 @@ def quantized_flash_attention(
 ) -> mx.array | tuple[mx.array, mx.array]:
     """:func:`flash_attention` on keys and values that are quantised, as mlx-lm's QuantizedKVCache holds them.
 
-    Each tile is dequantised inside the kernel, in float32; the whole never is. There is no gradient.
+    Each tile is dequantised inside the kernel, in float32; the whole never is. Query, key and value have no gradient.
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D up to 512.

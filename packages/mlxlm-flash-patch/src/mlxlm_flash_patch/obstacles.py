@@ -27,8 +27,6 @@ def reason_not_to(
         if traced(queries, keys, values, mask, sinks):
             here = f"here for a head_dim over {most}" if most else "here"
             return f"{TRACED} {'with a quantised KV cache' if quantised else here}"
-    if isinstance(mask, mx.array) and mx.issubdtype(mask.dtype, mx.floating) and is_tracing(mask):
-        return f"{TRACED} of an additive mask"
     dtype = queries.dtype
     return None if dtype in DTYPES else f"dtype {str(dtype).removeprefix('mlx.core.')}"
 

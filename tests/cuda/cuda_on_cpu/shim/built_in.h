@@ -48,10 +48,15 @@ CUDA_FUNC int __ffs(unsigned x) {
 CUDA_FUNC float __fmaf_rn(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
+CUDA_FUNC float __fmul_rn(float a, float b) {
+#pragma clang fp contract(off)
+  return a * b;
+}
 #define CUDA_MATHEMATICS(name, ...)     \
   CUDA_FUNC float name(__VA_ARGS__ x) { \
     return __builtin_##name(x);         \
   }
+CUDA_MATHEMATICS(fabsf, float)
 CUDA_MATHEMATICS(log2f, float)
 CUDA_MATHEMATICS(tanhf, float)
 #undef CUDA_MATHEMATICS

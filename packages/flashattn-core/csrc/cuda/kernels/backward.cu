@@ -51,11 +51,12 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     Fragment scores[COLUMNS / 8] = {}, dscores[COLUMNS / 8] = {};
     multiply_keys(scores, own_rows(own.keys(0), warp_row), tiles.keys(n), lane);
     if (Block::kSecond) multiply_keys(dscores, own_rows(own.values(0), warp_row), tiles.values(n), lane);
+    block.take_columns(rows, saved_columns + n % 2 * COLUMNS, lane);
     block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile,
                                        block.all_see(own_row, kWarpRows, tile.column), lane);
     if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }
   wait_for_copies<0>();  // where no column is seen, the rows are still on their way
-  block.store(first_sums, second_sums, own_row, lane);
+  block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

@@ -123,6 +123,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
       if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
       const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
+      block.take_columns(rows, saved_columns, lane);
       if (n > 0) turns.pass(lane);
       bool shown = block.all_see(first_of_group, kWarpgroupRows, tile.column);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
@@ -158,5 +159,5 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     ring.release(n);
   }
   if (block.count > 0) turns.pass(lane);
-  block.store(first_sums, second_sums, own_row, lane);
+  block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

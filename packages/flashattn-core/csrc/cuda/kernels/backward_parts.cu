@@ -165,11 +165,12 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   Fragment scores[COLUMNS / 8], none[1];
   own_arrived.wait(0);
   auto tile = block.first_tile();
-#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                       \
-  if (Block::kOfKeys) saved.wait_for_tile(n);                                                               \
-  block.template to_gradients<STEP>(scores, dscores, rows, own_row,                                         \
-                                    static_cast<const float4*>(shared_pointer(saved.tile(n).memory)), tile, \
-                                    block.all_see(block.first_row, kRows, tile.column), lane);              \
+#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                             \
+  if (Block::kOfKeys) saved.wait_for_tile(n);                                                     \
+  const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory)); \
+  block.take_columns(rows, saved_columns, lane);                                                  \
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile,          \
+                                    block.all_see(block.first_row, kRows, tile.column), lane);    \
   if (Block::kOfKeys) saved.release(n)
   if (group == 0) {
     Fragment sums[Block::kFirst ? DV / 8 : 1] = {};
@@ -182,7 +183,9 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       if (!has_softcap) handed.give(scores);
       if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n);
     }
-    if constexpr (Block::kFirst) BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T)).store(sums, none, own_row, lane);
+    if constexpr (Block::kFirst) {
+      BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T)).store(sums, none, rows.largest, own_row, lane);
+    }
   } else {
     Fragment dscores[COLUMNS / 8], sums[D / 8] = {};
     for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
@@ -193,7 +196,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
       add_tile<Element>(sums, dscores, firsts, n);
     }
-    BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T)).store(none, sums, own_row, lane);
+    BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T)).store(none, sums, rows.largest, own_row, lane);
   }
 #undef FLASHATTN_TO_GRADIENTS
 }

@@ -74,7 +74,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     bool shown = all.contains(first_key(tile), KEYS);
     rows.template attend<2>(tiles.keys(tile), tiles.values(tile), visibility, first_key(tile), shown, lane);
   }
-  rows.finish();
+  rows.finish(visibility);
 
   // The warps' results meet in shared memory, where the tiles were.
   wait_for_copies<0>();

@@ -74,6 +74,10 @@ FLASHATTN_FUNC float at_most_zero(float x) {  // NaN stays
 FLASHATTN_FUNC float multiply_add(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
+// Rounded, whatever is added to it: a multiply-add would not be what was compared with others for the maximum.
+FLASHATTN_FUNC float rounded_product(float a, float b) {
+  return __fmul_rn(a, b);
+}
 FLASHATTN_FUNC float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

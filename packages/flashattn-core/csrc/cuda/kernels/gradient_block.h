@@ -47,14 +47,20 @@ FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, in
   return (int64_t(batch) * params.num_heads + head) *
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
-// Maximum and sum are one number but where a mask is added: its lowest float would round the sum away, and scores
-// without it are rounded themselves as much as lse is.
+// Maximum and sum stay two numbers: beside a large maximum one would round the sum away. The last bits of large scores
+// make all the difference, and have to be those that the forward pass had without tensor cores, see LaneRows. So tensor
+// cores get an infinite sum, by which P and dS are 0, and store() adds what such a row gives.
+FLASHATTN_FUNC bool is_left_out(float row_max) {
+  return !has_bias && is_large(row_max);
+}
 FLASHATTN_FUNC float4 stored_row(SavedRow saved) {
-  return has_bias ? float4{saved.row_max, saved.log2_sum, saved.delta, 0}
-                  : float4{saved.row_max + saved.log2_sum, 0, saved.delta, 0};
+  return float4{saved.row_max, is_left_out(saved.row_max) ? INFINITY : saved.log2_sum, saved.delta, saved.log2_sum};
 }
 FLASHATTN_FUNC SavedRow saved_row(float4 stored) {
-  return SavedRow{stored.x, has_bias ? stored.y : 0, stored.z};
+  return SavedRow{stored.x, stored.y, stored.z};
+}
+FLASHATTN_FUNC SavedRow saved_row_without_tensor_cores(float4 stored) {
+  return SavedRow{stored.x, stored.w, stored.z};
 }
 
 // Blocks of the same keys, which share the heads of a group.
@@ -76,6 +82,13 @@ struct GradientRow {
   T* row;
   float* part;
 
+  FLASHATTN_FUNC float load(int column) const {
+    if constexpr (IS_PART) {
+      return part[column];
+    } else {
+      return float(row[column]);
+    }
+  }
   FLASHATTN_FUNC void store(int column, float x) const {
     if constexpr (IS_PART) {
       part[column] = x;
@@ -169,19 +182,31 @@ struct GradientBlock {
     KeySpan columns[2];  // that the row has scores with
     Row queries[2];      // if the rows are queries, as the rest
     SavedRow saved[2];
+    float largest;  // of the maxima that probabilities are computed from, without their signs
   };
   FLASHATTN_FUNC OwnRows own_rows(int own_row, int lane) const {
     OwnRows own;
+    own.largest = 0;
     FLASHATTN_UNROLL
     for (int h = 0; h < 2; ++h) {
       int row = own_row + lane / 4 + h * kRowStep;
       own.columns[h] = row <= last_row ? columns_of(row, row) : KeySpan{0, 0};
       if (!kOfKeys) {
         own.queries[h] = visibility.row(row, head);
-        own.saved[h] = row <= last_row ? saved_row(saved(head)[row]) : SavedRow{INFINITY, 0, 0};
+        own.saved[h] = row <= last_row ? saved_row(saved(head)[row]) : SavedRow{0, INFINITY, 0};
+        own.largest = maximum(own.largest, fabsf(own.saved[h].row_max));
       }
     }
     return own;
+  }
+
+  // Before the first step of each tile.
+  FLASHATTN_FUNC void take_columns(OwnRows& own, const float4* saved_columns, int lane) const {
+    if (!kOfKeys) return;
+    FLASHATTN_UNROLL
+    for (int i = 0; i < COLUMNS; i += FLASHATTN_LANES) {
+      own.largest = maximum(own.largest, fabsf(saved_columns[i + lane % COLUMNS].x));
+    }
   }
 
   // Turns S into P, or dP into dS, where S has become P, or both, of a warp's rows and a tile. saved_columns: of the
@@ -207,10 +232,11 @@ struct GradientBlock {
   }
 
   // Writes a warp's 16 rows. A tensor core multiplies what is hidden by 0, and 0 times NaN is NaN: so rows that are not
-  // finite are computed again without it.
+  // finite are computed again without it. largest: of the maxima that the rows have met.
   template <int N, int M>
-  FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], int own_row, int lane) const {
-    bool spoilt[2];
+  FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], float largest, int own_row,
+                            int lane) const {
+    bool spoilt[2], add[2], add_any = __any_sync(~0u, is_left_out(largest)) != 0;
     FLASHATTN_UNROLL
     for (int h = 0; h < 2; ++h) {
       int row = own_row + lane / 4 + h * kRowStep;
@@ -219,15 +245,19 @@ struct GradientBlock {
       if constexpr (kSecond) probe += probe_of(second, h);
       bool finite = lane_sum<kRowLanes>(probe) == 0;
       spoilt[h] = row <= last_row && !finite;
+      add[h] = add_any && row <= last_row && finite;
       if (row > last_row || spoilt[h]) continue;
       if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
     // Bit n is lane n's first row if n % 4 is 0, its second if 1. One call: all of that text stands where it is.
-    uint left = (__ballot_sync(~0u, spoilt[0]) & 0x11111111) | (__ballot_sync(~0u, spoilt[1]) & 0x11111111) << 1;
-    for (; left != 0; left &= left - 1) {
+    const auto bits_of = [](const bool(&rows)[2]) {
+      return (__ballot_sync(~0u, rows[0]) & 0x11111111) | (__ballot_sync(~0u, rows[1]) & 0x11111111) << 1;
+    };
+    uint again = bits_of(spoilt);
+    for (uint left = again | bits_of(add); left != 0; left &= left - 1) {
       int bit = __ffs(left) - 1;
-      compute_again(own_row + bit / kRowLanes + bit % kRowLanes * kRowStep, lane);
+      compute_again(own_row + bit / kRowLanes + bit % kRowLanes * kRowStep, (again >> bit & 1) == 0, lane);
     }
   }
 
@@ -245,13 +275,15 @@ struct GradientBlock {
       float &score = scores[i / 4][i % 4], &dscore = dscores[i / 4][i % 4];
       float scaled = STEP == kToGradients ? 0.0f : visibility.scaled(score);
       if (STEP != kToGradients) {
+        float exact = multiply_add(score, visibility.factor, -of_query.row_max);  // as LaneRows has it
         score = visibility.score_of_scaled(scaled, row, key_index);
         bool hidden = !shown && !own.columns[h].contains(column, 1);
         if (!shown && !hidden) {
           score = visibility.masked_by_arrays(score, row, key_index);
           hidden = (has_tree || has_visible || has_bias) && score == -INFINITY;
         }
-        score = probability_of(score, of_query, hidden);
+        float difference = visibility.has_plain_scores() ? exact : score - of_query.row_max;
+        score = shown ? fast_exp2(exponent_of(difference, of_query)) : probability_of(difference, of_query, hidden);
       }
       if (STEP != kToProbabilities) {
         dscore = gradient_of(score, dscore, visibility.derivative(scaled), of_query, shown);
@@ -284,8 +316,9 @@ struct GradientBlock {
     }
   }
 
-  // One row, by a warp, whose lanes share the columns of its arrays.
-  FLASHATTN_FUNC void compute_again(int row, int lane) const {
+  // One row, by a warp, whose lanes share the columns of its arrays as those of DecodeRows do. add: to what is there,
+  // and what tensor cores have left out alone.
+  FLASHATTN_FUNC void compute_again(int row, bool add, int lane) const {
     constexpr int kDepth = whole_lanes(head_dim) / FLASHATTN_LANES, kWidth = whole_lanes(value_dim) / FLASHATTN_LANES;
     float own[kDepth], own_other[kWidth], first[kWidth] = {}, second[kDepth] = {};
     load(own, own_first(head), row, head_dim, lane);
@@ -296,24 +329,26 @@ struct GradientBlock {
       FLASHATTN_ROLLED
       for (int column = columns.begin; column < columns.end; ++column) {
         float theirs[kDepth], theirs_other[kWidth];
+        int query_index = kOfKeys ? column : row, key_index = kOfKeys ? row : column;
+        SavedRow of_query = saved_row_without_tensor_cores(saved(h)[query_index]);
+        if (add && !is_left_out(of_query.row_max)) continue;
         load(theirs, columns_first(h), column, head_dim, lane);
         load(theirs_other, columns_second(h), column, value_dim, lane);
-        int query_index = kOfKeys ? column : row, key_index = kOfKeys ? row : column;
-        ScoreGradient result =
-            score_gradient(product_of(own, theirs), product_of(own_other, theirs_other), visibility,
-                           visibility.row(query_index, h), saved_row(saved(h)[query_index]), key_index, false);
-        if (result.probability != 0) add(first, result.probability, theirs_other);
-        if (result.gradient != 0) add(second, result.gradient, theirs);
+        ScoreGradient result = score_gradient(product_of(own, theirs), product_of(own_other, theirs_other), visibility,
+                                              visibility.row(query_index, h), of_query, key_index, false);
+        if (result.probability != 0) add_row(first, result.probability, theirs_other);
+        if (result.gradient != 0) add_row(second, result.gradient, theirs);
       }
     }
-    if (kFirst) store_lanes(first_target(row), first, 1.0f, value_dim, lane);
-    if (kSecond) store_lanes(second_target(row), second, params().scale, head_dim, lane);
+    __syncwarp();  // what other lanes have written is there
+    if (kFirst) store_lanes(first_target(row), first, 1.0f, value_dim, add, lane);
+    if (kSecond) store_lanes(second_target(row), second, params().scale, head_dim, add, lane);
   }
   template <int N>
   static FLASHATTN_FUNC void load(float (&to)[N], PlainRows<const T*> rows, int row, int columns, int lane) {
     FLASHATTN_UNROLL
     for (int i = 0; i < N; ++i) {
-      int column = i * FLASHATTN_LANES + lane;
+      int column = lane * N + i;
       to[i] = column < columns ? rows.element(row, column) : 0.0f;
     }
   }
@@ -325,17 +360,17 @@ struct GradientBlock {
     return lane_sum<FLASHATTN_LANES>(sum);
   }
   template <int N>
-  static FLASHATTN_FUNC void add(float (&sums)[N], float by, const float (&row)[N]) {
+  static FLASHATTN_FUNC void add_row(float (&sums)[N], float by, const float (&row)[N]) {
     FLASHATTN_UNROLL
     for (int i = 0; i < N; ++i) sums[i] = multiply_add(by, row[i], sums[i]);
   }
   template <int N>
   static FLASHATTN_FUNC void store_lanes(GradientRow<T, IS_PART> target, const float (&sums)[N], float factor,
-                                         int columns, int lane) {
+                                         int columns, bool add, int lane) {
     FLASHATTN_UNROLL
     for (int i = 0; i < N; ++i) {
-      int column = i * FLASHATTN_LANES + lane;
-      if (column < columns) target.store(column, sums[i] * factor);
+      int column = lane * N + i;
+      if (column < columns) target.store(column, multiply_add(sums[i], factor, add ? target.load(column) : 0.0f));
     }
   }
 };

@@ -397,20 +397,19 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
   // After the last tile: sums of all keys, and the output in its own unit, with the biases, both from the maximum.
-  FLASHATTN_FUNC void finish() {
-    constexpr float kFromMax = power_of_two(-int(kBelowMax));
-    LaneRows<AttendingRows, kOwn, 8, 4>::finish();
+  FLASHATTN_FUNC void finish(Visibility visibility) {
+    LaneRows<AttendingRows, kOwn, 8, 4>::finish(visibility);
     FLASHATTN_UNROLL
     for (int h = 0; h < kOwn; ++h) {
-      this->softmax[h].row_max += kBelowMax;
-      this->softmax[h].row_sum *= kFromMax;
+      float from_max = this->from_max[h];
+      this->from_max[h] = 1;
       FLASHATTN_UNROLL
       for (int g = 0; g < kValueGroups; ++g) {
-        float bias = lane_sum<8, 4>(bias_sums[h][g]) * kFromMax;
+        float bias = lane_sum<8, 4>(bias_sums[h][g]) * from_max;
         FLASHATTN_UNROLL
         for (int i = 0; i < kGroupSize / 8; ++i) {
           float& x = output[(g * (kGroupSize / 8) + i) / 2][h / 2][i % 2 * 2 + h % 2];
-          x = multiply_add(x * power_of_two(kRaised<bfloat>), power_of_two(kUnit<bfloat> - kRaised<bfloat>) * kFromMax,
+          x = multiply_add(x * power_of_two(kRaised<bfloat>), power_of_two(kUnit<bfloat> - kRaised<bfloat>) * from_max,
                            bias);
         }
       }

@@ -62,7 +62,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     }
   }
   wait_for_copies<0>();  // where no key is seen, the queries are still on their way
-  rows.finish();
+  rows.finish(visibility);
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,
                own_query, lane);

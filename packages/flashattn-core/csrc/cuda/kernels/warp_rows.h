@@ -102,16 +102,18 @@ struct AttendingRows : WarpRows<T, DV, KEYS> {
   // Leaves one of the lane's rows in shared memory.
   FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
     constexpr int kStep = sizeof(T) == 2 ? 1 : 4;  // see output_column()
+    float factor = this->from_max[h];
     FLASHATTN_UNROLL
     for (int c = 0; c < DV / 8; c += kStep) {
       const Fragment* from = this->output + c;
       if constexpr (kStep == 1) {
-        *reinterpret_cast<float2*>(row + output_column<T>(c, lane)) = {from[0][2 * h], from[0][2 * h + 1]};
+        *reinterpret_cast<float2*>(row + output_column<T>(c, lane)) = {from[0][2 * h] * factor,
+                                                                       from[0][2 * h + 1] * factor};
       } else {
         FLASHATTN_UNROLL
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          *reinterpret_cast<float4*>(row + output_column<T>(c, lane) + e % 2 * kNext<T>) = {from[0][e], from[1][e],
-                                                                                            from[2][e], from[3][e]};
+          *reinterpret_cast<float4*>(row + output_column<T>(c, lane) + e % 2 * kNext<T>) = {
+              from[0][e] * factor, from[1][e] * factor, from[2][e] * factor, from[3][e] * factor};
         }
       }
     }

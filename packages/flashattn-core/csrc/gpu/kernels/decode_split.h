@@ -7,8 +7,8 @@
 
 namespace flashattn {
 
-// What phase 1 leaves of each row and chunk: outputs that are not divided by their sums, maxima in units of log2, and
-// the sums, one behind the other.
+// What phase 1 leaves of each row and chunk: outputs that are not divided by their sums, maxima, and the sums, one
+// behind the other.
 template <typename Pointer>
 struct Partials {
   Pointer out;

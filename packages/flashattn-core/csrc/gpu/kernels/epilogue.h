@@ -22,11 +22,11 @@ FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVIC
   float normalise = 1;
   if (has_sinks) {
     int64_t offset = batch_offset(params, params.sinks, batch) + head * params.sinks.head;
-    float sink = load_float(sinks, sinks_dtype, offset) * M_LOG2E_F;
+    float sink = load_float(sinks, sinks_dtype, offset);
     normalise = softmax.raise(sink);
     softmax.row_sum += softmax.probability(sink);
   }
-  float lse = M_LN2_F * (softmax.row_max + precise_log2(softmax.row_sum));
+  float lse = multiply_add(M_LN2_F, precise_log2(softmax.row_sum), softmax.row_max);
   return RowResult{normalise / softmax.row_sum, lse, softmax};
 }
 

@@ -1,6 +1,6 @@
 // The gradient of a score, from its row's maximum and sum: probabilities are computed again, and never stored.
 //
-//   P = exp2(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
+//   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
 // What is not visible, and a row that sees nothing, has P = 0 and dS = 0 whatever the rest is: NaN in a hidden key,
 // value or query ends here, as far as these go. In the products of P and dS with such rows it does not: see finite.h.
@@ -43,11 +43,15 @@ struct ScoreGradient {
   float gradient;  // without the scale, by which dq and dk are multiplied at the end
 };
 
+// In front of exp2. difference: of the score and the row's maximum.
+FLASHATTN_FUNC float exponent_of(float difference, SavedRow saved) {
+  return multiply_add(difference, M_LOG2E_F, -saved.log2_sum);
+}
+
 // Of a hidden score it is 0 whatever the rest is: the sum may be NaN. Others are above the maximum by no more than
 // rounding, and that of 1e38 is no small number.
-FLASHATTN_FUNC float probability_of(float score, SavedRow saved, bool hidden) {
-  float exponent = score - saved.row_max - saved.log2_sum;
-  return hidden ? 0.0f : fast_exp2(at_most_zero(exponent));
+FLASHATTN_FUNC float probability_of(float difference, SavedRow saved, bool hidden) {
+  return hidden ? 0.0f : fast_exp2(at_most_zero(exponent_of(difference, saved)));
 }
 
 // derivative: of the score, by what Visibility::scaled() gave. dprobability: of dout and value. shown: the tile has
@@ -64,7 +68,7 @@ FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, V
   if (!shown) {
     score = visibility.masked(score, row, key);
   }
-  float probability = probability_of(score, saved, !shown && score == -INFINITY);
+  float probability = probability_of(score - saved.row_max, saved, !shown && score == -INFINITY);
   return ScoreGradient{probability,
                        gradient_of(probability, dprobability, visibility.derivative(scaled), saved, shown)};
 }

@@ -1,8 +1,8 @@
 // Which keys a query sees, and what its score with one becomes. Causal, window and key range leave each query one span
 // of keys; tree bits, a bool array and an additive array hide keys inside of it.
 //
-// Scores are kept in units of log2(e), so that the softmax is exp2 without a multiplication: the change of base is
-// folded into the scale.
+// Scores are natural ones: those of the formula, as masks and options have them. A number of float32 may be too large
+// to be multiplied by log2(e), so only differences of scores are, in front of exp2.
 #pragma once
 
 #include "elements.h"
@@ -31,7 +31,7 @@ struct Row {
   int query;
   int head;
   KeySpan seen;
-  float slope;  // ALiBi's, in units of log2(e)
+  float slope;  // ALiBi's
 };
 
 // The arrays that hide keys or change scores, as a kernel has them among its arguments. Only those of the call exist.
@@ -45,9 +45,8 @@ struct Visibility {
   MaskInputs inputs;  // of the batch element, but for the key range
   KeySpan keys;       // the key range, or all
 
-  // From a product of query and key to what tanh or the softmax takes, and softcap in units of log2(e).
+  // From a product of query and key to the score, or to what tanh takes.
   float factor;
-  float cap;
 
   // The span that a query sees.
   FLASHATTN_FUNC KeySpan seen(int query) const FLASHATTN_THREAD {
@@ -98,7 +97,7 @@ struct Visibility {
   // A query beyond the last one is a row that sees nothing.
   FLASHATTN_FUNC Row row(int query, int head) const FLASHATTN_THREAD {
     bool exists = query < params->query_len;
-    float slope = has_alibi_slopes && exists ? inputs.alibi_slopes[head * params->alibi_slopes.head] * M_LOG2E_F : 0.0f;
+    float slope = has_alibi_slopes && exists ? inputs.alibi_slopes[head * params->alibi_slopes.head] : 0.0f;
     return row_with_slope(query, head, slope);
   }
   FLASHATTN_FUNC Row row_with_slope(int query, int head, float slope) const FLASHATTN_THREAD {
@@ -113,13 +112,21 @@ struct Visibility {
     return score_of_scaled(scaled(product), row, key);
   }
 
-  // The two steps of score(): with soft-cap, the gradient needs what tanh gave.
+  // Whether a score is its product times `factor`, and nothing else.
+  FLASHATTN_FUNC bool has_plain_scores() const FLASHATTN_THREAD {
+    return !has_softcap && !has_alibi_slopes && !has_bias;
+  }
+
+  // The two steps of score(): with soft-cap, the gradient needs what tanh gave. With an extreme soft-cap the first step
+  // is scale alone, since a quotient may be too small for float32.
   FLASHATTN_FUNC float scaled(float product) const FLASHATTN_THREAD {
-    float scaled = product * factor;
-    return has_softcap ? precise_tanh(scaled) : scaled;
+    float scaled = rounded_product(product, factor);
+    return has_softcap && !extreme_softcap ? precise_tanh(scaled) : scaled;
   }
   FLASHATTN_FUNC float score_of_scaled(float scaled, Row row, int key) const FLASHATTN_THREAD {
-    float score = has_softcap ? cap * scaled : scaled;
+    float score = extreme_softcap ? extremely_capped(scaled)
+                  : has_softcap   ? rounded_product(params->softcap, scaled)
+                                  : scaled;
     if (has_alibi_slopes) {
       score -= row.slope * float(absolute(row.query + params->key_len - params->query_len - key));
     }
@@ -127,7 +134,11 @@ struct Visibility {
   }
   // Of the score, by what scaled() gave.
   FLASHATTN_FUNC float derivative(float scaled) const FLASHATTN_THREAD {
-    return has_softcap ? (1 - scaled) * (1 + scaled) : 1.0f;
+    if (!has_softcap) {
+      return 1;
+    }
+    float tanh = extreme_softcap ? precise_tanh(scaled / params->softcap) : scaled;
+    return (1 - tanh) * (1 + tanh);
   }
 
   // -inf where the row does not see the key, whatever the score was: NaN in a hidden key ends here.
@@ -147,6 +158,13 @@ struct Visibility {
   }
 
  private:
+  // tanh(x) is x for small ones, which division may round to 0.
+  FLASHATTN_FUNC float extremely_capped(float scaled) const FLASHATTN_THREAD {
+    float small = params->softcap * 1e-4f;
+    bool is_small = -small < scaled && scaled < small;
+    return is_small ? scaled : rounded_product(params->softcap, precise_tanh(scaled / params->softcap));
+  }
+
   FLASHATTN_FUNC bool tree_shows(int query, int key) const FLASHATTN_THREAD {
     int other = key - (params->key_len - params->tree_size);
     int node = query + params->tree_size - params->query_len;  // aligned at the lower right
@@ -167,7 +185,7 @@ struct Visibility {
     }
     // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean. No
     // max() here: it would turn NaN into a number.
-    float sum = multiply_add(added, M_LOG2E_F, score);
+    float sum = score + added;
     return sum < -FLT_MAX ? -FLT_MAX : sum;
   }
 };
@@ -192,8 +210,8 @@ FLASHATTN_FUNC Visibility visibility_of(FLASHATTN_UNIFORM AttentionParams& param
   if (has_alibi_slopes) {
     inputs.alibi_slopes += batch_offset(params, params.alibi_slopes, batch);
   }
-  float factor = has_softcap ? params.scale / params.softcap : params.scale * M_LOG2E_F;
-  return Visibility{&params, inputs, keys, factor, params.softcap * M_LOG2E_F};
+  float factor = has_softcap && !extreme_softcap ? params.scale / params.softcap : params.scale;
+  return Visibility{&params, inputs, keys, factor};
 }
 
 }  // namespace flashattn

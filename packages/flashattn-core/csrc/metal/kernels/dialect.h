@@ -52,6 +52,11 @@ METAL_FUNC float at_most_zero(float x) {  // NaN stays
 METAL_FUNC float multiply_add(float a, float b, float c) {
   return metal::fma(a, b, c);
 }
+// Rounded, whatever is added to it: a multiply-add would not be what was compared with others for the maximum.
+METAL_FUNC float rounded_product(float a, float b) {
+#pragma clang fp contract(off)
+  return a * b;
+}
 METAL_FUNC float fast_exp2(float x) {
   return metal::fast::exp2(x);
 }

@@ -1,0 +1,67 @@
+// Whole numbers and booleans are kept out of what MLX differentiates.
+#include "derivatives.h"
+
+#include "mlx/ops.h"
+#include "mlx/transforms.h"
+
+namespace flashattn {
+namespace {
+
+// The arguments that a function is differentiated by, and the function of those alone.
+struct Differentiated {
+  std::vector<size_t> places;  // of each in argnums
+  std::vector<mx::array> arguments;
+  Function function;
+};
+
+Differentiated floating_part(const Function& function, const std::vector<mx::array>& primals,
+                             const std::vector<int>& argnums) {
+  Differentiated part;
+  std::vector<int> chosen;
+  for (size_t place = 0; place < argnums.size(); ++place) {
+    const mx::array& argument = primals[argnums[place]];
+    if (mx::issubdtype(argument.dtype(), mx::floating)) {
+      part.places.push_back(place);
+      part.arguments.push_back(argument);
+      chosen.push_back(argnums[place]);
+    }
+  }
+  part.function = [function, primals, chosen](const std::vector<mx::array>& given) {
+    std::vector<mx::array> all = primals;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      all[chosen[i]] = given[i];
+    }
+    return function(all);
+  };
+  return part;
+}
+
+}  // namespace
+
+std::vector<mx::array> vjp_of(const Function& function, const std::vector<mx::array>& primals,
+                              const std::vector<mx::array>& cotangents, const std::vector<int>& argnums) {
+  Differentiated part = floating_part(function, primals, argnums);
+  std::vector<mx::array> result;
+  for (int argument : argnums) {
+    result.push_back(mx::zeros_like(primals[argument]));
+  }
+  if (!part.places.empty()) {
+    std::vector<mx::array> gradients = mx::vjp(part.function, part.arguments, cotangents).second;
+    for (size_t i = 0; i < part.places.size(); ++i) {
+      result[part.places[i]] = gradients[i];
+    }
+  }
+  return result;
+}
+
+std::vector<mx::array> jvp_of(const Function& function, const std::vector<mx::array>& primals,
+                              const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
+  Differentiated part = floating_part(function, primals, argnums);
+  std::vector<mx::array> chosen;
+  for (size_t place : part.places) {
+    chosen.push_back(tangents[place]);
+  }
+  return mx::jvp(part.function, part.arguments, chosen).second;
+}
+
+}  // namespace flashattn

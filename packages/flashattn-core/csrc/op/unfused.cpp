@@ -1,0 +1,206 @@
+// Attention as a graph. Scores are (*B, H_kv, G, L, S) here: the G query heads of a key/value head stand together.
+#include "unfused.h"
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "forward.h"
+#include "mlx/ops.h"
+
+namespace flashattn {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kScoreDims = 5;
+
+mx::array as_float32(const mx::array& array, const mx::Stream& s) {
+  return mx::astype(array, mx::float32, s);
+}
+
+// The axis of query heads as two, H_kv and G. An array that broadcasts along it still does.
+mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream& s) {
+  if (static_cast<int>(array.ndim()) < -kHead) {
+    return array;
+  }
+  int heads = inputs.query().shape(kHead), kv_heads = inputs.key().shape(kHead);
+  return array.shape(kHead) == heads ? mx::unflatten(array, kHead, {kv_heads, heads / kv_heads}, s)
+                                     : mx::expand_dims(array, kHead, s);
+}
+
+// A number for each query head, as scores have them.
+mx::array of_each_head(const mx::array& numbers, const Inputs& inputs, const mx::Stream& s) {
+  return grouped(mx::expand_dims(as_float32(numbers, s), {-2, -1}, s), inputs, s);
+}
+
+// Keys or values, as scores have them.
+mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input biases, const Options& options,
+                        const mx::Stream& s) {
+  mx::array elements = *inputs[tensor];
+  if (options.bits != 0) {
+    elements = mx::dequantize(elements, as_float32(*inputs[scales], s), as_float32(*inputs[biases], s),
+                              options.group_size, options.bits, "affine", std::nullopt, std::nullopt, s);
+  }
+  return mx::expand_dims(as_float32(elements, s), -3, s);
+}
+
+// Each array is read twice along the last of the axes: MLX 0.32.4 crashes where a function that was exported without
+// shapes reduces axes that all have one element.
+mx::array any_of(const mx::array& array, const std::vector<int>& axes, bool keep, const mx::Stream& s) {
+  return mx::any(mx::concatenate({array, array}, axes.back(), s), axes, keep, s);
+}
+
+// How many rows of a tensor come before each of its rows, or after it. The rows are counted, because mx::arange() would
+// fix their number in a function that is exported without shapes.
+mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
+  std::vector<int> others;
+  for (int axis = 0; axis < static_cast<int>(tensor.ndim()); ++axis) {
+    if (axis != static_cast<int>(tensor.ndim()) + kRow) {
+      others.push_back(axis);
+    }
+  }
+  mx::array any = any_of(mx::stop_gradient(tensor, s), others, false, s);
+  mx::array ones = mx::astype(mx::logical_or(any, mx::logical_not(any, s), s), mx::int32, s);
+  return mx::cumsum(ones, 0, after, /*inclusive=*/false, s);
+}
+
+// What each query sees of the last keys, which are nodes of a tree: (*B, L, S). Queries' rows and keys' columns are
+// picked by products with zeros and ones: MLX's gather would fix their number, as above.
+mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
+                       const mx::Stream& s) {
+  int size = tree.shape(kRow);
+  std::vector<uint32_t> powers;
+  for (int bit = 0; bit < 32; ++bit) {
+    powers.push_back(uint32_t{1} << bit);
+  }
+  // Divided by: MLX 0.32.4 reads outside of arrays where mx.vmap maps one side of a shift alone.
+  mx::array bits = mx::floor_divide(mx::expand_dims(tree, -1, s), mx::array(powers.begin(), {32}), s);
+  bits = as_float32(mx::flatten(mx::remainder(bits, mx::array(2, mx::uint32), s), -2, -1, s), s);
+
+  const auto node_of = [&](const mx::array& after) {  // below 0 before the tree
+    return mx::expand_dims(mx::subtract(mx::array(size - 1, mx::int32), after, s), -1, s);
+  };
+  mx::array query_node = node_of(queries_after), key_node = node_of(keys_after);
+  mx::array is_query = as_float32(mx::equal(query_node, mx::arange(size, mx::int32, s), s), s);
+  mx::array is_key = as_float32(mx::equal(key_node, mx::arange(bits.shape(kColumn), mx::int32, s), s), s);
+  mx::array seen = mx::matmul(mx::matmul(is_query, bits, s), mx::swapaxes(is_key, -2, -1, s), s);
+  mx::array before_tree = mx::squeeze(mx::less(key_node, mx::array(0, mx::int32), s), -1, s);
+  return mx::logical_or(mx::not_equal(seen, mx::array(0.0f), s), before_tree, s);
+}
+
+struct Positions {
+  mx::array keys_before, keys_after, queries_after;
+  mx::array distance;  // i + S - L - j, (L, S)
+};
+
+Positions positions_of(const Inputs& inputs, const mx::Stream& s) {
+  mx::array keys_after = count_rows(inputs.key(), true, s), queries_after = count_rows(inputs.query(), true, s);
+  return {count_rows(inputs.key(), false, s), keys_after, queries_after,
+          mx::subtract(keys_after, mx::expand_dims(queries_after, -1, s), s)};
+}
+
+// What all masks show, in arrays that broadcast to scores; none where there is no mask.
+std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options, const Positions& positions,
+                                    const mx::Stream& s) {
+  std::optional<mx::array> visible;
+  const auto show = [&](const mx::array& more) { visible = visible ? mx::logical_and(*visible, more, s) : more; };
+  const auto bound = [&](const mx::array& of_batch) { return mx::expand_dims(of_batch, {-4, -3, -2, -1}, s); };
+  if (options.causal) {
+    show(mx::greater_equal(positions.distance, mx::array(0, mx::int32), s));
+  }
+  if (options.window > 0) {
+    show(mx::less(positions.distance, mx::array(options.window, mx::int32), s));
+  }
+  if (const mx::array* start = inputs[Input::key_start]) {
+    show(mx::greater_equal(positions.keys_before, bound(*start), s));
+  }
+  if (const mx::array* stop = inputs[Input::key_stop]) {
+    show(mx::less(positions.keys_before, bound(*stop), s));
+  }
+  if (const mx::array* tree = inputs[Input::tree]) {
+    mx::array seen = seen_of_tree(*tree, positions.keys_after, positions.queries_after, s);
+    show(mx::expand_dims(seen, {-4, -3}, s));
+  }
+  if (const mx::array* array = inputs[Input::visible]) {
+    show(grouped(*array, inputs, s));
+  }
+  if (const mx::array* bias = inputs[Input::bias]) {
+    show(mx::logical_not(mx::isneginf(grouped(*bias, inputs, s), s), s));
+  }
+  while (visible && visible->ndim() < kScoreDims) {
+    visible = mx::expand_dims(*visible, 0, s);
+  }
+  return visible;
+}
+
+std::vector<mx::array> attend(const Inputs& inputs, const Options& options, const mx::Stream& s) {
+  mx::array zero(0.0f), minus_infinity(-kInfinity);
+  mx::array query = grouped(as_float32(inputs.query(), s), inputs, s);
+  mx::array key = of_each_group(inputs, Input::key, Input::key_scales, Input::key_biases, options, s);
+  mx::array value = of_each_group(inputs, Input::value, Input::value_scales, Input::value_biases, options, s);
+  Positions positions = positions_of(inputs, s);
+  std::optional<mx::array> visible = visible_of(inputs, options, positions, s);
+  if (visible) {
+    // 0 * NaN is NaN: what sees nothing, and what nobody sees, stays out of the products.
+    mx::array seen = mx::swapaxes(any_of(*visible, {-3, -2}, true, s), -2, -1, s);
+    query = mx::where(any_of(*visible, {-1}, true, s), query, zero, s);
+    key = mx::where(seen, key, zero, s);
+    value = mx::where(seen, value, zero, s);
+  }
+
+  float scale = options.scale.value_or(1 / std::sqrt(static_cast<float>(inputs.query().shape(kColumn))));
+  mx::array scores = mx::matmul(mx::multiply(query, mx::array(scale), s), mx::swapaxes(key, -2, -1, s), s);
+  if (options.softcap != 0) {
+    mx::array cap(options.softcap);
+    scores = mx::multiply(cap, mx::tanh(mx::divide(scores, cap, s), s), s);
+  }
+  // Given to each row first: a gradient is then summed over keys, and then over rows. In one sum in float32, in which
+  // MLX adds one after the other on the CPU, more is lost.
+  mx::array rows = mx::expand_dims(mx::equal(positions.queries_after, positions.queries_after, s), -1, s);
+  if (const mx::array* slopes = inputs[Input::alibi_slopes]) {
+    mx::array slope = mx::multiply(of_each_head(*slopes, inputs, s), rows, s);
+    scores = mx::subtract(scores, mx::multiply(slope, as_float32(mx::abs(positions.distance, s), s), s), s);
+  }
+  if (const mx::array* bias = inputs[Input::bias]) {
+    mx::array added = grouped(as_float32(*bias, s), inputs, s);
+    added = mx::where(mx::isneginf(added, s), zero, added, s);
+    scores = mx::add(scores, mx::multiply(added, rows, s), s);
+  }
+  if (visible) {
+    scores = mx::where(*visible, scores, minus_infinity, s);
+  }
+
+  if (scores.size() == 0) {  // MLX takes the maximum of no empty axis
+    std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options);
+    return {mx::zeros(shapes[0], inputs.query().dtype(), s), mx::full(shapes[1], minus_infinity, s)};
+  }
+
+  // The softmax's denominator in two parts, because float32 rounds a small one away beside a large one.
+  mx::array top = mx::stop_gradient(mx::logsumexp(scores, -1, true, s), s);
+  mx::array blind = mx::isneginf(top, s);
+  scores = mx::where(blind, zero, scores, s);
+  std::optional<mx::array> sinks;
+  if (inputs[Input::sinks]) {
+    sinks = of_each_head(*inputs[Input::sinks], inputs, s);
+    top = mx::maximum(top, mx::stop_gradient(*sinks, s), s);
+  }
+  top = mx::where(blind, zero, top, s);
+  scores = mx::subtract(scores, top, s);
+  mx::array rest = mx::logsumexp(scores, -1, true, s);
+  if (sinks) {
+    rest = mx::logaddexp(rest, mx::where(blind, zero, mx::subtract(*sinks, top, s), s), s);
+  }
+  mx::array out = mx::matmul(mx::exp(mx::subtract(scores, rest, s), s), value, s);
+  out = mx::where(blind, zero, out, s);
+  mx::array lse = mx::where(blind, minus_infinity, mx::add(top, rest, s), s);
+  return {mx::flatten(mx::astype(out, inputs.query().dtype(), s), -4, -3, s),
+          mx::flatten(mx::squeeze(lse, -1, s), -3, -2, s)};
+}
+
+}  // namespace
+
+Function unfused_attention(const Options& options, const Present& present, const mx::Stream& stream) {
+  return [=](const std::vector<mx::array>& inputs) { return attend(Inputs(inputs, present), options, stream); };
+}
+
+}  // namespace flashattn

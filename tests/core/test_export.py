@@ -1,0 +1,158 @@
+"""mx.export_function: a file that MLX alone reads, and that gives what the call gives."""
+
+import sys
+import threading
+
+import mlx.core as mx
+import pytest
+from flashattn_core import flash_attention, quantized_flash_attention, reset_stats, stats
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from oracle import DTYPES, draw
+from programs import run
+
+ALONE = """
+import sys
+import mlx.core as mx
+
+function, inputs, result = sys.argv[1:]
+given = mx.load(inputs)
+mx.savez(result, *mx.import_function(function)(*[given[str(i)] for i in range(len(given))]))
+assert "flashattn_core" not in sys.modules
+"""
+
+
+def imported(folder, *inputs):
+    """What the exported function gives in a process that has MLX alone."""
+    mx.savez(str(folder / "inputs.npz"), **{str(i): a for i, a in enumerate(inputs)})
+    run(sys.executable, "-c", ALONE, folder / "f.mlxfn", folder / "inputs.npz", folder / "result.npz")
+    result = mx.load(str(folder / "result.npz"))
+    return [result[f"arr_{i}"] for i in range(len(result))]
+
+
+def assert_agree(got, expected, tolerance=1e-5):
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert mx.allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_is_read_without_this_package(rng, dtype, tmp_path):
+    """With everything that fits into one call."""
+    arrays = draw(rng, batch=(2,), heads=4, kv_heads=2, length=9, key_len=12, value_dim=24, dtype=dtype)
+    mask = mx.array(rng.random((9, 12)) > 0.3)
+    bias = mx.array(rng.standard_normal((4, 1, 12))).astype(DTYPES[dtype])
+    numbers = mx.array(rng.random(4))
+
+    def attend(query, key, value, mask, bias, numbers):
+        masks = SlidingWindow(7) & KeyRange(mx.array([0, 3])) & Tree.from_parents([-1, 0, 0]) & mask & bias
+        sinks = numbers.astype(query.dtype)
+        options = {"softcap": 3.0, "sinks": sinks, "alibi_slopes": numbers, "return_lse": True}
+        return flash_attention(query, key, value, 0.4, masks, **options)
+
+    mx.export_function(str(tmp_path / "f.mlxfn"), attend, *arrays, mask, bias, numbers)
+    reset_stats()
+    expected = attend(*arrays, mask, bias, numbers)
+    mx.eval(expected)
+    assert sum(stats().values()) == 1  # exporting is over: the kernel runs
+    got = imported(tmp_path, *arrays, mask, bias, numbers)
+    assert_agree(got, expected, {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype])
+
+
+def test_quantised(rng, tmp_path):
+    query, key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=12, dim=64)
+    packed = [*mx.quantize(key, 64, 4), *mx.quantize(value, 64, 4)]
+
+    def attend(query, *packed):
+        return quantized_flash_attention(query, packed[:3], packed[3:], mask="causal", bits=4)
+
+    mx.export_function(str(tmp_path / "f.mlxfn"), attend, query, *packed)
+    assert_agree(imported(tmp_path, query, *packed), [attend(query, *packed)])
+
+
+def test_of_a_gradient(rng, tmp_path):
+    arrays = draw(rng, heads=4, kv_heads=2, length=5, key_len=12)
+    loss = lambda *x: flash_attention(*x, mask="causal", sinks=mx.zeros(4)).square().sum()  # noqa: E731
+    gradient = mx.grad(loss, argnums=(0, 1, 2))
+    mx.export_function(str(tmp_path / "f.mlxfn"), gradient, *arrays)
+    assert_agree(imported(tmp_path, *arrays), gradient(*arrays))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        "causal",
+        SlidingWindow(3),
+        KeyRange(1, 6),
+        Causal() & Tree.from_parents([-1, 0, 0, 1]),
+        Causal() & mx.array(1.0),
+    ],
+    ids=["none", "causal", "window", "range", "tree", "additive"],
+)
+def test_shapeless(rng, mask, tmp_path):
+    """It is called with other lengths and batches than it was exported with, down to one key."""
+    attend = lambda q, k, v: flash_attention(q, k, v, mask=mask, alibi_slopes=mx.array([0.5, -0.5]))  # noqa: E731
+    path = str(tmp_path / "f.mlxfn")
+    mx.export_function(path, attend, *draw(rng, batch=(2,), length=5, key_len=7), shapeless=True)
+    function = mx.import_function(path)
+    for batch, length, key_len in [(2, 5, 7), (3, 9, 40), (1, 1, 33), (1, 33, 4), (1, 1, 4)]:
+        arrays = draw(rng, batch=(batch,), length=length, key_len=key_len)
+        assert_agree(function(*arrays), [attend(*arrays)])
+
+
+def test_shapeless_with_one_key(rng, tmp_path):
+    path = str(tmp_path / "f.mlxfn")
+    attend = lambda q, k, v: flash_attention(q, k, v, mask="causal")  # noqa: E731
+    mx.export_function(path, attend, *draw(rng, length=5, key_len=7), shapeless=True)
+    for length in (1, 3):
+        arrays = draw(rng, length=length, key_len=1)
+        assert_agree(mx.import_function(path)(*arrays), [attend(*arrays)])
+
+
+@pytest.mark.parametrize("transform", [mx.compile, mx.vmap, mx.checkpoint])
+def test_of_a_transformed_function(rng, transform, tmp_path):
+    arrays = draw(rng, batch=(3, 2), length=5, key_len=7)
+    attend = transform(lambda q, k, v: flash_attention(q, k, v, mask="causal"))
+    mx.eval(attend(*arrays))  # compiled before, for these shapes
+    path = str(tmp_path / "f.mlxfn")
+    if transform is mx.checkpoint:
+        with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's own
+            mx.export_function(path, attend, *arrays)
+        return
+    mx.export_function(path, attend, *arrays)
+    assert_agree(mx.import_function(path)(*arrays), [attend(*arrays)])
+
+
+def test_exporter(rng, tmp_path):
+    """Several signatures into one file; between them the kernel runs."""
+    attend = lambda q, k, v: flash_attention(q, k, v)  # noqa: E731
+    path, each = str(tmp_path / "f.mlxfn"), [draw(rng, length=n, key_len=7) for n in (1, 5)]
+    with mx.exporter(path, attend) as export:
+        for arrays in each:
+            export(*arrays)
+            reset_stats()
+            mx.eval(mx.compile(lambda q, k, v: flash_attention(q, k, v))(*arrays))
+            assert sum(stats().values()) == 1
+    for arrays in each:
+        assert_agree(mx.import_function(path)(*arrays), [attend(*arrays)])
+
+
+def test_another_thread_exports(rng, tmp_path):
+    """Nothing changes for a function that this one compiles meanwhile."""
+    arrays = draw(rng, length=5, key_len=7)
+    tracing, go_on = threading.Event(), threading.Event()
+
+    def attend(q, k, v):
+        tracing.set()
+        assert go_on.wait(60)
+        return flash_attention(q, k, v)
+
+    exporting = threading.Thread(target=mx.export_function, args=(str(tmp_path / "f.mlxfn"), attend, *arrays))
+    exporting.start()
+    assert tracing.wait(60)
+    reset_stats()
+    mx.eval(mx.compile(lambda q, k, v: flash_attention(q, k, v))(*arrays))
+    assert sum(stats().values()) == 1
+    go_on.set()
+    exporting.join()
+    assert_agree(mx.import_function(str(tmp_path / "f.mlxfn"))(*arrays), [flash_attention(*arrays)])

@@ -1,0 +1,133 @@
+"""Forward-mode derivatives, against central differences in float64."""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flashattn_core import flash_attention, quantized_flash_attention
+from flashattn_core.masks import Causal
+from gradient_oracle import draw_call
+from oracle import DTYPES, assert_within_rule, draw, to_numpy, unfused
+from test_gradients import with_options
+from test_grid import mask_kinds, option_kinds
+
+STEP = 1e-5
+
+
+def normal_like(rng, arrays):
+    return [mx.array(rng.standard_normal(a.shape)).astype(a.dtype) for a in arrays]
+
+
+def function_of(call, attention):
+    """out and lse of query, key, value and sinks."""
+    options = {"softcap": call.softcap, "alibi_slopes": call.alibi_slopes}
+
+    def results(query, key, value, sinks=None):
+        return attention(query, key, value, call.scale, call.mask, sinks=sinks, **options)
+
+    return results
+
+
+def with_lse(*args, **options):
+    return flash_attention(*args, **options, return_lse=True)
+
+
+def assert_tangents_obey_the_rule(rng, call):
+    primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])
+    tangents = normal_like(rng, primals)
+    _, got = mx.jvp(function_of(call, with_lse), primals, tangents)
+    _, by_unfused = mx.jvp(function_of(call, unfused), primals, tangents)
+    points = [to_numpy(a).astype(np.float64) for a in primals]
+    steps = [to_numpy(a).astype(np.float64) * STEP for a in tangents]
+    ahead, behind = (call.forward_of(*(p + sign * s for p, s in zip(points, steps, strict=True))) for sign in (1, -1))
+    for number, name in enumerate(["out", "lse"]):
+        with np.errstate(invalid="ignore"):  # -inf - -inf: rows that see nothing
+            expected = np.nan_to_num((ahead[number] - behind[number]) / (2 * STEP), nan=0)
+        assert got[number].dtype == (call.query.dtype if name == "out" else mx.float32)
+        base = to_numpy(by_unfused[number])
+        assert_within_rule(to_numpy(got[number]), expected, [lambda base=base: np.nan_to_num(base)], name)
+
+
+@pytest.mark.rotate(7)
+@pytest.mark.parametrize("mask_turn", range(12))
+@pytest.mark.parametrize("option_turn", range(8))
+def test_of_out_and_lse(rng, mask_turn, option_turn):
+    for length, key_len in [(5, 7), (1, 33), (40, 33)]:
+        call = draw_call(rng, batch=(2,), heads=4, kv_heads=2, length=length, key_len=key_len, value_dim=24)
+        call = with_options(call, mask_kinds(rng, length, key_len)[mask_turn](), option_kinds(rng, 4)[option_turn])
+        assert_tangents_obey_the_rule(rng, call)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(rng, dtype):
+    call = draw_call(rng, heads=4, kv_heads=2, length=33, key_len=65, dtype=dtype)
+    assert_tangents_obey_the_rule(rng, replace(call, mask="causal"))
+
+
+def test_it_is_the_transpose_of_the_gradient(rng):
+    """For every floating input, one at a time: <cotangent, jvp(tangent)> is <vjp(cotangent), tangent>."""
+    inputs = [*draw(rng, heads=4, kv_heads=2, length=5, key_len=7), *normal_like(rng, map(mx.zeros, [(5, 7), 4, 4]))]
+
+    def attend(query, key, value, bias, slopes, sinks):
+        return flash_attention(query, key, value, mask=Causal() & bias, alibi_slopes=slopes, sinks=sinks)
+
+    (cotangent,) = normal_like(rng, [inputs[0]])
+    for i, primal in enumerate(inputs):
+        alone = lambda x, i=i: attend(*inputs[:i], x, *inputs[i + 1 :])  # noqa: E731
+        (tangent,) = normal_like(rng, [primal])
+        (forward,), (backward,) = (
+            mx.jvp(alone, [primal], [tangent])[1],
+            mx.vjp(alone, [primal], [cotangent])[1],
+        )
+        assert forward.abs().max() > 1e-3
+        assert (cotangent * forward).sum().item() == pytest.approx((backward * tangent).sum().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("transform", [mx.compile, mx.vmap, mx.checkpoint])
+def test_under_other_transforms(rng, transform):
+    primals = draw(rng, batch=(3, 2), heads=4, kv_heads=2, length=5, key_len=7)
+    tangents = normal_like(rng, primals)
+    attend = lambda q, k, v: flash_attention(q, k, v, mask="causal")  # noqa: E731
+
+    def derivative(*given):
+        return mx.jvp(attend, list(given[:3]), list(given[3:]))[1][0]
+
+    got = transform(derivative)(*primals, *tangents)
+    assert mx.allclose(got, derivative(*primals, *tangents), rtol=1e-5, atol=1e-6)
+
+
+def test_masks_that_only_hide_have_no_tangent(rng):
+    """MLX asks for theirs like any other's."""
+    query, key, value = draw(rng, length=9, key_len=9)
+    mask = mx.arange(9) % 2 > 0
+    _, (got,) = mx.jvp(lambda q, m: flash_attention(q, key, value, mask=m), [query, mask], [query, mask])
+    _, (expected,) = mx.jvp(lambda q: flash_attention(q, key, value, mask=mask), [query], [query])
+    assert mx.array_equal(got, expected)
+    _, (nothing,) = mx.jvp(lambda m: flash_attention(query, key, value, mask=m), [mask], [mask])
+    assert nothing.shape == query.shape
+    assert not nothing.any()
+
+
+def test_quantised_keys_and_values(rng):
+    query, key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7, dim=64)
+    packed = [mx.quantize(x, 32, 4) for x in (key, value)]
+    plain = [mx.dequantize(*x, group_size=32, bits=4) for x in packed]
+    (tangent,) = normal_like(rng, [query])
+    quantised = lambda q: quantized_flash_attention(q, *packed, bits=4, group_size=32, mask="causal")  # noqa: E731
+    _, (got,) = mx.jvp(quantised, [query], [tangent])
+    _, (expected,) = mx.jvp(lambda q: flash_attention(q, *plain, mask="causal"), [query], [tangent])
+    assert mx.allclose(got, expected, atol=1e-5)
+
+
+def test_hidden_nan_reaches_nothing(rng):
+    """In keys that no query sees, and rows that see nothing."""
+    query, key, value = draw(rng, length=9, key_len=12)
+    shown = (mx.arange(9)[:, None] > 2) & (mx.arange(12) > 3)
+    broken = [mx.where((mx.arange(a.shape[-2]) < 3)[:, None], mx.nan, a) for a in (query, key, value)]
+    tangents = normal_like(rng, broken)
+    attend = lambda q, k, v: with_lse(q, k, v, mask=shown, sinks=mx.array([1e4, -1e4]))  # noqa: E731
+    got, expected = mx.jvp(attend, broken, tangents)[1], mx.jvp(attend, [query, key, value], tangents)[1]
+    assert mx.array_equal(got[0], expected[0])
+    assert mx.array_equal(got[1], expected[1])
+    assert not got[0][..., :3, :].any()

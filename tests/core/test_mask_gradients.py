@@ -1,0 +1,189 @@
+"""Gradients of masks: those of additive masks and ALiBi slopes against float64; zeros of masks that only hide."""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+from flashattn_core import NoKernelError, flash_attention, quantized_flash_attention
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from gradient_oracle import Call, Gradients, assert_obeys_the_rule, draw_call
+from oracle import DTYPES, draw
+
+SHAPES = [(33, 65), (65,), (1,), (2, 4, 33, 65), (2, 1, 33, 1), (4, 1, 65), (1, 4, 1, 1)]
+
+
+def normal(rng, *shape, dtype="float32"):
+    return mx.array(rng.standard_normal(shape)).astype(DTYPES[dtype])
+
+
+def partly_hidden(rng, bias):
+    """Some of it -inf: the whole of a mask of one number would hide everything."""
+    return mx.where(mx.array(rng.random(bias.shape) > 0.8), -mx.inf, bias) if bias.size > 1 else bias
+
+
+def mask_gradients(call: Call, others, bias):
+    """Of a call with the mask `others & bias`."""
+
+    def results(bias, slopes=None):
+        options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": slopes}
+        mask = bias if others is None else others & bias
+        return flash_attention(call.query, call.key, call.value, call.scale, mask, **options, return_lse=True)
+
+    primals = [bias] if call.alibi_slopes is None else [bias, call.alibi_slopes]
+    of_bias, *of_slopes = mx.vjp(results, primals, [call.dout, call.dlse])[1]
+    return Gradients(None, None, None, None, *(of_slopes or [None]), of_bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_additive_mask(rng, shape, dtype):
+    """The sum over all along which it was broadcast."""
+    call = draw_call(rng, batch=(2,), heads=4, kv_heads=2, length=33, key_len=65, value_dim=24, dtype=dtype)
+    bias = partly_hidden(rng, normal(rng, *shape, dtype=dtype))
+    got = mask_gradients(call, None, bias)
+    assert got.dbias.dtype == bias.dtype
+    assert_obeys_the_rule(replace(call, mask=bias), got)
+
+
+@pytest.mark.parametrize(
+    ("mask", "options"),
+    [
+        (SlidingWindow(17), {}),
+        (KeyRange(mx.array([0, 9]), mx.array([50, 65])), {}),
+        (Tree.from_parents([-1, 0, 0, 1, 1]), {}),
+        (Causal() & (mx.arange(65) % 3 > 0), {}),
+        (Causal(), {"softcap": 2.0}),
+        (Causal(), {"sinks": mx.array([-1.0, 0.0, 1.0, 50.0])}),
+        (None, {"scale": -1.5}),
+    ],
+    ids=["window", "range", "tree", "bool", "softcap", "sinks", "scale"],
+)
+@pytest.mark.parametrize("length", [1, 33])
+def test_additive_mask_and_slopes_beside_each_mask_and_option(rng, mask, options, length):
+    call = draw_call(rng, batch=(2,), heads=4, kv_heads=2, length=length, key_len=65)
+    call = replace(call, alibi_slopes=normal(rng, 4), **options)
+    bias = partly_hidden(rng, normal(rng, 2, 1, length, 65))
+    got = mask_gradients(call, mask, bias)
+    assert got.dslopes is not None
+    assert_obeys_the_rule(replace(call, mask=bias if mask is None else mask & bias), got)
+
+
+MASKS_THAT_HIDE = {
+    "bool": (lambda m: m, mx.arange(9) % 2 > 0),
+    "whole numbers added": (lambda m: m, mx.arange(9)),
+    "range": (lambda m: Causal() & KeyRange(m), mx.array([1], mx.int32)),
+    "tree": (lambda m: Tree(m), mx.array([[1], [3], [5]], mx.uint32)),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS_THAT_HIDE)
+def test_what_only_hides_has_zeros(rng, kind):
+    of, given = MASKS_THAT_HIDE[kind]
+    query, key, value = draw(rng, length=9, key_len=9)
+    _, (gradient,) = mx.vjp(lambda m: flash_attention(query, key, value, mask=of(m)), [given], [query])
+    assert gradient.shape == given.shape
+    if kind != "whole numbers added":  # MLX's conversion to floating makes them
+        assert gradient.dtype == given.dtype
+        assert not gradient.any()
+
+
+@pytest.mark.parametrize("kind", [*MASKS_THAT_HIDE, "additive"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+def test_checkpoints_take_masks_as_arguments(rng, kind, compiled):
+    """As mlx_lm.lora --grad-checkpoint does."""
+    of, given = MASKS_THAT_HIDE.get(kind, (lambda m: m, normal(rng, 9, 9)))
+    x = draw(rng, length=9, key_len=9)[0]
+
+    def attend(x, m):
+        return flash_attention(x, x, x, mask=of(m))
+
+    checkpointed = mx.grad(lambda x, m: mx.checkpoint(attend)(x, m).square().sum())
+    if compiled:
+        checkpointed = mx.compile(checkpointed)
+    assert mx.array_equal(checkpointed(x, given), mx.grad(lambda x: attend(x, given).square().sum())(x))
+
+
+def test_a_gradient_that_nobody_evaluates_takes_no_memory(rng):
+    x, mask = draw(rng, heads=8, kv_heads=8, length=1024, key_len=1024)[0], normal(rng, 1024, 1024)
+    attend = mx.checkpoint(lambda x, m: flash_attention(x, x, x, mask=m))
+    mx.eval(x, mask)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(mx.grad(lambda x: attend(x, mask).sum())(x))
+    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # a quarter of one score matrix's memory is enough
+
+
+@pytest.mark.parametrize("axes", [(0, None, 0), (0, 0, None), (None, 1, None), (0, 0, 0)], ids=str)
+def test_vmap(rng, axes):
+    """Over queries, the mask, the slopes: what is not mapped has one gradient for each."""
+    key, value = draw(rng, batch=(2,), heads=4, kv_heads=2, length=5, key_len=7)[1:]
+    primals = normal(rng, 3, 2, 4, 5, 16), normal(rng, 3, 3, 4, 1, 7), normal(rng, 3, 4)
+    mapped = [a if axis is not None else a[0] for a, axis in zip(primals, axes, strict=True)]
+    mapped[1] = mapped[1][:, 0] if axes[1] == 0 else mapped[1] if axes[1] == 1 else mapped[1][0]
+    if axes[1] == 1:
+        mapped[1] = mapped[1][0].swapaxes(0, 1)
+
+    def loss(query, bias, slopes):
+        return flash_attention(query, key, value, mask=Causal() & bias, alibi_slopes=slopes).square().sum()
+
+    gradient = mx.grad(loss, argnums=(0, 1, 2))
+    together = mx.vmap(gradient, in_axes=axes)(*mapped)
+    for i in range(3):
+        alone = [a if n is None else mx.take(a, mx.array(i), axis=n) for a, n in zip(mapped, axes, strict=True)]
+        for got, expected in zip(together, gradient(*alone), strict=True):
+            assert mx.allclose(got[i], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_batch_dimensions_that_vmap_adds_are_summed_over(rng):
+    """The gradient is taken outside of the mapped function."""
+    queries = normal(rng, 3, 1, 4, 5, 16)
+    key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7)[1:]
+
+    def loss(bias, slopes, attend):
+        return attend(lambda q: flash_attention(q, key, value, mask=bias, alibi_slopes=slopes)).square().sum()
+
+    given = normal(rng, 4, 1, 7), normal(rng, 4)
+    mapped = mx.grad(lambda *g: loss(*g, lambda f: mx.vmap(f)(queries)), argnums=(0, 1))(*given)
+    each = mx.grad(lambda *g: loss(*g, lambda f: mx.stack([f(q) for q in queries])), argnums=(0, 1))(*given)
+    for got, expected in zip(mapped, each, strict=True):
+        assert mx.allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("poison", [mx.nan, mx.inf])
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_hidden_nan_reaches_nothing(rng, where, poison):
+    """In keys that no query sees, and in queries that see nothing."""
+    call = draw_call(rng, batch=(2,), heads=4, kv_heads=2, length=9, key_len=12)
+    call = replace(call, alibi_slopes=normal(rng, 4), sinks=mx.array([1e4, 0.0, -1e4, 1.0]))
+    seen = (mx.arange(9)[:, None] > 2) & (mx.arange(12) > 3)
+    hidden = mx.arange(9) <= 2 if where == "query" else mx.arange(12) <= 3
+    poisoned = replace(call, **{where: mx.where(hidden[:, None], poison, getattr(call, where))})
+    bias = mx.where(seen, normal(rng, 9, 12), -mx.inf)
+    clean, got = mask_gradients(call, None, bias), mask_gradients(poisoned, None, bias)
+    assert mx.array_equal(got.dbias, clean.dbias)
+    assert mx.array_equal(got.dslopes, clean.dslopes)
+    assert (mx.where(seen, 0, got.dbias) == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (0, 5)], ids=str)
+def test_without_keys_or_queries(rng, shape):
+    call = draw_call(rng, length=shape[0], key_len=shape[1], dim=8)
+    got = mask_gradients(replace(call, alibi_slopes=mx.ones(2)), None, mx.zeros((1, 1)))
+    assert got.dbias.tolist() == [[0]]
+    assert got.dslopes.tolist() == [0, 0]
+
+
+def test_with_quantised_keys_and_values(rng):
+    """Masks have their gradients; query has none."""
+    query, key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7, dim=64)
+    packed = [mx.quantize(x, 64, 4) for x in (key, value)]
+    plain = [mx.dequantize(*x, group_size=64, bits=4) for x in packed]
+    bias = normal(rng, 5, 7)
+    got = mx.grad(lambda m: quantized_flash_attention(query, *packed, bits=4, mask=m).square().sum())(bias)
+    expected = mx.grad(lambda m: flash_attention(query, *plain, mask=m).square().sum())(bias)
+    assert mx.allclose(got, expected, atol=1e-5)
+    total = lambda q, m: quantized_flash_attention(q, *packed, bits=4, mask=m).sum()  # noqa: E731
+    _, (zeros,) = mx.vjp(lambda m: total(query, m), [bias > 0], [mx.array(1.0)])
+    assert not zeros.any()
+    with pytest.raises(NoKernelError, match="no kernel has the gradient with quantised keys and values"):
+        mx.grad(total)(query, bias > 0)

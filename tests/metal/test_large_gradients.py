@@ -1,0 +1,88 @@
+"""Gradients beside a large maximum: float32 rounds the sum away that stands beside it in lse.
+
+The forward kernels leave what the gradient's kernels compute probabilities from. Both have to compute the same scores.
+"""
+
+import math
+
+import metal_attention
+import metal_backward
+import mlx.core as mx
+import numpy as np
+import pytest
+from gradient_oracle import Call
+from oracle import DTYPES, draw, to_numpy, unfused
+
+SIZES = [("float32", 30), ("float32", 1e3), ("float32", 1e5), ("float16", 30), ("float16", 3e3), ("bfloat16", 1e5)]
+DECODE, PREFILL = "metal_decode_split", "metal_prefill_reg"
+ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@pytest.fixture(params=["metal"])
+def gradients(request):
+    """Those of a call, behind the forward kernel that takes so many queries."""
+
+    def of(query, key, value, dout, scale):
+        kernel = DECODE if query.shape[-2] <= 8 else PREFILL
+        saved = metal_attention.run(query, key, value, scale, kernel=kernel)
+        got = metal_backward.run(
+            Call(query, key, value, dout, scale=scale), saved=(saved.out, saved.lse, saved.row_stats)
+        )
+        return got.dq, got.dk, got.dv
+
+    return of
+
+
+def exact(query, key, value, dout, scale) -> tuple[np.ndarray, ...]:
+    query, key, value, dout = (to_numpy(x).astype(np.float64) for x in (query, key, value, dout))
+    scores = scale * query @ key.swapaxes(-1, -2)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    dweights = dout @ value.swapaxes(-1, -2)
+    dscores = scale * weights * (dweights - (weights * dweights).sum(axis=-1, keepdims=True))
+    return dscores @ key, dscores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ dout
+
+
+def assert_obey_the_rule(got, query, key, value, dout, scale, dtype="float32") -> None:
+    """Beside what rounding dout . out costs, which the unfused formula does not compute: times scale and key in dq."""
+    wide = [x.astype(mx.float32) for x in (query, key, value)]
+    _, by_unfused = mx.vjp(lambda *arrays: unfused(*arrays, scale)[0], wide, [dout.astype(mx.float32)])
+    largest = [np.abs(to_numpy(x)).max() for x in (query, key)]
+    dweight = np.abs(to_numpy(dout) @ to_numpy(value).swapaxes(-1, -2)).max()
+    sizes = (scale * largest[1] * dweight, query.shape[-2] * scale * largest[0] * dweight, query.shape[-2])
+    for name, own, other, expected, size in zip(
+        ("dq", "dk", "dv"), got, by_unfused, exact(query, key, value, dout, scale), sizes, strict=True
+    ):
+        error, allowed = np.abs(to_numpy(own) - expected).max(), 2 * np.abs(to_numpy(other) - expected).max()
+        assert error <= allowed + 1e-5 + ROUNDING[dtype] * size, name
+
+
+@pytest.mark.parametrize("length", [1, 20])
+@pytest.mark.parametrize("score", [1e2, 1e4, 1e5, 1e7, 1e12])
+def test_three_equal_keys_have_a_third_each(score, length, gradients):
+    random = score * (1 + np.random.default_rng(0).random((1, 8, length, 1)))  # with all of float32's bits
+    query, key = mx.array(random.astype(np.float32)), mx.ones((1, 8, 3, 1))
+    value, dout = mx.array([1.0, -1.0, 0.0])[:, None] * mx.ones((1, 8, 3, 1)), mx.ones((1, 8, length, 1))
+    *_, dv = gradients(query, key, value, dout, 1.0)
+    np.testing.assert_allclose(to_numpy(dv), length / 3, rtol=1e-6)
+
+
+def test_logits_with_an_offset(rng, gradients):
+    query, key, value = draw(rng, length=20, key_len=40, dim=8)
+    first = mx.arange(8) == 0
+    query, key = mx.where(first, 750, query), mx.where(first, 1, key)
+    dout = mx.array(rng.standard_normal(query.shape, dtype=np.float32))
+    assert_obey_the_rule(gradients(query, key, value, dout, 1.0), query, key, value, dout, 1.0)
+
+
+@pytest.mark.parametrize(("dtype", "size"), SIZES)
+def test_large_queries_and_keys(rng, dtype, size, gradients):
+    assert_obey_the_rule_beside_large_scores(rng, dtype, size, gradients, 40)
+
+
+def assert_obey_the_rule_beside_large_scores(rng, dtype, size, gradients, length) -> None:
+    arrays = draw(rng, length=length, key_len=70, dim=32)
+    scale = 1 / math.sqrt(32)
+    query, key, value = ((x * times).astype(DTYPES[dtype]) for x, times in zip(arrays, (size, size, 1), strict=True))
+    dout = mx.array(rng.standard_normal(query.shape, dtype=np.float32)).astype(DTYPES[dtype])
+    assert_obey_the_rule(gradients(query, key, value, dout, scale), query, key, value, dout, scale, dtype)
