@@ -1,5 +1,7 @@
 """Whatever is drawn: transforms give the plain call's bits, calls leave their inputs alone, plan() tells the truth."""
 
+import tempfile
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from flashattn_core import NoKernelError, flash_attention, plan, reset_stats, st
 from flashattn_core.masks import Tree
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import to_numpy
 from strategies import cases, seeds
 
 any_case = cases() | cases(quantised=True)
@@ -83,18 +86,34 @@ def test_vmap(case, data):
 
 @given(cases(max_dim=80), seeds)
 def test_checkpoint(case, seed):
-    """Out, lse and the gradients."""
-    names = ["query", "key", "value"] + ["sinks"] * ("sinks" in case.arrays)
-    primals = [case.arrays[name] for name in names]
+    """Out, lse and the gradients of all arrays, masks among them."""
+    names, primals = list(case.arrays), list(case.arrays.values())
 
     def function(*given):
-        return case.run({**case.arrays, **dict(zip(names, given, strict=True))})
+        return case.run(dict(zip(names, given, strict=True)))
 
     key = mx.random.key(seed)
     cotangents = [mx.random.normal(a.shape, key=key).astype(a.dtype) for a in function(*primals)]
     plain = mx.vjp(function, primals, cotangents)
     checkpointed = mx.vjp(mx.checkpoint(function), primals, cotangents)
     assert all(equal(a, b) for a, b in zip(checkpointed, plain, strict=True))
+
+
+@given(any_case, st.booleans())
+def test_export(case, shapeless):
+    """The same numbers but for roundings."""
+    names, arrays = list(case.arrays), list(case.arrays.values())
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/f.mlxfn"
+        mx.export_function(
+            file, lambda *given: case.run(dict(zip(names, given, strict=True))), *arrays, shapeless=shapeless
+        )
+        got = mx.import_function(file)(*arrays)
+        mx.eval(got)
+    for a, b in zip(got, case.run(), strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=2 * mx.finfo(b.dtype).eps, atol=1e-4)
 
 
 def test_vmap_over_trees_of_one_node(rng):

@@ -12,7 +12,9 @@ namespace flashattn {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kScoreDims = 5;
+// MLX divides derivatives of tanh(x) by powers of cosh(x), which leave float32 and give NaN. From here on tanh is 1.
+constexpr float kTanhIsOne = 10;
+constexpr int kScoreDims = 4;  // besides the batch's
 
 mx::array as_float32(const mx::array& array, const mx::Stream& s) {
   return mx::astype(array, mx::float32, s);
@@ -135,6 +137,10 @@ std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options
 
 std::vector<mx::array> attend(const Inputs& inputs, const Options& options, const mx::Stream& s) {
   mx::array zero(0.0f), minus_infinity(-kInfinity);
+  if (inputs.query().size() == 0 || inputs.key().size() == 0) {  // MLX takes the maximum of no empty axis
+    std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options);
+    return {mx::zeros(shapes[0], inputs.query().dtype(), s), mx::full(shapes[1], minus_infinity, s)};
+  }
   mx::array query = grouped(as_float32(inputs.query(), s), inputs, s);
   mx::array key = of_each_group(inputs, Input::key, Input::key_scales, Input::key_biases, options, s);
   mx::array value = of_each_group(inputs, Input::value, Input::value_scales, Input::value_biases, options, s);
@@ -151,8 +157,9 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   float scale = options.scale.value_or(1 / std::sqrt(static_cast<float>(inputs.query().shape(kColumn))));
   mx::array scores = mx::matmul(mx::multiply(query, mx::array(scale), s), mx::swapaxes(key, -2, -1, s), s);
   if (options.softcap != 0) {
-    mx::array cap(options.softcap);
-    scores = mx::multiply(cap, mx::tanh(mx::divide(scores, cap, s), s), s);
+    mx::array cap(options.softcap), most(kTanhIsOne);
+    mx::array bounded = mx::clip(mx::divide(scores, cap, s), mx::negative(most, s), most, s);
+    scores = mx::multiply(cap, mx::tanh(bounded, s), s);
   }
   // Given to each row first: a gradient is then summed over keys, and then over rows. In one sum in float32, in which
   // MLX adds one after the other on the CPU, more is lost.
@@ -168,11 +175,6 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   }
   if (visible) {
     scores = mx::where(*visible, scores, minus_infinity, s);
-  }
-
-  if (scores.size() == 0) {  // MLX takes the maximum of no empty axis
-    std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options);
-    return {mx::zeros(shapes[0], inputs.query().dtype(), s), mx::full(shapes[1], minus_infinity, s)};
   }
 
   // The softmax's denominator in two parts, because float32 rounds a small one away beside a large one.
