@@ -20,6 +20,7 @@
 #include "mlx/utils.h"
 #include "op/check_arguments.h"
 #include "op/gpu_call.h"
+#include "op/primitive.h"
 #include "op/sinks_gradient.h"
 #include "python/decisions.h"
 
