@@ -146,7 +146,7 @@ def test_a_model_that_was_given_to_patch_model_has_the_default(asked, tiny, toke
 @pytest.mark.parametrize("word", ["float16", "", None, 32], ids=repr)
 def test_another_word(original, word):
     for switch in (flash.enable, lambda precision: flash.enabled(precision=precision).__enter__()):
-        with pytest.raises(ValueError, match="precision is .*, expected 'float32' or 'input'"):
+        with pytest.raises(ValueError, match=r"precision is .*, expected 'float32' or 'input'"):
             switch(precision=word)
     assert base.scaled_dot_product_attention is original
     assert not flash.status().enabled
