@@ -144,7 +144,10 @@ def test_plain_generate(hooked, model_folder, command, flash):
         assert done.stderr == ""
     else:
         first, last = done.stderr.splitlines()
-        strict, float32 = (", strict" if "strict" in flash else None), (", precision float32" if "32" in flash else None)
+        strict, float32 = (
+            (", strict" if "strict" in flash else None),
+            (", precision float32" if "32" in flash else None),
+        )
         assert re.fullmatch(FIRST, first).groups() == (strict, float32)
         assert re.fullmatch(LAST, last)
 

@@ -240,7 +240,7 @@ def test_a_second_enable_counts_on(gpu):
 
 
 def test_what_cannot_be_flash_attention_is_a_fallback(gpu, too_wide):
-    with pytest.warns(flash.FlashFallbackWarning), flash.enabled(), route.observed(lambda call: None):
+    with pytest.warns(flash.FlashFallbackWarning), flash.enabled():
         attention()
     assert flash.status().fallbacks == {too_wide: 1}
     assert flash.status().left == {}

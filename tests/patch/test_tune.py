@@ -40,7 +40,7 @@ def gpu(monkeypatch):
             return decide(asked[-1])
 
         monkeypatch.setattr(tune, "decide", settle)
-        monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+        monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
         return asked
 
     return play
