@@ -14,6 +14,7 @@ from flash_evals import contest, implementations, machine, measure
 from flash_evals.cli import main
 from flash_evals.implementations import IMPLEMENTATIONS, RESULTS, Contestant, flash
 from flash_evals.models import load
+from flashattn_core import _ext
 from fresh_process import fresh_processes
 from model_folders import write_model
 from report_page import parse
@@ -226,6 +227,24 @@ def in_fresh_process(tmp_path_factory):
     """Runs `flash-eval` commands in a process of their own: for what libraries read from their environment."""
     with fresh_processes(tmp_path_factory.mktemp("fresh") / "stderr") as run:
         yield run
+
+
+@pytest.fixture
+def precisions(monkeypatch):
+    """The precisions in which flash attention was asked for, by the patch or by its name."""
+    seen, own_quick, own_arguments = set(), _ext.quick, _ext.Arguments
+
+    def quick(*arguments):
+        seen.add("input" if arguments[6] else "float32")
+        return own_quick(*arguments)
+
+    def arguments(*arrays, **call):
+        seen.add("input" if call["rounds"] else "float32")
+        return own_arguments(*arrays, **call)
+
+    monkeypatch.setattr(_ext, "quick", quick)
+    monkeypatch.setattr(_ext, "Arguments", arguments)
+    return seen
 
 
 @pytest.fixture

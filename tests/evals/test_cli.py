@@ -98,5 +98,5 @@ def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
     assert result["off"]["ppl"] < 100  # it has learned something; of 1,024 tokens an untrained one expects them all
     assert abs(result["paired"]["delta_nll"]) <= 1e-4
     assert result["paired"]["top1_agreement"] == 1
-    assert result["flash"] == {"calls": {"cpu_prefill": 4}, "fallbacks": {}}
+    assert result["flash"] == {"calls": {"cpu_prefill": 4}, "fallbacks": {}, "left": {}}
     assert "Same predictions; " in outcome.stdout

@@ -30,7 +30,7 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
     assert live not in one
     assert one["paired"] is None
     assert all(trial["order"] == [held] for trial in one["trials"])
-    assert one["flash"] == (together["flash"] if held == "on" else {"calls": {}, "fallbacks": {}})
+    assert one["flash"] == (together["flash"] if held == "on" else {"calls": {}, "fallbacks": {}, "left": {}})
     assert one["page"].splitlines()[2].split() == ["patch", held]
     assert one["page"].endswith("One arm: nothing is compared.\n")
 

@@ -115,7 +115,7 @@ FOUND = [
     ("models.DEMO_MODEL", Path(__file__).parent, "problem", "model", "config.json"),
     ("measure.run", logits_off_by(0.01), "problem", "model", "max |Δlogit| 1.0e-02"),
     ("measure.run", logits_off_by(float("nan")), "problem", "model", "max |Δlogit| nan"),
-    ("measure.run", lambda arm, work, tokens, did: (work(), 0), "problem", "model", "flash: no calls, 0 fallbacks"),
+    ("measure.run", lambda arm, work, tokens, did, *_: (work(), 0), "problem", "model", "flash: no calls, 0 fallbacks"),
 ]
 
 

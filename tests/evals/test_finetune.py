@@ -33,6 +33,7 @@ NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
 @pytest.fixture
 def falling_back(monkeypatch):
     """No call can be flash attention."""
+    monkeypatch.setattr(route._ext, "quick", lambda *_: None)
     monkeypatch.setattr(route, "reason_not_to", lambda *_: "a reason")
 
 
@@ -98,9 +99,9 @@ def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls)
     assert ("gradient checkpoints" in result["page"]) is checkpoint
     backward = LAYERS * (1 + 2)  # the warm-up counts
     again = 2 if checkpoint else 1  # the layer is computed anew
-    flash = {"calls": {"cpu_prefill": again * backward, "cpu_backward": backward}, "fallbacks": {}}
+    flash = {"calls": {"cpu_prefill": again * backward, "cpu_backward": backward}, "fallbacks": {}, "left": {}}
     if not takes_calls:
-        flash = {"calls": {}, "fallbacks": {"a reason": again * LAYERS}}
+        flash = {"calls": {}, "fallbacks": {"a reason": again * LAYERS}, "left": {}}
     assert [length["flash"] for length in result["results"]] == [flash] * 2
     doubled = {of: {name: 2 * count for name, count in counts.items()} for of, counts in flash.items()}
     assert result["flash"] == doubled
@@ -213,9 +214,16 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 # No limit; the first pair has taken 4: it counts, and is all; the second counts alone: the first warmed up.
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
-    run = Mock(side_effect=lambda name, work, tokens, _: (work(), measure.Measurement(2, tokens / 2, 0)))
+    run = Mock(side_effect=lambda name, work, tokens, *_: (work(), measure.Measurement(2, tokens / 2, 0)))
     monkeypatch.setattr(training, "run", run)
     lengths = evaluate("-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
     assert [len(length["trials"]) for length in lengths] == [counted] * 2  # each length has the time to itself
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
     assert run.call_count == 2 * (2 * counted + warm_ups)
+
+
+@pytest.mark.parametrize("precision", ["input", "float32", None])
+def test_the_precision_reaches_the_patch_and_the_settings(evaluate, precisions, precision):
+    result = evaluate("-p", 8, "-r", 1, *(["--precision", precision] if precision else []))
+    assert precisions == {precision or "input"}
+    assert result["settings"]["precision"] == (precision or "input")

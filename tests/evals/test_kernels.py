@@ -56,7 +56,14 @@ def test_json(run_kernels, tmp_path):
             assert entry[key] == max(entry["forward"][key], entry["backward"][key])
         assert entry["forward_backward"] == {}
         assert entry["roofline"] == {"peak(TFLOPs/s)": 0.1, "read(GB/s)": 10}
-        given = {"repetitions": 3, "max_seconds": 40, "seed": 3, "memory": ANY, "interrupted": False}
+        given = {
+            "repetitions": 3,
+            "max_seconds": 40,
+            "seed": 3,
+            "memory": ANY,
+            "interrupted": False,
+            "precision": "float32",
+        }
         assert entry["settings"] == given
         assert set(entry["machine"]["versions"]) == set(machine.PACKAGES)
     with (tmp_path / "out.csv").open(newline="") as file:
@@ -173,3 +180,12 @@ def test_quantised_beside_plain(run_kernels):
     found = [(entry["config"]["kv_bits"], entry["config"]["impl"]) for entry in entries]
     assert found == [(None, "flash"), (None, "mlx"), (None, "naive"), (8, "flash"), (8, "mlx")]
     assert "float32, 8-bit K/V" in page
+
+
+@pytest.mark.parametrize("kv_bits", ["none", "8"])
+@pytest.mark.parametrize("precision", ["input", "float32", None])
+def test_the_precision_reaches_flash_and_the_settings(run_kernels, precisions, precision, kv_bits):
+    how = ["--shape", "4/2x64", "--impl", "flash", "--kv-bits", kv_bits]
+    [entry], _ = run_kernels(*how, *(["--precision", precision] if precision else []))
+    assert precisions == {precision or "float32"}
+    assert entry["settings"]["precision"] == (precision or "float32")

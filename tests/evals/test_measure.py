@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flash_evals import measure
 from flash_evals.measure import Flash, run
+from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import obstacles
 from trial_peaks import MB, nine_peaks
@@ -60,11 +61,38 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     """Of every head_dim."""
     monkeypatch.setattr(obstacles, "_max_head_dim", lambda *_: 1)
+    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # which asks the table of kernels itself
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
     run("on", partial(forward, loaded), 16, flash)
     assert flash.calls == {"cpu_prefill": 1000, "cpu_decode": 5}
     assert list(flash.fallbacks.values()) == [loaded.config["num_hidden_layers"]]
     assert re.fullmatch(r"cpu_decode 5 calls, cpu_prefill 1,000 calls, 2 fallbacks \(.*: 2\)", str(flash))
+
+
+@pytest.mark.parametrize("precision", ["input", "float32"])
+def test_the_precision_is_that_of_the_patch_in_the_arm_that_is_on(loaded, precisions, precision):
+    run("off", partial(forward, loaded), 16, Flash(), precision)
+    assert precisions == set()
+    run("on", partial(forward, loaded), 16, Flash(), precision)
+    measure.attention_share("on", partial(forward, loaded), precision)
+    assert precisions == {precision}
+
+
+def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, monkeypatch):
+    counts = [3]
+
+    def quick(*_):
+        counts[0] += 1
+        return False
+
+    monkeypatch.setattr(_ext, "quick", quick)
+    monkeypatch.setattr(_ext, "reset_left_calls", lambda: None)
+    monkeypatch.setattr(_ext, "left_calls", lambda: [("a prompt", 1.0, 2.0, counts[0])])
+    flash = Flash(left={"a step": 1000})
+    run("on", partial(forward, loaded), 16, flash)
+    layers = loaded.config["num_hidden_layers"]
+    assert flash == Flash(left={"a step": 1000, "a prompt": layers})
+    assert str(flash) == f"no calls, 0 fallbacks, left to MLX: {1000 + layers:,} calls"
 
 
 def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):

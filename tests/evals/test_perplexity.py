@@ -48,7 +48,7 @@ def test_the_page_and_the_result_file(evaluate, loaded, model_folder, text_file,
     assert text.startswith(scored)
     assert (result["tokens"], result["words"], result["bytes"]) == (240, len(scored.split()), len(scored.encode()))
     # Two layers, by the kernel's own count: the patch does something.
-    assert result["flash"] == {"calls": {"cpu_prefill": 2 * 3}, "fallbacks": {}}
+    assert result["flash"] == {"calls": {"cpu_prefill": 2 * 3}, "fallbacks": {}, "left": {}}
     assert abs(result["paired"]["delta_nll"]) < 1e-5
     assert 0 < result["paired"]["max_abs_dlogit"] < 1e-3
     assert 0 < result["paired"]["mean_kl"] < 1e-8
@@ -102,8 +102,15 @@ def test_logits_that_are_no_numbers(evaluate, model_folder, tmp_path):
 
 
 def test_a_patch_that_does_nothing_is_found_out(evaluate, monkeypatch):
-    monkeypatch.setattr(mlxlm_flash_patch, "enabled", nullcontext)
+    monkeypatch.setattr(mlxlm_flash_patch, "enabled", lambda **_: nullcontext())
     result = evaluate()
-    assert result["flash"] == {"calls": {}, "fallbacks": {}}
+    assert result["flash"] == {"calls": {}, "fallbacks": {}, "left": {}}
     assert "flash: no calls, 0 fallbacks" in result["page"]
     assert result["page"].endswith("The patch never ran: all of this is MLX's own attention.\n")
+
+
+@pytest.mark.parametrize("precision", ["input", "float32", None])
+def test_the_precision_reaches_the_patch_and_the_settings(evaluate, precisions, precision):
+    result = evaluate("--max-windows", 4, *(["--precision", precision] if precision else []))
+    assert precisions == {precision or "input"}
+    assert result["settings"]["precision"] == (precision or "input")

@@ -4,6 +4,8 @@ import re
 from copy import deepcopy
 
 import pytest
+from flash_evals.report import Result
+from msgspec import convert
 from report_page import head, rows
 
 ARMS = ("off", "on")
@@ -120,3 +122,16 @@ def test_kernels(report, results):
     page = report(decode)
     assert head(page)[6:8] == ["K/V GB/s", "of reads"]
     assert all(cells[1:3] == [[5.0], [0.25]] for cells in shown(page).values())
+
+
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
+def test_a_file_without_a_precision_is_of_float32(results, command):
+    """Files of releases that had no other. What is written now always says."""
+    found = deepcopy(results[command])
+    for entry in found if command == "kernels" else [found]:
+        del entry["settings"]["precision"]
+        if command != "kernels":
+            del entry["flash"]["left"]
+    read = convert(found, Result)
+    settings = [entry.settings for entry in (read if command == "kernels" else [read])]
+    assert {each.precision for each in settings} == {"float32"}

@@ -54,7 +54,7 @@ def test_every_length_and_batch_at_every_depth(evaluate):
 def test_attention_has_a_share_of_the_time(evaluate, monkeypatch, tmp_path):
     """Of each test and arm one, on the page and in both files; and none where none is known."""
     shares = iter((0.75, 0.25, None, 0.5))  # on goes first
-    monkeypatch.setattr(generation, "attention_share", lambda name, work: next(shares))
+    monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
     result = evaluate("-p", 8, "-g", 2, "-d", 0, "-r", 2, "--csv", tmp_path / "out.csv")
     found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
     assert found == [[0.25, 0.75], [0.5, None]]
@@ -102,14 +102,14 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
         read[-1].extend(inputs.T.tolist())
         return model(inputs, cache=cache)
 
-    def run(arm, work, tokens, flash):
+    def run(arm, work, tokens, flash, precision):
         trials.append([])
         read.append([])
         return work(), Measurement(1.0, tokens, 1.0)
 
     spy.layers = model.layers
     monkeypatch.setattr(generation, "run", run)
-    monkeypatch.setattr(generation, "attention_share", lambda name, work: None)
+    monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: None)
     *_, (test, _) = measured(dataclasses.replace(loaded, model=spy), Case(kind, tokens, depth, batch_size))
     assert [trial.on.tokens_per_s for trial in test.trials] == [tokens * batch_size] * 2
     if depth:
@@ -144,7 +144,9 @@ def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
 def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
     error = RuntimeError("[metal] Insufficient Memory\nand more")
     monkeypatch.setattr(generation, "generate_step", Mock(side_effect=error))
-    with pytest.raises(EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory$"):
+    with pytest.raises(
+        EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory and more$"
+    ):
         next(measured(loaded, Case("prompt", 4, 9, 1)))
 
 
@@ -213,3 +215,10 @@ def test_a_cache_that_mlx_lm_cannot_batch_is_refused_before_anything_runs(refuse
     monkeypatch.setattr(models, "load", lambda *_: dataclasses.replace(loaded, model=alone))
     line = refused("speed", "-g", 0, "-d", 0, "-p", 8, "-b", "1,2")
     assert line == f"Error: -b: mlx-lm cannot batch the ConcatenateKVCache of {loaded.name}"
+
+
+@pytest.mark.parametrize("precision", ["input", "float32", None])
+def test_the_precision_reaches_the_patch_and_the_settings(evaluate, precisions, precision):
+    result = evaluate("-p", 8, "-g", 2, "-d", "0,16", "-r", 1, *(["--precision", precision] if precision else []))
+    assert precisions == {precision or "input"}
+    assert result["settings"]["precision"] == (precision or "input")

@@ -106,9 +106,9 @@ def test_none_on_a_gpu(monkeypatch):
     "start",
     [
         ["mlxlm-flash", "run", "--blas", "LIBRARY", "script.py"],
-        ["mlxlm-flash", "run", "--when", "always", "--blas=LIBRARY", "-m", "script"],
+        ["mlxlm-flash", "run", "--precision", "input", "--blas=LIBRARY", "-m", "script"],
         ["python", "-X", "utf8", "-m", "command", "run", "--blas", "LIBRARY", "script.py"],
-        ["python", "-X", "utf8", "command.py", "run", "--blas", "LIBRARY", "--when", "faster", "script.py"],
+        ["python", "-X", "utf8", "command.py", "run", "--blas", "LIBRARY", "--precision", "float32", "script.py"],
     ],
     ids=" ".join,
 )

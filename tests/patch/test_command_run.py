@@ -101,20 +101,23 @@ def test_a_script_by_its_absolute_path(run, command, folder, tmp_path_factory, m
     assert json.loads(run(script, flash="0").stdout)["path0"] != str(folder)
 
 
-@pytest.mark.parametrize("option", [["--when", "faster"], ["--when=faster"]], ids=" ".join)
+@pytest.mark.parametrize("option", [["--precision", "float32"], ["--precision=float32"]], ids=" ".join)
 def test_the_option_stands_before_the_program(run, folder, option):
-    done = run(*option, "script.py", "--when", "-h", cwd=folder)
-    assert json.loads(done.stdout)["argv"] == ["script.py", "--when", "-h"]
-    assert done.stderr.startswith(f"{OWN}flash attention on, where it is faster: ")
+    done = run(*option, "script.py", "--precision", "-h", cwd=folder)
+    assert json.loads(done.stdout)["argv"] == ["script.py", "--precision", "-h"]
+    assert done.stderr.startswith(f"{OWN}flash attention on, precision float32: ")
 
 
 @pytest.mark.parametrize(
     ("flash", "option", "how"),
     [
-        ("faster", [], "on, where it is faster: "),
-        ("faster", ["--when", "always"], "on: "),
-        ("strict", ["--when", "faster"], "on, strict, where it is faster: "),
-        ("0", ["--when", "faster"], "off: "),
+        (None, ["--precision", "input"], "on: "),
+        ("float32", [], "on, precision float32: "),
+        ("float32", ["--precision", "input"], "on: "),
+        ("float32,strict", [], "on, strict, precision float32: "),
+        ("float32,strict", ["--precision", "input"], "on, strict: "),
+        ("strict", ["--precision", "float32"], "on, strict, precision float32: "),
+        ("0", ["--precision", "float32"], "off: "),
     ],
     ids=str,
 )
@@ -124,7 +127,7 @@ def test_the_option_and_the_variable(run, folder, flash, option, how):
 
 
 @pytest.mark.parametrize(
-    ("option", "says"), [(["--when"], "requires an argument"), (["--when=maybe"], "is not one of")]
+    ("option", "says"), [(["--precision"], "requires an argument"), (["--precision=maybe"], "is not one of")]
 )
 def test_another_option(run, option, says):
     done = run(*option)
@@ -241,12 +244,12 @@ def test_the_last_line():
     launch._say_what_ran(stream, os.getpid())
 
 
-@pytest.mark.parametrize("value", ["", "2", "yes", "STRICT"])
+@pytest.mark.parametrize("value", ["", "2", "yes", "STRICT", "faster", "strict,float32"])
 def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
     assert refused(str(folder / "script.py")) == (
         2,
-        f"Error: MLXLM_FLASH is {value!r}, expected one of 0, 1, strict, faster",
+        f"Error: MLXLM_FLASH is {value!r}, expected one of 0, 1, strict, float32, float32,strict",
     )
 
 

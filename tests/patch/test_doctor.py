@@ -13,8 +13,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from click.testing import CliRunner
-from flashattn_core import check, tuned
-from flashattn_core.tuned import Call, Measured
+from flashattn_core import _ext, survey
 from mlx_lm.models import base, llama
 from mlxlm_flash_patch import blas, doctor, hook, tune
 from mlxlm_flash_patch.cli import cli
@@ -331,25 +330,53 @@ def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "never")
     monkeypatch.setattr(flashattn_core._ext, "backend_of", lambda device: "cuda")
     wrong = "cuda_prefill fails its check on a GPU: 77 queries: out is wrong"
-    monkeypatch.setattr(check, "of_backend", lambda backend: [("cuda_decode", 3, ""), ("cuda_prefill", 2, wrong)])
+    monkeypatch.setattr(survey, "of_backend", lambda backend: [("cuda_decode", 3, ""), ("cuda_prefill", 2, wrong)])
     lines = found(f"✗ kernels: {wrong} · cure: leave FLASHATTN_CHECK unset", "--kernels", broken=True)
     assert "✓ kernels: cuda_decode is right in 3 kinds of calls, 0.0 s" in lines
     assert os.environ["FLASHATTN_CHECK"] == "always"
 
 
-def test_how_long_kernels_take(monkeypatch, tmp_path):
-    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune, "calls", lambda quick: [Call("float32", 4, 2, 64, 1, 9)] if quick else None)
-    found(f"✓ tune: measured 1 calls, kept in {tmp_path}/tuned.json", "--tune", broken=False)
-    (tmp_path / "tuned.json").write_text("half of it")
-    found("✗ tune: ", "--tune", broken=True)
+@pytest.fixture
+def gpu(monkeypatch):
+    """The CPU plays a GPU."""
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+
+
+def test_how_long_kernels_take(gpu, monkeypatch):
+    asked = []
+
+    def lines(calls):
+        asked.extend(calls)
+        yield "4/2x64, 1 x 128: a_kernel (a_kernel 2.0 µs, MLX 3.0 µs)"
+        yield "4/2x64, 128 x 128: MLX's own attention"
+
+    monkeypatch.setattr(tune, "lines", lines)
+    output = list(map(str, doctor.times()))
+    assert output == [
+        "✓ tune: 4/2x64, 1 x 128: a_kernel (a_kernel 2.0 µs, MLX 3.0 µs)",
+        "✓ tune: 4/2x64, 128 x 128: MLX's own attention",
+    ]
+    assert asked == tune.calls(quick=True)
+
+
+def test_timing_that_fails(gpu, monkeypatch):
+    def lines(calls):
+        raise RuntimeError("the GPU is gone")
+        yield
+
+    monkeypatch.setattr(tune, "lines", lines)
+    assert list(map(str, doctor.times())) == ["✗ tune: the GPU is gone · cure: please send this"]
+
+
+def test_on_a_cpu_nothing_is_timed():
+    found("✓ tune: on a CPU there is nothing to choose", "--tune", broken=False)
 
 
 def test_checks_before(monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     for number in range(3):
-        check._ext.keep("checked", f"a GPU, mlx 1\npipeline {number}\n", "passed")
-    file = check._ext.keep("failed", "cuda_decode is wrong", "")
+        _ext.keep("checked", f"a GPU, mlx 1\npipeline {number}\n", "passed")
+    file = _ext.keep("failed", "cuda_decode is wrong", "")
     lines = found("✓ checked: kernels are right for 3 kinds of calls on a GPU, mlx 1", broken=False)
     assert f"! checked: not used: cuda_decode is wrong · cure: send {file}; delete it when it is out of date" in lines
 
@@ -359,14 +386,10 @@ def test_all_of_it_in_a_file(monkeypatch, tmp_path):
     lines = found("✓ cpu: ", "--json", str(tmp_path / "doctor.json"), broken=False)
     result = json.loads((tmp_path / "doctor.json").read_text())
     assert result["command"] == "mlxlm-flash doctor"
-    assert (result["broken"], result["table"]) == (0, None)
+    assert result["broken"] == 0
     assert [f"{finding['subject']}: {finding['what']}" for finding in result["findings"]] == [
         line[2:].partition(" · cure: ")[0] for line in lines if line[:2] in ("✓ ", "! ", "✗ ")
     ]
-    row = Measured(Call("float32", 4, 2, 64, 1, 9), {"cpu_decode": 1.0}, {"cpu_decode": 1})
-    table = tuned.write([row], mx.default_device())
-    found("✓ cpu: ", "--json", str(tmp_path / "doctor.json"), broken=False)
-    assert json.loads((tmp_path / "doctor.json").read_text())["table"] == json.loads(table.read_text())
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])

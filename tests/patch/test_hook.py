@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "mlxlm-flash.pth"
 GENERATE = ("--prompt", "Attention is", "--ignore-chat-template", "--max-tokens", "12", "--verbose", "False")
 IMPORT = "import mlx_lm.models.base"
-FIRST = r"\[mlxlm-flash\] flash attention on(, strict|, where it is faster)?: mlx .* · mlx-lm .* · cpu .*"
+FIRST = r"\[mlxlm-flash\] flash attention on(, strict)?(, precision float32)?: mlx .* · mlx-lm .* · cpu .*"
 LAST = r"\[mlxlm-flash\] flash attention ran: cpu_prefill \d+(, cpu_decode \d+)? · fallbacks: none"
 
 
@@ -121,10 +121,10 @@ def modules(environment, flash):
     return {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 
-@pytest.mark.parametrize("flash", [None, "0", "1", "strict", "faster"])
+@pytest.mark.parametrize("flash", [None, "0", "1", "strict", "float32", "float32,strict"])
 def test_without_the_variable_it_costs_no_import(bare, flash):
     """With it, other programs, such as pip, import one small module and a built-in one, and hear nothing."""
-    plain, is_asked = modules(bare, flash), flash in ("1", "strict", "faster")
+    plain, is_asked = modules(bare, flash), flash not in (None, "0")
     bare.run("mlxlm-flash", "hook", "install")
     try:
         assert modules(bare, flash) - plain == ({"atexit", "mlxlm_flash_startup"} if is_asked else set())
@@ -134,8 +134,8 @@ def test_without_the_variable_it_costs_no_import(bare, flash):
         bare.run("mlxlm-flash", "hook", "remove")
 
 
-@pytest.mark.rotate(5)
-@pytest.mark.parametrize("flash", ["strict", "1", "faster", "0", None])
+@pytest.mark.rotate(6)
+@pytest.mark.parametrize("flash", ["strict", "1", "float32", "float32,strict", "0", None])
 def test_plain_generate(hooked, model_folder, command, flash):
     done = hooked.run("mlx_lm.generate", "--model", model_folder, *GENERATE, flash=flash)
     expected = command("mlx_lm.generate", "--model", model_folder, *GENERATE)
@@ -144,7 +144,11 @@ def test_plain_generate(hooked, model_folder, command, flash):
         assert done.stderr == ""
     else:
         first, last = done.stderr.splitlines()
-        assert re.fullmatch(FIRST, first)[1] == {"strict": ", strict", "faster": ", where it is faster"}.get(flash)
+        strict, float32 = (
+            (", strict" if "strict" in flash else None),
+            (", precision float32" if "32" in flash else None),
+        )
+        assert re.fullmatch(FIRST, first).groups() == (strict, float32)
         assert re.fullmatch(LAST, last)
 
 
@@ -167,13 +171,12 @@ def test_any_program(hooked, tmp_path, program):
     assert re.fullmatch(LAST, last)
 
 
-@pytest.mark.parametrize("value", ["", "2", "yes", "STRICT", "strict\n"])
+@pytest.mark.parametrize("value", ["", "2", "yes", "STRICT", "strict\n", "faster", "strict,float32"])
 def test_a_value_that_means_nothing(hooked, value):
     done = hooked.python("-c", "import sys; print('Watch' in str(sys.meta_path))", flash=value)
     assert (done.returncode, done.stdout) == (0, "False\n")
-    expected = (
-        f"[mlxlm-flash] MLXLM_FLASH is {value!r}, expected one of 0, 1, strict, faster: flash attention stays off\n"
-    )
+    modes = "0, 1, strict, float32, float32,strict"
+    expected = f"[mlxlm-flash] MLXLM_FLASH is {value!r}, expected one of {modes}: flash attention stays off\n"
     assert done.stderr == expected
 
 

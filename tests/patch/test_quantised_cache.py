@@ -114,8 +114,8 @@ def test_keys_that_are_not_stored_as_the_cache_says(given, says):
     queries = normal(3, 1, 6, 5, 128)
     with pytest.raises((TypeError, ValueError, AttributeError)):
         attend(queries, given())
-    for when in ("always", "faster"):
-        with flash.enabled(when=when), pytest.raises(ValueError, match=says):
+    for precision in ("input", "float32"):
+        with flash.enabled(precision=precision), pytest.raises(ValueError, match=says):
             attend(queries, given())
 
 

@@ -106,7 +106,7 @@ def test_a_leak(what, quick, monkeypatch):
     assert re.search(f"{what} grows: by", broken)
 
 
-own_exchange, own_flash_attention = Place.exchange, route.flash_attention
+own_exchange, own_attend = Place.exchange, route.attend
 
 
 def puts_another_back(place, original, way):
@@ -125,7 +125,7 @@ FAULTS = {
     ),
     "the finder is left behind": ((sys, "meta_path", [*sys.meta_path, object()]), "sys.meta_path is"),
     "a wrong result": (
-        (route, "flash_attention", lambda *args, **kwargs: 1.01 * own_flash_attention(*args, **kwargs)),
+        (route, "attend", lambda *args, **kwargs: 1.01 * own_attend(*args, **kwargs)),
         "another model type: the patch changes a result by",
     ),
     "a fallback": ((route, "reason_not_to", lambda *_: "some reason"), "some reason"),

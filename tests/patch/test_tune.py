@@ -1,16 +1,16 @@
-"""mlxlm-flash tune: what it measures, shows and keeps."""
+"""mlxlm-flash tune: which calls it settles, and what it says of them."""
 
 import json
-import os
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 from flashattn_core import NoKernelError
-from flashattn_core.tuned import Call
+from flashattn_core.decide import Decision
 from mlxlm_flash_patch import tune
 from mlxlm_flash_patch.cli import cli
+from mlxlm_flash_patch.tune import Call
 from model_configs import config
 
 SHORT = [
@@ -19,111 +19,126 @@ SHORT = [
     Call("float16", 4, 2, 64, 3, 90, sinks=True),
     Call("bfloat16", 4, 2, 64, 1, 90, bits=4),
     Call("float32", 4, 2, 64, 20, 40, batch_size=2, padded=True),
+    Call("float32", 4, 2, 64, 1, 40, batch_size=2, window=9, padded=True),
     Call("float32", 4, 2, 64, 20, 40, softcap=True),
 ]
-
-
-CALLS = tune.calls
-
-
-@pytest.fixture(autouse=True)
-def few(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune, "calls", lambda quick: SHORT[: 1 if quick else None])
-    monkeypatch.setattr(tune, "TRIAL_SECONDS", 1e-4)
 
 
 def run(*arguments):
     return CliRunner().invoke(cli, ["tune", *arguments], standalone_mode=False, catch_exceptions=True)
 
 
+@pytest.fixture
+def gpu(monkeypatch):
+    """gpu(decide): the CPU plays a GPU, on which calls are settled so; returns the calls that it was asked for."""
+
+    def play(decide):
+        asked = []
+
+        def settle(arguments):
+            asked.append(tune._call_of(arguments))
+            return decide(asked[-1])
+
+        monkeypatch.setattr(tune, "decide", settle)
+        monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+        return asked
+
+    return play
+
+
+# --- The calls -------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("call", SHORT, ids=str)
-def test_each_kernel_that_takes_a_call_and_mlx_lms_own_attention(call):
-    found = tune.measure(call)
-    kernels = {"cpu_prefill", "mlx"} | ({"cpu_decode"} if call.query_len <= 8 else set())
-    assert found.seconds.keys() == found.bytes.keys() == kernels
-    assert all(0 < seconds < 1 for seconds in found.seconds.values())
+def test_the_arguments_of_a_call_have_its_sizes(call):
+    assert tune._call_of(call.arguments()) == call
 
 
-def test_quantised_keys_without_mlx_lms_own_attention_on_cuda(monkeypatch):
-    """MLX's CUDA build multiplies by them wrong, or not at all."""
-    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
-    assert "mlx" not in tune.measure(SHORT[3]).seconds
-    assert "mlx" in tune.measure(SHORT[0]).seconds
+def test_calls_have_the_precision_that_the_patch_asks_for():
+    assert all(call.arguments().rounds for call in SHORT)
 
 
-def test_mlx_lms_own_attention_is_the_same_function():
-    """All contestants compute the same thing."""
-    for call in SHORT:
-        results = [attend().astype(mx.float32) for _, attend in tune._contestants(call)]
-        for result in results[1:]:
-            assert mx.allclose(result, results[0], atol=2e-2)
+def test_a_window_that_hides_nothing_is_none():
+    call = Call("float16", 4, 2, 64, 8, 90, window=90)
+    assert tune._call_of(call.arguments()) == replace(call, window=0)
 
 
-def test_what_is_measured_is_shown_again(tmp_path):
-    first = run()
-    assert first.exception is None
-    assert "4/2x64, 1 x 90, bfloat16: cpu_decode" in first.output
-    assert len(json.loads((tmp_path / "tuned.json").read_text())["calls"]) == len(SHORT)
-    assert run("--show").output in first.output
+def test_a_cache_of_a_window_holds_no_more_than_it():
+    whole = tune.calls(quick=False)
+    assert len(set(whole)) == len(whole) > len(tune.calls(quick=True)) > 10
+    assert all(call.key_len <= call.window - 1 + call.query_len for call in whole if call.window)
 
 
-def test_quick_measures_less(tmp_path):
-    run("--quick")
-    assert len(json.loads((tmp_path / "tuned.json").read_text())["calls"]) == 1
+@pytest.mark.parametrize("quick", [False, True], ids=["all", "quick"])
+def test_kinds_of_calls(quick):
+    wanted = tune.calls(quick)
+    assert {call.dtype for call in wanted} == {"bfloat16", "float32"}
+    assert {call.bits for call in wanted} == {0, 4, 8}
+    assert any(call.query_len == 1 for call in wanted)
+    assert any(call.query_len > 1000 for call in wanted)
+    for has in ("window", "softcap", "sinks", "padded"):
+        assert any(getattr(call, has) for call in wanted), has
 
 
-def test_nothing_to_show():
-    assert "nothing was measured on this device" in str(run("--show").exception)
-    assert os.listdir(os.environ["FLASHATTN_CACHE"]) == []
+# --- What it says ----------------------------------------------------------------------------------------------
+
+PROMPT = Call("bfloat16", 4, 2, 64, 100, 100)
+TIMES = {"a_kernel": [0.0002, 0.0003], "mlx": [0.0001, 0.00012], "another": [0.01, 1.5]}
+DECISIONS = {
+    "MLX's own": (Decision("a_kernel", times=TIMES), "MLX's own attention (MLX 120.0 µs, a_kernel 300.0 µs, another"),
+    "a kernel": (
+        Decision("a_kernel", times={**TIMES, "mlx": [0.0002, 0.0004]}),
+        "a_kernel (a_kernel 300.0 µs, MLX 400.0 µs, another 1,500,000.0 µs)",
+    ),
+    "no times": (Decision("a_kernel"), "a_kernel"),
+    "wrong": (Decision(None, ["a_kernel"], "a_kernel is wrong here"), "a_kernel is wrong here"),
+}
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, MemoryError])
-def test_whatever_ends_it_keeps_what_is_done(tmp_path, monkeypatch, end):
-    measure, done = tune.measure, []
-
-    def ended(call):
-        if len(done) == 2:
-            raise end
-        done.append(call)
-        return measure(call)
-
-    monkeypatch.setattr(tune, "measure", ended)
-    run()
-    assert len(json.loads((tmp_path / "tuned.json").read_text())["calls"]) == 2
+@pytest.mark.parametrize(("decision", "says"), DECISIONS.values(), ids=DECISIONS)
+def test_a_line_names_what_calls_take_and_the_times(gpu, decision, says):
+    gpu(lambda call: decision)
+    [line] = tune.lines([PROMPT])
+    words, _, taken = line.partition(": ")
+    assert words == "bfloat16 4/2x64, 128 x 128, causal, rounded once"
+    assert taken.startswith(says)
+    assert ("(" in taken) == bool(decision.times)
 
 
-def test_what_was_measured_before_stays():
-    run()
-    before = run("--show").output
-    after = run("--quick").output
-    assert after.splitlines()[1 - len(SHORT) :] == before.splitlines()[1 - len(SHORT) :]
+def test_a_call_without_a_kernel_is_said_and_passed_over(gpu):
+    def decide(call):
+        if call == PROMPT:
+            raise NoKernelError("no kernels for the moon")
+        return Decision("a_kernel")
+
+    asked = gpu(decide)
+    assert list(tune.lines([PROMPT, SHORT[0]])) == [
+        "bfloat16 4/2x64, 128 x 128, causal, rounded once: no kernels for the moon",
+        "bfloat16 4/2x64, 1 x 128, rounded once: a_kernel",
+    ]
+    assert asked == [PROMPT, SHORT[0]]
 
 
-def test_a_table_that_cannot_be_read_is_not_lost(tmp_path):
-    (tmp_path / "tuned.json").write_text("half of it")
-    assert "delete it" in str(run().exception)
-    assert (tmp_path / "tuned.json").read_text() == "half of it"
+def test_on_a_cpu_there_is_nothing_to_choose():
+    done = run()
+    assert done.exception.exit_code == 2
+    assert str(done.exception) == "MLX's default device is a CPU, where there is nothing to choose"
+    with pytest.raises(ValueError, match="nothing to choose"):
+        list(tune.lines(SHORT))
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CACHE", "/dev/null")
-    monkeypatch.setattr(tune, "measure", None)
-    assert "/dev/null" in str(run().exception)
+@pytest.mark.parametrize("option", [[], ["--quick"]], ids=["all", "quick"])
+def test_the_command_settles_all_calls(gpu, monkeypatch, option):
+    monkeypatch.setattr(tune, "calls", lambda quick: SHORT[: 1 if quick else None])
+    asked = gpu(lambda call: Decision("a_kernel"))
+    done = run(*option)
+    assert done.exception is None
+    assert asked == SHORT[: 1 if option else None]
+    assert done.output.splitlines()[0] == "bfloat16 4/2x64, 1 x 128, rounded once: a_kernel"
+    assert len(done.output.splitlines()) == len(asked)
 
 
-@pytest.mark.parametrize("error", [NoKernelError("it is wrong here"), RuntimeError("no memory")], ids=str)
-def test_a_kernel_that_fails_is_left_out_and_named(monkeypatch, capsys, error):
-    def fails():
-        raise error
-
-    contestants = tune._contestants
-    monkeypatch.setattr(tune, "_contestants", lambda call: [("broken", fails), *contestants(call)])
-    assert tune.measure(SHORT[0]).seconds.keys() == {"cpu_prefill", "cpu_decode", "mlx"}
-    assert f"{SHORT[0]}: broken is left out: {error}" in capsys.readouterr().err
-
-
-# --- Of a model -----------------------------------------------------------------------------------------------
+# --- Of a model ------------------------------------------------------------------------------------------------
 
 
 def layers(model_type, **changes):
@@ -144,9 +159,18 @@ def test_layers_of_several_kinds():
     assert all(call.softcap for call in layers("gemma2"))
 
 
-def test_a_model_by_its_folder(tmp_path):
+def test_the_lengths_of_a_model():
+    made = tune.calls_of(config("gpt_oss"))
+    assert {(call.query_len, call.key_len) for call in made if not call.window} == set(tune.LENGTHS)
+    assert all(call.key_len <= call.window - 1 + call.query_len for call in made if call.window)
+
+
+def test_a_model_by_its_folder(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "LENGTHS", ((1, 128),))
+    asked = gpu(lambda call: Decision("a_kernel"))
     (tmp_path / "config.json").write_text(json.dumps(config("qwen2")))
-    assert "4/2x16, 1 x 128, bfloat16: cpu_decode" in run("--model", str(tmp_path)).output
+    assert run("--model", str(tmp_path)).output == "bfloat16 4/2x16, 1 x 128, rounded once: a_kernel\n"
+    assert asked == [Call("bfloat16", 4, 2, 16, 1, 128)]
 
 
 @pytest.mark.parametrize(
@@ -165,9 +189,3 @@ def test_a_model_that_is_none(tmp_path, configuration, says):
 
 def test_quick_is_not_of_a_model(tmp_path):
     assert "do not go together" in str(run("--quick", "--model", str(tmp_path)).exception)
-
-
-def test_a_cache_of_a_window_holds_no_more_than_it():
-    whole = CALLS(quick=False)
-    assert len(set(whole)) == len(whole) > len(CALLS(quick=True)) > 10
-    assert all(call.key_len <= call.window - 1 + call.query_len for call in whole if call.window)

@@ -6,10 +6,12 @@ call needs, and its results are compared: how long a wrong result takes is of no
 
 import time
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from flashattn_core.arguments import Precision
 from msgspec.structs import replace
 
 from flash_evals import machine
@@ -39,6 +41,7 @@ class Settings(Record):
     seed: Count
     memory: str
     interrupted: bool
+    precision: Precision = "float32"  # of flash; files that do not say were made with this one
 
 
 class Trial(NamedTuple):
@@ -54,8 +57,8 @@ class Trial(NamedTuple):
 class Entrant:
     """An implementation that takes part."""
 
-    def __init__(self, name: str, work: Workload, pass_: Pass, inputs: Inputs) -> None:
-        make = IMPLEMENTATIONS[name]
+    def __init__(self, name: str, work: Workload, pass_: Pass, inputs: Inputs, precision: Precision) -> None:
+        make = partial(IMPLEMENTATIONS[name], precision=precision)
         tiny = replace(work, query_len=min(TINY, work.query_len), seq_len=min(TINY, work.seq_len))
         contestant = make(tiny, pass_, tiny.inputs(seed=0))
         contestant.compute([contestant.prepare()])
@@ -103,7 +106,7 @@ def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) 
     expected: list[np.ndarray] = []  # what the first has computed
     for name in names:
         with failing(f"{name} cannot compute {problem}"):
-            entrants[name] = Entrant(name, work, pass_, inputs)
+            entrants[name] = Entrant(name, work, pass_, inputs, settings.precision)
             results = entrants[name].warm_up()
         expected = expected or results
         if wrong := _difference(work.dtype, pass_, expected, results):

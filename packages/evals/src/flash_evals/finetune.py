@@ -41,6 +41,7 @@ from flash_evals.page import finetune as page
 )
 @options.repetitions(5, "Steps of each length and arm; one more to warm up is not counted.")
 @options.seed("Of the random tokens and the adapters.")
+@options.precision("input", "the patch")
 @options.blas
 @options.outputs
 @options.plot("Draw step time and memory against the length into this .png or .svg file.")
@@ -69,7 +70,8 @@ def command(
     on/off         ratio of the two above; ~ behind it: the steps overlap
                    or are few, and no difference is claimed
     flash:         what ran with the patch on: calls of each kernel, and
-                   fallbacks, which are calls left to MLX, with the reason
+                   fallbacks, which are calls that flash cannot take, with
+                   the reason; and calls left to MLX, which is faster here
 
     The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters, take
     turns in going first and learn from the same random tokens. Time and memory are those of any text. The loss says

@@ -5,6 +5,7 @@ from statistics import median
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from flashattn_core.arguments import Precision
 from msgspec import Meta
 
 from flash_evals.claims import Ratio, percentile, quotient
@@ -26,6 +27,7 @@ class Settings(Record, kw_only=True):
     max_seconds: Amount
     seed: Count
     memory: str
+    precision: Precision = "float32"  # of the patch; files that do not say were made with this one
 
 
 class Step(Measurement):

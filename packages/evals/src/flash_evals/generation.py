@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from flashattn_core.arguments import Precision
 from mlx_lm.generate import PromptProcessingBatch, generate_step, speculative_generate_step
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 from msgspec.structs import asdict
@@ -68,17 +69,17 @@ def tests(
         return prepared(models, settings.num_draft_tokens, case, tokens, filled[case.depth])
 
     def speed(flash: Flash, name: Arm) -> Speed:
-        (drafted, accepted), took = run(name, work(), case.tokens * case.batch_size, flash)
+        (drafted, accepted), took = run(name, work(), case.tokens * case.batch_size, flash, settings.precision)
         return Speed(**asdict(took), drafted=drafted, accepted=accepted)
 
     for case in cases:
         if case.depth not in filled:
             with failing(f"filling the cache with {case.depth} tokens fails"):
                 held = random.integers(vocabulary, size=case.depth)
-                filled = {case.depth: [filled_cache(model, held) for model in models]}
+                filled = {case.depth: [filled_cache(model, held, settings.precision) for model in models]}
         tokens = random.integers(vocabulary, size=(case.batch_size, case.tokens if case.kind == "prompt" else 1))
         trial(str(case), 0, partial(speed, Flash()))
-        attention = trial(str(case), 1, lambda name: attention_share(name, work()))
+        attention = trial(str(case), 1, lambda name: attention_share(name, work(), settings.precision))
         trials: list[Trial[Speed]] = []
         for repetition in range(settings.repetitions):
             flash = Flash()
@@ -139,11 +140,11 @@ def _speculate(models: Sequence[LoadedModel], ahead: int, tokens: np.ndarray, co
     return sum(min(ahead, count - at) for at in rounds), sum(guessed)
 
 
-def filled_cache(loaded: LoadedModel, tokens: np.ndarray) -> Cache:
+def filled_cache(loaded: LoadedModel, tokens: np.ndarray, precision: Precision = "input") -> Cache:
     """Filled by the on arm, as its origin costs neither arm any time."""
     cache = list(make_prompt_cache(loaded.model))
     if len(tokens):
-        run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash())
+        run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash(), precision)
     return cache
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import flashattn_core
 import mlx.core as mx
 import numpy as np
+from flashattn_core.arguments import Precision
 from flashattn_core.masks import Causal, SlidingWindow
 
 from flash_evals import machine
@@ -38,9 +39,14 @@ class Contestant:
     """
 
     def __init__(
-        self, attention: Callable[[Workload], Attention], workload: Workload, pass_: Pass, inputs: Inputs
+        self,
+        attention: Callable[[Workload, Precision], Attention],
+        workload: Workload,
+        pass_: Pass,
+        inputs: Inputs,
+        precision: Precision = "float32",
     ) -> None:
-        self.attention, self.pass_ = attention(workload), pass_
+        self.attention, self.pass_ = attention(workload, precision), pass_
         *self.inputs, self.cotangent = self.place(workload, inputs)
 
     def prepare(self) -> Call:
@@ -109,15 +115,15 @@ class TorchContestant(Contestant):
         return [np.asarray(result.detach().float().numpy()) for result in results]
 
 
-def flash(workload: Workload) -> Attention:
+def flash(workload: Workload, precision: Precision) -> Attention:
     mask = SlidingWindow(workload.window) if workload.window else Causal() if workload.causal else None
     if not workload.kv_bits:
-        return partial(flashattn_core.flash_attention, mask=mask)
+        return partial(flashattn_core.flash_attention, mask=mask, precision=precision)
     quantised = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
-    return partial(flashattn_core.quantized_flash_attention, mask=mask, **quantised)
+    return partial(flashattn_core.quantized_flash_attention, mask=mask, precision=precision, **quantised)
 
 
-def mlx(workload: Workload) -> Attention:
+def mlx(workload: Workload, _: Precision) -> Attention:
     how: dict[str, Any] = {"scale": workload.head_dim**-0.5}
     how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     if not workload.kv_bits:
@@ -128,7 +134,7 @@ def mlx(workload: Workload) -> Attention:
     return lambda query, key, value: attention(query[:], key, value, **how)
 
 
-def naive(workload: Workload) -> Attention:
+def naive(workload: Workload, _: Precision) -> Attention:
     mask = _mlx_mask(workload)
     scale = workload.head_dim**-0.5
     # The query heads that share a key/value head have a dimension of their own, along which that is broadcast.
@@ -144,7 +150,7 @@ def naive(workload: Workload) -> Attention:
     return attention
 
 
-def torch(workload: Workload) -> Attention:
+def torch(workload: Workload, _: Precision) -> Attention:
     torch = import_module("torch")
     torch.set_num_threads(threads())
     visible = workload.mask()
@@ -155,7 +161,7 @@ def torch(workload: Workload) -> Attention:
     return partial(attention, attn_mask=mask, is_causal=is_causal, enable_gqa=True)
 
 
-IMPLEMENTATIONS: dict[str, Callable[[Workload, Pass, Inputs], Contestant]] = {
+IMPLEMENTATIONS: dict[str, Callable[..., Contestant]] = {
     "flash": partial(Contestant, flash),
     "mlx": partial(Contestant, mlx),
     "naive": partial(Contestant, naive),

@@ -81,6 +81,7 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
     help="Other defaults, for a first look: " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in QUICK.items()),
 )
 @options.seed("Of the random queries, keys, values and cotangents.")
+@options.precision("float32", "flash")
 @options.blas
 @options.outputs
 @options.plot("Draw time, memory and the share of the peak against the length into this .png or .svg file.")

@@ -21,6 +21,7 @@ from typing import Any, Generic, Literal, TypeVar
 import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
+from flashattn_core.arguments import Precision
 from msgspec import field
 from msgspec.structs import asdict
 
@@ -67,11 +68,13 @@ class Flash(Record):
     """What the patch did in the arm that is on."""
 
     calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
-    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls left to MLX
+    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls of mlx-lm's own attention
+    left: dict[str, Count] = field(default_factory=dict)  # kind of call -> calls of MLX's own, which is faster here
 
     def add(self, other: "Flash") -> None:
         self.calls = dict(Counter(self.calls) + Counter(other.calls))
         self.fallbacks = dict(Counter(self.fallbacks) + Counter(other.fallbacks))
+        self.left = dict(Counter(self.left) + Counter(other.left))
 
     @classmethod
     def sum(cls, parts: Iterable["Flash"]) -> "Flash":
@@ -83,7 +86,9 @@ class Flash(Record):
     def __str__(self) -> str:
         calls = ", ".join(f"{kernel} {count:,} calls" for kernel, count in sorted(self.calls.items())) or "no calls"
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(self.fallbacks.items()))
-        return f"{calls}, {sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
+        fallbacks = f"{sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
+        left = f", left to MLX: {sum(self.left.values()):,} calls" if self.left else ""
+        return f"{calls}, {fallbacks}{left}"
 
 
 def arms(number: int) -> tuple[Arm, Arm]:
@@ -100,13 +105,17 @@ def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Fi
     return Trial(**measured, order=arms(number))
 
 
-def run(name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash) -> tuple[Result, Measurement]:
+def run(
+    name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash, precision: Precision = "input"
+) -> tuple[Result, Measurement]:
     """Does the work, which is of so many tokens, once under one arm. It evaluates what it returns before it returns it.
+
+    precision: of the arm that is on, as enable() takes it.
 
     Raises EvalError if flash ran in the arm that is off: then there is nothing to compare with.
     """
     mx.synchronize()
-    patch = flash.enabled() if name == "on" else nullcontext()
+    patch = flash.enabled(precision=precision) if name == "on" else nullcontext()
     with warnings.catch_warnings(), patch, peak_memory() as peak:
         warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # counted here, and shown in the result
         before = _counts()
@@ -114,18 +123,18 @@ def run(name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash) ->
         result = work()
         seconds = time.perf_counter() - start
         measurement = Measurement(seconds, tokens / seconds, peak() / 1e6)
-        ran, left = (now - earlier for now, earlier in zip(_counts(), before, strict=True))  # counters keep what grew
-    if name == "off" and ran:
+        did = [dict(now - earlier) for now, earlier in zip(_counts(), before, strict=True)]  # counters keep what grew
+    if name == "off" and did[0]:
         raise EvalError(
             "the patch is on for this whole process, so there is no arm without it: "
             "run flash-eval without mlxlm-flash run"
         )
     if name == "on":
-        flash_did.add(Flash(ran, left))
+        flash_did.add(Flash(*did))
     return result, measurement
 
 
-def attention_share(name: Arm, work: Callable[[], object]) -> float | None:
+def attention_share(name: Arm, work: Callable[[], object], precision: Precision = "input") -> float | None:
     """Does the work once under one arm: the part of its time, 0 to 1, that calls of attention took.
 
     MLX is lazy: a call only notes what is to be computed, and later everything is computed in one go. Here what goes
@@ -147,13 +156,15 @@ def attention_share(name: Arm, work: Callable[[], object]) -> float | None:
         with flash.observe(timed):
             work()
 
-    _, whole = run(name, watched, 0, Flash())
+    _, whole = run(name, watched, 0, Flash(), precision)
     return sum(seconds) / whole.seconds if seconds else None
 
 
-def _counts() -> tuple[Counter[str], Counter[str]]:
-    """Of calls and of fallbacks in this process."""
-    return Counter(flashattn_core.stats()), Counter(flash.status().fallbacks)
+def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Of calls, of fallbacks and of calls that were left to MLX in this process."""
+    now = flash.status()
+    left = Counter({kind: left.calls for kind, left in now.left.items()})
+    return Counter(flashattn_core.stats()), Counter(now.fallbacks), left
 
 
 @cache

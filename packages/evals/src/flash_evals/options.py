@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial, reduce, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 import mlxlm_flash_patch.cli
 import msgspec
+from flashattn_core.arguments import Precision
 
 from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs
@@ -125,6 +126,18 @@ def plot(text: str) -> Callable[..., Any]:
         return path
 
     return click.option("--plot", "plot_file", type=click.Path(path_type=Path), callback=drawable, help=text)
+
+
+def precision(default: Precision, flash: str) -> Callable[..., Any]:
+    """--precision of what is named here; the settings record it."""
+    return click.option(
+        "--precision",
+        type=click.Choice(get_args(Precision)[::-1]),
+        default=default,
+        show_default=True,
+        help=f"Of {flash}. input: with 16-bit inputs, the accuracy of MLX's own attention. float32: cast to float32, "
+        "compute, cast back. On a CPU both are the same.",
+    )
 
 
 def repetitions(default: int, text: str) -> Callable[..., Any]:

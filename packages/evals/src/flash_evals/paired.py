@@ -8,6 +8,7 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
+from flashattn_core.arguments import Precision
 
 from flash_evals import scoring
 from flash_evals.measure import ARMS, Arm, Flash, Measurement, arms, run
@@ -52,7 +53,13 @@ class Batch(Record):
 
 
 def batches(
-    forward: Forward, ids: np.ndarray, plan: Sequence[Window], batch_size: int, which: Sequence[Arm], ranks: Ranks
+    forward: Forward,
+    ids: np.ndarray,
+    plan: Sequence[Window],
+    batch_size: int,
+    which: Sequence[Arm],
+    ranks: Ranks,
+    precision: Precision = "input",
 ) -> Generator[Batch, None, None]:
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
@@ -61,7 +68,7 @@ def batches(
     each of them is given all, in the order of the plan.
     """
     planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
-    work = partial(_measure, forward, ids, rank=ranks.rank)
+    work = partial(_measure, forward, ids, rank=ranks.rank, precision=precision)
     if planned:
         work(plan[:1], order=which)
     for number, first in enumerate(range(0, len(planned), ranks.size)):
@@ -69,7 +76,15 @@ def batches(
         yield from ranks.each(partial(work, order=order), planned[first : first + ranks.size])
 
 
-def _measure(forward: Forward, ids: np.ndarray, windows: Sequence[Window], *, order: Sequence[Arm], rank: int) -> Batch:
+def _measure(
+    forward: Forward,
+    ids: np.ndarray,
+    windows: Sequence[Window],
+    *,
+    order: Sequence[Arm],
+    rank: int,
+    precision: Precision,
+) -> Batch:
     rows = np.zeros((len(windows), max(window.end - window.begin for window in windows)), ids.dtype)
     for row, window in zip(rows, windows, strict=True):
         row[: window.end - window.begin] = ids[window.begin : window.end]
@@ -85,7 +100,7 @@ def _measure(forward: Forward, ids: np.ndarray, windows: Sequence[Window], *, or
     logits: dict[Arm, mx.array] = {}
     took: dict[Arm, Measurement] = {}
     for name in order:
-        logits[name], took[name] = run(name, work, tokens, flash)
+        logits[name], took[name] = run(name, work, tokens, flash, precision)
     scores = [
         _scores({name: logits[name][number, rows] for name in order}, ids[scored])
         for number, window in enumerate(windows)

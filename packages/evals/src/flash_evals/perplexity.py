@@ -73,6 +73,7 @@ from flash_evals.ranks import Ranks, shared
     help="As --save-logprobs, and begin behind what the file holds. For a run that was stopped or killed. The batch "
     "size, --max-windows and the number of ranks may change, nothing else.",
 )
+@options.precision("input", "the patch")
 @options.blas
 @options.outputs
 def command(
@@ -115,7 +116,8 @@ def command(
     max |Δlogit|       largest difference of any logit at any scored token
     mean KL            KL(off || on) of the predicted distributions, in nats
     flash:             what ran with the patch on: calls of each kernel, and
-                       fallbacks, which are calls left to MLX, with the reason
+                       fallbacks, which are calls that flash cannot take, with
+                       the reason; and calls left to MLX, which is faster here
 
     "Same predictions" is said if top-1 agrees everywhere and ΔNLL is within 1e-4.
 
@@ -155,7 +157,8 @@ def command(
 
         def work() -> Generator[Batch, None, None]:
             left = windows[resumed:]
-            for batch in paired.batches(loaded.model, planned.ids, left, settings.batch_size, settings.arms, ranks):
+            how = settings.batch_size, settings.arms, ranks, settings.precision
+            for batch in paired.batches(loaded.model, planned.ids, left, *how):
                 yield batch
                 keep(batch)  # before the next one begins
 

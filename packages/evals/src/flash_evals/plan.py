@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import click
 import numpy as np
+from flashattn_core.arguments import Precision
 
 from flash_evals import scoring, wikitext
 from flash_evals.data import Text
@@ -101,6 +102,7 @@ class Settings(Record, kw_only=True):
     batch_size: Count
     max_windows: Count | None
     memory: str
+    precision: Precision = "float32"  # of the patch; files that do not say were made with this one
 
     @property
     def arms(self) -> tuple[Arm, ...]:

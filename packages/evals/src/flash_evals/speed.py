@@ -24,6 +24,7 @@ from flash_evals.speed_result import Case, Kind, Result, Settings
 @options.repetitions(5, "Trials of each test and arm; one more to warm up and one to watch attention are not counted.")
 @options.number("--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Wait before trials, to cool down.")
 @options.seed("Of the random tokens in the prompts.")
+@options.precision("input", "the patch")
 @options.blas
 @options.outputs
 def command(
@@ -56,7 +57,8 @@ def command(
     accepted       the part of the draft model's tokens that the model would
                    have chosen too; prompts do without the draft model
     flash:         what ran with the patch on: calls of each kernel, and
-                   fallbacks, which are calls left to MLX, with the reason
+                   fallbacks, which are calls that flash cannot take, with
+                   the reason; and calls left to MLX, which is faster here
 
     Both arms see the same random tokens and the same cache, and take turns in going first. The time does not include
     loading and filling the cache. Ctrl-C ends the run and reports the finished trials.

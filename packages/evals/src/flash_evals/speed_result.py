@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
+from flashattn_core.arguments import Precision
 from msgspec import Meta
 
 from flash_evals.claims import Ratio, quotient
@@ -26,6 +27,7 @@ class Settings(Record):
     seed: Count
     prefill_step_size: Count
     memory: str
+    precision: Precision = "float32"  # of the patch; files that do not say were made with this one
 
 
 class Case(NamedTuple):

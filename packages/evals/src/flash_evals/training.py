@@ -85,7 +85,9 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
     def step(name: Arm) -> Step:
         # Before and after it the other arm's adapters may be there.
         loaded.model.update(adapters.pop(name))  # so that the step can give up their memory, as it can in mlx-lm
-        loss, took = run(name, partial(trainees[name], *batch), seq_len * settings.batch_size, flash)
+        loss, took = run(
+            name, partial(trainees[name], *batch), seq_len * settings.batch_size, flash, settings.precision
+        )
         adapters[name] = loaded.model.trainable_parameters()
         return Step(**asdict(took), loss=loss)
 

@@ -1,0 +1,308 @@
+"""precision=: which accuracy calls get, and which of them are left to MLX's own attention because it is faster."""
+
+import threading
+import warnings
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from flashattn_core import _ext
+from mlx_lm.models import base
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+from mlxlm_flash_patch import launch, route
+
+LEFT = "left to MLX: 2 calls (faster here: 0.41 against 0.55 ms)"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The precision of each call of flash attention, and by which way it went."""
+    seen = []
+    own_quick, own_flash_or_faster = _ext.quick, route.flash_or_faster
+
+    def quick(queries, keys, values, scale, mask, sinks, rounds, may_leave):
+        assert may_leave == rounds, "only what may be rounded may be left"
+        seen.append(("quick", "input" if rounds else "float32"))
+        return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
+
+    def flash_or_faster(call):
+        seen.append(("long", "input" if call.rounds else "float32"))
+        return own_flash_or_faster(call)
+
+    monkeypatch.setattr(_ext, "quick", quick)
+    monkeypatch.setattr(route, "flash_or_faster", flash_or_faster)
+    return seen
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The CPU plays a GPU on which MLX's own attention was timed to be faster for prompts."""
+    counts = {}
+    own_quick, own_flash_or_faster = _ext.quick, route.flash_or_faster
+
+    def leave(query_len):
+        words = f"a prompt of {query_len}"
+        counts[words] = counts.get(words, 0) + 1
+
+    def quick(queries, keys, values, scale, mask, sinks, rounds, may_leave):
+        if may_leave and queries.shape[-2] > 1:
+            leave(queries.shape[-2])
+            return False
+        return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
+
+    def flash_or_faster(call):
+        out = own_flash_or_faster(call)  # lazy, and raises what is wrong with the arguments
+        if call.rounds and (query_len := call.kind()[4]) > 1:
+            return leave(query_len)
+        return out
+
+    monkeypatch.setattr(_ext, "quick", quick)
+    monkeypatch.setattr(route, "flash_or_faster", flash_or_faster)
+    monkeypatch.setattr(
+        _ext, "left_calls", lambda: [(words, 0.00041, 0.00055, count) for words, count in counts.items()]
+    )
+    monkeypatch.setattr(_ext, "reset_left_calls", counts.clear)
+
+
+def of(model, tokens, steps=2):
+    """The logits of a prompt and of steps behind it."""
+    cache = make_prompt_cache(model)
+    out = [model(tokens, cache=cache)]
+    out += [model(tokens[:, :1], cache=cache) for _ in range(steps)]
+    mx.eval(out)
+    return out
+
+
+def attention(query_len=20, cache=None, quantise=lambda x: x):
+    query, key = mx.ones((1, 4, query_len, 64)), mx.ones((1, 2, 20, 64))
+    stored = quantise(key)
+    mask = "causal" if query_len > 1 else None
+    return base.scaled_dot_product_attention(query, stored, stored, cache, 0.125, mask)
+
+
+# --- The precision that a call gets ----------------------------------------------------------------------------
+
+
+def precisions(asked):
+    return {precision for _, precision in asked}
+
+
+def test_input_is_the_default(asked):
+    with flash.enabled():
+        attention()
+    flash.enable()
+    attention()
+    assert precisions(asked) == {"input"}
+
+
+@pytest.mark.parametrize("precision", ["input", "float32"])
+def test_each_precision_reaches_flash_attention(asked, precision):
+    with flash.enabled(precision=precision):
+        attention()
+    flash.enable(precision=precision)
+    attention()
+    assert precisions(asked) == {precision}
+
+
+@pytest.mark.parametrize("precision", ["input", "float32"])
+def test_it_reaches_quantised_caches_and_soft_caps(asked, precision):
+    rows = [mx.ones((1, heads, 20, 64)) for heads in (4, 2, 2)]
+    with flash.enabled(precision=precision):
+        attention(cache=QuantizedKVCache(group_size=64, bits=8), quantise=lambda x: mx.quantize(x, 64, 8))
+        route.attend(*rows, None, 0.125, "causal", softcap=50.0)
+    assert asked == [("long", precision)] * 2
+
+
+def test_float32_wins_where_blocks_nest(asked):
+    with flash.enabled(precision="float32"), flash.enabled(precision="input"):
+        attention()
+    with flash.enabled(precision="input"), flash.enabled(precision="float32"):
+        attention()
+    assert precisions(asked) == {"float32"}
+
+
+def test_a_block_ends_with_the_precision_around_it(asked):
+    with flash.enabled(precision="input"):
+        with flash.enabled(precision="float32"):
+            pass
+        attention()
+    assert precisions(asked) == {"input"}
+
+
+def test_the_second_enable_decides(asked):
+    flash.enable(precision="float32")
+    flash.enable()
+    attention()
+    assert precisions(asked) == {"input"}
+
+
+def test_a_model_that_was_given_to_patch_model_has_the_default(asked, tiny, tokens):
+    model = tiny()
+    flash.patch_model(model)
+    of(model, tokens())
+    assert precisions(asked) == {"input"}
+
+
+@pytest.mark.parametrize("word", ["float16", "", None, 32], ids=repr)
+def test_another_word(original, word):
+    for switch in (flash.enable, lambda precision: flash.enabled(precision=precision).__enter__()):
+        with pytest.raises(ValueError, match=r"precision is .*, expected 'float32' or 'input'"):
+            switch(precision=word)
+    assert base.scaled_dot_product_attention is original
+    assert not flash.status().enabled
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_on_the_cpu_both_have_the_same_bits_and_nothing_is_left(tiny, tokens, dtype):
+    results = []
+    for precision in ("input", "float32"):
+        with flash.enabled(precision=precision):
+            results.append(of(tiny(dtype=dtype), tokens()))
+        assert flash.status().left == {}
+        assert "left" not in str(flash.status())
+        assert flash.status().calls == {"cpu_prefill": 2, "cpu_decode": 4}
+    assert all(mx.array_equal(one, other) for one, other in zip(*results, strict=True))
+
+
+# --- Calls that MLX's own attention computes faster ------------------------------------------------------------
+
+
+def test_what_is_faster_there_is_left(gpu, tiny, tokens):
+    model = tiny()
+    off = of(model, tokens())
+    with warnings.catch_warnings(), flash.enabled(strict=True):
+        warnings.simplefilter("error")
+        on = of(model, tokens())
+        now = flash.status()
+    assert now.calls == {"cpu_decode": 4}
+    assert now.fallbacks == {}
+    [left] = now.left.values()
+    assert (left.calls, left.mlx_seconds, left.flash_seconds) == (2, 0.00041, 0.00055)
+    assert f"calls: cpu_decode 4 · fallbacks: none · {LEFT}" in str(now).splitlines()
+    assert mx.array_equal(on[0], off[0])
+    assert all(mx.allclose(one, other, atol=1e-5) for one, other in zip(on, off, strict=True))
+
+
+def test_float32_leaves_nothing(gpu, tiny, tokens):
+    with flash.enabled(precision="float32"):
+        of(tiny(), tokens())
+    assert flash.status().left == {}
+    assert flash.status().calls == {"cpu_prefill": 2, "cpu_decode": 4}
+
+
+def test_several_kinds_of_calls_are_listed_by_their_number(gpu):
+    with flash.enabled():
+        attention(3), attention(5), attention(5)
+    assert (
+        str(flash.status())
+        .splitlines()[1]
+        .endswith(
+            "left to MLX: 2 calls (faster here: 0.41 against 0.55 ms); 1 call (faster here: 0.41 against 0.55 ms)"
+        )
+    )
+
+
+def test_the_last_line_of_run_says_it(gpu, tiny, tokens, capsys):
+    with flash.enabled():
+        of(tiny(), tokens())
+    launch._say_what_ran(launch.sys.stderr, launch.os.getpid())
+    assert capsys.readouterr().err == f"[mlxlm-flash] flash attention ran: cpu_decode 4 · fallbacks: none · {LEFT}\n"
+
+
+def test_counts_begin_anew_when_it_is_switched_on(gpu):
+    for _ in range(2):
+        with flash.enabled():
+            attention()
+        assert [left.calls for left in flash.status().left.values()] == [1]
+
+
+def test_strict_is_about_fallbacks_alone(gpu):
+    flash.enable(strict=True)
+    attention()
+    assert flash.status().calls == {}
+    assert not launch.flash_never_ran()
+    flash.disable()  # does not raise that flash never ran
+
+
+def test_a_strict_block_within_in_which_nothing_ran(gpu):
+    """What was left before it began does not count for it."""
+    with flash.enabled():
+        attention()
+        with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):
+            pass
+
+
+def test_a_second_enable_counts_on(gpu):
+    flash.enable()
+    attention()
+    flash.enable(strict=True)
+    flash.disable()  # does not raise: a call was left since the first
+
+
+def test_what_cannot_be_flash_attention_is_a_fallback(gpu, too_wide):
+    with pytest.warns(flash.FlashFallbackWarning), flash.enabled():
+        attention()
+    assert flash.status().fallbacks == {too_wide: 1}
+    assert flash.status().left == {}
+
+
+def test_a_call_that_is_left_has_mlx_lms_own_gradient(gpu):
+    keys = mx.random.normal((1, 2, 20, 64), key=mx.random.key(0))
+    queries = mx.random.normal((1, 4, 20, 64), key=mx.random.key(1))
+    gradient = mx.grad(lambda q: base.scaled_dot_product_attention(q, keys, keys, None, 0.125, "causal").sum())
+    off = gradient(queries)
+    with flash.enabled():
+        assert mx.array_equal(gradient(queries), off)
+    assert flash.status().calls == {}
+    assert sum(left.calls for left in flash.status().left.values()) == 1
+
+
+def test_threads_count_together(gpu):
+    with flash.enabled():
+        threads = [threading.Thread(target=attention) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert [left.calls for left in flash.status().left.values()] == [4]
+
+
+# --- Which way a call goes -------------------------------------------------------------------------------------
+
+
+def test_a_plain_call_takes_the_quick_way(asked):
+    with flash.enabled():
+        attention()
+    assert asked[0] == ("quick", "input")
+
+
+@pytest.mark.parametrize("takes", ["observers", "soft-cap", "quantised cache"])
+def test_the_quick_way_is_not_for(asked, takes):
+    rows = [mx.ones((1, heads, 20, 64)) for heads in (4, 2, 2)]
+    with flash.enabled():
+        if takes == "observers":
+            with route.observed(lambda call: None):
+                attention()
+        elif takes == "soft-cap":
+            route.attend(*rows, None, 0.125, "causal", softcap=50.0)
+        else:
+            attention(cache=QuantizedKVCache(group_size=64, bits=8), quantise=lambda x: mx.quantize(x, 64, 8))
+    assert asked == [("long", "input")]
+
+
+def test_observers_see_calls_that_are_left(gpu):
+    seen, around = [], []
+
+    def watch(call, *arguments, **options):
+        around.append(call)
+        return call(*arguments, **options)
+
+    with flash.enabled(), route.observed(seen.append), flash.observe(watch):
+        attention()
+    assert [call.kind()[4] for call in seen] == [20]
+    assert len(around) == 1
+    assert [left.calls for left in flash.status().left.values()] == [1]
+
+
+def test_arguments_are_checked_first(gpu):
+    query, key = mx.ones((1, 4, 1, 32)), mx.ones((1, 0, 20, 32))
+    with flash.enabled(), pytest.raises(ValueError, match="heads"):
+        base.scaled_dot_product_attention(query, key, key, None, 1.0, None)
