@@ -48,7 +48,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what was timed to be the fastest is not taken",
         f"{CORE}/decide.py",
-        "key=lambda name: decision.times.get(name, inf)",
+        "key=lambda name: sum(decision.times.get(name, [inf]))",
         "key=lambda name: 0",
         "core/test_timed_kernels.py::test_the_fastest_of_metals_kernels_and_tilings_is_taken",
     ),
@@ -216,8 +216,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "under `mlxlm-flash run` every exit code is 0",
         f"{PATCH}/launch.py",
-        'if mode != "strict" or end.code not in',
-        'if mode == "strict" and end.code not in',
+        "if not is_strict(mode) or end.code not in",
+        "if is_strict(mode) and end.code not in",
         "patch/test_command_run.py::test_how_it_ends",
     ),
     Mutation(
@@ -251,8 +251,9 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the op is made in an assertion, which -O leaves out",
         f"{CORE}/attention.py",
-        "        quick = _ext.quick(query, key, value, scale, mask, sinks, types.rounds(precision), False)\n",
-        "        assert [quick := _ext.quick(query, key, value, scale, mask, sinks, types.rounds(precision), False)]\n",
+        "        out = _ext.quick(query, key, value, scale, quick(mask), sinks, types.rounds(precision), False)\n",
+        "        how = scale, quick(mask), sinks, types.rounds(precision), False\n"
+        "        assert [out := _ext.quick(query, key, value, *how)]\n",
         "core/test_process.py::test_import_and_call",
     ),
     Mutation(
