@@ -202,10 +202,11 @@ struct GradientBlock {
 
   // Before the first step of each tile.
   FLASHATTN_FUNC void take_columns(OwnRows& own, const float4* saved_columns, int lane) const {
-    if (!kOfKeys) return;
-    FLASHATTN_UNROLL
-    for (int i = 0; i < COLUMNS; i += FLASHATTN_LANES) {
-      own.largest = maximum(own.largest, fabsf(saved_columns[i + lane % COLUMNS].x));
+    if constexpr (kOfKeys) {
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COLUMNS; i += FLASHATTN_LANES) {
+        own.largest = maximum(own.largest, fabsf(saved_columns[i + lane % COLUMNS].x));
+      }
     }
   }
 
