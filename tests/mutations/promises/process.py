@@ -48,7 +48,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what was timed to be the fastest is not taken",
         f"{CORE}/decide.py",
-        "key=lambda name: decision.times.get(name, inf)",
+        "key=lambda name: sum(decision.times.get(name, [inf]))",
         "key=lambda name: 0",
         "core/test_timed_kernels.py::test_the_fastest_of_metals_kernels_and_tilings_is_taken",
     ),
@@ -216,9 +216,58 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "under `mlxlm-flash run` every exit code is 0",
         f"{PATCH}/launch.py",
-        'if mode != "strict" or end.code not in',
-        'if mode == "strict" and end.code not in',
+        "if not is_strict(mode) or end.code not in",
+        "if is_strict(mode) and end.code not in",
         "patch/test_command_run.py::test_how_it_ends",
+    ),
+    Mutation(
+        "a block that wants float32 does not get it within one that does not",
+        f"{PATCH}/patch.py",
+        'if any(r.precision == "float32" for r in _requests)',
+        'if all(r.precision == "float32" for r in _requests)',
+        "patch/test_precision.py::test_float32_wins_where_blocks_nest",
+    ),
+    Mutation(
+        "with the patch every call is in float32",
+        f"{PATCH}/route.py",
+        'rounds = route.precision == "input"',
+        "rounds = False",
+        "patch/test_precision.py::test_each_precision_reaches_flash_attention",
+    ),
+    Mutation(
+        "status() does not say which calls were left to MLX",
+        f"{PATCH}/status.py",
+        'return f"{ran} · left to MLX: {left}" if left else ran',
+        "return ran",
+        "patch/test_precision.py::test_what_is_faster_there_is_left",
+    ),
+    Mutation(
+        "strict takes calls that are left to MLX for none",
+        f"{PATCH}/patch.py",
+        "not _calls_since(self.kernels_before) and left_calls() <= self.left_before",
+        "not _calls_since(self.kernels_before)",
+        "patch/test_precision.py::test_strict_is_about_fallbacks_alone",
+    ),
+    Mutation(
+        "observers do not see the calls that take the quick way",
+        f"{PATCH}/route.py",
+        "if softcap is None and not quantised and not _observers:",
+        "if softcap is None and not quantised:",
+        "patch/test_precision.py::test_observers_see_calls_that_are_left",
+    ),
+    Mutation(
+        "mlxlm-flash tune ends at a call that has no kernel",
+        f"{PATCH}/tune.py",
+        "            continue\n        ordered",
+        "            return\n        ordered",
+        "patch/test_tune.py::test_a_call_without_a_kernel_is_said_and_passed_over",
+    ),
+    Mutation(
+        "mlxlm-flash tune names a kernel where calls are left to MLX",
+        f"{PATCH}/tune.py",
+        '"MLX\'s own attention" if decision.left() else',
+        '"MLX\'s own attention" if decision.kernel is None else',
+        "patch/test_tune.py::test_a_line_names_what_calls_take_and_the_times",
     ),
     Mutation(
         "the start-up file imports its module where nobody asks for it",
@@ -251,8 +300,9 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the op is made in an assertion, which -O leaves out",
         f"{CORE}/attention.py",
-        "        quick = _ext.quick(query, key, value, scale, mask, sinks, types.rounds(precision), False)\n",
-        "        assert [quick := _ext.quick(query, key, value, scale, mask, sinks, types.rounds(precision), False)]\n",
+        "        out = _ext.quick(query, key, value, scale, quick(mask), sinks, types.rounds(precision), False)\n",
+        "        assert [out := _ext.quick(query, key, value, scale, quick(mask), sinks, types.rounds(precision)"
+        ", False)]\n",
         "core/test_process.py::test_import_and_call",
     ),
     Mutation(
