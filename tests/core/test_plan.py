@@ -89,7 +89,7 @@ def test_a_plan_without_a_kernel_is_of_float32(rng):
     assert (answer.kernel, answer.precision) == (None, "float32")
 
 
-@pytest.mark.parametrize("kernel", ["cuda_prefill_hopper", "cuda_prefill_rounded", "cuda_prefill@1"])
+@pytest.mark.parametrize("kernel", ["cuda_prefill_hopper", "cuda_prefill_rounded", "cuda_prefill@2"])
 def test_forms_of_a_kernel_are_no_names(rng, kernel):
     with pytest.raises(ValueError, match=f"kernel is '{kernel}', expected one of 'auto', 'cpu_decode'"):
         plan(*draw(rng, length=100, key_len=100, dtype="float16"), device="cuda", kernel=kernel)

@@ -20,15 +20,16 @@ def cache(tmp_path, monkeypatch):
 
 
 class Clock:
-    """So many milliseconds takes each contestant; those that are not given, 9."""
+    """So many milliseconds takes each contestant, by itself and one behind the other; those that are not given, 9."""
 
     def __init__(self, **milliseconds):
-        self.seconds = {name.replace("__", "@"): ms / 1000 for name, ms in milliseconds.items()}
+        both = {name: ms if isinstance(ms, tuple) else (ms, ms) for name, ms in milliseconds.items()}
+        self.seconds = {name.replace("__", "@"): [ms / 1000 for ms in each] for name, each in both.items()}
         self.asked = []
 
     def __call__(self, names):
         self.asked.append(list(names))
-        return {name: self.seconds.get(name, 0.009) for name in names}
+        return {name: self.seconds.get(name, [0.009, 0.009]) for name in names}
 
 
 def call(length=100, key_len=300, dtype=mx.float16, precision="input", dim=64, **options):
@@ -68,6 +69,15 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
     assert clock.asked == []
 
 
+@pytest.mark.parametrize(("length", "kernel"), [(512, "cuda_prefill@1"), (2048, "cuda_prefill"), (4096, "cuda_prefill")])
+def test_few_blocks_have_fewer_rows_on_hopper(length, kernel):
+    """84 blocks of 192 rows would leave 48 of 132 multiprocessors idle."""
+    query, key = (mx.zeros((1, heads, rows, 128), mx.float16) for heads, rows in ((28, length), (4, 9000)))
+    with launches.shared_memory(227, compute_capability=90):
+        got = launches.decision(lowered(query, key, key, None, "causal"))[0]
+    assert got.kernel == kernel
+
+
 def test_the_fastest_that_fails_its_check_is_replaced_by_the_next():
     def check(kernel):
         return "wrong" if kernel.startswith("metal_decode_split") else ""
@@ -79,7 +89,7 @@ def test_the_fastest_that_fails_its_check_is_replaced_by_the_next():
 
 def test_a_contestant_without_a_time_is_the_last():
     def some(names):
-        return {name: 0.001 for name in names if name != "metal_decode_parallel"}
+        return {name: [0.001] for name in names if name != "metal_decode_parallel"}
 
     assert decision(some, device="metal", length=1).kernel == "metal_decode_split"
 
@@ -102,6 +112,11 @@ def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, is_left)
     got = decision(Clock(mlx=mlx, cuda_prefill=100))
     assert got.kernel == "cuda_prefill"  # for who does not leave the call
     assert got.left() == ((mlx / 1000, 0.1) if is_left else None)
+
+
+def test_it_is_preferred_where_it_is_faster_in_one_of_two_ways():
+    assert decision(Clock(mlx=(90, 300), cuda_prefill=100)).left() == (0.09, 0.1)
+    assert decision(Clock(mlx=(300, 50), cuda_prefill=100), length=200).left() == (0.05, 0.1)
 
 
 def test_it_is_compared_with_the_kernel_that_is_taken(monkeypatch):

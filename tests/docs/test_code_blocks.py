@@ -50,6 +50,7 @@ NOT_RUN = {
     "mlxlm-flash hook install": "writes into this environment; tests/patch/test_hook.py has one of its own",
     "mlxlm-flash hook remove": "as hook install",
     "MLXLM_FLASH=1 mlx_lm.generate …": "needs the hook; tests/patch/test_hook.py runs it",
+    "mlxlm-flash tune …": "needs a GPU; tests/patch/test_tune.py runs it",
     "mlxlm-flash run --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
     'pip install "./packages/…': "brings another build of MLX than this environment's",
     "MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_table.py": "needs an NVIDIA GPU",

@@ -39,6 +39,20 @@ MUTATIONS: list[Mutation] = [
         "core/test_mask_gradients.py::test_what_only_hides_has_zeros",
     ),
     Mutation(
+        "a mask's gradient that nobody evaluates is computed",
+        f"{CPP}/op/gradient.cpp",
+        "  for (size_t i = 0; i < of_graph.size(); ++i) {",
+        "  mx::eval(of_masks);\n  for (size_t i = 0; i < of_graph.size(); ++i) {",
+        "core/test_mask_gradients.py::test_a_gradient_that_nobody_evaluates_takes_no_memory",
+    ),
+    Mutation(
+        "with quantised keys and values a gradient is asked of kernels that have none",
+        f"{CPP}/op/gradient.cpp",
+        "check_backward(backend, call_shape(named, options, backend));",
+        "call_shape(named, options, backend);",
+        "core/test_quantised.py::test_there_is_no_gradient",
+    ),
+    Mutation(
         "a tangent of the values alone is forgotten",
         f"{CPP}/op/unfused.cpp",
         "Input::value_scales, Input::value_biases, options, s);",
@@ -97,8 +111,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "with the patch no gradient reaches the keys",
         f"{PATCH}/route.py",
-        "out = _ext.quick(queries, keys, values, scale,",
-        "out = _ext.quick(queries, mx.stop_gradient(keys), values, scale,",
+        "_ext.quick(queries, keys, values, scale,",
+        "_ext.quick(queries, mx.stop_gradient(keys), values, scale,",
         "patch/test_gradients.py::test_training_is_the_same",
     ),
 ]

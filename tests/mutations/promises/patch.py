@@ -90,8 +90,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "scaled in the model's dtype",
         f"{PATCH}/route.py",
-        "out = _ext.quick(queries, keys, values, scale, quick",
-        "out = _ext.quick(queries * scale, keys, values, 1.0, quick",
+        "_ext.quick(queries, keys, values, scale, quick(mask),",
+        "_ext.quick(queries * scale, keys, values, 1.0, quick(mask),",
         "patch/test_bits.py::test_bits_of_float32",
     ),
     Mutation(

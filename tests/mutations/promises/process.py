@@ -41,7 +41,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a GPU's gradient is not checked",
         f"{CORE}/decide.py",
-        "if call.is_traced else None",
+        "if call.is_traced and decision.kernel else None",
         "if False else None",
         "core/test_trusted_kernels.py::test_of_a_call_that_is_traced_the_gradient_is_checked_too",
     ),
@@ -301,8 +301,8 @@ MUTATIONS: list[Mutation] = [
         "the op is made in an assertion, which -O leaves out",
         f"{CORE}/attention.py",
         "        out = _ext.quick(query, key, value, scale, quick(mask), sinks, types.rounds(precision), False)\n",
-        "        assert [out := _ext.quick(query, key, value, scale, quick(mask), sinks, types.rounds(precision)"
-        ", False)]\n",
+        "        how = scale, quick(mask), sinks, types.rounds(precision), False\n"
+        "        assert [out := _ext.quick(query, key, value, *how)]\n",
         "core/test_process.py::test_import_and_call",
     ),
     Mutation(

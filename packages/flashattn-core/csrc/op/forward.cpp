@@ -37,7 +37,7 @@ Choice plan(const Arguments& arguments, Backend backend) {
   try {
     if (is_here) require_device(backend, gpu);
     if (std::optional<Decision> known = is_here ? decided(arguments, backend, gpu) : std::nullopt) {
-      return {known->variant, "settled on this machine"};
+      return {known->variant, known->by_name ? "asked for by name" : "settled on this machine"};
     }
   } catch (const NoKernelError& error) {
     return {std::nullopt, error.what()};

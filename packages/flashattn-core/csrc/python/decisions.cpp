@@ -1,3 +1,4 @@
+// Names for Python of what settles calls on a GPU: flashattn_core/decide.py asks, and says what was found.
 #include "decisions.h"
 
 #include <nanobind/stl/optional.h>

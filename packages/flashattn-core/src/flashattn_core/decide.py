@@ -79,10 +79,6 @@ def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
     """Times what has to be timed, and checks kernels from the fastest on until one is right."""
     backend, decision = _ext.backend_of(stream.device), Decision(None)
     candidates = _ext.candidates(call, backend)
-    gradient = _ext.backward_kernel(call, backend) if call.is_traced else None
-    if gradient and (wrong := wrong_with(call, gradient, stream)):
-        decision.wrong = wrong
-        return decision
     first = candidates[0][0]
     decision.times = _times(call, [name for name, is_timed in candidates if is_timed or name == first], stream)
     # sorted() keeps their order where nothing was timed.
@@ -95,6 +91,9 @@ def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
             break
         decision.failed.append(kernel.partition("@")[0])
         decision.wrong = decision.wrong or wrong
+    gradient = _ext.backward_kernel(call, backend) if call.is_traced and decision.kernel else None
+    if gradient and (wrong := wrong_with(call, gradient, stream)):
+        return Decision(None, wrong=wrong)
     if backend == "cuda":
         for kernel in filter(None, (decision.kernel, gradient)):
             _ext.compile(call, kernel, stream.device, False)
