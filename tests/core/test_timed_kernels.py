@@ -69,7 +69,9 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
     assert clock.asked == []
 
 
-@pytest.mark.parametrize(("length", "kernel"), [(512, "cuda_prefill@1"), (2048, "cuda_prefill"), (4096, "cuda_prefill")])
+@pytest.mark.parametrize(
+    ("length", "kernel"), [(512, "cuda_prefill@1"), (2048, "cuda_prefill"), (4096, "cuda_prefill")]
+)
 def test_few_blocks_have_fewer_rows_on_hopper(length, kernel):
     """84 blocks of 192 rows would leave 48 of 132 multiprocessors idle."""
     query, key = (mx.zeros((1, heads, rows, 128), mx.float16) for heads, rows in ((28, length), (4, 9000)))

@@ -41,7 +41,18 @@ def answer(page, question):
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
 
 
-WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens", "mark"}  # have few values
+WORDS = {
+    "command",
+    "kind",
+    "of",
+    "order",
+    "arm",
+    "scoring",
+    "documents",
+    "tokens",
+    "mark",
+    "precision",
+}  # have few values
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\u202e" + "x" * 300
 
 

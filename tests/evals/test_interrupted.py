@@ -45,7 +45,7 @@ OUT_OF_MEMORY = RuntimeError("[metal] Insufficient Memory\nand more")
 
 
 def said_of(what):
-    return f"Error: {what}: [metal] Insufficient Memory\n"
+    return f"Error: {what}: [metal] Insufficient Memory and more\n"
 
 
 @pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])

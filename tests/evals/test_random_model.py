@@ -7,7 +7,13 @@ import click.testing
 import pytest
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "packages/evals/scripts/write_random_model.py"))
-PARAMETERS = {"gemma-3-1b": 999_885_952, "gpt-oss-20b": 20_914_757_184, "qwen2.5-0.5b": 494_032_768}
+PARAMETERS = {
+    "gemma-3-1b": 999_885_952,
+    "gpt-oss-20b": 20_914_757_184,
+    "qwen2.5-0.5b": 494_032_768,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen2.5-7b": 7_615_616_512,
+}
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 1024}
 SMALL |= {"num_attention_heads": 8, "head_dim": 8, "sliding_window_pattern": 2}
 

@@ -84,6 +84,7 @@ def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path,
 
     says("is of something else: stride 24, here 12", "--stride", 12)
     says("is of something else: arm both, here on", "--arm", "on")
+    says("is of something else: precision input, here float32", "--precision", "float32")
     says("holds 4 windows, --max-windows is 2", "--max-windows", 2)
     says("is of something else: weights ", "--model", model)
     monkeypatch.setattr(machine, "describe", lambda: replace(described, versions={**described.versions, "mlx": "9.9"}))

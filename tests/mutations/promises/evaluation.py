@@ -34,9 +34,23 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "flash attention in the arm that is off goes unnoticed",
         f"{EVALS}/measure.py",
-        'if name == "off" and ran:',
-        'if name == "off" and not ran:',
+        'if name == "off" and did[0]:',
+        'if name == "off" and not did[0]:',
         "evals/test_measure.py::test_a_process_that_is_patched_already_has_no_off_arm",
+    ),
+    Mutation(
+        "--precision does not reach the patch",
+        f"{EVALS}/measure.py",
+        "flash.enabled(precision=precision)",
+        "flash.enabled()",
+        "evals/test_measure.py::test_the_precision_is_that_of_the_patch_in_the_arm_that_is_on",
+    ),
+    Mutation(
+        "--precision does not reach flash-eval kernels",
+        f"{EVALS}/contest.py",
+        "partial(IMPLEMENTATIONS[name], precision=precision)",
+        "IMPLEMENTATIONS[name]",
+        "evals/test_kernels.py::test_the_precision_reaches_flash_and_the_settings",
     ),
     Mutation(
         "costs are summed in float32",

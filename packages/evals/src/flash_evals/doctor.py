@@ -40,7 +40,7 @@ def command(outputs: Outputs) -> None:
 
     \b
     versions, MLXLM_FLASH, hook, extension, self-test, mlx-lm, cpu, metal, cuda,
-    BLAS
+    BLAS, checked
         what `mlxlm-flash doctor` finds: whether flash attention runs, computes
         what it should, and takes mlx-lm's calls; what multiplies MLX's matrices
     processor, threads, memory, peak memory

@@ -5,16 +5,18 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial, reduce, wraps
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import mlxlm_flash_patch.cli
 import msgspec
-from flashattn_core.arguments import Precision
 
 from flash_evals.errors import EvalError
 from flash_evals.output import FORMATS, Outputs
 from flash_evals.record import LARGEST
+
+if TYPE_CHECKING:  # doctor has options where MLX does not load
+    from flashattn_core.arguments import Precision
 
 Item = TypeVar("Item")
 
@@ -128,11 +130,11 @@ def plot(text: str) -> Callable[..., Any]:
     return click.option("--plot", "plot_file", type=click.Path(path_type=Path), callback=drawable, help=text)
 
 
-def precision(default: Precision, flash: str) -> Callable[..., Any]:
+def precision(default: "Precision", flash: str) -> Callable[..., Any]:
     """--precision of what is named here; the settings record it."""
     return click.option(
         "--precision",
-        type=click.Choice(get_args(Precision)[::-1]),
+        type=click.Choice(["input", "float32"]),
         default=default,
         show_default=True,
         help=f"Of {flash}. input: with 16-bit inputs, the accuracy of MLX's own attention. float32: cast to float32, "
