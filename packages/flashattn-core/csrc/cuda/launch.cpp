@@ -151,39 +151,39 @@ Launches prefill_hopper(const Call& call) {
   struct Shape {
     int groups, stages, blocks, registers, few;
   };
-  constexpr int kRowsOfGroup = 64, kWarpsOfGroup = 4;
+  constexpr int kKeys = 64, kRowsOfGroup = 64, kWarpsOfGroup = 4;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
   int widest = std::max(dim, value_dim);
-  bool is_tall = call.tiling == 1 && widest > 64 && widest <= 128 && call.dtype != Dtype::float32;
-  int keys = is_tall ? 128 : 64;
   bool in_parts = call.dtype == Dtype::float32;
   int parts = in_parts ? kFloatParts : parts_of_products(call);  // of probabilities
-  auto [groups, stages, blocks, registers, few] = in_parts
-                                                      ? widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24}
-                                                  : widest <= 64 ? Shape{1, 2, 3, 136, 24}
-                                                  : widest > 128 ? Shape{2, 2, 1, 240, 24}
-                                                  : is_tall      ? Shape{2, 2, 1, 240, 24}
-                                                            : Shape{3, call.params.window == 0 ? 2 : 3, 1, 160, 32};
+  const auto shape = [&]() -> Shape {
+    if (in_parts) return widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24};
+    if (widest <= 64) return {1, 2, 3, 136, 24};
+    if (widest > 128) return {2, 2, 1, 240, 24};
+    if (call.tiling == 1) return {2, 3, 1, 240, 24};
+    return {3, call.params.window == 0 ? 2 : 3, 1, 160, 32};
+  };
+  auto [groups, stages, blocks, registers, few] = shape();
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
-               stages * (tile_bytes(keys, dim, 2) + tile_bytes(keys, value_dim, 2));
+               stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
   std::vector<Argument> arguments = whole_call(call);
   std::vector<Boxes> boxes;
   if (in_parts) {
-    boxes = {boxes_of_parts(call, Binding::key_parts, keys, p.head_dim),
-             boxes_of_parts(call, Binding::value_parts, keys, p.value_dim)};
+    boxes = {boxes_of_parts(call, Binding::key_parts, kKeys, p.head_dim),
+             boxes_of_parts(call, Binding::value_parts, kKeys, p.value_dim)};
     split_floats(call, result, "float_parts", inputs_are_packed(call), boxes[0], boxes[1],
                  gpu::arguments({Binding::key, Binding::value}, {}, {Binding::params}));
     for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
   } else {
-    boxes = {boxes_of(Binding::key, p.key, keys, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
-             boxes_of(Binding::value, p.value, keys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+    boxes = {boxes_of(Binding::key, p.key, kKeys, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
+             boxes_of(Binding::value, p.value, kKeys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
              boxes_of(Binding::query, p.query, rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size})};
   }
   Launch attention =
-      launch(call, "prefill_hopper", {dim, value_dim, groups, keys, stages, blocks, registers, few, parts},
+      launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
              std::move(arguments), blocks_of(call, rows), (groups + 1) * kWarpsOfGroup, shared + barriers);
   attention.blocks_at_once = blocks;
   attention.boxes = std::move(boxes);

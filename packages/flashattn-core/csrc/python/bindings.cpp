@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -180,8 +181,8 @@ NB_MODULE(_ext, m) {
             FLASHATTN_OPTIONS(FLASHATTN_GIVEN_OPTION)
             FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_GIVEN_INPUT)
             return nb::make_tuple(query.dtype(), query.shape(kColumn), columns_of(inputs.value(), options),
-                                  query.shape(kHead) / key.shape(kHead), query.shape(kRow), given, options.bits,
-                                  options.group_size);
+                                  query.shape(kHead) / std::max(1, key.shape(kHead)), query.shape(kRow), given,
+                                  options.bits, options.group_size);
           },
           "dtype, head_dim, value_dim, query heads of a key/value head, queries, and what is given: the dtypes of\n"
           "inputs and None for options, by the names of inputs.def; bits and group_size.")
