@@ -104,7 +104,9 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
         return work > _MOST_WORK or size > _MOST_BYTES
 
     while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
-        if query_len > 128 or key_len > 1024:
+        if key_len > max(query_len, 1024):  # first: how many blocks there are is the queries' affair
+            key_len //= 2
+        elif query_len > 128 or key_len > 1024:
             query_len, key_len = query_len // 2 if query_len > 128 else query_len, max(1, key_len // 2)
         else:
             batch = batch // 2
