@@ -163,7 +163,7 @@ def test_quantised_cache(monkeypatch, bits, dtype):
 
 
 def fails_in_mlx(error):
-    return pytest.mark.xfail(raises=error, strict=True, reason="MLX's own. Once it passes, so can mlx_lm_cannot.")
+    return pytest.mark.xfail(raises=error, strict=True, reason="MLX's own. Once it passes, this mark can go.")
 
 
 # Of 256, and of 512, that the cache has room for.
