@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "block_map.h"
 #include "inputs.def"
 
 namespace flashattn {
@@ -19,8 +20,8 @@ constexpr int index(Input input) {
 }
 
 // See inputs.def.
-enum class InputDtype { tensor, groups, int32, uint32, boolean, additive, logits, slopes };
-enum class Axes { tensor, scores, tree, heads, batch };
+enum class InputDtype { tensor, groups, int32, uint32, boolean, bytes, additive, logits, slopes };
+enum class Axes { tensor, scores, blocks, tree, heads, batch };
 
 struct InputRule {
   Input input;
@@ -33,6 +34,11 @@ struct InputRule {
 constexpr std::array<InputRule, kNumInputs> kInputRules = {FLASHATTN_INPUTS(FLASHATTN_RULE)};
 #undef FLASHATTN_RULE
 
+// A block map's blocks along an axis.
+constexpr int blocks_of(int length) {
+  return (length + kBlockSize - 1) / kBlockSize;
+}
+
 // Which of Strides' fields an array has behind those of the batch.
 struct AxesUsed {
   bool head, row, column;
@@ -43,7 +49,8 @@ struct AxesUsed {
 constexpr AxesUsed used(Axes axes) {
   switch (axes) {
     case Axes::tensor:
-    case Axes::scores: return {true, true, true};
+    case Axes::scores:
+    case Axes::blocks: return {true, true, true};
     case Axes::tree: return {false, true, true};
     case Axes::heads: return {true, false, false};
     default: return {false, false, false};

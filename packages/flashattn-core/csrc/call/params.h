@@ -56,8 +56,8 @@ struct SplitParams {
   int32_t num_chunks;
 };
 
-// An array to copy: any strides, in elements.
-struct RealignParams {
+// An array of any strides, in elements.
+struct ArrayParams {
   int64_t count;  // of elements
   int32_t ndim;
   int32_t shape[kMaxBatchDims + 3];

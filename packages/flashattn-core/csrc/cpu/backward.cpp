@@ -79,6 +79,15 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
           end = std::max(end, span.end);
         }
       }
+      // And no tile at either end that the block map hides.
+      QueryRows rows = {
+          batch,
+          {band.block.head_begin, band.block.head_begin + band.block.head_count},
+          {query, query + band.block.query_count},
+      };
+      const auto hidden = [&](int key) { return (mapped_block(args, rows, key / kBlockSize) & kBlockShows) == 0; };
+      while (begin < end && hidden(begin)) begin = std::min(end, (begin / kBlockSize + 1) * kBlockSize);
+      while (begin < end && hidden(end - 1)) end = (end - 1) / kBlockSize * kBlockSize;
       if (begin < end) {
         band.first_tile = begin / kBackwardKeys;
         band.tile_count = (end - 1) / kBackwardKeys - band.first_tile + 1;

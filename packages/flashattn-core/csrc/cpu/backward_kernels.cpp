@@ -295,41 +295,64 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     int turn = keys.index - band.first_tile;
     if (turn < 0 || turn >= band.tile_count) continue;
     stop_if(forward.cancellation);
+    QueryRows queries = query_rows(band.block, 0, band.block.rows());
+    bool shows = false;
+    for (int i = keys.begin / kBlockSize; i * kBlockSize < keys.end; ++i) {
+      shows = shows || (mapped_block(forward, queries, i) & kBlockShows);
+    }
+    if (!shows) {  // neither the band's first tile nor its last
+      turns.wait(b, turn);
+      turns.done(b);
+      continue;
+    }
     rows.prepare(band.block.rows(), p, false);
     load_rows(rows, forward, band.block);
     bool finite = load_band<T>(tile, rows, args, band.block);
     const Band& seen = rows.bands[0];
-    Span any = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
-    int first = any.begin - keys.begin, count = any.end - any.begin;
+    Span left = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
+    bool summed = false;
+    for (Span run; left.begin < left.end; left.begin = run.end) {
+      run = next_run(forward, queries, left, kBackwardKeys, false);
+      if (run.begin >= run.end) break;
+      int first = run.begin - keys.begin, count = run.end - run.begin;
+      multiply_queries(tile, rows, args, first, count);
+      if (caps(p)) {
+        cap_slopes(rows.scores, p.softcap, tile.cap_slope, int64_t{count} * rows.columns);
+      }
+      if (!sees_all(forward, band.block, seen, run) || changes_scores(forward)) {
+        finish_scores(rows, forward, band.block, seen, run);
+      }
+      Packed gradients = {tile.out_gradient_t, p.value_dim, rows.columns, 0};
+      multiply_packed(Left{tile.value + int64_t{first} * tile.value_depth, tile.value_depth, 1}, gradients, count,
+                      p.value_dim, {tile.score_gradient, rows.columns, nullptr});
+      finish_gradients(tile, rows, count, caps(p));
 
-    multiply_queries(tile, rows, args, first, count);
-    if (caps(p)) {
-      cap_slopes(rows.scores, p.softcap, tile.cap_slope, int64_t{count} * rows.columns);
-    }
-    if (!sees_all(forward, seen, any) || changes_scores(forward)) {
-      finish_scores(rows, forward, band.block, seen, any);
-    }
-    Packed gradients = {tile.out_gradient_t, p.value_dim, rows.columns, 0};
-    multiply_packed(Left{tile.value + int64_t{first} * tile.value_depth, tile.value_depth, 1}, gradients, count,
-                    p.value_dim, {tile.score_gradient, rows.columns, nullptr});
-    finish_gradients(tile, rows, count, caps(p));
+      Left probabilities = {rows.scores, rows.columns, 1}, score_gradients = {tile.score_gradient, rows.columns, 1};
+      multiply_packed(probabilities, Packed{tile.out_gradient, rows.columns, tile.value_depth, 0}, count, rows.columns,
+                      {tile.value_gradient + int64_t{first} * tile.value_depth, tile.value_depth, tile.ones});
+      if (!finite) {
+        add_not_finite<T>(tile, rows, args, band.block, first, count);
+      }
+      multiply_packed(score_gradients, Packed{tile.query, rows.columns, tile.depth, 0}, count, rows.columns,
+                      {tile.key_gradient + int64_t{first} * tile.depth, tile.depth, tile.ones});
 
-    Left probabilities = {rows.scores, rows.columns, 1}, score_gradients = {tile.score_gradient, rows.columns, 1};
-    multiply_packed(probabilities, Packed{tile.out_gradient, rows.columns, tile.value_depth, 0}, count, rows.columns,
-                    {tile.value_gradient + int64_t{first} * tile.value_depth, tile.value_depth, tile.ones});
-    if (!finite) {
-      add_not_finite<T>(tile, rows, args, band.block, first, count);
+      if (!summed) {
+        turns.wait(b, turn);
+        if (turn > 0) load_sum<T>(tile, args, keys, band.block);
+      }
+      Left by_row = {tile.score_gradient, 1, rows.columns};
+      multiply_packed(by_row, Packed{tile.key_packed, keys.end - keys.begin, tile.depth, first}, band.block.rows(),
+                      count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
+      summed = true;
     }
-    multiply_packed(score_gradients, Packed{tile.query, rows.columns, tile.depth, 0}, count, rows.columns,
-                    {tile.key_gradient + int64_t{first} * tile.depth, tile.depth, tile.ones});
-
-    turns.wait(b, turn);
-    if (turn > 0) {
-      load_sum<T>(tile, args, keys, band.block);
+    if (!summed) {  // a block of the map has more queries than the band: its own may see nothing
+      turns.wait(b, turn);
+      if (turn > 0) {
+        load_sum<T>(tile, args, keys, band.block);
+      } else {
+        __builtin_memset(tile.query_gradient, 0, sizeof(float) * band.block.rows() * tile.depth);
+      }
     }
-    Left by_row = {tile.score_gradient, 1, rows.columns};
-    multiply_packed(by_row, Packed{tile.key_packed, keys.end - keys.begin, tile.depth, first}, band.block.rows(), count,
-                    {tile.query_gradient, tile.depth, turn == 0 ? nullptr : tile.ones});
     if (turn == band.tile_count - 1) {
       store_query_gradient<T>(tile, args, band.block);
     } else {

@@ -1,6 +1,7 @@
-// Where a batch element begins in an array, and which keys its key range leaves.
+// Where a batch element begins in an array, which keys its key range leaves, and what the block map says.
 #pragma once
 
+#include "../call/block_map.h"
 #include "../call/spans.h"
 #include "forward.h"
 
@@ -21,6 +22,27 @@ static inline __attribute__((always_inline)) KeyRange key_range(const AttentionA
   const AttentionParams& p = args.params;
   return {args.key_start ? args.key_start[batch_offset(p, p.key_start, batch)] : 0,
           args.key_stop ? args.key_stop[batch_offset(p, p.key_stop, batch)] : p.key_len};
+}
+
+// Some queries of some heads of a batch element.
+struct QueryRows {
+  int64_t batch;
+  Span heads, queries;
+};
+
+// What the block map says of rows and a block of keys. Without a map anything is possible.
+static inline __attribute__((always_inline)) int mapped_block(const AttentionArgs& args, const QueryRows& rows,
+                                                              int block) {
+  if (!args.block_map) return kBlockShows | kBlockChanges;
+  const Strides& strides = args.params.block_map;
+  const uint8_t* map = args.block_map + batch_offset(args.params, strides, rows.batch) + block * strides.column;
+  int found = 0, last_head = strides.head == 0 ? rows.heads.begin : rows.heads.end - 1;
+  for (int head = rows.heads.begin; head <= last_head; ++head) {
+    for (int row = rows.queries.begin / kBlockSize; row <= (rows.queries.end - 1) / kBlockSize; ++row) {
+      found |= map[head * strides.head + row * strides.row];
+    }
+  }
+  return found;
 }
 
 }  // namespace flashattn::cpu

@@ -213,7 +213,8 @@ int64_t element_size(const AttentionArgs& args, const InputRule& rule) {
     case InputDtype::tensor: return rule.input == Input::query || args.params.bits == 0 ? size_of(args.dtype) : 4;
     case InputDtype::groups: return size_of(args.group_dtype);
     case InputDtype::additive: return size_of(args.bias_dtype);
-    case InputDtype::boolean: return 1;
+    case InputDtype::boolean:
+    case InputDtype::bytes: return 1;
     default: return 4;
   }
 }
@@ -232,6 +233,7 @@ Array array_of(const AttentionArgs& args, const InputRule& rule, const char* nam
   int64_t size = element_size(args, rule);
   switch (rule.axes) {
     case Axes::scores: return {name, data, size, strides, p.num_heads, p.query_len, p.key_len};
+    case Axes::blocks: return {name, data, size, strides, p.num_heads, blocks_of(p.query_len), blocks_of(p.key_len)};
     case Axes::tree: return {name, data, size, strides, 1, p.tree_size, (p.tree_size + 31) / 32};
     case Axes::heads: return {name, data, size, strides, p.num_heads, 1, 1};
     case Axes::batch: return {name, data, size, strides, 1, 1, 1};

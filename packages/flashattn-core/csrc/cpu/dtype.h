@@ -29,6 +29,20 @@ FLASHATTN_INLINE vuint widen(vushort v) {
 #endif
 }
 
+// Each byte in a 32-bit lane.
+typedef uint8_t vbyte __attribute__((vector_size(kWidth)));
+FLASHATTN_INLINE vint widen(vbyte v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vint>(_mm512_maskz_cvtepu8_epi32(0xffff, reinterpret_cast<__m128i>(v)));
+#elif defined(__AVX2__)
+  int64_t bytes;
+  __builtin_memcpy(&bytes, &v, sizeof(bytes));
+  return reinterpret_cast<vint>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes)));
+#else
+  return __builtin_convertvector(v, vint);
+#endif
+}
+
 template <typename To, typename From>
 FLASHATTN_INLINE To bit_cast(From from) {
   static_assert(sizeof(To) == sizeof(From));

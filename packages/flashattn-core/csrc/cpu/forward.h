@@ -17,6 +17,7 @@ namespace flashattn::cpu {
 #define FLASHATTN_CPU_int32 const int32_t*
 #define FLASHATTN_CPU_uint32 const uint32_t*
 #define FLASHATTN_CPU_boolean const bool*
+#define FLASHATTN_CPU_bytes const uint8_t*
 #define FLASHATTN_CPU_additive const void*
 #define FLASHATTN_CPU_logits const float*
 #define FLASHATTN_CPU_slopes const float*

@@ -124,16 +124,13 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   const float* key_floats = tile_keys.floats();
   bool keys_in_place = scratch.few_rows ? tile_keys.in_place(scratch.depth) : key_floats != nullptr;
   bool values_in_place = block.rows() <= kMaxUnpackedRows && values.in_place(scratch.value_columns) &&
-                         sees_all(args, scratch.bands[0], tile);
+                         sees_all(args, block, scratch.bands[0], tile);
   if (!keys_in_place) {
     copy_keys(scratch, tile_keys, count);
   }
   bool finite = values_in_place || pack_values(scratch, values, count);
 
-  for (int i = 0; i < scratch.band_count; ++i) {
-    const Band& band = scratch.bands[i];
-    Span keys = {larger(tile.begin, band.any.begin), smaller(tile.end, band.any.end)};
-    if (keys.begin >= keys.end) continue;
+  const auto attend_run = [&](const Band& band, Span keys) {
     int skipped = keys.begin - tile.begin;
     int seen_count = keys.end - keys.begin;
 
@@ -148,7 +145,7 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
       Right copied = {scratch.key, scratch.depth};
       dot(copied, copied, count, scratch.query, band.rows, scratch.depth, scratch.scores);
     }
-    bool hides = !sees_all(args, band, keys);
+    bool hides = !sees_all(args, block, band, keys);
     if (hides || changes_scores(args)) {
       finish_scores(scratch, args, block, band, keys);
     }
@@ -167,6 +164,15 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
     }
     if (!finite) {
       add_not_finite(scratch, values.from(skipped), p.value_dim, band, seen_count, seen);
+    }
+  };
+  for (int i = 0; i < scratch.band_count; ++i) {
+    const Band& band = scratch.bands[i];
+    Span left = {larger(tile.begin, band.any.begin), smaller(tile.end, band.any.end)};
+    QueryRows rows = query_rows(block, band.first, band.rows);
+    for (Span keys; left.begin < left.end; left.begin = keys.end) {
+      keys = next_run(args, rows, left, kKeyTile, block.decoded);
+      if (keys.begin < keys.end) attend_run(band, keys);
     }
   }
 }
@@ -203,10 +209,12 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   for (int i = 0; i < scratch.band_count; ++i) {
     any = {smaller(any.begin, scratch.bands[i].any.begin), larger(any.end, scratch.bands[i].any.end)};
   }
-  int end = smaller(any.end, block.key_end);
-  for (int first = larger(any.begin, block.key_begin); first < end; first += kKeyTile) {
+  Span left = {larger(any.begin, block.key_begin), smaller(any.end, block.key_end)};
+  QueryRows rows = query_rows(block, 0, block.rows());
+  for (Span tile; left.begin < left.end; left.begin = tile.end) {
     stop_if(args.cancellation);
-    Span tile = {first, smaller(first + kKeyTile, end)};
+    tile = next_run(args, rows, left, kKeyTile, block.decoded);
+    if (tile.begin >= tile.end) break;
     with_rows(scratch, args, block, tile,
               [&](auto keys, auto values) { attend_tile(scratch, args, block, tile, keys, values); });
   }
@@ -294,6 +302,7 @@ void finish(const AttentionArgs& args, const RowBlock& block, const float* parti
 
 }  // namespace
 
-const Kernels kernels = {FLASHATTN_ISA_NAME, attend, attend_partial, merge, finish, backward_kernels, roofline_loops};
+const Kernels kernels = {FLASHATTN_ISA_NAME, attend,           attend_partial, merge, finish,
+                         find_blocks,        backward_kernels, roofline_loops};
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

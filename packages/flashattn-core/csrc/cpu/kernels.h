@@ -1,6 +1,7 @@
 // What each instruction set provides, and the choice of one of them at run time.
 #pragma once
 
+#include "block_map.h"
 #include "forward.h"
 
 namespace flashattn::cpu {
@@ -34,6 +35,15 @@ struct RooflineLoops {
   float (*read)(const float* data, int64_t size);
 };
 
+// Up to 32 rows of a mask, from element `offset` on, and the bytes of their blocks.
+struct MaskRows {
+  const void* mask;
+  MaskType type;
+  int64_t offset, row_stride, key_stride;
+  int rows, keys;
+  uint8_t* blocks;
+};
+
 struct BackwardArgs;
 struct KeyTile;
 class Turns;
@@ -56,6 +66,8 @@ struct Kernels {
   void (*merge)(int rows, int value_dim, float* partial, const float* later);
   // Writes all outputs, from what all keys have left.
   void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);
+  // A row of a block map.
+  void (*find_blocks)(const MaskRows&);
   const BackwardKernels& backward;
   const RooflineLoops& roofline;
 };
@@ -63,21 +75,25 @@ struct Kernels {
 namespace baseline {
 extern const Kernels kernels;
 extern const BackwardKernels backward_kernels;
+void find_blocks(const MaskRows&);
 extern const RooflineLoops roofline_loops;
 }  // namespace baseline
 namespace avx2 {
 extern const Kernels kernels;
 extern const BackwardKernels backward_kernels;
+void find_blocks(const MaskRows&);
 extern const RooflineLoops roofline_loops;
 }  // namespace avx2
 namespace avx512 {
 extern const Kernels kernels;
 extern const BackwardKernels backward_kernels;
+void find_blocks(const MaskRows&);
 extern const RooflineLoops roofline_loops;
 }  // namespace avx512
 namespace neon {
 extern const Kernels kernels;
 extern const BackwardKernels backward_kernels;
+void find_blocks(const MaskRows&);
 extern const RooflineLoops roofline_loops;
 }  // namespace neon
 

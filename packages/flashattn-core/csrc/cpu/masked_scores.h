@@ -1,7 +1,8 @@
 // What hides keys, or adds to their scores, inside of the span that a query sees: tree bits, a bool array, an additive
-// array.
+// array. And which keys the two arrays leave to some rows.
 #pragma once
 
+#include "../call/block_map.h"
 #include "../call/spans.h"
 #include "batch.h"
 #include "dtype.h"
@@ -19,50 +20,155 @@ struct Scores {
   float& operator[](int key) const { return data[int64_t{key - first} * stride]; }
 };
 
-// Hides, among the given keys, what tree bits and the bool array hide. Hiding overwrites: a NaN score in a
-// hidden key is gone afterwards.
-FLASHATTN_INLINE void hide_unseen(const AttentionArgs& args, int64_t batch, int head, int query, Span keys,
-                                  Scores scores) {
+// Hides, among the given keys, what tree bits hide. Hiding overwrites: a NaN score in a hidden key is gone afterwards.
+FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int query, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
-  if (args.tree) {
-    int tree_begin = p.key_len - p.tree_size;
-    int node = query + p.tree_size - p.query_len;  // lower-right aligned; before the tree: sees none of it
-    const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
-    for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
-      int other = j - tree_begin;
-      bool sees = bits && (bits[other / 32 * p.tree.column] >> (other % 32) & 1);
-      scores[j] = sees ? scores[j] : -kInfinity;
-    }
-  }
-  if (args.visible) {
-    const bool* row = args.visible + batch_offset(p, p.visible, batch) + head * p.visible.head + query * p.visible.row;
-    for (int j = keys.begin; j < keys.end; ++j) {
-      scores[j] = row[j * p.visible.column] ? scores[j] : -kInfinity;
-    }
+  int tree_begin = p.key_len - p.tree_size;
+  int node = query + p.tree_size - p.query_len;  // lower-right aligned; before the tree: sees none of it
+  const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
+  for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
+    int other = j - tree_begin;
+    bool sees = bits && (bits[other / 32 * p.tree.column] >> (other % 32) & 1);
+    scores[j] = sees ? scores[j] : -kInfinity;
   }
 }
 
-// Adds one row of the additive mask; -inf hides, whatever the score was.
-template <typename T>
-FLASHATTN_INLINE void add_bias_row(const T* bias, int64_t stride, Span keys, Scores scores) {
-  for (int j = keys.begin; j < keys.end; ++j) {
-    float b = to_float(bias[j * stride]);
-    scores[j] = b == -kInfinity ? -kInfinity : scores[j] + b;
-  }
+// A row of each array, from key 0 on. Null where the call has none.
+struct ArrayRow {
+  const bool* visible;
+  const void* bias;
+};
+static inline ArrayRow array_row(const AttentionArgs& args, int64_t batch, int head, int query) {
+  const AttentionParams& p = args.params;
+  const auto offset = [&](const Strides& strides) {
+    return batch_offset(p, strides, batch) + head * strides.head + query * strides.row;
+  };
+  ArrayRow row = {nullptr, nullptr};
+  if (args.visible) row.visible = args.visible + offset(p.visible);
+  if (args.bias) row.bias = static_cast<const char*>(args.bias) + offset(p.bias) * size_of(args.bias_dtype);
+  return row;
 }
 
-FLASHATTN_INLINE void add_bias(const AttentionArgs& args, int64_t batch, int head, int query, Span keys,
-                               Scores scores) {
-  const Strides& strides = args.params.bias;
-  int64_t offset = batch_offset(args.params, strides, batch) + head * strides.head + query * strides.row;
+// Calls visit(row) with a row of the additive array in its own type.
+template <typename Visit>
+FLASHATTN_INLINE void with_bias_row(const AttentionArgs& args, ArrayRow row, Visit visit) {
   switch (args.bias_dtype) {
-    case Dtype::float32:
-      return add_bias_row(static_cast<const float*>(args.bias) + offset, strides.column, keys, scores);
-    case Dtype::float16:
-      return add_bias_row(static_cast<const half_t*>(args.bias) + offset, strides.column, keys, scores);
-    case Dtype::bfloat16:
-      return add_bias_row(static_cast<const bfloat_t*>(args.bias) + offset, strides.column, keys, scores);
+    case Dtype::float32: return visit(static_cast<const float*>(row.bias));
+    case Dtype::float16: return visit(static_cast<const half_t*>(row.bias));
+    case Dtype::bfloat16: return visit(static_cast<const bfloat_t*>(row.bias));
   }
+}
+
+// What both arrays do to one row of scores. -inf hides, whatever the score was.
+static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Span keys, Scores scores) {
+  const AttentionParams& p = args.params;
+  if (row.visible) {
+    for (int j = keys.begin; j < keys.end; ++j) scores[j] = row.visible[j * p.visible.column] ? scores[j] : -kInfinity;
+  }
+  if (row.bias) {
+    with_bias_row(args, row, [&](auto bias) {
+      for (int j = keys.begin; j < keys.end; ++j) {
+        float b = to_float(bias[j * p.bias.column]);
+        scores[j] = b == -kInfinity ? -kInfinity : scores[j] + b;
+      }
+    });
+  }
+}
+
+// What both arrays add to the scores of a row with kWidth keys, from `key` on: -inf where they hide. 0 or -inf beyond
+// the last key.
+FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row, int key) {
+  const AttentionParams& p = args.params;
+  vfloat added = {};
+  if (row.bias) {
+    with_bias_row(args, row, [&](auto bias) { added = load_part(bias, p.bias.column, key, p.key_len); });
+  }
+  if (row.visible) {
+    vbyte visible;
+    if (p.visible.column == 1 && key + kWidth <= p.key_len) {
+      __builtin_memcpy(&visible, row.visible + key, sizeof(visible));
+    } else {
+      bool part[kWidth] = {};
+      for (int j = key; j < smaller(key + kWidth, p.key_len); ++j) part[j - key] = row.visible[j * p.visible.column];
+      __builtin_memcpy(&visible, part, sizeof(visible));
+    }
+    added = widen(visible) != 0 ? added : broadcast(-kInfinity);
+  }
+  return added;
+}
+
+// Calls visit(head, query) for rows that differ in the arrays.
+template <typename Visit>
+FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& rows, Visit visit) {
+  bool same_heads = args.params.visible.head == 0 && args.params.bias.head == 0;
+  for (int head = rows.heads.begin; head < (same_heads ? rows.heads.begin + 1 : rows.heads.end); ++head) {
+    for (int query = rows.queries.begin; query < rows.queries.end; ++query) visit(head, query);
+  }
+}
+
+// What the arrays say of some rows and a block of keys, as call/block_map.h has it. Of a decode step the arrays are
+// read, since what is skipped for one query must not depend on which others come with it.
+static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int block, bool decoded) {
+  if (!decoded) return mapped_block(args, rows, block);
+  int first = block * kBlockSize, end = smaller(first + kBlockSize, args.params.key_len), found = 0;
+  for_each_row(args, rows, [&](int head, int query) {
+    ArrayRow row = array_row(args, rows.batch, head, query);
+    for (int key = first; key < end; key += kWidth) {
+      vfloat added = added_by_arrays(args, row, key);
+      for (int i = 0; i < smaller(kWidth, end - key); ++i) {
+        found |= (added[i] != -kInfinity ? kBlockShows : 0) | (added[i] != 0 ? kBlockChanges : 0);
+      }
+    }
+  });
+  return found;
+}
+
+// From the first to the last of these keys, which are of one block, that some row sees in the arrays. Empty if none.
+static inline Span shown_span(const AttentionArgs& args, const QueryRows& rows, Span keys) {
+  int first = keys.begin / kBlockSize * kBlockSize;
+  vint shown[kBlockSize / kWidth] = {};
+  for_each_row(args, rows, [&](int head, int query) {
+    ArrayRow row = array_row(args, rows.batch, head, query);
+    for (int i = 0; i < kBlockSize / kWidth && first + i * kWidth < keys.end; ++i) {
+      shown[i] |= added_by_arrays(args, row, first + i * kWidth) != -kInfinity;
+    }
+  });
+  int32_t is_shown[kBlockSize];
+  __builtin_memcpy(is_shown, shown, sizeof(shown));
+  while (keys.begin < keys.end && !is_shown[keys.end - 1 - first]) --keys.end;
+  while (keys.begin < keys.end && !is_shown[keys.begin - first]) ++keys.begin;
+  return keys;
+}
+
+// The first run of keys, `most` or fewer, that the arrays do not hide from all of the rows, as far as their blocks are
+// looked at; its first and last key are seen by some row. Empty if there is none.
+static inline Span next_run(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
+  if (!args.visible && !args.bias) return {keys.begin, smaller(keys.end, keys.begin + most)};
+  if (!args.block_map && !decoded) return {keys.begin, smaller(keys.end, keys.begin + most)};
+  const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
+  const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
+  // Blocks of the map have 32 queries, of which these rows may see less.
+  int begin = keys.begin;
+  for (; begin < keys.end; begin = next_block(begin)) {
+    int found = found_at(begin);
+    if (!(found & kBlockShows)) continue;
+    if (!(found & kBlockChanges)) break;
+    Span block = {begin, smaller(next_block(begin), keys.end)}, shown = shown_span(args, rows, block);
+    if (shown.begin < shown.end) {
+      begin = shown.begin;
+      break;
+    }
+  }
+  if (begin >= keys.end) return {keys.end, keys.end};
+  int limit = smaller(keys.end, begin + most), end = begin;
+  while (end < limit && (found_at(end) & kBlockShows)) end = smaller(next_block(end), limit);
+  while (found_at(end - 1) & kBlockChanges) {
+    int block = (end - 1) / kBlockSize * kBlockSize;
+    Span shown = shown_span(args, rows, {larger(block, begin), end});
+    end = shown.begin < shown.end ? shown.end : block;
+    if (shown.begin < shown.end) break;
+  }
+  return {begin, end};
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -28,6 +28,14 @@ FLASHATTN_INLINE Row row_of(const RowBlock& block, int r) {
   return {block.head_begin + r % block.head_count, block.query_begin + r / block.head_count};
 }
 
+// Rows of a block, as far as their arrays go.
+FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int count) {
+  return {
+      block.batch,
+      {block.head_begin, block.head_begin + block.head_count},
+      {block.query_begin + first / block.head_count, block.query_begin + (first + count - 1) / block.head_count + 1}};
+}
+
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
   int group = args.params.num_heads / args.params.num_kv_heads;
   return block.head_begin / larger(1, group);  // without query heads, keys still have a gradient, 0
@@ -150,6 +158,36 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
+// What both arrays add to the scores of a band with some keys. first: the key of the first scores.
+static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
+                              int first, Span keys) {
+  const auto row_at = [&](int r) {
+    Row row = row_of(block, smaller(r, block.rows() - 1));  // padding repeats the last row
+    return array_row(args, block.batch, row.head, row.query);
+  };
+  if (band.columns % kWidth != 0) {
+    for (int r = 0; r < band.rows; ++r) {
+      add_arrays_to_row(args, row_at(band.first + r), keys, {scratch.scores + r, band.columns, first});
+    }
+    return;
+  }
+  // The arrays have rows of keys, and the scores keys of rows: transposed in registers.
+  for (int lane = 0; lane < band.columns; lane += kWidth) {
+    ArrayRow rows[kWidth];
+    for (int i = 0; i < kWidth; ++i) rows[i] = row_at(band.first + lane + i);
+    for (int j = keys.begin / kWidth * kWidth; j < keys.end; j += kWidth) {
+      vfloat added[kWidth];
+      for (int i = 0; i < kWidth; ++i) added[i] = added_by_arrays(args, rows[i], j);
+      transpose(added);
+      for (int key = larger(j, keys.begin); key < smaller(j + kWidth, keys.end); ++key) {
+        float* scores = scratch.scores + int64_t{key - first} * band.columns + lane;
+        vfloat sum = load(scores) + added[key - j], hidden = broadcast(-kInfinity);
+        store(scores, added[key - j] == hidden ? hidden : sum);
+      }
+    }
+  }
+}
+
 // Softcap, ALiBi, masks. In: q·k * scale. Out: the logits; -inf where a row does not see a key.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                                  Span keys) {
@@ -173,27 +211,44 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
       return scores - load(scratch.slope + row) * to_float(distance);
     });
   }
-  if (args.bias || args.visible || args.tree) {
+  if (args.tree) {
     for (int r = band.first; r < band.first + band.rows; ++r) {
-      Row row = row_of(block, r);
       Span seen = {larger(scratch.seen_begin[r], keys.begin), smaller(scratch.seen_end[r], keys.end)};
-      Scores scores = {scratch.scores + r - band.first, band.columns, keys.begin};
-      if (args.bias && seen.begin < seen.end) {
-        add_bias(args, block.batch, row.head, row.query, seen, scores);
-      }
-      hide_unseen(args, block.batch, row.head, row.query, seen, scores);
+      hide_by_tree(args, block.batch, row_of(block, r).query, seen,
+                   {scratch.scores + r - band.first, band.columns, keys.begin});
     }
   }
+  if (args.bias || args.visible) {
+    QueryRows rows = query_rows(block, band.first, band.rows);
+    const auto changes = [&](int key) {
+      return (block_of(args, rows, key / kBlockSize, block.decoded) & kBlockChanges) != 0;
+    };
+    const auto next_block = [&](int key) { return smaller((key / kBlockSize + 1) * kBlockSize, keys.end); };
+    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // runs of blocks that the arrays change
+      end = next_block(begin);
+      if (!changes(begin)) continue;
+      while (end < keys.end && changes(end)) end = next_block(end);
+      add_arrays(scratch, args, block, band, keys.begin, {begin, end});
+    }
+  }
+  bool hidden_by_span = band.all.begin > keys.begin || band.all.end < keys.end;
+  if (!hidden_by_span) return;
   for_each_vector([&](vfloat scores, int row, vint key) {
     vint seen = (load(scratch.seen_begin + row) <= key) & (load(scratch.seen_end + row) > key);
     return seen ? scores : broadcast(-kInfinity);
   });
 }
 
-// Whether all rows of the band see all of these keys.
-FLASHATTN_INLINE bool sees_all(const AttentionArgs& args, const Band& band, Span keys) {
+// Whether all rows of the band see all of these keys, and the arrays change none of their scores.
+static inline bool sees_all(const AttentionArgs& args, const RowBlock& block, const Band& band, Span keys) {
   int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
-  return !args.bias && !args.visible && band.all.begin <= keys.begin && keys.end <= smaller(band.all.end, tree_begin);
+  if (band.all.begin > keys.begin || keys.end > smaller(band.all.end, tree_begin)) return false;
+  if (!args.visible && !args.bias) return true;
+  QueryRows rows = query_rows(block, band.first, band.rows);
+  for (int i = keys.begin / kBlockSize; i * kBlockSize < keys.end; ++i) {
+    if (block_of(args, rows, i, block.decoded) & kBlockChanges) return false;
+  }
+  return true;
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

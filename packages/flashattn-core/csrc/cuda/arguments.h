@@ -11,7 +11,7 @@ enum Gradient : int { kDq, kDkAndDv, kDk, kDv };
 namespace cuda {
 
 enum : int {
-  kMaxArrays = 40,
+  kMaxArrays = 42,
   kSavedTile = 64,  // what is saved for the gradient is of whole tiles of so many queries
 };
 
@@ -24,7 +24,7 @@ struct Arguments {
   void* arrays[kMaxArrays];  // by gpu::Binding; null: the launch does not have it
   SplitParams split;
   AttentionParams params;
-  RealignParams realign_params;
+  ArrayParams array_params;
 };
 
 // Where the launch has boxes. The others are spared these bytes, which a launch copies.

@@ -109,7 +109,7 @@ void encode(const Work& work, mx::Stream stream) {
     if (launch.with_next && !concurrent) concurrent.emplace(encoder);
     // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
     CUfunction function = function_of(launch, stream.device.index);
-    BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.realign}, {}, {}, {}, {}},
+    BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.array}, {}, {}, {}, {}},
                                    launches.backward};
     const auto array_of = [&](Binding binding) -> const std::optional<mx::array>& {
       return (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];

@@ -23,6 +23,25 @@ std::string specialised(std::string function, const std::vector<Constant>& const
   return function;
 }
 
+// One launch that reads an array: of threadgroups of 256 threads, which have so many of its `count` pieces each.
+Launches array_launches(Backend backend, const ArrayParams& params, const std::string& source, int size, int pieces,
+                        std::vector<Argument> arguments) {
+  constexpr int kThreads = 256;
+  std::string number = std::to_string(size);
+  std::string function = std::string(name(backend)) + "_" + source + "_" + (size < 0 ? "bool" : number);
+  auto values = constants({}, false, false, false);
+  Launches result = {.array = params};
+  result.launches = {{.source = source,
+                      .function = function,
+                      .instantiation = source + "<" + number + ">",
+                      .constants = values,
+                      .specialisation = specialised(function, values),
+                      .arguments = std::move(arguments),
+                      .grid = {gpu::size(divide_up(params.count, pieces)), 1, 1},
+                      .threadgroup = {kThreads, 1, 1}}};
+  return result;
+}
+
 // FLASHATTN_PLANT is a fault that a test plants, "old => new": texts that have the old get the new in its place.
 std::string planted(std::string text) {
   const char* variable = std::getenv("FLASHATTN_PLANT");
@@ -68,20 +87,16 @@ std::vector<int> whole_lanes(const Call& call) {
   return {round_up(call.params.head_dim, kLanes), round_up(call.params.value_dim, kLanes)};
 }
 
-Launches realign_launches(Backend backend, const RealignParams& params, int itemsize) {
-  constexpr int kThreads = 256;
-  std::string bytes = std::to_string(itemsize), function = std::string(name(backend)) + "_realign_" + bytes;
-  auto values = constants({}, false, false, false);
-  Launches result = {.realign = params};
-  result.launches = {{.source = "realign",
-                      .function = function,
-                      .instantiation = "realign<" + bytes + ">",
-                      .constants = values,
-                      .specialisation = specialised(function, values),
-                      .arguments = arguments({Binding::misaligned}, {Binding::realigned}, {Binding::realign_params}),
-                      .grid = {size(divide_up(params.count, kThreads)), 1, 1},
-                      .threadgroup = {kThreads, 1, 1}}};
-  return result;
+Launches realign_launches(Backend backend, const ArrayParams& params, int itemsize) {
+  constexpr int kElements = 256;  // of a threadgroup
+  return array_launches(backend, params, "realign", itemsize, kElements,
+                        arguments({Binding::misaligned}, {Binding::realigned}, {Binding::array_params}));
+}
+
+Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype) {
+  constexpr int kBlocks = 8;  // of a threadgroup: a SIMD group each
+  return array_launches(backend, mask, "block_map", dtype ? static_cast<int>(*dtype) : -1, kBlocks,
+                        arguments({Binding::mask}, {Binding::found_blocks}, {Binding::array_params}));
 }
 
 std::string text_of(const Sources& sources, const Launch& launch) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 
 #include "../call/kernel_table.h"
 #include "launch.h"
@@ -27,7 +28,10 @@ Launch launch(Backend backend, const Call& call, bool packed, Instance instance)
 std::vector<int> whole_lanes(const Call& call);
 
 // Copies an array of elements of so many bytes, which may begin anywhere.
-Launches realign_launches(Backend backend, const RealignParams& params, int itemsize);
+Launches realign_launches(Backend backend, const ArrayParams& params, int itemsize);
+
+// Finds the block map of a mask. dtype: none for bool.
+Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype);
 
 // Texts that embed.py has put into the module, by the names of their files without ".metal" or ".cu". ASCII.
 using Sources = std::map<std::string, std::string_view>;

@@ -18,7 +18,7 @@ std::span<const std::byte> value_of(const Launches& launches, Binding binding) {
     case Binding::params: return std::as_bytes(std::span(&launches.params, 1));
     case Binding::split: return std::as_bytes(std::span(&launches.split, 1));
     case Binding::backward: return std::as_bytes(std::span(&launches.backward, 1));
-    case Binding::realign_params: return std::as_bytes(std::span(&launches.realign, 1));
+    case Binding::array_params: return std::as_bytes(std::span(&launches.array, 1));
     default: throw std::logic_error(std::string(name(binding)) + " is an array, and no value");
   }
 }

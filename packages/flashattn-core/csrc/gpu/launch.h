@@ -44,14 +44,17 @@ namespace flashattn::gpu {
   /* Of a copy of an array that begins in the middle of an element. */               \
   X(misaligned)                                                                      \
   X(realigned)                                                                       \
-  X(realign_params) /* RealignParams */                                              \
+  X(array_params) /* ArrayParams */                                                  \
   /* Of a decode step on CUDA: how many blocks that share rows are done, scratch. */ \
   X(arrivals)                                                                        \
   /* Of float32 on Hopper: see float_parts.h, scratch. */                            \
   X(key_parts)                                                                       \
   X(value_parts)                                                                     \
   X(query_parts)                                                                     \
-  X(dout_parts)
+  X(dout_parts)                                                                      \
+  /* Of a launch that finds the block map of a mask, of which array_params tells. */ \
+  X(mask)                                                                            \
+  X(found_blocks)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,
 enum class Binding { FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) FLASHATTN_FURTHER_BINDINGS(FLASHATTN_ENUMERATOR) count };
@@ -126,7 +129,7 @@ struct Launches {
   AttentionParams params = {};
   SplitParams split = {};
   BackwardParams backward = {};
-  RealignParams realign = {};
+  ArrayParams array = {};
 };
 
 // The bytes of an argument with Role::value.

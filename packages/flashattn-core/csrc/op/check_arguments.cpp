@@ -131,6 +131,9 @@ mx::Shape target_of(const InputRule& rule, const Inputs& inputs) {
       target.push_back((given.shape(-2) + 31) / 32);
       break;
     case Axes::scores: target.insert(target.end(), {query.shape(kHead), query.shape(kRow), key.shape(kRow)}); break;
+    case Axes::blocks:
+      target.insert(target.end(), {query.shape(kHead), blocks_of(query.shape(kRow)), blocks_of(key.shape(kRow))});
+      break;
     case Axes::heads: target.push_back(query.shape(kHead)); break;
     case Axes::tensor: break;  // check_tensors() and check_quantised() have these
   }
@@ -164,6 +167,7 @@ void check_dtype(const InputRule& rule, const mx::array& given, mx::Dtype query_
     case InputDtype::int32: return expect(mx::int32);
     case InputDtype::uint32: return expect(mx::uint32);
     case InputDtype::boolean: return expect(mx::bool_);
+    case InputDtype::bytes: return expect(mx::uint8);
     case InputDtype::additive:
     case InputDtype::logits:  // as in mx.fast.scaled_dot_product_attention: precision may rise to query's, not fall
       if (mx::promote_types(given.dtype(), query_dtype) != query_dtype) {

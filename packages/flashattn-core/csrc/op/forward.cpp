@@ -6,6 +6,7 @@
 #include "../cpu/contract.h"
 #include "../cpu/threads.h"
 #include "../cuda/driver.h"
+#include "block_map.h"
 #include "check_arguments.h"
 #include "counts.h"
 #include "cpu_call.h"
@@ -62,10 +63,11 @@ std::vector<mx::array> attention(const Arguments& arguments, const Decision& dec
   if (is_traced(arguments) && is_exporting()) {
     return unfused_attention(arguments.options, present_in(arguments), stream)(inputs);
   }
+  Present present = present_in(arguments);
+  add_block_map(arguments, inputs, present, backend, stream);
   // A gradient reads the other outputs again. One may be asked for of every call that is traced.
   bool out_alone = !with_lse && !is_traced(arguments);
-  auto primitive =
-      std::make_shared<FlashAttention>(stream, arguments.options, decision, present_in(arguments), out_alone);
+  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, decision, present, out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
   mx::Dtype dtype = inputs[0].dtype();
   if (out_alone) {  // MLX takes twice as long to build, and to drop, arrays that are computed together

@@ -13,6 +13,7 @@
 #include "../cuda/launch.h"
 #include "../gpu/disk_cache.h"
 #include "../metal/launch.h"
+#include "block_map.h"
 #include "recent.h"
 
 namespace flashattn {
@@ -85,6 +86,13 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
   return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
+// The block map, which the op makes when it builds a call.
+void add_map_of(Backend backend, gpu::Call& call) {
+  bool has_array = call.has(Binding::visible) || call.has(Binding::bias);
+  call.present[index(Binding::block_map)] =
+      has_array && has_block_map(backend, call.params.query_len, call.params.key_len);
+}
+
 // As if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
@@ -94,6 +102,7 @@ gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& 
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
   p.key = contiguous(p.num_kv_heads, p.key_len, key.shape(kColumn));
   p.value = contiguous(p.num_kv_heads, p.key_len, inputs.value().shape(kColumn));
+  add_map_of(backend_of(variant.kernel), call);
   return call;
 }
 
@@ -146,6 +155,7 @@ std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, con
     gpu::Call contiguous = contiguous_call(variant, inputs, options);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;
+    add_map_of(backend_of(variant.kernel), contiguous);
     gpu::Call anywhere = contiguous, apart = contiguous;
     anywhere.aligned.fill(false);
     for (Strides* strides : {&apart.params.query, &apart.params.key, &apart.params.value}) strides->column = 2;
@@ -191,10 +201,10 @@ gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& op
 }
 
 gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::array& copy) {
-  RealignParams params = {.count = static_cast<int64_t>(misaligned.size()),
-                          .ndim = static_cast<int32_t>(misaligned.ndim()),
-                          .shape = {},
-                          .strides = {}};
+  ArrayParams params = {.count = static_cast<int64_t>(misaligned.size()),
+                        .ndim = static_cast<int32_t>(misaligned.ndim()),
+                        .shape = {},
+                        .strides = {}};
   for (int d = 0; d < params.ndim; ++d) {
     params.shape[d] = misaligned.shape(d);
     params.strides[d] = misaligned.strides(d);
@@ -205,6 +215,16 @@ gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::a
   work.arrays[index(Binding::misaligned)] = misaligned;
   work.arrays[index(Binding::realigned)] = copy;
   work.temporaries = {copy};
+  return work;
+}
+
+gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map) {
+  std::optional<Dtype> dtype;
+  if (mask.dtype() != mx::bool_) dtype = dtype_of(&mask);
+  gpu::Work work;
+  work.launches = std::make_shared<gpu::Launches>(gpu::block_map_launches(backend, params, dtype));
+  work.arrays[index(Binding::mask)] = mask;
+  work.arrays[index(Binding::found_blocks)] = map;
   return work;
 }
 

@@ -31,4 +31,7 @@ void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& opti
 // Copies an array that begins in the middle of an element.
 gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::array& copy);
 
+// Finds the block map of a mask, see block_map.h.
+gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map);
+
 }  // namespace flashattn

@@ -15,6 +15,7 @@
 #include "../cpu/roofline.h"
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
+#include "../op/block_map.h"
 #include "../op/check_arguments.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
@@ -315,6 +316,10 @@ NB_MODULE(_ext, m) {
       "array_id(array) -> int\n\n"
       "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
       "another when an operator writes to it in place.");
+
+  m.def("keep_block_maps", &keep_block_maps, "mask"_a,
+        "Block maps of this array are kept for later calls, until it has been forgotten as often as it was kept.");
+  m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "See keep_block_maps(); by array_id().");
 
   bind_decisions(m);
 

@@ -14,10 +14,12 @@ stands at position ``i + S - L`` of S keys: queries and keys are aligned at the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import mlx.core as mx
 
@@ -168,6 +170,7 @@ def lower(mask: object) -> Lowered:
         raise ValueError(f"[flash_attention] mask is {describe(mask)}, expected None, 'causal', an mx.array or a Mask")
     for part in _parts(mask):
         if isinstance(part, mx.array):
+            _keep_block_maps(part)
             if part.dtype == mx.bool_:
                 lowered["visible"] = _only("bool array", lowered.get("visible"), part)
             else:
@@ -212,6 +215,38 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
     if isinstance(mask, Mask | mx.array):
         return (mask,)
     raise ValueError(f"[flash_attention] mask is {describe(mask)}, expected None, 'causal', an mx.array or a Mask")
+
+
+class _Kept(NamedTuple):
+    array_id: int  # an operator that writes in place changes it
+    forget: weakref.ref[mx.array]
+
+
+_kept: dict[int, _Kept] = {}  # by id()
+_keeping = threading.Lock()
+
+
+def _keep_block_maps(mask: mx.array) -> None:
+    """Layers that share a mask share its block map, which lives as long as the Python object is this array."""
+    key, array_id = id(mask), _ext.array_id(mask)
+    kept = _kept.get(key)
+    if (kept is not None and kept.array_id == array_id) or _ext.is_tracing(mask):
+        return
+    with _keeping:
+        _forget_block_maps(key)
+        _ext.keep_block_maps(mask)
+        forget = _forget_block_maps  # at exit the global may be gone before the mask
+        _kept[key] = _Kept(array_id, weakref.ref(mask, lambda _: forget(key)))
+
+
+def _forget_block_maps(
+    key: int,
+    pop: Callable[[int, None], _Kept | None] = _kept.pop,
+    forget: Callable[[int], None] = _ext.forget_block_maps,
+) -> None:
+    kept = pop(key, None)
+    if kept is not None:
+        forget(kept.array_id)
 
 
 def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:

@@ -7,8 +7,8 @@ using namespace flashattn;
 
 template <int SIZE>
 FLASHATTN_KERNEL realign(const cuda::Arguments& arguments) {
-  FLASHATTN_VALUE(RealignParams, realign_params);
+  FLASHATTN_VALUE(ArrayParams, array_params);
   FLASHATTN_READ(uchar, misaligned);
   FLASHATTN_WRITTEN(uchar, realigned);
-  realign_body<SIZE>(realign_params, misaligned, realigned, int64_t(blockIdx.x) * blockDim.x + threadIdx.x);
+  realign_body<SIZE>(array_params, misaligned, realigned, int64_t(blockIdx.x) * blockDim.x + threadIdx.x);
 }

@@ -5,6 +5,7 @@
 #define FLASHATTN_ELEMENT_int32 int
 #define FLASHATTN_ELEMENT_uint32 uint
 #define FLASHATTN_ELEMENT_boolean bool
+#define FLASHATTN_ELEMENT_bytes uchar
 #define FLASHATTN_ELEMENT_additive uchar
 #define FLASHATTN_ELEMENT_logits uchar
 #define FLASHATTN_ELEMENT_slopes float

@@ -8,7 +8,7 @@ namespace flashattn {
 
 // SIZE: bytes of an element.
 template <int SIZE>
-FLASHATTN_FUNC void realign_body(FLASHATTN_UNIFORM RealignParams& params, const FLASHATTN_DEVICE uchar* misaligned,
+FLASHATTN_FUNC void realign_body(FLASHATTN_UNIFORM ArrayParams& params, const FLASHATTN_DEVICE uchar* misaligned,
                                  FLASHATTN_DEVICE uchar* realigned, int64_t element) {
   if (element >= params.count) {
     return;

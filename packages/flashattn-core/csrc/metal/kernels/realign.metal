@@ -7,10 +7,10 @@ using namespace flashattn;
 
 // Grid: (elements / 256) threadgroups.
 template <int SIZE>
-[[kernel, max_total_threads_per_threadgroup(256)]] void realign(FLASHATTN_VALUE(RealignParams, realign_params),
+[[kernel, max_total_threads_per_threadgroup(256)]] void realign(FLASHATTN_VALUE(ArrayParams, array_params),
                                                                 FLASHATTN_READ(uchar, misaligned),
                                                                 FLASHATTN_WRITTEN(uchar, realigned),
                                                                 uint thread_index [[thread_index_in_threadgroup]],
                                                                 uint3 group [[threadgroup_position_in_grid]]) {
-  realign_body<SIZE>(realign_params, misaligned, realigned, int64_t(group.x) * 256 + thread_index);
+  realign_body<SIZE>(array_params, misaligned, realigned, int64_t(group.x) * 256 + thread_index);
 }

@@ -1,0 +1,16 @@
+// See find_blocks.h: a SIMD group has a block.
+#include "arguments.h"
+#include "find_blocks.h"
+
+using namespace flashattn;
+
+// Grid: (blocks / SIMD groups) threadgroups of 256 threads.
+template <int DTYPE>
+[[kernel, max_total_threads_per_threadgroup(256)]] void block_map(FLASHATTN_VALUE(ArrayParams, array_params),
+                                                                  FLASHATTN_READ(uchar, mask),
+                                                                  FLASHATTN_WRITTEN(uchar, found_blocks),
+                                                                  uint lane [[thread_index_in_simdgroup]],
+                                                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                                                  uint3 group [[threadgroup_position_in_grid]]) {
+  find_block<DTYPE>(array_params, mask, found_blocks, int64_t(group.x) * 8 + simdgroup, lane);
+}

@@ -1,0 +1,187 @@
+// Block maps: when a call has one, how long it is kept, and how it is found.
+#include "block_map.h"
+
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "../call/inputs.h"
+#include "../cpu/block_map.h"
+#include "cpu_call.h"
+#include "gpu_call.h"
+#include "gpu_stream.h"
+#include "memory.h"
+#include "mlx/ops.h"
+#include "primitive.h"
+#include "recent.h"
+
+namespace flashattn {
+namespace {
+
+// A map belongs to the thread that made it: two threads must not evaluate the same array.
+struct KeptMap {
+  mx::Stream stream;
+  std::thread::id thread;
+  mx::Dtype dtype;  // that the mask was read in
+  mx::array map;
+};
+struct KeptMask {
+  mx::array mask;  // keeps the id from being given to another array
+  int holders = 0;
+  Recent<KeptMap> maps = {};
+};
+struct KeptMasks {
+  std::mutex mutex;
+  std::unordered_map<std::uintptr_t, KeptMask> masks;
+};
+KeptMasks& kept() {
+  static KeptMasks& kept = *new KeptMasks;  // never destroyed: arrays may outlast everything
+  return kept;
+}
+
+mx::array make_map(const mx::array& mask, const mx::Stream& s) {
+  mx::array whole = mask.is_tracer() ? mx::stop_gradient(mask, s) : mask;
+  if (whole.ndim() < 2) whole = mx::reshape(whole, {1, whole.ndim() == 0 ? 1 : whole.shape(0)}, s);
+  auto primitive = std::make_shared<BlockMap>(s);
+  mx::Shape shape = primitive->output_shapes({whole})[0];
+  return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
+}
+
+// given: what the caller has, which layers share. read: the same as kernels read it.
+mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream& stream) {
+  if (given.is_tracer()) return make_map(read, stream);
+  std::lock_guard lock(kept().mutex);
+  auto found = kept().masks.find(given.id());
+  if (found == kept().masks.end()) return make_map(read, stream);
+  Recent<KeptMap>& maps = found->second.maps;
+  std::thread::id thread = std::this_thread::get_id();
+  const KeptMap* known = maps.find(
+      [&](const KeptMap& one) { return one.stream == stream && one.thread == thread && one.dtype == read.dtype(); });
+  if (known) return known->map;
+  mx::array map = make_map(read, stream);
+  maps.keep({stream, thread, read.dtype(), map});
+  return map;
+}
+
+// Of a key that two arrays may hide: it is visible if both show it.
+mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
+  mx::array shows(int{kBlockShows}, mx::uint8), changes(int{kBlockChanges}, mx::uint8);
+  return mx::bitwise_or(mx::bitwise_and(mx::bitwise_and(a, b, s), shows, s),
+                        mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
+}
+
+// The shape and strides of a mask without what it repeats.
+ArrayParams distinct(const mx::array& mask, const mx::array& map) {
+  ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
+  for (int d = 0; d < params.ndim; ++d) {
+    bool repeats = mask.strides(d) == 0;
+    params.shape[d] = repeats && mask.shape(d) > 1 ? 1 : mask.shape(d);
+    params.strides[d] = mask.strides(d);
+    params.count *= repeats && map.shape(d) > 1 ? 1 : map.shape(d);
+  }
+  return params;
+}
+
+// Gives the map memory for the blocks of `mask`, and repeats what that repeats.
+void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& stream) {
+  mx::Shape shape = map.shape();
+  mx::Strides strides(shape.size());
+  int64_t step = 1;
+  bool repeats = false;
+  for (size_t d = shape.size(); d-- > 0;) {
+    bool repeated = shape[d] > 1 && mask.shape[d] == 1;
+    repeats = repeats || repeated;
+    if (repeated) shape[d] = 1;
+    strides[d] = repeated ? 0 : step;
+    step *= shape[d];
+  }
+  // With a primitive, since MLX's CUDA backend asks what it allocates for its stream.
+  std::vector<mx::array> blocks = {mx::array(std::move(shape), mx::uint8, std::make_shared<mx::Exp>(stream), {})};
+  allocate(blocks, stream);
+  auto flags = blocks[0].flags();
+  if (repeats) flags.row_contiguous = flags.col_contiguous = false;
+  map.copy_shared_buffer(blocks[0], strides, flags, blocks[0].data_size());
+}
+
+cpu::MaskType type_of(mx::Dtype dtype) {
+  return dtype == mx::bool_     ? cpu::MaskType::boolean
+         : dtype == mx::float32 ? cpu::MaskType::float32
+         : dtype == mx::float16 ? cpu::MaskType::float16
+                                : cpu::MaskType::bfloat16;
+}
+
+}  // namespace
+
+bool has_block_map(Backend backend, int query_len, int key_len) {
+  constexpr int kMinKeys = 256;
+  return query_len > (backend == Backend::cuda ? kMaxCudaDecodeLen : kMaxDecodeLen) && key_len > kMinKeys;
+}
+
+void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
+                   const mx::Stream& stream) {
+  Inputs named(inputs, present);
+  if (named[Input::block_map] || !has_block_map(backend, named.query().shape(kRow), named.key().shape(kRow))) return;
+  std::optional<mx::array> map;
+  for (Input input : {Input::visible, Input::bias}) {
+    if (!named[input]) continue;
+    mx::array one = map_of(*arguments.inputs[index(input)], *named[input], stream);
+    map = map ? joined(*map, one, stream) : one;
+  }
+  if (!map) return;
+  auto behind = inputs.begin();
+  for (int i = 0; i < index(Input::block_map); ++i) behind += present[i];
+  inputs.insert(behind, *map);
+  present[index(Input::block_map)] = true;
+}
+
+void keep_block_maps(const mx::array& mask) {
+  std::lock_guard lock(kept().mutex);
+  ++kept().masks.try_emplace(mask.id(), KeptMask{mask}).first->second.holders;
+}
+
+void forget_block_maps(std::uintptr_t mask_id) {
+  std::optional<KeptMask> last;  // dies when the lock is gone
+  std::lock_guard lock(kept().mutex);
+  auto found = kept().masks.find(mask_id);
+  if (found == kept().masks.end() || --found->second.holders > 0) return;
+  last = std::move(found->second);
+  kept().masks.erase(found);
+}
+
+void BlockMap::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  if (!are_aligned(inputs, stream())) {
+    return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
+  }
+  ArrayParams params = distinct(inputs[0], outputs[0]);
+  allocate_map(params, outputs[0], stream());
+  if (params.count == 0) return;
+  cpu_encoder(stream(), inputs, outputs)
+      .dispatch([mask = inputs[0].data<void>(), type = type_of(inputs[0].dtype()), params,
+                 map = outputs[0].data<uint8_t>()] { cpu::find_block_map(mask, type, params, map); });
+}
+
+void BlockMap::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  if (!are_aligned(inputs, stream())) {
+    return eval_gpu(aligned_on_gpu(inputs, stream()), outputs);
+  }
+  ArrayParams params = distinct(inputs[0], outputs[0]);
+  allocate_map(params, outputs[0], stream());
+  if (params.count == 0) return;
+  run_on_gpu(block_map_work(backend_of(stream().device), inputs[0], params, outputs[0]), stream());
+}
+
+std::pair<std::vector<mx::array>, std::vector<int>> BlockMap::vmap(const std::vector<mx::array>& inputs,
+                                                                   const std::vector<int>& axes) {
+  mx::array mask = axes[0] > 0 ? mx::moveaxis(inputs[0], axes[0], 0, stream()) : inputs[0];
+  return {{make_map(mask, stream())}, {axes[0] < 0 ? -1 : 0}};
+}
+
+std::vector<mx::Shape> BlockMap::output_shapes(const std::vector<mx::array>& inputs) {
+  mx::Shape shape = inputs[0].shape();
+  for (int axis : {kRow, kColumn}) *(shape.end() + axis) = blocks_of(inputs[0].shape(axis));
+  return {shape};
+}
+
+}  // namespace flashattn

@@ -1,0 +1,39 @@
+// The block map of a mask that is an array, see call/block_map.h: a lazy array, which layers that share a mask share.
+#pragma once
+
+#include <cstdint>
+
+#include "arguments.h"
+#include "mlx/array.h"
+#include "mlx/primitives.h"
+#include "mlx/stream.h"
+
+namespace flashattn {
+
+// Puts the map of a call's arrays among a primitive's inputs, where it saves more than it costs. inputs: as
+// primitive_inputs() makes them of the arguments.
+void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
+                   const mx::Stream& stream);
+
+// Whether calls of such lengths with a mask that is an array have a map.
+bool has_block_map(Backend backend, int query_len, int key_len);
+
+// From now on maps of this array are kept for later calls, until it has been forgotten as often as it was kept.
+void keep_block_maps(const mx::array& mask);
+void forget_block_maps(std::uintptr_t mask_id);
+
+// Input: the mask, of at least two axes. Output: uint8, with blocks in place of its last two axes.
+class BlockMap : public mx::Primitive {
+ public:
+  explicit BlockMap(mx::Stream stream) : mx::Primitive(stream) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override;
+  const char* name() const override { return "FlashAttentionBlockMap"; }
+  bool is_equivalent(const mx::Primitive&) const override { return true; }
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+};
+
+}  // namespace flashattn
