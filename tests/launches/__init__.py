@@ -47,7 +47,8 @@ def _load() -> ModuleType:
 
 _module = _load()
 sources = _module.sources
-forward, backward, realign = _module.forward, _module.backward, _module.realign
+forward, backward = _module.forward, _module.backward
+realign, block_map = _module.realign, _module.block_map
 settle, looked_up, with_other_lengths = _module.settle, _module.looked_up, _module.with_other_lengths
 left_calls, reset_left_calls = _module.left_calls, _module.reset_left_calls
 sinks_gradient = _module.sinks_gradient

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "call/limits.h"
 #include "cuda/driver.h"
 #include "cuda/encode.h"
 #include "cuda/launch.h"
@@ -151,17 +152,30 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-std::vector<mx::array> evaluated_inputs(const Arguments& arguments, Backend backend) {
-  check_arguments(arguments);
-  std::vector<mx::array> inputs = primitive_inputs(arguments, backend, mx::to_stream({}));
-  mx::eval(inputs);
-  return inputs;
-}
+// What a primitive has. A mask that is an array has its block map however few the keys are.
+struct PrimitiveInputs {
+  std::vector<mx::array> arrays;
+  Present present;
+
+  PrimitiveInputs(const Arguments& arguments, Backend backend) : present(present_in(arguments)) {
+    check_arguments(arguments);
+    Arguments all = arguments;
+    const mx::array& query = *arguments.inputs[index(Input::query)];
+    nb::object map = nb::module_::import_("flashattn_core._ext").attr("block_map")(arguments);
+    if (has_block_map(backend, query.shape(kRow), kMaxPositions) && !map.is_none()) {
+      all.inputs[index(Input::block_map)] = nb::cast<mx::array>(map);
+      present = present_in(all);
+    }
+    arrays = primitive_inputs(all, backend, mx::to_stream({}));
+    mx::eval(arrays);
+  }
+  Inputs named() const { return Inputs(arrays, present); }
+};
 
 nb::list forward(const Arguments& arguments, const std::string& device, bool with_lse) {
   Backend backend = backend_of(device);
-  std::vector<mx::array> inputs = evaluated_inputs(arguments, backend);
-  Inputs named(inputs, present_in(arguments));
+  PrimitiveInputs inputs(arguments, backend);
+  Inputs named = inputs.named();
   CallShape shape = call_shape(named, arguments.options, backend);
   shape.precision = arguments.precision;
   Variant variant = kernel_of(choose(backend, shape, arguments.kernel));
@@ -183,12 +197,13 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
                   const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient,
                   const std::string& device) {
   Backend backend = backend_of(device);
-  std::vector<mx::array> inputs = evaluated_inputs(arguments, backend), given = {out, lse, row_stats, out_gradient};
+  PrimitiveInputs inputs(arguments, backend);
+  std::vector<mx::array> given = {out, lse, row_stats, out_gradient};
   if (lse_gradient) {
     given.push_back(*lse_gradient);
   }
   mx::eval(given);
-  Inputs named(inputs, present_in(arguments));
+  Inputs named = inputs.named();
   CallShape shape = call_shape(named, arguments.options, backend);
   shape.precision = arguments.precision;
   check_backward(backend, shape);
@@ -220,6 +235,20 @@ nb::list realign(mx::array misaligned, const std::string& device) {
   Backend backend = backend_of(device);
   mx::eval(misaligned);
   return described(realign_work(backend, misaligned, not_allocated(misaligned.shape(), misaligned.dtype())), backend);
+}
+
+nb::list block_map(mx::array mask, const std::string& device) {
+  Backend backend = backend_of(device);
+  mx::eval(mask);
+  ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
+  mx::Shape shape = mask.shape();
+  for (int axis : {kRow, kColumn}) *(shape.end() + axis) = blocks_of(mask.shape(axis));
+  for (int d = 0; d < params.ndim; ++d) {
+    params.shape[d] = mask.shape(d);
+    params.strides[d] = mask.strides(d);
+    params.count *= shape[d];
+  }
+  return described(block_map_work(backend, mask, params, not_allocated(shape, mx::uint8)), backend);
 }
 
 }  // namespace
@@ -259,5 +288,6 @@ NB_MODULE(flashattn_launches, m) {
       },
       "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a,
       "The gradient of sinks by what kernels leave, computed on MLX's default device.");
+  m.def("block_map", &block_map, "mask"_a, "device"_a = "metal", "The launch that finds a mask's block map.");
   m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
 }

@@ -117,4 +117,11 @@ constexpr int kMaxDecodeLen = 8;
 // And up to this length cuda_decode.
 constexpr int kMaxCudaDecodeLen = 16;
 
+// Whether such a call with a mask that is an array has a block map. Decode steps have none: the CPU's read their few
+// rows of the mask themselves, and a GPU's step is shorter than what the map saves of it.
+constexpr bool has_block_map(Backend backend, int query_len, int key_len) {
+  constexpr int kMostWithout = 256;
+  return query_len > (backend == Backend::cuda ? kMaxCudaDecodeLen : kMaxDecodeLen) && key_len > kMostWithout;
+}
+
 }  // namespace flashattn

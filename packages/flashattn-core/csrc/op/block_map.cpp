@@ -1,6 +1,7 @@
 // Block maps: when a call has one, how long it is kept, and how it is found.
 #include "block_map.h"
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -114,25 +115,23 @@ cpu::MaskType type_of(mx::Dtype dtype) {
 
 }  // namespace
 
-bool has_block_map(Backend backend, int query_len, int key_len) {
-  constexpr int kMinKeys = 256;
-  return query_len > (backend == Backend::cuda ? kMaxCudaDecodeLen : kMaxDecodeLen) && key_len > kMinKeys;
+std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream) {
+  std::optional<mx::array> map;
+  for (Input input : {Input::visible, Input::bias}) {
+    if (!inputs[input]) continue;
+    mx::array one = map_of(*arguments.inputs[index(input)], *inputs[input], stream);
+    map = map ? joined(*map, one, stream) : one;
+  }
+  return map;
 }
 
 void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
                    const mx::Stream& stream) {
   Inputs named(inputs, present);
-  if (named[Input::block_map] || !has_block_map(backend, named.query().shape(kRow), named.key().shape(kRow))) return;
-  std::optional<mx::array> map;
-  for (Input input : {Input::visible, Input::bias}) {
-    if (!named[input]) continue;
-    mx::array one = map_of(*arguments.inputs[index(input)], *named[input], stream);
-    map = map ? joined(*map, one, stream) : one;
-  }
+  if (!has_block_map(backend, named.query().shape(kRow), named.key().shape(kRow))) return;
+  std::optional<mx::array> map = block_map_of(arguments, named, stream);
   if (!map) return;
-  auto behind = inputs.begin();
-  for (int i = 0; i < index(Input::block_map); ++i) behind += present[i];
-  inputs.insert(behind, *map);
+  inputs.insert(inputs.begin() + std::count(present.begin(), present.begin() + index(Input::block_map), true), *map);
   present[index(Input::block_map)] = true;
 }
 

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "arguments.h"
 #include "mlx/array.h"
@@ -10,13 +13,12 @@
 
 namespace flashattn {
 
-// Puts the map of a call's arrays among a primitive's inputs, where it saves more than it costs. inputs: as
-// primitive_inputs() makes them of the arguments.
+// The map of a call's arrays; none: it has none of these. inputs: as primitive_inputs() makes them of the arguments.
+std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream);
+
+// Puts it among a primitive's inputs, where it saves more than it costs.
 void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
-
-// Whether calls of such lengths with a mask that is an array have a map.
-bool has_block_map(Backend backend, int query_len, int key_len);
 
 // From now on maps of this array are kept for later calls, until it has been forgotten as often as it was kept.
 void keep_block_maps(const mx::array& mask);

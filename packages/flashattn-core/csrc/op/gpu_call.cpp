@@ -13,7 +13,6 @@
 #include "../cuda/launch.h"
 #include "../gpu/disk_cache.h"
 #include "../metal/launch.h"
-#include "block_map.h"
 #include "recent.h"
 
 namespace flashattn {

@@ -317,6 +317,14 @@ NB_MODULE(_ext, m) {
       "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
       "another when an operator writes to it in place.");
 
+  m.def(
+      "block_map",
+      [](const Arguments& arguments) {
+        mx::Stream stream = mx::to_stream({});
+        std::vector<mx::array> inputs = primitive_inputs(arguments, backend_of(stream.device), stream);
+        return block_map_of(arguments, Inputs(inputs, present_in(arguments)), stream);
+      },
+      "arguments"_a, "The block map of a call's arrays, whether or not kernels get it: see csrc/call/block_map.h.");
   m.def("keep_block_maps", &keep_block_maps, "mask"_a,
         "Block maps of this array are kept for later calls, until it has been forgotten as often as it was kept.");
   m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "See keep_block_maps(); by array_id().");

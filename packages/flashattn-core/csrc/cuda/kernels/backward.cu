@@ -26,9 +26,9 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   const auto tiles_of = [&](int head) {
     return Tiles{own.memory + Own::kBytes, block.columns_first(head), block.columns_second(head), threadIdx.x};
   };
-  auto next = block.first_tile();
+  auto next = block.first_tile(own_row, kWarpRows);
   const auto bring = [&](int n) {
-    if (n < block.count) {
+    if (block.is_there(next)) {
       tiles_of(next.head).bring(n, next.column, block.any.end);
       if (Block::kOfKeys && threadIdx.x < COLUMNS) {
         copy_async(shared_address(saved_columns + n % 2 * COLUMNS + threadIdx.x),
@@ -40,20 +40,20 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   bring(0);
   auto rows = block.own_rows(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
-  for (int n = 0; n < block.count; ++n) {
+  for (int n = 0; block.is_there(next); ++n) {
     wait_for_copies<0>();
     __syncthreads();  // the tile is there, and the one before has been read
     auto tile = next;
     next = block.next_tile(tile);
     bring(n + 1);
-    if (!own_any.meets(tile.column, COLUMNS)) continue;
+    if (!block.is_needed(tile, own_any)) continue;
     Tiles tiles = tiles_of(tile.head);
     Fragment scores[COLUMNS / 8] = {}, dscores[COLUMNS / 8] = {};
     multiply_keys(scores, own_rows(own.keys(0), warp_row), tiles.keys(n), lane);
     if (Block::kSecond) multiply_keys(dscores, own_rows(own.values(0), warp_row), tiles.values(n), lane);
     block.take_columns(rows, saved_columns + n % 2 * COLUMNS, lane);
     block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile,
-                                       block.all_see(own_row, kWarpRows, tile.column), lane);
+                                       block.is_open(tile), lane);
     if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }

@@ -82,17 +82,22 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
 
   if (group == GROUPS) {
     leave_registers<FEW>();
-    if (threadIdx.x % kWarpgroup == 0) {
+    // One thread brings the tiles. With a block map its whole warp looks them up.
+    bool brings = threadIdx.x % kWarpgroup == 0;
+    if (has_block_map ? threadIdx.x % kWarpgroup < FLASHATTN_LANES : brings) {
       const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
                  &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
                  &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
                  &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
       int own_head = Block::kOfKeys ? block.kv_head : block.head;
-      own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
-      bring_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
-      if (Block::kSecond) bring_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
-      auto tile = block.first_tile();
-      for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+      if (brings) {
+        own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
+        bring_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
+        if (Block::kSecond) bring_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
+      }
+      auto tile = block.first_tile(block.first_row, kRows);
+      for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
+        if (!brings) continue;
         int first = tile.column, head = Block::kOfKeys ? tile.head : block.kv_head;
         Columns to = ring.tile(n);
         ring.expect(n);
@@ -112,10 +117,11 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   auto rows = block.own_rows(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   own_arrived.wait(0);
-  auto tile = block.first_tile();
-  for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+  auto tile = block.first_tile(first_of_group, kWarpgroupRows);
+  int n = 0;
+  for (; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
     ring.wait_for_tile(n);
-    if (own_any.meets(tile.column, COLUMNS)) {
+    if (block.is_needed(tile, own_any)) {
       Columns columns = ring.tile(n);
       Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
       uint parts[COLUMNS / 16][PARTS][4], dparts[COLUMNS / 16][PARTS][4];
@@ -125,7 +131,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
       block.take_columns(rows, saved_columns, lane);
       if (n > 0) turns.pass(lane);
-      bool shown = block.all_see(first_of_group, kWarpgroupRows, tile.column);
+      bool shown = block.is_open(tile);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
   block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, shown, lane)
       if constexpr (Block::kSecond && has_softcap) {
@@ -158,6 +164,6 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     }
     ring.release(n);
   }
-  if (block.count > 0) turns.pass(lane);
+  if (n > 0) turns.pass(lane);
   block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

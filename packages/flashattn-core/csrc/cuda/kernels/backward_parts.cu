@@ -17,12 +17,12 @@ struct SavedTile {
   uint memory;
 };
 
-// By one thread: all tiles of an array.
-template <typename Block, typename Ring>
-FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
-  auto tile = block.first_tile();
-  for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
-    ring.bring(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
+// By one lane, and with a block map by all lanes of its warp, which look the tiles up: bring(n, tile) for each tile.
+template <typename Block, typename F>
+FLASHATTN_FUNC void for_each_tile(const Block& block, int lane, F bring) {
+  auto tile = block.first_tile(block.first_row, kWarpgroupRows);
+  for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
+    if (lane == 0) bring(n, tile);
   }
 }
 
@@ -141,20 +141,27 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
                &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
                &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
                &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
-    if (lane == 0 && warp % kWarps == 0) {
+    const auto bring_columns = [&](auto ring, const cuda::TensorMap& map) {
+      for_each_tile(block, lane, [&](int n, const auto& tile) {
+        ring.bring(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
+      });
+    };
+    bool is_awake = has_block_map || lane == 0;
+    if (is_awake && warp % kWarps == 0) {
       int head = Block::kOfKeys ? block.kv_head : block.head;
-      own_arrived.arrive_and_expect(kOwnBytes);
-      bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
-      bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
-      bring_columns(block, firsts, columns_first);
-    } else if (lane == 0 && warp % kWarps == 1) {
-      bring_columns(block, seconds, columns_second);
-    } else if (lane == 0 && warp % kWarps == 2 && Block::kOfKeys) {
-      auto tile = block.first_tile();
-      for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+      if (lane == 0) {
+        own_arrived.arrive_and_expect(kOwnBytes);
+        bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
+        bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
+      }
+      bring_columns(firsts, columns_first);
+    } else if (is_awake && warp % kWarps == 1) {
+      bring_columns(seconds, columns_second);
+    } else if (is_awake && warp % kWarps == 2 && Block::kOfKeys) {
+      for_each_tile(block, lane, [&](int n, const auto& tile) {
         saved.expect(n);
         copy_bytes(saved.tile(n).memory, block.saved(tile.head) + tile.column, SavedOfTile::kBytes, saved.arrived(n));
-      }
+      });
     }
     return;
   }
@@ -164,17 +171,16 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   auto rows = block.own_rows(own_row, lane);
   Fragment scores[COLUMNS / 8], none[1];
   own_arrived.wait(0);
-  auto tile = block.first_tile();
-#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                             \
-  if (Block::kOfKeys) saved.wait_for_tile(n);                                                     \
-  const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory)); \
-  block.take_columns(rows, saved_columns, lane);                                                  \
-  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile,          \
-                                    block.all_see(block.first_row, kRows, tile.column), lane);    \
+  auto tile = block.first_tile(block.first_row, kRows);
+#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                                \
+  if (Block::kOfKeys) saved.wait_for_tile(n);                                                                        \
+  const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));                    \
+  block.take_columns(rows, saved_columns, lane);                                                                     \
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, block.is_open(tile), lane); \
   if (Block::kOfKeys) saved.release(n)
   if (group == 0) {
     Fragment sums[Block::kFirst ? DV / 8 : 1] = {};
-    for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+    for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
       firsts.release(n);
@@ -188,7 +194,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     }
   } else {
     Fragment dscores[COLUMNS / 8], sums[D / 8] = {};
-    for (int n = 0; n < block.count; ++n, tile = block.next_tile(tile)) {
+    for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
       begin_multiply<value_dim>(dscores, own_second, seconds, n);
       wait_for_products<0>(dscores);
       seconds.release(n);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernel.h"
+#include "mapped_tiles.h"
 #include "score_gradient.h"
 #include "warp_rows.h"
 
@@ -119,11 +120,11 @@ struct GradientBlock {
   int part;                         // of dk_parts and dv_parts: which heads' it is
   int first_row, last_row;
   KeySpan any;  // the columns that one of the rows has a score with
-  int count;    // of tiles
 
-  // A query head, and the first column.
+  // A query head and the first column, for a warp's own rows.
   struct Tile {
-    int head, column;
+    int head, column, own_row, own_count;
+    MappedTiles mapped;
   };
 
   FLASHATTN_FUNC GradientBlock(const AttentionParams& p, MaskInputs masks, const BackwardParams& backward,
@@ -142,15 +143,34 @@ struct GradientBlock {
     last_row = minimum(first_row + ROWS, kOfKeys ? p.key_len : p.query_len) - 1;
     visibility = visibility_of(p, masks, batch);
     any = columns_of(first_row, last_row);
-    count = any.begin < any.end ? (any.end - first_tile().column + COLUMNS - 1) / COLUMNS * heads : 0;
   }
 
   FLASHATTN_FUNC const AttentionParams& params() const { return *visibility.params; }
-  // Each head has all tiles of its columns, one after the other.
-  FLASHATTN_FUNC Tile first_tile() const { return Tile{head, any.begin / COLUMNS * COLUMNS}; }
+  // Each head has all tiles of its columns, one after the other, but for those that the block map hides. With a map all
+  // lanes of a warp call these.
+  FLASHATTN_FUNC Tile first_tile(int own_row, int own_count) const {
+    Tile tile = {any.begin < any.end ? head : head + heads, any.begin / COLUMNS * COLUMNS, own_row, own_count, {}};
+    if (has_block_map && is_there(tile)) {
+      look_up(tile);
+      skip(tile);
+    }
+    return tile;
+  }
   FLASHATTN_FUNC Tile next_tile(Tile tile) const {
     tile.column += COLUMNS;
-    return tile.column < any.end ? tile : Tile{tile.head + 1, first_tile().column};
+    if (has_block_map) {
+      skip(tile);
+    } else if (tile.column >= any.end) {
+      ++tile.head;
+      tile.column = any.begin / COLUMNS * COLUMNS;
+    }
+    return tile;
+  }
+  FLASHATTN_FUNC bool is_there(Tile tile) const { return tile.head < head + heads; }
+  // own_any: the columns that one of the warp's own rows has a score with.
+  FLASHATTN_FUNC bool is_needed(Tile tile, KeySpan own_any) const {
+    return own_any.meets(tile.column, COLUMNS) &&
+           (!has_block_map || tile.mapped.template own_bit<COLUMNS>(tile.mapped.own_shows, tile.column));
   }
 
   FLASHATTN_FUNC PlainRows<const T*> rows(const T* array, const Strides& strides, int of_head) const {
@@ -171,10 +191,13 @@ struct GradientBlock {
   FLASHATTN_FUNC KeySpan columns_of(int first, int last) const {
     return kOfKeys ? visibility.seen_from(first, last) : visibility.seen_by_any(first, last);
   }
-  // Whether nothing is hidden between so many rows and a tile of columns.
-  FLASHATTN_FUNC bool all_see(int row, int count, int column) const {
+  // Whether nothing is hidden between the warp's own rows and a tile of columns, and arrays change no score.
+  FLASHATTN_FUNC bool is_open(Tile tile) const {
+    int row = tile.own_row, count = tile.own_count, column = tile.column;
     int first = kOfKeys ? column : row, last = minimum(first + (kOfKeys ? COLUMNS : count), params().query_len) - 1;
-    return visibility.seen_by_all(first, last).contains(kOfKeys ? row : column, kOfKeys ? count : COLUMNS);
+    KeySpan all = has_block_map ? visibility.open_to_all(first, last) : visibility.seen_by_all(first, last);
+    return all.contains(kOfKeys ? row : column, kOfKeys ? count : COLUMNS) &&
+           !(has_block_map && tile.mapped.template own_bit<COLUMNS>(tile.mapped.own_changes, column));
   }
 
   // What a lane needs to know of the two rows that it has of a warp's 16, from own_row on.
@@ -263,9 +286,46 @@ struct GradientBlock {
   }
 
  private:
+  FLASHATTN_FUNC int blocks(int of_head, int row, int row_count, int column) const {
+    return kOfKeys ? visibility.blocks(of_head, 1, column, COLUMNS, row, row_count)
+                   : visibility.blocks(of_head, 1, row, row_count, column, COLUMNS);
+  }
+  FLASHATTN_FUNC auto blocks_of(int of_head, int row, int row_count) const {
+    return [=, this](int column) { return row <= last_row ? blocks(of_head, row, row_count, column) : 0; };
+  }
+  FLASHATTN_FUNC void look_up(Tile& tile) const {
+    tile.mapped.template look_up<COLUMNS>(tile.column, any.end, blocks_of(tile.head, first_row, ROWS),
+                                          blocks_of(tile.head, tile.own_row, tile.own_count));
+  }
+  FLASHATTN_FUNC void skip(Tile& tile) const {
+    while (is_there(tile)) {
+      tile.column = tile.mapped.template next<COLUMNS>(tile.column, any.end, blocks_of(tile.head, first_row, ROWS),
+                                                       blocks_of(tile.head, tile.own_row, tile.own_count));
+      if (tile.column < any.end) return;
+      ++tile.head;
+      tile.column = any.begin / COLUMNS * COLUMNS;
+      if (is_there(tile)) look_up(tile);
+    }
+  }
+
   template <Step STEP, int N>
   FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
                                  const float4* saved_columns, Tile tile, bool shown, int lane) const {
+    const auto with = [&](const auto& visible) {
+      each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, shown, visible, lane);
+    };
+    if constexpr (has_visible && STEP != kToGradients) {
+      if (shown) return with(AllVisible{});
+      if constexpr (kOfKeys) return with(BitsOfKeys<COLUMNS>(visibility, tile.head, tile.column, own_row, lane));
+      if constexpr (!kOfKeys) return with(BitsOfQueries<COLUMNS>(visibility, own.queries, tile.column, lane));
+    } else {
+      with(AllVisible{});
+    }
+  }
+  template <Step STEP, int N, typename Visible>
+  FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
+                                 const float4* saved_columns, Tile tile, bool shown, const Visible& visible,
+                                 int lane) const {
     float slope = has_alibi_slopes ? visibility.row(0, tile.head).slope : 0.0f;
     FLASHATTN_UNROLL
     for (int i = 0; i < COLUMNS / 2; ++i) {
@@ -280,7 +340,7 @@ struct GradientBlock {
         score = visibility.score_of_scaled(scaled, row, key_index);
         bool hidden = !shown && !own.columns[h].contains(column, 1);
         if (!shown && !hidden) {
-          score = visibility.masked_by_arrays(score, row, key_index);
+          score = visibility.masked_by_arrays(score, row, key_index, visible[i]);
           hidden = (has_tree || has_visible || has_bias) && score == -INFINITY;
         }
         float difference = visibility.has_plain_scores() ? exact : score - of_query.row_max;

@@ -2,6 +2,7 @@
 // tensor cores work on one, the next is on its way to the other half of shared memory.
 #include "integer_rows.h"
 #include "kernel.h"
+#include "mapped_tiles.h"
 
 using namespace flashattn;
 
@@ -23,9 +24,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   int lane = lane_index(), own_row = int(warp_index()) * ROWS, own_query = first_row + own_row;
   int own_last = minimum(own_query + ROWS - 1, last_row);
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
-  KeySpan any = visibility.seen_by_any(first_row, last_row);
-  KeySpan own_any = visibility.seen_by_any(own_query, own_last);
-  KeySpan own_all = visibility.seen_by_all(own_query, own_last);
+  KeyTiles<KEYS> next(visibility, head, {first_row, last_row}, {own_query, own_last});
 
   Queries queries = {shared_address(shared)};
   Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes),
@@ -41,8 +40,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     queries.template load<kThreads>(head_queries + layout.offset(first_row, 0), layout, params.query_len - first_row,
                                     head_dim, threadIdx.x);
   }
-  int origin = any.begin / KEYS * KEYS;
-  tiles.bring(0, origin, any.end);
+  tiles.bring(0, next.first, next.any.end);
   commit_copies();
 
   rows.begin(visibility, own_query, head, 1, lane);
@@ -51,15 +49,15 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   } else {
     rows.queries = own_rows(queries, own_row);
   }
-  for (int n = 0, first = origin; first < any.end; ++n, first += KEYS) {
+  for (int n = 0; next.is_there(); ++n) {
+    int first = next.first;
+    bool is_needed = next.is_needed(), is_open = next.is_open();
     wait_for_copies<0>();
     __syncthreads();  // the tile is there, and the one before has been read
-    tiles.bring(n + 1, first + KEYS, any.end);
+    next.next();
+    tiles.bring(n + 1, next.first, next.any.end);
     commit_copies();
-    if (own_any.meets(first, KEYS)) {
-      rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, own_all.contains(first, KEYS),
-                                  lane);
-    }
+    if (is_needed) rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, is_open, lane);
   }
   wait_for_copies<0>();  // where no key is seen, the queries are still on their way
   rows.finish(visibility);

@@ -4,6 +4,7 @@
 // so the products of a tile with its values are summed by themselves, and added to the output outside.
 #include "float_parts.h"
 #include "kernel.h"
+#include "mapped_tiles.h"
 #include "stored_rows.h"
 #include "tile_ring.h"
 #include "warp_rows.h"
@@ -43,11 +44,10 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   int first_row = first_query(params, block.part, kRows), last_row = minimum(first_row + kRows, params.query_len) - 1;
   int lane = lane_index(), group = __shfl_sync(~0u, int(warp_index()) / 4, 0);
 
-  // The block sees tiles 0 to tile_count - 1.
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
-  KeySpan any = visibility.seen_by_any(first_row, last_row);
-  int origin = any.begin / KEYS * KEYS;
-  int tile_count = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
+  int group_query = first_row + minimum(group, GROUPS - 1) * kWarpgroupRows;
+  int group_last = minimum(group_query + kWarpgroupRows - 1, last_row);
+  KeyTiles<KEYS> next(visibility, head, {first_row, last_row}, {group_query, group_last});
 
   if (threadIdx.x == 0) {
     keys.initialise(kReaders);
@@ -71,29 +71,24 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
 
   if (group == GROUPS) {
     leave_registers<FEW>();
-    if (threadIdx.x % kWarpgroup == 0) {
-      if (!kFresh) {
+    // One thread brings the tiles. With a block map its whole warp looks them up.
+    bool brings = threadIdx.x % kWarpgroup == 0;
+    if (has_block_map ? threadIdx.x % kWarpgroup < FLASHATTN_LANES : brings) {
+      if (!kFresh && brings) {
         queries_arrived.arrive_and_expect(Queries::kBytes);
         bring_boxes(queries, arguments.query_map, first_row, head, batch, queries_arrived);
       }
-      for (int n = 0; n <= tile_count; ++n) {
-        if (n < tile_count) keys.bring(n, arguments.key_map, origin + n * KEYS, kv_head, batch);
-        if (n > 0) values.bring(n - 1, arguments.value_map, origin + (n - 1) * KEYS, kv_head, batch);
+      for (int n = 0, before = 0; n == 0 || before >= 0; ++n) {
+        int first = next.is_there() ? next.first : -1;
+        if (brings && first >= 0) keys.bring(n, arguments.key_map, first, kv_head, batch);
+        if (brings && n > 0) values.bring(n - 1, arguments.value_map, before, kv_head, batch);
+        before = first;
+        next.next();
       }
     }
     return;
   }
   take_registers<REGISTERS>();
-
-  // The warpgroup's rows see tiles own_first to own_end - 1 of them.
-  int group_query = first_row + group * kWarpgroupRows;
-  int group_last = minimum(group_query + kWarpgroupRows - 1, last_row);
-  KeySpan own_any = group_query <= group_last ? visibility.seen_by_any(group_query, group_last) : KeySpan{0, 0};
-  KeySpan own_all = group_query <= group_last ? visibility.seen_by_all(group_query, group_last) : KeySpan{0, 0};
-  bool sees = own_any.begin < own_any.end;
-  int own_first = sees ? (own_any.begin - origin) / KEYS : 0;
-  int own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
-  const auto first_key = [&](int n) { return origin + n * KEYS; };
 
   WarpRows<T, DV, KEYS, Element> rows;
   int own_query = group_query + int(warp_index()) % 4 * kWarpRows;
@@ -106,14 +101,16 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       begin_multiply_keys<head_dim, kParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
     }
   };
-  const auto pass = [&](int n) {  // a tile that the warpgroup does not see
-    keys.pass(n);
-    values.pass(n);
+  int n = 0;
+  const auto pass_unseen = [&] {  // tiles that the warpgroup does not see
+    for (; next.is_there() && !next.is_needed(); next.next(), ++n) {
+      keys.pass(n);
+      values.pass(n);
+    }
   };
   if (!kFresh) queries_arrived.wait(0);
-  int n = 0;
-  for (; n < own_first; ++n) pass(n);
-  if (sees) {
+  pass_unseen();
+  while (next.is_there()) {  // once, unless the block map hides tiles in between
     Fragment scores[KEYS / 8], of_tile[DV / 8];
     uint probabilities[KEYS / 16][PARTS][4];
     Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;
@@ -136,15 +133,15 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     multiply_keys(scores, n);
     wait_for_products<0>(scores);
     keys.release(n);
-    rows.to_probabilities(scores, visibility, first_key(n), own_all.contains(first_key(n), KEYS), lane);
+    auto first_rescaling = rows.to_probabilities(scores, visibility, next.first, next.is_open(), lane);
+    if (has_block_map) rows.rescale(first_rescaling);
     split();
-    for (; n < own_end - 1; ++n) {
+    for (next.next(); next.is_there() && next.is_needed(); next.next(), ++n) {
       multiply_keys(scores, n + 1);
       add_values();
       wait_for_products<kParts>(scores);
       keys.release(n + 1);
-      bool shown = own_all.contains(first_key(n + 1), KEYS);
-      auto rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
+      auto rescaling = rows.to_probabilities(scores, visibility, next.first, next.is_open(), lane);
       values_added();
       split();
       rows.rescale(rescaling);
@@ -153,8 +150,9 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     add_values();
     values_added();
     ++n;
+    pass_unseen();
+    if (!has_block_map) break;
   }
-  for (; n < tile_count; ++n) pass(n);
   rows.finish(visibility);
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,

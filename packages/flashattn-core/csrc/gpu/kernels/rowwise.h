@@ -51,9 +51,14 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
   auto keys = keys_of(stored, params, batch, kv_head);
   auto values = values_of(stored, params, batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_row / group, last_row / group);
-  KeySpan all = visibility.seen_by_all(first_row / group, last_row / group);
+  KeySpan all = visibility.open_to_all(first_row / group, last_row / group);
   int own_key = int(thread_index) / FLASHATTN_LANES, own_column = int(thread_index) % FLASHATTN_LANES;
   for (int first = any.begin; first < any.end; first += kRowwiseKeys) {
+    int blocks = visibility.blocks(kv_head * group, group, first_row / group, last_row / group - first_row / group + 1,
+                                   first, kRowwiseKeys);
+    if (!(blocks & kBlockShows)) {
+      continue;
+    }
     bool own_exists = first + own_key < any.end;
     float product = 0;
     FLASHATTN_UNROLL
@@ -69,7 +74,7 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
       }
     }
 
-    bool shown = all.contains(first, kRowwiseKeys);
+    bool shown = all.contains(first, kRowwiseKeys) && !(blocks & kBlockChanges);
     float score = visibility.score(product, row, first + int(lane));
     if (!shown) {
       score = visibility.masked(score, row, first + int(lane));

@@ -5,6 +5,7 @@
 // to be multiplied by log2(e), so only differences of scores are, in front of exp2.
 #pragma once
 
+#include "call/block_map.h"
 #include "elements.h"
 #include "offsets.h"
 
@@ -66,14 +67,41 @@ struct Visibility {
     return KeySpan{seen(first).begin, seen(last).end};
   }
   FLASHATTN_FUNC KeySpan seen_by_all(int first, int last) const FLASHATTN_THREAD {
-    if (has_visible || has_bias) {
-      return KeySpan{0, 0};
-    }
+    return has_visible || has_bias ? KeySpan{0, 0} : open_to_all(first, last);
+  }
+  // The same, but for what arrays hide or change, which blocks() tells of.
+  FLASHATTN_FUNC KeySpan open_to_all(int first, int last) const FLASHATTN_THREAD {
     KeySpan span = KeySpan{seen(last).begin, seen(first).end};
     if (has_tree) {
       span.end = minimum(span.end, params->key_len - params->tree_size);
     }
     return span;
+  }
+
+  // What arrays do between queries of some heads and keys, as call/block_map.h has it: by the block map. What does not
+  // exist is passed over.
+  FLASHATTN_FUNC int blocks(int first_head, int head_count, int first_query, int query_count, int first_key,
+                            int key_count) const FLASHATTN_THREAD {
+    if (!has_visible && !has_bias) {
+      return kBlockShows;
+    }
+    if (!has_block_map) {
+      return kBlockShows | kBlockChanges;
+    }
+    int last_query = minimum(first_query + query_count, params->query_len) - 1;
+    int last_key = minimum(first_key + key_count, params->key_len) - 1;
+    int last_head = params->block_map.head == 0 ? first_head : first_head + head_count - 1;
+    int found = 0;
+    for (int head = first_head; head <= last_head; ++head) {
+      for (int row = first_query / kBlockSize; row <= last_query / kBlockSize; ++row) {
+        const FLASHATTN_DEVICE uchar* map =
+            inputs.block_map + head * params->block_map.head + row * params->block_map.row;
+        for (int block = first_key / kBlockSize; block <= last_key / kBlockSize; ++block) {
+          found |= map[block * params->block_map.column];
+        }
+      }
+    }
+    return found;
   }
 
   // The queries that see at least one of the keys first..last: one span, too.
@@ -147,14 +175,19 @@ struct Visibility {
   }
   // The same, of a key in the span that the row sees.
   FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key) const FLASHATTN_THREAD {
-    if (has_tree && !tree_shows(row.query, key)) {
-      return -INFINITY;
-    }
-    if (has_visible && !inputs.visible[row.head * params->visible.head + row.query * params->visible.row +
-                                       key * params->visible.column]) {
+    bool visible = !has_visible || visible_row(row.head, row.query)[key * params->visible.column];
+    return masked_by_arrays(score, row, key, visible);
+  }
+  // visible: what the bool array says, or true.
+  FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key, bool visible) const FLASHATTN_THREAD {
+    if (!visible || (has_tree && !tree_shows(row.query, key))) {
       return -INFINITY;
     }
     return has_bias ? add_bias(score, row, key) : score;
+  }
+  // A row of the bool array, from key 0 on.
+  FLASHATTN_FUNC const FLASHATTN_DEVICE bool* visible_row(int head, int query) const FLASHATTN_THREAD {
+    return inputs.visible + head * params->visible.head + query * params->visible.row;
   }
 
  private:
@@ -206,6 +239,9 @@ FLASHATTN_FUNC Visibility visibility_of(FLASHATTN_UNIFORM AttentionParams& param
   }
   if (has_bias) {
     inputs.bias += batch_offset(params, params.bias, batch) * size_of_dtype(bias_dtype);
+  }
+  if (has_block_map) {
+    inputs.block_map += batch_offset(params, params.block_map, batch);
   }
   if (has_alibi_slopes) {
     inputs.alibi_slopes += batch_offset(params, params.alibi_slopes, batch);

@@ -68,7 +68,12 @@ template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
     for (int first = queries_of_any.begin / ROWS * ROWS; first < queries_of_any.end; first += ROWS) {
       int last = metal::min(first + ROWS, params.query_len) - 1;
       int row_count = whole_rows ? ROWS : last - first + 1;
-      bool shown = row_count == ROWS && visibility.seen_by_all(first, last).contains(first_key, kKeys);
+      int blocks = visibility.blocks(head, 1, first, ROWS, first_key, kKeys);
+      if (!(blocks & kBlockShows)) {
+        continue;
+      }
+      bool shown = row_count == ROWS && visibility.open_to_all(first, last).contains(first_key, kKeys) &&
+                   !(blocks & kBlockChanges);
       bool needed = visibility.seen_by_any(first, last).meets(own_first, 8);  // by this SIMD group
 
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous rows have been read

@@ -52,12 +52,16 @@ template <typename T, int D, int DV, int SIMDGROUPS, int KEYS>
   auto keys = rows_of(key, params, params.key, batch, kv_head);
   auto values = rows_of(value, params, params.value, batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_query, last_query);
-  KeySpan all = visibility.seen_by_all(first_query, last_query);
+  KeySpan all = visibility.open_to_all(first_query, last_query);
   KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + 7, last_query));
 
   for (int first = any.begin / KEYS * KEYS; first < any.end; first += KEYS) {
     int key_count = whole_keys ? KEYS : metal::min(KEYS, params.key_len - first);
-    bool shown = all.contains(first, KEYS);
+    int blocks = visibility.blocks(head, 1, first_query, kRows, first, KEYS);
+    if (!(blocks & kBlockShows)) {
+      continue;
+    }
+    bool shown = all.contains(first, KEYS) && !(blocks & kBlockChanges);
     bool needed = own.meets(first, KEYS);  // by this SIMD group
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read

@@ -67,10 +67,16 @@ template <typename T, int D, int DV, int ROW_FRAGMENTS>
   const device T* values = head_of(value, params, params.value, batch, kv_head);
   RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
   KeySpan any = visibility.seen_by_any(first_row / group, last_row / group);
-  KeySpan all = visibility.seen_by_all(first_row / group, last_row / group);
-  int turn = 0;
-  for (int first = any.begin; first < any.end; first += kKeys, turn = 1 - turn) {
-    bool shown = all.contains(first, kKeys);
+  KeySpan all = visibility.open_to_all(first_row / group, last_row / group);
+  int turn = 1;
+  for (int first = any.begin; first < any.end; first += kKeys) {
+    int blocks = visibility.blocks(kv_head * group, group, first_row / group, last_row / group - first_row / group + 1,
+                                   first, kKeys);
+    if (!(blocks & kBlockShows)) {
+      continue;
+    }
+    turn = 1 - turn;
+    bool shown = all.contains(first, kKeys) && !(blocks & kBlockChanges);
 
     // This SIMD group's eight keys against all rows.
     int own_first = first + int(simdgroup) * 8;
