@@ -147,6 +147,13 @@ bool is_prefill_of_hopper(const Call& call) {
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && has_boxes(call);
 }
 
+// Where tiles are looked up in a block map, who brings them needs more registers than for bringing alone.
+void give_registers(int groups, int& registers, int& few) {
+  constexpr int kStep = 8;
+  registers -= kStep;
+  few += kStep * groups;
+}
+
 Launches prefill_hopper(const Call& call) {
   struct Shape {
     int groups, stages, blocks, registers, few;
@@ -160,10 +167,11 @@ Launches prefill_hopper(const Call& call) {
     if (in_parts) return widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24};
     if (widest <= 64) return {1, 2, 3, 136, 24};
     if (widest > 128) return {2, 2, 1, 240, 24};
-    if (call.tiling == 1) return {2, 3, 1, 240, 24};
+    if (call.tiling == 1 || call.has(Binding::block_map)) return {2, 3, 1, 240, 24};  // masks take registers
     return {3, call.params.window == 0 ? 2 : 3, 1, 160, 32};
   };
   auto [groups, stages, blocks, registers, few] = shape();
+  if (call.has(Binding::block_map)) give_registers(groups, registers, few);
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
                stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
@@ -325,6 +333,7 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   const Call& call = gradient.call;
   int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
   HopperShape shape = hopper_shape(call, of);
+  if (call.has(Binding::block_map)) give_registers(shape.groups, shape.registers, shape.few);
   bool of_keys = of != kDq;
   int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +

@@ -25,6 +25,12 @@ FLASHATTN_FUNC void for_each_tile(const Block& block, int lane, F bring) {
     if (lane == 0) bring(n, tile);
   }
 }
+template <typename Block, typename Ring>
+FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map, int lane) {
+  for_each_tile(block, lane, [&](int n, typename Block::Tile tile) {
+    ring.bring(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
+  });
+}
 
 // Begins scores = the rows times tile n, part by part, as begin_multiply_keys() does.
 template <int WIDTH, int N, typename Own, typename Ring>
@@ -141,11 +147,6 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
                &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
                &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
                &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
-    const auto bring_columns = [&](auto ring, const cuda::TensorMap& map) {
-      for_each_tile(block, lane, [&](int n, const auto& tile) {
-        ring.bring(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
-      });
-    };
     bool is_awake = has_block_map || lane == 0;
     if (is_awake && warp % kWarps == 0) {
       int head = Block::kOfKeys ? block.kv_head : block.head;
@@ -154,11 +155,11 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
         bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
         bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
       }
-      bring_columns(firsts, columns_first);
+      bring_columns(block, firsts, columns_first, lane);
     } else if (is_awake && warp % kWarps == 1) {
-      bring_columns(seconds, columns_second);
+      bring_columns(block, seconds, columns_second, lane);
     } else if (is_awake && warp % kWarps == 2 && Block::kOfKeys) {
-      for_each_tile(block, lane, [&](int n, const auto& tile) {
+      for_each_tile(block, lane, [&](int n, typename Block::Tile tile) {
         saved.expect(n);
         copy_bytes(saved.tile(n).memory, block.saved(tile.head) + tile.column, SavedOfTile::kBytes, saved.arrived(n));
       });

@@ -291,7 +291,7 @@ struct GradientBlock {
                    : visibility.blocks(of_head, 1, row, row_count, column, COLUMNS);
   }
   FLASHATTN_FUNC auto blocks_of(int of_head, int row, int row_count) const {
-    return [=, this](int column) { return row <= last_row ? blocks(of_head, row, row_count, column) : 0; };
+    return [this, of_head, row, row_count](int column) { return row <= last_row ? blocks(of_head, row, row_count, column) : 0; };
   }
   FLASHATTN_FUNC void look_up(Tile& tile) const {
     tile.mapped.template look_up<COLUMNS>(tile.column, any.end, blocks_of(tile.head, first_row, ROWS),
@@ -311,21 +311,24 @@ struct GradientBlock {
   template <Step STEP, int N>
   FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
                                  const float4* saved_columns, Tile tile, bool shown, int lane) const {
-    const auto with = [&](const auto& visible) {
-      each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, shown, visible, lane);
-    };
+#define FLASHATTN_EACH_SCORE(...) \
+  return each_score_by<STEP>(__VA_ARGS__, scores, dscores, own, own_row, saved_columns, tile, shown, lane)
     if constexpr (has_visible && STEP != kToGradients) {
-      if (shown) return with(AllVisible{});
-      if constexpr (kOfKeys) return with(BitsOfKeys<COLUMNS>(visibility, tile.head, tile.column, own_row, lane));
-      if constexpr (!kOfKeys) return with(BitsOfQueries<COLUMNS>(visibility, own.queries, tile.column, lane));
+      if (shown) FLASHATTN_EACH_SCORE(AllVisible{});
+      if constexpr (kOfKeys) {
+        FLASHATTN_EACH_SCORE(BitsOfKeys<COLUMNS>(visibility, tile.head, tile.column, own_row, lane));
+      } else {
+        FLASHATTN_EACH_SCORE(BitsOfQueries<COLUMNS>(visibility, own.queries, tile.column, lane));
+      }
     } else {
-      with(AllVisible{});
+      FLASHATTN_EACH_SCORE(AllVisible{});
     }
+#undef FLASHATTN_EACH_SCORE
   }
   template <Step STEP, int N, typename Visible>
-  FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
-                                 const float4* saved_columns, Tile tile, bool shown, const Visible& visible,
-                                 int lane) const {
+  FLASHATTN_FUNC void each_score_by(const Visible& visible, Fragment (&scores)[N], Fragment (&dscores)[N],
+                                    const OwnRows& own, int own_row, const float4* saved_columns, Tile tile, bool shown,
+                                    int lane) const {
     float slope = has_alibi_slopes ? visibility.row(0, tile.head).slope : 0.0f;
     FLASHATTN_UNROLL
     for (int i = 0; i < COLUMNS / 2; ++i) {

@@ -35,19 +35,21 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
   static FLASHATTN_FUNC void mask(Fragment (&scores)[KEYS / 8], Visibility visibility, const Row (&rows)[2],
                                   int first_key, int lane) {
-    const auto mask_all = [&](auto visible) {
-      FLASHATTN_UNROLL
-      for (int i = 0; i < KEYS / 2; ++i) {
-        float& x = scores[i / 4][i % 4];
-        const Row& row = rows[i % 4 / 2];
-        int key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        x = row.seen.contains(key, 1) ? visibility.masked_by_arrays(x, row, key, visible[i]) : -INFINITY;
-      }
-    };
     if constexpr (has_visible) {
-      mask_all(BitsOfQueries<KEYS>(visibility, rows, first_key, lane));
+      mask_by(BitsOfQueries<KEYS>(visibility, rows, first_key, lane), scores, visibility, rows, first_key, lane);
     } else {
-      mask_all(AllVisible{});
+      mask_by(AllVisible{}, scores, visibility, rows, first_key, lane);
+    }
+  }
+  template <typename Visible>
+  static FLASHATTN_FUNC void mask_by(const Visible& visible, Fragment (&scores)[KEYS / 8], Visibility visibility,
+                                     const Row (&rows)[2], int first_key, int lane) {
+    FLASHATTN_UNROLL
+    for (int i = 0; i < KEYS / 2; ++i) {
+      float& x = scores[i / 4][i % 4];
+      const Row& row = rows[i % 4 / 2];
+      int key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;
+      x = row.seen.contains(key, 1) ? visibility.masked_by_arrays(x, row, key, visible[i]) : -INFINITY;
     }
   }
   static FLASHATTN_FUNC float highest(const Fragment (&scores)[KEYS / 8], int h) {
