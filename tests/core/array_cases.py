@@ -1,0 +1,70 @@
+"""Masks that hide whole blocks, in words of the vocabulary where it has them, and as arrays."""
+
+import flashattn_core
+import mlx.core as mx
+import numpy as np
+from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
+
+
+def positions(length: int, key_len: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(length)[:, None] + key_len - length, np.arange(key_len)[None]
+
+
+def documents(length: int, key_len: int) -> np.ndarray:
+    number = np.cumsum(np.isin(np.arange(key_len), (40, 100, 230)))
+    return number[positions(length, key_len)[0].clip(0)] == number[None]
+
+
+def visible(name: str, rng: np.random.Generator, length: int, key_len: int) -> np.ndarray:
+    query, key = positions(length, key_len)
+    return {
+        "window": lambda: (key <= query) & (query - key < 50),
+        "causal": lambda: key <= query,
+        "left padding": lambda: (key <= query) & (key >= np.array([[[[70]]], [[[133]]]])),
+        "documents": lambda: documents(length, key_len),
+        "prefix": lambda: (key <= query) | (key < 97),
+        "gap": lambda: (key <= query) & ((key < 70) | (key > 200)),
+        "holes": lambda: rng.random((length, key_len)) > 0.1,
+        "per head": lambda: (query - key < np.array([30, 80, 300, 0])[:, None, None]) & (key <= query),
+        "all": lambda: np.ones((length, key_len), bool),
+        "none": lambda: np.zeros((length, key_len), bool),
+    }[name]()
+
+
+NAMES = ("window", "causal", "left padding", "documents", "prefix", "gap", "holes", "per head", "all", "none")
+DESCRIBED: dict[str, Mask | None] = {
+    "window": SlidingWindow(50),
+    "causal": Causal(),
+    "left padding": Causal() & KeyRange(mx.array([70, 133])),
+    "all": None,
+}
+
+
+def as_array(kind: str, shown: np.ndarray, rng: np.random.Generator, dtype: mx.Dtype = mx.float32) -> mx.array:
+    if kind == "bool":
+        return mx.array(shown)
+    added = rng.standard_normal(shown.shape) if kind == "additive" else np.zeros(shown.shape)
+    return mx.array(np.where(shown, added, -np.inf), dtype)
+
+
+def expected_map(mask: mx.array) -> np.ndarray:
+    """What csrc/call/block_map.h says, in numpy."""
+    array = np.array(mask if mask.dtype == mx.bool_ else mask.astype(mx.float32))
+    shows = array if mask.dtype == mx.bool_ else array != -np.inf
+    changes = ~array if mask.dtype == mx.bool_ else array != 0
+    rows, keys = (-(-n // 32) for n in mask.shape[-2:])
+    result = np.zeros((*mask.shape[:-2], rows, keys), np.uint8)
+    for r in range(rows):
+        for k in range(keys):
+            block = (..., slice(32 * r, 32 * r + 32), slice(32 * k, 32 * k + 32))
+            result[..., r, k] = shows[block].any((-2, -1)) + 2 * changes[block].any((-2, -1))
+    return result
+
+
+def map_of(mask: mx.array, length: int, key_len: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+    """The block map that a call with this mask makes."""
+    tensor = mx.zeros((1, 1, key_len, 8), dtype)
+    call = flashattn_core.arguments.lowered(tensor[:, :, :length], tensor, tensor, None, mask)
+    found = flashattn_core._ext.block_map(call)
+    assert found is not None
+    return found

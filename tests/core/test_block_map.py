@@ -1,0 +1,220 @@
+"""Masks that are arrays: their block map is what the array says, is found once, and changes no result."""
+
+import gc
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from array_cases import DESCRIBED, NAMES, as_array, expected_map, map_of, visible
+from flashattn_core import _ext, flash_attention, masks
+from flashattn_core.arguments import lowered
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from gradient_oracle import assert_both_ways
+from oracle import DTYPES, assert_same_bits, draw
+
+LENGTHS = [(40, 300), (100, 333), (300, 300)]
+
+
+@pytest.fixture
+def call(rng):
+    return draw(rng, batch=(2,), heads=4, kv_heads=2, length=100, key_len=333, dim=24)
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive", "hiding"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rules_hold(rng, name, kind):
+    length, key_len = LENGTHS[NAMES.index(name) % len(LENGTHS)]
+    query, key, value = draw(rng, batch=(2,), heads=4, kv_heads=2, length=length, key_len=key_len, dim=24)
+    assert_both_ways(query, key, value, mask=as_array(kind, visible(name, rng, length, key_len), rng))
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_as_its_description(rng, call, name):
+    mask = as_array("bool", visible(name, rng, 100, 333), rng)
+    by_array = flash_attention(*call, mask=mask, return_lse=True)
+    described = flash_attention(*call, mask=DESCRIBED[name], return_lse=True)
+    for a, b in zip(by_array, described, strict=True):
+        np.testing.assert_allclose(np.array(a), np.array(b), atol=2e-6)
+
+
+@pytest.mark.parametrize("other", ["causal", "window", "key range", "tree", "bias", "sinks"])
+def test_beside_other_masks(rng, call, other):
+    beside = {
+        "causal": Causal(),
+        "window": SlidingWindow(70),
+        "key range": KeyRange(mx.array([3, 40]), mx.array([290, 333])),
+        "tree": Tree(mx.array(rng.random((40, 40)) > 0.5)),
+        "bias": masks.And((as_array("additive", visible("gap", rng, 100, 333), rng),)),
+        "sinks": Causal(),
+    }[other]
+    options = {"sinks": mx.array(rng.standard_normal(4), mx.float32)} if other == "sinks" else {}
+    assert_both_ways(*call, mask=beside & as_array("bool", visible("documents", rng, 100, 333), rng), **options)
+
+
+@pytest.mark.parametrize("dtype", ["bool", *DTYPES])
+@pytest.mark.parametrize(
+    "shape", [(333,), (1, 333), (100, 1), (100, 333), (4, 100, 333), (2, 1, 1, 333), (2, 4, 100, 333)], ids=str
+)
+def test_what_it_says(rng, shape, dtype):
+    shown = rng.random(shape) > np.round(rng.random(-(-shape[-1] // 32)).repeat(32)[: shape[-1]])
+    mask = mx.array(shown)
+    if dtype != "bool":
+        mask = mx.where(mask, mx.where(mx.arange(shape[-1]) < 150, 0.0, -0.0), -mx.inf).astype(DTYPES[dtype])
+        mask = mx.where(mx.arange(shape[-1]) == 200, mx.array(mx.nan, DTYPES[dtype]), mask)
+    found = np.array(map_of(mask, 100, 333, mx.float32))
+    np.testing.assert_array_equal(found, expected_map(mask.reshape(1, -1) if mask.ndim < 2 else mask))
+
+
+def test_its_memory():
+    mask = mx.ones((1000, 1000), mx.bool_)
+    assert map_of(mask, 1000, 1000).nbytes <= mask.nbytes / 256
+
+
+def test_of_views(rng):
+    whole = mx.array(rng.random((140, 2, 100, 8)) > 0.3)
+    view = whole[::-2, :, :, ::2].transpose(1, 3, 2, 0)
+    np.testing.assert_array_equal(np.array(map_of(view, 100, 70)), expected_map(view))
+    shifted = mx.array(rng.random((40, 401)) > 0.5)[:, 1:]
+    np.testing.assert_array_equal(np.array(map_of(shifted, 40, 400)), expected_map(shifted))
+
+
+def test_what_is_broadcast_is_read_once(rng):
+    row = mx.array(rng.random((2, 1, 1, 4096)) > 0.2)
+    found = map_of(mx.broadcast_to(row, (2, 8, 2048, 4096)), 2048, 4096)
+    mx.eval(row)
+    before = mx.get_active_memory()
+    mx.eval(found)
+    assert mx.get_active_memory() - before < 16 * 1024
+    np.testing.assert_array_equal(np.array(found), np.array(map_of(row, 2048, 4096)).repeat(8, 1).repeat(64, 2))
+
+
+class TestFoundOnce:
+    def maps(self, mask):
+        tensor = mx.zeros((1, 1, 300, 8))
+        return _ext.array_id(_ext.block_map(lowered(tensor, tensor, tensor, None, mask)))
+
+    def test_of_one_array(self):
+        mask = mx.ones((300, 300), mx.bool_)
+        assert self.maps(mask) == self.maps(mask)
+        assert self.maps(Causal() & mask) == self.maps(mask)
+
+    def test_another_array_has_another(self):
+        mask, other = mx.ones((300, 300), mx.bool_), mx.ones((300, 300), mx.bool_)
+        assert self.maps(mask) != self.maps(other)
+
+    def test_whole_numbers_too(self):
+        mask = mx.zeros((300, 300), mx.int32)
+        assert self.maps(mask) == self.maps(mask)
+
+    def test_written_in_place_it_is_another(self, rng, call):
+        mask = mx.ones((100, 333), mx.bool_)
+        for n in range(5):  # a new array may lie where an earlier one did
+            flash_attention(*call, mask=mask)
+            mask[:, 40 * n : 40 * n + 35] = False
+            assert_same_bits(flash_attention(*call, mask=mask), flash_attention(*call, mask=mx.array(np.array(mask))))
+
+    def test_as_long_as_the_mask_lives(self, call):
+        before = len(masks._kept)
+        mask = mx.ones((100, 333), mx.bool_)
+        mx.eval(flash_attention(*call, mask=mask))
+        assert len(masks._kept) == before + 1
+        del mask
+        gc.collect()
+        assert len(masks._kept) == before
+
+    def test_a_mask_that_is_never_evaluated_dies_too(self, call):
+        gc.collect()
+        before = mx.get_active_memory()
+        mask = mx.ones((100, 333), mx.bool_)
+        flash_attention(*call, mask=mask)
+        del mask
+        gc.collect()
+        assert mx.get_active_memory() == before
+
+    def test_nothing_is_evaluated_early(self, call):
+        mx.eval(call)
+        before = mx.get_active_memory()
+        flash_attention(*call, mask=mx.ones((100, 333), mx.bool_))
+        assert mx.get_active_memory() == before
+
+    def test_threads_have_their_own(self, rng, call):
+        mask = as_array("bool", visible("documents", rng, 100, 333), rng)
+        mx.eval(mask, call)
+        expected = flash_attention(*call, mask=mask)
+        mx.eval(expected)
+        results = []
+
+        def run():
+            with mx.stream(mx.new_stream(mx.cpu)):
+                out = [flash_attention(*call, mask=mask) for _ in range(20)]
+                mx.eval(out)
+                results.extend(out)
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert len(results) == 80
+        for result in results:
+            assert_same_bits(result, expected)
+
+
+class TestTransforms:
+    @pytest.fixture
+    def mask(self, rng):
+        return as_array("bool", visible("documents", rng, 100, 333), rng)
+
+    def test_compile(self, call, mask):
+        expected = flash_attention(*call, mask=mask)
+        assert_same_bits(mx.compile(lambda q, k, v, m: flash_attention(q, k, v, mask=m))(*call, mask), expected)
+        assert_same_bits(mx.compile(lambda q, k, v: flash_attention(q, k, v, mask=mask))(*call), expected)
+
+    def test_compile_without_shapes(self, call, mask):
+        function = mx.compile(lambda q, k, v, m: flash_attention(q, k, v, mask=m), shapeless=True)
+        assert_same_bits(function(*call, mask), flash_attention(*call, mask=mask))
+        query, key, value = (x[:, :, :n] for x, n in zip(call, (60, 290, 290), strict=True))
+        assert_same_bits(
+            function(query, key, value, mask[:60, :290]), flash_attention(query, key, value, mask=mask[:60, :290])
+        )
+
+    def test_a_compiled_function_reads_what_the_mask_has_become(self, call, mask):
+        function = mx.compile(lambda q, k, v, m: flash_attention(q, k, v, mask=m))
+        function(*call, mask)
+        assert_same_bits(function(*call, ~mask), flash_attention(*call, mask=~mask))
+
+    @pytest.mark.parametrize("axis", [0, 1, 2])
+    def test_vmap_over_masks(self, call, mask, axis):
+        stacked = mx.stack([mask, ~mask, mx.ones_like(mask)], axis)
+        mapped = mx.vmap(lambda m: flash_attention(*call, mask=m), in_axes=axis)(stacked)
+        for got, each in zip(mapped, (mask, ~mask, mx.ones_like(mask)), strict=True):
+            assert_same_bits(got, flash_attention(*call, mask=each))
+
+    def test_vmap_over_queries(self, call, mask):
+        mapped = mx.vmap(lambda q, k, v: flash_attention(q[None], k[None], v[None], mask=mask)[0])(*call)
+        assert_same_bits(mapped, flash_attention(*call, mask=mask))
+
+    def test_checkpoint(self, call, mask):
+        def loss(q, k, v, m):
+            return (flash_attention(q, k, v, mask=m) * q).sum()
+
+        plain = mx.grad(loss, argnums=(0, 1, 2))(*call, mask)
+        for got, expected in zip(mx.grad(mx.checkpoint(loss), argnums=(0, 1, 2))(*call, mask), plain, strict=True):
+            assert_same_bits(got, expected)
+
+    def test_the_gradient_of_an_additive_mask(self, rng, call):
+        bias = as_array("additive", visible("gap", rng, 100, 333), rng)
+        gradient = mx.grad(lambda b: (flash_attention(*call, mask=b) * call[0]).sum())(bias)
+        hidden = np.array(bias) == -np.inf
+        assert np.isfinite(np.array(gradient)).all()
+        assert not np.array(gradient)[hidden].any()
+        assert np.array(gradient)[~hidden].any()
+
+
+@pytest.mark.parametrize(("length", "key_len", "has_map"), [(9, 257, True), (8, 4096, False), (100, 256, False)])
+def test_few_keys_or_queries_have_none(tmp_path, length, key_len, has_map):
+    tensor = mx.zeros((1, 1, key_len, 8))
+    out = flash_attention(tensor[:, :, :length], tensor, tensor, mask=mx.ones((length, key_len), mx.bool_))
+    mx.export_to_dot(str(tmp_path / "graph"), out)
+    assert ("FlashAttentionBlockMap" in (tmp_path / "graph").read_text()) == has_map
