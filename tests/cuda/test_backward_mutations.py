@@ -16,6 +16,11 @@ BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
 LONG = {"lengths": (150, 300)}
 
 
+# An array that hides whole blocks.
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
+OPEN = "!(has_block_map && tile.mapped.bit(tile.mapped.own_changes, tile.mapped_tile))"
+
+
 def of_hopper(old: str, new: str = "", **how) -> Fault:
     return Fault(HOPPER, old, new, dtype="float16", **LONG | how)
 
@@ -43,7 +48,7 @@ FAULTS = {
     "hopper: products not waited for": of_hopper(
         "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
     ),
-    "hopper: the last turn is not passed": of_hopper("if (block.count > 0) turns.pass(lane);", dim=128),
+    "hopper: the last turn is not passed": of_hopper("if (n > 0) turns.pass(lane);\n  block.store", dim=128),
     "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
     # float32 in parts.
     "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
@@ -87,8 +92,15 @@ FAULTS = {
     "merge: a part left out": Fault(MERGE, "n < count", "n + 1 < count"),
     "parts over each other": Fault(BACKWARD, "part = (chunk * int(p.batch_size) + batch)", "part = (chunk + batch)"),
     # Masks.
-    "masks ignored": Fault(BACKWARD, "visibility.seen_by_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
-    "hopper: masks ignored": of_hopper("visibility.seen_by_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
+    "masks ignored": Fault(BACKWARD, "visibility.open_to_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
+    "hopper: masks ignored": of_hopper("visibility.open_to_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
+    # The block map, and the bits of a bool array.
+    "a block that hides some taken for whole": Fault(BACKWARD, OPEN, "true", **BLOCKS),
+    "hopper: a block that hides some taken for whole": of_hopper(OPEN, "true", **BLOCKS),
+    "parts: a block that hides some taken for whole": of_parts(OPEN, "true", **BLOCKS),
+    "bits of the wrong keys": Fault(BACKWARD, "% 2) >> lane / 4", "% 2) >> lane % 4", **BLOCKS),
+    "bits of the wrong queries": Fault(BACKWARD, "lane % 4 * 2 + n % 2) >>", "lane % 4 * 2) >>", **BLOCKS),
+    "parts: bits of queries 32 further": of_parts("<< n / 2;", "<< 0;", **BLOCKS),
     "a window too short": Fault(
         BACKWARD, "last) - offset + params->window", "last) - offset + params->window - 1", mask=SlidingWindow(34),
         lengths=(128, 128),

@@ -18,8 +18,13 @@ FEW_WARPS = {"key_len": 700, "dim": 200}
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 
 
+# An array that hides whole blocks.
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
+OF_BLOCKS = {"mask": "blocks", "lengths": (150, 300)}
+
+
 def of_hopper(old: str, new: str = "", **how) -> Fault:
-    return Fault(HOPPER, old, new, lengths=(150, 300), dtype="float16", **how)
+    return Fault(HOPPER, old, new, **{"lengths": (150, 300), "dtype": "float16"} | how)
 
 
 def of_parts(old: str, new: str = "", **how) -> Fault:
@@ -85,10 +90,34 @@ FAULTS = {
         "row.seen.contains(key, 1)", "key < row.seen.end", length=8, mask=SlidingWindow(9) & KeyRange(3)
     ),
     "partly visible tiles taken for whole ones": Fault(
-        PREFILL, "own_all.contains(first, KEYS)", "own_all.contains(first, 1)"
+        PREFILL, "own_all.contains(first(), KEYS)", "own_all.contains(first(), 1)"
     ),
     "a warp's tiles left out": Fault(
-        PREFILL, "own_any.meets(first, KEYS)", "own_any.meets(first, 1)", mask=SlidingWindow(9)
+        PREFILL, "(own_any.end - origin + KEYS - 1) / KEYS", "(own_any.end - origin) / KEYS", mask=SlidingWindow(9)
+    ),
+    # The block map, and the bits of a bool array.
+    "a block that hides some taken for whole": Fault(
+        PREFILL, "!(has_block_map && mapped.bit(mapped.own_changes, mapped_tile))", "true", **BLOCKS
+    ),
+    "hopper: a block that hides some taken for whole": of_hopper(
+        "!(has_block_map && mapped.bit(mapped.own_changes, mapped_tile))", "true", **OF_BLOCKS
+    ),
+    "a tile too far": Fault(PREFILL, "tile + __ffs(left) - 1", "tile + __ffs(left)", **BLOCKS),
+    "hopper: a tile too far": of_hopper("tile + __ffs(left) - 1", "tile + __ffs(left)", **OF_BLOCKS),
+    "a warp's rows see less than they do": Fault(
+        PREFILL,
+        "mapped.bit(mapped.own_shows, mapped_tile)",
+        "mapped.bit(mapped.own_changes, mapped_tile)",
+        **BLOCKS,
+    ),
+    "hopper: output not rescaled behind a gap": of_hopper(
+        "if (has_block_map) rows.rescale(first_rescaling);", **OF_BLOCKS, options={"scale": 4.0}
+    ),
+    "16 bytes that do not begin at 16": Fault(PREFILL, "(from) % COUNT == 0", "(from) % 1 == 0", **BLOCKS),
+    "bits of bytes in the wrong place": Fault(PREFILL, "0x10204080", "0x01020408", **BLOCKS),
+    "bits of the other lanes": Fault(PREFILL, "own < 2 ? bits : others", "own < 2 ? others : bits", **BLOCKS),
+    "a key beyond the last in the bits": Fault(
+        PREFILL, "if (first + i < key_len) result", "if (true) result", **BLOCKS
     ),
     "softcap ignored": Fault(
         PREFILL, "? rounded_product(params->softcap, scaled)", "? scaled", options={"softcap": 1.5}

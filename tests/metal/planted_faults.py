@@ -77,6 +77,14 @@ def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]
     assert any(planted), "no launch of this call has this text"
 
 
+def blocks(length: int, key_len: int) -> np.ndarray:
+    """A mask that hides some blocks of 32 x 32, shows some whole, and cuts others: another one for each head and batch
+    element."""
+    query, key = np.arange(length)[:, None], np.arange(key_len)[None]
+    shifts = np.arange(12).reshape(2, 6, 1, 1) * 5
+    return (key < query // 32 * 32 + 24) | (key > 130 - shifts - query % 5)
+
+
 def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run: Callable[..., Run]) -> None:
     """The call that the fault is for, by a backend's `run`; raises what notices it."""
     length, key_len = fault.query_and_key_lengths
@@ -88,6 +96,7 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run
         "bool": lambda: mx.array(rng.random((6, length, key_len)) > 0.4),
         "additive": lambda: mx.array(rng.standard_normal((length, key_len), dtype=np.float32)),
         "NaN": lambda: mx.arange(key_len) != 40,
+        "blocks": lambda: mx.array(blocks(length, key_len)),
     }
     mask = masks[fault.mask]() if fault.mask in list(masks) else fault.mask
     value_on_metal = value

@@ -8,11 +8,12 @@ import pytest
 from flashattn_core.masks import SlidingWindow
 from gradient_oracle import assert_obeys_the_rule, draw_call
 from metal_backward import exactly_saved, run
-from planted_faults import BARRIER, Fault, assert_is_noticed
+from planted_faults import BARRIER, Fault, assert_is_noticed, blocks
 
 DQ, DKV, DELTA = "metal_backward_dq", "metal_backward_dkv", "metal_backward_delta"
 LONG = (70, 33)  # causal: rows that see nothing
 
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array that hides whole blocks
 FAULTS = {
     # Barriers.
     "dq: values over keys that are still read": Fault(DQ, BARRIER + "  // the previous keys have been read"),
@@ -53,8 +54,12 @@ FAULTS = {
         DKV, "last) - offset + params->window", "last) - offset + params->window - 1", mask=SlidingWindow(34),
         lengths=(128, 128),
     ),
-    "dkv: masks ignored": Fault(DKV, "seen_by_all(first, last).contains(first_key, kKeys)", "keys.contains(0, 1)"),
+    "dkv: masks ignored": Fault(DKV, "open_to_all(first, last).contains(first_key, kKeys)", "keys.contains(0, 1)"),
     "dq: masks ignored": Fault(DQ, "all.contains(first, KEYS)", "all.contains(first, 1)"),
+    "dq: a block that hides some taken for whole": Fault(DQ, " && !(blocks & kBlockChanges)", "", **BLOCKS),
+    "dkv: a block that hides some taken for whole": Fault(DKV, "!(blocks & kBlockChanges)", "true", **BLOCKS),
+    "dq: shown blocks left out": Fault(DQ, "if (!(blocks & kBlockShows))", "if (blocks & kBlockShows)", **BLOCKS),
+    "dkv: shown blocks left out": Fault(DKV, "if (!(blocks & kBlockShows))", "if (blocks & kBlockShows)", **BLOCKS),
     "dkv: eights left out": Fault(DKV, "min(eighth + 7, last)", "min(eighth, last)"),
     "dkv: padding rows in whole tiles": Fault(DKV, "row_count == ROWS && ", "", mask="infinite key"),
     "dq, hidden NaN: weighs 0 instead of nothing": Fault(DQ, "if (!finite_tile) {", "if (false) {", mask="NaN"),
@@ -81,7 +86,10 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype
     )
     call = replace(call, **fault.options)
-    if fault.mask == "NaN":  # hidden from all: a key, with its value, and a row
+    if fault.mask == "blocks":
+        call = replace(call, mask=mx.array(blocks(length, key_len)))
+        assert_obeys_the_rule(call, run(call, edit=edit))
+    elif fault.mask == "NaN":  # hidden from all: a key, with its value, and a row
         call = replace(call, mask=(mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None])
         key, row = (mx.arange(key_len) == 20)[:, None], (mx.arange(length) == 10)[:, None]
         poisoned = replace(

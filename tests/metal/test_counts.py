@@ -126,11 +126,28 @@ def test_hidden_tiles_are_not_read(rng, kernel, length, mask):
 
 
 def test_fully_visible_tiles_read_no_mask(rng):
-    # Causal, 256 queries and keys: only tiles on the diagonal compare positions. A mask array would be read everywhere.
+    # Causal, 256 queries and keys: only tiles on the diagonal compare positions, or read the array.
     query, key, value = draw(rng, heads=1, kv_heads=1, length=256, key_len=256, dim=64)
     plain = run(query, key, value, mask="causal").counts[0]
     array = run(query, key, value, mask=mx.array(np.tri(256, dtype=bool))).counts[0]
-    assert array.device_read > plain.device_read + 256 * 256
+    assert array.device_read < plain.device_read + 256 * 256
+    everywhere = run(query, key, value, mask=mx.array(np.arange(256) % 32 > 0)).counts[0]
+    assert everywhere.device_read > plain.device_read + 256 * 256
+
+
+@pytest.mark.rotate(3)
+@pytest.mark.parametrize("dtype", [mx.bool_, mx.float32], ids=str)
+@pytest.mark.parametrize("kernel", ["metal_prefill_tg", "metal_prefill_reg", "metal_rowwise"])
+def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
+    """Of 480 keys the queries see three blocks: the array, keys and values of the others are not read."""
+    query, key, value = draw(rng, heads=1, kv_heads=1, length=32, key_len=480, dim=64)
+    shown = (mx.arange(480) >= 70) & (mx.arange(480) < 130)
+    mask = mx.broadcast_to(shown if dtype == mx.bool_ else mx.where(shown, 0.0, -mx.inf), (32, 480))
+    counts = total(run(query, key, value, mask=mask, kernel=kernel).counts)
+    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # that read a block
+    of_blocks = 96 * (2 * 64 * 4 * tiles + 32 * mask.itemsize)
+    assert counts.device_read <= of_blocks + tiles * query.nbytes * 4 + 15 * 32 * 32 * 8
+    assert counts.device_read < (key.nbytes + value.nbytes) * tiles / 2
 
 
 # --- The gradient ----------------------------------------------------------------------------------------

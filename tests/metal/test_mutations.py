@@ -17,6 +17,7 @@ def quantised_fault(kernel: str, old: str, new: str = "", *, bits: int = 8, dim:
     return Fault(kernel, old, new, lengths=lengths, mask=None, dim=dim, bits=bits)
 
 
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array that hides whole blocks
 FAULTS = {
     # Barriers. The text of a barrier's line is its comment, where it has one.
     "reg: values before keys are read": Fault(REG, BARRIER + "  // the keys have been read"),
@@ -60,9 +61,26 @@ FAULTS = {
     "tree: aligned at the start": Fault(
         SPLIT, "query + params->tree_size - params->query_len", "query", lengths=(5, 70), mask="tree"
     ),
-    "bool array: its head stride ignored": Fault(PARALLEL, "row.head * params->visible.head + ", "", mask="bool"),
+    "bool array: its head stride ignored": Fault(PARALLEL, "head * params->visible.head + ", "", mask="bool"),
     "additive array: in the wrong unit": Fault(REG, "score + added", "score + M_LN2_F * added", mask="additive"),
     "partly visible tiles taken for whole ones": Fault(REG, "all.contains(first, KEYS)", "all.contains(first, 1)"),
+    # The block map.
+    "reg: a hidden block taken for the next": Fault(
+        REG, "if (!(blocks & kBlockShows))", "if (blocks & kBlockShows)", **BLOCKS
+    ),
+    "reg: a block that hides some taken for whole": Fault(REG, " && !(blocks & kBlockChanges)", "", **BLOCKS),
+    "tg: a block that hides some taken for whole": Fault(TG, " && !(blocks & kBlockChanges)", "", **BLOCKS),
+    "rowwise: a block that hides some taken for whole": Fault(ROWWISE, " && !(blocks & kBlockChanges)", "", **BLOCKS),
+    "the map of the first head": Fault(REG, "head * params->block_map.head + ", "", **BLOCKS),
+    "the map of the first batch element": Fault(
+        REG, "inputs.block_map += batch_offset", "inputs.block_map += 0 * batch_offset", **BLOCKS
+    ),
+    "the map's rows of one query": Fault(
+        REG, "row <= last_query / kBlockSize", "row <= first_query / kBlockSize", **BLOCKS
+    ),
+    "the map's keys of one block": Fault(
+        TG, "block <= last_key / kBlockSize", "block < last_key / kBlockSize", **BLOCKS
+    ),
     "hidden eights: one too many left out": Fault(
         REG, "first < end && begin < first + count", "first < end - 1 && begin < first + count", lengths=(33, 66)
     ),

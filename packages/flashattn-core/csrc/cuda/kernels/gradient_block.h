@@ -124,7 +124,8 @@ struct GradientBlock {
   // A query head and the first column, for a warp's own rows.
   struct Tile {
     int head, column, own_row, own_count;
-    MappedTiles mapped;
+    int mapped_tile = 0;  // with a block map: how many tiles of this head come before, hidden or not
+    MappedTiles mapped = {};
   };
 
   FLASHATTN_FUNC GradientBlock(const AttentionParams& p, MaskInputs masks, const BackwardParams& backward,
@@ -149,20 +150,20 @@ struct GradientBlock {
   // Each head has all tiles of its columns, one after the other, but for those that the block map hides. With a map all
   // lanes of a warp call these.
   FLASHATTN_FUNC Tile first_tile(int own_row, int own_count) const {
-    Tile tile = {any.begin < any.end ? head : head + heads, any.begin / COLUMNS * COLUMNS, own_row, own_count, {}};
-    if (has_block_map && is_there(tile)) {
-      look_up(tile);
+    Tile tile = {any.begin < any.end ? head : head + heads, first_column(), own_row, own_count};
+    if (has_block_map) {
+      tile.mapped.first = -FLASHATTN_LANES;
       skip(tile);
     }
     return tile;
   }
   FLASHATTN_FUNC Tile next_tile(Tile tile) const {
-    tile.column += COLUMNS;
     if (has_block_map) {
+      ++tile.mapped_tile;
       skip(tile);
-    } else if (tile.column >= any.end) {
-      ++tile.head;
-      tile.column = any.begin / COLUMNS * COLUMNS;
+    } else {
+      tile.column += COLUMNS;
+      if (tile.column >= any.end) tile = {tile.head + 1, first_column(), tile.own_row, tile.own_count};
     }
     return tile;
   }
@@ -170,7 +171,7 @@ struct GradientBlock {
   // own_any: the columns that one of the warp's own rows has a score with.
   FLASHATTN_FUNC bool is_needed(Tile tile, KeySpan own_any) const {
     return own_any.meets(tile.column, COLUMNS) &&
-           (!has_block_map || tile.mapped.template own_bit<COLUMNS>(tile.mapped.own_shows, tile.column));
+           (!has_block_map || tile.mapped.bit(tile.mapped.own_shows, tile.mapped_tile));
   }
 
   FLASHATTN_FUNC PlainRows<const T*> rows(const T* array, const Strides& strides, int of_head) const {
@@ -195,9 +196,8 @@ struct GradientBlock {
   FLASHATTN_FUNC bool is_open(Tile tile) const {
     int row = tile.own_row, count = tile.own_count, column = tile.column;
     int first = kOfKeys ? column : row, last = minimum(first + (kOfKeys ? COLUMNS : count), params().query_len) - 1;
-    KeySpan all = has_block_map ? visibility.open_to_all(first, last) : visibility.seen_by_all(first, last);
-    return all.contains(kOfKeys ? row : column, kOfKeys ? count : COLUMNS) &&
-           !(has_block_map && tile.mapped.template own_bit<COLUMNS>(tile.mapped.own_changes, column));
+    return visibility.open_to_all(first, last).contains(kOfKeys ? row : column, kOfKeys ? count : COLUMNS) &&
+           !(has_block_map && tile.mapped.bit(tile.mapped.own_changes, tile.mapped_tile));
   }
 
   // What a lane needs to know of the two rows that it has of a warp's 16, from own_row on.
@@ -286,25 +286,27 @@ struct GradientBlock {
   }
 
  private:
-  FLASHATTN_FUNC int blocks(int of_head, int row, int row_count, int column) const {
+  FLASHATTN_FUNC int first_column() const { return any.begin / COLUMNS * COLUMNS; }
+  // What arrays do between so many rows and a tile of columns.
+  FLASHATTN_FUNC int blocks(int of_head, int row, int row_count, int tile) const {
+    int column = first_column() + tile * COLUMNS;
+    if (row > last_row) return 0;
     return kOfKeys ? visibility.blocks(of_head, 1, column, COLUMNS, row, row_count)
                    : visibility.blocks(of_head, 1, row, row_count, column, COLUMNS);
   }
-  FLASHATTN_FUNC auto blocks_of(int of_head, int row, int row_count) const {
-    return [this, of_head, row, row_count](int column) { return row <= last_row ? blocks(of_head, row, row_count, column) : 0; };
-  }
-  FLASHATTN_FUNC void look_up(Tile& tile) const {
-    tile.mapped.template look_up<COLUMNS>(tile.column, any.end, blocks_of(tile.head, first_row, ROWS),
-                                          blocks_of(tile.head, tile.own_row, tile.own_count));
-  }
+  // On to a tile of which something is seen.
   FLASHATTN_FUNC void skip(Tile& tile) const {
+    int count = (any.end - first_column() + COLUMNS - 1) / COLUMNS;
     while (is_there(tile)) {
-      tile.column = tile.mapped.template next<COLUMNS>(tile.column, any.end, blocks_of(tile.head, first_row, ROWS),
-                                                       blocks_of(tile.head, tile.own_row, tile.own_count));
-      if (tile.column < any.end) return;
+      int of_head = tile.head, own_row = tile.own_row, own_count = tile.own_count;
+      tile.mapped_tile = tile.mapped.next(
+          tile.mapped_tile, count, [this, of_head](int n) { return blocks(of_head, first_row, ROWS, n); },
+          [this, of_head, own_row, own_count](int n) { return blocks(of_head, own_row, own_count, n); });
+      tile.column = first_column() + tile.mapped_tile * COLUMNS;
+      if (tile.mapped_tile < count) return;
       ++tile.head;
-      tile.column = any.begin / COLUMNS * COLUMNS;
-      if (is_there(tile)) look_up(tile);
+      tile.mapped_tile = 0;
+      tile.mapped.first = -FLASHATTN_LANES;
     }
   }
 

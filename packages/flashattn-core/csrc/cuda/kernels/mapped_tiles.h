@@ -5,39 +5,35 @@
 
 namespace flashattn {
 
-// Bit n is of the n-th tile from `first` on.
+// Bit n is of tile `first` + n.
 struct MappedTiles {
   int first;
   uint shows;                   // to some row of the block
   uint own_shows, own_changes;  // for the warp's own rows
 
-  // By all lanes of a warp. of_block(tile), of_own(tile): what Visibility::blocks() has for the tile that begins there;
-  // `size` is a tile's. From `end` on there are none.
-  template <int SIZE, typename F, typename G>
-  FLASHATTN_FUNC void look_up(int begin, int end, F of_block, G of_own) {
-    int tile = begin + int(threadIdx.x % FLASHATTN_LANES) * SIZE;
-    int block = tile < end ? of_block(tile) : 0, own = tile < end ? of_own(tile) : 0;
+  // The first tile from `tile` on that shows something; `count`: there is none. By all lanes of a warp. of_block(tile),
+  // of_own(tile): what Visibility::blocks() has for it.
+  template <typename F, typename G>
+  FLASHATTN_FUNC int next(int tile, int count, F of_block, G of_own) {
+    while (tile < count) {
+      if (tile >= first + FLASHATTN_LANES) look_up(tile, count, of_block, of_own);
+      uint left = shows >> (tile - first);
+      if (left != 0) return tile + __ffs(left) - 1;
+      tile = first + FLASHATTN_LANES;
+    }
+    return count;
+  }
+  FLASHATTN_FUNC bool bit(uint bits, int tile) const { return bits >> (tile - first) & 1; }
+
+ private:
+  template <typename F, typename G>
+  FLASHATTN_FUNC void look_up(int begin, int count, F of_block, G of_own) {
+    int tile = begin + int(threadIdx.x % FLASHATTN_LANES);
+    int block = tile < count ? of_block(tile) : 0, own = tile < count ? of_own(tile) : 0;
     first = begin;
     shows = __ballot_sync(~0u, block & kBlockShows);
     own_shows = __ballot_sync(~0u, own & kBlockShows);
     own_changes = __ballot_sync(~0u, own & kBlockChanges);
-  }
-
-  // The first tile from `tile` on that shows something; `end` or beyond: there is none.
-  template <int SIZE, typename F, typename G>
-  FLASHATTN_FUNC int next(int tile, int end, F of_block, G of_own) {
-    while (tile < end) {
-      if (tile >= first + FLASHATTN_LANES * SIZE) look_up<SIZE>(tile, end, of_block, of_own);
-      uint left = shows >> (tile - first) / SIZE;
-      if (left != 0) return tile + (__ffs(left) - 1) * SIZE;
-      tile = first + FLASHATTN_LANES * SIZE;
-    }
-    return tile;
-  }
-
-  template <int SIZE>
-  FLASHATTN_FUNC bool own_bit(uint bits, int tile) const {
-    return bits >> (tile - first) / SIZE & 1;
   }
 };
 
@@ -55,44 +51,58 @@ struct KeyTiles {
   Visibility visibility;
   int head;
   QueryRange block, own;
-  KeySpan any;               // of the block
-  KeySpan own_any, own_all;  // of the warp's own queries: without them nothing
-  int first;                 // the tile's first key
+  KeySpan any;             // of the block
+  KeySpan own_all;         // of the warp's own queries
+  int origin;              // the first tile's first key
+  int own_begin, own_end;  // tiles that an own query sees something of, by the spans
+  int n = 0;               // how many tiles came before
+  int mapped_tile = 0;     // with a block map: how many keys from the origin on
   MappedTiles mapped;
 
   FLASHATTN_FUNC KeyTiles(Visibility visibility, int head, QueryRange block, QueryRange own)
       : visibility(visibility), head(head), block(block), own(own) {
-    bool exists = own.first <= own.last;
     any = visibility.seen_by_any(block.first, block.last);
-    own_any = exists ? visibility.seen_by_any(own.first, own.last) : KeySpan{0, 0};
+    origin = any.begin / KEYS * KEYS;
+    bool exists = own.first <= own.last;
+    KeySpan own_any = exists ? visibility.seen_by_any(own.first, own.last) : KeySpan{0, 0};
     own_all = exists ? visibility.open_to_all(own.first, own.last) : KeySpan{0, 0};
-    if (!has_block_map && (has_visible || has_bias)) own_all = KeySpan{0, 0};
-    first = any.begin / KEYS * KEYS;
-    if (has_block_map && is_there()) {
-      look_up();
+    bool sees = own_any.begin < own_any.end;
+    own_begin = sees ? (own_any.begin - origin) / KEYS : 0;
+    own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
+    if (has_block_map) {
+      mapped.first = -FLASHATTN_LANES;
       skip();
     }
   }
 
-  FLASHATTN_FUNC bool is_there() const { return first < any.end; }
+  FLASHATTN_FUNC int tile() const { return has_block_map ? mapped_tile : n; }
+  FLASHATTN_FUNC int first() const { return origin + tile() * KEYS; }
+  FLASHATTN_FUNC bool is_there() const { return any.begin < any.end && first() < any.end; }
   FLASHATTN_FUNC void next() {
-    first += KEYS;
-    if (has_block_map) skip();
+    ++n;
+    if (has_block_map) {
+      ++mapped_tile;
+      skip();
+    }
   }
   // Whether some own query sees some of its keys; and whether all see all of them, and no score is changed.
   FLASHATTN_FUNC bool is_needed() const {
-    return own_any.meets(first, KEYS) && (!has_block_map || mapped.own_bit<KEYS>(mapped.own_shows, first));
+    return own_begin <= tile() && tile() < own_end && (!has_block_map || mapped.bit(mapped.own_shows, mapped_tile));
   }
   FLASHATTN_FUNC bool is_open() const {
-    return own_all.contains(first, KEYS) && !(has_block_map && mapped.own_bit<KEYS>(mapped.own_changes, first));
+    return own_all.contains(first(), KEYS) && !(has_block_map && mapped.bit(mapped.own_changes, mapped_tile));
   }
 
  private:
-  FLASHATTN_FUNC auto of(QueryRange queries) const {
-    return [=](int tile) { return visibility.blocks(head, 1, queries.first, queries.count(), tile, KEYS); };
+  FLASHATTN_FUNC int blocks(QueryRange queries, int tile) const {
+    return visibility.blocks(head, 1, queries.first, queries.count(), origin + tile * KEYS, KEYS);
   }
-  FLASHATTN_FUNC void look_up() { mapped.look_up<KEYS>(first, any.end, of(block), of(own)); }
-  FLASHATTN_FUNC void skip() { first = mapped.next<KEYS>(first, any.end, of(block), of(own)); }
+  FLASHATTN_FUNC void skip() {
+    int count = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
+    mapped_tile = mapped.next(
+        mapped_tile, count, [this](int tile) { return blocks(block, tile); },
+        [this](int tile) { return own.first <= own.last ? blocks(own, tile) : 0; });
+  }
 };
 
 }  // namespace flashattn

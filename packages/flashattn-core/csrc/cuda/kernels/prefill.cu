@@ -40,7 +40,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     queries.template load<kThreads>(head_queries + layout.offset(first_row, 0), layout, params.query_len - first_row,
                                     head_dim, threadIdx.x);
   }
-  tiles.bring(0, next.first, next.any.end);
+  tiles.bring(0, next.first(), next.any.end);
   commit_copies();
 
   rows.begin(visibility, own_query, head, 1, lane);
@@ -50,12 +50,12 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     rows.queries = own_rows(queries, own_row);
   }
   for (int n = 0; next.is_there(); ++n) {
-    int first = next.first;
+    int first = next.first();
     bool is_needed = next.is_needed(), is_open = next.is_open();
     wait_for_copies<0>();
     __syncthreads();  // the tile is there, and the one before has been read
     next.next();
-    tiles.bring(n + 1, next.first, next.any.end);
+    tiles.bring(n + 1, next.first(), next.any.end);
     commit_copies();
     if (is_needed) rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, is_open, lane);
   }

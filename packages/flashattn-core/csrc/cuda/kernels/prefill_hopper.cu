@@ -79,7 +79,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
         bring_boxes(queries, arguments.query_map, first_row, head, batch, queries_arrived);
       }
       for (int n = 0, before = 0; n == 0 || before >= 0; ++n) {
-        int first = next.is_there() ? next.first : -1;
+        int first = next.is_there() ? next.first() : -1;
         if (brings && first >= 0) keys.bring(n, arguments.key_map, first, kv_head, batch);
         if (brings && n > 0) values.bring(n - 1, arguments.value_map, before, kv_head, batch);
         before = first;
@@ -101,11 +101,10 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       begin_multiply_keys<head_dim, kParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
     }
   };
-  int n = 0;
   const auto pass_unseen = [&] {  // tiles that the warpgroup does not see
-    for (; next.is_there() && !next.is_needed(); next.next(), ++n) {
-      keys.pass(n);
-      values.pass(n);
+    for (; next.is_there() && !next.is_needed(); next.next()) {
+      keys.pass(next.n);
+      values.pass(next.n);
     }
   };
   if (!kFresh) queries_arrived.wait(0);
@@ -118,38 +117,37 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       FLASHATTN_UNROLL
       for (int i = 0; i < KEYS / 16; ++i) split_step<Element>(scores, i, probabilities[i]);
     };
-    const auto add_values = [&] {
+    const auto add_values = [&](int n) {
       FLASHATTN_UNROLL
       for (int part = 0; part < kParts; ++part) {
         values.wait_for_tile(n, part);
         begin_add_values<kParts>(sums, probabilities, values.tile(n, part), part, kFresh);
       }
     };
-    const auto values_added = [&] {
+    const auto values_added = [&](int n) {
       wait_for_products<0>(sums);
       if constexpr (kFresh) rows.add(sums);
       values.release(n);
     };
-    multiply_keys(scores, n);
+    multiply_keys(scores, next.n);
     wait_for_products<0>(scores);
-    keys.release(n);
-    auto first_rescaling = rows.to_probabilities(scores, visibility, next.first, next.is_open(), lane);
+    keys.release(next.n);
+    auto first_rescaling = rows.to_probabilities(scores, visibility, next.first(), next.is_open(), lane);
     if (has_block_map) rows.rescale(first_rescaling);
     split();
-    for (next.next(); next.is_there() && next.is_needed(); next.next(), ++n) {
-      multiply_keys(scores, n + 1);
-      add_values();
+    for (next.next(); next.is_there() && next.is_needed(); next.next()) {
+      multiply_keys(scores, next.n);
+      add_values(next.n - 1);
       wait_for_products<kParts>(scores);
-      keys.release(n + 1);
-      auto rescaling = rows.to_probabilities(scores, visibility, next.first, next.is_open(), lane);
-      values_added();
+      keys.release(next.n);
+      auto rescaling = rows.to_probabilities(scores, visibility, next.first(), next.is_open(), lane);
+      values_added(next.n - 1);
       split();
       rows.rescale(rescaling);
     }
     begin_products();
-    add_values();
-    values_added();
-    ++n;
+    add_values(next.n - 1);
+    values_added(next.n - 1);
     pass_unseen();
     if (!has_block_map) break;
   }

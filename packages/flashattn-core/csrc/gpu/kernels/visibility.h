@@ -69,8 +69,11 @@ struct Visibility {
   FLASHATTN_FUNC KeySpan seen_by_all(int first, int last) const FLASHATTN_THREAD {
     return has_visible || has_bias ? KeySpan{0, 0} : open_to_all(first, last);
   }
-  // The same, but for what arrays hide or change, which blocks() tells of.
+  // The same for kernels that ask blocks(), too, which says what a block map knows of arrays.
   FLASHATTN_FUNC KeySpan open_to_all(int first, int last) const FLASHATTN_THREAD {
+    if ((has_visible || has_bias) && !has_block_map) {
+      return KeySpan{0, 0};
+    }
     KeySpan span = KeySpan{seen(last).begin, seen(first).end};
     if (has_tree) {
       span.end = minimum(span.end, params->key_len - params->tree_size);
