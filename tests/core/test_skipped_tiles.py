@@ -14,6 +14,11 @@ CASES = {
     "prefill, causal and left padding": (["prefill", 200, 8192, 1, 0, 5000, 8192], (5000, 8192)),
     "prefill, window behind a long cache": (["prefill", 64, 8192, 1, 64, 0, 8192], (8065, 8192)),
     "prefill, key range outside of the window": (["prefill", 64, 8192, 1, 64, 0, 8000], (0, 0)),
+    "prefill, an array that hides": (["array_prefill", 200, 8192, 0, 0, 3000, 3100], (3000, 3100)),
+    "prefill, an array and causal": (["array_prefill", 200, 8192, 1, 0, 4090, 8100], (4090, 8100)),
+    "prefill, an array that hides all": (["array_prefill", 200, 8192, 0, 0, 0, 0], (0, 0)),
+    "decode, an array that hides": (["array_decode", 1, 8192, 0, 0, 3000, 3100], (3000, 3100)),
+    "decode, 8 queries, an array that hides": (["array_decode", 8, 8192, 0, 0, 3000, 8192], (3000, 8192)),
     "causal: the first queries of many": (["block", 4096, 4096, 1, 0, 0, 4096], (0, 64)),
     "window: the first queries of many": (["block", 4096, 8192, 1, 100, 0, 8192], (3997, 4160)),
 }

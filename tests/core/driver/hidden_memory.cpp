@@ -3,7 +3,8 @@
 //
 //   hidden_memory KERNEL QUERY_LEN KEY_LEN CAUSAL WINDOW START STOP FIRST_OPEN_KEY LAST_OPEN_KEY
 //
-// KERNEL: decode, prefill, or block (the first 64 queries only). Keys from FIRST_OPEN_KEY to LAST_OPEN_KEY,
+// KERNEL: decode, prefill, or block (the first 64 queries only). Or array_decode, array_prefill: START and STOP are then
+// what an array shows, and no key range; prefill has its block map. Keys from FIRST_OPEN_KEY to LAST_OPEN_KEY,
 // rounded out to whole pages, can be read; all others cannot. Prints the sum of the outputs.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,7 +12,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
+#include "block_map.h"
 #include "call.h"
 #include "kernels.h"
 
@@ -49,7 +52,8 @@ int main(int argc, char** argv) {
   std::string kernel = argv[1];
   const auto number = [&](int i) { return std::atoi(argv[i]); };
   Case c = {};
-  c.decode = kernel == "decode";
+  bool in_array = kernel.starts_with("array_");
+  c.decode = kernel.ends_with("decode");
   c.kv_heads = c.group = 1;
   c.query_len = number(2), c.key_len = number(3);
   c.causal = number(4) != 0;
@@ -61,8 +65,11 @@ int main(int argc, char** argv) {
   Inputs in = draw_inputs(c, draw);
   in.visible = Tensor({}, 1, 1, c.key_len, kRowMajor);
   std::fill(in.visible.numbers.begin(), in.visible.numbers.end(), 1);
-  in.key_start.numbers = {double(number(6))};
-  in.key_stop.numbers = {double(number(7))};
+  if (in_array) {
+    for (int j = 0; j < c.key_len; ++j) in.visible.numbers[size_t(j)] = number(6) <= j && j < number(7);
+  }
+  in.key_start.numbers = {in_array ? 0.0 : double(number(6))};
+  in.key_stop.numbers = {double(in_array ? c.key_len : number(7))};
 
   Call call(c, in, draw);
   int rows = c.query_len;
@@ -70,7 +77,16 @@ int main(int argc, char** argv) {
   size_t keys = static_cast<size_t>(c.key_len), row = kDim * sizeof(float);
   close_but(call.args.key, keys * row, begin * row, end * row);
   close_but(call.args.value, keys * row, begin * row, end * row);
-  close_but(call.args.visible, keys, begin, end);
+  std::vector<uint8_t> map((keys + kBlockSize - 1) / kBlockSize);
+  if (kernel == "array_prefill") {
+    ArrayParams mask = {.count = 0, .ndim = 2, .shape = {1, c.key_len}, .strides = {0, 1}};
+    cpu::find_block_map(call.args.visible, cpu::MaskType::boolean, mask, map.data());
+    call.args.block_map = map.data();
+    call.args.params.block_map = {.column = 1, .row = 0, .head = 0, .batch = {}};
+  }
+  if (kernel != "array_decode") {  // which looks at the array itself
+    close_but(call.args.visible, keys, begin, end);
+  }
   if (kernel == "block") {
     cpu::RowBlock block = {};
     block.head_count = 1;
