@@ -147,11 +147,13 @@ bool is_prefill_of_hopper(const Call& call) {
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && has_boxes(call);
 }
 
-// Where tiles are looked up in a block map, who brings them needs more registers than for bringing alone.
-void give_registers(int groups, int& registers, int& few) {
-  constexpr int kStep = 8;
-  registers -= kStep;
-  few += kStep * groups;
+// Where tiles are looked up in a block map, a thread that brings them needs more registers. Of three blocks at once it
+// gets fewer, and spills some.
+void give_registers(int groups, int blocks, int& registers, int& few) {
+  constexpr int kRegisters = 65536, kWarpgroup = 128, kStep = 8;
+  int launched = kRegisters / blocks / ((groups + 1) * kWarpgroup) / kStep * kStep;
+  few = blocks > 2 ? 32 : 56;
+  registers = std::min(registers, (launched * (groups + 1) - few) / groups / kStep * kStep);
 }
 
 Launches prefill_hopper(const Call& call) {
@@ -167,11 +169,11 @@ Launches prefill_hopper(const Call& call) {
     if (in_parts) return widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24};
     if (widest <= 64) return {1, 2, 3, 136, 24};
     if (widest > 128) return {2, 2, 1, 240, 24};
-    if (call.tiling == 1 || call.has(Binding::block_map)) return {2, 3, 1, 240, 24};  // masks take registers
-    return {3, call.params.window == 0 ? 2 : 3, 1, 160, 32};
+    if (call.tiling == 1) return {2, 3, 1, 240, 24};
+    return {3, call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3, 1, 160, 32};
   };
   auto [groups, stages, blocks, registers, few] = shape();
-  if (call.has(Binding::block_map)) give_registers(groups, registers, few);
+  if (call.has(Binding::block_map)) give_registers(groups, blocks, registers, few);
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
                stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
@@ -333,7 +335,7 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   const Call& call = gradient.call;
   int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
   HopperShape shape = hopper_shape(call, of);
-  if (call.has(Binding::block_map)) give_registers(shape.groups, shape.registers, shape.few);
+  if (call.has(Binding::block_map)) give_registers(shape.groups, shape.blocks, shape.registers, shape.few);
   bool of_keys = of != kDq;
   int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
@@ -356,7 +358,9 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
 }
 
 Launch backward_parts(const GradientCall& gradient, Gradient of) {
-  constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2, kRegisters = 232, kFew = 40;
+  constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2;
+  int registers = 232, few = 40;
+  if (gradient.call.has(Binding::block_map)) give_registers(2, 1, registers, few);
   const Call& call = gradient.call;
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
@@ -374,7 +378,7 @@ Launch backward_parts(const GradientCall& gradient, Gradient of) {
   for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
   Launch result =
       launch(call, gradient.packed, "backward_parts",
-             {dim, value_dim, kColumns, first_stages, second_stages, kRegisters, kFew, of, of_keys && gradient.is_part},
+             {dim, value_dim, kColumns, first_stages, second_stages, registers, few, of, of_keys && gradient.is_part},
              std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps,
              (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers);
   result.boxes = std::move(boxes);
