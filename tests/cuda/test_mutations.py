@@ -210,8 +210,8 @@ FAULTS = {
     "hopper: a tile over one that is read": of_hopper("if (turn >= STAGES) read(turn).wait(turn / STAGES - 1);"),
     "hopper: room a turn too early": of_hopper("read(turn).wait(turn / STAGES - 1)", "read(turn).wait(turn / STAGES)"),
     "hopper: keys given back while they are read": of_hopper(
-        "wait_for_products<kParts>(scores);\n      keys.release(n + 1);",
-        "keys.release(n + 1);\n      wait_for_products<kParts>(scores);",
+        "wait_for_products<kParts>(scores);\n      keys.release(next.n);",
+        "keys.release(next.n);\n      wait_for_products<kParts>(scores);",
     ),
     "hopper: scores not waited for": of_hopper("wait_for_products<kParts>(scores);"),
     "hopper: output not waited for": of_hopper("wait_for_products<0>(sums);"),
