@@ -3,8 +3,8 @@
 //
 //   hidden_memory KERNEL QUERY_LEN KEY_LEN CAUSAL WINDOW START STOP FIRST_OPEN_KEY LAST_OPEN_KEY
 //
-// KERNEL: decode, prefill, or block (the first 64 queries only). Or array_decode, array_prefill: START and STOP are then
-// what an array shows, and no key range; prefill has its block map. Keys from FIRST_OPEN_KEY to LAST_OPEN_KEY,
+// KERNEL: decode, prefill, or block (the first 64 queries only). Or array_decode, array_prefill: START and STOP are
+// then what an array shows, and no key range; prefill has its block map. Keys from FIRST_OPEN_KEY to LAST_OPEN_KEY,
 // rounded out to whole pages, can be read; all others cannot. Prints the sum of the outputs.
 #include <sys/mman.h>
 #include <unistd.h>
