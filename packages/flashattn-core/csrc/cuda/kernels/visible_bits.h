@@ -5,7 +5,7 @@
 
 namespace flashattn {
 
-// Bit n: whether byte n is not 0.
+// Bit n: whether byte n is not 0. The product moves bits 0, 8, 16 and 24 to the highest four; none of them meets another.
 FLASHATTN_FUNC uint bits_of_word(uint word) {
   uint high = ((word & 0x7f7f7f7f) + 0x7f7f7f7f | word) & 0x80808080;
   return (high >> 7) * 0x10204080 >> 28;
@@ -18,16 +18,16 @@ FLASHATTN_FUNC uint bits_of_row(const bool* row, int64_t step, int first, int ke
   const bool* from = row + first * step;
   uint result = 0;
   if (step == 1 && first + COUNT <= key_len && reinterpret_cast<unsigned long long>(from) % COUNT == 0) {
-    uint words[COUNT / 4];
     if constexpr (COUNT == 16) {
-      *reinterpret_cast<uint4*>(words) = *reinterpret_cast<const uint4*>(from);
+      uint4 words = *reinterpret_cast<const uint4*>(from);
+      result =
+          bits_of_word(words.x) | bits_of_word(words.y) << 4 | bits_of_word(words.z) << 8 | bits_of_word(words.w) << 12;
     } else if constexpr (COUNT == 8) {
-      *reinterpret_cast<uint2*>(words) = *reinterpret_cast<const uint2*>(from);
+      uint2 words = *reinterpret_cast<const uint2*>(from);
+      result = bits_of_word(words.x) | bits_of_word(words.y) << 4;
     } else {
-      words[0] = *reinterpret_cast<const uint*>(from);
+      result = bits_of_word(*reinterpret_cast<const uint*>(from));
     }
-    FLASHATTN_UNROLL
-    for (int i = 0; i < COUNT / 4; ++i) result |= bits_of_word(words[i]) << i * 4;
   } else {
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) {
