@@ -97,7 +97,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a trial call is as large as the call",
         f"{CORE}/contest.py",
-        "return work > _MOST_WORK or size > _MOST_BYTES",
+        "return work > most_work or size > _MOST_BYTES",
         "return False",
         "core/test_contest.py::test_trial_calls_are_bounded",
     ),

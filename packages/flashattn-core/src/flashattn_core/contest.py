@@ -26,7 +26,8 @@ ROWS = ("query", "key", "value")
 
 _mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybody exchanged it
 
-_MOST_WORK = 1e11  # multiply-adds of a trial call: some milliseconds of a GPU
+_MOST_WORK = 1e11  # multiply-adds of a trial call: some milliseconds of a laptop's GPU
+_MOST_WORK_ON_CUDA = 1e12  # some milliseconds of a data centre's
 _MOST_BYTES = 2**29  # of a trial call's arrays
 _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # short calls are repeated until a trial lasts so long
 _SLOW_SECONDS = 0.04  # what takes so long has one trial
@@ -97,11 +98,12 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
     kind, (batch, _, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
     query_len = kind.query_len
     heads, columns = kv_heads * kind.group, kind.head_dim + kind.value_dim
+    most_work = _MOST_WORK_ON_CUDA if _ext.backend_of(stream.device) == "cuda" else _MOST_WORK
 
     def is_large() -> bool:
         work = batch * heads * query_len * min(window or key_len, key_len) * columns
         size = batch * (heads * query_len + kv_heads * key_len) * columns * kind.dtype.size
-        return work > _MOST_WORK or size > _MOST_BYTES
+        return work > most_work or size > _MOST_BYTES
 
     while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
         if key_len > max(query_len, 1024):  # first: how many blocks there are is the queries' affair
