@@ -172,7 +172,8 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
     for length in (40, 17, 1):
         few = (arrays[0][:, :, :length], *arrays[1:])
         assert matches(compiled(*few), few)
-    assert {name: calls for name, calls in stats().items() if calls} == {"cuda_prefill": 2, "cuda_decode": 1}
+    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}  # the others compare
+    assert ran == {"cuda_prefill": 2, "cuda_decode": 1}
 
 
 # --- Times ------------------------------------------------------------------------------------------------

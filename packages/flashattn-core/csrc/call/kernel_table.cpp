@@ -102,16 +102,19 @@ bool is_meant(const Row& row, CallShape shape) {
 
 // The tiling that auto takes. cuda_prefill's second one has blocks of 128 rows in place of 192 on compute capability
 // 9.0: these take a fifth longer for the same rows, and leave fewer multiprocessors idle where there are few blocks.
+// Where blocks of 192 rows are more than that, the last of them share many keys instead: see share_last_blocks() in
+// cuda/launch.cpp.
 int usual_tiling(const Row& row, CallShape shape) {
   int dim = std::max(shape.head_dim, shape.value_dim);
   bool has_two = row.kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 &&
                  shape.bits == 0 && dim > 64 && dim <= 128;
   if (!has_two) return 0;
+  constexpr int kManyKeys = 4096;
   constexpr double kSlower = 1.2;
-  const auto time = [&](int rows) {
-    int64_t blocks = (shape.query_len + rows - 1) / rows * shape.heads;
-    return (blocks + shape.multiprocessors - 1) / shape.multiprocessors * rows;
-  };
+  const auto blocks = [&](int rows) { return (shape.query_len + rows - 1) / rows * shape.heads; };
+  const auto time = [&](int rows) { return (blocks(rows) + shape.multiprocessors - 1) / shape.multiprocessors * rows; };
+  bool share = shape.key_len >= kManyKeys && shape.key_len / 4 >= shape.query_len;
+  if (share && blocks(192) > shape.multiprocessors) return 0;
   return static_cast<double>(time(192)) > kSlower * static_cast<double>(time(128)) ? 1 : 0;
 }
 

@@ -28,7 +28,9 @@ thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scra
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
   constexpr int kTurns = 4;
-  bool is_small = wanted.binding == Binding::partials || wanted.binding == Binding::arrivals;
+  constexpr int64_t kSmall = 1 << 20;
+  bool is_small =
+      wanted.elements <= kSmall && (wanted.binding == Binding::partials || wanted.binding == Binding::arrivals);
   std::tuple key(stream, wanted.binding, is_small ? call % kTurns : 0);
   auto found = kept_scratch.find(key);
   if (found != kept_scratch.end() && static_cast<int64_t>(found->second.size()) >= wanted.elements) {

@@ -147,6 +147,32 @@ bool is_prefill_of_hopper(const Call& call) {
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && has_boxes(call);
 }
 
+// How many blocks share the keys of each of the last blocks, so that these leave few multiprocessors idle.
+SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
+  constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes the time of so many keys
+  const AttentionParams& p = call.params;
+  SplitParams split = {};
+  int64_t last = blocks % at_once;
+  bool are_even = p.window == 0 && (!p.causal || p.key_len / 4 >= p.query_len);  // else short blocks fill the gaps
+  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);     // in the time of a block
+  for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
+    double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
+    if (last == 0 || !are_even || last * chunks > 2 * at_once || time >= least) continue;
+    least = time;
+    split.num_chunks = chunks;
+    split.whole_blocks = static_cast<int32_t>(blocks - last);
+  }
+  return split;
+}
+
+Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_blocks) {
+  constexpr int kWarps = 8;
+  std::vector<Argument> arguments = whole_call(call);
+  arguments.insert(arguments.end(), {{Binding::split, Role::value}, {Binding::partials, Role::input}});
+  return launch(call, "prefill_merge", {value_dim, rows, kWarps}, std::move(arguments), shared_blocks * rows / kWarps,
+                kWarps);
+}
+
 Launches prefill_hopper(const Call& call) {
   struct Shape {
     int groups, stages, blocks, registers, few;
@@ -182,12 +208,24 @@ Launches prefill_hopper(const Call& call) {
              boxes_of(Binding::value, p.value, kKeys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
              boxes_of(Binding::query, p.query, rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size})};
   }
+  int64_t count = blocks_of(call, rows);
+  if (!in_parts) result.split = share_last_blocks(call, count, int64_t{call.device.multiprocessors} * blocks);
+  arguments.push_back({Binding::split, Role::value});
+  int64_t shared_blocks = 0;
+  if (int chunks = result.split.num_chunks; chunks > 1) {
+    constexpr int kPadding = 4;  // see kPitch in shared_keys.h
+    shared_blocks = count - result.split.whole_blocks;
+    count += shared_blocks * (chunks - 1);
+    result.scratch.push_back({Binding::partials, shared_blocks * chunks * rows * (value_dim + kPadding)});
+    arguments.push_back({Binding::partials, Role::output});
+  }
   Launch attention =
       launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
-             std::move(arguments), blocks_of(call, rows), (groups + 1) * kWarpsOfGroup, shared + barriers);
+             std::move(arguments), count, (groups + 1) * kWarpsOfGroup, shared + barriers);
   attention.blocks_at_once = blocks;
   attention.boxes = std::move(boxes);
   result.launches.push_back(std::move(attention));
+  if (shared_blocks != 0) result.launches.push_back(prefill_merge(call, value_dim, rows, shared_blocks));
   return result;
 }
 

@@ -26,7 +26,7 @@ namespace flashattn::gpu {
   X(out)                                                                             \
   X(lse)                                                                             \
   X(row_stats)                                                                       \
-  X(partials) /* of a decode step: Partials of decode_split.h, float32 scratch */    \
+  X(partials) /* Partials of decode_split.h or of shared_keys.h, float32 scratch */  \
   X(split)    /* SplitParams */                                                      \
   /* Of the gradient. */                                                             \
   X(dout)  /* what comes back for out */                                             \

@@ -142,7 +142,9 @@ std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, con
       if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
     }
   };
-  for (auto [query_len, key_len] : kChecked) {
+  std::vector<std::pair<int, int>> lengths(std::begin(kChecked), std::end(kChecked));
+  if (variant.kernel == Kernel::cuda_prefill) lengths.push_back(kCheckedSharing);
+  for (auto [query_len, key_len] : lengths) {
     gpu::Call contiguous = contiguous_call(variant, inputs, options);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;

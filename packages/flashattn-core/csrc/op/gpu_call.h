@@ -18,6 +18,8 @@ gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& op
 // queries it may be made for their very number.
 constexpr int kFew = 64;
 constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {128, 45}, {77, 64}};
+// And of cuda_prefill, whose blocks share keys then.
+constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 
 // All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie; and their
 // texts. A kernel of the gradient stands for all of its backend's.

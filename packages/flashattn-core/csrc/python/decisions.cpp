@@ -153,6 +153,7 @@ void bind_decisions(nb::module_& m) {
         "What was kept there; empty if there is none that is whole.");
   m.attr("few_queries") = kFew;
   m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
+  m.attr("checked_sharing") = kCheckedSharing;
 }
 
 }  // namespace flashattn

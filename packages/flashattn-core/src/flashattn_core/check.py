@@ -53,7 +53,8 @@ def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     if "backward" in kernel:
         wrong = gradient_failure(kind, partial(_gradients, **how), error=error)
     else:
-        wrong = failure(kind, partial(_attend, **how, kernel=kernel), partial(_attend, stream=mx.cpu), error=error)
+        lengths = lengths_of(kind, kernel)
+        wrong = failure(kind, partial(_attend, **how, kernel=kernel), partial(_attend, stream=mx.cpu), lengths, error)
     if not wrong:
         return ""
     where = f"{mx.device_info(stream.device)['device_name']}, mlx {version('mlx')}"
@@ -153,9 +154,12 @@ def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
     return max(ERROR, eps / 2) if rounds and kernel.startswith("cuda_prefill") and not kind.bits else ERROR
 
 
-def lengths_of(kind: Kind) -> Lengths:
+def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
     """Of queries and keys."""
-    return [(kind.query_len, keys) for keys in FEW_KEYS] if kind.query_len <= _ext.few_queries else _ext.checked_lengths
+    if kind.query_len <= _ext.few_queries:
+        return [(kind.query_len, keys) for keys in FEW_KEYS]
+    sharing = [_ext.checked_sharing] if kernel.startswith("cuda_prefill") else []
+    return [*_ext.checked_lengths, *sharing]
 
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:

@@ -4,6 +4,7 @@
 // so the products of a tile with its values are summed by themselves, and added to the output outside.
 #include "float_parts.h"
 #include "kernel.h"
+#include "shared_keys.h"
 #include "stored_rows.h"
 #include "tile_ring.h"
 #include "warp_rows.h"
@@ -13,10 +14,13 @@ using namespace flashattn;
 
 // D: head_dim rounded up to whole panels; DV: value_dim rounded up to 16. GROUPS: warpgroups with rows. KEYS: of a
 // tile. BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS: of
-// probabilities. Blocks: heads and batch elements for each GROUPS * 64 queries.
+// probabilities. Blocks: heads and batch elements for each GROUPS * 64 queries, of which the last may share their keys
+// with others.
 template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_VALUE(SplitParams, split);
+  FLASHATTN_WRITTEN(float, partials);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts;
@@ -38,16 +42,20 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   ValueRing values = {value_memory, barriers + KeyRing::kBarriers};
   Barrier queries_arrived = {values.barriers + ValueRing::kBarriers};
 
-  BlockPosition block = block_position(params, params.num_heads);
+  BlockShare share = share_of_block(split);
+  BlockPosition block = block_position(params, params.num_heads, share.rows);
   int batch = block.batch, head = block.head, kv_head = head / (params.num_heads / params.num_kv_heads);
   int first_row = first_query(params, block.part, kRows), last_row = minimum(first_row + kRows, params.query_len) - 1;
   int lane = lane_index(), group = __shfl_sync(~0u, int(warp_index()) / 4, 0);
 
-  // The block sees tiles 0 to tile_count - 1.
+  // The block sees tiles 0 to tile_count - 1, from `origin` on.
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   KeySpan any = visibility.seen_by_any(first_row, last_row);
   int origin = any.begin / KEYS * KEYS;
-  int tile_count = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
+  int all_tiles = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
+  int first_tile = all_tiles * share.chunk / share.chunks;
+  int tile_count = all_tiles * (share.chunk + 1) / share.chunks - first_tile;
+  origin += first_tile * KEYS;
 
   if (threadIdx.x == 0) {
     keys.initialise(kReaders);
@@ -90,9 +98,10 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   int group_last = minimum(group_query + kWarpgroupRows - 1, last_row);
   KeySpan own_any = group_query <= group_last ? visibility.seen_by_any(group_query, group_last) : KeySpan{0, 0};
   KeySpan own_all = group_query <= group_last ? visibility.seen_by_all(group_query, group_last) : KeySpan{0, 0};
-  bool sees = own_any.begin < own_any.end;
-  int own_first = sees ? (own_any.begin - origin) / KEYS : 0;
-  int own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
+  KeySpan own = intersection(own_any, KeySpan{origin, origin + tile_count * KEYS});
+  bool sees = own.begin < own.end;
+  int own_first = sees ? (own.begin - origin) / KEYS : 0;
+  int own_end = sees ? (own.end - origin + KEYS - 1) / KEYS : 0;
   const auto first_key = [&](int n) { return origin + n * KEYS; };
 
   WarpRows<T, DV, KEYS, Element> rows;
@@ -156,6 +165,18 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   }
   for (; n < tile_count; ++n) pass(n);
   rows.finish(visibility);
+  if (share.chunks > 1) {
+    BlockPartials<kRows, DV> left = {partials};
+    FLASHATTN_UNROLL
+    for (int h = 0; h < rows.kOwn; ++h) {
+      float* row = left.row(blockIdx.x - split.whole_blocks, own_query - first_row + rows.own_row(h, lane));
+      rows.leave_row(row, h, lane);
+      if (rows.is_first(lane)) {
+        *reinterpret_cast<float4*>(row + DV) = {rows.softmax[h].row_max, rows.softmax[h].row_sum, 0, 0};
+      }
+    }
+    return;
+  }
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
                own_query, lane);
