@@ -40,6 +40,12 @@ def test_what_is_said_at_once(invoke):
     assert invoke("nonsense").exit_code == 2
 
 
+def test_python_m_is_the_command():
+    command = [sys.executable, "-m", "flash_evals", "demo-model"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{DEMO_MODEL}\n"
+
+
 @pytest.mark.parametrize("option", ["--json", "--csv"])
 def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity, option):
     page = invoke(*perplexity, "--max-windows", 1, option, "/dev/full")
