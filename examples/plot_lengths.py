@@ -34,11 +34,12 @@ figure, (time_axes, memory_axes) = plt.subplots(1, 2, figsize=(9, 4), layout="co
 for name, patch, look in (("off", nullcontext, "s-C1"), ("on", flash.enabled, "o-C0")):
     with patch():
         measure(LENGTHS[0])  # the first call pays for what later ones find ready
-        results = [measure(length) for length in LENGTHS]
-    for axes, values in zip((time_axes, memory_axes), zip(*results, strict=True), strict=True):
-        axes.plot(LENGTHS, values, look, label=f"flash attention {name}")
-    for length, (seconds, megabytes) in zip(LENGTHS, results, strict=True):
-        print(f"{name:>3}: {length:5,} tokens, {seconds:6.3f} s, {megabytes:6.1f} MB")
+        seconds, megabytes = zip(*map(measure, LENGTHS), strict=True)
+    time_axes.plot(LENGTHS, seconds, look, label=f"flash attention {name}")
+    memory_axes.plot(LENGTHS, megabytes, look, label=f"flash attention {name}")
+    print(
+        f"flash attention {name}, {LENGTHS[-1]:,} tokens: {seconds[-1]:.2f} s, {megabytes[-1]:.0f} MB above the model"
+    )
 
 time_axes.set(title="Reading a prompt", xlabel="tokens", ylabel="seconds")
 memory_axes.set(title="Peak memory above the model", xlabel="tokens", ylabel="megabytes")

@@ -40,7 +40,7 @@ def logits():
 
 without = logits()
 mx.eval(without)  # MLX is lazy: what is evaluated under the patch runs with it
-with flash.enabled():
+with flash.enabled(strict=True):  # an error if a call falls back, or if flash attention never runs
     with_flash = logits()
     mx.eval(with_flash)
     print(flash.status())  # the calls of the vision tower and of the language model

@@ -16,7 +16,7 @@ LINES_OF_A_SCREEN = 60
 PRINTED = {
     "generate.py": [r"the same text without flash attention: True", r"calls: \w*prefill\w* \d+, .*fallbacks: none"],
     "lora_long_context.py": [r"(step 0: loss [\d.]+).*\n(?:.*\n){2}.*\1"],
-    "plot_lengths.py": [r"off: 2,048 tokens, .* MB", r"on: 2,048 tokens, .* MB", r"wrote .*\.png"],
+    "plot_lengths.py": [r"off, 2,048 tokens: .* MB", r"on, 2,048 tokens: .* MB", r"wrote .*\.png"],
     "vision_model.py": [
         r"largest difference of two logits: \d\.\de-0[5-9]"
         if find_spec("mlx_vlm")
