@@ -35,16 +35,17 @@ def test_a_kind_in_words():
     plain = call(3000, 26000, dtype=mx.bfloat16, dim=128, precision="input")
     assert in_words(plain) == "bfloat16 4/2x128, 4096 x 32768, causal, rounded once"
     given = call(1, 100, mask, mx.bfloat16, batch=3, value_dim=8, sinks=sinks, softcap=5.0)
-    assert in_words(given) == "bfloat16 4/2x16, 8, 1 x 128, batch of 4, window 9, causal, key_start, sinks, softcap"
+    assert in_words(given) == "bfloat16 4/2x16, 8, 1 x 128, batch of 4, window 16, causal, key_start, sinks, softcap"
     stored = call(1, 64, None, mx.float16, dim=64, bits=4)
     assert in_words(stored).startswith("float16 4/2x64, 1 x 64, key_biases, key_scales")
     assert in_words(stored).endswith("4 bits in groups of 32")
 
 
 def test_lengths_up_to_the_same_power_of_two_are_one_kind():
-    words = [in_words(call(length, key_len)) for length, key_len in ((17, 33), (32, 64), (20, 40))]
+    """Up to 64 queries each number of them is a kind."""
+    words = [in_words(call(length, key_len)) for length, key_len in ((65, 129), (128, 256), (100, 200))]
     assert len(set(words)) == 1
-    for other in (call(16, 40), call(33, 40), call(20, 32), call(20, 65), call(batch=2)):
+    for other in (call(64, 200), call(63, 200), call(129, 200), call(100, 128), call(100, 257), call(batch=2)):
         assert in_words(other) != words[0]
 
 

@@ -38,9 +38,11 @@ Calls = Callable[[int], Any]  # so many calls of a contestant, lazy
 
 
 def in_words(call: _ext.Arguments) -> str:
-    """The kind of a call, whose lengths are given up to the next power of two: every such call is timed as one."""
+    """The kind of a call, with lengths up to the next power of two: every such call is timed as one."""
     kind, (batch, heads, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
-    query_len, key_len, batch = map(_power_of_two, (kind.query_len, key_len, batch))
+    query_len = kind.query_len if kind.query_len <= _ext.few_queries else _power_of_two(kind.query_len)
+    window = _power_of_two(min(window, key_len))
+    key_len, batch = _power_of_two(key_len), _power_of_two(batch)
     dtype = str(kind.dtype).removeprefix("mlx.core.")
     dims = f"{kind.head_dim}" if kind.head_dim == kind.value_dim else f"{kind.head_dim}, {kind.value_dim}"
     parts = [f"{dtype} {heads}/{kv_heads}x{dims}", f"{query_len} x {key_len}"]
