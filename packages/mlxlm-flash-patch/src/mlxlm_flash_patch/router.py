@@ -46,6 +46,7 @@ class State:
     strict: bool = False
     precision: Precision = "input"
     quick: bool | None = True  # whether plain calls may round as "input" does; None while somebody observes calls
+    outermost: bool = False  # whether mx.fast has our function, and nobody else's over it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
