@@ -54,7 +54,7 @@ def test_installing_changes_nothing():
 
 
 ORDER = (
-    *("described_masks", "router", "mx_fast", "mlx_lm_functions", "patch_points", "patch"),
+    *("described_masks", "router", "mlx_lm_functions", "mx_fast", "patch_points", "patch"),
     *("blas", "run", "tune", "doctor", "cli", "__main__"),
 )
 

@@ -124,7 +124,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "scaled in the model's dtype",
-        f"{PATCH}/mx_fast.py",
+        f"{PATCH}/router.py",
         "_ext.quick(query, key, value, scale, described,",
         "_ext.quick(query * scale, key, value, 1.0, described,",
         "patch/test_bits.py::test_bits_of_float32",

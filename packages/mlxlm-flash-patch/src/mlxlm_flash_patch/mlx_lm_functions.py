@@ -13,8 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .mx_fast import plain_call
-from .router import active, attend_or_fall_back, is_active, state
+from .router import active, attend_or_fall_back, is_active, plain_call, state
 
 Function = Callable[..., mx.array]
 

@@ -5,12 +5,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import _ext
 from flashattn_core.contest import mlx_attention
-from flashattn_core.masks import quick
 
-from .described_masks import description_of
-from .router import active, attend, fall_back, here, is_active, state
+from .router import active, attend, fall_back, is_active, plain_call
 
 Function = Callable[..., Any]
 MISSING: Any = object()  # an argument that was not given: MLX has its own word for that
@@ -47,21 +44,6 @@ def flash_instead_of(original: Function) -> Function:
 
     scaled_dot_product_attention.__doc__ = original.__doc__
     return scaled_dot_product_attention
-
-
-def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> Any:
-    """Flash attention for most calls, in the least time: all but this is one step in C++.
-
-    False where MLX's own attention is faster here. None where the patch is off, or the call has to go the long way.
-    """
-    rounds, marked = state.quick, here.get()
-    if rounds is None or not (state.on if marked is None else marked):  # is_active(), without the time of a call
-        return None
-    try:
-        described = mask if mask is None else quick(description_of(mask, query, key.shape[-2]))
-        return _ext.quick(query, key, value, scale, described, sinks, rounds, rounds)
-    except (AttributeError, TypeError, ValueError):
-        return None
 
 
 def _attend(
