@@ -8,11 +8,14 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from environments import SCRIPTS, Environment
+from environments import SCRIPTS, Environment, kernels_of
 
 
 class Arms:
-    """The results of a script's cases in three processes: stock MLX, enable(), and `mlxlm-flash run` of stock MLX."""
+    """The results of a script's cases in three processes: stock MLX, enable(), and `mlxlm-flash run` of stock MLX.
+
+    `pytest -s` shows the figures.
+    """
 
     def __init__(self, environment: Environment, script: str, folder: Path) -> None:
         self.folder = folder
@@ -21,8 +24,7 @@ class Arms:
         path = SCRIPTS / f"{script}.py"
         self.off = json.loads(environment.check("python", path, "off", folder / "off").stdout)
         self.on = json.loads(environment.check("python", path, "on", folder / "on").stdout)
-        command = environment.check("mlxlm-flash", "run", path, "off", folder / "run")
-        self.last_line = command.stderr.strip().splitlines()[-1]
+        self.run_kernels = kernels_of(environment.check("mlxlm-flash", "run", path, "off", folder / "run"))
 
     def arrays(self, arm, case):
         return mx.load(str(self.folder / arm / f"{case}.npz"))
@@ -31,7 +33,9 @@ class Arms:
         """The largest difference from stock MLX, in parts of the largest number of its array."""
         off, on = self.arrays("off", case), self.arrays(arm, case)
         assert off.keys() == on.keys()
-        return max(difference(off[name], on[name]) for name in off)
+        error = max(difference(off[name], on[name]) for name in off)
+        print(f"{case}: the results differ by {error:.1e}")
+        return error
 
     def not_finite(self, case, arm):
         """How many numbers are NaN or infinite."""
@@ -44,15 +48,13 @@ class Arms:
 
     def memory(self, case):
         """The peak without flash attention and with it, in MB."""
-        return tuple(arm[case]["peak"] / 1e6 for arm in (self.off, self.on))
+        off, on = (arm[case]["peak"] / 1e6 for arm in (self.off, self.on))
+        print(f"{case}: {off:.0f} MB without flash attention, {on:.0f} MB with it")
+        return off, on
 
-    def expected_last_line(self):
-        """Of `mlxlm-flash run`: the kernels of all cases."""
-        total = sum((Counter(case["kernels"]) for case in self.on.values()), Counter())
-        ran = ", ".join(
-            f"{name} {total[name]:,}" for name in ("cpu_backward", "cpu_decode", "cpu_prefill") if total[name]
-        )
-        return f"[mlxlm-flash] flash attention ran: {ran} · fallbacks: none"
+    def all_kernels(self):
+        """How often each kernel ran in all cases."""
+        return sum((Counter(case["kernels"]) for case in self.on.values()), Counter())
 
 
 def difference(off, on):

@@ -1,10 +1,12 @@
 """An environment for another program: the program from the package index, and this project's wheels beside it.
 
 It is kept with what other tests compile, and made again when a version or one of our wheels changes. What the index
-does not give skips the test. What does not go together with our wheels fails it.
+does not give skips the test. What does not go together with our wheels fails it. mlx-lm is there only if the program
+brings it: the patch must work without.
 """
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -16,6 +18,7 @@ from build_wheels import clean_environment, uv
 from builds import built
 
 SCRIPTS = Path(__file__).parent / "scripts"
+LAST_LINE = re.compile(r"\[mlxlm-flash\] flash attention ran: (.+) · fallbacks: none")
 MLX = f"mlx[cpu]=={version('mlx')}"
 
 
@@ -33,9 +36,13 @@ class Environment:
             uv(*install, *self.requirements)
             if self.alone:
                 uv(*install, "--no-deps", self.alone)
-        except (FileNotFoundError, RuntimeError) as error:
-            pytest.skip(f"no environment for {self.alone or self.requirements[0]}: {error}")
+        except RuntimeError as error:
+            *_, reason = str(error).strip().splitlines()
+            pytest.skip(f"no environment for {self.alone or self.requirements[0]}: {reason}")
+        brings_mlx_lm = bool([*folder.glob("lib/python*/site-packages/mlx_lm")])
         uv(*install, *self.wheels, *self.requirements)
+        if not brings_mlx_lm:
+            uv("pip", "uninstall", "--quiet", "--python", folder / "bin/python", "mlx-lm")
 
     def run(self, name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
         """Runs one of the environment's programs, without a network; `variables` are added to what it sees."""
@@ -49,3 +56,12 @@ class Environment:
         done = self.run(name, *arguments, **variables)
         assert done.returncode == 0, f"{name} {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
+
+
+def kernels_of(flash_run: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """How often each kernel ran under mlxlm-flash run, as its last line has it. No call may have fallen back."""
+    *_, last_line = flash_run.stderr.strip().splitlines()
+    ran = LAST_LINE.fullmatch(last_line)
+    assert ran, last_line
+    counts = (kernel.split() for kernel in ran[1].split(", "))
+    return {name: int(count.replace(",", "")) for name, count in counts}

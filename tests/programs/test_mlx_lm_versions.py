@@ -6,7 +6,7 @@ pytestmark = pytest.mark.long("installs mlx-lm three times")
 
 LAYERS, STEPS = 2, 4
 KERNELS = {"cpu_prefill": LAYERS, "cpu_decode": LAYERS * STEPS}
-# Beside a quantised cache roundings become steps of 8 bits in the next layer.
+# A rounding can move a quantised key of the next layer to the next of 256 steps.
 TOLERANCE = {"llama": 1e-5, "gemma2": 1e-5, "gpt_oss": 1e-5, "llama_with_a_quantised_cache": 5e-3}
 
 
@@ -17,7 +17,7 @@ def arms(request, arms_of):
 
 @pytest.mark.parametrize("case", TOLERANCE)
 def test_the_same_logits(arms, case):
-    """1e-6 is the most that was seen, and 2e-3 with a quantised cache."""
+    """8e-7 is the most that was seen."""
     assert arms.error(case) < TOLERANCE[case]
     assert arms.kernels(case) == KERNELS
 
@@ -25,4 +25,4 @@ def test_the_same_logits(arms, case):
 @pytest.mark.parametrize("case", TOLERANCE)
 def test_under_the_command(arms, case):
     assert arms.error(case, "run") < TOLERANCE[case]
-    assert arms.last_line == arms.expected_last_line()
+    assert arms.run_kernels == arms.all_kernels()

@@ -9,13 +9,15 @@ from mlx_audio.stt.models.whisper import whisper as whispers
 AUDIO = 290  # the token that stands for a piece of sound
 
 
+ENCODER = {"num_mel_bins": 80, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 96}
+ENCODER |= {"d_model": 128, "output_dim": 64, "downsample_hidden_size": 16, "n_window": 50, "n_window_infer": 100}
+TEXT = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+CONFIG = {"model_type": "qwen3_asr", "audio_config": ENCODER, "text_config": TEXT, "audio_token_id": AUDIO}
+
+
 def asr():
-    encoder = {"num_mel_bins": 80, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 96}
-    encoder |= {"d_model": 128, "output_dim": 64, "downsample_hidden_size": 16, "n_window": 50, "n_window_infer": 100}
-    text = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    config = {"audio_config": encoder, "text_config": text, "audio_token_id": AUDIO}
-    model = recogniser.Qwen3ASRModel(ModelConfig.from_dict(config))
+    model = recogniser.Qwen3ASRModel(ModelConfig.from_dict(CONFIG))
     model.eval()
     return model
 

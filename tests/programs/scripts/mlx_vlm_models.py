@@ -18,7 +18,9 @@ TEXT = {
     "vocab_size": 300,
 }
 TOKENS = {"image_token_id": IMAGE, "video_token_id": 291, "vision_start_token_id": 292, "vision_end_token_id": 293}
-SPLIT_ROTATION = {"type": "default", "mrope_section": [2, 3, 3]}
+QWEN2 = {**TEXT, **TOKENS, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+QWEN2_VISION = {"model_type": "qwen2_vl", "depth": 2, "embed_dim": 160, "hidden_size": 64, "num_heads": 2}
+QWEN2_VISION |= {"patch_size": 14, "mlp_ratio": 2}
 
 
 def build(name, text, vision, **config):
@@ -33,10 +35,8 @@ def build(name, text, vision, **config):
     return model
 
 
-def qwen2(**text):
-    vision = {"depth": 2, "embed_dim": 160, "hidden_size": 64, "num_heads": 2, "patch_size": 14, "mlp_ratio": 2}
-    text = {**TEXT, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, **text}
-    return build("qwen2_vl", text, {"model_type": "qwen2_vl", **vision}, **text, **TOKENS)
+def qwen2(vision=QWEN2_VISION, **text):
+    return build("qwen2_vl", {**QWEN2, **text}, vision, **{**QWEN2, **text})
 
 
 def patches(number):
@@ -105,7 +105,8 @@ def qwen3():
         "num_position_embeddings": 144,
         "deepstack_visual_indexes": [0],
     }
-    text = {**TEXT, "head_dim": 16, "rope_theta": 1e4, "max_position_embeddings": 512, "rope_scaling": SPLIT_ROTATION}
+    text = {**TEXT, "head_dim": 16, "rope_theta": 1e4, "max_position_embeddings": 512}
+    text |= {"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}}
     parts = {"model_type": "qwen3_vl_text", **text}, {"model_type": "qwen3_vl", **vision}
     return build("qwen3_vl", *parts, vocab_size=300, **TOKENS)
 
@@ -120,9 +121,8 @@ def qwen3_vl():
 
 def vision_tower():
     """One layer over 2,048 patches, with 16 heads of 72 elements as large models have them."""
-    vision = {"model_type": "qwen2_vl", "depth": 1, "embed_dim": 1152, "hidden_size": 64, "num_heads": 16}
-    parts = TEXT, {**vision, "patch_size": 14, "mlp_ratio": 0.25, "spatial_merge_size": 1}
-    tower, pixels = build("qwen2_vl", *parts, **TEXT, **TOKENS).vision_tower, patches(2048)
+    large = {"depth": 1, "embed_dim": 1152, "num_heads": 16, "mlp_ratio": 0.25, "spatial_merge_size": 1}
+    tower, pixels = qwen2({**QWEN2_VISION, **large}).vision_tower, patches(2048)
     mx.eval(tower.parameters(), pixels)
     return lambda: tower(pixels, mx.array([[1, 32, 64]]))
 
