@@ -102,7 +102,7 @@ def test_who_takes_longer_loses(monkeypatch):
     def slow(*args, **kwargs):
         return mx.fast.scaled_dot_product_attention(*args, **kwargs) + mx.random.normal((1000, 1000)).sum()
 
-    monkeypatch.setattr(contest, "_mlx_attention", slow)
+    monkeypatch.setattr(contest, "mlx_attention", slow)
     found = times(call(), [OURS, MLX], CPU)
     assert sum(found[MLX]) > 2 * sum(found[OURS])
 
@@ -111,7 +111,7 @@ def test_a_contestant_that_raises_is_left_out(monkeypatch):
     def refuses(*args, **kwargs):
         raise ValueError("[scaled_dot_product_attention] no such call")
 
-    monkeypatch.setattr(contest, "_mlx_attention", refuses)
+    monkeypatch.setattr(contest, "mlx_attention", refuses)
     assert times(call(), [OURS, MLX], CPU).keys() == {OURS}
     assert times(call(), ["cpu_decode", OURS], CPU).keys() == {OURS}  # it takes up to 8 queries
 
@@ -121,7 +121,7 @@ def test_without_memory_there_are_no_times(monkeypatch, says):
     def has_none(*args, **kwargs):
         raise RuntimeError(says)
 
-    monkeypatch.setattr(contest, "_mlx_attention", has_none)
+    monkeypatch.setattr(contest, "mlx_attention", has_none)
     assert times(call(), [OURS, MLX], CPU) == {}
     monkeypatch.undo()
     monkeypatch.setattr(contest, "drawn", has_none)
@@ -256,7 +256,7 @@ def test_masks_are_arrays_only_where_mlx_has_no_word_for_them(given):
     ids=lambda options: next(iter(options)),
 )
 def test_what_mlx_fuses_nowhere_is_not_asked_of_it(monkeypatch, options):
-    monkeypatch.setattr(contest, "_mlx_attention", lambda *args, **kwargs: pytest.fail("asked"))
+    monkeypatch.setattr(contest, "mlx_attention", lambda *args, **kwargs: pytest.fail("asked"))
     assert not contest.mlx_is_fused(call(**options), CPU)
 
 
@@ -267,7 +267,7 @@ def test_mlx_is_asked_whether_it_has_a_fused_kernel(monkeypatch):
         asked.append((query.shape, key.shape, query.dtype, force_fused, how["mask"]))
 
     assert not contest.mlx_is_fused(call(), CPU)  # on the CPU it has none
-    monkeypatch.setattr(contest, "_mlx_attention", own)
+    monkeypatch.setattr(contest, "mlx_attention", own)
     assert contest.mlx_is_fused(call(dtype=mx.float16), CPU)
     assert asked == [((1, 4, 20, 16), (1, 2, 40, 16), mx.float16, True, "causal")]
     assert contest.mlx_is_fused(call(mask=SlidingWindow(9)), CPU)

@@ -24,7 +24,7 @@ MLX = "mlx"  # among the contestants: MLX's own attention
 Times = dict[str, list[float]]  # contestant -> seconds of one call, see _ways()
 ROWS = ("query", "key", "value")
 
-_mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybody exchanged it
+mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybody exchanged it
 
 _MOST_WORK = 1e11  # multiply-adds of a trial call: some milliseconds of a GPU
 _MOST_BYTES = 2**29  # of a trial call's arrays
@@ -70,7 +70,7 @@ def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
         if hides:
             mask = mx.zeros((batch, 1, kind.query_len, key_len), mx.bool_)
         try:
-            _mlx_attention(query, key, value, scale=1.0, mask=mask, sinks=sinks, force_fused=True)
+            mlx_attention(query, key, value, scale=1.0, mask=mask, sinks=sinks, force_fused=True)
         except (RuntimeError, ValueError):
             return False
     return True
@@ -122,7 +122,7 @@ def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> l
         mask, sinks = _mask_for_mlx(trial), trial.get("sinks")
 
         def attend(query: mx.array, key: mx.array = key, value: mx.array = value) -> Any:
-            return _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=sinks, stream=stream)
+            return mlx_attention(query, key, value, scale=scale, mask=mask, sinks=sinks, stream=stream)
     else:
         how: Named = {**trial, "scale": scale, "kernel": name, "precision": "input" if call.rounds else "float32"}
         prepared = lowered(**how)
