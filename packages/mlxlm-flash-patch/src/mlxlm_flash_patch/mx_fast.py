@@ -31,6 +31,7 @@ def flash_instead_of(original: Function) -> Function:
     ) -> Any:
         rounds, marked = state.quick, here.get()
         is_active = state.on if marked is None else marked
+        out, reason = None, None
         if is_active and rounds is not None and scale is not None and not (others or more):  # a plain call
             try:
                 described = mask if mask is None else quick(description_of(mask, q, k.shape[-2]))
@@ -39,14 +40,14 @@ def flash_instead_of(original: Function) -> Function:
                     return out
             except (AttributeError, TypeError, ValueError):
                 pass  # the long way finds out why
-        if not is_active:
-            return _call(original, (q, k, v, *others), scale=scale, mask=mask, sinks=sinks, **more)
-        out, reason = None, None
-        try:
-            out = _attend(q, k, v, others, scale, mask, sinks, **more)
-        except (AttributeError, TypeError, ValueError) as error:
-            reason = str(error)
-        if out is None:  # MLX's own is faster here, takes what flash attention does not, or has its own error
+        if is_active and out is None:
+            try:
+                out = _attend(q, k, v, others, scale, mask, sinks, **more)
+            except (AttributeError, TypeError, ValueError) as error:
+                if isinstance(k, mx.array) and k.ndim == 4 and k.shape[1] == 0:
+                    raise  # MLX's own function divides by the number of heads, which ends the process
+                reason = str(error)
+        if out is None or out is False:  # off, or MLX's own is faster, takes what ours does not, or has its own error
             out = _call(original, (q, k, v, *others), scale=scale, mask=mask, sinks=sinks, **more)
             if reason is not None:
                 fall_back(reason)
