@@ -226,7 +226,7 @@ def test_another_mlx(monkeypatch):
 def test_run_says_what_bounds(monkeypatch, capsys, script, name, said, mode):
     """One line, with the cure, before the program begins."""
     monkeypatch.setattr(blas, "blas", lambda: name)
-    monkeypatch.setattr(running, "start", lambda program, mode: print("begins", file=sys.stderr))
+    monkeypatch.setattr(running, "start", lambda *_: print("begins", file=sys.stderr))
     monkeypatch.setattr(sys, "argv", ["mlxlm-flash", "run", str(script)])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("MLXLM_FLASH", mode)

@@ -265,6 +265,8 @@ def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
         (["--model"], "'--model' is no command"),
         (["."], "'.' is no command"),
         (["-m"], "-m is not followed by a module"),
+        (["python"], "python is followed by no file and no -m MODULE"),
+        (["python", "-c", "1"], "python is followed by no file and no -m MODULE"),
         (["-m", "no_such_module"], "-m no_such_module: no such module"),
         (["-m", "no_such.module"], "-m no_such.module: No module named 'no_such'"),
         (["-m", ""], "-m : "),
@@ -275,6 +277,42 @@ def test_unknown_programs(refused, program, says):
     code, line = refused(*program)
     assert code == 2
     assert line.startswith(f"Error: {says}")
+
+
+@pytest.fixture
+def package(tmp_path):
+    """Another package with a command, as pip leaves it in site-packages."""
+    (tmp_path / "site" / "theirs-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
+    entry = "[console_scripts]\ntheirs.generate = theirs:main\n"
+    (tmp_path / "site" / "theirs-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    program = "import mlx.core as mx, sys\ndef main():\n    x = mx.ones((1, 1, 12, 8))\n"
+    program += (
+        "    mx.eval(mx.fast.scaled_dot_product_attention(x, x, x, scale=1.0))\n    print(sys.argv[1:])\n    return 3\n"
+    )
+    (tmp_path / "site" / "theirs.py").write_text(program)
+    return {"PYTHONPATH": str(tmp_path / "site")}
+
+
+@pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
+def test_a_command_of_any_package(command, package, how):
+    """Its attention is MLX's own function, and it needs no mlx-lm."""
+    done = command(*how, "run", "theirs.generate", "--steps", "2", env=package)
+    assert (done.returncode, done.stdout) == (3, "['--steps', '2']\n")
+    assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
+
+
+def test_behind_the_word_python(run, folder):
+    for words in (["python", "script.py", "-x"], ["python3", "script.py", "-x"], ["python", "-m", "module", "-x"]):
+        plain = run(*words[1:], cwd=folder, flash="0")
+        done = run(*words, cwd=folder, flash="0")
+        assert (done.returncode, done.stdout) == (0, plain.stdout)
+
+
+def test_a_program_without_attention(run_script):
+    """The last line says why nothing ran."""
+    last = run_script("print('done')").stderr.splitlines()[-1]
+    assert last.startswith(f"{OWN}flash attention ran: none · fallbacks: none · no call of mx.fast.scaled_dot_product_")
 
 
 @pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))

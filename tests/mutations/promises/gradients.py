@@ -110,9 +110,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "with the patch no gradient reaches the keys",
-        f"{PATCH}/route.py",
-        "_ext.quick(queries, keys, values, scale,",
-        "_ext.quick(queries, mx.stop_gradient(keys), values, scale,",
+        f"{PATCH}/mx_fast.py",
+        "_ext.quick(q, k, v, scale,",
+        "_ext.quick(q, mx.stop_gradient(k), v, scale,",
         "patch/test_gradients.py::test_training_is_the_same",
     ),
 ]

@@ -1,6 +1,6 @@
 """What is promised of packaging, broken."""
 
-from .mutation import CORE, CPP, PATCH, Mutation
+from .mutation import CORE, CPP, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
@@ -27,13 +27,6 @@ MUTATIONS: list[Mutation] = [
         long="it builds wheels",
     ),
     Mutation(
-        "a forgotten start-up file speaks where MLXLM_FLASH is 0",
-        f"{PATCH}/hook.py",
-        'os.environ.get("MLXLM_FLASH", "0") == "0" or exec',
-        '"MLXLM_FLASH" not in os.environ or exec',
-        "packaging/test_uninstall.py::test_a_forgotten_start_up_file",
-    ),
-    Mutation(
         "the import brings numpy in",
         f"{CORE}/__init__.py",
         "from . import masks\n",
@@ -45,7 +38,7 @@ MUTATIONS: list[Mutation] = [
         "packages/evals/pyproject.toml",
         '"mlx-lm==0.32.2"',
         '"mlx-lm>=0.32.2"',
-        "packaging/test_versions.py::test_pins",
+        "packaging/test_versions.py::test_who_needs_which_mlx_lm",
     ),
     Mutation(
         "a heading that pages link to has another name",

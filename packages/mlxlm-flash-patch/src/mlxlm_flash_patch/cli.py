@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     Started = tuple[Program, Precision | None]
 
-MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
-
 
 class Refusal(click.ClickException):
     """What was asked cannot be done: one line on stderr, and the exit code of a usage error."""
@@ -198,6 +196,8 @@ def main() -> None:
         started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
         if started is None or isinstance(started, int):
             sys.exit(started)
+        from .doctor import MODES
+
         program, precision = started
         if mode not in MODES:
             raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(MODES)}")

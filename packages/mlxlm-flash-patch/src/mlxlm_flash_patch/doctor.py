@@ -20,11 +20,10 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from typing import Any
 
-from .cli import MODES
-
 # On Linux these own libmlx, each the same file: the extra of mlx that brings them.
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
 PINNED = ("flashattn-core", "mlxlm-flash-patch")  # their requirements name the versions that were tested together
+MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
 
 

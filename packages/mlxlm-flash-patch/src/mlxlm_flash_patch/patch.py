@@ -29,7 +29,10 @@ from .patch_points import HOMES, POINTS, is_ours, lock
 from .router import active, is_active, state
 
 DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
-ATTENTION = "mx.fast.scaled_dot_product_attention"
+NEVER_CALLED = (
+    "no call of mx.fast.scaled_dot_product_attention was evaluated while the patch was on; "
+    "a function that mx.compile traced before keeps MLX's own attention"
+)
 
 
 class FlashNeverRanError(RuntimeError):
@@ -241,13 +244,9 @@ class Status:
         left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
         return f"{ran} · left to MLX: {left}" if left else ran
 
-    def why_nothing_ran(self) -> str:
-        """One line; empty if flash attention ran, or calls were left to MLX."""
-        if self.calls or self.left:
-            return ""
-        if self.fallbacks:
-            return f"no call could be flash attention: {tally(self.fallbacks)}"
-        return f"no call of {ATTENTION} was evaluated; a function that was compiled before keeps MLX's own attention"
+    def nothing_ran(self) -> bool:
+        """Whether no call was flash attention, nor left to MLX because that is faster."""
+        return not self.calls and not self.left
 
 
 def status() -> Status:
@@ -307,7 +306,8 @@ def _end(requests: list[Request]) -> None:
         _requests[:] = [r for r in _requests if r not in ended]
         _settle()
     if any(r.strict and r.never_ran() for r in ended):
-        why = status().why_nothing_ran()
+        fallbacks = status().fallbacks
+        why = f"every call fell back: {tally(fallbacks)}" if fallbacks else NEVER_CALLED
         raise FlashNeverRanError(f"strict: flash attention never ran while it was enabled: {why}")
 
 

@@ -23,7 +23,7 @@ from typing import TextIO
 import flashattn_core
 from flashattn_core.arguments import Precision
 
-from .patch import enable, status, versions
+from .patch import NEVER_CALLED, enable, status, versions
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def start(program: Program, on: bool, strict: bool) -> None:
             raise
     if strict and os.getpid() == process:  # not in a child that the program forked
         _wait_for_threads()
-        if status().why_nothing_ran():
+        if status().nothing_ran():
             say("strict: flash attention never ran", sys.stderr)
             sys.exit(1)
 
@@ -130,5 +130,5 @@ def _wait_for_threads() -> None:
 def _say_what_ran(stream: TextIO, process: int) -> None:
     if os.getpid() == process:  # not in a child that the program forked
         now = status()
-        why = now.why_nothing_ran()
-        say(f"flash attention ran: {f'none, as {why}' if why else now.counts()}", stream)
+        why = f" · {NEVER_CALLED}" if now.nothing_ran() and not now.fallbacks else ""
+        say(f"flash attention ran: {now.counts()}{why}", stream)
