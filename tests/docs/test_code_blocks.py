@@ -58,6 +58,7 @@ NOT_RUN = {
     "MLX_ENABLE_TF32=0 flash-eval speed …": "the page has the same without what only a GPU reads",
     "MLX_ENABLE_TF32=0 flash-eval perplexity …": "as flash-eval speed",
     "mlxlm-flash run mlx_vlm.generate …": "needs mlx-vlm; tests/programs/test_mlx_vlm.py runs it",
+    "uv run pytest --all tests/programs": "installs other programs",
     "uv run pytest --all -s tests/programs/…": "installs other programs",
     "lm_eval …": "another program; tests/evals/test_lm_eval.py runs it",
     "mlxlm-flash run mlx_lm.evaluate …": "needs lm-evaluation-harness; tests/evals/test_lm_eval.py runs it",
