@@ -78,10 +78,22 @@ def test_nothing_to_find():
 MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux the extra brings libmlx
 
 
-@pytest.mark.parametrize(("package", "pin", "wanted"), [("mlx", "0.32.4", MLX), ("mlx-lm", "0.32.2", "mlx-lm")])
-def test_another_version(monkeypatch, package, pin, wanted):
+@pytest.mark.parametrize(
+    ("package", "says"),
+    [
+        ("mlx", f"mlx 0.1, made for 0.32.4 · cure: pip install '{MLX}==0.32.4'"),
+        ("mlx-lm", "mlx-lm 0.1, made for 0.31.3 and later · cure: pip install 'mlx-lm>=0.31.3'"),
+    ],
+)
+def test_another_version(monkeypatch, package, says):
     monkeypatch.setattr(doctor, "version", lambda name: "0.1" if name == package else importlib.metadata.version(name))
-    found(f"✗ versions: {package} 0.1, made for {pin} · cure: pip install '{wanted}=={pin}'", broken=True)
+    found(f"✗ versions: {says}", broken=True)
+
+
+@pytest.mark.parametrize("newer", ["0.31.3", "0.32.10", "1.0"])
+def test_any_later_mlx_lm_will_do(monkeypatch, newer):
+    monkeypatch.setattr(doctor, "version", lambda name: newer if name == "mlx-lm" else importlib.metadata.version(name))
+    found(f"✓ versions: mlx-lm {newer}", broken=False)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +106,13 @@ def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, libmlx, extra):
 
 
 @pytest.mark.parametrize(
-    ("package", "cure"), [("mlx-lm", "pip install 'mlx-lm==0.32.2'"), ("flashattn-core", "pip install flashattn-core")]
+    ("package", "says", "broken"),
+    [
+        ("mlx-lm", "! versions: mlx-lm is not installed: MLX's own function alone is exchanged · cure: pip", False),
+        ("flashattn-core", "✗ versions: flashattn-core is not installed · cure: pip install flashattn-core", True),
+    ],
 )
-def test_a_package_is_missing(monkeypatch, package, cure):
+def test_a_package_is_missing(monkeypatch, package, says, broken):
     def ask(real):
         def answer(name):
             if name == package:
@@ -107,7 +123,7 @@ def test_a_package_is_missing(monkeypatch, package, cure):
 
     monkeypatch.setattr(doctor, "version", ask(importlib.metadata.version))
     monkeypatch.setattr(doctor, "requires", ask(importlib.metadata.requires))
-    found(f"✗ versions: {package} is not installed · cure: {cure}", broken=True)
+    found(says, broken=broken)
 
 
 def test_an_nvidia_gpu_that_is_not_used(monkeypatch):

@@ -118,6 +118,18 @@ def test_theirs_is_on_top_where_it_comes_last(library):
     library.off()
 
 
+def test_mlx_lm_s_calls_reach_what_lies_over_ours(library):
+    """Its function takes a short way past MLX's, which must not pass anybody by."""
+    flash.enable()
+    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
+    library.on()
+    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
+    assert library.calls == 1
+    library.off()
+    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
+    assert library.calls == 1
+
+
 def test_a_fallback_is_theirs_and_counted_once(library):
     """What flash attention cannot take goes to the function that was there, which may have ours within."""
     q = mx.ones((1, 1, 3, 600))

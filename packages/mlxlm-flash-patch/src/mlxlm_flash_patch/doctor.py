@@ -78,7 +78,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
 
 
 def versions() -> Iterator[Finding]:
-    """What is installed against what the packages pin exactly."""
+    """What is installed against what the packages ask for: mlx exactly, mlx-lm from some release on, or not at all."""
     for package in PINNED:
         try:
             required = requires(package) or []
@@ -87,26 +87,33 @@ def versions() -> Iterator[Finding]:
             continue
         yield ok("versions", f"{package} {version(package)}")
         for line in required:
-            pinned = re.fullmatch(r"([\w-]+)==([\w.]+)", line)  # those of extras have a marker behind them
-            if pinned and pinned[1] not in PINNED:
-                name = _mlx() if pinned[1] == "mlx" else pinned[1]
-                yield _pinned(pinned[1], pinned[2], f"pip install '{name}=={pinned[2]}'")
+            needed = re.fullmatch(r"([\w-]+)(==|>=)([\w.]+)", line)  # those of extras have a marker behind them
+            if needed and needed[1] not in PINNED:
+                yield _needed(*needed.groups())
+
+
+def _needed(name: str, relation: str, wanted: str) -> Finding:
+    extra = _mlx() if name == "mlx" else name
+    cure = f"pip install '{extra}{relation}{wanted}'"
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        if relation == ">=":
+            return warning("versions", f"{name} is not installed: MLX's own function alone is exchanged", cure)
+        return problem("versions", f"{name} is not installed", cure)
+    if found == wanted or (relation == ">=" and _numbers(found) >= _numbers(wanted)):
+        return ok("versions", f"{name} {found}")
+    return problem("versions", f"{name} {found}, made for {wanted}{' and later' * (relation == '>=')}", cure)
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
 
 
 def _mlx() -> str:
     """mlx with the extra for the libmlx that is installed: another one's would take its place."""
     installed = {distribution.name for distribution in distributions()}
     return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
-
-
-def _pinned(name: str, pin: str, cure: str) -> Finding:
-    try:
-        found = version(name)
-    except PackageNotFoundError:
-        return problem("versions", f"{name} is not installed", cure)
-    if found != pin:
-        return problem("versions", f"{name} {found}, made for {pin}", cure)
-    return ok("versions", f"{name} {found}")
 
 
 def variable() -> Iterator[Finding]:

@@ -8,11 +8,12 @@ of it is evaluated, or, for a call that falls back, used: MLX is lazy.
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 
-from .router import attend_or_fall_back, is_active
+from .router import active, attend_or_fall_back, is_active, plain_call, state
 
 Function = Callable[..., mx.array]
 
@@ -41,10 +42,14 @@ def any_cache(original: Function) -> Function:
     @functools.wraps(original)
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
-    ) -> mx.array:
+    ) -> Any:
         if cache is None or not hasattr(cache, "bits"):  # as mlx-lm tells quantised caches
-            # This is what `original` does, without the time of one more call.
-            return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+            # `original` calls MLX's function. So does this, unless that is ours: then it saves the time of a call.
+            out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
+            if out is not None and out is not False:
+                return out
+            with nullcontext() if out is None else active(False):  # False: MLX's own is faster, and that is counted
+                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         if sinks is not None and is_active():
             storage = {"group_size": cache.group_size, "bits": cache.bits}
             out = attend_or_fall_back(queries, keys, values, scale, mask, sinks, storage=storage)

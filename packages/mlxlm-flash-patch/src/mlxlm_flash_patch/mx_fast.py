@@ -5,12 +5,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import _ext
 from flashattn_core.contest import mlx_attention
-from flashattn_core.masks import quick
 
-from .described_masks import description_of
-from .router import active, attend, fall_back, here, state
+from .router import active, attend, fall_back, is_active, plain_call
 
 Function = Callable[..., Any]
 MISSING: Any = object()  # an argument that was not given: MLX has its own word for that
@@ -29,18 +26,10 @@ def flash_instead_of(original: Function) -> Function:
         sinks: Any = None,
         **more: Any,
     ) -> Any:
-        rounds, marked = state.quick, here.get()
-        is_active = state.on if marked is None else marked
         out, reason = None, None
-        if is_active and rounds is not None and scale is not None and not (others or more):  # a plain call
-            try:
-                described = mask if mask is None else quick(description_of(mask, q, k.shape[-2]))
-                out = _ext.quick(q, k, v, scale, described, sinks, rounds, rounds)
-                if out is not None and out is not False:
-                    return out
-            except (AttributeError, TypeError, ValueError):
-                pass  # the long way finds out why
-        if is_active and out is None:
+        if scale is not None and not (others or more):
+            out = plain_call(q, k, v, scale, mask, sinks)
+        if out is None and is_active():
             try:
                 out = _attend(q, k, v, others, scale, mask, sinks, **more)
             except (AttributeError, TypeError, ValueError) as error:

@@ -251,6 +251,7 @@ class Status:
 
 def status() -> Status:
     """What is patched now, and what was called since the patch was last switched on: a :class:`Status`."""
+    installed = versions()
     with lock, state.lock:
         return Status(
             enabled=bool(_requests),
@@ -261,7 +262,7 @@ def status() -> Status:
             fallbacks=dict(state.fallbacks),
             left={words: Left(calls, mlx, flash) for words, mlx, flash, calls in _ext.left_calls()},
             foreign=patch_points.foreign(),
-            versions=versions(),
+            versions=installed,
         )
 
 

@@ -22,7 +22,7 @@ import mlx.core as mx
 from flashattn_core.contest import mlx_attention
 
 from . import described_masks, mlx_lm_functions, mx_fast
-from .router import FlashFallbackWarning, frames_of_libraries
+from .router import FlashFallbackWarning, frames_of_libraries, state
 
 Function = Callable[..., Any]
 
@@ -183,13 +183,14 @@ def put_in() -> dict[str, str]:
             pairs.append((mlx_attention, point.ours(mlx_attention)))
     if pairs:
         exchange(pairs)
+    state.outermost = is_ours(SEAM.current)
     return left
 
 
 def take_out() -> None:
     """Puts back what the functions of the patch stand for, wherever they are."""
     global _in_force
-    _in_force = False
+    _in_force = state.outermost = False
     _left_alone.clear()
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
@@ -253,6 +254,7 @@ class _Watched(ModuleType):
             elif original is mlx_attention or original is original_of(SEAM.current):
                 value = SEAM.ours(original)  # whoever stood below ours has gone
             super().__setattr__(name, value)
+            state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(SEAM, value):
                 self.__class__ = ModuleType  # type: ignore[assignment]
 

@@ -1,7 +1,7 @@
 """What a call of attention becomes: flash attention, or the function from before with the reason counted.
 
-The functions that stand in place of MLX's and mlx-lm's are in mx_fast.py and mlx_lm_functions.py. `attend()` is their
-way of a call, but for plain calls, of which mx_fast.py makes short work.
+The functions that stand in place of MLX's and mlx-lm's are in mx_fast.py and mlx_lm_functions.py. They try
+`plain_call()`, which is quick and takes most calls, and then `attend()`, which has the word on all others.
 """
 
 import os
@@ -23,6 +23,7 @@ from flashattn_core import NoKernelError, _ext
 from flashattn_core.argument_types import describe
 from flashattn_core.arguments import Precision, lowered
 from flashattn_core.attention import flash_or_faster
+from flashattn_core.masks import quick
 
 from .described_masks import description_of
 
@@ -46,6 +47,7 @@ class State:
     strict: bool = False
     precision: Precision = "input"
     quick: bool | None = True  # whether plain calls may round as "input" does; None while somebody observes calls
+    outermost: bool = False  # whether mx.fast has our function, and nobody else's over it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,6 +77,21 @@ def active(mark: bool) -> Iterator[None]:
         yield
     finally:
         here.set(before)
+
+
+def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> Any:
+    """Flash attention for most calls, in the least time: all but this is one step in C++.
+
+    False where MLX's own attention is faster here. None where the patch is off, or the call has to go the long way.
+    """
+    rounds, marked = state.quick, here.get()
+    if rounds is None or not (state.on if marked is None else marked):  # is_active(), without the time of a call
+        return None
+    try:
+        described = mask if mask is None else quick(description_of(mask, query, key.shape[-2]))
+        return _ext.quick(query, key, value, scale, described, sinks, rounds, rounds)
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def attend(
