@@ -12,10 +12,10 @@ MUTATIONS: list[Mutation] = [
         long="it builds wheels",
     ),
     Mutation(
-        "a wheel holds a script of the sdist",
+        "a wheel holds a file of the sdist beside its modules",
         "packages/mlxlm-flash-patch/pyproject.toml",
         'only-include = ["src"]',
-        'only-include = ["src", "scripts"]',
+        'only-include = ["src", "README.md"]',
         "packaging/test_wheels.py::test_files",
     ),
     Mutation(
