@@ -104,7 +104,7 @@ def test_the_index_finds_it(wheel, distribution):
 
 @each
 def test_files(wheel, distribution):
-    """What src/ has, the extension, and the metadata: no sources of C++, no tests, no libmlx, no start-up file."""
+    """What src/ has, the extension, and the metadata: no sources of C++, no tests, no libmlx."""
     source = ROOT / "packages" / PACKAGES[distribution] / "src"
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     expected = {name for name in expected if "__pycache__" not in name}

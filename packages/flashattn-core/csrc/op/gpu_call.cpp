@@ -85,7 +85,7 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
   return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
-// As if its arrays were contiguous.
+// The call as if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
   gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // any output will do
@@ -105,7 +105,7 @@ gpu::Launches backward_launches(Backend backend, const gpu::Call& call, const Ba
   }
 }
 
-// If all that comes back is there, and contiguous.
+// The gradient's launches if all that comes back is there, and contiguous.
 gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
   for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
                           Binding::dk, Binding::dv}) {

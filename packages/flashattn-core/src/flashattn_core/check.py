@@ -71,7 +71,7 @@ def _attend(*, stream: Any, **arguments: Any) -> tuple[mx.array, mx.array]:
 
 
 def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
-    """Of query, key, value, and sinks if there are some; what comes back are large numbers, so that they are, too."""
+    """Gradients of query, key, value, and sinks if there are some. Cotangents are large, so that gradients are, too."""
     names = [name for name in ("query", "key", "value", "sinks") if name in arguments]
 
     def outputs(*changed: mx.array) -> tuple[mx.array, mx.array]:
@@ -155,7 +155,7 @@ def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
 
 
 def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
-    """Of queries and keys."""
+    """Lengths of queries and keys to check, as pairs."""
     if kind.query_len <= _ext.few_queries:
         return [(kind.query_len, keys) for keys in FEW_KEYS]
     sharing = [_ext.checked_sharing] if kernel.startswith("cuda_prefill") else []
@@ -164,10 +164,14 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
     """Calls of the kind, whose arrays are contiguous."""
+    # Sequences and heads are few where blocks are to share keys: more blocks would leave no multiprocessor idle.
+    few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
-        yield Case(f"{query_len} queries, {key_len} keys", drawn(kind, query_len, key_len), LAYOUTS)
+        drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
+        yield Case(f"{query_len} queries, {key_len} keys", drawn_call, LAYOUTS)
     if any(name in HIDES for name in kind.given):
-        yield Case("NaN in hidden keys", drawn(kind, *lengths[0], hidden_nan=True), LAYOUTS[:1])
+        for pair in {lengths[0], *(pair for pair in lengths if pair in few)}:
+            yield Case("NaN in hidden keys", drawn(kind, *pair, hidden_nan=True, **few.get(pair, {})), LAYOUTS[:1])
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:

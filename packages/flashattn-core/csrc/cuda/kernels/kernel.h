@@ -44,7 +44,7 @@ struct BlockPosition {
   int head;
   int batch;
   int part;
-  int parts;
+  int parts;  // only where no two blocks have the same rows
 };
 FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block) {
   uint heads_and_batches = uint(heads) * uint(params.batch_size);

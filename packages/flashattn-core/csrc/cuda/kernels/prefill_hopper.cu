@@ -126,7 +126,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     Fragment scores[KEYS / 8], of_tile[DV / 8];
     uint probabilities[KEYS / 16][PARTS][4];
     Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;
-    const auto split = [&] {
+    const auto round_probabilities = [&] {
       FLASHATTN_UNROLL
       for (int i = 0; i < KEYS / 16; ++i) split_step<Element>(scores, i, probabilities[i]);
     };
@@ -146,7 +146,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     wait_for_products<0>(scores);
     keys.release(n);
     rows.to_probabilities(scores, visibility, first_key(n), own_all.contains(first_key(n), KEYS), lane);
-    split();
+    round_probabilities();
     for (; n < own_end - 1; ++n) {
       multiply_keys(scores, n + 1);
       add_values();
@@ -155,7 +155,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       bool shown = own_all.contains(first_key(n + 1), KEYS);
       auto rescaling = rows.to_probabilities(scores, visibility, first_key(n + 1), shown, lane);
       values_added();
-      split();
+      round_probabilities();
       rows.rescale(rescaling);
     }
     begin_products();
@@ -166,10 +166,10 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   for (; n < tile_count; ++n) pass(n);
   rows.finish(visibility);
   if (share.chunks > 1) {
-    BlockPartials<kRows, DV> left = {partials};
+    BlockPartials<kRows, DV> results = {partials};
     FLASHATTN_UNROLL
     for (int h = 0; h < rows.kOwn; ++h) {
-      float* row = left.row(blockIdx.x - split.whole_blocks, own_query - first_row + rows.own_row(h, lane));
+      float* row = results.row(blockIdx.x - split.whole_blocks, own_query - first_row + rows.own_row(h, lane));
       rows.leave_row(row, h, lane);
       if (rows.is_first(lane)) {
         *reinterpret_cast<float4*>(row + DV) = {rows.softmax[h].row_max, rows.softmax[h].row_sum, 0, 0};

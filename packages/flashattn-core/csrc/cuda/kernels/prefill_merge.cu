@@ -16,7 +16,7 @@ FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
   FLASHATTN_WRITTEN(float, partials);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   constexpr int kOwn = (kSlices + FLASHATTN_LANES - 1) / FLASHATTN_LANES;
-  BlockPartials<ROWS, DV> left = {partials};
+  BlockPartials<ROWS, DV> results = {partials};
   int lane = lane_index(), row = int(blockIdx.x) * WARPS + int(warp_index()), shared = row / ROWS;
   BlockPosition block = block_position(params, params.num_heads, uint(split.whole_blocks + shared));
   RowPosition position = row_position(first_query(params, block.part, ROWS) + row % ROWS, block.head, 1);
@@ -28,7 +28,7 @@ FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
   for (int i = 0; i < kOwn; ++i) {
     int slice = lane + i * FLASHATTN_LANES;
     merged[i].merge<4>(split.num_chunks, [&](int chunk, OnlineSoftmax& softmax, Slice& part) {
-      const float* from = left.row(shared * split.num_chunks + chunk, row % ROWS);
+      const float* from = results.row(shared * split.num_chunks + chunk, row % ROWS);
       softmax = OnlineSoftmax{from[DV], from[DV + 1]};
       if (slice < kSlices) part = *reinterpret_cast<const Slice*>(from + slice * kSlice);
     });

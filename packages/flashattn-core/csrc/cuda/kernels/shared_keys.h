@@ -18,11 +18,11 @@ FLASHATTN_FUNC BlockShare share_of_block(const SplitParams& split) {
   return BlockShare{uint(split.whole_blocks + later / split.num_chunks), later % split.num_chunks, split.num_chunks};
 }
 
-// What the blocks that share keys leave, ROWS rows of each block: DV columns that are not divided by their sum, the
+// The partial results of blocks that share keys, ROWS rows of each: DV columns that are not divided by their sum, the
 // maximum and the sum.
 template <int ROWS, int DV>
 struct BlockPartials {
-  static constexpr int kPitch = DV + 4;  // whole float4
+  static constexpr int kPitch = DV + cuda::kPartialPadding;  // whole float4
 
   float* memory;
 

@@ -1,12 +1,15 @@
-"""Writes the table of model types in the package's README from models.toml: `uv run .../write_table.py`."""
+"""Writes the table of docs/models.md from models.toml: `uv run python tests/patch/write_model_table.py`."""
 
 from collections import defaultdict
 from pathlib import Path
 
-from mlxlm_flash_patch.registry import Entry, model_types
+from model_types import Entry, model_types
 
-README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- model types: written by scripts/write_table.py -->\n", "<!-- end of model types -->\n"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- model types: written by tests/patch/write_model_table.py -->\n", "<!-- end of model types -->\n"
+
+
+CALLS = {"seam": "mlx-lm's function", "mx.fast": "MLX's function", "hand-written": "written out"}
 
 
 def table() -> str:
@@ -21,8 +24,8 @@ def table() -> str:
 
 def how(entry: Entry) -> str:
     if entry.without:
-        return f"not patched: {entry.without}"
-    return " and ".join(entry.by) or "through another module"
+        return f"none: {entry.without}"
+    return " and ".join(CALLS[way] for way in entry.by) or "through another module"
 
 
 def tested(entry: Entry) -> str:
@@ -33,15 +36,15 @@ def tested(entry: Entry) -> str:
 
 def order(row: tuple[tuple[str, str], list[str]]) -> tuple[bool, int, str]:
     (way, _), names = row
-    return way.startswith("not"), -len(names), names[0]
+    return way.startswith("none"), -len(names), names[0]
 
 
 def with_table(text: str) -> str:
-    """A README's text with the table as it is to be."""
+    """The page's text with the table as it is to be."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + "\n" + table() + "\n" + END + after
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,17 +1,18 @@
-"""models.toml, mlx-lm's modules and the README's table say the same: a new module of mlx-lm fails here."""
+"""models.toml, mlx-lm's modules and docs/models.md say the same: a new module of mlx-lm fails here."""
 
 import ast
-import importlib.util
-import tomllib
 from pathlib import Path
 
-import mlxlm_flash_patch
-from mlxlm_flash_patch.hand_written import HAND_WRITTEN
-from mlxlm_flash_patch.registry import SEAM, model_types, models_folder, patched_by
+import mlx_lm
+from mlxlm_flash_patch.patch_points import POINTS
+from model_types import model_types, supported, table
+from write_model_table import PAGE, with_table
 
-PACKAGE = Path(mlxlm_flash_patch.__file__).parents[2]
-SOURCES = {file.stem: ast.parse(file.read_text()) for file in models_folder().glob("*.py") if file.stem != "__init__"}
-HELPERS = tomllib.loads((Path(mlxlm_flash_patch.__file__).parent / "models.toml").read_text())["helpers"]
+SEAM = "scaled_dot_product_attention"
+FOLDER = Path(mlx_lm.__file__).parent / "models"
+SOURCES = {file.stem: ast.parse(file.read_text()) for file in FOLDER.glob("*.py") if file.stem != "__init__"}
+HELPERS = table()["helpers"]
+WRITTEN_OUT = {name for point in POINTS if (name := point.module.rpartition(".")[2]) in model_types()}
 
 
 def imports(module):
@@ -31,7 +32,7 @@ def by(module):
     """How it is to be patched, as its source has it."""
     found = ["seam"] * (("base", SEAM) in imports(module) and calls(module, SEAM))
     found += ["mx.fast"] * calls(module, f"mx.fast.{SEAM}")
-    return (*found, *("hand-written" for what in HAND_WRITTEN if what.module == module))
+    return (*found, *(["hand-written"] * (module in WRITTEN_OUT)))
 
 
 def through(module):
@@ -50,8 +51,8 @@ def test_it_says_what_the_sources_say():
     for model_type, entry in model_types().items():
         assert entry.by == by(model_type), model_type
         assert set(entry.through) == (set() if entry.by else through(model_type)), model_type
-        assert entry.is_patched != bool(entry.without), model_type
-        assert bool(entry.caches) + bool(entry.untested) == entry.is_patched, model_type
+        assert bool(entry.by or entry.through) != bool(entry.without), model_type
+        assert bool(entry.caches) + bool(entry.untested) == (model_type in supported()), model_type
 
 
 def test_softmax_is_of_scores_only_where_it_says_so():
@@ -66,13 +67,10 @@ def test_softmax_is_of_scores_only_where_it_says_so():
         for module, tree in SOURCES.items()
         if any(isinstance(node, ast.FunctionDef) and writes_out(node) for node in ast.walk(tree))
     }
-    assert found == {*patched_by("hand-written"), "olmo"}
+    assert found == {*WRITTEN_OUT, "olmo"}
     assert model_types()["olmo"].without
 
 
-def test_the_readme_has_the_table():
-    spec = importlib.util.spec_from_file_location("write_table", PACKAGE / "scripts" / "write_table.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text = script.README.read_text()
-    assert script.with_table(text) == text, "run scripts/write_table.py"
+def test_the_page_has_the_table():
+    text = PAGE.read_text()
+    assert with_table(text) == text, "run tests/patch/write_model_table.py"

@@ -1,5 +1,4 @@
 """`mlxlm-flash run`: finds a program, switches flash attention on, and starts the program as Python would.
-The start-up file of `mlxlm-flash hook` shares the switching on, and what is said.
 
 What ends the program (its exit code, an exception, Ctrl-C) passes through here untouched, to the interpreter,
 which knows best what a shell should see.
@@ -9,23 +8,22 @@ import atexit
 import contextlib
 import importlib.util
 import os
+import re
 import runpy
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import distribution
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
 import flashattn_core
 from flashattn_core.arguments import Precision
-from mlxlm_flash_startup import is_strict, say
 
-from .patch import enable, kernel_calls
-from .status import status, versions
+from .patch import NEVER_CALLED, enable, status, versions
 
 
 @dataclass(frozen=True)
@@ -39,65 +37,60 @@ class Program:
 
 def find(command: str, arguments: Sequence[str]) -> Program:
     """The program that COMMAND [ARGS]... means. Raises LookupError, saying what was looked for."""
+    if re.fullmatch(r"python[\d.]*", command):
+        if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
+            raise LookupError(f"{command} is followed by no file and no -m MODULE: its other options are not taken")
+        command, *arguments = arguments
     if command == "-m":
         if not arguments:
             raise LookupError("-m is not followed by a module")
         return _module(arguments[0], arguments[1:])
-    entry_points = distribution("mlx-lm").entry_points
-    scripts = {script.name: script for script in entry_points.select(group="console_scripts")}
-    if command in scripts:
+    script = next(iter(entry_points(group="console_scripts", name=command)), None)
+    if script is not None:
         folder = sysconfig.get_path("scripts")
         argv = [os.path.join(folder, command), *arguments]
-        return Program(argv, folder, lambda: sys.exit(scripts[command].load()()))
+        return Program(argv, folder, lambda: sys.exit(script.load()()))
     if os.path.isfile(command):
         folder = os.path.dirname(os.path.realpath(command))
         return Program([command, *arguments], folder, lambda: _run_file(command))
-    known = ", ".join(sorted(scripts))
-    raise LookupError(f"{command!r} is no command of mlx-lm, and no file. The commands are {known}")
+    raise LookupError(f"{command!r} is no command that a package of this environment installs, and no file")
 
 
-def switch_on(mode: str, precision: Precision | None = None) -> None:
-    """Enables the patch as MLXLM_FLASH has it, and `precision`, which goes before; sees to the lines on stderr.
-
-    Raises what enable() and flashattn_core.backends() do: then nothing is patched.
-    """
-    if mode == "0":
-        say("flash attention off: MLXLM_FLASH=0", sys.stderr)
-        return
+def switch_on(strict: bool, precision: Precision) -> None:
+    """Enables the patch, and sees to the lines on stderr. Raises what enable() and flashattn_core.backends() do."""
     numbers = [f"{name} {number}" for name, number in versions().items()]
     backends = [f"{name} {description}" for name, description in flashattn_core.backends().items()]
-    precision = precision or ("float32" if mode.startswith("float32") else "input")
-    enable(strict=is_strict(mode), precision=precision)
-    how = "on" + ", strict" * is_strict(mode) + ", precision float32" * (precision == "float32")
+    enable(strict=strict, precision=precision)
+    how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
     say(f"flash attention {how}: {' · '.join(numbers + backends)}", sys.stderr)
     # At the interpreter's end, not the program's: traceback and other threads come first.
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
 
 
-def start(program: Program, mode: str) -> None:
+def start(program: Program, on: bool, strict: bool) -> None:
     """Runs the program, where Ctrl-C ends long calls of flash attention. Under strict, one that succeeds without flash
     attention exits with 1 all the same."""
     sys.argv[:] = program.argv
     _set_folder(program.folder)
     process = os.getpid()
     try:
-        with flashattn_core.interruptible() if mode != "0" else contextlib.nullcontext():
+        with flashattn_core.interruptible() if on else contextlib.nullcontext():
             program.start()
     except SystemExit as end:
-        if not is_strict(mode) or end.code not in (None, 0) or os.getpid() != process:
+        if not strict or end.code not in (None, 0) or os.getpid() != process:
             raise
-    if is_strict(mode) and os.getpid() == process:  # not in a child that the program forked
+    if strict and os.getpid() == process:  # not in a child that the program forked
         _wait_for_threads()
-        if flash_never_ran():
+        if status().nothing_ran():
+            say("strict: flash attention never ran", sys.stderr)
             sys.exit(1)
 
 
-def flash_never_ran() -> bool:
-    """What strict makes an error of at a program's end; said if it is so."""
-    if kernel_calls() or status().left:
-        return False
-    say("strict: flash attention never ran", sys.stderr)
-    return True
+def say(line: str, stream: TextIO | None) -> None:
+    if stream is None:  # as sys.stderr is where the shell closed it; print() would take stdout
+        return
+    with contextlib.suppress(OSError, ValueError):  # closed by now, or its disk is full
+        print(f"[mlxlm-flash] {line}", file=stream, flush=True)
 
 
 def _module(name: str, arguments: Sequence[str]) -> Program:
@@ -136,4 +129,6 @@ def _wait_for_threads() -> None:
 
 def _say_what_ran(stream: TextIO, process: int) -> None:
     if os.getpid() == process:  # not in a child that the program forked
-        say(f"flash attention ran: {status().counts()}", stream)
+        now = status()
+        why = f" · {NEVER_CALLED}" if now.nothing_ran() and not now.fallbacks else ""
+        say(f"flash attention ran: {now.counts()}{why}", stream)

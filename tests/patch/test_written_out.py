@@ -1,6 +1,5 @@
 """Attention that a model writes out: gemma2's with soft-cap, gear's, phi3small's block-sparse one."""
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
@@ -10,7 +9,6 @@ from arms import close, error, off_and_on, peak_beyond
 from flashattn_core import flash_attention
 from mlx_lm.models import gemma2
 from mlx_lm.models.cache import BatchKVCache, KVCache
-from mlxlm_flash_patch import hand_written, registry
 from model_configs import config, random_model
 
 TYPES = pytest.mark.parametrize("model_type", ["gemma2", "gear", "phi3small"])
@@ -112,34 +110,6 @@ def test_neither_model_nor_module_is_touched(tokens):
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda _: model(x).tolist(), range(4))) == [alone] * 4
         assert state() == before
-
-
-@TYPES
-def test_another_text_is_refused(model_type, monkeypatch):
-    """How these functions are exchanged is known of one version of each."""
-    what = next(what for what in hand_written.HAND_WRITTEN if what.module == model_type)
-    others = tuple(w for w in hand_written.HAND_WRITTEN if w is not what)
-    drifted = dataclasses.replace(what, source="0123456789abcdef")
-    for user in ("patch", "places"):
-        monkeypatch.setattr(f"mlxlm_flash_patch.{user}.HAND_WRITTEN", (drifted, *others))
-    model, says = small(model_type), f"{what.function} has the fingerprint {what.source}; .* 0123456789abcdef"
-    for refused in (flash.enable, lambda: flash.enable(model_type), lambda: flash.patch_model(model)):
-        with pytest.raises(RuntimeError, match=says):
-            refused()
-    assert not flash.status().patched
-    with flash.enabled("qwen2"):
-        assert flash.status().patched
-
-
-def test_a_fingerprint_is_of_the_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "models_folder", lambda: tmp_path)
-    text = "class A:\n    def f(self):\n        return 1\n"
-    (tmp_path / "one.py").write_text(text)
-    (tmp_path / "two.py").write_text(f"# elsewhere\n\n{text}\n    def g(self): ...\n")
-    (tmp_path / "three.py").write_text(text.replace("1", "2"))
-    one, two, three = (registry.fingerprint.__wrapped__(module, "A.f") for module in ("one", "two", "three"))
-    assert one == two != three
-    assert registry.fingerprint.__wrapped__("one", "A.h") == registry.fingerprint.__wrapped__("four", "A.f") == "none"
 
 
 def test_a_function_kept_from_then_is_the_model_s_own(tokens, monkeypatch):
