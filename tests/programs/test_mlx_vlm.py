@@ -1,6 +1,7 @@
 """mlx-vlm: models that see give the same with flash attention."""
 
 import pytest
+from build_wheels import ROOT
 from environments import SCRIPTS, kernels_of
 
 pytestmark = pytest.mark.long("installs mlx-vlm")
@@ -57,3 +58,9 @@ def test_its_command(environment_of, tmp_path):
     assert off.stdout.strip()
     assert on.stdout == off.stdout
     assert kernels_of(on) == {"cpu_prefill": 2 + 1, "cpu_decode": 9 * 2}
+
+
+def test_the_example(environment_of):
+    """Flash attention runs in two layers of the tower and in two of the language model."""
+    printed = environment_of(PROGRAM).check("python", ROOT / "examples/vision_model.py").stdout
+    assert "calls: cpu_prefill 4 · fallbacks: none" in printed
