@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 WAITING = pytest.StashKey[dict[str, int]]()
 # Files that take a minute, or build what others wait for, so that at the end no process waits for the other's.
-FIRST = ("test_contract.py", "test_hook.py", "test_soak.py")
+FIRST = ("test_contract.py", "test_soak.py")
 
 
 # The default lane draws few cases, the same until the next commit. The long lane draws others in each run.

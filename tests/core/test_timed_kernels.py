@@ -70,11 +70,18 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
 
 
 @pytest.mark.parametrize(
-    ("length", "kernel"), [(512, "cuda_prefill@1"), (2048, "cuda_prefill"), (4096, "cuda_prefill")]
+    ("length", "keys", "kernel"),
+    [
+        (512, 512, "cuda_prefill@1"),
+        (2048, 2048, "cuda_prefill"),
+        (4096, 4096, "cuda_prefill"),
+        (512, 9000, "cuda_prefill@1"),
+        (1000, 9000, "cuda_prefill"),  # whose last blocks share so many keys
+    ],
 )
-def test_few_blocks_have_fewer_rows_on_hopper(length, kernel):
+def test_few_blocks_have_fewer_rows_on_hopper(length, keys, kernel):
     """84 blocks of 192 rows would leave 48 of 132 multiprocessors idle."""
-    query, key = (mx.zeros((1, heads, rows, 128), mx.float16) for heads, rows in ((28, length), (4, 9000)))
+    query, key = (mx.zeros((1, heads, rows, 128), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, "causal"))[0]
     assert got.kernel == kernel

@@ -79,8 +79,9 @@ def test_what_calls_of_any_lengths_run_is_checked(form):
         arguments = lowered(*arrays, arrays[1], None, "causal", kernel=kernel, **precision)
         return {(launch["function"], *launch["constants"].items()) for launch in launches.forward(arguments, device)}
 
+    checked_lengths = [*_ext.checked_lengths, *([_ext.checked_sharing] if kernel == "cuda_prefill" else [])]
     with gpu:
-        checked = set().union(*(pipelines(*lengths) for lengths in _ext.checked_lengths))
+        checked = set().union(*(pipelines(*lengths) for lengths in checked_lengths))
         for lengths in itertools.product((65, 96, 128, 192, 1000, 2048), (16, 77, 1024, 2101, 4096)):
             assert pipelines(*lengths) <= checked
 

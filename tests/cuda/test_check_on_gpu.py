@@ -172,7 +172,8 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
     for length in (40, 17, 1):
         few = (arrays[0][:, :, :length], *arrays[1:])
         assert matches(compiled(*few), few)
-    assert {name: calls for name, calls in stats().items() if calls} == {"cuda_prefill": 2, "cuda_decode": 1}
+    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}  # the others compare
+    assert ran == {"cuda_prefill": 2, "cuda_decode": 1}
 
 
 # --- Times ------------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def test_a_call_that_mlxs_own_raises_for_is_ours(arrays, monkeypatch):
             return
         raise RuntimeError("[scaled_dot_product_attention] no")
 
-    monkeypatch.setattr(contest, "_mlx_attention", refuses)
+    monkeypatch.setattr(contest, "mlx_attention", refuses)
     assert matches(flash_attention(*arrays, mask="causal", precision="input"), arrays)
 
 

@@ -8,7 +8,6 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-import mlxlm_flash_startup
 import pytest
 from flash_evals import machine
 from flash_evals.cli import COMMANDS
@@ -40,6 +39,12 @@ def test_what_is_said_at_once(invoke):
     assert invoke("nonsense").exit_code == 2
 
 
+def test_python_m_is_the_command():
+    command = [sys.executable, "-m", "flash_evals", "demo-model"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{DEMO_MODEL}\n"
+
+
 @pytest.mark.parametrize("option", ["--json", "--csv"])
 def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity, option):
     page = invoke(*perplexity, "--max-windows", 1, option, "/dev/full")
@@ -69,17 +74,6 @@ def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
     page = invoke("speed")
     assert (page.exit_code, page.stdout, page.stderr) == (143, "", "Interrupted.\n")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # as it was
-
-
-def test_a_start_up_file_that_would_patch_both_arms(invoke, monkeypatch):
-    """`mlxlm-flash hook` with MLXLM_FLASH=1: what is off is off here."""
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(mlxlm_flash_startup, "_armed", False)
-    monkeypatch.setenv("MLXLM_FLASH", "1")
-    mlxlm_flash_startup.arm()
-    assert any(isinstance(finder, mlxlm_flash_startup.Watch) for finder in sys.meta_path)
-    invoke("demo-model")
-    assert not any(isinstance(finder, mlxlm_flash_startup.Watch) for finder in sys.meta_path)
 
 
 def test_the_defaults_need_no_network(in_fresh_process, tmp_path):

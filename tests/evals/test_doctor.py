@@ -77,7 +77,7 @@ def test_the_patch_s_findings(invoke, monkeypatch):
     """Its doctor's own, as they are: the real ones this time. The help has the subjects of all."""
     monkeypatch.undo()
     theirs = [finding.subject for finding in patch_doctor.examine()]
-    assert {"versions", "extension", "cpu", "self-test", "mlx-lm"} <= set(theirs)
+    assert {"versions", "extension", "cpu", "self-test", "attention"} <= set(theirs)
     subjects = [finding["subject"] for finding in json.loads(invoke("doctor", "-o", "json").stdout)["findings"]]
     assert subjects[: len(theirs)] == theirs
     assert all(subject in (doctor.command.help or "") for subject in subjects)

@@ -13,11 +13,12 @@ from flash_evals.errors import EvalError
 from flash_evals.finetune_result import Settings
 from flash_evals.measure import ARMS
 from flash_evals.models import load
+from flashattn_core import NoKernelError
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen2
 from mlx_lm.tuner import trainer
-from mlxlm_flash_patch import route
+from mlxlm_flash_patch import router
 from msgspec.structs import replace
 
 COMMAND = ("finetune",)  # of `evaluate`
@@ -33,8 +34,12 @@ NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
 @pytest.fixture
 def falling_back(monkeypatch):
     """No call can be flash attention."""
-    monkeypatch.setattr(route._ext, "quick", lambda *_: None)
-    monkeypatch.setattr(route, "reason_not_to", lambda *_: "a reason")
+
+    def refuse(*_):
+        raise NoKernelError("a reason")
+
+    monkeypatch.setattr(router._ext, "quick", lambda *_: None)
+    monkeypatch.setattr(router, "_require_kernel", refuse)
 
 
 def adapted(loaded, settings=SETTINGS):

@@ -23,7 +23,7 @@ def test_the_docs_have_the_help():
     document, pages = write_help.document(), dict(write_help.pages(main, "flash-eval"))
     assert write_help.DOCUMENT.read_text(encoding="utf-8") == document, "run packages/evals/scripts/write_help.py"
     assert list(pages) == ["flash-eval", *(f"flash-eval {name}" for name in COMMANDS)]
-    assert "mlxlm-flash hook install" in document
+    assert "mlxlm-flash tune" in document
 
 
 @pytest.mark.parametrize("name", COMMANDS)

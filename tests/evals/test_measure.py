@@ -15,7 +15,7 @@ from flash_evals import measure
 from flash_evals.measure import Flash, run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
-from mlxlm_flash_patch import obstacles
+from mlxlm_flash_patch import router
 from trial_peaks import MB, nine_peaks
 
 LINUX = pytest.mark.skipif(
@@ -60,7 +60,7 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     """Of every head_dim."""
-    monkeypatch.setattr(obstacles, "_max_head_dim", lambda *_: 1)
+    monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
     monkeypatch.setattr(_ext, "quick", lambda *_: None)  # which asks the table of kernels itself
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
     run("on", partial(forward, loaded), 16, flash)
@@ -113,11 +113,11 @@ def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_o
 
     def work():
         go(14)
-        qwen2.scaled_dot_product_attention(q, k, v, None, 1.0, mask)
+        mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask)
 
     monkeypatch.setattr(mx, "eval", evaluate)
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(qwen2, "scaled_dot_product_attention", lambda *_, **__: go(5, output))
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", lambda *_, **__: go(5, output))
     share = measure.attention_share("off", work)
     [[inputs], _] = evaluated
     assert all(any(each is array for each in inputs) for array in (q, k, v))

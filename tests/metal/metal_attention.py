@@ -7,6 +7,7 @@ with their strides and offsets. Nothing about them is written a second time here
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass
 
 import flashattn_core
@@ -93,8 +94,15 @@ def run(
 
 
 def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared=on_metal) -> tuple[Counts, ...]:
-    """Runs what the extension describes. `written`: the outputs, which the results replace; scratch is added."""
+    """Runs what the extension describes. `written`: the outputs, which the results replace; scratch is added.
+
+    Of an output that several launches write, each writes other elements.
+    """
     counts = []
+    writers = Counter(name for launch in described for name in launch["outputs"] if name not in launch["scratch"])
+    in_part = {name: undefined for name, undefined in written.items() if writers[name] > 1}
+    parts: dict[str, np.ndarray] = {}
+    elements: Counter[str] = Counter()
     for launch in described:
         buffers: dict[str, Buffer] = {}
         for name, content in launch["buffers"].items():
@@ -118,11 +126,21 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared
             constants=constants,
             schedule=schedule,
         )
-        assert not any(result.unwritten.values()), f"elements never written: {result.unwritten}"
         names = {number: name for name, number in numbers.items()}
-        written |= {names[number]: buffer for number, buffer in result.buffers.items()}
+        for number, array in result.buffers.items():
+            name, missing = names[number], result.unwritten[number]
+            if name in in_part:
+                elements[name] += array.size - missing
+                bits = array.view(f"u{array.itemsize}")
+                parts[name] = parts[name] & bits if name in parts else bits  # those not written are all set
+            else:
+                assert missing == 0, f"elements of {name} never written: {missing}"
+                written[name] = array
         assert not np.any(written.pop("arrivals", 0)), "arrivals that the next launch would count, too"
         counts.append(result.counts)
+    for name, array in parts.items():
+        assert elements[name] == array.size, f"{name} is written {elements[name]} times, has {array.size} elements"
+        written[name] = array.view(in_part[name].dtype)
     return tuple(counts)
 
 

@@ -4,13 +4,20 @@
 
 Each build has an environment of its own, with what the package's pyproject.toml asks for. On Linux auditwheel gives
 flashattn-core's wheel its manylinux tag; libmlx stays where it is, in the package that the user has chosen.
+
+REPOSITORY_URL is the public address of the repository. The workflows set it, and it stands nowhere else. With it the
+packages have their links for the index's pages ([project.urls]), and each README's links to pages of the repository
+are absolute. Without it the packages have no links, and READMEs stay as they are.
 """
 
 import os
+import posixpath
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +47,41 @@ def uv(*arguments: object) -> str:
     return done.stdout
 
 
-def build_sdist(distribution: str, output: Path) -> Path:
+def add_links(package: Path, address: str, folder: str) -> None:
+    """Adds [project.urls] to the package's pyproject.toml and makes its README's links absolute.
+
+    `address` is the repository's, `folder` the package's in it. Pages are those of the version's tag.
+    """
+    project = package / "pyproject.toml"
+    text = project.read_text(encoding="utf-8")
+    pages = f"{address}/blob/v{tomllib.loads(text)['project']['version']}"
+    urls = {
+        "Repository": address,
+        "Documentation": f"{pages}/docs/README.md",
+        "Changelog": f"{pages}/CHANGELOG.md",
+        "Issues": f"{address}/issues",
+    }
+    lines = [f'{name} = "{url}"\n' for name, url in urls.items()]
+    project.write_text(f"{text}\n[project.urls]\n{''.join(lines)}", encoding="utf-8")
+
+    readme = package / "README.md"
+    relative = re.compile(r"\]\((?!\w+:|#)([^)]+)\)")
+    absolute = relative.sub(
+        lambda link: f"]({pages}/{posixpath.normpath(f'{folder}/{link[1]}')})", readme.read_text(encoding="utf-8")
+    )
+    readme.write_text(absolute, encoding="utf-8")
+
+
+def build_sdist(distribution: str, output: Path, address: str = os.environ.get("REPOSITORY_URL", "")) -> Path:
     """Raises RuntimeError with what the failed command printed."""
-    uv("build", "--sdist", "--python", sys.executable, "--out-dir", output, ROOT / "packages" / PACKAGES[distribution])
+    folder = f"packages/{PACKAGES[distribution]}"
+    with tempfile.TemporaryDirectory() as temporary:
+        package = ROOT / folder
+        if address:
+            built_here = shutil.ignore_patterns("build", "dist", "__pycache__")
+            package = shutil.copytree(package, Path(temporary) / "package", ignore=built_here)
+            add_links(package, address, folder)
+        uv("build", "--sdist", "--python", sys.executable, "--out-dir", output, package)
     return next(output.glob(f"{distribution.replace('-', '_')}-*.tar.gz"))
 
 

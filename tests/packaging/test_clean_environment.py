@@ -1,4 +1,4 @@
-"""From the wheels alone, away from the repository: the op, every command, and the start-up file."""
+"""From the wheels alone, away from the repository: the op and every command."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,7 @@ query = np.random.default_rng(0).normal(size=(2, 6, 70, 64)).astype(np.float32)
 key, value = np.random.default_rng(1).normal(size=(2, 2, 2, 130, 64)).astype(np.float32)
 out = flashattn_core.flash_attention(*map(mx.array, (query, key, value)), mask=SlidingWindow(50))
 print(np.abs(np.array(out) - reference_attention(query, key, value, mask=SlidingWindow(50))[0]).max())
-import mlxlm_flash_patch, flash_evals, mlxlm_flash_startup, sys
+import mlxlm_flash_patch, flash_evals, sys
 print(*(module.__file__ for name, module in sys.modules.items() if "flash" in name), sep="\\n")
 """
 GENERATE = ("--prompt", "The class statement", "--ignore-chat-template", "--max-tokens", "12", "--temp", "0")
@@ -57,20 +57,3 @@ def test_run(environment):
     assert "flash attention ran: " in said
     assert "cpu_decode" in said
     assert "fallbacks: none" in said
-
-
-def test_hook(environment):
-    """Put in, told of, used, and taken out, on this Python."""
-    path = environment.site_packages / "mlxlm-flash.pth"
-    before = environment.files()
-    assert environment.check("mlxlm-flash", "hook", "install").startswith(f"wrote {path}\n")
-    try:
-        assert environment.check("mlxlm-flash", "hook", "status").startswith(f"{path}: installed\n")
-        off, nothing = generate(environment, "mlx_lm.generate")
-        on, said = generate(environment, "mlx_lm.generate", MLXLM_FLASH="strict")
-    finally:
-        assert environment.check("mlxlm-flash", "hook", "remove") == f"deleted {path}\n"
-    assert on == off
-    assert "flash attention" not in nothing
-    assert "cpu_decode" in said
-    assert environment.files() == before

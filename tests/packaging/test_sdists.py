@@ -1,10 +1,15 @@
-"""An sdist holds what its package's folder holds under version control, and nothing else; wheels are built from it."""
+"""An sdist holds what its package's folder holds under version control, and nothing else; wheels are built from it.
+Where the repository's address is known, the sdist has links to it."""
 
+import re
 import subprocess
 import tarfile
+from email.parser import Parser
 
 import pytest
-from build_wheels import PACKAGES, ROOT
+from build_wheels import PACKAGES, ROOT, build_sdist
+
+ADDRESS = "https://forge.invalid/owner/name"
 
 
 @pytest.mark.parametrize("distribution", PACKAGES)
@@ -20,3 +25,18 @@ def test_content(sdist, distribution):
     # Hatchling adds the .gitignore that it went by, every build backend PKG-INFO.
     assert names - {".gitignore"} == expected | {"PKG-INFO"}
     assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+
+
+@pytest.mark.parametrize("distribution", PACKAGES)
+def test_links_to_the_repository(distribution, tmp_path):
+    """Each page that a link names is in the repository."""
+    with tarfile.open(build_sdist(distribution, tmp_path, ADDRESS)) as archive:
+        [name] = [name for name in archive.getnames() if name.endswith("/PKG-INFO")]
+        said = Parser().parsestr(archive.extractfile(name).read().decode())
+    urls = dict(line.split(", ") for line in said.get_all("Project-URL"))
+    assert urls.keys() == {"Repository", "Documentation", "Changelog", "Issues"}
+    assert urls["Repository"] == ADDRESS
+    links = [*urls.values(), *re.findall(r"\]\(([^)]*)\)", said.get_payload())]
+    assert [link for link in links if not link.startswith("https://")] == []
+    pages = [link.partition(f"/blob/v{said['Version']}/")[2] for link in links if link.startswith(f"{ADDRESS}/blob/")]
+    assert [page for page in pages if not (ROOT / page.partition("#")[0]).is_file()] == []

@@ -9,7 +9,6 @@ from build_wheels import PACKAGES, ROOT
 
 EXACT = {
     "mlx": "0.32.4",
-    "mlx-lm": "0.32.2",
     "nanobind": "3.1.0",
     "nanobind-backend": "1.0.0",
     **dict.fromkeys(PACKAGES, flashattn_core.__version__),
@@ -45,11 +44,19 @@ def test_uv_builds_again_after_a_change_of_any_source():
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
-    """What shares an ABI or whose code is patched is pinned exactly, to one version everywhere."""
+    """What shares an ABI is pinned exactly, to one version everywhere."""
     project = read(distribution)
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
     assert [(name, pin) for name, pin in found if name in EXACT and pin != f"=={EXACT[name]}"] == []
+
+
+def test_who_needs_which_mlx_lm():
+    """The patch serves any release from the oldest tested one on; the evals use what one release has inside."""
+    needs = {
+        name: [need for need in read(name)["project"]["dependencies"] if need.startswith("mlx-lm")] for name in PROJECTS
+    }
+    assert needs == {"flashattn-core": [], "mlxlm-flash-patch": ["mlx-lm>=0.31.3"], "flash-evals": ["mlx-lm==0.32.2"]}
 
 
 def test_of_the_workspace_the_changelog_and_the_wheel_for_macos():

@@ -17,6 +17,8 @@ from build_wheels import PACKAGES, ROOT, uv
 from flashattn_core import _ext
 from virtual_environment import metadata
 
+TWINE = ("run", "--no-project", "--with", "twine==7.0.0", "twine", "--no-color", "check", "--strict")
+CLASSIFIERS = ("--no-project", "--with", "trove-classifiers==2026.9.21.13", "python", "-c")
 ABI3AUDIT = ("--no-project", "--with", "abi3audit==0.0.26", "abi3audit", "--report", "--assume-minimum-abi3", "3.11")
 VERSION = flashattn_core.__version__
 CORE = "flashattn-core"
@@ -83,8 +85,26 @@ def test_metadata(wheel, distribution):
 
 
 @each
+def test_twine_takes_it(sdist, wheel, distribution):
+    """The index takes the metadata of the sdist and the wheel, and can show the README."""
+    said = uv(*TWINE, sdist(distribution), wheel(distribution))
+    assert said.count("PASSED") == 2
+
+
+@each
+def test_the_index_finds_it(wheel, distribution):
+    """The keywords are words of the field, and the index knows each classifier."""
+    said = metadata(wheel(distribution))
+    assert {"flash-attention", "mlx"} <= set(said["Keywords"].split(","))
+    classifiers = said.get_all("Classifier")
+    known = uv("run", *CLASSIFIERS, "import trove_classifiers as t; print(*t.classifiers, sep='\\n')").splitlines()
+    assert [each for each in classifiers if each not in known] == []
+    assert classifiers == sorted(classifiers)
+
+
+@each
 def test_files(wheel, distribution):
-    """What src/ has, the extension, and the metadata: no sources of C++, no tests, no libmlx, no start-up file."""
+    """What src/ has, the extension, and the metadata: no sources of C++, no tests, no libmlx."""
     source = ROOT / "packages" / PACKAGES[distribution] / "src"
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     expected = {name for name in expected if "__pycache__" not in name}

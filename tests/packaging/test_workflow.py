@@ -1,15 +1,27 @@
-"""The forge's workflow: by its schema, with exact versions of what it uses, and with commands that exist."""
+"""The forge's workflows: by their schema, with exact versions of what they use, and with commands that exist."""
 
 import os
 import re
+import subprocess
 
+import mlxlm_flash_patch.cli
 import pytest
 import yaml
-from build_wheels import ROOT, uv
+from build_wheels import PACKAGES, ROOT, uv
 
-WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-assert WORKFLOWS
-SIMPLE = {"python3 -m pip install uv", "uv run pytest", 'git config --global --add safe.directory "$GITHUB_WORKSPACE"'}
+FOLDER = ROOT / ".github/workflows"
+WORKFLOWS = sorted(FOLDER.glob("*.yml"))
+WHEELS, RELEASE = FOLDER / "wheels.yml", FOLDER / "release.yml"
+STOP_UNLESS_THE_TAG_IS_THE_VERSION = 'test -f "dist/$FILES-${GITHUB_REF_NAME#v}.tar.gz"'
+TAKE_A_PACKAGE_S_FILES = 'mkdir publish && mv "dist/$FILES-"* publish/'
+DOCTOR = "uv run mlxlm-flash doctor"
+SIMPLE = {
+    "python3 -m pip install uv",
+    "uv run pytest",
+    'git config --global --add safe.directory "$GITHUB_WORKSPACE"',
+    STOP_UNLESS_THE_TAG_IS_THE_VERSION,
+    TAKE_A_PACKAGE_S_FILES,
+}
 SCHEMA = ("--with", "check-jsonschema==0.39.0", "check-jsonschema", "--builtin-schema", "vendor.github-workflows")
 
 
@@ -24,7 +36,15 @@ def workflow(request):
 
 @pytest.fixture
 def steps(workflow):
-    return [step for job in jobs(workflow).values() for step in job["steps"]]
+    return [step for job in jobs(workflow).values() for step in job.get("steps", [])]
+
+
+def run_with(command, folder, **variables):
+    return subprocess.run(["bash", "-ec", command], cwd=folder, env={**os.environ, **variables}, check=False).returncode
+
+
+def test_both_are_there():
+    assert [RELEASE, WHEELS] == WORKFLOWS
 
 
 def test_schema(workflow):
@@ -39,20 +59,69 @@ def test_exact_versions_of_actions(steps):
 
 def test_commands_exist(steps):
     """Programs of the repository are there and can be run, make's targets are in the Makefile."""
-    commands = [step["run"].split() for step in steps if "run" in step]
-    assert [".ci/run"] in commands
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for program, *arguments in commands:
-        if "/" in program:
+    for command in (step["run"] for step in steps if "run" in step):
+        program, *arguments = command.split()
+        if program.startswith("."):
             assert os.access(ROOT / program, os.X_OK), program
         elif program == "make":
             assert set(arguments) <= set(targets)
+        elif command.startswith(DOCTOR):
+            doctor = mlxlm_flash_patch.cli.cli.commands["doctor"]
+            options = {spelling for option in doctor.params for spelling in option.opts}
+            assert {word for word in command.split() if word.startswith("--")} <= options
         else:
-            assert " ".join([program, *arguments]) in SIMPLE
+            assert command in SIMPLE
 
 
-def test_linux_and_macos_build_and_test(workflow):
-    platforms = {entry["name"] for entry in jobs(workflow)["wheels"]["strategy"]["matrix"]["include"]}
+def test_linux_and_macos_build_and_test():
+    platforms = {entry["name"] for entry in jobs(WHEELS)["wheels"]["strategy"]["matrix"]["include"]}
     assert platforms == {"linux-x86_64", "linux-aarch64", "macos-arm64"}
     for system, image in (("linux", "ubuntu-"), ("macos", "macos-")):
-        assert jobs(workflow)[f"tests-on-{system}"]["runs-on"].startswith(image)
+        assert jobs(WHEELS)[f"tests-on-{system}"]["runs-on"].startswith(image)
+    assert ".ci/run" in [step.get("run") for step in jobs(WHEELS)["tests-on-linux"]["steps"]]
+
+
+def test_on_macos_the_kernels_run_first_and_the_report_is_kept():
+    steps = jobs(WHEELS)["tests-on-macos"]["steps"]
+    [doctor] = [n for n, step in enumerate(steps) if step.get("run", "").startswith(DOCTOR)]
+    report, tests = steps[doctor + 1 :]
+    assert "--kernels" in steps[doctor]["run"].split()
+    assert steps[doctor]["run"].endswith(f"--json {report['with']['path']}")
+    assert report["uses"].startswith("actions/upload-artifact@")
+    assert tests["run"] == "uv run pytest"
+    assert {report["if"], tests["if"]} == {"${{ !cancelled() }}"}
+
+
+def test_the_release_publishes_what_the_wheels_workflow_has_tested():
+    release = jobs(RELEASE)
+    publish = release["publish"]
+    assert release["wheels"]["uses"] == "./.github/workflows/wheels.yml"
+    assert publish["needs"] == "wheels"
+    downloaded = [step["with"]["name"] for step in publish["steps"] if "download-artifact" in step.get("uses", "")]
+    built = [entry["name"] for entry in jobs(WHEELS)["wheels"]["strategy"]["matrix"]["include"]]
+    assert sorted(downloaded) == sorted(built)
+    assert [entry["package"] for entry in publish["strategy"]["matrix"]["include"]] == list(PACKAGES)
+
+
+def test_only_the_release_may_act_for_the_repository():
+    for workflow in WORKFLOWS:
+        assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
+    granted = {name: job.get("permissions") for path in WORKFLOWS for name, job in jobs(path).items()}
+    assert {name: each for name, each in granted.items() if each} == {"publish": {"id-token": "write"}}
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v1.2.3", 0), ("v1.2.30", 1)])
+def test_a_tag_that_is_not_the_version_stops_the_release(tmp_path, tag, code):
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist/flash_evals-1.2.3.tar.gz").touch()
+    names = {"FILES": "flash_evals", "GITHUB_REF_NAME": tag}
+    assert run_with(STOP_UNLESS_THE_TAG_IS_THE_VERSION, tmp_path, **names) == code
+
+
+def test_a_package_s_files_are_taken(tmp_path):
+    (tmp_path / "dist").mkdir()
+    for entry in jobs(RELEASE)["publish"]["strategy"]["matrix"]["include"]:
+        (tmp_path / f"dist/{entry['package'].replace('-', '_')}-1.2.3.tar.gz").touch()
+    assert run_with(TAKE_A_PACKAGE_S_FILES, tmp_path, FILES="flash_evals") == 0
+    assert [path.name for path in (tmp_path / "publish").iterdir()] == ["flash_evals-1.2.3.tar.gz"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from build_wheels import PACKAGES, clean_environment, uv
 from packaging.requirements import Requirement
 
-MODULES = ("flashattn_core", "mlxlm_flash_patch", "mlxlm_flash_startup", "flash_evals")
+MODULES = ("flashattn_core", "mlxlm_flash_patch", "flash_evals")
 
 
 def metadata(wheel: Path) -> Message:

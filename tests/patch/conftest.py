@@ -13,13 +13,16 @@ import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
 from flashattn_core import _ext
-from mlx_lm.models import base
-from mlxlm_flash_patch import obstacles, patch
-from mlxlm_flash_patch.places import places
+from flashattn_core.contest import mlx_attention
+from mlx_lm.models import base, cache, gear, gemma2, phi3small
+from mlxlm_flash_patch import patch, router
+from mlxlm_flash_patch.patch_points import POINTS
 from model_configs import ARCHITECTURES, config, random_model
 from model_folders import write_model
 
-ORIGINAL = base.scaled_dot_product_attention
+# In a tuple: the patch exchanges names of modules.
+ORIGINALS = tuple((point, point.current) for point in POINTS)
+HOMES = (base, cache, gear, gemma2, phi3small)  # imported, so that each point has a function
 
 
 def tiny_config(model_type="qwen2", **changes):
@@ -29,19 +32,28 @@ def tiny_config(model_type="qwen2", **changes):
 
 @pytest.fixture(autouse=True)
 def unpatched():
-    """Every test starts and ends with mlx-lm as it was, and without models that another test has left."""
+    """Every test starts and ends with MLX and mlx-lm as they were, and without models that another test has left."""
     yield
-    patch.dismiss(list(patch._patched_modules.values()))
+    for model in list(patch._patched_models.values()):
+        flash.unpatch_model(model)
+    patch._patched_modules.clear()
     flash.disable()
-    for place in places():
-        if place.module.startswith("mlx_lm.models."):
-            assert place.is_original(place.held), place.name
+    patch._settle()
+    assert type(mx.fast) is type(mx)
+    assert [point.name for point, original in ORIGINALS if point.current is not original] == []
+
+
+@pytest.fixture
+def mlx_own():
+    """MLX's function, as it was before the patch."""
+    return mlx_attention
 
 
 @pytest.fixture
 def original():
     """mlx-lm's own function."""
-    return ORIGINAL
+    name = "mlx_lm.models.base.scaled_dot_product_attention"
+    return next(original for point, original in ORIGINALS if point.name == name)
 
 
 @pytest.fixture(params=ARCHITECTURES)
@@ -56,10 +68,10 @@ def kernels_take(monkeypatch):
     def at_most(head_dim, gradient):
         monkeypatch.setattr(_ext, "quick", lambda *_: None)  # which asks the table itself
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
-        obstacles._max_head_dim.cache_clear()
+        router._max_head_dim.cache_clear()
 
     yield at_most
-    obstacles._max_head_dim.cache_clear()
+    router._max_head_dim.cache_clear()
 
 
 @pytest.fixture

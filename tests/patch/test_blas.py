@@ -12,7 +12,8 @@ from ctypes.util import find_library
 
 import mlx.core as mx
 import pytest
-from mlxlm_flash_patch import blas, cli, launch
+from mlxlm_flash_patch import blas, cli
+from mlxlm_flash_patch import run as running
 from two_ranks import PROGRAMS
 from two_ranks import launch as on_two_ranks
 
@@ -225,7 +226,7 @@ def test_another_mlx(monkeypatch):
 def test_run_says_what_bounds(monkeypatch, capsys, script, name, said, mode):
     """One line, with the cure, before the program begins."""
     monkeypatch.setattr(blas, "blas", lambda: name)
-    monkeypatch.setattr(launch, "start", lambda program, mode: print("begins", file=sys.stderr))
+    monkeypatch.setattr(running, "start", lambda *_: print("begins", file=sys.stderr))
     monkeypatch.setattr(sys, "argv", ["mlxlm-flash", "run", str(script)])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("MLXLM_FLASH", mode)

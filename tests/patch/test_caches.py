@@ -5,7 +5,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from arms import batch_caches, close, off_and_on
 from mlx_lm.models import cache as mlx_caches
-from mlxlm_flash_patch import route
+from mlxlm_flash_patch import router
 
 pytestmark = pytest.mark.usefixtures("masks")
 
@@ -26,7 +26,7 @@ def masks(monkeypatch):
     """What the kernels get as masks. In the end, none was an array of more than one row."""
     seen = []
 
-    own_quick, own_lowered = route.quick, route.lowered
+    own_quick, own_lowered = router.quick, router.lowered
 
     def quick(mask):
         seen.append(mask)
@@ -36,8 +36,8 @@ def masks(monkeypatch):
         seen.append(mask)
         return own_lowered(queries, keys, values, scale, mask, **options)
 
-    monkeypatch.setattr(route, "quick", quick)
-    monkeypatch.setattr(route, "lowered", lowered)
+    monkeypatch.setattr(router, "quick", quick)
+    monkeypatch.setattr(router, "lowered", lowered)
     yield seen
     assert not [m for m in seen if isinstance(m, mx.array) and m.ndim > 1 and m.shape[-2] > 1]
 

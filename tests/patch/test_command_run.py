@@ -13,8 +13,8 @@ from pathlib import Path
 import mlxlm_flash_patch as flash
 import pytest
 from arms import ATTEND, LATER
-from mlx_lm.models import base
-from mlxlm_flash_patch import cli, launch
+from mlxlm_flash_patch import cli
+from mlxlm_flash_patch import run as running
 
 OWN = "[mlxlm-flash] "
 WHO_AM_I = """
@@ -228,20 +228,21 @@ def test_strict_and_flash_never_ran(run_script):
 def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expected):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    program = running.Program(["program"], str(tmp_path), lambda: sys.exit(code))
     with flash.enabled(), pytest.raises(SystemExit) as end:
-        launch.start(launch.Program(["program"], str(tmp_path), lambda: sys.exit(code)), mode)
+        running.start(program, mode != "0", mode == "strict")
     assert end.value.code == expected
 
 
 def test_the_last_line():
     """A forked child does not say it, and a closed stderr is no error."""
     stream = io.StringIO()
-    launch._say_what_ran(stream, os.getpid() + 1)
+    running._say_what_ran(stream, os.getpid() + 1)
     assert stream.getvalue() == ""
-    launch._say_what_ran(stream, os.getpid())
+    running._say_what_ran(stream, os.getpid())
     assert stream.getvalue().startswith(f"{OWN}flash attention ran: ")
     stream.close()
-    launch._say_what_ran(stream, os.getpid())
+    running._say_what_ran(stream, os.getpid())
 
 
 @pytest.mark.parametrize("value", ["", "2", "yes", "STRICT", "faster", "strict,float32"])
@@ -258,12 +259,14 @@ def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
     [
         (
             ["mlx_lm.nothing"],
-            "'mlx_lm.nothing' is no command of mlx-lm, and no file. The commands are mlx_lm, mlx_lm.awq",
+            "'mlx_lm.nothing' is no command that a package of this environment installs, and no file",
         ),
-        (["no/such/script.py"], "'no/such/script.py' is no command of mlx-lm, and no file"),
+        (["no/such/script.py"], "'no/such/script.py' is no command that a package of this environment installs, and "),
         (["--model"], "'--model' is no command"),
         (["."], "'.' is no command"),
         (["-m"], "-m is not followed by a module"),
+        (["python"], "python is followed by no file and no -m MODULE"),
+        (["python", "-c", "1"], "python is followed by no file and no -m MODULE"),
         (["-m", "no_such_module"], "-m no_such_module: no such module"),
         (["-m", "no_such.module"], "-m no_such.module: No module named 'no_such'"),
         (["-m", ""], "-m : "),
@@ -276,19 +279,46 @@ def test_unknown_programs(refused, program, says):
     assert line.startswith(f"Error: {says}")
 
 
-def test_another_mlx_lm(refused, monkeypatch, folder):
-    """Nothing is run, since it would run without flash attention."""
-    monkeypatch.setattr(base, "scaled_dot_product_attention", base.scaled_dot_product_attention)
-    exec("def scaled_dot_product_attention(q, k, v): ...", vars(base))
-    code, line = refused(str(folder / "script.py"))
-    assert code == 1
-    assert line.startswith("Error: [enable] mlx_lm.models.base.scaled_dot_product_attention takes (q, k, v);")
+@pytest.fixture
+def package(tmp_path):
+    """Another package with a command, as pip leaves it in site-packages."""
+    (tmp_path / "site" / "theirs-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
+    entry = "[console_scripts]\ntheirs.generate = theirs:main\n"
+    (tmp_path / "site" / "theirs-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    program = "import mlx.core as mx, sys\ndef main():\n    x = mx.ones((1, 1, 12, 8))\n"
+    program += (
+        "    mx.eval(mx.fast.scaled_dot_product_attention(x, x, x, scale=1.0))\n    print(sys.argv[1:])\n    return 3\n"
+    )
+    (tmp_path / "site" / "theirs.py").write_text(program)
+    return {"PYTHONPATH": str(tmp_path / "site")}
+
+
+@pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
+def test_a_command_of_any_package(command, package, how):
+    """Its attention is MLX's own function, and it needs no mlx-lm."""
+    done = command(*how, "run", "theirs.generate", "--steps", "2", env=package)
+    assert (done.returncode, done.stdout) == (3, "['--steps', '2']\n")
+    assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
+
+
+def test_behind_the_word_python(run, folder):
+    for words in (["python", "script.py", "-x"], ["python3", "script.py", "-x"], ["python", "-m", "module", "-x"]):
+        plain = run(*words[1:], cwd=folder, flash="0")
+        done = run(*words, cwd=folder, flash="0")
+        assert (done.returncode, done.stdout) == (0, plain.stdout)
+
+
+def test_a_program_without_attention(run_script):
+    """The last line says why nothing ran."""
+    last = run_script("print('done')").stderr.splitlines()[-1]
+    assert last.startswith(f"{OWN}flash attention ran: none · fallbacks: none · no call of mx.fast.scaled_dot_product_")
 
 
 @pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))
 def test_commands_of_mlx_lm(name):
     """They see the path that the shell would have found."""
     folder = str(Path(sys.executable).parent)
-    program = launch.find(name, ["--help", "-h"])
+    program = running.find(name, ["--help", "-h"])
     assert program.argv == [shutil.which(name, path=folder), "--help", "-h"]
     assert program.folder == folder

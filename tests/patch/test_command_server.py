@@ -1,6 +1,8 @@
 """mlxlm-flash run mlx_lm.server and mlx_lm.chat: programs that talk for as long as somebody talks to them."""
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import re
@@ -15,32 +17,46 @@ from pathlib import Path
 
 import pytest
 
-RAN = re.compile(r"^\[mlxlm-flash\] flash attention ran: cpu_prefill \d+, cpu_decode \d+ · fallbacks: none$", re.M)
+RAN = re.compile(
+    r"^\[mlxlm-flash\] flash attention ran: cpu_prefill [\d,]+, cpu_decode [\d,]+ · fallbacks: none$", re.M
+)
 PROMPTS = ["Attention is all you need", "The class", "x", "A window of keys, and a longer prompt than all the others"]
+
+TEXT = "It is not the length of a prompt alone, but how many of them come at once. " * 40
 
 
 @contextlib.contextmanager
-def served(folder, command, env):
-    """While this command, of mlx_lm.server, runs: ask(prompt) for 8 tokens, and the process."""
+def served(folder, command, env, log):
+    """While this command, of mlx_lm.server, runs: ask(prompt, **more) for 8 tokens, and the process. `log` gets stderr.
+
+    With stream=True the answer comes in pieces; with hang_up_after=N the client leaves after N of them.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     address = f"http://127.0.0.1:{port}"
 
-    def ask(prompt):
-        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0}
+    def ask(prompt, hang_up_after=None, **more):
+        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["choices"][0]["text"]
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            if not body.get("stream"):
+                return json.load(answer)["choices"][0]["text"]
+            events = (line.removeprefix(b"data: ") for line in answer if line.startswith(b"data: "))
+            pieces = itertools.islice((event for event in events if b"[DONE]" not in event), hang_up_after)
+            return "".join(json.loads(piece)["choices"][0]["text"] for piece in pieces)
 
     arguments = [*command, "--model", folder, "--port", port]
-    with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(arguments, env=env, stdout=subprocess.DEVNULL, stderr=stderr) as process,
+    ):
         try:
             for _ in range(1200):  # two minutes: the machine may be busy
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=60):
                     break
-                assert process.poll() is None, process.stderr.read()
+                assert process.poll() is None, log.read_text()
                 time.sleep(0.1)
             yield ask, process
         finally:
@@ -56,7 +72,7 @@ def served(folder, command, env):
     ],
     ids=["batched", "kv_bits"],
 )
-def test_server(chat_folder, options, number, returncodes):
+def test_server(chat_folder, tmp_path, options, number, returncodes):
     """Requests that come at the same time, and once more when there are prompt caches, are answered as without it.
 
     Ctrl-C is an end, which the server sees to itself; SIGTERM is the end of everything. After the last line of Python
@@ -66,14 +82,48 @@ def test_server(chat_folder, options, number, returncodes):
     answers = {}
     for flash in ("0", "strict"):
         env = {**os.environ, "MLXLM_FLASH": flash, "HF_HUB_OFFLINE": "1"}
-        with served(chat_folder, run, env) as (ask, process), ThreadPoolExecutor(len(PROMPTS)) as pool:
+        log = tmp_path / flash
+        with served(chat_folder, run, env, log) as (ask, process), ThreadPoolExecutor(len(PROMPTS)) as pool:
             answers[flash] = [ask(PROMPTS[0]), *pool.map(ask, PROMPTS), *pool.map(ask, PROMPTS)]
             process.send_signal(number)
-            _, stderr = process.communicate(timeout=60)
+            process.wait(timeout=60)
         assert process.returncode in returncodes
     assert answers["strict"] == answers["0"]
     assert all(answers["0"])
-    assert bool(RAN.search(stderr)) == (number == signal.SIGINT)
+    assert bool(RAN.search(log.read_text())) == (number == signal.SIGINT)
+
+
+@pytest.mark.long("forty requests to two servers")
+def test_eight_clients(chat_folder, tmp_path):
+    """Eight clients at once, five requests each, of 12 to 1,200 bytes; every other answer is a stream.
+
+    Two clients hang up in the middle of each of their streams. The others, and whoever asks afterwards, get the stock
+    server's answers. The server ends at Ctrl-C. It often ends by an abort, without the patch too.
+    """
+
+    def client(ask, number):
+        answers = []
+        for turn in range(5):
+            prompt = TEXT[17 * (5 * number + turn) :][: (12, 90, 1200, 300)[(number + turn) % 4]]
+            stream = (number + turn) % 2 == 1
+            if stream and number in (3, 6):
+                ask(prompt, stream=True, max_tokens=200, hang_up_after=3)
+            else:
+                answers.append(ask(prompt, stream=stream, max_tokens=8 + 4 * turn))
+        return answers
+
+    answers = {}
+    for flash in ("0", "strict"):
+        env, log = {**os.environ, "MLXLM_FLASH": flash, "HF_HUB_OFFLINE": "1"}, tmp_path / flash
+        run = [Path(sys.executable).parent / "mlxlm-flash", "run", "mlx_lm.server"]
+        with served(chat_folder, run, env, log) as (ask, process), ThreadPoolExecutor(8) as pool:
+            answers[flash] = [*pool.map(functools.partial(client, ask), range(8)), ask(PROMPTS[0])]
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+        assert process.returncode in {0, -signal.SIGABRT}
+    assert answers["strict"] == answers["0"]
+    assert all(itertools.chain(*answers["0"]))
+    assert RAN.search(log.read_text())
 
 
 @pytest.mark.rotate(2)

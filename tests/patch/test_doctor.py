@@ -14,10 +14,10 @@ import mlxlm_flash_patch as flash
 import pytest
 from click.testing import CliRunner
 from flashattn_core import _ext, survey
-from mlx_lm.models import base, llama
-from mlxlm_flash_patch import blas, doctor, hook, tune
+from mlx_lm.models import base
+from mlxlm_flash_patch import blas, doctor, tune
 from mlxlm_flash_patch.cli import cli
-from mlxlm_flash_patch.registry import SEAM
+from model_configs import config
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 
@@ -28,7 +28,6 @@ def quiet(monkeypatch, tmp_path):
     for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hook, "path", lambda: tmp_path / hook.NAME)
     monkeypatch.setattr(blas, "blas", lambda: "openblas")
 
 
@@ -71,7 +70,7 @@ def test_nothing_to_find():
         assert f"✓ versions: {package} {number}" in findings
     for backend, description in flashattn_core.backends().items():
         assert f"✓ {backend}: {description}" in findings
-    for rest in ("hook: not installed", "MLXLM_FLASH: not set", "BLAS: openblas", "self-test: ", "mlx-lm: "):
+    for rest in ("MLXLM_FLASH: not set", "BLAS: openblas", "self-test: ", "attention: "):
         assert any(line.startswith(f"✓ {rest}") for line in findings), rest
     assert lines[-1] == "broken: 0 · could be better: 0"
 
@@ -79,10 +78,22 @@ def test_nothing_to_find():
 MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux the extra brings libmlx
 
 
-@pytest.mark.parametrize(("package", "pin", "wanted"), [("mlx", "0.32.4", MLX), ("mlx-lm", "0.32.2", "mlx-lm")])
-def test_another_version(monkeypatch, package, pin, wanted):
+@pytest.mark.parametrize(
+    ("package", "says"),
+    [
+        ("mlx", f"mlx 0.1, made for 0.32.4 · cure: pip install '{MLX}==0.32.4'"),
+        ("mlx-lm", "mlx-lm 0.1, made for 0.31.3 and later · cure: pip install 'mlx-lm>=0.31.3'"),
+    ],
+)
+def test_another_version(monkeypatch, package, says):
     monkeypatch.setattr(doctor, "version", lambda name: "0.1" if name == package else importlib.metadata.version(name))
-    found(f"✗ versions: {package} 0.1, made for {pin} · cure: pip install '{wanted}=={pin}'", broken=True)
+    found(f"✗ versions: {says}", broken=True)
+
+
+@pytest.mark.parametrize("newer", ["0.31.3", "0.32.10", "1.0"])
+def test_any_later_mlx_lm_will_do(monkeypatch, newer):
+    monkeypatch.setattr(doctor, "version", lambda name: newer if name == "mlx-lm" else importlib.metadata.version(name))
+    found(f"✓ versions: mlx-lm {newer}", broken=False)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +106,13 @@ def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, libmlx, extra):
 
 
 @pytest.mark.parametrize(
-    ("package", "cure"), [("mlx-lm", "pip install 'mlx-lm==0.32.2'"), ("flashattn-core", "pip install flashattn-core")]
+    ("package", "says", "broken"),
+    [
+        ("mlx-lm", "! versions: mlx-lm is not installed: MLX's own function alone is exchanged · cure: pip", False),
+        ("flashattn-core", "✗ versions: flashattn-core is not installed · cure: pip install flashattn-core", True),
+    ],
 )
-def test_a_package_is_missing(monkeypatch, package, cure):
+def test_a_package_is_missing(monkeypatch, package, says, broken):
     def ask(real):
         def answer(name):
             if name == package:
@@ -108,7 +123,7 @@ def test_a_package_is_missing(monkeypatch, package, cure):
 
     monkeypatch.setattr(doctor, "version", ask(importlib.metadata.version))
     monkeypatch.setattr(doctor, "requires", ask(importlib.metadata.requires))
-    found(f"✗ versions: {package} is not installed · cure: {cure}", broken=True)
+    found(says, broken=broken)
 
 
 def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
@@ -116,7 +131,7 @@ def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
     backends = {"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", "cuda": "NVRTC is not there: reinstall it"}
     monkeypatch.setattr(flashattn_core, "backends", lambda: backends)
     lines = found("! cuda: NVRTC is not there · cure: reinstall it", broken=False)
-    assert lines[-3].startswith("✓ mlx-lm: ")
+    assert lines[-3].startswith("✓ attention: ")
     monkeypatch.setattr("mlx.core.cuda.is_available", lambda: True)
     lines = found("✗ cuda: NVRTC is not there · cure: reinstall it", broken=True)
     assert lines[-3].startswith("✗ cuda: ")
@@ -126,27 +141,6 @@ def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
 def test_a_variable_that_means_nothing(monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
     found(f"✗ MLXLM_FLASH: {value!r} means nothing · cure: unset it, or one of 0, 1, strict", broken=True)
-
-
-def test_the_hook(monkeypatch):
-    monkeypatch.setenv("MLXLM_FLASH", "0")
-    found("✓ hook: not installed", broken=False)
-    monkeypatch.setenv("MLXLM_FLASH", "1")
-    found(
-        "! hook: not installed, so that only `mlxlm-flash run` looks at MLXLM_FLASH · cure: mlxlm-flash hook install",
-        broken=False,
-    )
-    path = hook.install()
-    assert "✓ MLXLM_FLASH: 1" in found(f"✓ hook: installed, {path}", broken=False)
-    for other in (b"import older\n", b"\xff"):
-        path.write_bytes(other)
-        found(f"! hook: {path} is installed by another version of mlxlm-flash-patch · cure: mlxlm-", broken=False)
-
-    def nowhere():
-        raise LookupError("/x holds mlxlm-flash-patch, and is no site-packages folder")
-
-    monkeypatch.setattr(hook, "path", nowhere)
-    found("! hook: /x holds mlxlm-flash-patch, and is no site-packages folder · cure: pip install ", broken=False)
 
 
 @LINUX
@@ -267,44 +261,60 @@ def test_attention_that_does_not_run(monkeypatch):
     found(f"✗ self-test: TypeError: {said} · cure: pip install --force-reinstall", broken=True)
 
 
-def test_another_signature(monkeypatch):
-    monkeypatch.setattr(base, SEAM, base.scaled_dot_product_attention)
-    exec(f"def {SEAM}(q, k, v): ...", vars(base))
-    lines = found(f"✗ mlx-lm: mlx_lm.models.base.{SEAM} takes (q, k, v);", broken=True)
-    assert lines[-3].endswith("cure: pip install --force-reinstall --no-deps 'mlx-lm==0.32.2'")
+def test_a_function_that_is_not_known(monkeypatch):
+    """It is left to mlx-lm, and all else works."""
+    monkeypatch.setattr(base, "create_causal_mask", base.create_causal_mask)
+    exec("def create_causal_mask(n): ...", vars(base))
+    found("! mlx-lm: mlx_lm.models.base.create_causal_mask is left as it is: it has no source · cure: ", broken=False)
 
 
 def test_another_library_in_the_same_place(monkeypatch):
     def theirs(*args):
         return None
 
-    monkeypatch.setattr(llama, SEAM, theirs)
-    [line] = [line for line in found("! mlx-lm: mlx_lm.models.llama holds ", broken=False) if "holds" in line]
-    assert "theirs, not mlx-lm's own: left alone · cure: switch that library off" in line
+    monkeypatch.setattr(base, "create_causal_mask", theirs)
+    lines = found("! mlx-lm: mlx_lm.models.base.create_causal_mask is another library's, ", broken=False)
+    assert any("theirs · cure: switch that library off" in line for line in lines)
 
 
 @pytest.mark.parametrize(
-    ("config", "line", "broken"),
+    ("model_type", "line", "broken"),
     [
-        ({"model_type": "qwen2"}, "✓ model: qwen2 is covered: mlx_lm.models.qwen2", False),
-        ({"model_type": "mistral"}, "✓ model: mistral is covered: mlx_lm.models.llama", False),  # mlx-lm's remapping
-        ({"model_type": "gemma3"}, "✓ model: gemma3 is covered: mlx_lm.models.gemma3_text", False),  # built of another
-        ({"model_type": "mamba"}, "! model: mamba is not covered", False),
-        ({"model_type": "none"}, "✗ model: none: Model type none not supported. · cure: ", True),
-        ({"hidden_size": 8}, "✗ model: ", True),
+        ("qwen2", "✓ model: all 2 calls of attention in a prompt are flash attention", False),
+        ("gemma2", "✓ model: all 2 calls of attention in a prompt are flash attention", False),
+        ("gemma3_text", "✓ model: all 2 calls of attention in a prompt are flash attention", False),
+        ("none", "✗ model: mlx-lm makes no model of ", True),
+        ("", "✗ model: ", True),
     ],
-    ids=lambda value: value.get("model_type", "no type") if isinstance(value, dict) else "",
 )
-def test_a_model(tmp_path, config, line, broken):
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_a_model(tmp_path, model_type, line, broken):
+    """What is said is what a prompt shows, and no table."""
+    known = config(model_type) if model_type not in ("none", "") else {"model_type": model_type}
+    (tmp_path / "config.json").write_text(json.dumps(known))
     lines = found(line, "--model", str(tmp_path), broken=broken)
-    assert lines[-1] == f"broken: {int(broken)} · could be better: {int('mamba' in line)}"
+    assert lines[-1] == f"broken: {int(broken)} · could be better: 0"
+
+
+def test_a_model_without_flash_attention(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps({**config("llama"), "head_dim": 600}))
+    model = ("--model", str(tmp_path))
+    says = "! model: 0 calls of attention in a prompt are flash attention; not these: head_dim over 512 2"
+    found(says, *model, broken=False)
+    monkeypatch.setattr(tune, "attention_of", lambda name: ([], {}))
+    found("! model: no call of attention in a prompt reaches flash attention", *model, broken=False)
+
+
+def test_a_model_that_brings_its_own_code(tmp_path):
+    """It is not run for this."""
+    (tmp_path / "config.json").write_text(json.dumps({**config("qwen2"), "model_file": "own.py"}))
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    found(f"! model: {tmp_path} brings its own code, own.py, ", "--model", str(tmp_path), broken=False)
 
 
 @pytest.mark.parametrize("name", ["no/such_model", "no such model", "/"])
 def test_a_model_that_is_not_here(name):
     lines = found("✗ model: ", "--model", name, broken=True)
-    assert f" · cure: --model a folder with a config.json, or `hf download {name}` first" in lines[-3]
+    assert f" · cure: --model a folder that mlx-lm loads, or `hf download {name}` first" in lines[-3]
 
 
 def test_a_folder_that_holds_no_model(tmp_path):
@@ -318,8 +328,8 @@ def test_a_hub_id_of_which_the_cache_knows(monkeypatch, tmp_path):
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("c0ffee")
     (repository / "snapshots" / "c0ffee").mkdir(parents=True)
-    (repository / "snapshots" / "c0ffee" / "config.json").write_text('{"model_type": "qwen2"}')
-    found("✓ model: qwen2 is covered", "--model", "someone/model", broken=False)
+    (repository / "snapshots" / "c0ffee" / "config.json").write_text(json.dumps(config("qwen2")))
+    found("✓ model: all 2 calls", "--model", "someone/model", broken=False)
 
 
 def test_the_kernels_of_the_cpu_are_not_checked():

@@ -9,29 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import patched
+from arms import is_in
 from mlx_lm.generate import generate_step
 from mlx_lm.models import base, llama, qwen2
-from mlxlm_flash_patch.places import Place
+from mlxlm_flash_patch.patch_points import PatchPoint
 
 
 def test_an_inner_block_does_not_switch_off_an_outer_one():
     with flash.enabled():
         with flash.enabled():
             pass
-        assert "base" in patched()
-    assert not patched()
+        assert is_in()
+    assert not is_in()
     flash.enable()
     with flash.enabled():
         pass
-    assert "base" in patched()
+    assert is_in()
 
 
 def test_enable_within_a_block_outlives_it():
-    with flash.enabled("qwen2"):
-        flash.enable("llama")
-        assert patched() == {"qwen2", "llama"}
-    assert patched() == {"llama"}
+    with flash.enabled():
+        flash.enable()
+    assert is_in()
 
 
 def test_disable_within_a_block_ends_it(original):
@@ -39,18 +38,6 @@ def test_disable_within_a_block_ends_it(original):
         flash.disable()
         assert base.scaled_dot_product_attention is original
     assert base.scaled_dot_product_attention is original
-
-
-def test_models_add_up():
-    with flash.enabled("qwen2"):
-        with flash.enabled("llama"):
-            assert patched() == {"qwen2", "llama"}
-        assert patched() == {"qwen2"}
-        with flash.enabled():
-            assert {"base", "qwen2", "llama"} <= patched()
-            with flash.enabled("qwen2"):
-                assert "base" in patched()
-        assert patched() == {"qwen2"}
 
 
 def test_an_inner_block_may_be_stricter_but_not_laxer(tiny, tokens):
@@ -64,13 +51,15 @@ def test_an_inner_block_may_be_stricter_but_not_laxer(tiny, tokens):
 
 
 def test_blocks_that_end_out_of_order():
-    first, second = flash.enabled("qwen2"), flash.enabled("llama")
+    first, second = flash.enabled(), flash.enabled(strict=True)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert patched() == {"llama"}
-    second.__exit__(None, None, None)
-    assert not patched()
+    assert is_in()
+    assert flash.status().strict
+    with pytest.raises(flash.FlashNeverRanError):
+        second.__exit__(None, None, None)
+    assert not is_in()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
@@ -83,17 +72,17 @@ def test_an_exception_inside(error, strict, original):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_an_interrupt_while_places_are_exchanged(strict, monkeypatch, original):
+def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, original):
     """Ctrl-C may come at any moment: a block that did not begin leaves nothing."""
 
-    def interrupted(place, what):
-        put(place, what)
-        if place.name == "mlx_lm.models.qwen2":
+    def interrupted(point, what):
+        put(point, what)
+        if point.name == "mlx_lm.models.base.scaled_dot_product_attention":
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-    put = Place.put
-    monkeypatch.setattr(Place, "put", interrupted)
+    put = PatchPoint.put
+    monkeypatch.setattr(PatchPoint, "put", interrupted)
     with pytest.raises(KeyboardInterrupt), flash.enabled(strict=strict):
         pytest.fail("the block ran")
     assert not flash.status().enabled
@@ -101,12 +90,13 @@ def test_an_interrupt_while_places_are_exchanged(strict, monkeypatch, original):
 
 
 def test_as_decorator():
-    @flash.enabled("qwen2")
+    @flash.enabled()
     def inside():
-        return patched()
+        return is_in()
 
-    assert inside() == inside() == {"qwen2"}
-    assert not patched()
+    assert inside()
+    assert inside()
+    assert not is_in()
 
 
 @pytest.fixture
@@ -126,7 +116,7 @@ def switching():
     def switch():
         while not done.is_set():
             flash.enable()
-            with flash.enabled("qwen2"):
+            with flash.enabled():
                 flash.status()
             flash.disable()
 
@@ -144,15 +134,16 @@ def test_many_threads(original):
     """Blocks overlap at random: on while any is open, off after the last."""
     start = threading.Barrier(8)
 
-    def work(name, module):
+    def work(module):
         start.wait()
         for _ in range(50):
-            with flash.enabled(name):
+            with flash.enabled():
+                assert is_in()
                 assert module.scaled_dot_product_attention is not original
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, ["qwen2", "llama"] * 4, [qwen2, llama] * 4))
-    assert not patched()
+        list(pool.map(work, [qwen2, llama] * 4))
+    assert not is_in()
 
 
 @pytest.mark.usefixtures("restless")

@@ -9,7 +9,7 @@ import pytest
 from arms import close, off_and_on
 from flashattn_core import NoKernelError
 from mlx_lm.models import base
-from mlxlm_flash_patch import route
+from mlxlm_flash_patch import router
 
 WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # falls back
 
@@ -59,8 +59,8 @@ def test_no_kernel(monkeypatch):
     def refuse(*_, **__):
         raise NoKernelError("no kernels for the moon")
 
-    monkeypatch.setattr(route._ext, "quick", lambda *_: None)  # as for a GPU's first call
-    monkeypatch.setattr(route, "flash_or_faster", refuse)
+    monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # as for a GPU's first call
+    monkeypatch.setattr(router, "flash_or_faster", refuse)
     off = attention()
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no kernels for the moon"):
         assert mx.array_equal(attention(), off)

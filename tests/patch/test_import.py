@@ -1,5 +1,6 @@
 """Importing the package changes nothing, loads nothing of mlx-lm, and is quick."""
 
+import ast
 import importlib.metadata
 from pathlib import Path
 
@@ -17,7 +18,7 @@ flash.disable()
 flash.status()
 print(*{m.split(".")[0] for m in sys.modules} - bare - sys.stdlib_module_names)
 """
-    ours = {"flashattn_core", "nanobind_backend", "mlxlm_flash_patch", "mlxlm_flash_startup", "click"}
+    ours = {"flashattn_core", "nanobind_backend", "mlxlm_flash_patch", "click"}
     assert {"mlxlm_flash_patch"} <= set(command("python", "-c", code).stdout.split()) <= ours
 
 
@@ -50,3 +51,20 @@ def test_installing_changes_nothing():
     files = [file for file in importlib.metadata.files("mlxlm-flash-patch") if file.suffix == ".pth"]
     assert all(Path(line).is_dir() for file in files for line in file.read_text().splitlines())
     assert not list(Path(mlxlm_flash_patch.__file__).parents[1].rglob("*.pth"))
+
+
+ORDER = (
+    *("described_masks", "router", "mlx_lm_functions", "mx_fast", "patch_points", "patch"),
+    *("blas", "run", "tune", "doctor", "cli", "__main__"),
+)
+
+
+def test_modules_import_from_those_before_them():
+    """As docs/design.md has them: no circle, and what becomes of a call needs nothing of what switches it."""
+    folder = Path(mlxlm_flash_patch.__file__).parent
+    assert {file.stem for file in folder.glob("*.py")} == {*ORDER, "__init__"}
+    for place, name in enumerate(ORDER):
+        tree = ast.parse((folder / f"{name}.py").read_text())
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
+        known = {alias.name for node in imports for alias in node.names if not node.module} & set(ORDER)
+        assert known | {node.module for node in imports if node.module} <= set(ORDER[:place]), name

@@ -7,16 +7,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import qwen2
-from mlxlm_flash_patch.places import places
-from mlxlm_flash_patch.registry import is_mlx_lm
 from model_configs import config, prepared
-
-
-@pytest.fixture(autouse=True)
-def restored():
-    """mlx-lm is as it was after each test."""
-    yield
-    assert all(place.is_original(place.held) for place in places() if is_mlx_lm(place.module))
 
 
 def small(model_type):

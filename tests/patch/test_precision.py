@@ -9,7 +9,7 @@ import pytest
 from flashattn_core import _ext
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
-from mlxlm_flash_patch import launch, route
+from mlxlm_flash_patch import router, run
 
 LEFT = "left to MLX: 2 calls (faster here: 0.41 against 0.55 ms)"
 
@@ -18,7 +18,7 @@ LEFT = "left to MLX: 2 calls (faster here: 0.41 against 0.55 ms)"
 def asked(monkeypatch):
     """The precision of each call of flash attention, and by which way it went."""
     seen = []
-    own_quick, own_flash_or_faster = _ext.quick, route.flash_or_faster
+    own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
     def quick(queries, keys, values, scale, mask, sinks, rounds, may_leave):
         assert may_leave == rounds, "only what may be rounded may be left"
@@ -30,7 +30,7 @@ def asked(monkeypatch):
         return own_flash_or_faster(call)
 
     monkeypatch.setattr(_ext, "quick", quick)
-    monkeypatch.setattr(route, "flash_or_faster", flash_or_faster)
+    monkeypatch.setattr(router, "flash_or_faster", flash_or_faster)
     return seen
 
 
@@ -38,7 +38,7 @@ def asked(monkeypatch):
 def gpu(monkeypatch):
     """The CPU plays a GPU on which MLX's own attention was timed to be faster for prompts."""
     counts = {}
-    own_quick, own_flash_or_faster = _ext.quick, route.flash_or_faster
+    own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
     def leave(query_len):
         words = f"a prompt of {query_len}"
@@ -57,7 +57,7 @@ def gpu(monkeypatch):
         return out
 
     monkeypatch.setattr(_ext, "quick", quick)
-    monkeypatch.setattr(route, "flash_or_faster", flash_or_faster)
+    monkeypatch.setattr(router, "flash_or_faster", flash_or_faster)
     monkeypatch.setattr(
         _ext, "left_calls", lambda: [(words, 0.00041, 0.00055, count) for words, count in counts.items()]
     )
@@ -109,7 +109,7 @@ def test_it_reaches_quantised_caches_and_soft_caps(asked, precision):
     rows = [mx.ones((1, heads, 20, 64)) for heads in (4, 2, 2)]
     with flash.enabled(precision=precision):
         attention(cache=QuantizedKVCache(group_size=64, bits=8), quantise=lambda x: mx.quantize(x, 64, 8))
-        route.attend(*rows, None, 0.125, "causal", softcap=50.0)
+        router.attend(*rows, 0.125, "causal", softcap=50.0)
     assert asked == [("long", precision)] * 2
 
 
@@ -205,7 +205,7 @@ def test_several_kinds_of_calls_are_listed_by_their_number(gpu):
 def test_the_last_line_of_run_says_it(gpu, tiny, tokens, capsys):
     with flash.enabled():
         of(tiny(), tokens())
-    launch._say_what_ran(launch.sys.stderr, launch.os.getpid())
+    run._say_what_ran(run.sys.stderr, run.os.getpid())
     assert capsys.readouterr().err == f"[mlxlm-flash] flash attention ran: cpu_decode 4 · fallbacks: none · {LEFT}\n"
 
 
@@ -220,7 +220,7 @@ def test_strict_is_about_fallbacks_alone(gpu):
     flash.enable(strict=True)
     attention()
     assert flash.status().calls == {}
-    assert not launch.flash_never_ran()
+    assert not flash.status().nothing_ran()
     flash.disable()  # does not raise that flash never ran
 
 
@@ -279,10 +279,10 @@ def test_the_quick_way_is_not_for(asked, takes):
     rows = [mx.ones((1, heads, 20, 64)) for heads in (4, 2, 2)]
     with flash.enabled():
         if takes == "observers":
-            with route.observed(lambda call: None):
+            with router.observed(lambda call: None):
                 attention()
         elif takes == "soft-cap":
-            route.attend(*rows, None, 0.125, "causal", softcap=50.0)
+            router.attend(*rows, 0.125, "causal", softcap=50.0)
         else:
             attention(cache=QuantizedKVCache(group_size=64, bits=8), quantise=lambda x: mx.quantize(x, 64, 8))
     assert asked == [("long", "input")]
@@ -295,7 +295,7 @@ def test_observers_see_calls_that_are_left(gpu):
         around.append(call)
         return call(*arguments, **options)
 
-    with flash.enabled(), route.observed(seen.append), flash.observe(watch):
+    with flash.enabled(), router.observed(seen.append), flash.observe(watch):
         attention()
     assert [call.kind()[4] for call in seen] == [20]
     assert len(around) == 1

@@ -15,9 +15,9 @@ import mlxlm_flash_patch as flash
 import numpy as np
 import pytest
 import soak
+from flashattn_core import NoKernelError, _ext
 from mlx_lm.models import base
-from mlxlm_flash_patch import patch, route
-from mlxlm_flash_patch.places import Place
+from mlxlm_flash_patch import mx_fast, patch, patch_points
 from soak_work import KINDS, Result, difference
 
 
@@ -106,30 +106,31 @@ def test_a_leak(what, quick, monkeypatch):
     assert re.search(f"{what} grows: by", broken)
 
 
-own_exchange, own_attend = Place.exchange, route.attend
+own_exchange, own_quick = patch_points.exchange, _ext.quick
 
 
-def puts_another_back(place, original, way):
-    is_seam = place.name == "mlx_lm.models.gpt_oss" and way is None
-    own_exchange(place, (lambda *args, **kwargs: None) if is_seam else original, way)
+def puts_another_back(pairs):
+    own_exchange(pairs)
+    if not patch_points._in_force:
+        sys.modules["mlx_lm.models.gpt_oss"].scaled_dot_product_attention = lambda *args, **kwargs: None
+
+
+def is_wrong(*arguments):
+    out = own_quick(*arguments)
+    return 1.01 * out if isinstance(out, mx.array) else out
+
+
+def refuses(*_):
+    raise NoKernelError("some reason")
 
 
 FAULTS = {
-    "another object is put back": (
-        (Place, "exchange", puts_another_back),
-        "left alone: mlx_lm.models.gpt_oss holds|gpt_oss.* is another object",
-    ),
-    "something is left behind": (
-        (Place, "exchange", lambda place, original, way: way and own_exchange(place, original, way)),
-        "after switching off|with the patch off",
-    ),
+    "another object is put back": ((patch_points, "exchange", puts_another_back), "gpt_oss.* is another object"),
+    "something is left behind": ((patch_points, "take_out", lambda: None), "after switching off|with the patch off"),
     "the finder is left behind": ((sys, "meta_path", [*sys.meta_path, object()]), "sys.meta_path is"),
-    "a wrong result": (
-        (route, "attend", lambda *args, **kwargs: 1.01 * own_attend(*args, **kwargs)),
-        "another model type: the patch changes a result by",
-    ),
-    "a fallback": ((route, "reason_not_to", lambda *_: "some reason"), "some reason"),
-    "a kernel that never runs": ((route, "attend", lambda *_, **__: None), "no kernel ran|FlashNeverRanError"),
+    "a wrong result": ((_ext, "quick", is_wrong), "another model type: the patch changes a result by"),
+    "a fallback": ((mx_fast, "_attend", refuses), "some reason"),
+    "a kernel that never runs": ((_ext, "quick", lambda *_: False), "no kernel ran|FlashNeverRanError"),
     "calls that are not counted": (
         (patch, "_calls_since", lambda before: {"cpu_prefill": 1}),
         r"flash.status\(\) counts {'cpu_prefill': 1}",
@@ -142,6 +143,8 @@ def test_a_fault(fault, quick, monkeypatch):
     change, says = FAULTS[fault]
     gpt_oss = sys.modules["mlx_lm.models.gpt_oss"]
     own, masks = gpt_oss.scaled_dot_product_attention, base.create_causal_mask
+    if fault == "a fallback":
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)
     monkeypatch.setattr(*change)
     try:
         assert re.search(says, soak.run(quick, 0, rounds=12)[0])

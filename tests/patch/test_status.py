@@ -8,11 +8,12 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import qwen2
+from mlxlm_flash_patch.patch_points import POINTS
 
 
 def test_on(tiny, tokens):
     model, q = tiny(), mx.zeros((1, 1, 1, 600))
-    with flash.enabled("qwen2"):
+    with flash.enabled():
         model(tokens()).tolist()
         model(tokens(1, 1)).tolist()
         with pytest.warns(flash.FlashFallbackWarning):
@@ -20,12 +21,12 @@ def test_on(tiny, tokens):
         flash.patch_model(model)
         now = flash.status()
     assert now.enabled
-    assert now.patched == ("mlx_lm.models.qwen2",)
+    assert set(now.patched) == {point.name for point in POINTS}
     assert now.instances == 1
     assert now.calls == {"cpu_prefill": 2, "cpu_decode": 2}
     assert now.fallbacks == {"head_dim over 512": 1}
     assert str(now).splitlines()[:2] == [
-        "flash attention on: 1 module, 1 model instance",
+        f"flash attention on: {len(POINTS)} functions, 1 model instance",
         "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: head_dim over 512 1",
     ]
 
@@ -48,7 +49,7 @@ def test_when_counting_begins(tiny, tokens):
         assert flash.status().calls == {"cpu_prefill": 2}
     flash.enable()
     tiny()(tokens()).tolist()
-    flash.enable("qwen2")
+    flash.enable()
     with flash.enabled():
         tiny()(tokens()).tolist()
     assert flash.status().calls == {"cpu_prefill": 4}

@@ -141,26 +141,37 @@ def test_the_command_settles_all_calls(gpu, monkeypatch, option):
 # --- Of a model ------------------------------------------------------------------------------------------------
 
 
-def layers(model_type, **changes):
-    """Without lengths."""
-    made = tune.calls_of({**config(model_type), **changes})
-    return {replace(call, query_len=1, key_len=1) for call in made}
+@pytest.fixture
+def of(tmp_path):
+    """of(model_type, **changes): the calls of a model of this configuration."""
+
+    def calls(model_type, **changes):
+        (tmp_path / "config.json").write_text(json.dumps({**config(model_type), **changes}))
+        return tune.calls_of(str(tmp_path))
+
+    return calls
 
 
-def test_the_shapes_of_a_model():
+@pytest.fixture
+def layers(of):
+    """The same without lengths."""
+    return lambda *about, **changes: {replace(call, query_len=1, key_len=1) for call in of(*about, **changes)}
+
+
+def test_the_shapes_of_a_model(layers):
     assert layers("qwen2") == {Call("bfloat16", 4, 2, 16, 1, 1)}
     assert layers("qwen2", torch_dtype="float16") == {Call("float16", 4, 2, 16, 1, 1)}
 
 
-def test_layers_of_several_kinds():
+def test_layers_of_several_kinds(layers):
     window = config("gpt_oss")["sliding_window"]
     plain = Call("bfloat16", 4, 2, 16, 1, 1, sinks=True)
     assert layers("gpt_oss") == {plain, replace(plain, window=window)}
     assert all(call.softcap for call in layers("gemma2"))
 
 
-def test_the_lengths_of_a_model():
-    made = tune.calls_of(config("gpt_oss"))
+def test_the_lengths_of_a_model(of):
+    made = of("gpt_oss")
     assert {(call.query_len, call.key_len) for call in made if not call.window} == set(tune.LENGTHS)
     assert all(call.key_len <= call.window - 1 + call.query_len for call in made if call.window)
 
@@ -177,7 +188,7 @@ def test_a_model_by_its_folder(gpu, tmp_path, monkeypatch):
     ("configuration", "says"),
     [
         ({"model_type": "no_such"}, "no_such"),
-        ({"model_type": "mamba"}, "mlx-lm makes no model of this configuration"),
+        ({"model_type": "mamba"}, "mlx-lm makes no model of "),
         ({}, "model_type"),
     ],
     ids=str,

@@ -28,7 +28,7 @@ from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, Heads, Workload
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 from flashattn_core.reference import reference_attention
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
-from mlxlm_flash_patch import route
+from mlxlm_flash_patch import router
 from msgspec.structs import replace
 
 # Short calls are repeated until a trial lasts so long: an evaluation takes half a millisecond of its own.
@@ -152,8 +152,10 @@ def as_patched(call: Call, sinks: mx.array | None) -> Attention:
     """As the patch has it by default."""
     own, mask, scale = mlx_own(call, sinks), mask_of(call), call.head_dim**-0.5
 
+    storage = {"group_size": GROUP_SIZE, "bits": call.kv_bits} if call.kv_bits else None
+
     def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
-        out = route.attend(query, key, value, None, scale, mask, sinks, call.softcap)
+        out = router.attend(query, key, value, scale, mask, sinks, call.softcap, storage)
         return own(query, key, value) if out is None else out
 
     return attention

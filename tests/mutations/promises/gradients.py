@@ -110,9 +110,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "with the patch no gradient reaches the keys",
-        f"{PATCH}/route.py",
-        "_ext.quick(queries, keys, values, scale,",
-        "_ext.quick(queries, mx.stop_gradient(keys), values, scale,",
+        f"{PATCH}/router.py",
+        "_ext.quick(query, key, value, scale,",
+        "_ext.quick(query, mx.stop_gradient(key), value, scale,",
         "patch/test_gradients.py::test_training_is_the_same",
     ),
 ]

@@ -62,4 +62,18 @@ MUTATIONS: list[Mutation] = [
         "float from_max = 1;",
         "cuda/test_integer_tiles.py::test_is_float32s",
     ),
+    Mutation(
+        "blocks that share keys all read the first chunk",
+        f"{CPP}/cuda/kernels/shared_keys.h",
+        "later % split.num_chunks, split.num_chunks};",
+        "0, split.num_chunks};",
+        "cuda/test_shared_keys.py::test_the_result_is_that_of_all_keys",
+    ),
+    Mutation(
+        "what blocks that share keys have left is not finite, and stays so",
+        f"{CPP}/cuda/kernels/prefill_merge.cu",
+        "if (__any_sync(~0u, probe != 0)) {",
+        "if (__any_sync(~0u, probe > 0)) {",
+        "cuda/test_shared_keys.py::test_large_scores_are_computed_again",
+    ),
 ]

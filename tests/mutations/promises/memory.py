@@ -76,10 +76,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a module that is imported while the patch is on keeps it",
-        f"{PATCH}/patch.py",
-        "            _exchanged.pop(place.key, None)\n        elif place.way is way or _may",
-        "            if not _exchanged.pop(place.key, None):\n                continue\n"
-        "        elif place.way is not way and _may",
+        f"{PATCH}/patch_points.py",
+        "    exchange(list(_original_of.items()))\n",
+        "",
         "patch/test_soak.py::test_all_ways_and_all_that_comes_between",
     ),
     Mutation(

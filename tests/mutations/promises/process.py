@@ -97,7 +97,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a trial call is as large as the call",
         f"{CORE}/contest.py",
-        "return work > _MOST_WORK or size > _MOST_BYTES",
+        "return work > most_work or size > _MOST_BYTES",
         "return False",
         "core/test_contest.py::test_trial_calls_are_bounded",
     ),
@@ -208,16 +208,16 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "under `mlxlm-flash run` argv[0] is the script's real path",
-        f"{PATCH}/launch.py",
+        f"{PATCH}/run.py",
         "return Program([command, *arguments], folder",
         "return Program([os.path.realpath(command), *arguments], folder",
         "patch/test_command_run.py::test_what_the_program_sees",
     ),
     Mutation(
         "under `mlxlm-flash run` every exit code is 0",
-        f"{PATCH}/launch.py",
-        "if not is_strict(mode) or end.code not in",
-        "if is_strict(mode) and end.code not in",
+        f"{PATCH}/run.py",
+        "if not strict or end.code not in",
+        "if strict and end.code not in",
         "patch/test_command_run.py::test_how_it_ends",
     ),
     Mutation(
@@ -229,14 +229,14 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "with the patch every call is in float32",
-        f"{PATCH}/route.py",
-        'rounds = route.precision == "input"',
-        "rounds = False",
+        f"{PATCH}/router.py",
+        'self.quick = None if observers else precision == "input"',
+        "self.quick = None if observers else False",
         "patch/test_precision.py::test_each_precision_reaches_flash_attention",
     ),
     Mutation(
         "status() does not say which calls were left to MLX",
-        f"{PATCH}/status.py",
+        f"{PATCH}/patch.py",
         'return f"{ran} · left to MLX: {left}" if left else ran',
         "return ran",
         "patch/test_precision.py::test_what_is_faster_there_is_left",
@@ -244,15 +244,15 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "strict takes calls that are left to MLX for none",
         f"{PATCH}/patch.py",
-        "not _calls_since(self.kernels_before) and left_calls() <= self.left_before",
+        "not _calls_since(self.kernels_before) and _left_calls() <= self.left_before",
         "not _calls_since(self.kernels_before)",
         "patch/test_precision.py::test_strict_is_about_fallbacks_alone",
     ),
     Mutation(
         "observers do not see the calls that take the quick way",
-        f"{PATCH}/route.py",
-        "if softcap is None and not quantised and not _observers:",
-        "if softcap is None and not quantised:",
+        f"{PATCH}/router.py",
+        "None if observers else precision",
+        "precision",
         "patch/test_precision.py::test_observers_see_calls_that_are_left",
     ),
     Mutation(
@@ -268,13 +268,6 @@ MUTATIONS: list[Mutation] = [
         '"MLX\'s own attention" if decision.left() else',
         '"MLX\'s own attention" if decision.kernel is None else',
         "patch/test_tune.py::test_a_line_names_what_calls_take_and_the_times",
-    ),
-    Mutation(
-        "the start-up file imports its module where nobody asks for it",
-        f"{PATCH}/hook.py",
-        'os.environ.get("MLXLM_FLASH", "0") == "0" or exec',
-        'os.environ.get("MLXLM_FLASH") == "0" or exec',
-        "patch/test_hook.py::test_without_the_variable_it_costs_no_import",
     ),
     Mutation(
         "a tile of the gradient goes a turn too early",

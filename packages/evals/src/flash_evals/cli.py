@@ -8,7 +8,6 @@ from types import FrameType
 from typing import NoReturn
 
 import click
-import mlxlm_flash_startup
 
 from flash_evals.errors import EvalError, Terminated, exit_code, one_line
 
@@ -44,7 +43,6 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        mlxlm_flash_startup.disarm()  # MLXLM_FLASH and `mlxlm-flash hook` would patch both arms
         try:  # here: -h does not wait for MLX
             from mlxlm_flash_patch import enable  # noqa: F401  raises where MLX or flashattn_core does not load
         except ImportError as error:

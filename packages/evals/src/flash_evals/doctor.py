@@ -39,10 +39,10 @@ def command(outputs: Outputs) -> None:
     ✗  broken: what is measured would be wrong, or nothing can be measured
 
     \b
-    versions, MLXLM_FLASH, hook, extension, self-test, mlx-lm, cpu, metal, cuda,
-    BLAS, checked
+    versions, MLXLM_FLASH, extension, self-test, attention, mlx-lm, cpu, metal,
+    cuda, BLAS, checked
         what `mlxlm-flash doctor` finds: whether flash attention runs, computes
-        what it should, and takes mlx-lm's calls; what multiplies MLX's matrices
+        what it should, and takes MLX's calls; what multiplies MLX's matrices
     processor, threads, memory, peak memory
         what the machine has, whether flash may use all of it, and how the other
         commands measure memory here
@@ -54,7 +54,7 @@ def command(outputs: Outputs) -> None:
         computes its attention and not what comes out
 
     The machine is measured for some seconds. Exit code 1 if anything is broken. `mlxlm-flash doctor --model` says
-    whether a model of yours is covered.
+    which attention of a model of yours is flash attention.
     """
     found = [*_guarded(patch_doctor.examine), ok("versions", f"flash-evals {version('flash-evals')}")]
     flash_runs = all(finding.mark is not Mark.PROBLEM for finding in found)

@@ -24,15 +24,15 @@ def exit_code(stopped: KeyboardInterrupt) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """What a foreign library said, and behind it what that came from, as one line of a bearable length."""
+    """The messages of a library's error and of its causes, as one line; each is cut at LONGEST characters."""
     said: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
         text = " ".join(str(cause).split()) or type(cause).__name__
         if not any(text in before for before in said):  # most messages repeat their cause's
-            said.append(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
+            said.append(text)
         cause = cause.__cause__
-    return "; caused by: ".join(said)
+    return "; caused by: ".join(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in said)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import flashattn_core
 import mlx.core as mx
 import numpy as np
+from flashattn_core import contest
 from flashattn_core.arguments import Precision
 from flashattn_core.masks import Causal, SlidingWindow
 
@@ -127,7 +128,7 @@ def mlx(workload: Workload, _: Precision) -> Attention:
     how: dict[str, Any] = {"scale": workload.head_dim**-0.5}
     how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     if not workload.kv_bits:
-        return partial(mx.fast.scaled_dot_product_attention, **how)
+        return partial(contest.mlx_attention, **how)  # also in a process that is patched
     # MLX has no attention for these; mlx-lm's own function scales the query that it is given in place.
     attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
     how |= {"group_size": GROUP_SIZE, "bits": workload.kv_bits}

@@ -161,7 +161,7 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
 
 
 def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Of calls, of fallbacks and of calls that were left to MLX in this process."""
+    """How often each kernel ran, each reason to fall back came, and each kind was left to MLX in this process."""
     now = flash.status()
     left = Counter({kind: left.calls for kind, left in now.left.items()})
     return Counter(flashattn_core.stats()), Counter(now.fallbacks), left

@@ -100,22 +100,8 @@ bool is_meant(const Row& row, CallShape shape) {
   return shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len;
 }
 
-// The tiling that auto takes. cuda_prefill's second one has blocks of 128 rows in place of 192 on compute capability
-// 9.0: these take a fifth longer for the same rows, and leave fewer multiprocessors idle where there are few blocks.
-int usual_tiling(const Row& row, CallShape shape) {
-  int dim = std::max(shape.head_dim, shape.value_dim);
-  bool has_two = row.kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 &&
-                 shape.bits == 0 && dim > 64 && dim <= 128;
-  if (!has_two) return 0;
-  constexpr double kSlower = 1.2;
-  const auto time = [&](int rows) {
-    int64_t blocks = (shape.query_len + rows - 1) / rows * shape.heads;
-    return (blocks + shape.multiprocessors - 1) / shape.multiprocessors * rows;
-  };
-  return static_cast<double>(time(192)) > kSlower * static_cast<double>(time(128)) ? 1 : 0;
-}
-
-// Of what the row runs for the call.
+// The precision in which the row's kernel computes the call: the one that is asked for if the kernel has a form for it,
+// float32 otherwise.
 Precision precision_of(const Row& row, CallShape shape) {
   return row.rounds && shape.bits == 0 && shape.element_size == 2 ? shape.precision : Precision::float32;
 }
@@ -198,7 +184,7 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
       }
     }
     if (is_auto && is_meant(row, shape) && !contains(failed, row.kernel) && obstacle(row, backend, shape).empty()) {
-      variant.tiling = usual_tiling(row, shape);
+      variant.tiling = usual_tiling(row.kernel, shape);
       return {variant, std::string(row.why)};
     }
   }
@@ -208,13 +194,30 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
   return {std::nullopt, "there is no kernel for " + in_words(backend)};
 }
 
+// On compute capability 9.0 cuda_prefill has two tilings: blocks of 192 rows, and of 128. Those of 128 take a fifth
+// longer for the same rows, and leave fewer multiprocessors idle where there are few blocks. Where blocks of 192 rows
+// are more than the multiprocessors, the last of them share many keys instead: see share_last_blocks() in
+// cuda/launch.cpp.
+int usual_tiling(Kernel kernel, CallShape shape) {
+  int dim = std::max(shape.head_dim, shape.value_dim);
+  bool has_two = kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 &&
+                 shape.bits == 0 && dim > 64 && dim <= 128;
+  if (!has_two) return 0;
+  constexpr int kManyKeys = 4096;
+  constexpr double kSlower = 1.2;
+  const auto blocks = [&](int rows) { return (shape.query_len + rows - 1) / rows * shape.heads; };
+  const auto time = [&](int rows) { return (blocks(rows) + shape.multiprocessors - 1) / shape.multiprocessors * rows; };
+  if (shape.is_even && shape.key_len >= kManyKeys && blocks(192) > shape.multiprocessors) return 0;
+  return static_cast<double>(time(192)) > kSlower * static_cast<double>(time(128)) ? 1 : 0;
+}
+
 std::vector<Candidate> candidates(Backend backend, CallShape shape) {
   std::vector<Candidate> result;
   for (bool meant : {true, false}) {
     for (const Row& row : kTable) {
       if (row.pass != forward || is_meant(row, shape) != meant || !obstacle(row, backend, shape).empty()) continue;
       if (!row.is_timed) {
-        result.push_back({{row.kernel, usual_tiling(row, shape), precision_of(row, shape)}, false});
+        result.push_back({{row.kernel, usual_tiling(row.kernel, shape), precision_of(row, shape)}, false});
       }
       for (int tiling = 0; row.is_timed && tiling < row.tilings; ++tiling) {
         result.push_back({{row.kernel, tiling, precision_of(row, shape)}, true});

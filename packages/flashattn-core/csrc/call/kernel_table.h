@@ -43,8 +43,8 @@ Pass pass_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
-// A kernel in one of its forms. tiling: 0 is built in, others are for measurements to prefer: "metal_prefill_tg@1" by
-// name, which does not say the precision.
+// A kernel in one of its forms. usual_tiling() or times choose the tiling. A name has the tiling unless it is 0, and
+// never the precision: "metal_prefill_tg@1".
 struct Variant {
   Kernel kernel;
   int tiling = 0;
@@ -77,7 +77,8 @@ struct CallShape {
   int element_size;
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
   int multiprocessors = 0;
-  int64_t heads = 0;  // of all batch elements
+  int64_t heads = 0;     // of all batch elements
+  bool is_even = false;  // see sees_evenly()
   Precision precision = Precision::float32;
 };
 
@@ -93,6 +94,9 @@ constexpr bool contains(Kernels kernels, Kernel kernel) {
 // `wanted` is "auto" or the name of the only kernel to consider; auto takes none of `failed`. Throws
 // std::invalid_argument for a name that no forward kernel has.
 Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
+
+// The tiling that auto takes where nothing is timed.
+int usual_tiling(Kernel kernel, CallShape shape);
 
 // All that can run the call, which auto may take. The first one is choose()'s; the others follow in the order in which
 // they replace each other where one fails its check.

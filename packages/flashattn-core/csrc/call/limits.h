@@ -6,6 +6,8 @@ namespace flashattn {
 constexpr int kMaxHeadDim = 512;
 constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops run up to one tile further
 
+constexpr int kFew = 64;  // up to so many queries a kernel may be made for their very number
+
 // Of quantised keys and values.
 constexpr bool is_valid_bits(int bits) {
   return (1 <= bits && bits <= 6) || bits == 8;

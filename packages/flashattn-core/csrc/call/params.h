@@ -49,11 +49,12 @@ struct AttentionParams {
 #undef FLASHATTN_OPTION_FIELD
 #undef FLASHATTN_STRIDES_FIELD
 
-// How a decode step cuts the keys: num_chunks times chunk_len keys, from first_key on.
+// How keys are cut into num_chunks chunks. A decode step's have chunk_len keys each, from first_key on.
 struct SplitParams {
   int32_t first_key;  // no query sees a key before it
   int32_t chunk_len;
   int32_t num_chunks;
+  int32_t whole_blocks;  // cuda_prefill's blocks before this one have all keys
 };
 
 // An array of any strides, in elements.

@@ -44,4 +44,10 @@ FLASHATTN_SPAN_FUNC int first_seen_key(const AttentionParams& p) {
   return p.window > 0 && before_window > 0 ? static_cast<int>(before_window) : 0;
 }
 
+// Whether blocks of queries see about as many keys as each other, and many: without a window, and under a causal mask
+// beside at least four keys a query.
+FLASHATTN_SPAN_FUNC bool sees_evenly(bool causal, int window, int query_len, int key_len) {
+  return window == 0 && (!causal || key_len / 4 >= query_len);
+}
+
 }  // namespace flashattn

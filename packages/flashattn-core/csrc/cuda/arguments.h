@@ -12,7 +12,8 @@ namespace cuda {
 
 enum : int {
   kMaxArrays = 42,
-  kSavedTile = 64,  // what is saved for the gradient is of whole tiles of so many queries
+  kPartialPadding = 4,  // of a row that a block of cuda_prefill leaves: maximum, sum, and two unused numbers
+  kSavedTile = 64,      // what is saved for the gradient is of whole tiles of so many queries
 };
 
 // What the tensor memory accelerator knows of an array; the driver makes it.

@@ -20,23 +20,26 @@ namespace {
 
 using namespace gpu;
 
-// What the calling thread keeps for the next calls of a stream: by binding and turn, arrays of rows of 1,024 numbers.
+// Scratch that the calling thread keeps for the next calls of a stream, by binding and turn: arrays of rows of 1,024
+// numbers.
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
-// Calls that have the same run one behind the other, since all of them write it. What is small is there
-// several times, and calls take turns: so the end of one, where few blocks are left, keeps no other waiting.
+// Scratch for one call. Calls that share an array run one after another, since each counts as its writer. So a small
+// array exists several times, and calls take turns: the end of one, where few blocks are left, keeps no other waiting.
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
   constexpr int kTurns = 4;
-  bool is_small = wanted.binding == Binding::partials || wanted.binding == Binding::arrivals;
+  constexpr int64_t kSmall = 1 << 20;
+  bool is_small =
+      wanted.elements <= kSmall && (wanted.binding == Binding::partials || wanted.binding == Binding::arrivals);
   std::tuple key(stream, wanted.binding, is_small ? call % kTurns : 0);
   auto found = kept_scratch.find(key);
   if (found != kept_scratch.end() && static_cast<int64_t>(found->second.size()) >= wanted.elements) {
     return found->second;
   }
   mx::Shape shape = {static_cast<int>(std::bit_ceil(static_cast<uint64_t>(divide_up(wanted.elements, kRow)))), kRow};
-  // MLX asks its primitive for the stream. Each call leaves counters as it finds them: 0. The CPU writes those, since a
-  // graph that should may fail.
+  // MLX asks the array's primitive for the stream. Counters begin at 0, and each call leaves them so. The CPU writes
+  // the zeros, since a graph that does may fail.
   mx::array made(shape, mx::float32, std::make_shared<mx::Exp>(stream), {});
   if (wanted.binding == Binding::arrivals) {
     made.set_data(mx::allocator::malloc(made.nbytes()));

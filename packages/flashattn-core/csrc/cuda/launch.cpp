@@ -5,6 +5,7 @@
 #include <bit>
 #include <stdexcept>
 
+#include "../call/spans.h"
 #include "../gpu/arguments.h"
 #include "../gpu/split.h"
 #include "arguments.h"
@@ -65,7 +66,7 @@ Launch rowwise(const Call& call) {
                 divide_up(rows_of_group(call), kRows) * num_groups(call), kRows);
 }
 
-// The 16-bit numbers as whose sum a probability, P or dS goes into the tensor cores.
+// How many 16-bit numbers stand for one probability, P or dS in a product: two have float32's accuracy.
 int parts_of_products(const Call& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
@@ -90,7 +91,8 @@ Launch prefill(const Call& call) {
   return result;
 }
 
-// Whether the tensor memory accelerator can read it: pieces of 16 bytes, no stride 0, and rows that do not overlap.
+// Whether the tensor memory accelerator can read the array: pieces of 16 bytes, no stride 0, and rows that do not
+// overlap.
 bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
   const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
   return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
@@ -100,7 +102,7 @@ bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t 
 // float32 is copied, in three 16-bit parts, see kernels/float_parts.h.
 constexpr int kFloatParts = 3;
 
-// Of float32 a copy is made in any case. An array without rows has none.
+// float32 is copied first, so its strides do not matter. Arrays without rows have no boxes.
 bool has_boxes(const Call& call) {
   const AttentionParams& p = call.params;
   if (p.query_len == 0 || p.key_len == 0) return false;
@@ -156,6 +158,34 @@ void give_registers(int groups, int blocks, int& registers, int& few) {
   registers = std::min(registers, (launched * (groups + 1) - few) / groups / kStep * kStep);
 }
 
+// How many blocks share the keys of each of the last blocks, so that these leave few multiprocessors idle.
+SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
+  constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes the time of so many keys
+  const AttentionParams& p = call.params;
+  SplitParams split = {};
+  int64_t last = blocks % at_once;
+  // Under a causal mask short blocks fill the gaps. With a window a block has too few keys to share. What a block map
+  // leaves of the keys is not known here.
+  bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
+  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // in the time of a block
+  for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
+    double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
+    if (last == 0 || !are_even || last * chunks > 2 * at_once || time >= least) continue;
+    least = time;
+    split.num_chunks = chunks;
+    split.whole_blocks = static_cast<int32_t>(blocks - last);
+  }
+  return split;
+}
+
+Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_blocks) {
+  constexpr int kWarps = 8;
+  std::vector<Argument> arguments = whole_call(call);
+  arguments.insert(arguments.end(), {{Binding::split, Role::value}, {Binding::partials, Role::input}});
+  return launch(call, "prefill_merge", {value_dim, rows, kWarps}, std::move(arguments), shared_blocks * rows / kWarps,
+                kWarps);
+}
+
 Launches prefill_hopper(const Call& call) {
   struct Shape {
     int groups, stages, blocks, registers, few;
@@ -192,16 +222,27 @@ Launches prefill_hopper(const Call& call) {
              boxes_of(Binding::value, p.value, kKeys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
              boxes_of(Binding::query, p.query, rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size})};
   }
+  int64_t count = blocks_of(call, rows);
+  if (!in_parts) result.split = share_last_blocks(call, count, int64_t{call.device.multiprocessors} * blocks);
+  arguments.push_back({Binding::split, Role::value});
+  int64_t shared_blocks = 0;
+  if (int chunks = result.split.num_chunks; chunks > 1) {
+    shared_blocks = count - result.split.whole_blocks;
+    count += shared_blocks * (chunks - 1);
+    result.scratch.push_back({Binding::partials, shared_blocks * chunks * rows * (value_dim + kPartialPadding)});
+    arguments.push_back({Binding::partials, Role::output});
+  }
   Launch attention =
       launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
-             std::move(arguments), blocks_of(call, rows), (groups + 1) * kWarpsOfGroup, shared + barriers);
+             std::move(arguments), count, (groups + 1) * kWarpsOfGroup, shared + barriers);
   attention.blocks_at_once = blocks;
   attention.boxes = std::move(boxes);
   result.launches.push_back(std::move(attention));
+  if (shared_blocks != 0) result.launches.push_back(prefill_merge(call, value_dim, rows, shared_blocks));
   return result;
 }
 
-// Of kernels whose blocks have a chunk of the keys each.
+// The arguments of kernels whose blocks have a chunk of the keys each.
 std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   std::vector<Argument> result = whole_call(call);
   result.push_back({Binding::split, Role::value});
@@ -209,7 +250,8 @@ std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   return result;
 }
 
-// Without the launch. A chunk is read by blocks that have up to so many rows of a group each.
+// Cuts the keys into chunks; the launch is the caller's. A chunk is read by blocks that have up to so many rows of a
+// group each.
 Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
   constexpr int64_t kMerged = 512 * 1024;  // bytes that a block merges in a few microseconds
   const AttentionParams& p = call.params;
@@ -385,11 +427,11 @@ Launch backward_parts(const GradientCall& gradient, Gradient of) {
   return result;
 }
 
-// Of a group, to a block of so many keys. Under a causal mask blocks are uneven, and few: the group's heads are dealt
-// to so many that each multiprocessor has several.
-int heads_of_block(const Call& call, int rows) {
+// How many query heads of a group a block of so many keys serves. Under a causal mask such blocks are few and uneven,
+// so the heads are dealt to so many blocks that each multiprocessor has several.
+int heads_of_block(const Call& call, int keys) {
   constexpr int kBlocksOfMultiprocessor = 4;
-  int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, rows) * num_groups(call));
+  int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, keys) * num_groups(call));
   int64_t wanted = divide_up(int64_t{kBlocksOfMultiprocessor} * call.device.multiprocessors, blocks);
   return static_cast<int>(divide_up(group_of(call), wanted));
 }

@@ -26,7 +26,7 @@ namespace flashattn::gpu {
   X(out)                                                                             \
   X(lse)                                                                             \
   X(row_stats)                                                                       \
-  X(partials) /* of a decode step: Partials of decode_split.h, float32 scratch */    \
+  X(partials) /* Partials of decode_split.h or of shared_keys.h, float32 scratch */  \
   X(split)    /* SplitParams */                                                      \
   /* Of the gradient. */                                                             \
   X(dout)  /* what comes back for out */                                             \
@@ -90,7 +90,7 @@ struct Constant {
 
 using Size = std::array<uint32_t, 3>;
 
-// An array of 16-bit numbers that the tensor memory accelerator copies: boxes of 64 columns and so many rows.
+// An array of 16-bit numbers that the tensor memory accelerator copies in boxes of 64 columns and `rows` rows.
 struct Boxes {
   Binding array;
   int rows;
@@ -110,8 +110,9 @@ struct Launch {
   // On CUDA: bytes of shared memory beside the kernel's own, and how many blocks a multiprocessor is to run at once.
   uint32_t dynamic_shared = 0;
   int blocks_at_once = 1;
-  bool with_next = false;  // on CUDA: the next launch does not wait for it, and what it waits for both do
-  // On CUDA: keys, values, queries and dout, if the tensor memory accelerator copies them, as far as they are.
+  bool with_next = false;  // on CUDA: the next launch may start before this one ends; both wait for the one before them
+  // On CUDA, what the tensor memory accelerator copies: keys, values, queries and dout, in this order. Later ones may
+  // be missing.
   std::vector<Boxes> boxes = {};
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "../call/spans.h"
 #include "../cuda/encode.h"
 #include "mlx/ops.h"
 
@@ -74,7 +75,8 @@ CallShape call_shape(const Inputs& inputs, const Options& options, Backend backe
           .element_size = static_cast<int>(inputs.query().itemsize()),
           .compute_capability = device.compute_capability,
           .multiprocessors = device.multiprocessors,
-          .heads = rows_of_all == 0 ? 0 : static_cast<int64_t>(query.size()) / rows_of_all};
+          .heads = rows_of_all == 0 ? 0 : static_cast<int64_t>(query.size()) / rows_of_all,
+          .is_even = sees_evenly(options.causal, options.window, query.shape(kRow), inputs.key().shape(kRow))};
 }
 
 mx::Shape batch_shape(const mx::array& query) {

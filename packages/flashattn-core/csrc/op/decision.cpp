@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "../call/limits.h"
 #include "primitive.h"
 
 namespace flashattn {
@@ -14,8 +15,7 @@ namespace {
 
 // Kernels for a few queries may be made for their very number.
 int kind_of_length(int length) {
-  constexpr int kExact = 64;
-  return length <= kExact ? length : static_cast<int>(std::bit_ceil(static_cast<unsigned>(length)));
+  return length <= kFew ? length : static_cast<int>(std::bit_ceil(static_cast<unsigned>(length)));
 }
 int magnitude(int64_t size) {
   return static_cast<int>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(size - 1, 0))));
@@ -66,7 +66,11 @@ CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device de
     const mx::array* given = inputs[rule.input];
     add(given ? 1 + static_cast<int>(given->dtype().val()) : 0);
   }
-  if (arguments.kernel != "auto") {
+  if (arguments.kernel == "auto") {
+    // The tiling depends on the number of blocks, which lengths of one power of two do not share.
+    bool is_cuda = backend_of(device) == Backend::cuda && query.shape(kRow) > kMaxCudaDecodeLen;
+    add(is_cuda ? usual_tiling(Kernel::cuda_prefill, call_shape(inputs, options, Backend::cuda)) : 0);
+  } else {
     Variant variant = by_table(arguments, backend_of(device)).variant;
     add(1 + static_cast<int>(variant.kernel));
     add(variant.tiling);

@@ -92,7 +92,7 @@ void add_map_of(Backend backend, gpu::Call& call) {
       has_array && has_block_map(backend, call.params.query_len, call.params.key_len);
 }
 
-// As if its arrays were contiguous.
+// The call as if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
   gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // any output will do
@@ -113,7 +113,7 @@ gpu::Launches backward_launches(Backend backend, const gpu::Call& call, const Ba
   }
 }
 
-// If all that comes back is there, and contiguous.
+// The gradient's launches if all that comes back is there, and contiguous.
 gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
   for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
                           Binding::dk, Binding::dv}) {
@@ -150,7 +150,9 @@ std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, con
       if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
     }
   };
-  for (auto [query_len, key_len] : kChecked) {
+  std::vector<std::pair<int, int>> lengths(std::begin(kChecked), std::end(kChecked));
+  if (variant.kernel == Kernel::cuda_prefill) lengths.push_back(kCheckedSharing);
+  for (auto [query_len, key_len] : lengths) {
     gpu::Call contiguous = contiguous_call(variant, inputs, options);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "../call/limits.h"
 #include "../gpu/work.h"
 #include "gradient_inputs.h"
 
@@ -14,10 +15,11 @@ gpu::Work forward_work(Variant variant, const Inputs& inputs, const Options& opt
 gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
-// Lengths of queries and of keys that a kernel is checked with: all ways in which tiles are full or ragged. Up to kFew
-// queries it may be made for their very number.
-constexpr int kFew = 64;
+// Lengths of queries and of keys that a kernel is checked with: all ways in which tiles are full or ragged. A call of
+// up to kFew queries is checked with as many as it has.
 constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {128, 45}, {77, 64}};
+// Further lengths for cuda_prefill, at which its blocks share keys. The check draws one sequence with one key head.
+constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 
 // All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie; and their
 // texts. A kernel of the gradient stands for all of its backend's.

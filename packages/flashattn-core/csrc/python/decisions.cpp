@@ -60,7 +60,7 @@ Variant variant_of(const std::string& kernel, const Arguments& arguments, Backen
   return kernel == name(gradient) ? gradient : kernel_of(choose(backend, shape, kernel));
 }
 
-// What a kernel is compiled for: of calls of any lengths whose arrays lie in any way, or of contiguous ones like this.
+// Calls function(variant, inputs, backend) for the kernel of this name.
 template <typename F>
 auto with_variant(const Arguments& arguments, const std::string& kernel, const std::string& backend_name, F function) {
   Backend backend = backend_of(backend_name);
@@ -153,6 +153,8 @@ void bind_decisions(nb::module_& m) {
         "What was kept there; empty if there is none that is whole.");
   m.attr("few_queries") = kFew;
   m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
+  m.attr("checked_sharing") = kCheckedSharing;
+  m.attr("max_cuda_decode_len") = kMaxCudaDecodeLen;
 }
 
 }  // namespace flashattn

@@ -53,7 +53,8 @@ def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     if "backward" in kernel:
         wrong = gradient_failure(kind, partial(_gradients, **how), error=error)
     else:
-        wrong = failure(kind, partial(_attend, **how, kernel=kernel), partial(_attend, stream=mx.cpu), error=error)
+        lengths = lengths_of(kind, kernel)
+        wrong = failure(kind, partial(_attend, **how, kernel=kernel), partial(_attend, stream=mx.cpu), lengths, error)
     if not wrong:
         return ""
     where = f"{mx.device_info(stream.device)['device_name']}, mlx {version('mlx')}"
@@ -70,7 +71,7 @@ def _attend(*, stream: Any, **arguments: Any) -> tuple[mx.array, mx.array]:
 
 
 def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
-    """Of query, key, value, and sinks if there are some; what comes back are large numbers, so that they are, too."""
+    """Gradients of query, key, value, and sinks if there are some. Cotangents are large, so that gradients are, too."""
     names = [name for name in ("query", "key", "value", "sinks") if name in arguments]
 
     def outputs(*changed: mx.array) -> tuple[mx.array, mx.array]:
@@ -153,17 +154,24 @@ def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
     return max(ERROR, eps / 2) if rounds and kernel.startswith("cuda_prefill") and not kind.bits else ERROR
 
 
-def lengths_of(kind: Kind) -> Lengths:
-    """Of queries and keys."""
-    return [(kind.query_len, keys) for keys in FEW_KEYS] if kind.query_len <= _ext.few_queries else _ext.checked_lengths
+def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
+    """Lengths of queries and keys to check, as pairs."""
+    if kind.query_len <= _ext.few_queries:
+        return [(kind.query_len, keys) for keys in FEW_KEYS]
+    sharing = [_ext.checked_sharing] if kernel.startswith("cuda_prefill") else []
+    return [*_ext.checked_lengths, *sharing]
 
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
     """Calls of the kind, whose arrays are contiguous."""
+    # Sequences and heads are few where blocks are to share keys: more blocks would leave no multiprocessor idle.
+    few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
-        yield Case(f"{query_len} queries, {key_len} keys", drawn(kind, query_len, key_len), LAYOUTS)
+        drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
+        yield Case(f"{query_len} queries, {key_len} keys", drawn_call, LAYOUTS)
     if any(name in HIDES for name in kind.given):
-        yield Case("NaN in hidden keys", drawn(kind, *lengths[0], hidden_nan=True), LAYOUTS[:1])
+        for pair in {lengths[0], *(pair for pair in lengths if pair in few)}:
+            yield Case("NaN in hidden keys", drawn(kind, *pair, hidden_nan=True, **few.get(pair, {})), LAYOUTS[:1])
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:

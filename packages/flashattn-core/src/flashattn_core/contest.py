@@ -24,9 +24,10 @@ MLX = "mlx"  # among the contestants: MLX's own attention
 Times = dict[str, list[float]]  # contestant -> seconds of one call, see _ways()
 ROWS = ("query", "key", "value")
 
-_mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybody exchanged it
+mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybody exchanged it
 
-_MOST_WORK = 1e11  # multiply-adds of a trial call: some milliseconds of a GPU
+_MOST_WORK = 1e11  # multiply-adds of a trial call: some milliseconds of a laptop's GPU
+_MOST_WORK_ON_CUDA = 1e12  # some milliseconds of a data centre's
 _MOST_BYTES = 2**29  # of a trial call's arrays
 _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # short calls are repeated until a trial lasts so long
 _SLOW_SECONDS = 0.04  # what takes so long has one trial
@@ -37,9 +38,11 @@ Calls = Callable[[int], Any]  # so many calls of a contestant, lazy
 
 
 def in_words(call: _ext.Arguments) -> str:
-    """The kind of a call, whose lengths are given up to the next power of two: every such call is timed as one."""
+    """The kind of a call, with lengths up to the next power of two: every such call is timed as one."""
     kind, (batch, heads, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
-    query_len, key_len, batch = map(_power_of_two, (kind.query_len, key_len, batch))
+    query_len = kind.query_len if kind.query_len <= _ext.few_queries else _power_of_two(kind.query_len)
+    window = _power_of_two(min(window, key_len))
+    key_len, batch = _power_of_two(key_len), _power_of_two(batch)
     dtype = str(kind.dtype).removeprefix("mlx.core.")
     dims = f"{kind.head_dim}" if kind.head_dim == kind.value_dim else f"{kind.head_dim}, {kind.value_dim}"
     parts = [f"{dtype} {heads}/{kv_heads}x{dims}", f"{query_len} x {key_len}"]
@@ -70,7 +73,7 @@ def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
         if hides:
             mask = mx.zeros((batch, 1, kind.query_len, key_len), mx.bool_)
         try:
-            _mlx_attention(query, key, value, scale=1.0, mask=mask, sinks=sinks, force_fused=True)
+            mlx_attention(query, key, value, scale=1.0, mask=mask, sinks=sinks, force_fused=True)
         except (RuntimeError, ValueError):
             return False
     return True
@@ -97,11 +100,12 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
     kind, (batch, _, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
     query_len = kind.query_len
     heads, columns = kv_heads * kind.group, kind.head_dim + kind.value_dim
+    most_work = _MOST_WORK_ON_CUDA if _ext.backend_of(stream.device) == "cuda" else _MOST_WORK
 
     def is_large() -> bool:
         work = batch * heads * query_len * min(window or key_len, key_len) * columns
         size = batch * (heads * query_len + kv_heads * key_len) * columns * kind.dtype.size
-        return work > _MOST_WORK or size > _MOST_BYTES
+        return work > most_work or size > _MOST_BYTES
 
     while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
         if key_len > max(query_len, 1024):  # first: how many blocks there are is the queries' affair
@@ -122,7 +126,7 @@ def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> l
         mask, sinks = _mask_for_mlx(trial), trial.get("sinks")
 
         def attend(query: mx.array, key: mx.array = key, value: mx.array = value) -> Any:
-            return _mlx_attention(query, key, value, scale=scale, mask=mask, sinks=sinks, stream=stream)
+            return mlx_attention(query, key, value, scale=scale, mask=mask, sinks=sinks, stream=stream)
     else:
         how: Named = {**trial, "scale": scale, "kernel": name, "precision": "input" if call.rounds else "float32"}
         prepared = lowered(**how)

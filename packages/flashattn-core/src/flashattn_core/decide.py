@@ -27,7 +27,6 @@ When = Literal["once", "always", "never"]
 _verdicts: dict[tuple[str, ...], str] = {}  # pipelines -> what is wrong with the kernel, for the whole process
 _lock = threading.Lock()  # not held while a kernel is checked: another thread then checks it, too
 
-_FEW = 16  # queries that a step may have
 _CLEARLY = 1.03  # how much slower flash attention must be for MLX's own to be taken
 
 
@@ -67,12 +66,16 @@ def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
 
 def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
     """Has CUDA compile, in the background, the kernel of the step that follows a prompt: it takes as long as this
-    call's. What goes wrong is said when such a step comes."""
-    if _ext.backend_of(stream.device) != "cuda" or call.kind()[4] <= _FEW or when_to_check() == "never":
+    call's. What goes wrong is said when such a step comes. A program that ends waits for it, about a second."""
+    if (
+        _ext.backend_of(stream.device) != "cuda"
+        or call.kind()[4] <= _ext.max_cuda_decode_len
+        or when_to_check() == "never"
+    ):
         return
     step = call.with_one_query()
     [(kernel, _), *_] = _ext.candidates(step, "cuda")
-    threading.Thread(target=_ext.compile, args=(step, kernel, stream.device, True), daemon=True).start()
+    threading.Thread(target=_ext.compile, args=(step, kernel, stream.device, True)).start()
 
 
 def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
@@ -138,7 +141,7 @@ def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
 
 
 def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> Times:
-    """Of these kernels and of MLX's own attention, as far as one of them has to be chosen."""
+    """Times these kernels, and MLX's own attention if the call may be left to it; empty if nothing is to be chosen."""
     when = when_to_check()
     if when == "never":
         return {}

@@ -1,13 +1,20 @@
-"""Flash attention for mlx-lm, without touching your scripts. Importing changes nothing: enable() does."""
+"""Flash attention for MLX programs, without touching them. Importing changes nothing: enable() does."""
 
 try:
     import flashattn_core  # noqa: F401  first: it has the cure where MLX does not load
 
-    from .instance import patch_model, unpatch_model
-    from .observer import observe
-    from .patch import FlashNeverRanError, disable, enable, enabled
-    from .route import FlashFallbackError, FlashFallbackWarning
-    from .status import Status, status
+    from .patch import (
+        FlashNeverRanError,
+        Status,
+        disable,
+        enable,
+        enabled,
+        observe,
+        patch_model,
+        status,
+        unpatch_model,
+    )
+    from .router import FlashFallbackError, FlashFallbackWarning
 except ImportError as error:  # flashattn_core does not load: what it says is said again by whatever is used,
     _why = error  # and not by the import, or `mlxlm-flash doctor` could not be reached
 

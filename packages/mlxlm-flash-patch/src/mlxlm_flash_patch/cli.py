@@ -1,6 +1,5 @@
-"""The command mlxlm-flash. A subcommand imports what it needs: `doctor` and `hook` work where MLX does not."""
+"""The command mlxlm-flash. A subcommand imports what it needs: `doctor` works where MLX does not."""
 
-import json
 import os
 import platform
 import sys
@@ -8,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import mlxlm_flash_startup
 
 if TYPE_CHECKING:
     from flashattn_core.arguments import Precision
 
-    from . import launch
+    from .run import Program
 
-    Started = tuple[launch.Program, Precision | None]
+    Started = tuple[Program, Precision | None]
 
 
 class Refusal(click.ClickException):
@@ -77,7 +75,7 @@ blas_option = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlxlm-flash-patch", prog_name="mlxlm-flash")
 def cli() -> None:
-    """Flash attention for mlx-lm, without touching your scripts."""
+    """Flash attention for MLX programs, without touching them."""
 
 
 @cli.command(cls=Verbatim, options_metavar="[-h] [--precision input|float32] [--blas PATH|auto]")
@@ -92,94 +90,46 @@ def cli() -> None:
 def run(precision: "Precision | None", command: str, arguments: tuple[str, ...]) -> "Started":
     """Run a program with flash attention on.
 
-    COMMAND is a command of mlx-lm, such as mlx_lm.generate; SCRIPT is a Python file, MODULE what
-    `python -m` takes. ARGS are the program's, and so are the exit code and the streams. Lines on stderr
-    say at the start what is on, and at the end what ran.
+    COMMAND is what a package of this environment installs, such as mlx_lm.generate; SCRIPT is a Python
+    file, MODULE what `python -m` takes. ARGS are the program's, and so are the exit code and the streams.
+    Lines on stderr say at the start what is on, and at the end what ran, or why nothing did.
 
     \b
       mlxlm-flash run mlx_lm.generate --model DIR --prompt "Hello"
       mlxlm-flash run my_script.py --its-option
+      mlxlm-flash run python my_script.py --its-option
       mlxlm-flash run -m my_package.train
 
     MLXLM_FLASH in the environment: 0 runs the program without flash attention. strict makes an error of every
-    call that would fall back to mlx-lm's own attention, and of a program in which flash never ran. float32 is
+    call that cannot be flash attention, and of a program in which flash never ran. float32 is
     --precision float32, if the option is not given. float32,strict is both.
     """
     _require_package()
-    from . import launch
+    from .run import find
 
     try:
-        return launch.find(command, arguments), precision
+        return find(command, arguments), precision
     except LookupError as error:
         raise Refusal(str(error)) from error
 
 
-@cli.group()
-def hook() -> None:
-    """Make programs of this environment heed MLXLM_FLASH, without `mlxlm-flash run`.
-
-    One start-up file in site-packages, and nothing else. Without MLXLM_FLASH it does nothing, with 1, strict or
-    float32 every program that imports mlx-lm runs with flash attention, as under `run`:
-
-    \b
-      mlxlm-flash hook install
-      MLXLM_FLASH=1 mlx_lm.generate --model DIR --prompt "Hello"
-    """
-
-
-@hook.command()
-def install() -> None:
-    """Write the start-up file."""
-    from . import hook
-
-    try:
-        click.echo(f"wrote {hook.install()}")
-    except (LookupError, OSError) as error:
-        raise click.ClickException(f"nothing is installed: {error}") from error
-    click.echo(f"MLXLM_FLASH=1, strict or float32 now has effect in every program of {sys.prefix} that runs mlx-lm.")
-
-
-@hook.command()
-def remove() -> None:
-    """Delete the start-up file."""
-    from . import hook
-
-    try:
-        click.echo(f"deleted {hook.path()}" if hook.remove() else "there was none")
-    except (LookupError, OSError) as error:
-        raise click.ClickException(f"nothing is removed: {error}") from error
-
-
-@hook.command("status")
-def hook_status() -> None:
-    """Show whether the start-up file is there, for which environment, and MLXLM_FLASH."""
-    from . import hook
-
-    try:
-        click.echo(f"{hook.path()}: {hook.state().value}")
-    except (LookupError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(_environment())
-    click.echo(f"MLXLM_FLASH: {os.environ.get('MLXLM_FLASH', 'not set')}")
-
-
 @cli.command()
 def status() -> None:
-    """Show versions, backends and the model types that would be patched."""
+    """Show versions, backends and the functions that would be exchanged."""
     _require_package()
     import flashattn_core
 
-    from .registry import supported
-    from .status import count, versions
+    from .patch import versions
+    from .patch_points import POINTS
 
     click.echo(" · ".join(f"{name} {number}" for name, number in versions().items()))
     for backend, description in flashattn_core.backends().items():
         click.echo(f"{backend}: {description}")
-    click.echo(f"{count(len(supported()), 'model type')}: {', '.join(supported())}")
+    click.echo(f"exchanged: {', '.join(point.name for point in POINTS)}")
 
 
 @cli.command()
-@click.option("--model", metavar="DIR|ID", help="Also whether this model is covered; of the hub, what is cached.")
+@click.option("--model", metavar="DIR|ID", help="Also which of its attention is flash; of the hub, what is cached.")
 @click.option("--kernels", is_flag=True, help="Also whether each kernel of the GPU is right here. Takes minutes.")
 @click.option("--tune", is_flag=True, help="Also how long they take, as tune --quick measures. Takes a minute.")
 @click.option("--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write it to this file, too.")
@@ -218,13 +168,12 @@ def tune(quick: bool, model: str | None) -> None:
     kept. On a CPU there is nothing to choose.
     """
     _require_package()
-    from .doctor import configuration
     from .tune import calls, calls_of, lines
 
     if quick and model is not None:
         raise click.UsageError("--quick and --model do not go together")
     try:
-        wanted = calls(quick) if model is None else calls_of(json.loads(configuration(model).read_text()))
+        wanted = calls(quick) if model is None else calls_of(model)
         for line in lines(wanted):
             click.echo(line)
     except (LookupError, OSError, ValueError) as error:
@@ -242,21 +191,26 @@ def _environment() -> str:
 
 def main() -> None:
     """Entry point. The program runs outside click, which has its own ways with Ctrl-C and broken pipes."""
-    mlxlm_flash_startup.disarm()  # what is patched here, `run` patches
-    mode, modes = os.environ.get("MLXLM_FLASH", "1"), mlxlm_flash_startup.MODES
+    mode = os.environ.get("MLXLM_FLASH", "1")
     try:
         started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
         if started is None or isinstance(started, int):
             sys.exit(started)
+        from .doctor import MODES
+
         program, precision = started
-        if mode not in modes:
-            raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(modes)}")
-        from . import launch
+        if mode not in MODES:
+            raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(MODES)}")
+        from . import run
         from .blas import REFERENCE, blas
 
-        launch.switch_on(mode, precision)
+        strict = mode.endswith("strict")
+        if mode == "0":
+            run.say("flash attention off: MLXLM_FLASH=0", sys.stderr)
+        else:
+            run.switch_on(strict, precision or ("float32" if mode.startswith("float32") else "input"))
         if blas() == "reference":
-            mlxlm_flash_startup.say(REFERENCE, sys.stderr)
+            run.say(REFERENCE, sys.stderr)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -265,4 +219,4 @@ def main() -> None:
     except (ImportError, RuntimeError, ValueError) as error:
         click.ClickException(str(error)).show()
         sys.exit(1)
-    launch.start(program, mode)
+    run.start(program, mode != "0", strict)

@@ -30,8 +30,10 @@ class _Remembered(NamedTuple):
 _remembered: dict[int, _Remembered] = {}  # by array_id(), which an operator that writes in place changes
 
 
-def description_of(mask: mx.array, query: mx.array, key_len: int) -> Mask | mx.array:
-    """What `mask` says, if that is known and said of a call of this size; else `mask` itself."""
+def description_of(mask: Any, query: mx.array, key_len: int) -> Any:
+    """What `mask` says, if it is an array of which that is known, for a call of this size; else `mask` itself."""
+    if not isinstance(mask, mx.array):
+        return mask
     known = _remembered.get(array_id(mask))
     if known is None or known.lengths != (query.shape[-2], key_len):
         return mask

@@ -4,6 +4,7 @@ The checks run in the order in which one thing needs another, and end with the f
 in the rest. Nothing is imported before the check that is about it: doctor speaks where the package itself cannot.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -17,17 +18,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
-from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-from mlxlm_flash_startup import MODES
-
-from . import hook, registry
 
 # On Linux these own libmlx, each the same file: the extra of mlx that brings them.
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
 PINNED = ("flashattn-core", "mlxlm-flash-patch")  # their requirements name the versions that were tested together
+MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
 
 
@@ -61,12 +57,12 @@ def problem(subject: str, what: str, cure: str) -> Finding:
 
 
 def examine(model: str | None = None, with_kernels: bool = False, with_times: bool = False) -> Iterator[Finding]:
-    """All findings; `model` is a folder in mlx-lm's layout, or a hub id whose configuration is in the hub's cache.
+    """All findings; `model` is a folder that mlx-lm loads, or a hub id whose configuration is in the hub's cache.
 
     with_kernels: also whether each kernel of MLX's default device computes what the CPU's does, which takes minutes.
     with_times: also how long they take, which `mlxlm-flash tune --quick` measures.
     """
-    for check in (versions, variable, start_up_file, extension, cpu, matrix_products, numbers, seam, checks_before):
+    for check in (versions, variable, extension, cpu, matrix_products, numbers, seam, checks_before):
         broken = False
         for finding in check():
             broken |= finding.mark is Mark.PROBLEM
@@ -82,7 +78,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
 
 
 def versions() -> Iterator[Finding]:
-    """What is installed against what the packages pin exactly."""
+    """What is installed against what the packages ask for: mlx exactly, mlx-lm from some release on, or not at all."""
     for package in PINNED:
         try:
             required = requires(package) or []
@@ -91,26 +87,33 @@ def versions() -> Iterator[Finding]:
             continue
         yield ok("versions", f"{package} {version(package)}")
         for line in required:
-            pinned = re.fullmatch(r"([\w-]+)==([\w.]+)", line)  # those of extras have a marker behind them
-            if pinned and pinned[1] not in PINNED:
-                name = _mlx() if pinned[1] == "mlx" else pinned[1]
-                yield _pinned(pinned[1], pinned[2], f"pip install '{name}=={pinned[2]}'")
+            needed = re.fullmatch(r"([\w-]+)(==|>=)([\w.]+)", line)  # those of extras have a marker behind them
+            if needed and needed[1] not in PINNED:
+                yield _needed(*needed.groups())
+
+
+def _needed(name: str, relation: str, wanted: str) -> Finding:
+    extra = _mlx() if name == "mlx" else name
+    cure = f"pip install '{extra}{relation}{wanted}'"
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        if relation == ">=":
+            return warning("versions", f"{name} is not installed: MLX's own function alone is exchanged", cure)
+        return problem("versions", f"{name} is not installed", cure)
+    if found == wanted or (relation == ">=" and _numbers(found) >= _numbers(wanted)):
+        return ok("versions", f"{name} {found}")
+    return problem("versions", f"{name} {found}, made for {wanted}{' and later' * (relation == '>=')}", cure)
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
 
 
 def _mlx() -> str:
     """mlx with the extra for the libmlx that is installed: another one's would take its place."""
     installed = {distribution.name for distribution in distributions()}
     return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
-
-
-def _pinned(name: str, pin: str, cure: str) -> Finding:
-    try:
-        found = version(name)
-    except PackageNotFoundError:
-        return problem("versions", f"{name} is not installed", cure)
-    if found != pin:
-        return problem("versions", f"{name} {found}, made for {pin}", cure)
-    return ok("versions", f"{name} {found}")
 
 
 def variable() -> Iterator[Finding]:
@@ -122,22 +125,6 @@ def variable() -> Iterator[Finding]:
         yield problem("MLXLM_FLASH", f"{mode!r} means nothing", f"unset it, or one of {', '.join(MODES)}")
     else:
         yield ok("MLXLM_FLASH", mode)
-
-
-def start_up_file() -> Iterator[Finding]:
-    """What `mlxlm-flash hook` has put in, and whether MLXLM_FLASH is left without effect."""
-    try:
-        state, path = hook.state(), hook.path()
-    except (LookupError, OSError) as error:
-        yield warning("hook", str(error), "pip install mlxlm-flash-patch into an environment of its own")
-        return
-    install = "mlxlm-flash hook install"
-    if state is hook.State.OTHER:
-        yield warning("hook", f"{path} is {state.value}", install)
-    elif state is hook.State.ABSENT and os.environ.get("MLXLM_FLASH") in MODES[1:]:
-        yield warning("hook", f"{state.value}, so that only `mlxlm-flash run` looks at MLXLM_FLASH", install)
-    else:
-        yield ok("hook", f"{state.value}, {path}" if state is hook.State.INSTALLED else state.value)
 
 
 def extension() -> Iterator[Finding]:
@@ -298,93 +285,47 @@ def _error(length: int) -> float:
 
 
 def seam() -> Iterator[Finding]:
-    """Whether enable() would work: mlx-lm's function is the one that was tested, and nobody else sits in its place."""
-    from .patch import enabled
+    """Whether enable() works, which functions of mlx-lm it leaves, and whether another library sits in their place."""
+    from . import enabled, status
 
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with enabled():
-                pass
-    except (ImportError, RuntimeError) as error:
-        yield problem("mlx-lm", str(error).removeprefix("[enable] "), _reinstall_mlx_lm())
-        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with contextlib.suppress(ImportError):  # without mlx-lm MLX's function alone is exchanged
+            import mlx_lm.models.base
+            import mlx_lm.models.cache  # noqa: F401
+        with enabled():
+            now = status()
     for said in caught:
-        what = str(said.message).removeprefix("[enable] ")
-        yield warning("mlx-lm", what, "switch that library off, as it does not run together with flash attention")
-    if not caught:
-        yield ok("mlx-lm", f"its attention can be exchanged, in {len(registry.supported())} model types")
-
-
-def _reinstall_mlx_lm() -> str:
-    pins = [line for line in requires("mlxlm-flash-patch") or [] if line.startswith("mlx-lm==")]
-    return f"pip install --force-reinstall --no-deps '{pins[0]}'"
+        cure = "none: mlx-lm's own function computes it; a later mlxlm-flash-patch may know it"
+        yield warning("mlx-lm", str(said.message), cure)
+    for name, holder in now.foreign.items():
+        what = f"{name} is another library's, {holder}"
+        yield warning("mlx-lm", what, "switch that library off to have flash attention alone")
+    yield ok("attention", f"{len(now.patched)} functions can be exchanged")
 
 
 def coverage(model: str) -> Iterator[Finding]:
-    """Whether flash attention reaches the attention of this model."""
+    """Which attention of this model is flash attention, as a prompt shows."""
+    from .patch import tally
+    from .tune import attention_of
+
     try:
-        config = json.loads(configuration(model).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        cure = f"--model a folder with a config.json, or `hf download {model}` first"
+        seen, fallbacks = attention_of(model)
+    except PermissionError as error:
+        yield warning("model", str(error), "the last line of `mlxlm-flash run` says what ran")
+        return
+    except (AttributeError, ImportError, OSError, ValueError) as error:
+        cure = f"--model a folder that mlx-lm loads, or `hf download {model}` first"
         yield problem("model", str(error), cure)
         return
-    name = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(name, str):
-        yield problem("model", f"{model}: config.json names no model_type", "a model in mlx-lm's layout")
-        return
-    try:
-        patched = _patched(_module(config))
-    except ValueError as error:
-        yield problem("model", f"{name}: {error}", "another model; mlx-lm itself does not run this one")
-        return
-    if patched:
-        yield ok("model", f"{name} is covered: {', '.join(patched)}")
+    if fallbacks:
+        what = f"{len(seen)} calls of attention in a prompt are flash attention; not these: {tally(fallbacks)}"
+        yield warning("model", what, "none: MLX's own attention computes them")
+    elif seen:
+        yield ok("model", f"all {len(seen)} calls of attention in a prompt are flash attention")
     else:
-        what = f"{name} is not covered: flash attention finds no attention of its kind there"
-        yield warning("model", what, "none; `mlxlm-flash status` lists the model types that are covered")
-
-
-def configuration(model: str) -> Path:
-    """Of the hub only what its cache holds: doctor needs no network. Raises ValueError or OSError if there is none."""
-    if Path(model).is_dir():
-        return Path(model, "config.json")
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(model, "config.json")  # what is no hub id is a ValueError
-    if not isinstance(found, str):
-        raise ValueError(f"{model} is no folder, and not in the hub's cache")
-    return Path(found)
-
-
-def _module(config: dict[str, object]) -> str:
-    """Raises ValueError where mlx-lm knows no such model."""
-    from mlx_lm.utils import _get_classes  # what mlx-lm loads for a configuration is its own affair
-
-    return str(_get_classes(config)[0].__module__)
-
-
-def _patched(module: str) -> list[str]:
-    """The places of this module of mlx-lm, and of those that it builds on, that enable() patches."""
-    from .patch import enabled
-    from .status import status
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # seam() has said it
-        with enabled():
-            places = status().patched
-    parts = _family(module, set())
-    return [place for place in places if any(f"{place}.".startswith(f"{part}.") for part in parts)]
-
-
-def _family(module: str, known: set[str]) -> set[str]:
-    """The modules of mlx_lm.models whose classes and functions this one uses, and so on."""
-    known.add(module)
-    for held in list(vars(sys.modules[module]).values()):
-        name = held.__name__ if isinstance(held, ModuleType) else getattr(held, "__module__", None)
-        if isinstance(name, str) and registry.is_mlx_lm(name) and name not in {*known, registry.BASE}:
-            _family(name, known)
-    return known
+        what = "no call of attention in a prompt reaches flash attention"
+        yield warning("model", what, "none: the model has no softmax attention, or writes it out")
 
 
 def in_json(findings: Iterable[Finding]) -> str:

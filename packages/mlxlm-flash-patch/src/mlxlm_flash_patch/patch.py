@@ -1,32 +1,38 @@
-"""Put in, take out: through the globals of mlx-lm's modules.
+"""Switching the patch: for the process, for a block, for one model; and what it did.
 
-Who wants the patch is a list of requests, one from enable() and one from each open enabled() block, and the modules
-of models that were given to patch_model() and are alive. After each change `_settle()` makes the places match, so
-that blocks may nest, end out of order and run in several threads. It does so too when a module arrives meanwhile.
-All that is changed is changed under one lock.
+Who wants the patch is a list of requests, one from enable() and one from each open enabled() block, and the models that
+were given to patch_model() and are alive. After each change `_settle()` makes the functions match, so that blocks may
+nest, end out of order and run in several threads. All that is changed is changed under one lock.
 """
 
+import contextlib
 import importlib
-import threading
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import get_args
+from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, get_args
 from weakref import WeakValueDictionary
 
 import flashattn_core
+import mlx.core as mx
 from flashattn_core import _ext
+from flashattn_core.argument_types import describe
 from flashattn_core.arguments import Precision
 from mlx.nn.layers.base import Module
 
-from . import registry
-from .arrivals import Arrivals
-from .hand_written import HAND_WRITTEN
-from .places import Place, places
-from .registry import BASE, PACKAGE, Models
-from .route import FlashFallbackWarning, Way, for_every_model, for_patched_models, route
+from . import patch_points
+from .patch_points import HOMES, POINTS, is_ours, lock
+from .router import active, is_active, state
+
+DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
+NEVER_CALLED = (
+    "no call of mx.fast.scaled_dot_product_attention was evaluated while the patch was on; "
+    "a function that mx.compile traced before keeps MLX's own attention"
+)
 
 
 class FlashNeverRanError(RuntimeError):
@@ -37,68 +43,62 @@ class FlashNeverRanError(RuntimeError):
 class Request:
     """One wish for the patch."""
 
-    modules: frozenset[str] | None  # None: all
     strict: bool
     precision: Precision
     from_enable: bool
     kernels_before: dict[str, int] = field(default_factory=flashattn_core.stats)
     left_before: int = 0
 
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"[enable] precision is {self.precision!r}, expected 'float32' or 'input'")
+
     def never_ran(self) -> bool:
-        return not _calls_since(self.kernels_before) and left_calls() <= self.left_before
-
-    def wants(self, place: Place) -> bool:
-        return self.modules is None or place.for_all or place.module in self.modules
+        return not _calls_since(self.kernels_before) and _left_calls() <= self.left_before
 
 
-SERVED = (
-    "__mlxlm_flash__"  # an attribute of instance.py's classes: the modules through whose places they call attention
-)
-
-lock = threading.RLock()
 _requests: list[Request] = []
-_patched_modules = WeakValueDictionary[int, Module]()  # by id
-_exchanged: dict[tuple[int, str], Place] = {}  # by key: the places that hold something of ours, or did until now
+_patched_models = WeakValueDictionary[int, Module]()  # by id: what was given to patch_model()
+_patched_modules = WeakValueDictionary[int, Module]()  # by id: the modules of these models, and of copies
+_patched_classes = WeakValueDictionary[type, type]()  # by the class that it is derived from
 _kernels_before: dict[str, int] = {}  # flashattn_core.stats() when counting began
 
 
-def enable(models: Models = None, strict: bool = False, precision: Precision = "input") -> None:
-    """Routes mlx-lm's attention through flash attention, in this process, until disable().
+def enable(*, strict: bool = False, precision: Precision = "input") -> None:
+    """Makes flash attention of all attention that MLX programs compute in this process, until disable().
+
+    That is every call of ``mx.fast.scaled_dot_product_attention``, also under names that modules have imported, of
+    mlx-lm's attention over quantised caches, and of the attention that gemma2, phi3small and gear write out.
 
     Args:
-      models: None for every model, also those that are imported later; or a model type such as ``"qwen2"``,
-        or a list of them: then only their modules are patched, and imported if need be.
-      strict: a call that would fall back to mlx-lm's own attention raises FlashFallbackError, and disable()
-        raises FlashNeverRanError if no kernel ran.
+      strict: a call that cannot be flash attention raises FlashFallbackError, and disable() raises FlashNeverRanError
+        if no kernel ran.
       precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them, and what MLX's own
         fused attention computes faster on this GPU is left to it, which status() counts apart from fallbacks.
         ``"float32"``: every result is that of casting to float32, computing, and casting back; nothing is left.
         On the CPU both give the same bits.
 
     A second enable() replaces the first: its arguments hold from then on, and the counts go on.
-    Places where another library's function sits are left alone, warned about and named by status().
+    A function of mlx-lm that is not one that this version was tested with is left as it is, with a warning.
+    A function that mx.compile has traced before keeps the attention that it was traced with.
 
-    Raises:
-      TypeError, ValueError: `models` has another type, is empty, or names something that cannot be patched;
-        `precision` is neither.
-      RuntimeError: mlx-lm's function has another signature than the one tested; both are named.
-    In each case everything stays as it was.
+    Raises ValueError if `precision` is neither; then everything stays as it was.
     """
-    request = _request(models, strict, precision, from_enable=True)
+    request = Request(strict, precision, from_enable=True)
+    _wait_for_imports()
     with lock:
-        _examine(request)
         previous = [r for r in _requests if r.from_enable]
         if previous:
             request.kernels_before, request.left_before = previous[0].kernels_before, previous[0].left_before
-        _admit(request, instead_of=previous)
+        left = _admit(request, instead_of=previous)
+    patch_points.warn_of(left)
 
 
 def disable() -> None:
-    """Takes the patch out: mlx-lm's own objects are back in every module, open enabled() blocks end early.
+    """Takes the patch out: MLX's and mlx-lm's own functions are back, open enabled() blocks end early.
 
-    Only where this package's function still sits: a place that someone else has overwritten meanwhile is left,
-    warned about and named by status(). Models given to patch_model() stay patched, and so do, for them alone, the
-    places that they use. Without enable() it does nothing.
+    Where another library has put its own function around ours, that stays, and ours passes calls on; status() names it.
+    Models given to patch_model() stay patched. Without enable() it does nothing.
 
     Raises FlashNeverRanError, after everything is restored, if strict was asked for and no kernel ran since.
     Arrays are lazy: one that is not evaluated yet has not run.
@@ -107,17 +107,18 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(models: Models = None, strict: bool = False, precision: Precision = "input") -> Iterator[None]:
+def enabled(*, strict: bool = False, precision: Precision = "input") -> Iterator[None]:
     """The patch for the length of a block; takes and raises what enable() and disable() do.
 
-    Blocks nest, in each other and in enable(): patched is what any of them wants, strict if any of them is, in float32
-    if any of them is, and the end of a block takes out only what no other wants.
+    Blocks nest, in each other and in enable(): the patch is in as long as any of them wants it, strict if any of them
+    is, and in float32 if any of them is.
     """
-    request = _request(models, strict, precision, from_enable=False)
-    try:  # from here on: an interrupt may come while places are exchanged
+    request = Request(strict, precision, from_enable=False)
+    _wait_for_imports()
+    try:  # from here on: an interrupt may come while functions are exchanged
         with lock:
-            _examine(request)
-            _admit(request)
+            left = _admit(request)
+        patch_points.warn_of(left)
         yield
     except BaseException:
         request.strict = False  # the exception says more than that flash never ran
@@ -126,92 +127,177 @@ def enabled(models: Models = None, strict: bool = False, precision: Precision = 
         _end([request])
 
 
-def kernel_calls() -> dict[str, int]:
-    """Kernel → calls since counting began, without the kernels that never ran."""
-    return _calls_since(_kernels_before)
+def patch_model(model: Module) -> None:
+    """Makes flash attention of the attention of this one model, until unpatch_model().
 
+    Attention is the model's if it is called within a call of the model or of one of its modules. Other models of the
+    same class are not affected, nor are this one's parameters, state and children; copies and pickles of it are patched
+    as well. It holds whether or not enable() is in force. Twice is once.
 
-def left_calls() -> int:
-    """How many calls were left to MLX's own attention since counting began, because that is faster here."""
-    return sum(count for *_, count in _ext.left_calls())
-
-
-def start_counting() -> None:
-    """Calls and fallbacks count from here; each reason to fall back is warned about anew."""
-    _kernels_before.clear()
-    _kernels_before.update(flashattn_core.stats())
-    with route.lock:
-        route.fallbacks.clear()
-    _ext.reset_left_calls()
-
-
-def is_on() -> bool:
-    return bool(_requests)
-
-
-def serve(modules: Iterable[Module]) -> None:
-    """Attention in the calls of these modules, which have classes of instance.py's, is flash attention."""
+    Raises TypeError if `model` is no mlx.nn.Module.
+    """
+    _require_module("patch_model", model)
+    _wait_for_imports()
     with lock:
-        if not _requests and not _patched_modules:
-            start_counting()
-        _patched_modules.update({id(module): module for module in modules})
+        modules = [module for module in _modules(model) if _can_attend(module)]
+        for module in modules:
+            object.__setattr__(module, "__class__", _patched(type(module)))
+        _patched_models[id(model)] = model
+        left = _serve(modules)
+    patch_points.warn_of(left)
+
+
+def unpatch_model(model: Module) -> None:
+    """Gives the modules of a model their own classes back. Does nothing to a model that is not patched.
+
+    Raises TypeError if `model` is no mlx.nn.Module.
+    """
+    _require_module("unpatch_model", model)
+    with lock:
+        for module in _modules(model):
+            if _is_patched(type(module)):
+                object.__setattr__(module, "__class__", type(module).__bases__[0])
+                _patched_modules.pop(id(module), None)
+        _patched_models.pop(id(model), None)
         _settle()
 
 
-def dismiss(modules: Iterable[Module]) -> None:
+@contextmanager
+def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
+    """In the block each call of attention goes through `observer`, whoever computes it.
+
+    It gets the function that computes attention, which is MLX's or mlx-lm's own or what the patch has put there, and
+    the call's arguments as they came: query, key and value, `(B, H, L, D)` or quantised, are among the first four,
+    behind a `self` where there is one. It returns what the function gives for them, `(B, H_q, L_q, D_v)`. Attention
+    that is written out in one with its projections (Gemma 2) is not seen. In the block the patch must not be switched.
+
+        def counted(attention, *arguments, **others):
+            calls.append(attention)
+            return attention(*arguments, **others)
+
+        with flash.observe(counted):
+            model(tokens)
+    """
     with lock:
-        for module in modules:
-            _patched_modules.pop(id(module), None)
-        overwritten = _settle()
-    _warn_of(overwritten, "unpatch_model")
+        held = [(point, point.current) for point in POINTS if point.is_attention and point.current is not None]
+    swapped = [(point, before, _observed(before, observer)) for point, before in held]
+    try:
+        _swap(swapped)
+        yield
+    finally:
+        _swap([(point, after, before) for point, before, after in swapped])
 
 
-def patched_places() -> tuple[str, ...]:
-    """The places where every model's attention is flash attention now."""
-    return tuple(place.name for place in places() if place.way is for_every_model and not place.for_all)
+@dataclass(frozen=True)
+class Left:
+    """Calls of one kind that were left to MLX's own attention, and what a call takes here, in seconds."""
+
+    calls: int
+    mlx_seconds: float
+    flash_seconds: float
+
+    def __str__(self) -> str:
+        mlx, flash = 1e3 * self.mlx_seconds, 1e3 * self.flash_seconds
+        return f"{count(self.calls, 'call')} (faster here: {mlx:.3g} against {flash:.3g} ms)"
 
 
-def foreign_places() -> dict[str, str]:
-    """Place → what another library has put there."""
-    return {place.name: _described(place.held) for place in places() if _is_foreign(place)}
+@dataclass(frozen=True)
+class Status:
+    """The state of the patch; `str()` of it is for reading.
+
+    Attributes:
+      enabled: whether enable() or an enabled() block is in force.
+      strict: whether one of them asked for that.
+      patched: the functions of MLX and mlx-lm in whose place the patch's are now.
+      instances: how many models given to patch_model() are alive.
+      calls: kernel → calls that really ran, since the patch was last switched on.
+      fallbacks: reason → calls that were not flash attention, since then.
+      left: kind of call, in words → calls that were left to MLX's own attention, which is faster here, since then.
+      foreign: function → whose function stands there in place of it, or around the patch's.
+      versions: distribution → its version.
+    """
+
+    enabled: bool
+    strict: bool
+    patched: tuple[str, ...]
+    instances: int
+    calls: Mapping[str, int]
+    fallbacks: Mapping[str, int]
+    left: Mapping[str, Left]
+    foreign: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    def __str__(self) -> str:
+        how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
+        where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
+        lines = [
+            f"flash attention {how}: {where}",
+            f"calls: {self.counts()}",
+            *(f"another library's: {name} is {holder}" for name, holder in self.foreign.items()),
+            " · ".join(f"{name} {number}" for name, number in self.versions.items()),
+        ]
+        return "\n".join(lines)
+
+    def counts(self) -> str:
+        """What ran, and what did not, in words."""
+        ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
+        left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
+        return f"{ran} · left to MLX: {left}" if left else ran
+
+    def nothing_ran(self) -> bool:
+        """Whether no call was flash attention, nor left to MLX because that is faster."""
+        return not self.calls and not self.left
 
 
-def _is_foreign(place: Place) -> bool:
-    return registry.is_mlx_lm(place.module) and place.original is None
+def status() -> Status:
+    """What is patched now, and what was called since the patch was last switched on: a :class:`Status`."""
+    installed = versions()
+    with lock, state.lock:
+        return Status(
+            enabled=bool(_requests),
+            strict=state.strict,
+            patched=tuple(point.name for point in POINTS if is_ours(point.current)),
+            instances=len(_patched_models),
+            calls=_calls_since(_kernels_before),
+            fallbacks=dict(state.fallbacks),
+            left={words: Left(calls, mlx, flash) for words, mlx, flash, calls in _ext.left_calls()},
+            foreign=patch_points.foreign(),
+            versions=installed,
+        )
 
 
-def _described(held: object) -> str:
-    return f"{getattr(held, '__module__', '?')}.{getattr(held, '__qualname__', type(held).__qualname__)}"
+def versions() -> dict[str, str]:
+    """Of what is installed."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
-def _request(models: Models, strict: bool, precision: Precision, from_enable: bool) -> Request:
-    """Imports what is asked for: outside of the lock, which modules that arrive in other threads wait for."""
-    if precision not in get_args(Precision):
-        raise ValueError(f"[enable] precision is {precision!r}, expected 'float32' or 'input'")
-    importlib.import_module(BASE)
-    return Request(registry.modules_of(models), strict, precision, from_enable)
+def tally(counts: Mapping[str, int]) -> str:
+    """``cpu_prefill 24, cpu_decode 480``, or ``none``."""
+    return ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "none"
 
 
-def _examine(request: Request) -> None:
-    """All that can fail, before anything is changed."""
-    for what in HAND_WRITTEN:  # also of modules that are yet to come
-        if request.modules is None or f"{PACKAGE}.{what.module}" in request.modules:
-            what.check()
-    wanted = [place for place in places() if request.wants(place)]
-    _check_originals(wanted)
-    for place in wanted:
-        if _is_foreign(place):
-            message = f"[enable] {place.name} holds {_described(place.held)}, not mlx-lm's own: left alone"
-            warnings.warn(message, FlashFallbackWarning, stacklevel=3)
+def count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def _admit(request: Request, instead_of: Collection[Request] = ()) -> None:
-    if not _requests:
-        start_counting()
+def _wait_for_imports() -> None:
+    """Another thread may be at importing one of the modules, which was not watched when it began."""
+    for name in HOMES & sys.modules.keys():
+        with contextlib.suppress(ImportError):  # it has failed meanwhile
+            importlib.import_module(name)
+
+
+def _admit(request: Request, instead_of: Collection[Request] = ()) -> dict[str, str]:
+    if not _requests and not _patched_modules:
+        _start_counting()
     if not instead_of:
-        request.left_before = left_calls()
+        request.left_before = _left_calls()
     _requests[:] = [r for r in _requests if r not in instead_of] + [request]
-    _settle()
+    return _settle()
 
 
 def _end(requests: list[Request]) -> None:
@@ -219,81 +305,30 @@ def _end(requests: list[Request]) -> None:
     with lock:
         ended = [r for r in requests if r in _requests]
         _requests[:] = [r for r in _requests if r not in ended]
-        overwritten = _settle()
-    _warn_of(overwritten, "disable")
+        _settle()
     if any(r.strict and r.never_ran() for r in ended):
-        raise FlashNeverRanError("strict: flash attention never ran while it was enabled")
+        fallbacks = status().fallbacks
+        why = f"every call fell back: {tally(fallbacks)}" if fallbacks else NEVER_CALLED
+        raise FlashNeverRanError(f"strict: flash attention never ran while it was enabled: {why}")
 
 
 def _settle() -> dict[str, str]:
-    """Makes the places match what is wanted: what the patch puts there, or what was there before.
-
-    Returns the places that should be given back and are someone else's by now.
-    """
-    route.open = bool(_requests)
-    route.strict = any(r.strict for r in _requests)
-    route.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
-    _arrivals.listen(route.open or bool(_patched_modules))
-    way_of = _ways()
-    # Not all places that hold something of ours need be found again: a module may have been loaded anew meanwhile.
-    for place in {place.key: place for place in [*_exchanged.values(), *places()]}.values():
-        original, way = place.original, way_of(place)
-        if original is None:  # another library's
-            continue
-        if way is None:
-            _exchanged.pop(place.key, None)
-        elif place.way is way or _may_be_exchanged(place, original, way):
-            _exchanged[place.key] = place
-        else:
-            continue
-        if place.way is not way:
-            place.exchange(original, way)
-    left = [place for place in _exchanged.values() if way_of(place) is None]
-    for place in left:
-        del _exchanged[place.key]
-    return {place.name: _described(place.held) for place in left if _is_foreign(place)}
+    """Makes the functions match what is wanted. Returns those that are left as they are, with the reason."""
+    precision: Precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
+    state.settle(bool(_requests), any(r.strict for r in _requests), precision)
+    if _requests or _patched_modules:
+        return patch_points.put_in()
+    patch_points.take_out()
+    return {}
 
 
-def _ways() -> Callable[[Place], Way | None]:
-    """For whose calls a place is wanted now; None where nobody wants it."""
-    classes = {type(module) for module in _patched_modules.values()}
-    served = {name for cls in classes for name in getattr(cls, SERVED)}
-
-    def way_of(place: Place) -> Way | None:
-        if any(request.wants(place) for request in _requests) or (place.for_all and served):
-            return for_every_model
-        return for_patched_models if place.module in served else None
-
-    return way_of
-
-
-def _may_be_exchanged(place: Place, original: object, way: Way) -> bool:
-    """Whether it is mlx-lm's, or what a patched model uses; and not of a version that was refused when it arrived."""
-    if not registry.is_mlx_lm(place.module) and way is for_every_model:
-        return False
-    try:
-        place.check(original)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _arrived(module: ModuleType) -> None:
-    """The module has been executed while the patch is on."""
-    with lock:
-        way_of = _ways()
-        _check_originals([place for place in places() if place.module == module.__name__ and way_of(place)])
-        _settle()
-
-
-_arrivals = Arrivals(_arrived)
-
-
-def _check_originals(wanted: list[Place]) -> None:
-    for place in wanted:
-        # Modules of others may hold the function of a base that has been reloaded since.
-        if registry.is_mlx_lm(place.module) and place.is_original(place.held):
-            place.check(place.held)
+def _start_counting() -> None:
+    """Calls and fallbacks count from here; each reason to fall back is warned about anew."""
+    _kernels_before.clear()
+    _kernels_before.update(flashattn_core.stats())
+    with state.lock:
+        state.fallbacks.clear()
+    _ext.reset_left_calls()
 
 
 def _calls_since(before: dict[str, int]) -> dict[str, int]:
@@ -302,7 +337,93 @@ def _calls_since(before: dict[str, int]) -> dict[str, int]:
     return {name: n for name, n in since.items() if n}
 
 
-def _warn_of(overwritten: dict[str, str], caller: str) -> None:
-    for name, holder in overwritten.items():
-        message = f"[{caller}] {name} was overwritten meanwhile by {holder}: left alone"
-        warnings.warn(message, FlashFallbackWarning, stacklevel=4)
+def _left_calls() -> int:
+    return sum(count for *_, count in _ext.left_calls())
+
+
+def _require_module(caller: str, model: object) -> None:
+    if not isinstance(model, Module):
+        raise TypeError(f"[{caller}] model is {describe(model)}, expected an mlx.nn.Module")
+
+
+def _modules(model: Module) -> list[Module]:
+    modules: list[Module] = model.modules()  # type: ignore[no-untyped-call]
+    return modules
+
+
+def _can_attend(module: Module) -> bool:
+    """Those without modules of their own, which are most, only project, normalise or rotate.
+
+    All others are marked, not the model alone: mx.checkpoint computes a layer again outside of the model's call.
+    """
+    cls = type(module)
+    has_call = any("__call__" in vars(base) for base in cls.__mro__)
+    return has_call and not _is_patched(cls) and bool(module.children())  # type: ignore[no-untyped-call]
+
+
+def _is_patched(cls: type) -> bool:
+    return any(_patched_classes.get(base) is cls for base in cls.__bases__)
+
+
+def _serve(modules: list[Module]) -> dict[str, str]:
+    if not _requests and not _patched_modules:
+        _start_counting()
+    _patched_modules.update({id(module): module for module in modules})
+    return _settle()
+
+
+def _patched(cls: Any) -> Any:
+    """A subclass in whose calls attention is flash attention."""
+    if cls in _patched_classes:
+        return _patched_classes[cls]
+
+    class PatchedModel(cls):  # type: ignore[misc]
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            if is_active():
+                return super().__call__(*arguments, **options)
+            if id(self) not in _patched_modules:  # a copy
+                with lock:
+                    _serve([self])
+            with active(True):
+                return super().__call__(*arguments, **options)
+
+        def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+            # pickle finds classes by name, which leads to the class that this one is derived from.
+            make, (of, *arguments), *state = super().__reduce_ex__(protocol)
+            return _rebuild, (make, cls if of is PatchedModel else of, *arguments), *state
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(PatchedModel, name, getattr(cls, name))
+    return _patched_classes.setdefault(cls, PatchedModel)
+
+
+def _rebuild(make: Callable[..., Module], cls: type, *arguments: Any) -> Module:
+    with lock:
+        return make(_patched(cls), *arguments)
+
+
+_is_observed: ContextVar[bool] = ContextVar("mlxlm_flash_patch: within an observed call", default=False)
+
+
+def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """mlx-lm's function calls MLX's: only the outer one of two is shown."""
+
+    @wraps(attention)
+    def observed(*arguments: Any, **others: Any) -> mx.array:
+        if _is_observed.get():
+            return attention(*arguments, **others)
+        token = _is_observed.set(True)
+        try:
+            return observer(attention, *arguments, **others)
+        finally:
+            _is_observed.reset(token)
+
+    return observed
+
+
+def _swap(swapped: list[tuple[patch_points.PatchPoint, Any, Any]]) -> None:
+    with lock:
+        for point, before, after in swapped:
+            if point.current is before:
+                point.put(after)
+        patch_points.exchange([(before, after) for _, before, after in swapped])

@@ -1,7 +1,11 @@
 """`mlxlm-flash tune`: checks and times, ahead of time, what the first calls of models would."""
 
+import json
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,10 +14,9 @@ from flashattn_core.arguments import lowered
 from flashattn_core.contest import MLX, in_words
 from flashattn_core.decide import decide
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
-from mlx_lm.utils import _get_classes
 
-from .patch import enabled
-from .route import observed
+from .patch import enabled, status
+from .router import FlashFallbackWarning, observed
 
 
 @dataclass(frozen=True)
@@ -87,26 +90,56 @@ def calls(quick: bool) -> list[Call]:
     return list(dict.fromkeys(wanted))
 
 
-def calls_of(config: dict[str, Any]) -> list[Call]:
-    """What is measured for a model of this configuration: the attention of all of its layers.
+def calls_of(model: str) -> list[Call]:
+    """What is measured for a model: the attention of all of its layers. Raises what attention_of() does."""
+    seen, _ = attention_of(model)
+    layers = dict.fromkeys(replace(call, query_len=1, key_len=1) for call in seen)
+    if not layers:
+        raise ValueError(f"{model} has no attention that can be flash attention")
+    return list(dict.fromkeys(_of_lengths(layer, *lengths) for layer in layers for lengths in LENGTHS))
 
-    Raises ValueError where mlx-lm knows no such model, or none of its attention is what the patch takes.
+
+def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
+    """The calls of attention in a model's prompt that are flash attention, and the number of others for each reason.
+
+    Args:
+      name: a folder in mlx-lm's layout, or a hub id whose configuration is in the hub's cache. Weights are not needed,
+        and nothing is computed, but kernels may be checked.
+
+    Raises:
+      ValueError, OSError: there is no such configuration, or mlx-lm makes no model of it.
+      PermissionError: (an OSError) the model brings its own code, which is not run for this.
     """
-    model_class, arguments_class = _get_classes(config)  # what mlx-lm loads for a configuration is its own affair
+    from mlx_lm.utils import load_model
+
+    file = _configuration(name)
+    if own := json.loads(file.read_text(encoding="utf-8")).get("model_file"):
+        raise PermissionError(f"{name} brings its own code, {own}, which is not run here")
+    folder = file.parent
     try:
-        model = model_class(arguments_class.from_dict(config))  # its weights are never computed
-    except TypeError as error:
-        raise ValueError(f"mlx-lm makes no model of this configuration: {error}") from error
+        model, config = load_model(folder, lazy=True, strict=False)
+    except (KeyError, TypeError, ValueError) as error:  # what mlx-lm makes of a configuration is its own affair
+        raise ValueError(f"mlx-lm makes no model of {name}: {error}") from error
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
     seen: list[Call] = []
-    with enabled(), observed(lambda arguments: seen.append(_call_of(arguments))):
-        # Nothing of it is computed, but kernels may be checked.
+    with enabled(), observed(lambda arguments: seen.append(_call_of(arguments))), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FlashFallbackWarning)  # they are returned
+        before = Counter(status().fallbacks)
         model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
-    layers = dict.fromkeys(replace(call, query_len=1, key_len=1) for call in seen)
-    if not layers:
-        raise ValueError(f"{config['model_type']} has no attention that the patch takes")
-    return list(dict.fromkeys(_of_lengths(layer, *lengths) for layer in layers for lengths in LENGTHS))
+        return seen, dict(Counter(status().fallbacks) - before)
+
+
+def _configuration(model: str) -> Path:
+    """Of the hub only what its cache holds: this needs no network. Raises ValueError or OSError if there is none."""
+    if Path(model).is_dir():
+        return Path(model, "config.json")
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json")  # what is no hub id is a ValueError
+    if not isinstance(found, str):
+        raise ValueError(f"{model} is no folder, and not in the hub's cache")
+    return Path(found)
 
 
 def _longest_window(config: dict[str, Any]) -> int:

@@ -44,13 +44,16 @@ struct BlockPosition {
   int head;
   int batch;
   int part;
-  int parts;
+  int parts;  // only where no two blocks have the same rows
 };
-FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads) {
+FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block) {
   uint heads_and_batches = uint(heads) * uint(params.batch_size);
-  uint in_part = blockIdx.x % heads_and_batches;
-  return BlockPosition{int(in_part % heads), int(in_part / heads), int(blockIdx.x / heads_and_batches),
+  uint in_part = block % heads_and_batches;
+  return BlockPosition{int(in_part % heads), int(in_part / heads), int(block / heads_and_batches),
                        int(gridDim.x / heads_and_batches)};
+}
+FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads) {
+  return block_position(params, heads, blockIdx.x);
 }
 
 // The first of up to `count` queries of one head, which a part has. The last ones come first: under a causal mask they

@@ -53,18 +53,24 @@ struct KeyTiles {
   QueryRange block, own;
   KeySpan any;             // of the block
   KeySpan own_all;         // of the warp's own queries
-  int origin;              // the first tile's first key
+  int origin, count;       // the first tile's first key, and how many tiles there are, hidden or not
   int own_begin, own_end;  // tiles that an own query sees something of, by the spans
   int n = 0;               // how many tiles came before
-  int mapped_tile = 0;     // with a block map: how many keys from the origin on
+  int mapped_tile = 0;     // with a block map: how many tiles from the origin on, hidden or not
   MappedTiles mapped;
 
-  FLASHATTN_FUNC KeyTiles(Visibility visibility, int head, QueryRange block, QueryRange own)
+  // chunk: of `chunks` blocks that share the keys, which one this is.
+  FLASHATTN_FUNC KeyTiles(Visibility visibility, int head, QueryRange block, QueryRange own, int chunk = 0,
+                          int chunks = 1)
       : visibility(visibility), head(head), block(block), own(own) {
     any = visibility.seen_by_any(block.first, block.last);
     origin = any.begin / KEYS * KEYS;
+    int all = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0, before = all * chunk / chunks;
+    count = all * (chunk + 1) / chunks - before;
+    origin += before * KEYS;
     bool exists = own.first <= own.last;
     KeySpan own_any = exists ? visibility.seen_by_any(own.first, own.last) : KeySpan{0, 0};
+    own_any = intersection(own_any, KeySpan{origin, origin + count * KEYS});
     own_all = exists ? visibility.open_to_all(own.first, own.last) : KeySpan{0, 0};
     bool sees = own_any.begin < own_any.end;
     own_begin = sees ? (own_any.begin - origin) / KEYS : 0;
@@ -77,7 +83,9 @@ struct KeyTiles {
 
   FLASHATTN_FUNC int tile() const { return has_block_map ? mapped_tile : n; }
   FLASHATTN_FUNC int first() const { return origin + tile() * KEYS; }
-  FLASHATTN_FUNC bool is_there() const { return any.begin < any.end && first() < any.end; }
+  FLASHATTN_FUNC bool is_there() const { return tile() < count; }
+  // Whether the own queries see a tile. With a block map: whether there is one.
+  FLASHATTN_FUNC bool sees() const { return has_block_map ? is_there() : own_begin < own_end; }
   FLASHATTN_FUNC void next() {
     ++n;
     if (has_block_map) {
@@ -98,7 +106,6 @@ struct KeyTiles {
     return visibility.blocks(head, 1, queries.first, queries.count(), origin + tile * KEYS, KEYS);
   }
   FLASHATTN_FUNC void skip() {
-    int count = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0;
     mapped_tile = mapped.next(
         mapped_tile, count, [this](int tile) { return blocks(block, tile); },
         [this](int tile) { return own.first <= own.last ? blocks(own, tile) : 0; });

@@ -5,6 +5,7 @@
 #include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
+#include "shared_keys.h"
 #include "stored_rows.h"
 #include "tile_ring.h"
 #include "warp_rows.h"
@@ -14,10 +15,13 @@ using namespace flashattn;
 
 // D: head_dim rounded up to whole panels; DV: value_dim rounded up to 16. GROUPS: warpgroups with rows. KEYS: of a
 // tile. BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS: of
-// probabilities. Blocks: heads and batch elements for each GROUPS * 64 queries.
+// probabilities. Blocks: heads and batch elements for each GROUPS * 64 queries, of which the last may share their keys
+// with others.
 template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_VALUE(SplitParams, split);
+  FLASHATTN_WRITTEN(float, partials);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts;
@@ -39,7 +43,8 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   ValueRing values = {value_memory, barriers + KeyRing::kBarriers};
   Barrier queries_arrived = {values.barriers + ValueRing::kBarriers};
 
-  BlockPosition block = block_position(params, params.num_heads);
+  BlockShare share = share_of_block(split);
+  BlockPosition block = block_position(params, params.num_heads, share.rows);
   int batch = block.batch, head = block.head, kv_head = head / (params.num_heads / params.num_kv_heads);
   int first_row = first_query(params, block.part, kRows), last_row = minimum(first_row + kRows, params.query_len) - 1;
   int lane = lane_index(), group = __shfl_sync(~0u, int(warp_index()) / 4, 0);
@@ -47,7 +52,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   int group_query = first_row + minimum(group, GROUPS - 1) * kWarpgroupRows;
   int group_last = minimum(group_query + kWarpgroupRows - 1, last_row);
-  KeyTiles<KEYS> next(visibility, head, {first_row, last_row}, {group_query, group_last});
+  KeyTiles<KEYS> next(visibility, head, {first_row, last_row}, {group_query, group_last}, share.chunk, share.chunks);
 
   if (threadIdx.x == 0) {
     keys.initialise(kReaders);
@@ -109,11 +114,11 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   };
   if (!kFresh) queries_arrived.wait(0);
   pass_unseen();
-  while (next.is_there()) {  // once, unless the block map hides tiles in between
+  while (next.sees()) {  // once, unless the block map hides tiles in between
     Fragment scores[KEYS / 8], of_tile[DV / 8];
     uint probabilities[KEYS / 16][PARTS][4];
     Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;
-    const auto split = [&] {
+    const auto round_probabilities = [&] {
       FLASHATTN_UNROLL
       for (int i = 0; i < KEYS / 16; ++i) split_step<Element>(scores, i, probabilities[i]);
     };
@@ -134,7 +139,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     keys.release(next.n);
     auto first_rescaling = rows.to_probabilities(scores, visibility, next.first(), next.is_open(), lane);
     if (has_block_map) rows.rescale(first_rescaling);
-    split();
+    round_probabilities();
     for (next.next(); next.is_there() && next.is_needed(); next.next()) {
       multiply_keys(scores, next.n);
       add_values(next.n - 1);
@@ -142,7 +147,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       keys.release(next.n);
       auto rescaling = rows.to_probabilities(scores, visibility, next.first(), next.is_open(), lane);
       values_added(next.n - 1);
-      split();
+      round_probabilities();
       rows.rescale(rescaling);
     }
     begin_products();
@@ -152,6 +157,18 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     if (!has_block_map) break;
   }
   rows.finish(visibility);
+  if (share.chunks > 1) {
+    BlockPartials<kRows, DV> results = {partials};
+    FLASHATTN_UNROLL
+    for (int h = 0; h < rows.kOwn; ++h) {
+      float* row = results.row(blockIdx.x - split.whole_blocks, own_query - first_row + rows.own_row(h, lane));
+      rows.leave_row(row, h, lane);
+      if (rows.is_first(lane)) {
+        *reinterpret_cast<float4*>(row + DV) = {rows.softmax[h].row_max, rows.softmax[h].row_sum, 0, 0};
+      }
+    }
+    return;
+  }
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
                own_query, lane);

@@ -5,7 +5,8 @@
 
 namespace flashattn {
 
-// Bit n: whether byte n is not 0. The product moves bits 0, 8, 16 and 24 to the highest four; none of them meets another.
+// Bit n: whether byte n is not 0. The product moves bits 0, 8, 16 and 24 to the highest four; none of them meets
+// another.
 FLASHATTN_FUNC uint bits_of_word(uint word) {
   uint high = ((word & 0x7f7f7f7f) + 0x7f7f7f7f | word) & 0x80808080;
   return (high >> 7) * 0x10204080 >> 28;

@@ -99,6 +99,26 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       }
     }
   }
+
+  // Leaves one of the lane's rows in memory.
+  FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
+    constexpr int kStep = sizeof(E) == 2 ? 1 : 4;  // see output_column()
+    float factor = this->from_max[h];
+    FLASHATTN_UNROLL
+    for (int c = 0; c < DV / 8; c += kStep) {
+      const Fragment* from = this->output + c;
+      if constexpr (kStep == 1) {
+        *reinterpret_cast<float2*>(row + output_column<E>(c, lane)) = {from[0][2 * h] * factor,
+                                                                       from[0][2 * h + 1] * factor};
+      } else {
+        FLASHATTN_UNROLL
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          *reinterpret_cast<float4*>(row + output_column<E>(c, lane) + e % 2 * kNext<E>) = {
+              from[0][e] * factor, from[1][e] * factor, from[2][e] * factor, from[3][e] * factor};
+        }
+      }
+    }
+  }
 };
 
 // With the queries, of which a warp has 16 of ROWS. K: of what keys and values are.
@@ -117,26 +137,6 @@ struct AttendingRows : WarpRows<T, DV, KEYS> {
     multiply_keys(scores, queries, keys, lane);
     this->rescale(this->to_probabilities(scores, visibility, first_key, shown, lane));
     add_values<PARTS>(this->output, scores, values, lane);
-  }
-
-  // Leaves one of the lane's rows in shared memory.
-  FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
-    constexpr int kStep = sizeof(T) == 2 ? 1 : 4;  // see output_column()
-    float factor = this->from_max[h];
-    FLASHATTN_UNROLL
-    for (int c = 0; c < DV / 8; c += kStep) {
-      const Fragment* from = this->output + c;
-      if constexpr (kStep == 1) {
-        *reinterpret_cast<float2*>(row + output_column<T>(c, lane)) = {from[0][2 * h] * factor,
-                                                                       from[0][2 * h + 1] * factor};
-      } else {
-        FLASHATTN_UNROLL
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          *reinterpret_cast<float4*>(row + output_column<T>(c, lane) + e % 2 * kNext<T>) = {
-              from[0][e] * factor, from[1][e] * factor, from[2][e] * factor, from[3][e] * factor};
-        }
-      }
-    }
   }
 };
 

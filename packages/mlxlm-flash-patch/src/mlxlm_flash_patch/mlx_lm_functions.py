@@ -1,0 +1,150 @@
+"""Functions of mlx-lm that do without `mx.fast.scaled_dot_product_attention`, and what stands in their place.
+
+These are attention over quantised caches, and attention that a model writes out. Nothing of a model's rope,
+projections or cache is copied: where those stand in the same function as the attention, that function runs as it is,
+and is shown other things in place of `self` and the cache. What it computes of scores is thrown away before anything
+of it is evaluated, or, for a call that falls back, used: MLX is lazy.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import mlx.core as mx
+
+from .router import active, attend_or_fall_back, is_active, plain_call, state
+
+Function = Callable[..., mx.array]
+
+
+def quantised(original: Function) -> Function:
+    """mlx-lm's attention over quantised caches."""
+
+    @functools.wraps(original)
+    def quantized_scaled_dot_product_attention(
+        queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
+    ) -> mx.array:
+        out = None
+        if is_active():
+            storage = {"group_size": group_size, "bits": bits}
+            out = attend_or_fall_back(queries, q_keys, q_values, scale, mask, storage=storage)
+        if out is None:
+            out = original(queries, q_keys, q_values, scale, mask, group_size, bits)
+        return out
+
+    return quantized_scaled_dot_product_attention
+
+
+def any_cache(original: Function) -> Function:
+    """The function that models call. It refuses sinks over a quantised cache, which flash attention takes."""
+
+    @functools.wraps(original)
+    def scaled_dot_product_attention(
+        queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
+    ) -> Any:
+        if cache is None or not hasattr(cache, "bits"):  # as mlx-lm tells quantised caches
+            # `original` calls MLX's function. So does this, unless that is ours: then it saves the time of a call.
+            out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
+            if out is not None and out is not False:
+                return out
+            with nullcontext() if out is None else active(False):  # False: MLX's own is faster, and that is counted
+                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        if sinks is not None and is_active():
+            storage = {"group_size": cache.group_size, "bits": cache.bits}
+            out = attend_or_fall_back(queries, keys, values, scale, mask, sinks, storage=storage)
+            if out is not None:
+                return out
+        return original(queries, keys, values, cache, scale, mask, sinks)
+
+    return scaled_dot_product_attention
+
+
+class _Gemma2:
+    """One call of gemma2's attention: stands in for the module, as its code sees it, and for the cache.
+
+    The code asks for the rotated queries, then for the rotated keys, gives keys and values to the cache, and the
+    heads' outputs to `o_proj`. Without a cache positions begin at 0.
+    """
+
+    def __init__(self, module: Any, cache: Any, mask: Any) -> None:
+        self.module, self.cache, self.mask = module, cache, mask
+        self.offset = 0 if cache is None else cache.offset
+        self.rotated: list[mx.array] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def rope(self, x: mx.array, offset: Any) -> mx.array:
+        self.rotated.append(self.module.rope(x, offset=offset))
+        return self.rotated[-1]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        if self.cache is not None:
+            keys, values = self.cache.update_and_fetch(keys, values)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def o_proj(self, written_out: mx.array) -> mx.array:
+        queries, module = self.rotated[0], self.module
+        softcap = module.attn_logit_softcapping
+        heads = attend_or_fall_back(queries, self.keys, self.values, module.scale, self.mask, softcap=softcap)
+        if heads is not None:
+            B, _, L, _ = queries.shape
+            written_out = heads.transpose(0, 2, 1, 3).reshape(B, L, -1)
+        out: mx.array = module.o_proj(written_out)
+        return out
+
+
+def gemma2(original: Function) -> Function:
+    """Gemma 2's attention with its soft-cap."""
+
+    @functools.wraps(original)
+    def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if not is_active():
+            return original(self, x, mask, cache)
+        call = _Gemma2(self, cache, mask)
+        # The scores have an axis for the group of a key/value head; a batch's masks have none.
+        if isinstance(mask, mx.array) and mask.ndim == 4 and self.repeats > 1:
+            mask = mask[:, :, None]
+        return original(call, x, mask, call)
+
+    return call
+
+
+def gear(original: Function) -> Function:
+    """GEAR's attention with a soft-cap."""
+
+    @functools.wraps(original)
+    def softcap_attention(
+        queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: Any
+    ) -> mx.array:
+        out = None
+        if is_active():
+            out = attend_or_fall_back(queries, keys, values, scale, mask, softcap=softcap)
+        return original(queries, keys, values, scale, softcap, mask) if out is None else out
+
+    return softcap_attention
+
+
+def phi3small(original: Function) -> Function:
+    """Phi-3-small's block-sparse layers."""
+
+    def visible_and_bias(self: Any, queries: mx.array, keys: mx.array, mask: Any) -> mx.array:
+        _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
+        visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
+        # mlx-lm adds a bool mask to the scores: what it shows counts 1 more, and hides nothing.
+        return visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
+
+    @functools.wraps(original)
+    def block_sparse_attention(
+        self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any
+    ) -> mx.array:
+        out = mask_and_blocks = None
+        if is_active():
+            if isinstance(keys, mx.array):  # else attend() says what is wrong
+                mask_and_blocks = visible_and_bias(self, queries, keys, mask)
+            out = attend_or_fall_back(queries, keys, values, scale, mask_and_blocks)
+        return original(self, queries, keys, values, scale, mask) if out is None else out
+
+    return block_sparse_attention

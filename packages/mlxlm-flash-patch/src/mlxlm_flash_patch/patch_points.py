@@ -1,0 +1,298 @@
+"""The functions that the patch exchanges, and how: in their home, and under every module's name for the same object.
+
+`put_in()` and `take_out()` may be called at any time, also again, and go by what stands there. Where another library
+has put its own function over ours, that stays, and ours passes calls on while the patch is off.
+"""
+
+import hashlib
+import inspect
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+import mlx.core as mx
+from flashattn_core.contest import mlx_attention
+
+from . import described_masks, mlx_lm_functions, mx_fast
+from .router import FlashFallbackWarning, frames_of_libraries, state
+
+Function = Callable[..., Any]
+
+_original_of = WeakKeyDictionary[Any, Any]()  # our function -> what it stands for
+_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # home and id of a function -> ours
+
+
+@dataclass(frozen=True, eq=False)
+class PatchPoint:
+    """A function, or a method of a class, with what takes its place."""
+
+    module: str
+    path: str  # as in `Attention.__call__`
+    replacement: Callable[[Any], Any]  # makes what stands for a function
+    texts: frozenset[str] = frozenset()  # fingerprints of texts that this was tested with; none: the signature counts
+    is_attention: bool = True  # it takes queries, keys and values, which observe() shows
+    owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose attribute was exchanged
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}.{self.path}".replace("mlx.core.", "mx.")
+
+    @property
+    def owner(self) -> Any:
+        """The module or the class that has the function; None while that is not imported, or lacks it."""
+        owner: Any = sys.modules.get(self.module)
+        for name in self.path.split(".")[:-1]:
+            owner = vars(owner).get(name) if owner is not None else None
+        return owner if owner is not None and self.attribute in vars(owner) else None
+
+    @property
+    def attribute(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def current(self) -> Any:
+        """What stands there; None if nothing does."""
+        owner = self.owner
+        return None if owner is None else vars(owner)[self.attribute]
+
+    def put(self, function: Any) -> None:
+        owner = self.owner
+        if isinstance(owner, type):
+            self.owners.add(owner)
+        setattr(owner, self.attribute, function)
+
+    def ours(self, original: Any) -> Any:
+        """What stands for `original`: the same object each time, while somebody holds it."""
+        key = self.name, id(original)
+        made = _replacement_of.get(key)
+        if made is None:
+            made = _replacement_of[key] = self.replacement(original)
+            _original_of[made] = original
+        return made
+
+    def why_not(self, original: Any) -> str | None:
+        """Why a function cannot be exchanged; None if it is known."""
+        if self.module == FAST:
+            return None
+        if not self.texts:
+            try:
+                known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
+            except (TypeError, ValueError):
+                known = False
+            return None if known else "its signature is not one that this version was tested with"
+        text = fingerprint(original)
+        if text is None:
+            return "it has no source"
+        return None if text in self.texts else f"its text ({text}) is not one that this version was tested with"
+
+
+def is_ours(function: Any) -> bool:
+    return isinstance(function, FunctionType) and function in _original_of
+
+
+def original_of(function: Any) -> Any:
+    """What a function of ours stands for; any other function itself."""
+    return _original_of[function] if is_ours(function) else function
+
+
+def fingerprint(function: Any) -> str | None:
+    """Of a function's text: bytecode differs between versions of Python. None where there is no source."""
+    try:  # the code's source: a function's own would be that of the function that it wraps
+        return hashlib.sha256(inspect.getsource(function.__code__).strip().encode()).hexdigest()[:16]
+    except (AttributeError, OSError):
+        return None
+
+
+def _signature(function: Any, follow_wrapped: bool = True) -> list[tuple[str, Any, Any]]:
+    """Without annotations, which do not change how a function is called."""
+    parameters = inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()
+    return [(p.name, p.kind, p.default) for p in parameters]
+
+
+OWN_PACKAGES = ("flashattn_core", "mlxlm_flash_patch")
+FAST, BASE, CACHE = "mlx.core.fast", "mlx_lm.models.base", "mlx_lm.models.cache"
+SEAM = PatchPoint(FAST, "scaled_dot_product_attention", mx_fast.flash_instead_of)
+
+
+def _mask(module: str, path: str, describe: described_masks.Describe, text: str) -> PatchPoint:
+    describing = partial(described_masks.describing, describe=describe)
+    return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
+
+
+# The texts are the same in mlx-lm 0.31.3 to 0.32.2.
+POINTS: Sequence[PatchPoint] = (
+    SEAM,
+    PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
+    PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, frozenset({"a13838be6e6c5293"})),
+    PatchPoint("mlx_lm.models.gear", "_softcap_attention", mlx_lm_functions.gear, frozenset({"6e8aacdedc907ca0"})),
+    PatchPoint(
+        "mlx_lm.models.phi3small",
+        "Attention._block_sparse_attention",
+        mlx_lm_functions.phi3small,
+        frozenset({"80c13efe91a00897"}),
+    ),
+    PatchPoint(
+        "mlx_lm.models.gemma2",
+        "Attention.__call__",
+        mlx_lm_functions.gemma2,
+        frozenset({"2d6752739f0e58e5"}),
+        is_attention=False,  # with its projections
+    ),
+    _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
+    _mask(CACHE, "RotatingKVCache.make_mask", described_masks.rotating, "2fc5a1c461dc4891"),
+    _mask(CACHE, "BatchRotatingKVCache.make_mask", described_masks.batch_rotating, "3ca9935c750004fb"),
+)
+
+
+lock = threading.RLock()
+_in_force = False
+_left_alone: dict[int, Any] = {}  # by id: functions that put_in() has looked at
+
+
+def put_in() -> dict[str, str]:
+    """Exchanges all functions that are imported and known. Returns others that it meets, with why they are left."""
+    global _in_force
+    begins, _in_force = not _in_force, True
+    if begins:
+        mx.fast.__class__ = _Watched
+        sys.meta_path.insert(0, _finder)
+    left: dict[str, str] = {}
+    pairs: list[tuple[Any, Any]] = []
+    for point in POINTS:
+        current = point.current
+        if current is None:
+            continue
+        if not is_ours(current):
+            if id(current) in _left_alone or (not begins and is_foreign(point, current)):
+                continue  # what has come after the patch stays on top
+            if why := point.why_not(current):
+                _left_alone[id(current)] = current
+                left[point.name] = why
+                continue
+            point.put(point.ours(current))
+            pairs.append((current, point.ours(current)))
+        if point is SEAM and begins:  # the names that hold MLX's own, whatever another library had put here
+            pairs.append((mlx_attention, point.ours(mlx_attention)))
+    if pairs:
+        exchange(pairs)
+    state.outermost = is_ours(SEAM.current)
+    return left
+
+
+def take_out() -> None:
+    """Puts back what the functions of the patch stand for, wherever they are."""
+    global _in_force
+    _in_force = state.outermost = False
+    _left_alone.clear()
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for point in POINTS:
+        for owner in (point.owner, *point.owners):  # also the classes of a module that has been loaded anew since
+            if owner is not None and is_ours(held := vars(owner).get(point.attribute)):
+                setattr(owner, point.attribute, original_of(held))
+        point.owners.clear()
+    exchange(list(_original_of.items()))
+    if not is_foreign(SEAM, SEAM.current):  # else ours may yet be put back by whoever stands there
+        mx.fast.__class__ = ModuleType
+
+
+def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Gives every module's name for the first of a pair to the second.
+
+    A library's name for the function that it saved is among them: what it puts back later is what belongs there.
+    """
+    instead = {id(before): after for before, after in pairs}
+    types = {type(before) for before, _ in pairs}  # one look at each of ten thousands of names
+    for module_name, module in list(sys.modules.items()):
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
+            found = [(name, held) for name, held in list(names.items()) if type(held) in types and id(held) in instead]
+            names.update({name: instead[id(held)] for name, held in found})
+
+
+def foreign() -> dict[str, str]:
+    """Function -> which function of another library stands in its place, or around ours."""
+    held = [(point, point.current) for point in POINTS]
+    return {point.name: described(current) for point, current in held if is_foreign(point, current)}
+
+
+def is_foreign(point: PatchPoint, function: Any) -> bool:
+    """Whether another library has put it there. Its name proves nothing: functools.wraps copies that."""
+    if function is None or is_ours(function):
+        return False
+    if point is SEAM:
+        return function is not mlx_attention
+    return not (isinstance(function, FunctionType) and function.__globals__ is vars(sys.modules[point.module]))
+
+
+def described(function: Any) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+class _Watched(ModuleType):
+    """mlx.core.fast while the patch is on, and after it as long as another library's function stands there.
+
+    Such libraries save what they find and put that back later, in whatever order they and the patch are switched.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != SEAM.attribute:
+            super().__setattr__(name, value)
+            return
+        with lock:
+            original = original_of(value)
+            if not _in_force:
+                value = original  # ours was found while the patch was on
+            elif original is mlx_attention or original is original_of(SEAM.current):
+                value = SEAM.ours(original)  # whoever stood below ours has gone
+            super().__setattr__(name, value)
+            state.outermost = _in_force and is_ours(value)
+            if not _in_force and not is_foreign(SEAM, value):
+                self.__class__ = ModuleType  # type: ignore[assignment]
+
+
+class _Finder(MetaPathFinder):
+    """Exchanges mlx-lm's functions when a module that defines some has been executed, for the first time or anew."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in HOMES:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        loader: Any = spec and spec.loader
+        if loader:
+            execute = loader.exec_module
+
+            def execute_and_exchange(module: ModuleType) -> None:
+                del loader.exec_module  # the loader is as it was, before the module can see it
+                try:
+                    execute(module)
+                finally:  # a module that fails while it is loaded anew stays, with what it has by now
+                    when_imported()
+
+            loader.exec_module = execute_and_exchange
+        return spec
+
+
+def when_imported() -> None:
+    with lock:
+        left = put_in() if _in_force else {}
+    warn_of(left)
+
+
+def warn_of(left: dict[str, str]) -> None:
+    for name, why in left.items():
+        message = f"{name} is left as it is: {why}"
+        warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+
+
+HOMES = frozenset(point.module for point in POINTS if point is not SEAM)
+_finder = _Finder()

@@ -1,0 +1,134 @@
+"""`mlxlm-flash run`: finds a program, switches flash attention on, and starts the program as Python would.
+
+What ends the program (its exit code, an exception, Ctrl-C) passes through here untouched, to the interpreter,
+which knows best what a shell should see.
+"""
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import re
+import runpy
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TextIO
+
+import flashattn_core
+from flashattn_core.arguments import Precision
+
+from .patch import NEVER_CALLED, enable, status, versions
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, as Python would set it up."""
+
+    argv: list[str]
+    folder: str  # its sys.path[0]
+    start: Callable[[], object]
+
+
+def find(command: str, arguments: Sequence[str]) -> Program:
+    """The program that COMMAND [ARGS]... means. Raises LookupError, saying what was looked for."""
+    if re.fullmatch(r"python[\d.]*", command):
+        if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
+            raise LookupError(f"{command} is followed by no file and no -m MODULE: its other options are not taken")
+        command, *arguments = arguments
+    if command == "-m":
+        if not arguments:
+            raise LookupError("-m is not followed by a module")
+        return _module(arguments[0], arguments[1:])
+    script = next(iter(entry_points(group="console_scripts", name=command)), None)
+    if script is not None:
+        folder = sysconfig.get_path("scripts")
+        argv = [os.path.join(folder, command), *arguments]
+        return Program(argv, folder, lambda: sys.exit(script.load()()))
+    if os.path.isfile(command):
+        folder = os.path.dirname(os.path.realpath(command))
+        return Program([command, *arguments], folder, lambda: _run_file(command))
+    raise LookupError(f"{command!r} is no command that a package of this environment installs, and no file")
+
+
+def switch_on(strict: bool, precision: Precision) -> None:
+    """Enables the patch, and sees to the lines on stderr. Raises what enable() and flashattn_core.backends() do."""
+    numbers = [f"{name} {number}" for name, number in versions().items()]
+    backends = [f"{name} {description}" for name, description in flashattn_core.backends().items()]
+    enable(strict=strict, precision=precision)
+    how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
+    say(f"flash attention {how}: {' · '.join(numbers + backends)}", sys.stderr)
+    # At the interpreter's end, not the program's: traceback and other threads come first.
+    atexit.register(_say_what_ran, sys.stderr, os.getpid())
+
+
+def start(program: Program, on: bool, strict: bool) -> None:
+    """Runs the program, where Ctrl-C ends long calls of flash attention. Under strict, one that succeeds without flash
+    attention exits with 1 all the same."""
+    sys.argv[:] = program.argv
+    _set_folder(program.folder)
+    process = os.getpid()
+    try:
+        with flashattn_core.interruptible() if on else contextlib.nullcontext():
+            program.start()
+    except SystemExit as end:
+        if not strict or end.code not in (None, 0) or os.getpid() != process:
+            raise
+    if strict and os.getpid() == process:  # not in a child that the program forked
+        _wait_for_threads()
+        if status().nothing_ran():
+            say("strict: flash attention never ran", sys.stderr)
+            sys.exit(1)
+
+
+def say(line: str, stream: TextIO | None) -> None:
+    if stream is None:  # as sys.stderr is where the shell closed it; print() would take stdout
+        return
+    with contextlib.suppress(OSError, ValueError):  # closed by now, or its disk is full
+        print(f"[mlxlm-flash] {line}", file=stream, flush=True)
+
+
+def _module(name: str, arguments: Sequence[str]) -> Program:
+    folder = os.getcwd()
+    _set_folder(folder)  # the module may be found there
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise LookupError(f"-m {name}: {error}") from error
+    if spec is None:
+        raise LookupError(f"-m {name}: no such module")
+    argv = ["-m", *arguments]  # runpy puts the module's file there, as python -m does
+    return Program(argv, folder, lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+
+
+def _run_file(path: str) -> None:
+    # Not runpy.run_path: it takes __main__ away again when the file's end is reached, while threads may still
+    # run, and gives argv[0] and __file__ one value, where Python makes only the latter absolute.
+    main = ModuleType("__main__")
+    main.__file__ = os.path.join(os.getcwd(), path)
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_bytes(), main.__file__, "exec", dont_inherit=True), vars(main))
+
+
+def _set_folder(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _wait_for_threads() -> None:
+    """What the interpreter does at the end of every program; their attention counts."""
+    this = threading.current_thread()
+    while others := [t for t in threading.enumerate() if t is not this and not t.daemon]:
+        others[0].join()
+
+
+def _say_what_ran(stream: TextIO, process: int) -> None:
+    if os.getpid() == process:  # not in a child that the program forked
+        now = status()
+        why = f" · {NEVER_CALLED}" if now.nothing_ran() and not now.fallbacks else ""
+        say(f"flash attention ran: {now.counts()}{why}", stream)

@@ -1,0 +1,100 @@
+"""The last blocks of cuda_prefill on compute capability 9.0 share keys, where they would leave the GPU idle."""
+
+import launches
+import mlx.core as mx
+import pytest
+from cuda_attention import flash_attention
+from flashattn_core.arguments import lowered
+from flashattn_core.masks import KeyRange, SlidingWindow
+from oracle import assert_matches_reference, draw, to_numpy
+
+FORM = "cuda_prefill_hopper"
+MANY = 2100  # keys
+
+harness = pytest.mark.usefixtures("requires_clang")
+
+
+def described(heads=28, length=2048, keys=26624, dim=128, mask="causal", dtype=mx.bfloat16):
+    query, key = (
+        mx.zeros((1, heads, length, dim), dtype),
+        mx.zeros((1, heads // 4, keys, dim), dtype),
+    )  # never evaluated
+    kernel, precision, gpu = launches.form(FORM)
+    with gpu:
+        return launches.forward(lowered(query, key, key, None, mask, kernel=kernel, **precision), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("heads", "length", "keys", "whole", "shared"),  # blocks of 192 rows, of which 132 run at once
+    [
+        (28, 2048, 26624, 264, 44 * 3),
+        (32, 2048, 26624, 264, 88 * 3),
+        (28, 512, 9000, 0, 84 * 3),
+        (4, 100, 3000, 0, 4 * 5),
+    ],
+)
+def test_the_last_blocks_fill_the_gpu(heads, length, keys, whole, shared):
+    attention, merge = described(heads, length, keys)
+    assert attention["grid"][0] == whole + shared
+    assert attention["buffers"]["partials"] == merge["buffers"]["partials"]
+    assert "partials" in merge["outputs"]  # the next call waits until they are merged
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"length": 4096, "keys": 4096},  # under a causal mask short blocks fill the gaps
+        {"mask": SlidingWindow(1024)},
+        {"heads": 4, "length": 100, "keys": 1000},  # merging takes longer than it saves
+        {"heads": 132, "length": 192},
+        {"dtype": mx.float32, "length": 512},
+    ],
+    ids=str,
+)
+def test_all_other_blocks_have_all_their_keys(call):
+    assert not any("partials" in launch["buffers"] for launch in described(**call))
+
+
+@harness
+@pytest.mark.parametrize("dim", [64, 80, 128])
+@pytest.mark.parametrize("length", [1, 70])
+@pytest.mark.parametrize("mask", [None, "causal", "key range", "bool"])
+def test_the_result_is_that_of_all_keys(rng, mask, length, dim):
+    """In the second sequence of the batch queries see keys of the last chunk alone."""
+    query, key, value = draw(
+        rng, batch=(2,), heads=2, kv_heads=1, length=length, key_len=MANY, dim=dim, dtype="bfloat16"
+    )
+    if mask == "key range":
+        mask = KeyRange(mx.array([3, MANY - 50]))
+    elif mask == "bool":
+        mask = mx.array(rng.random((length, MANY)) < 0.5)
+    assert_matches_reference(query, key, value, mask=mask, kernel=FORM, attention=flash_attention)
+
+
+@harness
+def test_rows_that_see_nothing_are_zero(rng):
+    query, key, value = draw(rng, length=20, key_len=MANY, dim=64, dtype="float16")
+    out, lse = flash_attention(query, key, value, mask=KeyRange(mx.array([MANY])), kernel=FORM, return_lse=True)
+    assert not to_numpy(out).any()
+    assert (to_numpy(lse) == -float("inf")).all()
+
+
+@harness
+def test_hidden_nan_reaches_nothing(rng):
+    """In a tile of which other keys are visible: the merged row is not finite, and is computed again."""
+    query, key, value = draw(rng, length=20, key_len=MANY, dim=64, dtype="float16")
+    hidden = mx.arange(MANY) == 700
+    key, value = (mx.where(hidden[:, None], mx.nan, x) for x in (key, value))
+    out = flash_attention(query, key, value, mask=~hidden[None], kernel=FORM)
+    clean = flash_attention(
+        query, *(mx.where(hidden[:, None], 0, x) for x in (key, value)), mask=~hidden[None], kernel=FORM
+    )
+    assert abs(to_numpy(out) - to_numpy(clean)).max() < 1e-3
+
+
+@harness
+def test_large_scores_are_computed_again():
+    """The largest score is 1e9, where float32 numbers are 64 apart."""
+    query, key = mx.full((1, 1, 20, 1), 3000.0, mx.bfloat16), mx.full((1, 1, MANY, 1), 3000.0, mx.bfloat16)
+    out = flash_attention(query, key, mx.ones_like(key), 1000 / 3, kernel=FORM)
+    assert (to_numpy(out) == 1).all()

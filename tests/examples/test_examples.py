@@ -1,0 +1,47 @@
+"""Each example runs on its own, prints what it promises, fits a screen, and is in the list of examples/README.md."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
+LINES_OF_A_SCREEN = 60
+
+# What an example prints, as regular expressions. Flash attention ran, and did what the other arm did.
+PRINTED = {
+    "generate.py": [r"the same text without flash attention: True", r"calls: \w*prefill\w* \d+, .*fallbacks: none"],
+    "lora_long_context.py": [r"(step 0: loss [\d.]+).*\n(?:.*\n){2}.*\1"],
+    "plot_lengths.py": [r"off, 2,048 tokens: .* MB", r"on, 2,048 tokens: .* MB", r"wrote .*\.png"],
+    "vision_model.py": [
+        r"largest difference of two logits: \d\.\de-0[5-9]"
+        if find_spec("mlx_vlm")
+        else r"^skipped: this example needs mlx-vlm \(pip install mlx-vlm\)$"
+    ],
+    "window_and_sinks.py": [r"sees only padding gives 0\.0", r"would take 1,074 MB"],
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_runs(name, tmp_path):
+    command = [sys.executable, FOLDER / name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    for expected in PRINTED[name]:
+        assert re.search(expected, done.stdout, re.M), f"{expected}\n{done.stdout}"
+    if name == "plot_lengths.py":
+        assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_fits_a_screen(name):
+    assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) <= LINES_OF_A_SCREEN
+
+
+def test_the_list_names_all():
+    listed = re.findall(r"^uv run examples/(\w+\.py) +# \w", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(listed) == EXAMPLES == sorted(PRINTED)

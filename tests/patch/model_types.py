@@ -1,0 +1,36 @@
+"""What is known of every model type of mlx-lm: models.toml, whose comments say what the fields mean."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    by: tuple[str, ...] = ()
+    through: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    untested: str = ""
+    without: str = ""
+
+
+@cache
+def table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def model_types() -> dict[str, Entry]:
+    return {name: _entry(fields) for name, fields in table()["model_types"].items()}
+
+
+@cache
+def supported() -> tuple[str, ...]:
+    """The model types that have attention."""
+    return tuple(sorted(name for name, entry in model_types().items() if not entry.without))
+
+
+def _entry(fields: dict[str, Any]) -> Entry:
+    return Entry(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})

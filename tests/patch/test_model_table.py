@@ -1,0 +1,76 @@
+"""models.toml, mlx-lm's modules and docs/models.md say the same: a new module of mlx-lm fails here."""
+
+import ast
+from pathlib import Path
+
+import mlx_lm
+from mlxlm_flash_patch.patch_points import POINTS
+from model_types import model_types, supported, table
+from write_model_table import PAGE, with_table
+
+SEAM = "scaled_dot_product_attention"
+FOLDER = Path(mlx_lm.__file__).parent / "models"
+SOURCES = {file.stem: ast.parse(file.read_text()) for file in FOLDER.glob("*.py") if file.stem != "__init__"}
+HELPERS = table()["helpers"]
+WRITTEN_OUT = {name for point in POINTS if (name := point.module.rpartition(".")[2]) in model_types()}
+
+
+def imports(module):
+    """(sibling module, name) for each import of the package's own."""
+    for node in ast.walk(SOURCES[module]):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            for alias in node.names:
+                yield (node.module, alias.name) if node.module else (alias.name, None)
+
+
+def calls(module, of):
+    """Whether the module calls what is written like this."""
+    return any(isinstance(node, ast.Call) and ast.unparse(node.func) == of for node in ast.walk(SOURCES[module]))
+
+
+def by(module):
+    """How it is to be patched, as its source has it."""
+    found = ["seam"] * (("base", SEAM) in imports(module) and calls(module, SEAM))
+    found += ["mx.fast"] * calls(module, f"mx.fast.{SEAM}")
+    return (*found, *(["hand-written"] * (module in WRITTEN_OUT)))
+
+
+def through(module):
+    """The modules with attention that it is built of."""
+    siblings = {name for name, _ in imports(module)} - set(HELPERS)
+    return {lender for name in siblings for lender in ([name] if by(name) else through(name))}
+
+
+def test_every_module_is_in_it():
+    assert sorted([*model_types(), *HELPERS]) == sorted(SOURCES)
+    for module in model_types():
+        assert any(isinstance(n, ast.ClassDef) and n.name == "ModelArgs" for n in SOURCES[module].body), module
+
+
+def test_it_says_what_the_sources_say():
+    for model_type, entry in model_types().items():
+        assert entry.by == by(model_type), model_type
+        assert set(entry.through) == (set() if entry.by else through(model_type)), model_type
+        assert bool(entry.by or entry.through) != bool(entry.without), model_type
+        assert bool(entry.caches) + bool(entry.untested) == (model_type in supported()), model_type
+
+
+def test_softmax_is_of_scores_only_where_it_says_so():
+    """Where a matrix product feeds a softmax in one function, attention is written out."""
+
+    def writes_out(function):
+        text = ast.unparse(function)
+        return "mx.softmax(scores" in text and "scores @" in text
+
+    found = {
+        module
+        for module, tree in SOURCES.items()
+        if any(isinstance(node, ast.FunctionDef) and writes_out(node) for node in ast.walk(tree))
+    }
+    assert found == {*WRITTEN_OUT, "olmo"}
+    assert model_types()["olmo"].without
+
+
+def test_the_page_has_the_table():
+    text = PAGE.read_text()
+    assert with_table(text) == text, "run tests/patch/write_model_table.py"

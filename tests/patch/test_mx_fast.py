@@ -1,0 +1,208 @@
+"""mx.fast.scaled_dot_product_attention under the patch takes what MLX's own takes, and refuses what that refuses."""
+
+import warnings
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlxlm_flash_patch as flash
+import numpy as np
+import pytest
+from arms import normal, off_and_on
+
+Q, K, V = normal(0, 2, 4, 9, 16), normal(1, 2, 2, 9, 16), normal(2, 2, 2, 9, 16)
+SEEN = mx.array(np.random.RandomState(0).rand(2, 1, 9, 9) > 0.4) | mx.eye(9).astype(mx.bool_)
+
+
+def of(dtype, *arrays):
+    return [array.astype(dtype) for array in arrays]
+
+
+# (arrays, options) of calls that are flash attention
+TAKEN = {
+    "no mask": ((Q, K, V), {"scale": 0.25}),
+    "causal": ((Q, K, V), {"scale": 0.25, "mask": "causal"}),
+    "keywords": ((), {"q": Q, "k": K, "v": V, "scale": 0.25}),
+    "keywords behind": ((Q,), {"v": V, "k": K, "scale": 0.25}),
+    "a bool mask": ((Q, K, V), {"scale": 0.25, "mask": SEEN}),
+    "a bool mask (1, 1, L, S)": ((Q, K, V), {"scale": 0.25, "mask": SEEN[:1]}),
+    "a bool mask (L, S)": ((Q, K, V), {"scale": 0.25, "mask": SEEN[0, 0]}),
+    "a bool mask (B, 1, 1, S)": ((Q, K, V), {"scale": 0.25, "mask": SEEN[:, :, :1]}),
+    "a bool mask (S,)": ((Q, K, V), {"scale": 0.25, "mask": SEEN[0, 0, 0]}),
+    "a bool mask (B, H, L, S)": ((Q, K, V), {"scale": 0.25, "mask": mx.broadcast_to(SEEN, (2, 4, 9, 9))}),
+    "an additive mask (B, 1, L, S)": ((Q, K, V), {"scale": 0.25, "mask": mx.where(SEEN, 0.0, -1e9)}),
+    "the lowest numbers": ((Q, K, V), {"scale": 0.25, "mask": mx.where(SEEN, 0.0, mx.finfo(mx.float32).min)}),
+    "an int32 mask": ((Q, K, V), {"scale": 0.25, "mask": mx.where(SEEN, 0, -1000).astype(mx.int32)}),
+    "a float16 mask": ((Q, K, V), {"scale": 0.25, "mask": mx.where(SEEN, 0.0, -1000.0).astype(mx.float16)}),
+    "16 bits": (of(mx.bfloat16, Q, K, V), {"scale": 0.25}),
+    "q and k in float32, v in bfloat16": ((Q, K, *of(mx.bfloat16, V)), {"scale": 0.25}),
+    "q in bfloat16, k in float16": ((*of(mx.bfloat16, Q), *of(mx.float16, K), V), {"scale": 0.25}),
+    "an int scale": ((Q, K, V), {"scale": 1}),
+    "scale of numpy": ((Q, K, V), {"scale": np.float32(0.25)}),
+    "scale as an array": ((Q, K, V), {"scale": mx.array(0.25)}),
+    "sinks": ((Q, K, V), {"scale": 0.25, "sinks": mx.ones(4)}),
+    "sinks in 16 bits": ((Q, K, V), {"scale": 0.25, "sinks": mx.ones(4, mx.bfloat16)}),
+    "another head_dim of v": ((Q, K, V[..., :8]), {"scale": 0.25}),
+    "no queries": ((Q[:, :, :0], K, V), {"scale": 0.25}),
+    "a device": ((Q, K, V), {"scale": 0.25, "stream": mx.cpu}),
+    "a stream": ((Q, K, V), {"scale": 0.25, "stream": mx.default_stream(mx.cpu)}),
+    "force_fused=False": ((Q, K, V), {"scale": 0.25, "force_fused": False}),
+}
+TOO_WIDE = mx.ones((1, 1, 3, 513))
+FALLS_BACK = {
+    "float64": (of(mx.float64, Q, K, V), {"scale": 0.25, "stream": mx.cpu}, "dtype float64"),
+    "a head_dim over 512": ((TOO_WIDE, TOO_WIDE, TOO_WIDE), {"scale": 0.1}, "head_dim over 512"),
+}
+REFUSED = {
+    "no scale": ((Q, K, V), {}),
+    "scale None": ((Q, K, V), {"scale": None}),
+    "no arrays": ((), {}),
+    "a fourth array": ((Q, K, V, 0.25), {}),
+    "another argument": ((Q, K, V), {"scale": 0.25, "memory_efficient_threshold": 4096}),
+    "another word": ((Q, K, V), {"scale": 0.25, "mask": "array"}),
+    "an empty word": ((Q, K, V), {"scale": 0.25, "mask": ""}),
+    "a mask of numpy": ((Q, K, V), {"scale": 0.25, "mask": np.array(SEEN)}),
+    "a list as a mask": ((Q, K, V), {"scale": 0.25, "mask": [True] * 9}),
+    "queries of numpy": ((np.array(Q), K, V), {"scale": 0.25}),
+    "a mask of another shape": ((Q, K, V), {"scale": 0.25, "mask": SEEN[:, 0]}),
+    "a wider mask": ((*of(mx.bfloat16, Q, K, V),), {"scale": 0.25, "mask": mx.where(SEEN, 0.0, -1e9)}),
+    "wider sinks": ((*of(mx.bfloat16, Q, K, V),), {"scale": 0.25, "sinks": mx.zeros(4)}),
+    "another batch": ((Q[:1], K, V), {"scale": 0.25}),
+    "heads that are no multiple": ((Q[:, :3], K, V), {"scale": 0.25}),
+    "int queries": (of(mx.int32, Q, K, V), {"scale": 0.25}),
+    "complex queries": ((*of(mx.complex64, Q), K, V), {"scale": 0.25}),
+    "a tuple as keys": ((Q, (K, K, K), V), {"scale": 0.25}),
+    "no stream": ((Q, K, V), {"scale": 0.25, "stream": "cpu"}),
+}
+
+
+def attention(arrays, options):
+    return mx.fast.scaled_dot_product_attention(*arrays, **options)
+
+
+@pytest.mark.parametrize(("arrays", "options"), TAKEN.values(), ids=TAKEN)
+def test_all_that_mlx_takes(arrays, options):
+    off, on = off_and_on(lambda: attention(arrays, options))
+    assert on.dtype == off.dtype
+    assert on.shape == off.shape
+    precise = off.dtype == mx.float32
+    assert mx.allclose(on, off, rtol=0, atol=1e-5 if precise else 2e-2)
+
+
+def test_a_fused_kernel_that_is_asked_for():
+    """MLX has none on the CPU; flash attention is one."""
+    with pytest.raises(ValueError, match="fused"):
+        attention((Q, K, V), {"scale": 0.25, "force_fused": True})
+    with flash.enabled(strict=True):
+        on = attention((Q, K, V), {"scale": 0.25, "force_fused": True})
+        mx.eval(on)
+    assert mx.allclose(on, attention((Q, K, V), {"scale": 0.25}), atol=1e-5)
+
+
+@pytest.mark.parametrize(("arrays", "options", "reason"), FALLS_BACK.values(), ids=FALLS_BACK)
+def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
+    off = attention(arrays, options)
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match=reason) as warned:
+        on = attention(arrays, options)
+    with mx.stream(mx.cpu):
+        assert mx.array_equal(on, off)
+    assert flash.status().fallbacks == {reason: 1}
+    assert warned[0].filename == __file__
+    with pytest.raises(flash.FlashFallbackError, match=reason), flash.enabled(strict=True):
+        attention(arrays, options)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)
+def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
+    """Nothing is counted, and no warning is given: the call is nobody's attention."""
+
+    def refused():
+        with pytest.raises((TypeError, ValueError)) as error:
+            attention(arrays, options)
+        return error.type, str(error.value)
+
+    off = refused()
+    request = flash.enabled(strict=strict)
+    with warnings.catch_warnings(), request if not strict else pytest.raises(flash.FlashNeverRanError):
+        warnings.simplefilter("error")
+        with flash.enabled(strict=strict):
+            on = refused()
+    assert on == off
+    assert flash.status().fallbacks == {}
+
+
+def test_an_argument_that_a_later_mlx_takes(monkeypatch):
+    """Its meaning is not known: MLX's own function gets it."""
+    given = {}
+
+    def later(*arrays, **options):
+        given.update(options)
+        return arrays[0]
+
+    with monkeypatch.context() as exchanged:
+        exchanged.setattr(mx.fast, "scaled_dot_product_attention", later)
+        with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="does not know what to do with window"):
+            attention((Q, K, V), {"scale": 0.25, "window": 4})
+        flash.disable()
+    assert given == {"scale": 0.25, "window": 4}
+
+
+def test_nn_multi_head_attention():
+    layer, x = nn.MultiHeadAttention(32, 4), normal(3, 2, 9, 32)
+    mask = layer.create_additive_causal_mask(9)
+    off, on = off_and_on(lambda: layer(x, x, x, mask))
+    assert mx.allclose(on, off, atol=1e-5)
+    assert flash.status().calls == {"cpu_prefill": 1}
+
+
+def test_a_call_is_counted_once():
+    """Also where it falls back, and where the next function belongs to another library."""
+    with flash.enabled():
+        mx.eval(attention((Q, K, V), {"scale": 0.25}))
+    assert flash.status().calls == {"cpu_prefill": 1}
+
+
+@pytest.mark.parametrize("transform", ["compile", "vmap", "jvp", "checkpoint"])
+def test_transforms(transform):
+    q, mask = normal(4, 3, 2, 4, 9, 16), mx.where(SEEN, 0.0, -1e9)
+
+    def call(q):
+        return mx.fast.scaled_dot_product_attention(q, K, V, scale=0.25, mask=mask)
+
+    def run():
+        if transform == "vmap":
+            return mx.vmap(lambda q: call(q))(q)
+        if transform == "jvp":
+            return mx.jvp(lambda q: call(q), [q[0]], [q[1]])[1][0]
+        if transform == "checkpoint":
+            return mx.grad(mx.checkpoint(lambda q: call(q).square().sum()))(q[0])
+        return mx.compile(lambda q: call(q))(q[0])
+
+    off, on = run(), None
+    mx.eval(off)
+    with flash.enabled():
+        on = run()
+        mx.eval(on)
+    assert flash.status().fallbacks == {}
+    assert mx.allclose(on, off, atol=1e-4)
+
+
+def test_the_gradient_of_a_mask_that_is_a_parameter():
+    """Such as a bias by relative position, which T5 and swin learn."""
+    bias = normal(5, 1, 4, 9, 9)
+
+    def loss(bias):
+        return mx.fast.scaled_dot_product_attention(Q, K, V, scale=0.25, mask=bias).square().sum()
+
+    off, on = off_and_on(lambda: mx.grad(lambda bias: loss(bias))(bias))
+    assert mx.abs(off).max() > 1e-3
+    assert mx.allclose(on, off, atol=1e-5)
+
+
+def test_an_exported_function(tmp_path):
+    """MLX reads it without the patch."""
+    file = str(tmp_path / "attention.mlxfn")
+    with flash.enabled():
+        mx.export_function(file, lambda q: mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25), Q)
+    [out] = mx.import_function(file)(Q)
+    assert mx.allclose(out, mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25), atol=1e-5)

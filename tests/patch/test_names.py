@@ -1,0 +1,151 @@
+"""Names that modules have for attention: bound before the patch or after, imported late, loaded anew or copied."""
+
+import importlib
+import importlib.util
+import json
+import sys
+import types
+
+import mlx.core as mx
+import mlx.utils
+import mlxlm_flash_patch as flash
+import pytest
+from arms import calls, calls_of, close
+from mlx_lm.models import base, cache, gemma2, llama, qwen2
+from mlx_lm.utils import load_model
+from model_configs import config, prepared, random_model
+
+Q = mx.ones((1, 2, 12, 8))
+IMPORTS = {
+    "from mlx.core.fast import scaled_dot_product_attention": (
+        lambda m: m.scaled_dot_product_attention(Q, Q, Q, scale=1)
+    ),
+    "from mlx.core.fast import scaled_dot_product_attention as sdpa": lambda m: m.sdpa(Q, Q, Q, scale=1),
+    "import mlx.core as mx; attend = mx.fast.scaled_dot_product_attention": lambda m: m.attend(Q, Q, Q, scale=1),
+    "from mlx.core import fast": lambda m: m.fast.scaled_dot_product_attention(Q, Q, Q, scale=1),
+    "from mlx_lm.models.base import scaled_dot_product_attention": (
+        lambda m: m.scaled_dot_product_attention(Q, Q, Q, None, 1, None)
+    ),
+    "from mlx_lm.models.base import scaled_dot_product_attention as sdpa": lambda m: m.sdpa(Q, Q, Q, None, 1, None),
+}
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """module(text): a module of another package."""
+
+    def make(text):
+        made = types.ModuleType("their_model")
+        monkeypatch.setitem(sys.modules, "their_model", made)
+        exec(text, vars(made))
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("text", IMPORTS)
+def test_a_name_of_another_package(module, text, before):
+    """It leads to flash attention while the patch is on, and holds what an import alone would give when it is off."""
+    expected = dict(vars(module(text)))
+    made = module(text)
+    if not before:
+        sys.modules.pop("their_model")
+    with flash.enabled(strict=True):
+        if not before:
+            made = module(text)
+        assert calls_of(lambda: IMPORTS[text](made)) == 1
+    assert calls_of(lambda: IMPORTS[text](made)) == 0
+    names = vars(made).keys() - {"__builtins__"}
+    assert all(vars(made)[name] is expected[name] for name in names)
+
+
+def test_what_is_held_elsewhere_passes_calls_on():
+    """In a class, a list or a closure ours stays: it is flash attention while the patch is on, else MLX's."""
+    flash.enable()
+    held = [mx.fast.scaled_dot_product_attention]
+    flash.disable()
+    for _ in range(2):
+        assert calls_of(lambda: held[0](Q, Q, Q, scale=1.0)) == 0
+        with flash.enabled():
+            assert calls_of(lambda: held[0](Q, Q, Q, scale=1.0)) == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gear", "phi3small", "gemma3_text"])
+def test_a_model_that_is_imported_while_the_patch_is_on(late, tokens, name):
+    with flash.enabled(strict=True):
+        module = late(name)
+        model = random_model_of(module, name)
+        assert calls_of(lambda: model(tokens())) == 2
+    assert not any("mlxlm_flash_patch" in str(getattr(held, "__module__", "")) for held in vars(module).values())
+    assert calls_of(lambda: model(tokens())) == 0
+
+
+def random_model_of(module, name):
+    return prepared(module.Model(module.ModelArgs.from_dict(config(name))))
+
+
+@pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
+def test_a_module_that_is_loaded_anew(module, monkeypatch):
+    """The patch stays on, and what comes back is what the new text defines. Its older classes get theirs back, too."""
+    for name, held in vars(module).items():
+        monkeypatch.setitem(vars(module), name, held)  # all as before at the end
+    older = [vars(held).copy() for held in vars(module).values() if isinstance(held, type)]
+    classes = [held for held in vars(module).values() if isinstance(held, type)]
+    with flash.enabled():
+        before = set(flash.status().patched)
+        importlib.reload(module)
+        assert set(flash.status().patched) == before
+    assert flash.status().patched == ()
+    assert all(vars(cls).get("__call__") is held.get("__call__") for cls, held in zip(classes, older, strict=True))
+    assert all(vars(cls).get("make_mask") is held.get("make_mask") for cls, held in zip(classes, older, strict=True))
+
+
+def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
+    """The error is the module's own, and the next import is watched as well."""
+    with flash.enabled():
+        monkeypatch.setattr(type(gemma2.__spec__.loader), "get_data", lambda self, path: b"raise ZeroDivisionError")
+        monkeypatch.setattr(type(gemma2.__spec__.loader), "path_stats", lambda self, path: {"mtime": 0, "size": 1})
+        with pytest.raises(ZeroDivisionError):
+            late("gemma2")
+        monkeypatch.undo()
+        sys.modules.pop("mlx_lm.models.gemma2", None)
+        again = importlib.import_module("mlx_lm.models.gemma2")
+        assert "mlx_lm.models.gemma2.Attention.__call__" in flash.status().patched
+    assert again.Attention.__call__.__module__ == "mlx_lm.models.gemma2"
+    sys.modules["mlx_lm.models.gemma2"] = gemma2
+    sys.modules["mlx_lm.models"].gemma2 = gemma2
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["loaded before", "loaded after"])
+def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
+    """`model_file` in config.json: mlx-lm loads it under no name of sys.modules."""
+    with open(llama.__file__) as source:
+        (tmp_path / "own.py").write_text(source.read().replace("from .", "from mlx_lm.models."))
+    settings = {**config("llama"), "model_file": "own.py"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    weights = dict(mlx.utils.tree_flatten(random_model("llama", config("llama")).parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+
+    def load():
+        return load_model(tmp_path, trust_remote_code=True)[0]
+
+    model = load() if before else None
+    off = load()(tokens())
+    with flash.enabled(strict=True):
+        model = model or load()
+        on = model(tokens())
+        mx.eval(on)
+        assert calls() == 2
+    assert type(model).__module__ == "custom_model"
+    assert close(on, off)
+
+
+def test_a_copy_of_a_module(tokens):
+    """The same file under another name."""
+    spec = importlib.util.spec_from_file_location("mlx_lm.models.a_copy", qwen2.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    model = random_model_of(copy, "qwen2")
+    with flash.enabled(strict=True):
+        assert calls_of(lambda: model(tokens())) == 2

@@ -1,0 +1,206 @@
+"""Another library that exchanges the same function: whoever is switched first or last, nobody's function is lost."""
+
+import itertools
+import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from arms import calls
+from mlx_lm.models import base
+
+Q = mx.random.normal((1, 2, 12, 16))
+
+
+class Library:
+    """As mlx-dspark and mlx-mfa do it: saves what it finds, puts its own around it, and puts back what it saved."""
+
+    def __init__(self):
+        self.calls, self.saved = 0, None
+
+    def on(self):
+        saved = self.saved = mx.fast.scaled_dot_product_attention
+
+        def theirs(*arrays, **options):
+            self.calls += 1
+            return saved(*arrays, **options)
+
+        mx.fast.scaled_dot_product_attention = self.function = theirs
+
+    def off(self):
+        mx.fast.scaled_dot_product_attention, self.saved = self.saved, None
+
+    @property
+    def is_on(self):
+        return self.saved is not None
+
+
+class Early(Library):
+    """Saves MLX's function when it is imported, under a name of its module, and calls that."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.module = types.ModuleType("an_early_library")
+        self.module.SAVED = mx.fast.scaled_dot_product_attention
+        monkeypatch.setitem(sys.modules, "an_early_library", self.module)
+
+    def on(self):
+        self.saved = True
+
+        def theirs(*arrays, **options):
+            self.calls += 1
+            return self.module.SAVED(*arrays, **options)
+
+        mx.fast.scaled_dot_product_attention = self.function = theirs
+
+    def off(self):
+        mx.fast.scaled_dot_product_attention, self.saved = self.module.SAVED, None
+
+
+@pytest.fixture(params=["late", "early"])
+def library(request, monkeypatch):
+    return Library() if request.param == "late" else Early(monkeypatch)
+
+
+def ran():
+    """How many kernels of flash attention run in one call of the attribute."""
+    before = calls()
+    mx.eval(mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25))
+    return calls() - before
+
+
+class Patch:
+    is_on = False
+
+    def on(self):
+        flash.enable()
+        self.is_on = True
+
+    def off(self):
+        flash.disable()
+        self.is_on = False
+
+
+@pytest.mark.parametrize("order", list(itertools.product("lp", repeat=5)), ids="".join)
+def test_every_order(library, order, mlx_own):
+    """Each letter switches the library or the patch. After every step a call is what the two ask for."""
+    patch = Patch()
+    for name in order:
+        one = {"l": library, "p": patch}[name]
+        one.off() if one.is_on else one.on()
+        before = library.calls
+        assert ran() == int(patch.is_on), name
+        if not library.is_on:
+            assert library.calls == before
+            assert (mx.fast.scaled_dot_product_attention is mlx_own) != patch.is_on
+    for one in (library, patch):
+        if one.is_on:
+            one.off()
+    assert mx.fast.scaled_dot_product_attention is mlx_own
+    assert type(mx.fast) is type(mx)
+
+
+def test_theirs_is_on_top_where_it_comes_last(library):
+    flash.enable()
+    library.on()
+    with flash.enabled():  # an inner block of ours does not push it aside
+        assert mx.fast.scaled_dot_product_attention is library.function
+    assert ran() == 1
+    assert library.calls == 1
+    assert "mx.fast.scaled_dot_product_attention" in flash.status().foreign
+    assert "theirs" in str(flash.status())
+    flash.disable()
+    assert mx.fast.scaled_dot_product_attention is library.function
+    assert ran() == 0
+    assert library.calls == 2
+    library.off()
+
+
+def test_mlx_lm_s_calls_reach_what_lies_over_ours(library):
+    """Its function takes a short way past MLX's, which must not pass anybody by."""
+    flash.enable()
+    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
+    library.on()
+    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
+    assert library.calls == 1
+    library.off()
+    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
+    assert library.calls == 1
+
+
+def test_a_fallback_is_theirs_and_counted_once(library):
+    """What flash attention cannot take goes to the function that was there, which may have ours within."""
+    q = mx.ones((1, 1, 3, 600))
+    flash.enable()
+    library.on()
+    flash.disable()
+    flash.enable()  # now over theirs, which lies over ours from before
+    with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
+        mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
+    assert flash.status().fallbacks == {"head_dim over 512": 1}
+    assert library.calls == 1
+    flash.disable()
+    library.off()
+
+
+def test_an_older_wrapper_gets_what_was_given():
+    """Its function need not know arguments that came later."""
+
+    def theirs(q, k, v, *, scale, mask=None):
+        return own(q, k, v, scale=scale, mask=mask)
+
+    own = mx.fast.scaled_dot_product_attention
+    mx.fast.scaled_dot_product_attention = theirs
+    q = mx.ones((1, 1, 3, 600))
+    try:
+        with flash.enabled(), pytest.warns(flash.FlashFallbackWarning):
+            mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
+    finally:
+        mx.fast.scaled_dot_product_attention = own
+
+
+def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
+    """It is left alone, and named; the rest of the patch goes in."""
+
+    def theirs(*args, **kwargs):
+        return mask(*args, **kwargs)
+
+    mask = base.create_causal_mask
+    theirs.__module__, theirs.__name__, theirs.__wrapped__ = mask.__module__, mask.__name__, mask
+    monkeypatch.setattr(base, "create_causal_mask", theirs)
+    with pytest.warns(flash.FlashFallbackWarning, match=r"base\.create_causal_mask is left as it is: its text"):
+        flash.enable()
+    assert base.create_causal_mask is theirs
+    assert list(flash.status().foreign) == ["mlx_lm.models.base.create_causal_mask"]
+    assert ran() == 1
+    flash.disable()
+    assert base.create_causal_mask is theirs
+
+
+def test_threads_that_switch_both(mlx_own):
+    """Two libraries and the patch, in threads, each as often as it can: in the end MLX's own function is there."""
+
+    def switch_library(_):
+        library = Library()
+        for _ in range(30):
+            q = mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
+            with lock_of_libraries:  # they know nothing of each other
+                library.on()
+                library.off()
+        return q
+
+    def switch_patch(_):
+        for _ in range(30):
+            with flash.enabled():
+                mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
+
+    import threading
+
+    lock_of_libraries = threading.Lock()
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(switch, None) for switch in (switch_library, switch_patch) * 2]
+    assert not any(each.exception() for each in work)
+    assert mx.fast.scaled_dot_product_attention is mlx_own
+    assert type(mx.fast) is type(mx)

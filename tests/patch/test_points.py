@@ -1,0 +1,178 @@
+"""The functions that are exchanged: these and no others, each only if it is known, and all of them come back."""
+
+import importlib
+import importlib.util
+import linecache
+import pkgutil
+import subprocess
+import sys
+import types
+
+import mlx.core as mx
+import mlx_lm.models
+import mlxlm_flash_patch as flash
+import pytest
+from arms import calls_of
+from mlx_lm.models import base, gemma2
+from mlxlm_flash_patch import patch_points
+from mlxlm_flash_patch.patch_points import POINTS
+from model_configs import config, random_model
+
+
+@pytest.fixture(scope="module")
+def modules():
+    """All of mlx_lm.models that can be imported here: name → module."""
+    found = {}
+    for info in pkgutil.iter_modules(mlx_lm.models.__path__):
+        try:
+            found[info.name] = importlib.import_module(f"mlx_lm.models.{info.name}")
+        except SystemExit:  # olmo calls exit() when a package of its own is missing
+            assert info.name == "olmo"
+    return found
+
+
+def test_all_are_exchanged_and_restored():
+    before = {point.name: point.current for point in POINTS}
+    assert None not in before.values()
+    with flash.enabled():
+        assert [point.name for point in POINTS if point.current is before[point.name]] == []
+        assert set(flash.status().patched) == set(before)
+    assert {point.name: point.current for point in POINTS} == before
+
+
+def test_nothing_else_changes(modules):
+    """In no module and no class of mlx-lm, but names for the very functions that are exchanged."""
+    originals = {id(point.current) for point in POINTS}
+
+    def contents():
+        owners = [(f"mlx_lm.models.{name}", module) for name, module in modules.items()]
+        owners += [(f"{at}.{c.__qualname__}", c) for at, m in owners for c in vars(m).values() if isinstance(c, type)]
+        return {f"{at}.{name}": id(value) for at, owner in owners for name, value in vars(owner).items()}
+
+    before = contents()
+    with flash.enabled():
+        changed = {name for name, value in contents().items() if before[name] != value}
+    assert {before[name] for name in changed} <= originals
+    assert contents() == before
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """reads(function, text): Python finds this text, or none, as a function's source."""
+
+    def instead(function, text):
+        file = function.__code__.co_filename
+        lines = linecache.getlines(file)
+        original = "".join(lines)
+        monkeypatch.setattr(linecache, "checkcache", lambda *_: None)
+        changed = original.replace(*text) if text else ""
+        assert changed != original
+        monkeypatch.setitem(linecache.cache, file, (1, None, changed.splitlines(keepends=True), file))
+
+    return instead
+
+
+def test_an_edited_gemma2_is_left_alone(reads, tokens):
+    """One line of warning, and the rest goes in: a user of llama meets nothing of it."""
+    own = gemma2.Attention.__call__
+    reads(own, ("queries = queries * self.scale", "queries = queries * self.scale * 1"))
+    with pytest.warns(flash.FlashFallbackWarning) as warned:
+        flash.enable()
+    [line] = [str(each.message) for each in warned]
+    assert line.startswith("mlx_lm.models.gemma2.Attention.__call__ is left as it is: its text (")
+    assert gemma2.Attention.__call__ is own
+    assert set(flash.status().patched) == {point.name for point in POINTS} - {"mlx_lm.models.gemma2.Attention.__call__"}
+    x = tokens()
+    model, llama = (random_model(name, config(name)) for name in ("gemma2", "llama"))
+    assert [calls_of(lambda model=model: model(x)) for model in (model, llama)] == [0, 2]
+    with flash.enabled():  # said once
+        pass
+
+
+def test_a_function_without_source(reads):
+    reads(gemma2.Attention.__call__, None)
+    with pytest.warns(flash.FlashFallbackWarning, match="gemma2.* is left as it is: it has no source"):
+        flash.enable()
+    assert "mlx_lm.models.base.scaled_dot_product_attention" in flash.status().patched
+
+
+def test_another_signature(monkeypatch):
+    """mlx-lm's attention over quantised caches goes by its arguments: its text has changed between releases."""
+    name = "quantized_scaled_dot_product_attention"
+    monkeypatch.setattr(base, name, base.quantized_scaled_dot_product_attention)
+    exec(f"def {name}(q, k, v): ...", vars(base))
+    other = vars(base)[name]
+    with pytest.warns(flash.FlashFallbackWarning, match=f"{name} is left as it is: its signature"):
+        flash.enable()
+    assert vars(base)[name] is other
+
+
+def test_a_fingerprint_is_of_the_text(tmp_path):
+    text = "class A:\n    def f(self):\n        return 1\n"
+    texts = {"one": text, "two": f"# elsewhere\n\n{text}\n    def g(self): ...\n", "three": text.replace("1", "2")}
+    found = []
+    for name, content in texts.items():
+        (tmp_path / f"{name}.py").write_text(content)
+        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found.append(patch_points.fingerprint(module.A.f))
+    one, two, three = found
+    assert one == two != three
+    assert patch_points.fingerprint(len) is None
+
+
+BYTECODE_ONLY = """
+import mlx.core as mx, mlxlm_flash_patch as flash, warnings
+from mlx_lm.models import llama
+model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
+x = mx.arange(20)[None]
+off = model(x)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    flash.enable(strict=True)
+on = model(x)
+assert mx.allclose(on, off, atol=1e-4)
+print(llama.__file__.endswith(".pyc"), flash.status().calls, sorted(str(w.message).split()[0] for w in caught))
+"""
+
+
+def test_a_bytecode_only_mlx_lm(light, tmp_path):
+    """As a bundled application has it: what goes by its text is left alone, and llama is served."""
+    folder = tmp_path / "mlx_lm"
+    subprocess.run(["cp", "-rL", f"{light['PYTHONPATH']}/mlx_lm", folder], check=True)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", folder], check=True)
+    for source in folder.rglob("*.py"):
+        source.unlink()
+    code = BYTECODE_ONLY.replace("CONFIG", repr(config("llama")))
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    imported = ("mlx_lm.models.base", "mlx_lm.models.cache")
+    left = [point.name for point in POINTS if point.texts and point.module in imported]
+    assert done.stdout == f"True {{'cpu_prefill': 2}} {sorted(left)}\n", done.stderr
+
+
+WITHOUT_MLX_LM = """
+import sys
+import mlx.core as mx, mlx.nn as nn, mlxlm_flash_patch as flash
+sys.modules["mlx_lm"] = None
+with flash.enabled(strict=True):
+    layer, x = nn.MultiHeadAttention(32, 4), mx.ones((1, 20, 32))
+    mx.eval(layer(x, x, x))
+    print(flash.status().calls, flash.status().patched)
+"""
+
+
+def test_without_mlx_lm():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_MLX_LM], capture_output=True, text=True)
+    assert done.stdout == "{'cpu_prefill': 1} ('mx.fast.scaled_dot_product_attention',)\n", done.stderr
+
+
+def test_what_is_no_module():
+    """Programs put all kinds of things into sys.modules."""
+    sys.modules["a thing"], sys.modules["another"] = types.SimpleNamespace(x=1), 5
+    try:
+        with flash.enabled():
+            mx.eval(mx.fast.scaled_dot_product_attention(*[mx.ones((1, 1, 2, 8))] * 3, scale=1.0))
+    finally:
+        del sys.modules["a thing"], sys.modules["another"]

@@ -1,0 +1,141 @@
+"""Attention that a model writes out: gemma2's with soft-cap, gear's, phi3small's block-sparse one."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from arms import close, error, off_and_on, peak_beyond
+from flashattn_core import flash_attention
+from mlx_lm.models import gemma2
+from mlx_lm.models.cache import BatchKVCache, KVCache
+from model_configs import config, random_model
+
+TYPES = pytest.mark.parametrize("model_type", ["gemma2", "gear", "phi3small"])
+
+
+def small(model_type="gemma2", dtype=mx.float32, **changes):
+    return random_model(model_type, {**config(model_type), **changes}, dtype)
+
+
+def causal(length=20):
+    return mx.tril(mx.ones((length, length), mx.bool_))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "attribute", "value"),
+    [
+        ("gemma2", "attn_logit_softcapping", 1e6),
+        ("gear", "attn_logit_softcapping", 1e6),
+        ("phi3small", "blocksparse_num_local_blocks", 4),
+    ],
+)
+def test_what_is_written_out_is_seen_in_the_logits(model_type, attribute, value, tokens):
+    model, x = small(model_type), tokens(1, 100)
+    off, on = off_and_on(lambda: model(x))
+    assert close(on, off)
+    for layer in model.layers:
+        setattr(layer.self_attn, attribute, value)
+    assert not close(model(x), off)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_sixteen_bits_are_float32_inside(dtype):
+    """Gemma2's queries, keys and values go to flash attention as they are: the bits are those of casting."""
+    layer, x = small(dtype=dtype).layers[0].self_attn, mx.random.normal((1, 20, 64)).astype(dtype)
+    with flash.enabled(strict=True):
+        on = layer(x, causal())
+        mx.eval(on)
+
+    projections = zip((layer.q_proj, layer.k_proj, layer.v_proj), (4, 2, 2), strict=True)
+    heads = [project(x).reshape(1, 20, n, 16).swapaxes(1, 2) for project, n in projections]
+    q, k, v = (x.astype(mx.float32) for x in (layer.rope(heads[0]), layer.rope(heads[1]), heads[2]))
+    out = flash_attention(q, k, v, layer.scale, causal(), softcap=layer.attn_logit_softcapping).astype(dtype)
+    assert mx.array_equal(on, layer.o_proj(out.swapaxes(1, 2).reshape(1, 20, -1)))
+
+
+@TYPES
+def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
+    layer = small(model_type, mx.float16).layers[0].self_attn
+    x = mx.random.normal((1, 20, 64)).astype(mx.float16)
+    off = layer(x, causal())
+    with flash.enabled():
+        with pytest.warns(flash.FlashFallbackWarning, match=too_wide) as warned:
+            on = layer(x, causal())
+        assert flash.status().fallbacks == {too_wide: 1}
+    assert mx.array_equal(on, off)
+    assert warned[0].filename.endswith(f"{model_type}.py")
+    with pytest.raises(flash.FlashFallbackError), flash.enabled(strict=True):
+        layer(x, causal())
+
+
+def test_a_batch_with_padding(tokens):
+    """Each row of a padded batch is what it is alone; mlx-lm's own mask for it does not fit gemma2's scores."""
+    model, padding, x = small(), [0, 5, 11], tokens(3, 20)
+    cache = [BatchKVCache(padding) for _ in model.layers]
+    with flash.enabled(strict=True):
+        together = [model(x, cache=cache), model(x[:, :1], cache=cache)]
+        mx.eval(together)
+    for row, left in enumerate(padding):
+        alone = [KVCache() for _ in model.layers]
+        assert close(together[0][row, left:], model(x[row : row + 1, left:], cache=alone)[0])
+        assert close(together[1][row], model(x[row : row + 1, :1], cache=alone)[0])
+
+
+def test_gradients(tokens):
+    """Of a weight before attention, through it."""
+    model, x = small(), tokens()
+    projection = model.layers[0].self_attn.q_proj
+    before = projection.weight
+
+    def loss(weight):
+        projection.weight = weight
+        return mx.logsumexp(model(x), axis=-1).sum()
+
+    off, on = off_and_on(lambda: mx.grad(loss)(before))
+    assert error(on, off) < 1e-3
+    assert flash.status().calls["cpu_backward"] == 2
+
+
+def test_neither_model_nor_module_is_touched(tokens):
+    """What stands in for them lives for one call: a model may be used in several threads at once."""
+    model, x = small(), tokens()
+
+    def state():
+        return {name: id(value) for name, value in vars(gemma2).items()}, str(model), model.parameters().keys()
+
+    before = state()
+    with flash.enabled(strict=True):
+        alone = model(x).tolist()
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda _: model(x).tolist(), range(4))) == [alone] * 4
+        assert state() == before
+
+
+def test_a_function_kept_from_then_is_the_model_s_own(tokens, monkeypatch):
+    model, x = small(), tokens()
+    off = model(x)
+    with flash.enabled():
+        kept = gemma2.Attention.__call__
+    with monkeypatch.context() as again:
+        again.setattr(gemma2.Attention, "__call__", kept)
+        assert mx.array_equal(model(x), off)
+    assert flash.status().calls == {}
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_memory_is_linear(dtype):
+    """Of gemma2's attention, at 4,096 tokens twice that of 2,048, and less than a tenth of the scores of 8 heads."""
+    layer = small(dtype=dtype, num_attention_heads=8, num_key_value_heads=4, head_dim=32).layers[0].self_attn
+
+    def peak(length, times=7):
+        x, mask = mx.zeros((1, length, 64), dtype), causal(length)
+        mx.eval(x, mask)
+        # When an array is freed depends on how far MLX's thread lags behind: up to a fifth of the peak.
+        return max(peak_beyond(lambda: layer(x, mask)) for _ in range(times))
+
+    assert peak(1024, times=1) > 8 * 1024 * 1024 * dtype.size  # unpatched
+    with flash.enabled(strict=True):
+        half, whole = peak(2048), peak(4096)
+    assert whole < 2.2 * half
+    assert whole < 8 * 4096 * 4096 * dtype.size / 10

@@ -1,0 +1,67 @@
+"""An environment for another program: the program from the package index, and this project's wheels beside it.
+
+It is kept with what other tests compile, and made again when a version or one of our wheels changes. What the index
+does not give skips the test. What does not go together with our wheels fails it. mlx-lm is there only if the program
+brings it: the patch must work without.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build_wheels import clean_environment, uv
+from builds import built
+
+SCRIPTS = Path(__file__).parent / "scripts"
+LAST_LINE = re.compile(r"\[mlxlm-flash\] flash attention ran: (.+) · fallbacks: none")
+MLX = f"mlx[cpu]=={version('mlx')}"
+
+
+class Environment:
+    def __init__(self, wheels: list[Path], *requirements: str, alone: str | None = None) -> None:
+        """`alone` is installed without what it asks for."""
+        self.wheels, self.requirements, self.alone = wheels, (*requirements, MLX), alone
+        key = (sys.version, *self.requirements, alone or "", *(wheel.read_bytes() for wheel in wheels))
+        self.bin = built(self._make, "environment", *key) / "bin"
+
+    def _make(self, folder: Path) -> None:
+        uv("venv", "--quiet", "--relocatable", "--no-project", "--python", sys.executable, folder)
+        install = ("pip", "install", "--quiet", "--python", folder / "bin/python")
+        try:
+            uv(*install, *self.requirements)
+            if self.alone:
+                uv(*install, "--no-deps", self.alone)
+        except RuntimeError as error:
+            *_, reason = str(error).strip().splitlines()
+            pytest.skip(f"no environment for {self.alone or self.requirements[0]}: {reason}")
+        brings_mlx_lm = bool([*folder.glob("lib/python*/site-packages/mlx_lm")])
+        uv(*install, *self.wheels, *self.requirements)
+        if not brings_mlx_lm:
+            uv("pip", "uninstall", "--quiet", "--python", folder / "bin/python", "mlx-lm")
+
+    def run(self, name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs one of the environment's programs, without a network; `variables` are added to what it sees."""
+        offline = {"HF_HUB_OFFLINE": "1", "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
+        command = [str(self.bin / name), *map(str, arguments)]
+        env = {**clean_environment(), **offline, **variables}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+
+    def check(self, name: str, *arguments: object, **variables: str) -> Any:
+        """As run(). The exit code must be 0."""
+        done = self.run(name, *arguments, **variables)
+        assert done.returncode == 0, f"{name} {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+
+def kernels_of(flash_run: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """How often each kernel ran under mlxlm-flash run, as its last line has it. No call may have fallen back."""
+    *_, last_line = flash_run.stderr.strip().splitlines()
+    ran = LAST_LINE.fullmatch(last_line)
+    assert ran, last_line
+    counts = (kernel.split() for kernel in ran[1].split(", "))
+    return {name: int(count.replace(",", "")) for name, count in counts}

@@ -1,0 +1,45 @@
+"""Runs the models of a script with flash attention or without: `python SCRIPT off|on FOLDER`.
+
+Each arm is a process of its own, because a function that one arm has compiled keeps that arm's attention. A script
+gives main() its cases: functions that build a small random model and return what shall run. Each case's results go to
+FOLDER/CASE.npz; the kernels that ran, the calls that fell back and the peak memory go to stdout, as JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+
+def main(*cases):
+    arm, folder = sys.argv[1], Path(sys.argv[2])
+    json.dump({case.__name__: measured(case, arm, folder) for case in cases}, sys.stdout)
+
+
+def measured(case, arm, folder):
+    mx.random.seed(0)
+    run = case()
+    if arm == "off":
+        return {"peak": save(run, folder / case.__name__)}
+    import mlxlm_flash_patch as flash  # not at the top: the process of the other arm must not know it
+
+    flash.enable()
+    peak = save(run, folder / case.__name__)
+    status = flash.status()
+    flash.disable()
+    return {"peak": peak, "kernels": dict(status.calls), "fallbacks": dict(status.fallbacks)}
+
+
+def save(run, path):
+    """Writes the arrays that `run` returns; returns the bytes that it took at its peak beyond what was there before."""
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    arrays = dict(tree_flatten({"result": run()}))
+    mx.eval(arrays)
+    peak = mx.get_peak_memory() - before
+    mx.savez(str(path), **arrays)
+    return peak

@@ -1,0 +1,168 @@
+"""mlx-vlm: language models that see. Their towers of vision have no mask, and heads of 64, 72 and 80 elements."""
+
+import importlib
+
+import mlx.core as mx
+import mlx.nn as nn
+from arm import main
+from mlx_vlm.generate import generate_step
+
+IMAGE = 290  # the token that stands for a patch
+TEXT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 300,
+}
+TOKENS = {"image_token_id": IMAGE, "video_token_id": 291, "vision_start_token_id": 292, "vision_end_token_id": 293}
+QWEN2 = {**TEXT, **TOKENS, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+QWEN2_VISION = {"model_type": "qwen2_vl", "depth": 2, "embed_dim": 160, "hidden_size": 64, "num_heads": 2}
+QWEN2_VISION |= {"patch_size": 14, "mlp_ratio": 2}
+
+
+def build(name, text, vision, **config):
+    module = importlib.import_module(f"mlx_vlm.models.{name}")
+    made = module.ModelConfig.from_dict({"model_type": name, **config, "text_config": text, "vision_config": vision})
+    if isinstance(made.text_config, dict):
+        made.text_config = module.TextConfig.from_dict(made.text_config)
+    if isinstance(made.vision_config, dict):
+        made.vision_config = module.VisionConfig.from_dict(made.vision_config)
+    model = module.Model(made)
+    model.eval()
+    return model
+
+
+def qwen2(vision=QWEN2_VISION, **text):
+    return build("qwen2_vl", {**QWEN2, **text}, vision, **{**QWEN2, **text})
+
+
+def patches(number):
+    return mx.random.normal((number, 3 * 2 * 14 * 14))
+
+
+def qwen2_vl():
+    """Two images of different sizes in one prompt: the tower keeps their patches apart. Heads of 80 elements."""
+    model, pixels = qwen2(), patches(96 + 36)
+    tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7, 292] + [IMAGE] * 9 + [8] * 6])
+    grid = mx.array([[1, 8, 12], [1, 6, 6]])
+    return lambda: model(tokens, pixel_values=pixels, image_grid_thw=grid, mask=mx.ones_like(tokens)).logits
+
+
+def qwen2_vl_gradient():
+    """The gradient of all parameters, of the tower too."""
+    model, pixels = qwen2(), patches(96)
+    tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7] * 6])
+    grid = mx.array([[1, 8, 12]])
+
+    def loss(model):
+        logits = model(tokens, pixel_values=pixels, image_grid_thw=grid, mask=mx.ones_like(tokens)).logits
+        return nn.losses.cross_entropy(logits[:, :-1], tokens[:, 1:]).mean()
+
+    model.train()
+    return lambda: nn.value_and_grad(model, loss)(model)
+
+
+def generated(**cache):
+    """Twelve tokens behind an image, and their probabilities, through mlx-vlm's own loop and caches."""
+    rotation = {"type": "mrope", "mrope_section": [4, 6, 6]}
+    model, pixels = qwen2(num_attention_heads=2, num_key_value_heads=1, rope_scaling=rotation), patches(96)
+    tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7] * 6])
+    grid = {"image_grid_thw": mx.array([[1, 8, 12]])}
+
+    def run():
+        steps = generate_step(
+            tokens, model, pixels, mx.ones_like(tokens), max_tokens=12, temperature=0.0, **grid, **cache
+        )
+        return [logprobs for _, (_, logprobs) in zip(range(12), steps, strict=False)]
+
+    return run
+
+
+def qwen2_vl_generates():
+    return generated()
+
+
+def qwen2_vl_generates_with_a_rotating_cache():
+    return generated(max_kv_size=16)
+
+
+def qwen2_vl_generates_with_a_quantised_cache():
+    """mlx-vlm writes the attention over its quantised caches out."""
+    return generated(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
+
+
+def qwen3():
+    vision = {
+        "depth": 2,
+        "hidden_size": 144,
+        "intermediate_size": 96,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "patch_size": 14,
+        "num_position_embeddings": 144,
+        "deepstack_visual_indexes": [0],
+    }
+    text = {**TEXT, "head_dim": 16, "rope_theta": 1e4, "max_position_embeddings": 512}
+    text |= {"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}}
+    parts = {"model_type": "qwen3_vl_text", **text}, {"model_type": "qwen3_vl", **vision}
+    return build("qwen3_vl", *parts, vocab_size=300, **TOKENS)
+
+
+def qwen3_vl():
+    """Heads of 72 elements. mlx-vlm compiles the function that calls MLX's attention when it is imported."""
+    model, pixels = qwen3(), patches(96)
+    tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [293] + [8] * 6])
+    grid = mx.array([[1, 8, 12]])
+    return lambda: model(tokens, pixel_values=pixels, image_grid_thw=grid, mask=mx.ones_like(tokens)).logits
+
+
+def vision_tower():
+    """One layer over 2,048 patches, with 16 heads of 72 elements as large models have them."""
+    large = {"depth": 1, "embed_dim": 1152, "num_heads": 16, "mlp_ratio": 0.25, "spatial_merge_size": 1}
+    tower, pixels = qwen2({**QWEN2_VISION, **large}).vision_tower, patches(2048)
+    mx.eval(tower.parameters(), pixels)
+    return lambda: tower(pixels, mx.array([[1, 32, 64]]))
+
+
+def llava():
+    """CLIP's tower, heads of 64 elements, before a Llama."""
+    vision = {"model_type": "clip_vision_model", "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 96}
+    vision |= {"num_attention_heads": 2, "patch_size": 14, "image_size": 112, "projection_dim": 32}
+    layer = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
+    model = build("llava", {"model_type": "llama", **TEXT}, vision, image_token_index=IMAGE, vocab_size=300, **layer)
+    pixels = mx.random.normal((1, 3, 112, 112))
+    tokens = mx.array([[2, 5, 6] + [IMAGE] * 64 + list(range(20, 50))])
+    return lambda: model(tokens, pixel_values=pixels, mask=mx.ones_like(tokens)).logits
+
+
+def gemma3():
+    """SigLIP's tower, heads of 72 elements, before layers with a window of 8 and full ones."""
+    vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "hidden_size": 144, "intermediate_size": 96}
+    vision |= {"num_attention_heads": 2, "patch_size": 14, "image_size": 112}
+    text = {**TEXT, "model_type": "gemma3_text", "num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 16}
+    text |= {"mm_tokens_per_image": 4, "sliding_window": 8, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}
+    sizes = {"vocab_size": 300, "hidden_size": 64, "pad_token_id": 0, "mm_tokens_per_image": 4}
+    model = build("gemma3", text, vision, image_token_index=IMAGE, **sizes)
+    # The projection begins as ones. Of a vector whose mean is zero they leave rounding errors, which the norm enlarges.
+    projector = model.multi_modal_projector
+    projector.mm_input_projection_weight = mx.random.normal(projector.mm_input_projection_weight.shape) * 0.1
+    pixels = mx.random.normal((1, 3, 112, 112))
+    tokens = mx.array([[2, 5, 6] + [IMAGE] * 4 + list(range(20, 50))])
+    return lambda: model(tokens, pixel_values=pixels, mask=mx.ones_like(tokens)).logits
+
+
+if __name__ == "__main__":
+    main(
+        qwen2_vl,
+        qwen2_vl_gradient,
+        qwen2_vl_generates,
+        qwen2_vl_generates_with_a_rotating_cache,
+        qwen2_vl_generates_with_a_quantised_cache,
+        qwen3_vl,
+        vision_tower,
+        llava,
+        gemma3,
+    )

@@ -1,0 +1,52 @@
+"""mflux: transformers and decoders that make images give the same with flash attention.
+
+On Linux mflux 0.24 asks for another MLX than ours, and for PyTorch. Its modules import without them.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.long("installs mflux")
+
+KERNELS = {
+    "z_image": {"cpu_prefill": 1 + 1 + 2},
+    "flux2": {"cpu_prefill": 2 + 2},
+    "flux2_vae": {"cpu_prefill": 1},
+    "vae_attention": {"cpu_prefill": 1},
+}
+NEEDED = (
+    "filelock",
+    "huggingface-hub",
+    "numpy",
+    "piexif",
+    "pillow",
+    "platformdirs",
+    "regex",
+    "safetensors",
+    "toml",
+    "tqdm",
+)
+NEEDED += ("transformers",)
+
+
+@pytest.fixture(scope="module")
+def arms(arms_of):
+    return arms_of("mflux_models", *NEEDED, alone="mflux==0.24.0")
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_the_same_results(arms, case):
+    """In float32. 2e-6 is the most that was seen."""
+    assert arms.error(case) < 1e-5
+    assert arms.kernels(case) == KERNELS[case]
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_under_the_command(arms, case):
+    assert arms.error(case, "run") < 1e-5
+    assert arms.run_kernels == arms.all_kernels()
+
+
+def test_a_decoder_takes_less_memory(arms):
+    """48 x 48 places, one head of 512 elements: the scores alone are 21 MB."""
+    off, on = arms.memory("vae_attention")
+    assert off - on > 0.95 * (48 * 48) ** 2 * 4 / 1e6

@@ -1,0 +1,37 @@
+"""mlx-embeddings: texts of different lengths in one batch have the same vectors with flash attention."""
+
+import pytest
+
+pytestmark = pytest.mark.long("installs mlx-embeddings")
+
+KERNELS = {
+    "modernbert_in_float32": {"cpu_prefill": 3},
+    "qwen3_embedding": {"cpu_prefill": 2},
+    "bert_writes_attention_out": {},
+}
+
+
+@pytest.fixture(scope="module")
+def arms(arms_of):
+    return arms_of("mlx_embeddings_models", "mlx-embeddings==0.1.0")
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_the_same_results(arms, case):
+    """In float32. 7e-7 is the most that was seen."""
+    assert arms.error(case) < 1e-5
+    assert arms.kernels(case) == KERNELS[case]
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_under_the_command(arms, case):
+    assert arms.error(case, "run") < 1e-5
+    assert arms.run_kernels == arms.all_kernels()
+
+
+def test_padding_in_float16_is_cured(arms):
+    """A query of the padding sees no key within its window. Its NaN reaches the text through the next layer."""
+    case = "modernbert_in_float16"
+    assert arms.not_finite(case, "off") > 0
+    assert arms.not_finite(case, "on") == arms.not_finite(case, "run") == 0
+    assert arms.kernels(case) == {"cpu_prefill": 3}

@@ -1,0 +1,28 @@
+"""mlx-lm of other versions than the one that the workspace has: the same logits with flash attention."""
+
+import pytest
+
+pytestmark = pytest.mark.long("installs mlx-lm three times")
+
+LAYERS, STEPS = 2, 4
+KERNELS = {"cpu_prefill": LAYERS, "cpu_decode": LAYERS * STEPS}
+# A rounding can move a quantised key of the next layer to the next of 256 steps.
+TOLERANCE = {"llama": 1e-5, "gemma2": 1e-5, "gpt_oss": 1e-5, "llama_with_a_quantised_cache": 5e-3}
+
+
+@pytest.fixture(scope="module", params=["0.31.3", "0.32.0", "0.32.2"])
+def arms(request, arms_of):
+    return arms_of("mlx_lm_models", f"mlx-lm=={request.param}")
+
+
+@pytest.mark.parametrize("case", TOLERANCE)
+def test_the_same_logits(arms, case):
+    """8e-7 is the most that was seen."""
+    assert arms.error(case) < TOLERANCE[case]
+    assert arms.kernels(case) == KERNELS
+
+
+@pytest.mark.parametrize("case", TOLERANCE)
+def test_under_the_command(arms, case):
+    assert arms.error(case, "run") < TOLERANCE[case]
+    assert arms.run_kernels == arms.all_kernels()

@@ -1,0 +1,66 @@
+"""mlx-vlm: models that see give the same with flash attention."""
+
+import pytest
+from build_wheels import ROOT
+from environments import SCRIPTS, kernels_of
+
+pytestmark = pytest.mark.long("installs mlx-vlm")
+
+PROGRAM = "mlx-vlm==0.7.10"
+
+# Which kernels run, and how often: once in each layer of the language model, and for each image in each of the tower.
+# mlx-vlm's loop reads a prompt but its last token for the caches alone, so the last layer's attention is not computed.
+KERNELS = {
+    "qwen2_vl": {"cpu_prefill": 2 * 2 + 2},  # two images
+    "qwen2_vl_gradient": {"cpu_prefill": 2 + 2, "cpu_backward": 2 + 2},
+    "qwen2_vl_generates": {"cpu_prefill": 2 + 1, "cpu_decode": 13 * 2},
+    "qwen2_vl_generates_with_a_rotating_cache": {"cpu_prefill": 2 + 1, "cpu_decode": 13 * 2},
+    "qwen3_vl": {"cpu_prefill": 2 + 2},
+    "vision_tower": {"cpu_prefill": 1},
+    "llava": {"cpu_prefill": 1 + 2},
+    "gemma3": {"cpu_prefill": 2 + 6},
+    # mlx-vlm writes the attention over its own quantised caches out.
+    "qwen2_vl_generates_with_a_quantised_cache": {"cpu_prefill": 2 + 1},
+}
+
+
+@pytest.fixture(scope="module")
+def arms(arms_of):
+    return arms_of("mlx_vlm_models", PROGRAM)
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_the_same_results(arms, case):
+    """In float32. 8e-6 is the most that was seen, of gemma3."""
+    assert arms.error(case) < 2e-5
+    assert arms.kernels(case) == KERNELS[case]
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_under_the_command(arms, case):
+    assert arms.error(case, "run") < 2e-5
+    assert arms.run_kernels == arms.all_kernels()
+
+
+def test_a_tower_of_vision_takes_less_memory(arms):
+    """2,048 patches, 16 heads of 72 elements: the scores alone are 268 MB."""
+    off, on = arms.memory("vision_tower")
+    assert off - on > 0.95 * 16 * 2048**2 * 4 / 1e6
+
+
+def test_its_command(environment_of, tmp_path):
+    """mlx_vlm.generate says the same of an image."""
+    environment = environment_of(PROGRAM)
+    environment.check("python", SCRIPTS / "write_mlx_vlm_model.py", tmp_path)
+    options = ("--image", tmp_path / "image.png", "--prompt", "What is this?", "--max-tokens", 8, "--temperature", 0)
+    generate = ("mlx_vlm.generate", "--model", tmp_path, *options)
+    off, on = environment.check(*generate), environment.check("mlxlm-flash", "run", *generate)
+    assert off.stdout.strip()
+    assert on.stdout == off.stdout
+    assert kernels_of(on) == {"cpu_prefill": 2 + 1, "cpu_decode": 9 * 2}
+
+
+def test_the_example(environment_of):
+    """Flash attention runs in two layers of the tower and in two of the language model."""
+    printed = environment_of(PROGRAM).check("python", ROOT / "examples/vision_model.py").stdout
+    assert "calls: cpu_prefill 4 · fallbacks: none" in printed

@@ -1,0 +1,64 @@
+"""MLX's own layers of attention, which any program may have: nn.MultiHeadAttention, and a Transformer made of it."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlxlm_flash_patch as flash
+import pytest
+from mlx.utils import tree_flatten
+
+
+@pytest.fixture(autouse=True)
+def off_afterwards():
+    yield
+    flash.disable()
+
+
+def off_and_on(run):
+    """The arrays that `run` returns without flash attention and with it, and which kernels ran."""
+    off = dict(tree_flatten({"result": run()}))
+    mx.eval(off)
+    flash.enable(strict=True)
+    on = dict(tree_flatten({"result": run()}))
+    mx.eval(on)
+    kernels = flash.status().calls
+    flash.disable()
+    return off, on, kernels
+
+
+def assert_same(off, on):
+    assert off.keys() == on.keys()
+    for name in off:
+        assert mx.abs(off[name] - on[name]).max() <= 1e-5 * mx.abs(off[name]).max(), name
+
+
+def causal(length):
+    return nn.MultiHeadAttention.create_additive_causal_mask(length)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_layer(masked):
+    layer, x = nn.MultiHeadAttention(96, 4), mx.random.normal((2, 50, 96), key=mx.random.key(0))
+    off, on, kernels = off_and_on(lambda: layer(x, x, x, causal(50) if masked else None))
+    assert_same(off, on)
+    assert kernels == {"cpu_prefill": 1}
+
+
+def test_a_transformer():
+    """Two layers that encode; two that decode, each with attention to itself and to the encoder's results."""
+    model = nn.Transformer(dims=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, mlp_dims=96)
+    model.eval()
+    source, target = (mx.random.normal((2, length, 64), key=mx.random.key(length)) for length in (40, 30))
+    off, on, kernels = off_and_on(lambda: model(source, target, None, causal(30), None))
+    assert_same(off, on)
+    assert kernels == {"cpu_prefill": 2 + 2 * 2}
+
+
+def test_a_step_of_training():
+    """The gradient of every parameter."""
+    layer, x = nn.MultiHeadAttention(96, 4, bias=True), mx.random.normal((2, 50, 96), key=mx.random.key(0))
+    # The exact gradient of the keys' bias is zero, and what is left of it is rounding.
+    layer.key_proj.freeze(keys=["bias"])
+    step = nn.value_and_grad(layer, lambda layer: layer(x, x, x, causal(50)).square().mean())
+    off, on, kernels = off_and_on(lambda: step(layer))
+    assert_same(off, on)
+    assert kernels == {"cpu_prefill": 1, "cpu_backward": 1}
