@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import flashattn_core
@@ -417,3 +418,14 @@ def test_a_file_that_cannot_be_written_is_said_first(tmp_path):
     assert code == 2
     assert "No such file or directory" in lines[-1]
     assert not any(line.startswith("✓") for line in lines)
+
+
+def test_a_warning_of_another_package_is_not_ours(monkeypatch):
+    enabled = flash.enabled
+
+    def warns():
+        warnings.warn("something else is deprecated", DeprecationWarning, stacklevel=1)
+        return enabled()
+
+    monkeypatch.setattr(flash, "enabled", warns)
+    assert [finding.subject for finding in doctor.seam()] == ["attention"]

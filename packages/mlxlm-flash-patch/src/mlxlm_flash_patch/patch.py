@@ -91,7 +91,12 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
         if previous:
             request.kernels_before, request.left_before = previous[0].kernels_before, previous[0].left_before
         left = _admit(request, instead_of=previous)
-    patch_points.warn_of(left)
+    try:
+        patch_points.warn_of(left)
+    except BaseException:  # warnings are errors here
+        request.strict = False  # the exception says more than that flash never ran
+        _end([request])
+        raise
 
 
 def disable() -> None:
@@ -140,11 +145,16 @@ def patch_model(model: Module) -> None:
     _wait_for_imports()
     with lock:
         modules = [module for module in _modules(model) if _can_attend(module)]
-        for module in modules:
-            object.__setattr__(module, "__class__", _patched(type(module)))
+        classes = [_patched(type(module)) for module in modules]  # any of which may refuse to be derived from
+        for module, cls in zip(modules, classes, strict=True):
+            object.__setattr__(module, "__class__", cls)
         _patched_models[id(model)] = model
         left = _serve(modules)
-    patch_points.warn_of(left)
+    try:
+        patch_points.warn_of(left)
+    except BaseException:  # warnings are errors here
+        unpatch_model(model)
+        raise
 
 
 def unpatch_model(model: Module) -> None:
@@ -252,6 +262,9 @@ class Status:
 def status() -> Status:
     """What is patched now, and what was called since the patch was last switched on: a :class:`Status`."""
     installed = versions()
+    with lock:
+        if not _requests and not _patched_modules:  # a patched model may be gone since
+            _settle()
     with lock, state.lock:
         return Status(
             enabled=bool(_requests),
@@ -285,7 +298,9 @@ def count(n: int, noun: str) -> str:
 
 
 def _wait_for_imports() -> None:
-    """Another thread may be at importing one of the modules, which was not watched when it began."""
+    """Another thread may be importing one of the modules, and may have begun before imports were watched."""
+    with lock:
+        patch_points.watch_imports()
     for name in HOMES & sys.modules.keys():
         with contextlib.suppress(ImportError):  # it has failed meanwhile
             importlib.import_module(name)

@@ -9,7 +9,7 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.abc import MetaPathFinder
@@ -50,8 +50,8 @@ class PatchPoint:
         """The module or the class that has the function; None while that is not imported, or lacks it."""
         owner: Any = sys.modules.get(self.module)
         for name in self.path.split(".")[:-1]:
-            owner = vars(owner).get(name) if owner is not None else None
-        return owner if owner is not None and self.attribute in vars(owner) else None
+            owner = names_in(owner).get(name)
+        return owner if self.attribute in names_in(owner) else None
 
     @property
     def attribute(self) -> str:
@@ -92,6 +92,18 @@ class PatchPoint:
         if text is None:
             return "it has no source"
         return None if text in self.texts else f"its text ({text}) is not one that this version was tested with"
+
+
+def names_in(owner: Any) -> Mapping[str, Any]:
+    """The attributes of a module, a class, or whatever stands in sys.modules.
+
+    A module that importlib.util.LazyLoader holds back is not loaded: its own `__getattribute__` would do that.
+    """
+    try:
+        names = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return names if isinstance(names, Mapping) else {}
 
 
 def is_ours(function: Any) -> bool:
@@ -157,13 +169,19 @@ _in_force = False
 _left_alone: dict[int, Any] = {}  # by id: functions that put_in() has looked at
 
 
+def watch_imports() -> None:
+    """Whatever is imported from here on is exchanged, if the patch is in by then."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
 def put_in() -> dict[str, str]:
     """Exchanges all functions that are imported and known. Returns others that it meets, with why they are left."""
     global _in_force
     begins, _in_force = not _in_force, True
     if begins:
         mx.fast.__class__ = _Watched
-        sys.meta_path.insert(0, _finder)
+        watch_imports()
     left: dict[str, str] = {}
     pairs: list[tuple[Any, Any]] = []
     for point in POINTS:
@@ -212,7 +230,7 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     instead = {id(before): after for before, after in pairs}
     types = {type(before) for before, _ in pairs}  # one look at each of ten thousands of names
     for module_name, module in list(sys.modules.items()):
-        names = getattr(module, "__dict__", None)
+        names = names_in(module)
         if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
             found = [(name, held) for name, held in list(names.items()) if type(held) in types and id(held) in instead]
             names.update({name: instead[id(held)] for name, held in found})
@@ -245,7 +263,7 @@ class _Watched(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != SEAM.attribute:
-            super().__setattr__(name, value)
+            ModuleType.__setattr__(self, name, value)  # super() would fail if another thread has changed the class
             return
         with lock:
             original = original_of(value)
@@ -253,7 +271,7 @@ class _Watched(ModuleType):
                 value = original  # ours was found while the patch was on
             elif original is mlx_attention or original is original_of(SEAM.current):
                 value = SEAM.ours(original)  # whoever stood below ours has gone
-            super().__setattr__(name, value)
+            ModuleType.__setattr__(self, name, value)
             state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(SEAM, value):
                 self.__class__ = ModuleType  # type: ignore[assignment]
@@ -275,17 +293,18 @@ class _Finder(MetaPathFinder):
                 del loader.exec_module  # the loader is as it was, before the module can see it
                 try:
                     execute(module)
-                finally:  # a module that fails while it is loaded anew stays, with what it has by now
+                except BaseException:  # a module that fails while it is loaded anew stays, with what it has by now
                     when_imported()
+                    raise
+                warn_of(when_imported())
 
             loader.exec_module = execute_and_exchange
         return spec
 
 
-def when_imported() -> None:
+def when_imported() -> dict[str, str]:
     with lock:
-        left = put_in() if _in_force else {}
-    warn_of(left)
+        return put_in() if _in_force else {}
 
 
 def warn_of(left: dict[str, str]) -> None:

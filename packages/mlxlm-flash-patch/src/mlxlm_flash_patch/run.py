@@ -37,7 +37,7 @@ class Program:
 
 def find(command: str, arguments: Sequence[str]) -> Program:
     """The program that COMMAND [ARGS]... means. Raises LookupError, saying what was looked for."""
-    if re.fullmatch(r"python[\d.]*", command):
+    if re.fullmatch(r"python[\d.]*", os.path.basename(command)):
         if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
             raise LookupError(f"{command} is followed by no file and no -m MODULE: its other options are not taken")
         command, *arguments = arguments
