@@ -244,8 +244,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "strict takes calls that are left to MLX for none",
         f"{PATCH}/patch.py",
-        "not _calls_since(self.kernels_before) and _left_calls() <= self.left_before",
-        "not _calls_since(self.kernels_before)",
+        "not self.before.calls_since() and _left_calls() <= self.before.left",
+        "not self.before.calls_since()",
         "patch/test_precision.py::test_strict_is_about_fallbacks_alone",
     ),
     Mutation(

@@ -7,14 +7,11 @@ of it is evaluated, or, for a call that falls back, used: MLX is lazy.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
-from .router import active, attend, flash_or, is_active, plain_call, state
-
-Function = Callable[..., mx.array]
+from .router import Function, active, attend, flash_or, is_active, plain_call, state
 
 
 def quantised(original: Function) -> Function:

@@ -1,6 +1,5 @@
 """What stands in place of `mx.fast.scaled_dot_product_attention`, through which almost all of MLX's programs attend."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -8,9 +7,8 @@ from typing import Any
 import mlx.core as mx
 from flashattn_core.contest import mlx_attention
 
-from .router import active, attend, flash_or, is_active, plain_call
+from .router import Function, active, attend, flash_or, is_active, plain_call
 
-Function = Callable[..., mx.array]
 # Functions of other libraries that are being called. One of them may have saved the patch's function, which calls it.
 _running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
 MISSING: Any = object()  # an argument that was not given: MLX has its own word for that
@@ -49,7 +47,8 @@ def _flash_or(original: Function, q: Any, k: Any, v: Any, others: tuple[Any, ...
             raise ValueError("[scaled_dot_product_attention] key has 0 heads")
         return _call(original, (q, k, v, *others), **options)
 
-    return flash_or(from_before, lambda: _attend(q, k, v, others, **options))
+    whose = "MLX's own" if original is mlx_attention else "another library's"
+    return flash_or(from_before, lambda: _attend(q, k, v, others, **options), whose)
 
 
 def _attend(

@@ -27,6 +27,7 @@ from flashattn_core.masks import quick
 
 from .described_masks import description_of
 
+Function = Callable[..., mx.array]
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 MLX_LM_BASE = "mlx_lm.models.base"  # its functions hand on what a model asks for
 
@@ -124,11 +125,14 @@ def attend(
     return flash_or_faster(call)
 
 
-def flash_or(original: Callable[[], mx.array], flash: Callable[[], mx.array | None]) -> mx.array:
+def flash_or(
+    original: Callable[[], mx.array], flash: Callable[[], mx.array | None], whose: str = "mlx-lm's own"
+) -> mx.array:
     """What `flash` gives, an `attend()`; else what `original` does, the function from before.
 
-    That is so while the patch is off, where MLX's own attention is faster, and for a call that cannot be flash
-    attention, which is counted. Bad input has the error of `original`: then nothing is counted.
+    `original` is called while the patch is off, where MLX's own attention is faster, and for a call that cannot be
+    flash attention. The last is counted, and the warning names `whose` attention it was. Bad input has the error of
+    `original`, and counts as nothing.
     """
     reason = None
     if is_active():
@@ -145,11 +149,11 @@ def flash_or(original: Callable[[], mx.array], flash: Callable[[], mx.array | No
             error.add_note(f"flash attention does not take this call either: {reason}")
         raise
     if reason is not None:
-        fall_back(reason)
+        fall_back(reason, whose)
     return out
 
 
-def fall_back(reason: str) -> None:
+def fall_back(reason: str, whose: str) -> None:
     """Counts a call that is not flash attention, and warns of the first for this reason. Raises under strict."""
     with state.lock:
         state.fallbacks[reason] += 1
@@ -157,7 +161,7 @@ def fall_back(reason: str) -> None:
     if state.strict:
         raise FlashFallbackError(f"strict: this call is not flash attention: {reason}")
     if first:
-        message = f"not flash attention, but the attention from before: {reason} (said once, every call is counted)"
+        message = f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)"
         warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
 
 
