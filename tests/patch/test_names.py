@@ -6,9 +6,11 @@ import json
 import sys
 import threading
 import types
+import warnings
 from importlib.abc import MetaPathFinder
 
 import mlx.core as mx
+import mlx.nn
 import mlx.utils
 import mlx_lm.models
 import mlxlm_flash_patch as flash
@@ -16,7 +18,7 @@ import pytest
 from arms import calls, calls_of, close
 from mlx_lm.models import base, cache, gear, gemma2, llama, qwen2
 from mlx_lm.utils import load_model
-from mlxlm_flash_patch import patch
+from mlxlm_flash_patch import patch, patch_points
 from model_configs import config, prepared, random_model
 
 Q = mx.ones((1, 2, 12, 8))
@@ -199,3 +201,17 @@ def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
     patched = flash.status().patched
     flash.disable()
     assert f"{name}._softcap_attention" in patched
+
+
+def test_an_import_that_fails_has_its_own_error(monkeypatch):
+    """Also where warnings are errors, and the module would be warned about."""
+    name = "mlx_lm.models.gear"
+    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
+    monkeypatch.delitem(sys.modules, name)
+    flash.enable()
+    monkeypatch.setattr(patch_points, "put_in", lambda: {name: "some reason"})
+    monkeypatch.delattr(mlx.nn, "Module")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(AttributeError, match="Module"):
+            importlib.import_module(name)

@@ -48,7 +48,7 @@ def ok(subject: str, what: str) -> Finding:
     return Finding(Mark.OK, subject, what)
 
 
-def warning(subject: str, what: str, cure: str) -> Finding:
+def warning(subject: str, what: str, cure: str = "") -> Finding:
     return Finding(Mark.WARNING, subject, what, cure)
 
 
@@ -302,7 +302,7 @@ def seam() -> Iterator[Finding]:
         what = f"{said.message} · note: a later mlxlm-flash-patch may know it"
         [changed] = [point for point in POINTS if str(said.message).startswith(f"{point.name} ")]
         text = fingerprint(changed.current)
-        yield warning("mlx-lm", what + (f" (its source is {text})" if text else ""), "")
+        yield warning("mlx-lm", what + (f" (its source is {text})" if text else ""))
     for name, holder in now.foreign.items():
         what = f"{name} is another library's, {holder}"
         yield warning("mlx-lm", what, "switch that library off to have flash attention alone")
@@ -326,12 +326,12 @@ def coverage(model: str) -> Iterator[Finding]:
         return
     if fallbacks:
         what = f"{len(seen)} calls of attention in a prompt are flash attention; not these: {tally(fallbacks)}"
-        yield warning("model", f"{what} · note: MLX's own attention computes them", "")
+        yield warning("model", f"{what} · note: MLX's own attention computes them")
     elif seen:
         yield ok("model", f"all {len(seen)} calls of attention in a prompt are flash attention")
     else:
         what = "no call of attention in a prompt reaches flash attention"
-        yield warning("model", f"{what} · note: the model has no softmax attention, or writes it out", "")
+        yield warning("model", f"{what} · note: the model has no softmax attention, or writes it out")
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:
