@@ -173,8 +173,8 @@ def tune(quick: bool, model: str | None) -> None:
     """Check and time the kernels now, so that a model's first calls need not.
 
     Each kind of call is timed once, with every kernel that could run it, and with MLX's own attention where MLX has a
-    fused kernel. Later calls take the fastest. What was timed before is shown, and not timed again; on Ctrl-C it is
-    kept. On a CPU there is nothing to choose.
+    fused kernel. Later calls take the fastest. Kinds that were timed before are shown, and not timed again. Ctrl-C
+    keeps what is done. On a CPU there is nothing to choose.
     """
     _require_package()
     from .tune import calls, calls_of, lines
