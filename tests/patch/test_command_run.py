@@ -303,7 +303,12 @@ def test_a_command_of_any_package(command, package, how):
 
 
 def test_behind_the_word_python(run, folder):
-    for words in (["python", "script.py", "-x"], ["python3", "script.py", "-x"], ["python", "-m", "module", "-x"]):
+    for words in (
+        ["python", "script.py", "-x"],
+        [sys.executable, "script.py", "-x"],
+        ["python3", "script.py", "-x"],
+        ["python", "-m", "module", "-x"],
+    ):
         plain = run(*words[1:], cwd=folder, flash="0")
         done = run(*words, cwd=folder, flash="0")
         assert (done.returncode, done.stdout) == (0, plain.stdout)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import flashattn_core
@@ -140,7 +141,7 @@ def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
 @pytest.mark.parametrize("value", ["", "on"])
 def test_a_variable_that_means_nothing(monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
-    found(f"✗ MLXLM_FLASH: {value!r} means nothing · cure: unset it, or one of 0, 1, strict", broken=True)
+    found(f"✗ MLXLM_FLASH: {value!r} is not a valid value · cure: unset it, or one of 0, 1, strict", broken=True)
 
 
 @LINUX
@@ -265,7 +266,7 @@ def test_a_function_that_is_not_known(monkeypatch):
     """It is left to mlx-lm, and all else works."""
     monkeypatch.setattr(base, "create_causal_mask", base.create_causal_mask)
     exec("def create_causal_mask(n): ...", vars(base))
-    found("! mlx-lm: mlx_lm.models.base.create_causal_mask is left as it is: it has no source · cure: ", broken=False)
+    found("! mlx-lm: mlx_lm.models.base.create_causal_mask was not replaced: its source is not available", broken=False)
 
 
 def test_another_library_in_the_same_place(monkeypatch):
@@ -417,3 +418,14 @@ def test_a_file_that_cannot_be_written_is_said_first(tmp_path):
     assert code == 2
     assert "No such file or directory" in lines[-1]
     assert not any(line.startswith("✓") for line in lines)
+
+
+def test_a_warning_of_another_package_is_not_ours(monkeypatch):
+    enabled = flash.enabled
+
+    def warns():
+        warnings.warn("something else is deprecated", DeprecationWarning, stacklevel=1)
+        return enabled()
+
+    monkeypatch.setattr(flash, "enabled", warns)
+    assert [finding.subject for finding in doctor.seam()] == ["attention"]

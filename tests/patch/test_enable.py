@@ -4,6 +4,7 @@ import sys
 import warnings
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlxlm_flash_patch as flash
 import pytest
 from arms import is_in
@@ -73,3 +74,17 @@ def test_a_thousand_times(original):
     assert grown.pop("resident memory, MB") < 1
     assert grown.pop("Python objects") < 100
     assert max(grown.values()) <= 0, grown
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_it_raises_and_stays_off(monkeypatch, mlx_own):
+    monkeypatch.setattr(base, "create_causal_mask", lambda *arguments: None)
+    with pytest.raises(flash.FlashFallbackWarning, match="create_causal_mask"):
+        flash.enable(strict=True)
+    assert not flash.status().enabled
+    assert mx.fast.scaled_dot_product_attention is mlx_own
+    model = nn.TransformerEncoder(1, 32, 4)
+    with pytest.raises(flash.FlashFallbackWarning, match="create_causal_mask"):
+        flash.patch_model(model)
+    assert flash.status().instances == 0
+    assert mx.fast.scaled_dot_product_attention is mlx_own

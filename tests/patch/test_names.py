@@ -4,15 +4,21 @@ import importlib
 import importlib.util
 import json
 import sys
+import threading
 import types
+import warnings
+from importlib.abc import MetaPathFinder
 
 import mlx.core as mx
+import mlx.nn
 import mlx.utils
+import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
 from arms import calls, calls_of, close
-from mlx_lm.models import base, cache, gemma2, llama, qwen2
+from mlx_lm.models import base, cache, gear, gemma2, llama, qwen2
 from mlx_lm.utils import load_model
+from mlxlm_flash_patch import patch, patch_points
 from model_configs import config, prepared, random_model
 
 Q = mx.ones((1, 2, 12, 8))
@@ -149,3 +155,63 @@ def test_a_copy_of_a_module(tokens):
     model = random_model_of(copy, "qwen2")
     with flash.enabled(strict=True):
         assert calls_of(lambda: model(tokens())) == 2
+
+
+def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
+    """importlib.util.LazyLoader holds it back until one of its names is asked for."""
+    (tmp_path / "a_lazy_module.py").write_text("import there_is_no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.util.find_spec("a_lazy_module")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "a_lazy_module", module)
+    spec.loader.exec_module(module)
+    flash.enable()
+    flash.disable()
+    with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
+        module.anything  # noqa: B018
+
+
+def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
+    """In another thread, after enable() has waited for imports, and it ends when enable() has returned."""
+    name = "mlx_lm.models.gear"
+    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
+    monkeypatch.delitem(sys.modules, name)
+    wait, begun, may_go_on = patch._wait_for_imports, threading.Event(), threading.Event()
+
+    class Slow(MetaPathFinder):
+        def find_spec(self, wanted, path=None, target=None):
+            if wanted == name:
+                begun.set()
+                may_go_on.wait(10)
+
+    importing = threading.Thread(target=importlib.import_module, args=(name,))
+
+    def wait_and_import():
+        wait()
+        monkeypatch.setattr(patch, "_wait_for_imports", wait)
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:1], Slow(), *sys.meta_path[1:]])
+        importing.start()
+        assert begun.wait(10)
+
+    monkeypatch.setattr(patch, "_wait_for_imports", wait_and_import)
+    flash.enable()
+    may_go_on.set()
+    importing.join()
+    patched = flash.status().patched
+    flash.disable()
+    assert f"{name}._softcap_attention" in patched
+
+
+def test_an_import_that_fails_has_its_own_error(monkeypatch):
+    """Also where warnings are errors, and the module would be warned about."""
+    name = "mlx_lm.models.gear"
+    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
+    monkeypatch.delitem(sys.modules, name)
+    flash.enable()
+    monkeypatch.setattr(patch_points, "put_in", lambda: {name: "some reason"})
+    monkeypatch.delattr(mlx.nn, "Module")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(AttributeError, match="Module"):
+            importlib.import_module(name)

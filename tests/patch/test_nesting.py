@@ -170,7 +170,7 @@ def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
     mask = base.create_causal_mask
     theirs.__module__, theirs.__name__, theirs.__wrapped__ = mask.__module__, mask.__name__, mask
     monkeypatch.setattr(base, "create_causal_mask", theirs)
-    with pytest.warns(flash.FlashFallbackWarning, match=r"base\.create_causal_mask is left as it is: its text"):
+    with pytest.warns(flash.FlashFallbackWarning, match=r"base\.create_causal_mask was not replaced: its source"):
         flash.enable()
     assert base.create_causal_mask is theirs
     assert list(flash.status().foreign) == ["mlx_lm.models.base.create_causal_mask"]
@@ -204,3 +204,41 @@ def test_threads_that_switch_both(mlx_own):
     assert not any(each.exception() for each in work)
     assert mx.fast.scaled_dot_product_attention is mlx_own
     assert type(mx.fast) is type(mx)
+
+
+class SwitchedTwice(Library):
+    """Puts its function there again where it is not on top, and calls what it saved last, which may be the patch's."""
+
+    def __init__(self):
+        super().__init__()
+
+        def theirs(*arrays, **options):
+            self.calls += 1
+            return self.saved(*arrays, **options)
+
+        self.function = theirs
+
+    def on(self):
+        if mx.fast.scaled_dot_product_attention is not self.function:
+            self.saved = mx.fast.scaled_dot_product_attention
+            mx.fast.scaled_dot_product_attention = self.function
+
+
+def test_a_library_that_is_switched_on_twice(mlx_own):
+    """It has saved our function, and ours has saved its: the call ends at MLX's."""
+    library = SwitchedTwice()
+    try:
+        library.on()
+        flash.enable()
+        library.on()
+        assert ran() == 1
+        q = mx.ones((1, 1, 3, 600))
+        with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
+            mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
+        assert flash.status().fallbacks == {"head_dim over 512": 1}
+        flash.disable()
+        assert ran() == 0
+        assert library.calls
+    finally:
+        flash.disable()
+        mx.fast.scaled_dot_product_attention = mlx_own

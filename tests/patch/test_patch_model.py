@@ -238,3 +238,36 @@ def test_what_cannot_be_patched(model, error, says):
         flash.patch_model(model)
     with pytest.raises(error, match=says.replace("patch_model", "unpatch_model")):
         flash.unpatch_model(model)
+
+
+class Registered(nn.Module):
+    def __init_subclass__(cls, *, key, **options):
+        super().__init_subclass__(**options)
+
+
+class Refuses(Registered, key="a"):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+def test_a_class_that_cannot_be_derived_from_leaves_the_model_as_it_was(mlx_own):
+    model = nn.Sequential(nn.MultiHeadAttention(8, 2), Refuses())
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(TypeError, match="key"):
+        flash.patch_model(model)
+    assert [type(module) for module in model.modules()] == classes
+    assert mx.fast.scaled_dot_product_attention is mlx_own
+
+
+def test_functions_come_back_when_the_model_is_gone(mlx_own):
+    """At the next status(), not in the middle of a collection of garbage."""
+    model = nn.TransformerEncoder(1, 32, 4)
+    flash.patch_model(model)
+    del model
+    gc.collect()
+    assert flash.status().patched == ()
+    assert mx.fast.scaled_dot_product_attention is mlx_own

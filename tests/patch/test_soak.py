@@ -120,7 +120,7 @@ def is_wrong(*arguments):
     return 1.01 * out if isinstance(out, mx.array) else out
 
 
-def refuses(*_):
+def refuses(*_, **__):
     raise NoKernelError("some reason")
 
 
@@ -132,7 +132,7 @@ FAULTS = {
     "a fallback": ((mx_fast, "_attend", refuses), "some reason"),
     "a kernel that never runs": ((_ext, "quick", lambda *_: False), "no kernel ran|FlashNeverRanError"),
     "calls that are not counted": (
-        (patch, "_calls_since", lambda before: {"cpu_prefill": 1}),
+        (patch.Counts, "calls_since", lambda self: {"cpu_prefill": 1}),
         r"flash.status\(\) counts {'cpu_prefill': 1}",
     ),
 }

@@ -31,6 +31,13 @@ def test_on(tiny, tokens):
     ]
 
 
+def test_one_model_alone(tiny):
+    model = tiny()
+    flash.patch_model(model)
+    first = f"flash attention: off for the process, on for 1 model · {len(POINTS)} functions replaced"
+    assert str(flash.status()).splitlines()[0] == first
+
+
 def test_it_does_not_change_afterwards(tiny, tokens):
     with flash.enabled():
         before = flash.status()

@@ -48,14 +48,14 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the end of an inner block ends the outer one",
         f"{PATCH}/patch.py",
-        "_end([request])",
-        "_end(list(_requests))",
+        "    finally:\n        _end([request])",
+        "    finally:\n        _end(list(_requests))",
         "patch/test_enabled_block.py::test_an_inner_block_does_not_switch_off_an_outer_one",
     ),
     Mutation(
         "a function that is imported later is not exchanged",
         f"{PATCH}/patch_points.py",
-        "        sys.meta_path.insert(0, _finder)\n",
+        "    if _finder not in sys.meta_path:\n        sys.meta_path.insert(0, _finder)\n",
         "",
         "patch/test_names.py::test_a_model_that_is_imported_while_the_patch_is_on",
     ),

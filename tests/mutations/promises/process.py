@@ -230,8 +230,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "with the patch every call is in float32",
         f"{PATCH}/router.py",
-        'self.quick = None if observers else precision == "input"',
-        "self.quick = None if observers else False",
+        'self.may_round = precision == "input"',
+        "self.may_round = False",
         "patch/test_precision.py::test_each_precision_reaches_flash_attention",
     ),
     Mutation(
@@ -244,15 +244,15 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "strict takes calls that are left to MLX for none",
         f"{PATCH}/patch.py",
-        "not _calls_since(self.kernels_before) and _left_calls() <= self.left_before",
-        "not _calls_since(self.kernels_before)",
+        "not self.before.calls_since() and _left_calls() <= self.before.left",
+        "not self.before.calls_since()",
         "patch/test_precision.py::test_strict_is_about_fallbacks_alone",
     ),
     Mutation(
         "observers do not see the calls that take the quick way",
         f"{PATCH}/router.py",
-        "None if observers else precision",
-        "precision",
+        "if state.observed or not (state.on",
+        "if not (state.on",
         "patch/test_precision.py::test_observers_see_calls_that_are_left",
     ),
     Mutation(

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -57,7 +56,7 @@ def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
         wrong = failure(kind, partial(_attend, **how, kernel=kernel), partial(_attend, stream=mx.cpu), lengths, error)
     if not wrong:
         return ""
-    where = f"{mx.device_info(stream.device)['device_name']}, mlx {version('mlx')}"
+    where = f"{mx.device_info(stream.device)['device_name']}, mlx {mx.__version__}"  # type: ignore[attr-defined]
     wrong = f"{kernel} fails its check on {where}: {wrong}"
     if report := _ext.keep("failed", wrong, ""):
         wrong += f". Please send {report}"

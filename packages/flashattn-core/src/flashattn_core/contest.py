@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import Any
 
 import mlx.core as mx
@@ -178,6 +177,8 @@ def _mask_for_mlx(trial: Named) -> Any:
 
 
 def _in_turns(ways: dict[str, list[Calls]]) -> Times:
+    from statistics import median  # here, since its import takes 5 ms of every program's start
+
     once: dict[str, float] = {}
     for name, calls in ways.items():
         try:

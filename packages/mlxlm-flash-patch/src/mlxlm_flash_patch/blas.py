@@ -43,7 +43,7 @@ def preload(choice: str) -> None:
     is_second = os.environ.pop(STARTED_AGAIN, None) == str(os.getpid())
     called = _called()
     if sys.platform != "linux" or called is None:
-        raise ValueError("--blas puts a library before the BLAS of MLX's Linux wheels, and this is another MLX")
+        raise ValueError("--blas works only with MLX's CPU build on Linux")
     is_fast = name_of(called) != "reference"
     if choice == "auto":
         if is_fast:

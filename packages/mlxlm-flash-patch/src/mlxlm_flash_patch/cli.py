@@ -67,8 +67,8 @@ blas_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_preload,
-    help="Let MLX multiply with this library on a Linux CPU: the program starts again, with it preloaded. auto: "
-    "OpenBLAS, unless it is another than the slow reference BLAS already.",
+    help="Linux CPU only: restart the program with this BLAS library preloaded, for MLX's matrix products. auto: use "
+    "OpenBLAS if MLX would otherwise use the slow reference BLAS.",
 )
 
 
@@ -100,9 +100,13 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
       mlxlm-flash run python my_script.py --its-option
       mlxlm-flash run -m my_package.train
 
-    MLXLM_FLASH in the environment: 0 runs the program without flash attention. strict makes an error of every
-    call that cannot be flash attention, and of a program in which flash never ran. float32 is
-    --precision float32, if the option is not given. float32,strict is both.
+    \b
+    MLXLM_FLASH in the environment:
+      0               run the program without flash attention
+      1               the default
+      strict          fail on a fallback, and if flash attention never ran
+      float32         as --precision float32, if that option is not given
+      float32,strict  both
     """
     _require_package()
     from .run import find
@@ -115,24 +119,30 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
 
 @cli.command()
 def status() -> None:
-    """Show versions, backends and the functions that would be exchanged."""
+    """Show versions, backends and the functions that the patch replaces."""
     _require_package()
     import flashattn_core
 
-    from .patch import versions
+    from .patch import joined, versions
     from .patch_points import POINTS
 
-    click.echo(" · ".join(f"{name} {number}" for name, number in versions().items()))
+    click.echo(joined(versions()))
     for backend, description in flashattn_core.backends().items():
         click.echo(f"{backend}: {description}")
-    click.echo(f"exchanged: {', '.join(point.name for point in POINTS)}")
+    click.echo(f"replaced under the patch: {', '.join(point.name for point in POINTS)}")
 
 
 @cli.command()
-@click.option("--model", metavar="DIR|ID", help="Also which of its attention is flash; of the hub, what is cached.")
-@click.option("--kernels", is_flag=True, help="Also whether each kernel of the GPU is right here. Takes minutes.")
-@click.option("--tune", is_flag=True, help="Also how long they take, as tune --quick measures. Takes a minute.")
-@click.option("--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write it to this file, too.")
+@click.option(
+    "--model",
+    metavar="DIR|ID",
+    help="Check which attention calls of this model use flash attention. A hub id must already be in the local cache.",
+)
+@click.option("--kernels", is_flag=True, help="Compare every GPU kernel with the CPU's result. Takes minutes.")
+@click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune --quick` does. Takes a minute.")
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write the findings to this file."
+)
 @click.pass_context
 def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: Path | None) -> None:
     """Look for what is broken or slow, and name the cure.
@@ -140,7 +150,7 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
     One line a finding: ✓ fine, ! could be better, ✗ broken. Exit code 1 if anything is broken. The file of --json is
     what to send when something is wrong on your machine.
     """
-    from .doctor import Mark, examine, in_json
+    from .doctor import counts, examine, in_json
 
     click.echo(f"{_environment()}\n")
     findings = []
@@ -151,21 +161,20 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
     finally:  # whatever ends it
         if file is not None:
             file.write_text(in_json(findings), encoding="utf-8")
-    marks = [finding.mark for finding in findings]
-    broken, better = marks.count(Mark.PROBLEM), marks.count(Mark.WARNING)
-    click.echo(f"\nbroken: {broken} · could be better: {better}")
-    ctx.exit(1 if broken else 0)
+    how_many = counts(findings)
+    click.echo(f"\nbroken: {how_many['broken']} · could be better: {how_many['could_be_better']}")
+    ctx.exit(1 if how_many["broken"] else 0)
 
 
 @cli.command()
 @click.option("--quick", is_flag=True, help="Fewer lengths and kinds of calls: a minute.")
 @click.option("--model", metavar="DIR|ID", help="The attention of this model alone; of the hub, what is cached.")
 def tune(quick: bool, model: str | None) -> None:
-    """Check and time on this GPU, ahead of time, what the first calls of models would.
+    """Check and time the kernels now, so that a model's first calls need not.
 
     Each kind of call is timed once, with every kernel that could run it, and with MLX's own attention where MLX has a
-    fused kernel. Later calls take the fastest. What was timed before is shown, and not timed again; on Ctrl-C it is
-    kept. On a CPU there is nothing to choose.
+    fused kernel. Later calls take the fastest. Kinds that were timed before are shown, and not timed again. Ctrl-C
+    keeps what is done. On a CPU there is nothing to choose.
     """
     _require_package()
     from .tune import calls, calls_of, lines

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
@@ -48,7 +48,7 @@ def ok(subject: str, what: str) -> Finding:
     return Finding(Mark.OK, subject, what)
 
 
-def warning(subject: str, what: str, cure: str) -> Finding:
+def warning(subject: str, what: str, cure: str = "") -> Finding:
     return Finding(Mark.WARNING, subject, what, cure)
 
 
@@ -67,7 +67,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
         for finding in check():
             broken |= finding.mark is Mark.PROBLEM
             yield finding
-        if broken and check in (extension, cpu, seam):
+        if broken and check in (extension, cpu):
             return
     if with_kernels:
         yield from kernels()
@@ -122,7 +122,7 @@ def variable() -> Iterator[Finding]:
     if mode is None:
         yield ok("MLXLM_FLASH", "not set")
     elif mode not in MODES:
-        yield problem("MLXLM_FLASH", f"{mode!r} means nothing", f"unset it, or one of {', '.join(MODES)}")
+        yield problem("MLXLM_FLASH", f"{mode!r} is not a valid value", f"unset it, or one of {', '.join(MODES)}")
     else:
         yield ok("MLXLM_FLASH", mode)
 
@@ -286,7 +286,8 @@ def _error(length: int) -> float:
 
 def seam() -> Iterator[Finding]:
     """Whether enable() works, which functions of mlx-lm it leaves, and whether another library sits in their place."""
-    from . import enabled, status
+    from . import FlashFallbackWarning, enabled, status
+    from .patch_points import POINTS, fingerprint
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -296,12 +297,17 @@ def seam() -> Iterator[Finding]:
         with enabled():
             now = status()
     for said in caught:
-        cure = "none: mlx-lm's own function computes it; a later mlxlm-flash-patch may know it"
-        yield warning("mlx-lm", str(said.message), cure)
+        if not issubclass(said.category, FlashFallbackWarning):
+            continue
+        what = f"{said.message} · note: a later mlxlm-flash-patch may know it"
+        [changed] = [point for point in POINTS if str(said.message).startswith(f"{point.name} ")]
+        text = fingerprint(changed.current)
+        yield warning("mlx-lm", what + (f" (its source is {text})" if text else ""))
     for name, holder in now.foreign.items():
         what = f"{name} is another library's, {holder}"
         yield warning("mlx-lm", what, "switch that library off to have flash attention alone")
-    yield ok("attention", f"{len(now.patched)} functions can be exchanged")
+    late = "those of mlx-lm's gemma2, phi3small and gear only once a program imports them"
+    yield ok("attention", f"the patch goes in: {len(now.patched)} functions replaced ({late})")
 
 
 def coverage(model: str) -> Iterator[Finding]:
@@ -320,15 +326,20 @@ def coverage(model: str) -> Iterator[Finding]:
         return
     if fallbacks:
         what = f"{len(seen)} calls of attention in a prompt are flash attention; not these: {tally(fallbacks)}"
-        yield warning("model", what, "none: MLX's own attention computes them")
+        yield warning("model", f"{what} · note: MLX's own attention computes them")
     elif seen:
         yield ok("model", f"all {len(seen)} calls of attention in a prompt are flash attention")
     else:
         what = "no call of attention in a prompt reaches flash attention"
-        yield warning("model", what, "none: the model has no softmax attention, or writes it out")
+        yield warning("model", f"{what} · note: the model has no softmax attention, or writes it out")
 
 
-def in_json(findings: Iterable[Finding]) -> str:
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    marks = [finding.mark for finding in findings]
+    return {"broken": marks.count(Mark.PROBLEM), "could_be_better": marks.count(Mark.WARNING)}
+
+
+def in_json(findings: Sequence[Finding]) -> str:
     """What a user sends."""
     result: dict[str, Any] = {
         "command": "mlxlm-flash doctor",
@@ -336,6 +347,4 @@ def in_json(findings: Iterable[Finding]) -> str:
         "python": platform.python_version(),
         "findings": [{**asdict(finding), "mark": finding.mark.name.lower()} for finding in findings],
     }
-    marks = [finding["mark"] for finding in result["findings"]]
-    result |= {"broken": marks.count("problem"), "could_be_better": marks.count("warning")}
-    return json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(result | counts(findings), indent=1, ensure_ascii=False) + "\n"

@@ -7,15 +7,11 @@ of it is evaluated, or, for a call that falls back, used: MLX is lazy.
 """
 
 import functools
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
 
-from .router import active, attend_or_fall_back, is_active, plain_call, state
-
-Function = Callable[..., mx.array]
+from .router import Function, active, attend, flash_or, is_active, plain_call, state
 
 
 def quantised(original: Function) -> Function:
@@ -25,13 +21,11 @@ def quantised(original: Function) -> Function:
     def quantized_scaled_dot_product_attention(
         queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
     ) -> mx.array:
-        out = None
-        if is_active():
-            storage = {"group_size": group_size, "bits": bits}
-            out = attend_or_fall_back(queries, q_keys, q_values, scale, mask, storage=storage)
-        if out is None:
-            out = original(queries, q_keys, q_values, scale, mask, group_size, bits)
-        return out
+        storage = {"group_size": group_size, "bits": bits}
+        return flash_or(
+            lambda: original(queries, q_keys, q_values, scale, mask, group_size, bits),
+            lambda: attend(queries, q_keys, q_values, scale, mask, storage=storage),
+        )
 
     return quantized_scaled_dot_product_attention
 
@@ -48,14 +42,17 @@ def any_cache(original: Function) -> Function:
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
             if out is not None and out is not False:
                 return out
-            with nullcontext() if out is None else active(False):  # False: MLX's own is faster, and that is counted
+            if out is None:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-        if sinks is not None and is_active():
-            storage = {"group_size": cache.group_size, "bits": cache.bits}
-            out = attend_or_fall_back(queries, keys, values, scale, mask, sinks, storage=storage)
-            if out is not None:
-                return out
-        return original(queries, keys, values, cache, scale, mask, sinks)
+            with active(False):  # MLX's own is faster, and has been counted
+                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        if sinks is None:
+            return original(queries, keys, values, cache, scale, mask)
+        storage = {"group_size": cache.group_size, "bits": cache.bits}
+        return flash_or(
+            lambda: original(queries, keys, values, cache, scale, mask, sinks),
+            lambda: attend(queries, keys, values, scale, mask, sinks, storage=storage),
+        )
 
     return scaled_dot_product_attention
 
@@ -88,11 +85,12 @@ class _Gemma2:
     def o_proj(self, written_out: mx.array) -> mx.array:
         queries, module = self.rotated[0], self.module
         softcap = module.attn_logit_softcapping
-        heads = attend_or_fall_back(queries, self.keys, self.values, module.scale, self.mask, softcap=softcap)
-        if heads is not None:
-            B, _, L, _ = queries.shape
-            written_out = heads.transpose(0, 2, 1, 3).reshape(B, L, -1)
-        out: mx.array = module.o_proj(written_out)
+        B, H, L, _ = queries.shape
+        heads = flash_or(
+            lambda: written_out.reshape(B, L, H, -1).transpose(0, 2, 1, 3),
+            lambda: attend(queries, self.keys, self.values, module.scale, self.mask, softcap=softcap),
+        )
+        out: mx.array = module.o_proj(heads.transpose(0, 2, 1, 3).reshape(B, L, -1))
         return out
 
 
@@ -119,10 +117,10 @@ def gear(original: Function) -> Function:
     def softcap_attention(
         queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: Any
     ) -> mx.array:
-        out = None
-        if is_active():
-            out = attend_or_fall_back(queries, keys, values, scale, mask, softcap=softcap)
-        return original(queries, keys, values, scale, softcap, mask) if out is None else out
+        return flash_or(
+            lambda: original(queries, keys, values, scale, softcap, mask),
+            lambda: attend(queries, keys, values, scale, mask, softcap=softcap),
+        )
 
     return softcap_attention
 
@@ -140,11 +138,12 @@ def phi3small(original: Function) -> Function:
     def block_sparse_attention(
         self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any
     ) -> mx.array:
-        out = mask_and_blocks = None
-        if is_active():
-            if isinstance(keys, mx.array):  # else attend() says what is wrong
-                mask_and_blocks = visible_and_bias(self, queries, keys, mask)
-            out = attend_or_fall_back(queries, keys, values, scale, mask_and_blocks)
-        return original(self, queries, keys, values, scale, mask) if out is None else out
+        def flash() -> mx.array | None:
+            is_array = isinstance(keys, mx.array)  # else attend() says what is wrong
+            return attend(
+                queries, keys, values, scale, visible_and_bias(self, queries, keys, mask) if is_array else None
+            )
+
+        return flash_or(lambda: original(self, queries, keys, values, scale, mask), flash)
 
     return block_sparse_attention

@@ -1,15 +1,16 @@
 """What stands in place of `mx.fast.scaled_dot_product_attention`, through which almost all of MLX's programs attend."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import mlx.core as mx
 from flashattn_core.contest import mlx_attention
 
-from .router import active, attend, fall_back, is_active, plain_call
+from .router import Function, active, attend, flash_or, is_active, plain_call
 
-Function = Callable[..., Any]
+# Functions of other libraries that are being called. One of them may have saved the patch's function, which calls it.
+_running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
 MISSING: Any = object()  # an argument that was not given: MLX has its own word for that
 
 
@@ -26,24 +27,28 @@ def flash_instead_of(original: Function) -> Function:
         sinks: Any = None,
         **more: Any,
     ) -> Any:
-        out, reason = None, None
+        out = None
         if scale is not None and not (others or more):
             out = plain_call(q, k, v, scale, mask, sinks)
-        if out is None and is_active():
-            try:
-                out = _attend(q, k, v, others, scale, mask, sinks, **more)
-            except (AttributeError, TypeError, ValueError) as error:
-                if isinstance(k, mx.array) and k.ndim == 4 and k.shape[1] == 0:
-                    raise  # MLX's own function divides by the number of heads, which ends the process
-                reason = str(error)
-        if out is None or out is False:  # off, or MLX's own is faster, takes what ours does not, or has its own error
-            out = _call(original, (q, k, v, *others), scale=scale, mask=mask, sinks=sinks, **more)
-            if reason is not None:
-                fall_back(reason)
+        if out is None:
+            return _flash_or(original, q, k, v, others, scale=scale, mask=mask, sinks=sinks, **more)
+        if out is False:  # MLX's own is faster
+            return _call(original, (q, k, v), scale=scale, mask=mask, sinks=sinks)
         return out
 
     scaled_dot_product_attention.__doc__ = original.__doc__
     return scaled_dot_product_attention
+
+
+def _flash_or(original: Function, q: Any, k: Any, v: Any, others: tuple[Any, ...], **options: Any) -> mx.array:
+    def from_before() -> mx.array:
+        if isinstance(k, mx.array) and k.ndim == 4 and k.shape[1] == 0 and is_active():
+            # MLX's own function divides by the number of heads, which ends the process.
+            raise ValueError("[scaled_dot_product_attention] key has 0 heads")
+        return _call(original, (q, k, v, *others), **options)
+
+    whose = "MLX's own" if original is mlx_attention else "another library's"
+    return flash_or(from_before, lambda: _attend(q, k, v, others, **options), whose)
 
 
 def _attend(
@@ -65,7 +70,7 @@ def _attend(
         return attend(q, k, v, float(scale), mask, sinks)
 
 
-def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> Any:
+def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
     """Calls the function from before with what was given. An older wrapper around MLX's need not know the rest."""
     arrays = tuple(array for array in arrays if array is not MISSING)
     given = {
@@ -73,7 +78,12 @@ def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> Any:
         for name, value in options.items()
         if value is not MISSING and (value is not None or name not in ("mask", "sinks"))
     }
-    if original is mlx_attention:
-        return original(*arrays, **given)
-    with active(False):  # a function of the patch that lies within another library's must not count the call again
-        return original(*arrays, **given)
+    around = _running.get()
+    if original is mlx_attention or any(original is each for each in around):
+        return mlx_attention(*arrays, **given)
+    token = _running.set((*around, original))
+    try:
+        with active(False):  # a function of the patch that lies within another library's must not count the call again
+            return original(*arrays, **given)
+    finally:
+        _running.reset(token)

@@ -29,14 +29,29 @@ from .patch_points import HOMES, POINTS, is_ours, lock
 from .router import active, is_active, state
 
 DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
-NEVER_CALLED = (
-    "no call of mx.fast.scaled_dot_product_attention was evaluated while the patch was on; "
-    "a function that mx.compile traced before keeps MLX's own attention"
-)
+NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
     """With strict=True: the patch was on, and no flash attention kernel ran."""
+
+
+def _left_calls() -> int:
+    return sum(count for *_, count in _ext.left_calls())
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The calls up to a moment, which is when this is made."""
+
+    kernels: Mapping[str, int] = field(default_factory=flashattn_core.stats)
+    left: int = field(default_factory=_left_calls)
+
+    def calls_since(self) -> dict[str, int]:
+        # A count below its old value: someone called reset_stats() meanwhile.
+        now, before = flashattn_core.stats(), self.kernels
+        since = {name: n - (old if n >= (old := before.get(name, 0)) else 0) for name, n in now.items()}
+        return {name: n for name, n in since.items() if n}
 
 
 @dataclass(eq=False)
@@ -46,29 +61,27 @@ class Request:
     strict: bool
     precision: Precision
     from_enable: bool
-    kernels_before: dict[str, int] = field(default_factory=flashattn_core.stats)
-    left_before: int = 0
+    before: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ValueError(f"[enable] precision is {self.precision!r}, expected 'float32' or 'input'")
 
     def never_ran(self) -> bool:
-        return not _calls_since(self.kernels_before) and _left_calls() <= self.left_before
+        return not self.before.calls_since() and _left_calls() <= self.before.left
 
 
 _requests: list[Request] = []
 _patched_models = WeakValueDictionary[int, Module]()  # by id: what was given to patch_model()
 _patched_modules = WeakValueDictionary[int, Module]()  # by id: the modules of these models, and of copies
 _patched_classes = WeakValueDictionary[type, type]()  # by the class that it is derived from
-_kernels_before: dict[str, int] = {}  # flashattn_core.stats() when counting began
+_began = Counts()
 
 
 def enable(*, strict: bool = False, precision: Precision = "input") -> None:
-    """Makes flash attention of all attention that MLX programs compute in this process, until disable().
+    """Replaces ``mx.fast.scaled_dot_product_attention`` in this process with flash attention, until disable().
 
-    That is every call of ``mx.fast.scaled_dot_product_attention``, also under names that modules have imported, of
-    mlx-lm's attention over quantised caches, and of the attention that gemma2, phi3small and gear write out.
+    Also replaces mlx-lm's attention over quantised caches and in gemma2, phi3small and gear.
 
     Args:
       strict: a call that cannot be flash attention raises FlashFallbackError, and disable() raises FlashNeverRanError
@@ -89,9 +102,14 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
     with lock:
         previous = [r for r in _requests if r.from_enable]
         if previous:
-            request.kernels_before, request.left_before = previous[0].kernels_before, previous[0].left_before
+            request.before = previous[0].before
         left = _admit(request, instead_of=previous)
-    patch_points.warn_of(left)
+    try:
+        patch_points.warn_of(left)
+    except BaseException:  # warnings are errors here
+        request.strict = False  # the exception says more than that flash never ran
+        _end([request])
+        raise
 
 
 def disable() -> None:
@@ -140,11 +158,16 @@ def patch_model(model: Module) -> None:
     _wait_for_imports()
     with lock:
         modules = [module for module in _modules(model) if _can_attend(module)]
-        for module in modules:
-            object.__setattr__(module, "__class__", _patched(type(module)))
+        classes = [_patched(type(module)) for module in modules]  # any of which may refuse to be derived from
+        for module, cls in zip(modules, classes, strict=True):
+            object.__setattr__(module, "__class__", cls)
         _patched_models[id(model)] = model
         left = _serve(modules)
-    patch_points.warn_of(left)
+    try:
+        patch_points.warn_of(left)
+    except BaseException:  # warnings are errors here
+        unpatch_model(model)
+        raise
 
 
 def unpatch_model(model: Module) -> None:
@@ -228,13 +251,18 @@ class Status:
     versions: Mapping[str, str]
 
     def __str__(self) -> str:
-        how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
-        where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
+        if self.instances and not self.enabled:
+            models, replaced = count(self.instances, "model"), count(len(self.patched), "function")
+            first = f"flash attention: off for the process, on for {models} · {replaced} replaced"
+        else:
+            how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
+            where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
+            first = f"flash attention {how}: {where}"
         lines = [
-            f"flash attention {how}: {where}",
+            first,
             f"calls: {self.counts()}",
             *(f"another library's: {name} is {holder}" for name, holder in self.foreign.items()),
-            " · ".join(f"{name} {number}" for name, number in self.versions.items()),
+            joined(self.versions),
         ]
         return "\n".join(lines)
 
@@ -252,13 +280,16 @@ class Status:
 def status() -> Status:
     """What is patched now, and what was called since the patch was last switched on: a :class:`Status`."""
     installed = versions()
+    with lock:
+        if not _requests and not _patched_modules:  # a patched model may be gone since
+            _settle()
     with lock, state.lock:
         return Status(
             enabled=bool(_requests),
             strict=state.strict,
             patched=tuple(point.name for point in POINTS if is_ours(point.current)),
             instances=len(_patched_models),
-            calls=_calls_since(_kernels_before),
+            calls=_began.calls_since(),
             fallbacks=dict(state.fallbacks),
             left={words: Left(calls, mlx, flash) for words, mlx, flash, calls in _ext.left_calls()},
             foreign=patch_points.foreign(),
@@ -280,12 +311,19 @@ def tally(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "none"
 
 
+def joined(named: Mapping[str, str]) -> str:
+    """``mlx 0.32.4 · mlx-lm 0.32.2``."""
+    return " · ".join(f"{name} {value}" for name, value in named.items())
+
+
 def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _wait_for_imports() -> None:
-    """Another thread may be at importing one of the modules, which was not watched when it began."""
+    """Another thread may be importing one of the modules, and may have begun before imports were watched."""
+    with lock:
+        patch_points.watch_imports()
     for name in HOMES & sys.modules.keys():
         with contextlib.suppress(ImportError):  # it has failed meanwhile
             importlib.import_module(name)
@@ -295,7 +333,7 @@ def _admit(request: Request, instead_of: Collection[Request] = ()) -> dict[str, 
     if not _requests and not _patched_modules:
         _start_counting()
     if not instead_of:
-        request.left_before = _left_calls()
+        request.before = Counts()
     _requests[:] = [r for r in _requests if r not in instead_of] + [request]
     return _settle()
 
@@ -308,8 +346,9 @@ def _end(requests: list[Request]) -> None:
         _settle()
     if any(r.strict and r.never_ran() for r in ended):
         fallbacks = status().fallbacks
-        why = f"every call fell back: {tally(fallbacks)}" if fallbacks else NEVER_CALLED
-        raise FlashNeverRanError(f"strict: flash attention never ran while it was enabled: {why}")
+        compiled = "a function that mx.compile traced before keeps MLX's own attention"
+        why = f"every call fell back: {tally(fallbacks)}" if fallbacks else f"{NEVER_CALLED}; {compiled}"
+        raise FlashNeverRanError(f"strict: flash attention never ran while the patch was on: {why}")
 
 
 def _settle() -> dict[str, str]:
@@ -324,21 +363,11 @@ def _settle() -> dict[str, str]:
 
 def _start_counting() -> None:
     """Calls and fallbacks count from here; each reason to fall back is warned about anew."""
-    _kernels_before.clear()
-    _kernels_before.update(flashattn_core.stats())
+    global _began
     with state.lock:
         state.fallbacks.clear()
     _ext.reset_left_calls()
-
-
-def _calls_since(before: dict[str, int]) -> dict[str, int]:
-    # A count below its old value: someone called reset_stats() meanwhile.
-    since = {name: n - (old if n >= (old := before.get(name, 0)) else 0) for name, n in flashattn_core.stats().items()}
-    return {name: n for name, n in since.items() if n}
-
-
-def _left_calls() -> int:
-    return sum(count for *_, count in _ext.left_calls())
+    _began = Counts()
 
 
 def _require_module(caller: str, model: object) -> None:

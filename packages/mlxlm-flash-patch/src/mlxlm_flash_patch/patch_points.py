@@ -9,7 +9,7 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.abc import MetaPathFinder
@@ -23,8 +23,6 @@ from flashattn_core.contest import mlx_attention
 
 from . import described_masks, mlx_lm_functions, mx_fast
 from .router import FlashFallbackWarning, frames_of_libraries, state
-
-Function = Callable[..., Any]
 
 _original_of = WeakKeyDictionary[Any, Any]()  # our function -> what it stands for
 _replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # home and id of a function -> ours
@@ -50,8 +48,8 @@ class PatchPoint:
         """The module or the class that has the function; None while that is not imported, or lacks it."""
         owner: Any = sys.modules.get(self.module)
         for name in self.path.split(".")[:-1]:
-            owner = vars(owner).get(name) if owner is not None else None
-        return owner if owner is not None and self.attribute in vars(owner) else None
+            owner = names_in(owner).get(name)
+        return owner if self.attribute in names_in(owner) else None
 
     @property
     def attribute(self) -> str:
@@ -80,18 +78,30 @@ class PatchPoint:
 
     def why_not(self, original: Any) -> str | None:
         """Why a function cannot be exchanged; None if it is known."""
-        if self.module == FAST:
+        if self is MX_ATTENTION:
             return None
         if not self.texts:
             try:
                 known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
             except (TypeError, ValueError):
                 known = False
-            return None if known else "its signature is not one that this version was tested with"
+            return None if known else "its signature differs from the tested releases"
         text = fingerprint(original)
         if text is None:
-            return "it has no source"
-        return None if text in self.texts else f"its text ({text}) is not one that this version was tested with"
+            return "its source is not available"
+        return None if text in self.texts else "its source differs from the tested releases"
+
+
+def names_in(owner: Any) -> Mapping[str, Any]:
+    """The attributes of a module, a class, or whatever stands in sys.modules.
+
+    A module that importlib.util.LazyLoader holds back is not loaded: its own `__getattribute__` would do that.
+    """
+    try:
+        names = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return names if isinstance(names, Mapping) else {}
 
 
 def is_ours(function: Any) -> bool:
@@ -118,8 +128,8 @@ def _signature(function: Any, follow_wrapped: bool = True) -> list[tuple[str, An
 
 
 OWN_PACKAGES = ("flashattn_core", "mlxlm_flash_patch")
-FAST, BASE, CACHE = "mlx.core.fast", "mlx_lm.models.base", "mlx_lm.models.cache"
-SEAM = PatchPoint(FAST, "scaled_dot_product_attention", mx_fast.flash_instead_of)
+BASE, CACHE = "mlx_lm.models.base", "mlx_lm.models.cache"
+MX_ATTENTION = PatchPoint("mlx.core.fast", "scaled_dot_product_attention", mx_fast.flash_instead_of)
 
 
 def _mask(module: str, path: str, describe: described_masks.Describe, text: str) -> PatchPoint:
@@ -129,7 +139,7 @@ def _mask(module: str, path: str, describe: described_masks.Describe, text: str)
 
 # The texts are the same in mlx-lm 0.31.3 to 0.32.2.
 POINTS: Sequence[PatchPoint] = (
-    SEAM,
+    MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
     PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, frozenset({"a13838be6e6c5293"})),
     PatchPoint("mlx_lm.models.gear", "_softcap_attention", mlx_lm_functions.gear, frozenset({"6e8aacdedc907ca0"})),
@@ -157,13 +167,19 @@ _in_force = False
 _left_alone: dict[int, Any] = {}  # by id: functions that put_in() has looked at
 
 
+def watch_imports() -> None:
+    """Whatever is imported from here on is exchanged, if the patch is in by then."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
 def put_in() -> dict[str, str]:
     """Exchanges all functions that are imported and known. Returns others that it meets, with why they are left."""
     global _in_force
     begins, _in_force = not _in_force, True
     if begins:
         mx.fast.__class__ = _Watched
-        sys.meta_path.insert(0, _finder)
+        watch_imports()
     left: dict[str, str] = {}
     pairs: list[tuple[Any, Any]] = []
     for point in POINTS:
@@ -179,11 +195,11 @@ def put_in() -> dict[str, str]:
                 continue
             point.put(point.ours(current))
             pairs.append((current, point.ours(current)))
-        if point is SEAM and begins:  # the names that hold MLX's own, whatever another library had put here
+        if point is MX_ATTENTION and begins:  # the names that hold MLX's own, whatever another library had put here
             pairs.append((mlx_attention, point.ours(mlx_attention)))
     if pairs:
         exchange(pairs)
-    state.outermost = is_ours(SEAM.current)
+    state.outermost = is_ours(MX_ATTENTION.current)
     return left
 
 
@@ -200,7 +216,7 @@ def take_out() -> None:
                 setattr(owner, point.attribute, original_of(held))
         point.owners.clear()
     exchange(list(_original_of.items()))
-    if not is_foreign(SEAM, SEAM.current):  # else ours may yet be put back by whoever stands there
+    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # else ours may yet be put back by whoever stands there
         mx.fast.__class__ = ModuleType
 
 
@@ -212,7 +228,7 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     instead = {id(before): after for before, after in pairs}
     types = {type(before) for before, _ in pairs}  # one look at each of ten thousands of names
     for module_name, module in list(sys.modules.items()):
-        names = getattr(module, "__dict__", None)
+        names = names_in(module)
         if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
             found = [(name, held) for name, held in list(names.items()) if type(held) in types and id(held) in instead]
             names.update({name: instead[id(held)] for name, held in found})
@@ -228,7 +244,7 @@ def is_foreign(point: PatchPoint, function: Any) -> bool:
     """Whether another library has put it there. Its name proves nothing: functools.wraps copies that."""
     if function is None or is_ours(function):
         return False
-    if point is SEAM:
+    if point is MX_ATTENTION:
         return function is not mlx_attention
     return not (isinstance(function, FunctionType) and function.__globals__ is vars(sys.modules[point.module]))
 
@@ -244,18 +260,18 @@ class _Watched(ModuleType):
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != SEAM.attribute:
-            super().__setattr__(name, value)
+        if name != MX_ATTENTION.attribute:
+            ModuleType.__setattr__(self, name, value)  # super() would fail if another thread has changed the class
             return
         with lock:
             original = original_of(value)
             if not _in_force:
                 value = original  # ours was found while the patch was on
-            elif original is mlx_attention or original is original_of(SEAM.current):
-                value = SEAM.ours(original)  # whoever stood below ours has gone
-            super().__setattr__(name, value)
+            elif original is mlx_attention or original is original_of(MX_ATTENTION.current):
+                value = MX_ATTENTION.ours(original)  # whoever stood below ours has gone
+            ModuleType.__setattr__(self, name, value)
             state.outermost = _in_force and is_ours(value)
-            if not _in_force and not is_foreign(SEAM, value):
+            if not _in_force and not is_foreign(MX_ATTENTION, value):
                 self.__class__ = ModuleType  # type: ignore[assignment]
 
 
@@ -275,24 +291,25 @@ class _Finder(MetaPathFinder):
                 del loader.exec_module  # the loader is as it was, before the module can see it
                 try:
                     execute(module)
-                finally:  # a module that fails while it is loaded anew stays, with what it has by now
+                except BaseException:  # a module that fails while it is loaded anew stays, with what it has by now
                     when_imported()
+                    raise
+                warn_of(when_imported())
 
             loader.exec_module = execute_and_exchange
         return spec
 
 
-def when_imported() -> None:
+def when_imported() -> dict[str, str]:
     with lock:
-        left = put_in() if _in_force else {}
-    warn_of(left)
+        return put_in() if _in_force else {}
 
 
 def warn_of(left: dict[str, str]) -> None:
     for name, why in left.items():
-        message = f"{name} is left as it is: {why}"
+        message = f"{name} was not replaced: {why}. It runs as without the patch; everything else is patched."
         warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
 
 
-HOMES = frozenset(point.module for point in POINTS if point is not SEAM)
+HOMES = frozenset(point.module for point in POINTS if point is not MX_ATTENTION)
 _finder = _Finder()

@@ -27,6 +27,7 @@ from flashattn_core.masks import quick
 
 from .described_masks import description_of
 
+Function = Callable[..., mx.array]
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 MLX_LM_BASE = "mlx_lm.models.base"  # its functions hand on what a model asks for
 
@@ -46,14 +47,15 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
-    quick: bool | None = True  # whether plain calls may round as "input" does; None while somebody observes calls
+    may_round: bool = True  # whether plain calls may round as "input" does
+    observed: bool = False  # whether somebody observes calls
     outermost: bool = False  # whether mx.fast has our function, and nobody else's over it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def settle(self, on: bool, strict: bool, precision: Precision) -> None:
         self.on, self.strict, self.precision = on, strict, precision
-        self.quick = None if observers else precision == "input"
+        self.may_round = precision == "input"
 
 
 observers: list[Callable[[_ext.Arguments], None]] = []
@@ -84,8 +86,8 @@ def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: A
 
     False where MLX's own attention is faster here. None where the patch is off, or the call has to go the long way.
     """
-    rounds, marked = state.quick, here.get()
-    if rounds is None or not (state.on if marked is None else marked):  # is_active(), without the time of a call
+    rounds, marked = state.may_round, here.get()
+    if state.observed or not (state.on if marked is None else marked):  # is_active(), without the time of a call
         return None
     try:
         described = mask if mask is None else quick(description_of(mask, query, key.shape[-2]))
@@ -123,16 +125,35 @@ def attend(
     return flash_or_faster(call)
 
 
-def attend_or_fall_back(*arguments: Any, **options: Any) -> mx.array | None:
-    """As `attend()`; None, and counted, where the call cannot be flash attention."""
+def flash_or(
+    original: Callable[[], mx.array], flash: Callable[[], mx.array | None], whose: str = "mlx-lm's own"
+) -> mx.array:
+    """What `flash` gives, an `attend()`; else what `original` does, the function from before.
+
+    `original` is called while the patch is off, where MLX's own attention is faster, and for a call that cannot be
+    flash attention. The last is counted, and the warning names `whose` attention it was. Bad input has the error of
+    `original`, and counts as nothing.
+    """
+    reason = None
+    if is_active():
+        try:
+            out = flash()
+            if out is not None:
+                return out
+        except (AttributeError, TypeError, ValueError) as error:
+            reason = str(error)
     try:
-        return attend(*arguments, **options)
-    except NoKernelError as error:
-        fall_back(str(error))
-        return None
+        out = original()
+    except Exception as error:
+        if reason is not None:
+            error.add_note(f"flash attention does not take this call either: {reason}")
+        raise
+    if reason is not None:
+        fall_back(reason, whose)
+    return out
 
 
-def fall_back(reason: str) -> None:
+def fall_back(reason: str, whose: str) -> None:
     """Counts a call that is not flash attention, and warns of the first for this reason. Raises under strict."""
     with state.lock:
         state.fallbacks[reason] += 1
@@ -140,7 +161,7 @@ def fall_back(reason: str) -> None:
     if state.strict:
         raise FlashFallbackError(f"strict: this call is not flash attention: {reason}")
     if first:
-        message = f"not flash attention, but the attention from before: {reason} (said once, every call is counted)"
+        message = f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)"
         warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
 
 
@@ -159,12 +180,14 @@ def frames_of_libraries(frame: FrameType | None) -> int:
 def observed(observe: Callable[[_ext.Arguments], None]) -> Iterator[None]:
     """Within, `observe` is given the arguments of each call that is to be flash attention, of any thread."""
     try:
-        observers.append(observe)
-        state.settle(state.on, state.strict, state.precision)
+        with state.lock:
+            observers.append(observe)
+            state.observed = True
         yield
     finally:
-        observers.remove(observe)
-        state.settle(state.on, state.strict, state.precision)
+        with state.lock:
+            observers.remove(observe)
+            state.observed = bool(observers)
 
 
 def _require_kernel(

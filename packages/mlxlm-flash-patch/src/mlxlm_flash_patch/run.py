@@ -23,7 +23,7 @@ from typing import TextIO
 import flashattn_core
 from flashattn_core.arguments import Precision
 
-from .patch import NEVER_CALLED, enable, status, versions
+from .patch import NEVER_CALLED, enable, joined, status, versions
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Program:
 
 def find(command: str, arguments: Sequence[str]) -> Program:
     """The program that COMMAND [ARGS]... means. Raises LookupError, saying what was looked for."""
-    if re.fullmatch(r"python[\d.]*", command):
+    if re.fullmatch(r"python[\d.]*", os.path.basename(command)):
         if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
             raise LookupError(f"{command} is followed by no file and no -m MODULE: its other options are not taken")
         command, *arguments = arguments
@@ -58,11 +58,10 @@ def find(command: str, arguments: Sequence[str]) -> Program:
 
 def switch_on(strict: bool, precision: Precision) -> None:
     """Enables the patch, and sees to the lines on stderr. Raises what enable() and flashattn_core.backends() do."""
-    numbers = [f"{name} {number}" for name, number in versions().items()]
-    backends = [f"{name} {description}" for name, description in flashattn_core.backends().items()]
+    found = joined(versions() | flashattn_core.backends())
     enable(strict=strict, precision=precision)
     how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
-    say(f"flash attention {how}: {' · '.join(numbers + backends)}", sys.stderr)
+    say(f"flash attention {how}: {found}", sys.stderr)
     # At the interpreter's end, not the program's: traceback and other threads come first.
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
 
