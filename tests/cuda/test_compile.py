@@ -127,6 +127,12 @@ def test_copies_of_arrays_that_are_not_aligned(architecture):
         assert assert_each_compiles(architecture, launches.realign(mx.zeros(3, dtype), "cuda")) == 0
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_block_maps(architecture):
+    for dtype in (mx.bool_, *DTYPES.values()):
+        assert assert_each_compiles(architecture, launches.block_map(mx.zeros((64, 64), dtype), "cuda")) == 0
+
+
 # Calls of models: query heads to each key/value head, queries, head_dim, mask and options.
 MODELS = {
     "Mistral": ("bfloat16", 7, 128, 128, SlidingWindow(512), {}),

@@ -48,12 +48,13 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     bring(n + 1);
     if (!block.is_needed(tile, own_any)) continue;
     Tiles tiles = tiles_of(tile.head);
+    bool shown = block.look(rows, own_row, tile, lane);
     Fragment scores[COLUMNS / 8] = {}, dscores[COLUMNS / 8] = {};
     multiply_keys(scores, own_rows(own.keys(0), warp_row), tiles.keys(n), lane);
     if (Block::kSecond) multiply_keys(dscores, own_rows(own.values(0), warp_row), tiles.values(n), lane);
     block.take_columns(rows, saved_columns + n % 2 * COLUMNS, lane);
-    block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile,
-                                       block.is_open(tile), lane);
+    block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile, shown,
+                                       lane);
     if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }

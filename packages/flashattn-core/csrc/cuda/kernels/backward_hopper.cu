@@ -125,13 +125,13 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       Columns columns = ring.tile(n);
       Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
       uint parts[COLUMNS / 16][PARTS][4], dparts[COLUMNS / 16][PARTS][4];
+      bool shown = block.look(rows, own_row, tile, lane);
       begin_products();
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
       if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
       const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
       block.take_columns(rows, saved_columns, lane);
       if (n > 0) turns.pass(lane);
-      bool shown = block.is_open(tile);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
   block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, shown, lane)
       if constexpr (Block::kSecond && has_softcap) {

@@ -173,15 +173,16 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   Fragment scores[COLUMNS / 8], none[1];
   own_arrived.wait(0);
   auto tile = block.first_tile(block.first_row, kRows);
-#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                                \
-  if (Block::kOfKeys) saved.wait_for_tile(n);                                                                        \
-  const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));                    \
-  block.take_columns(rows, saved_columns, lane);                                                                     \
-  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, block.is_open(tile), lane); \
+#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                  \
+  if (Block::kOfKeys) saved.wait_for_tile(n);                                                          \
+  const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));      \
+  block.take_columns(rows, saved_columns, lane);                                                       \
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, shown, lane); \
   if (Block::kOfKeys) saved.release(n)
   if (group == 0) {
     Fragment sums[Block::kFirst ? DV / 8 : 1] = {};
     for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
+      bool shown = block.look(rows, own_row, tile, lane);
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
       firsts.release(n);
@@ -196,6 +197,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   } else {
     Fragment dscores[COLUMNS / 8], sums[D / 8] = {};
     for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
+      bool shown = has_softcap ? block.look(rows, own_row, tile, lane) : block.is_open(tile);
       begin_multiply<value_dim>(dscores, own_second, seconds, n);
       wait_for_products<0>(dscores);
       seconds.release(n);

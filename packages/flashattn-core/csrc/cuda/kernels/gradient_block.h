@@ -206,6 +206,7 @@ struct GradientBlock {
     Row queries[2];      // if the rows are queries, as the rest
     SavedRow saved[2];
     float largest;  // of the maxima that probabilities are computed from, without their signs
+    typename VisibleBits<kOfKeys, COLUMNS>::Bits visible;  // of the tile that look() was called for
   };
   FLASHATTN_FUNC OwnRows own_rows(int own_row, int lane) const {
     OwnRows own;
@@ -221,6 +222,18 @@ struct GradientBlock {
       }
     }
     return own;
+  }
+
+  // Whether nothing is hidden in a tile. Else what the bool array has for it is read, so early that it is there when it
+  // is needed. By all lanes.
+  FLASHATTN_FUNC bool look(OwnRows& own, int own_row, Tile tile, int lane) const {
+    bool shown = is_open(tile);
+    if constexpr (has_visible && kOfKeys) {
+      if (!shown) own.visible.read(visibility, tile.head, tile.column, own_row, lane);
+    } else if constexpr (has_visible) {
+      if (!shown) own.visible.read(visibility, own.queries, tile.column, lane);
+    }
+    return shown;
   }
 
   // Before the first step of each tile.
@@ -289,10 +302,11 @@ struct GradientBlock {
   FLASHATTN_FUNC int first_column() const { return any.begin / COLUMNS * COLUMNS; }
   // What arrays do between so many rows and a tile of columns.
   FLASHATTN_FUNC int blocks(int of_head, int row, int row_count, int tile) const {
-    int column = first_column() + tile * COLUMNS;
-    if (row > last_row) return 0;
-    return kOfKeys ? visibility.blocks(of_head, 1, column, COLUMNS, row, row_count)
-                   : visibility.blocks(of_head, 1, row, row_count, column, COLUMNS);
+    int column = first_column() + tile * COLUMNS, count = kOfKeys ? params().query_len : params().key_len;
+    Range rows = {row, minimum(row + row_count - 1, last_row)},
+          columns = {column, minimum(column + COLUMNS, count) - 1};
+    return kOfKeys ? blocks_between<COLUMNS, ROWS>(visibility, of_head, columns, rows)
+                   : blocks_between<ROWS, COLUMNS>(visibility, of_head, rows, columns);
   }
   // On to a tile of which something is seen.
   FLASHATTN_FUNC void skip(Tile& tile) const {
@@ -313,24 +327,6 @@ struct GradientBlock {
   template <Step STEP, int N>
   FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
                                  const float4* saved_columns, Tile tile, bool shown, int lane) const {
-#define FLASHATTN_EACH_SCORE(...) \
-  return each_score_by<STEP>(__VA_ARGS__, scores, dscores, own, own_row, saved_columns, tile, shown, lane)
-    if constexpr (has_visible && STEP != kToGradients) {
-      if (shown) FLASHATTN_EACH_SCORE(AllVisible{});
-      if constexpr (kOfKeys) {
-        FLASHATTN_EACH_SCORE(BitsOfKeys<COLUMNS>(visibility, tile.head, tile.column, own_row, lane));
-      } else {
-        FLASHATTN_EACH_SCORE(BitsOfQueries<COLUMNS>(visibility, own.queries, tile.column, lane));
-      }
-    } else {
-      FLASHATTN_EACH_SCORE(AllVisible{});
-    }
-#undef FLASHATTN_EACH_SCORE
-  }
-  template <Step STEP, int N, typename Visible>
-  FLASHATTN_FUNC void each_score_by(const Visible& visible, Fragment (&scores)[N], Fragment (&dscores)[N],
-                                    const OwnRows& own, int own_row, const float4* saved_columns, Tile tile, bool shown,
-                                    int lane) const {
     float slope = has_alibi_slopes ? visibility.row(0, tile.head).slope : 0.0f;
     FLASHATTN_UNROLL
     for (int i = 0; i < COLUMNS / 2; ++i) {
@@ -345,7 +341,7 @@ struct GradientBlock {
         score = visibility.score_of_scaled(scaled, row, key_index);
         bool hidden = !shown && !own.columns[h].contains(column, 1);
         if (!shown && !hidden) {
-          score = visibility.masked_by_arrays(score, row, key_index, visible[i]);
+          score = visibility.masked_by_arrays(score, row, key_index, !has_visible || own.visible[i]);
           hidden = (has_tree || has_visible || has_bias) && score == -INFINITY;
         }
         float difference = visibility.has_plain_scores() ? exact : score - of_query.row_max;

@@ -459,9 +459,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   static FLASHATTN_FUNC void for_each(Scores& scores, int first_key, int lane, F function) {
     for_each(scores, [&](float& x, int h, int key) { function(x, h, first_key + lane / 4 * 4 + key); });
   }
-  static FLASHATTN_FUNC void mask(Scores& scores, Visibility visibility, const Row (&rows)[kOwn], int first_key,
-                                  int lane) {
-    for_each(scores, first_key, lane, [&](float& x, int h, int key) { x = visibility.masked(x, rows[h], key); });
+  FLASHATTN_FUNC void mask(Scores& scores, Visibility visibility, int first_key, int lane) const {
+    for_each(scores, first_key, lane, [&](float& x, int h, int key) { x = visibility.masked(x, this->rows[h], key); });
   }
   static FLASHATTN_FUNC float highest(const Scores& scores, int h) {
     return maximum(maximum(at(scores, 0, h), at(scores, 1, h)), maximum(at(scores, 2, h), at(scores, 3, h)));

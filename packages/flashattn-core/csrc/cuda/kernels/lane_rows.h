@@ -23,7 +23,7 @@ struct Rescaling {
 // ROWS rows, which LANES lanes share that are STEP apart. Of Own are, by the layout of its products:
 //   own_row(h, lane)    which of the warp's rows is a lane's row h
 //   for_each(scores, first_key, lane, function)    function(score, h, key) for those that the lane has of a tile's
-//   mask(scores, visibility, rows, first_key, lane)    scores become -inf where these rows do not see the keys
+//   mask(scores, visibility, first_key, lane)    scores become -inf where the rows do not see the keys
 //   highest(scores, h)    their maximum in row h
 //   kScoreUnit    the unit of products; kBelowMax: how far below its maximum a row is seen from, in powers of two
 //   probe(h, lane)    0 times all numbers of the output that the lane has
@@ -69,7 +69,7 @@ struct LaneRows {
       Own::for_each(scores, first_key, lane,
                     [&](float& x, int h, int key) { x = visibility.score(x * Own::kScoreUnit, rows[h], key); });
     }
-    if (!shown) Own::mask(scores, visibility, rows, first_key, lane);
+    if (!shown) static_cast<Own&>(*this).mask(scores, visibility, first_key, lane);
     float score_max[ROWS];
     bool grown = false;
     FLASHATTN_UNROLL

@@ -37,20 +37,40 @@ struct MappedTiles {
   }
 };
 
-// Queries of one head: a block's, or a warp's own.
-struct QueryRange {
+// Queries of one head: a block's, or a warp's own. Or keys.
+struct Range {
   int first, last;
-
-  FLASHATTN_FUNC int count() const { return last - first + 1; }
 };
+
+// What arrays do between some queries of a head and some keys, as call/block_map.h has it. At most so many QUERIES and
+// KEYS, whose number is known here so that all blocks are read at once: each by itself would take a trip to memory.
+template <int QUERIES, int KEYS>
+FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
+  constexpr int kRows = (QUERIES + 2 * kBlockSize - 2) / kBlockSize,
+                kColumns = (KEYS + 2 * kBlockSize - 2) / kBlockSize;
+  if (queries.first > queries.last || keys.first > keys.last) return 0;
+  const Strides& strides = visibility.params->block_map;
+  const uchar* map = visibility.inputs.block_map + head * strides.head;
+  int found = 0;
+  FLASHATTN_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const uchar* row = map + minimum(queries.first / kBlockSize + r, queries.last / kBlockSize) * strides.row;
+    FLASHATTN_UNROLL
+    for (int c = 0; c < kColumns; ++c) {
+      found |= row[minimum(keys.first / kBlockSize + c, keys.last / kBlockSize) * strides.column];
+    }
+  }
+  return found;
+}
 
 // The tiles of keys that a block looks at, one after the other, and what they are to the warp's own queries. The block
 // map hides some of them. All lanes of a warp call its functions.
-template <int KEYS>
+// ROWS: how many queries a block has at most. KEYS: of a tile.
+template <int ROWS, int KEYS>
 struct KeyTiles {
   Visibility visibility;
   int head;
-  QueryRange block, own;
+  Range block, own;
   KeySpan any;             // of the block
   KeySpan own_all;         // of the warp's own queries
   int origin, count;       // the first tile's first key, and how many tiles there are, hidden or not
@@ -60,8 +80,7 @@ struct KeyTiles {
   MappedTiles mapped;
 
   // chunk: of `chunks` blocks that share the keys, which one this is.
-  FLASHATTN_FUNC KeyTiles(Visibility visibility, int head, QueryRange block, QueryRange own, int chunk = 0,
-                          int chunks = 1)
+  FLASHATTN_FUNC KeyTiles(Visibility visibility, int head, Range block, Range own, int chunk = 0, int chunks = 1)
       : visibility(visibility), head(head), block(block), own(own) {
     any = visibility.seen_by_any(block.first, block.last);
     origin = any.begin / KEYS * KEYS;
@@ -102,13 +121,14 @@ struct KeyTiles {
   }
 
  private:
-  FLASHATTN_FUNC int blocks(QueryRange queries, int tile) const {
-    return visibility.blocks(head, 1, queries.first, queries.count(), origin + tile * KEYS, KEYS);
+  FLASHATTN_FUNC int blocks(Range queries, int tile) const {
+    int key = origin + tile * KEYS, end = minimum(key + KEYS, visibility.params->key_len);
+    return blocks_between<ROWS, KEYS>(visibility, head, queries, {key, end - 1});
   }
   FLASHATTN_FUNC void skip() {
     mapped_tile = mapped.next(
         mapped_tile, count, [this](int tile) { return blocks(block, tile); },
-        [this](int tile) { return own.first <= own.last ? blocks(own, tile) : 0; });
+        [this](int tile) { return blocks(own, tile); });
   }
 };
 

@@ -24,7 +24,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   int lane = lane_index(), own_row = int(warp_index()) * ROWS, own_query = first_row + own_row;
   int own_last = minimum(own_query + ROWS - 1, last_row);
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
-  KeyTiles<KEYS> next(visibility, head, {first_row, last_row}, {own_query, own_last});
+  KeyTiles<kRows, KEYS> next(visibility, head, {first_row, last_row}, {own_query, own_last});
 
   Queries queries = {shared_address(shared)};
   Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes),

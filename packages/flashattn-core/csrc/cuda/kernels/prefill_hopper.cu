@@ -52,7 +52,8 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   int group_query = first_row + minimum(group, GROUPS - 1) * kWarpgroupRows;
   int group_last = minimum(group_query + kWarpgroupRows - 1, last_row);
-  KeyTiles<KEYS> next(visibility, head, {first_row, last_row}, {group_query, group_last}, share.chunk, share.chunks);
+  KeyTiles<kRows, KEYS> next(visibility, head, {first_row, last_row}, {group_query, group_last}, share.chunk,
+                             share.chunks);
 
   if (threadIdx.x == 0) {
     keys.initialise(kReaders);
@@ -134,18 +135,20 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       if constexpr (kFresh) rows.add(sums);
       values.release(n);
     };
+    bool is_open = rows.look(visibility, next.first(), next.is_open(), lane);
     multiply_keys(scores, next.n);
     wait_for_products<0>(scores);
     keys.release(next.n);
-    auto first_rescaling = rows.to_probabilities(scores, visibility, next.first(), next.is_open(), lane);
+    auto first_rescaling = rows.to_probabilities(scores, visibility, next.first(), is_open, lane);
     if (has_block_map) rows.rescale(first_rescaling);
     round_probabilities();
     for (next.next(); next.is_there() && next.is_needed(); next.next()) {
+      is_open = rows.look(visibility, next.first(), next.is_open(), lane);
       multiply_keys(scores, next.n);
       add_values(next.n - 1);
       wait_for_products<kParts>(scores);
       keys.release(next.n);
-      auto rescaling = rows.to_probabilities(scores, visibility, next.first(), next.is_open(), lane);
+      auto rescaling = rows.to_probabilities(scores, visibility, next.first(), is_open, lane);
       values_added(next.n - 1);
       round_probabilities();
       rows.rescale(rescaling);

@@ -1,4 +1,5 @@
-// The bool array's entries for a tile, as bits: its bytes are read 16 at a time, and lanes exchange what each has read.
+// What arrays have for a tile. A bool array's bytes are read 16 at a time, and become bits, which lanes exchange. Of an
+// additive array two numbers are read at a time.
 #pragma once
 
 #include "visibility.h"
@@ -38,18 +39,24 @@ FLASHATTN_FUNC uint bits_of_row(const bool* row, int64_t step, int first, int ke
   return result;
 }
 
-// Where there is no such array.
-struct AllVisible {
-  FLASHATTN_FUNC bool operator[](int) const { return true; }
-};
+// Bits first_key + n of a word that are inside of a span.
+FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
+  const auto below = [first_key](int key) {
+    int n = clamped(key - first_key, 0, 32);
+    return n == 32 ? ~0u : (1u << n) - 1;
+  };
+  return below(span.end) & ~below(span.begin);
+}
 
-// Of a fragment's two rows, which are queries, and KEYS keys. Number i is that of fragment i / 4. By all lanes.
+// What each of a fragment's two rows, which are queries, sees of KEYS keys, by its span and by the array. Number i is
+// that of fragment i / 4.
 template <int KEYS>
 struct BitsOfQueries {
   static constexpr int kWords = (KEYS + 31) / 32;
   uint words[2][kWords];
 
-  FLASHATTN_FUNC BitsOfQueries(Visibility visibility, const Row (&rows)[2], int first_key, int lane) {
+  // By all lanes.
+  FLASHATTN_FUNC void read(Visibility visibility, const Row (&rows)[2], int first_key, int lane) {
     constexpr int kOwn = KEYS / 4;  // keys that a lane reads of each row
     const AttentionParams& params = *visibility.params;
     int own = lane % 4;
@@ -67,19 +74,22 @@ struct BitsOfQueries {
         words[h][1] = own < 2 ? others : bits;
       }
       FLASHATTN_UNROLL
-      for (int w = 0; w < kWords; ++w) words[h][w] >>= own * 2;
+      for (int w = 0; w < kWords; ++w) {
+        words[h][w] = (words[h][w] & bits_of_span(rows[h].seen, first_key + w * 32)) >> own * 2;
+      }
     }
   }
   FLASHATTN_FUNC bool operator[](int i) const { return words[i % 4 / 2][i / 16] >> (i / 4 % 4 * 8 + i % 2) & 1; }
 };
 
-// The same where a fragment's rows are keys, and QUERIES queries of a head are its columns.
+// What the array shows where a fragment's rows are keys, and QUERIES queries of a head are its columns.
 template <int QUERIES>
 struct BitsOfKeys {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8;
   uint words[kWords];  // of a lane's queries, and of those 32 further
 
-  FLASHATTN_FUNC BitsOfKeys(Visibility visibility, int head, int first_query, int first_key, int lane) {
+  // By all lanes.
+  FLASHATTN_FUNC void read(Visibility visibility, int head, int first_query, int first_key, int lane) {
     const AttentionParams& params = *visibility.params;
     uint bits = 0;
     FLASHATTN_UNROLL
@@ -94,6 +104,36 @@ struct BitsOfKeys {
   FLASHATTN_FUNC bool operator[](int i) const {
     return words[i / 4 % 4 * 2 + i % 2] >> (i % 4 / 2 * 8 + i / 16 * 16) & 1;
   }
+};
+
+// Whether an additive array has numbers of two keys, of which the first is even, in one piece of memory, for all of so
+// many keys.
+FLASHATTN_FUNC bool has_bias_pairs(Visibility visibility, int first_key, int count) {
+  const Strides& strides = visibility.params->bias;
+  auto begin = reinterpret_cast<unsigned long long>(visibility.inputs.bias);
+  return strides.column == 1 && (strides.row | strides.head) % 2 == 0 && begin % (2 * size_of_dtype(bias_dtype)) == 0 &&
+         first_key + count <= visibility.params->key_len;
+}
+// A row beyond the last query has the last one's.
+FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
+  int query = minimum(row.query, visibility.params->query_len - 1);
+  const uchar* from = visibility.inputs.bias + visibility.bias_offset(row.head, query, key) * size_of_dtype(bias_dtype);
+  if (bias_dtype == 0) return *reinterpret_cast<const float2*>(from);
+  uint pair = *reinterpret_cast<const uint*>(from);
+  if (bias_dtype == 2) return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+  half low, high;
+  low.bits = ushort(pair), high.bits = ushort(pair >> 16);
+  return {float(low), float(high)};
+}
+
+// The one or the other, by what a fragment's rows are.
+template <bool OF_KEYS, int COLUMNS>
+struct VisibleBits {
+  using Bits = BitsOfQueries<COLUMNS>;
+};
+template <int COLUMNS>
+struct VisibleBits<true, COLUMNS> {
+  using Bits = BitsOfKeys<COLUMNS>;
 };
 
 }  // namespace flashattn

@@ -23,6 +23,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   static constexpr float kScoreUnit = 1, kBelowMax = kBelow<T>;
 
   Fragment output[DV / 8] = {};
+  BitsOfQueries<KEYS> visible;  // of the tile that look() was called for
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return lane / kRowLanes + h * kRowStep; }
 
@@ -33,23 +34,38 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       function(scores[i / 4][i % 4], i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
     }
   }
-  static FLASHATTN_FUNC void mask(Fragment (&scores)[KEYS / 8], Visibility visibility, const Row (&rows)[2],
-                                  int first_key, int lane) {
+  // Reads what the bool array has for the next tile, so early that it is there when it is needed. Returns `shown`.
+  FLASHATTN_FUNC bool look(Visibility visibility, int first_key, bool shown, int lane) {
     if constexpr (has_visible) {
-      mask_by(BitsOfQueries<KEYS>(visibility, rows, first_key, lane), scores, visibility, rows, first_key, lane);
+      if (!shown) visible.read(visibility, this->rows, first_key, lane);
+    }
+    return shown;
+  }
+  FLASHATTN_FUNC void mask(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) const {
+    if (has_bias && has_bias_pairs(visibility, first_key, KEYS)) {
+      mask_by<true>(scores, visibility, first_key, lane);
     } else {
-      mask_by(AllVisible{}, scores, visibility, rows, first_key, lane);
+      mask_by<false>(scores, visibility, first_key, lane);
     }
   }
-  template <typename Visible>
-  static FLASHATTN_FUNC void mask_by(const Visible& visible, Fragment (&scores)[KEYS / 8], Visibility visibility,
-                                     const Row (&rows)[2], int first_key, int lane) {
+  // BIAS_PAIRS: what the additive array has for two keys is read at once.
+  template <bool BIAS_PAIRS>
+  FLASHATTN_FUNC void mask_by(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) const {
     FLASHATTN_UNROLL
-    for (int i = 0; i < KEYS / 2; ++i) {
-      float& x = scores[i / 4][i % 4];
-      const Row& row = rows[i % 4 / 2];
-      int key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;
-      x = row.seen.contains(key, 1) ? visibility.masked_by_arrays(x, row, key, visible[i]) : -INFINITY;
+    for (int i = 0; i < KEYS / 2; i += 2) {
+      const Row& row = this->rows[i % 4 / 2];
+      int key = first_key + i / 4 * 8 + lane % 4 * 2;
+      float2 bias = BIAS_PAIRS ? bias_pair(visibility, row, key) : float2{0, 0};
+      FLASHATTN_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        float& x = scores[i / 4][i % 4 + e];
+        bool seen = has_visible ? visible[i + e] : row.seen.contains(key + e, 1);
+        if (BIAS_PAIRS && !has_tree) {
+          x = seen ? visibility.biased(x, e == 0 ? bias.x : bias.y) : -INFINITY;
+        } else {
+          x = seen ? visibility.masked_by_arrays(x, row, key + e, true) : -INFINITY;
+        }
+      }
     }
   }
   static FLASHATTN_FUNC float highest(const Fragment (&scores)[KEYS / 8], int h) {
@@ -134,6 +150,7 @@ struct AttendingRows : WarpRows<T, DV, KEYS> {
   FLASHATTN_FUNC void attend(SharedTile<T, KEYS, D> keys, SharedTile<T, KEYS, DV> values, Visibility visibility,
                              int first_key, bool shown, int lane) {
     Fragment scores[KEYS / 8] = {};
+    this->look(visibility, first_key, shown, lane);
     multiply_keys(scores, queries, keys, lane);
     this->rescale(this->to_probabilities(scores, visibility, first_key, shown, lane));
     add_values<PARTS>(this->output, scores, values, lane);

@@ -1,4 +1,4 @@
-// Finds a block of a mask's block map, see call/block_map.h: by a SIMD group, a lane a key.
+// Finds the blocks of a mask's block map, see call/block_map.h.
 #pragma once
 
 #include "call/block_map.h"
@@ -7,43 +7,67 @@
 
 namespace flashattn {
 
-// DTYPE: of the mask, by its number in dtype.h; -1: bool. params: of the mask. blocks: row-major.
-template <int DTYPE>
-FLASHATTN_FUNC void find_block(FLASHATTN_UNIFORM ArrayParams& params, const FLASHATTN_DEVICE uchar* mask,
-                               FLASHATTN_DEVICE uchar* blocks, int64_t block, uint lane) {
-  if (block >= params.count) {
-    return;
-  }
+// One block of a mask: its first entry, and how many rows and keys it has.
+struct MaskBlock {
+  int64_t offset;
+  int rows, keys;
+};
+
+// params: of the mask. Blocks are counted row-major.
+FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64_t block) {
   int rows = params.shape[params.ndim - 2], keys = params.shape[params.ndim - 1];
   int row_blocks = (rows + kBlockSize - 1) / kBlockSize, key_blocks = (keys + kBlockSize - 1) / kBlockSize;
   int64_t rest = block / key_blocks;
-  int key = int(block % key_blocks) * kBlockSize + int(lane), first_row = int(rest % row_blocks) * kBlockSize;
+  int first_key = int(block % key_blocks) * kBlockSize, first_row = int(rest % row_blocks) * kBlockSize;
   rest /= row_blocks;
-  int64_t offset = key * params.strides[params.ndim - 1] + first_row * params.strides[params.ndim - 2];
+  int64_t offset = first_key * params.strides[params.ndim - 1] + first_row * params.strides[params.ndim - 2];
   for (int d = params.ndim - 3; d >= 0; --d) {
     offset += rest % params.shape[d] * params.strides[d];
     rest /= params.shape[d];
   }
-  bool shows = false, changes = false;
+  return MaskBlock{offset, minimum(rows - first_row, int(kBlockSize)), minimum(keys - first_key, int(kBlockSize))};
+}
+
+// What entries that have been looked at are.
+struct Entries {
+  bool shows;
+  bool changes;
+
+  FLASHATTN_FUNC void add_visible(bool visible) FLASHATTN_THREAD {
+    shows = shows || visible;
+    changes = changes || !visible;
+  }
+  FLASHATTN_FUNC void add_bias(float bias) FLASHATTN_THREAD {
+    shows = shows || bias != -INFINITY;
+    changes = changes || bias != 0;
+  }
+};
+
+// A lane's part of a block, where it has a key. DTYPE: of the mask, by its number in dtype.h; -1: bool.
+template <int DTYPE>
+FLASHATTN_FUNC Entries entries_of_key(FLASHATTN_UNIFORM ArrayParams& params, const FLASHATTN_DEVICE uchar* mask,
+                                      MaskBlock block, int key) {
+  Entries entries = {false, false};
   FLASHATTN_UNROLL
   for (int r = 0; r < kBlockSize; ++r) {
-    if (key < keys && first_row + r < rows) {
-      int64_t at = offset + r * params.strides[params.ndim - 2];
+    if (key < block.keys && r < block.rows) {
+      int64_t at = block.offset + key * params.strides[params.ndim - 1] + r * params.strides[params.ndim - 2];
       if (DTYPE < 0) {
-        bool visible = mask[at] != 0;
-        shows = shows || visible;
-        changes = changes || !visible;
+        entries.add_visible(mask[at] != 0);
       } else {
-        float bias = load_float(mask, DTYPE, at);
-        shows = shows || bias != -INFINITY;
-        changes = changes || bias != 0;
+        entries.add_bias(load_float(mask, DTYPE, at));
       }
     }
   }
-  int any_shows = int(FLASHATTN_LANE_MAX(shows ? 1.0f : 0.0f));
-  int any_changes = int(FLASHATTN_LANE_MAX(changes ? 1.0f : 0.0f));
+  return entries;
+}
+
+// By a SIMD group: writes what its lanes have found.
+FLASHATTN_FUNC void store_block(Entries entries, FLASHATTN_DEVICE uchar* block, uint lane) {
+  int any_shows = int(FLASHATTN_LANE_MAX(entries.shows ? 1.0f : 0.0f));
+  int any_changes = int(FLASHATTN_LANE_MAX(entries.changes ? 1.0f : 0.0f));
   if (lane == 0) {
-    blocks[block] = uchar(any_shows * kBlockShows + any_changes * kBlockChanges);
+    *block = uchar(any_shows * kBlockShows + any_changes * kBlockChanges);
   }
 }
 

@@ -186,7 +186,20 @@ struct Visibility {
     if (!visible || (has_tree && !tree_shows(row.query, key))) {
       return -INFINITY;
     }
-    return has_bias ? add_bias(score, row, key) : score;
+    return has_bias ? biased(score, load_float(inputs.bias, bias_dtype, bias_offset(row.head, row.query, key))) : score;
+  }
+  // A score, with what the additive array has for it.
+  FLASHATTN_FUNC float biased(float score, float bias) const FLASHATTN_THREAD {
+    if (bias == -INFINITY) {
+      return -INFINITY;
+    }
+    // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean. No
+    // max() here: it would turn NaN into a number.
+    float sum = score + bias;
+    return sum < -FLT_MAX ? -FLT_MAX : sum;
+  }
+  FLASHATTN_FUNC int64_t bias_offset(int head, int query, int key) const FLASHATTN_THREAD {
+    return head * params->bias.head + query * params->bias.row + key * params->bias.column;
   }
   // A row of the bool array, from key 0 on.
   FLASHATTN_FUNC const FLASHATTN_DEVICE bool* visible_row(int head, int query) const FLASHATTN_THREAD {
@@ -211,18 +224,6 @@ struct Visibility {
       return false;  // a query before the tree
     }
     return inputs.tree[node * params->tree.row + other / 32 * params->tree.column] >> (other % 32) & 1;
-  }
-
-  FLASHATTN_FUNC float add_bias(float score, Row row, int key) const FLASHATTN_THREAD {
-    int64_t offset = row.head * params->bias.head + row.query * params->bias.row + key * params->bias.column;
-    float added = load_float(inputs.bias, bias_dtype, offset);
-    if (added == -INFINITY) {
-      return -INFINITY;
-    }
-    // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean. No
-    // max() here: it would turn NaN into a number.
-    float sum = score + added;
-    return sum < -FLT_MAX ? -FLT_MAX : sum;
   }
 };
 

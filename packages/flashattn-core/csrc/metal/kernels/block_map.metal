@@ -1,4 +1,4 @@
-// See find_blocks.h: a SIMD group has a block.
+// See find_blocks.h: a SIMD group has a block, a lane a key.
 #include "arguments.h"
 #include "find_blocks.h"
 
@@ -12,5 +12,9 @@ template <int DTYPE>
                                                                   uint lane [[thread_index_in_simdgroup]],
                                                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
                                                                   uint3 group [[threadgroup_position_in_grid]]) {
-  find_block<DTYPE>(array_params, mask, found_blocks, int64_t(group.x) * 8 + simdgroup, lane);
+  int64_t index = int64_t(group.x) * 8 + simdgroup;
+  if (index < array_params.count) {
+    MaskBlock block = mask_block(array_params, index);
+    store_block(entries_of_key<DTYPE>(array_params, mask, block, int(lane)), found_blocks + index, lane);
+  }
 }

@@ -1,0 +1,73 @@
+"""The kernel that finds a mask's block map."""
+
+import launches
+import mlx.core as mx
+import numpy as np
+import pytest
+from array_cases import expected_map
+from cuda_attention import on_cpu
+from metal_attention import execute, on_metal
+from metal_on_cpu import Undefined
+from planted_faults import Fault, assert_is_noticed
+
+PREPARED = {"metal": on_metal, "cuda": on_cpu}
+DTYPES = {"bool": mx.bool_, "float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # also whole blocks, and rows of whole blocks
+
+
+def drawn(rng, shape, dtype):
+    """Some blocks are hidden, some visible; some have -0, or NaN."""
+    shown = rng.random(shape) > np.round(rng.random(-(-shape[-1] // 32)).repeat(32)[: shape[-1]] * 2) / 2
+    if dtype == mx.bool_:
+        return mx.array(shown)
+    mask = mx.where(mx.array(shown), mx.where(mx.arange(shape[-1]) < 30, 0.0, -0.0), -mx.inf).astype(dtype)
+    return mx.where(mx.arange(shape[-1]) == 31, mx.array(mx.nan, dtype), mask)
+
+
+def found(device, mask, edit=lambda source: source):
+    """By the kernel. An access outside of mask or map is an error of the harness, as is a block that is not written."""
+    (launch,) = launches.block_map(mask, device)
+    shape = (*mask.shape[:-2], *(-(-n // 32) for n in mask.shape[-2:]))
+    written = {"found_blocks": Undefined(shape, np.dtype(np.uint8))}
+    execute([launch], written, "forward", edit, PREPARED[device])
+    return written["found_blocks"]
+
+
+@pytest.mark.parametrize("device", PREPARED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_it_says(rng, dtype, device):
+    for shape in SHAPES:
+        mask = drawn(rng, shape, DTYPES[dtype])
+        np.testing.assert_array_equal(found(device, mask), expected_map(mask))
+
+
+@pytest.mark.parametrize("device", PREPARED)
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16"])
+def test_of_views(rng, dtype, device):
+    """Rows that cannot be read in whole pieces, and rows that are read backwards."""
+    whole = drawn(rng, (64, 130), DTYPES[dtype])
+    for view in (whole[:, 1:97], whole[::-1, ::-1], whole[::2, :128], whole.T):
+        np.testing.assert_array_equal(found(device, view), expected_map(view))
+
+
+@pytest.mark.parametrize(
+    ("device", "right", "wrong", "dtype"),
+    [
+        ("cuda", "words[i] != 0", "words[i] == 0x01010101", "bool"),
+        ("cuda", "& ~words[i] & 0x80808080", "& ~words[i] & 0x80", "bool"),
+        ("cuda", "bits & 0x7fff", "bits", "bfloat16"),
+        ("cuda", "lane < block.rows", "true", "bool"),
+        ("metal", "bias != 0", "bias == -INFINITY", "float16"),
+        ("metal", "r < block.rows", "true", "bool"),
+    ],
+)
+def test_is_noticed(rng, device, right, wrong, dtype):
+    masks = [drawn(rng, shape, DTYPES[dtype]) for shape in ((64, 96), (40, 64))]
+    one = mx.arange(32 * 32).reshape(32, 32) == 101
+    masks += [one, ~one] if dtype == "bool" else [mx.where(one, -0.0, 0.0).astype(DTYPES[dtype])]
+
+    def call(edit):
+        for mask in masks:
+            np.testing.assert_array_equal(found(device, mask, edit), expected_map(mask))
+
+    assert_is_noticed(Fault(f"{device}_block_map", right, wrong), call)
