@@ -18,7 +18,7 @@ LONG = {"lengths": (150, 300)}
 
 # An array that hides whole blocks.
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
-OPEN = "!(has_block_map && tile.mapped.bit(tile.mapped.own_changes, tile.mapped_tile))"
+OPEN = "!(has_block_map && tile.listed.changes(own_part))"
 
 
 def of_hopper(old: str, new: str = "", **how) -> Fault:
@@ -100,7 +100,7 @@ FAULTS = {
     "parts: a block that hides some taken for whole": of_parts(OPEN, "true", **BLOCKS),
     "bits of the wrong keys": Fault(BACKWARD, "% 2) >> lane / 4", "% 2) >> lane % 4", **BLOCKS),
     "bits of the wrong queries": Fault(BACKWARD, "lane % 4 * 2 + n % 2) >>", "lane % 4 * 2) >>", **BLOCKS),
-    "parts: bits of queries 32 further": of_parts("<< n / 2;", "<< 0;", **BLOCKS),
+    "parts: bits of queries 32 further": of_parts("bits() << n * 16", "bits() << 0", **BLOCKS),
     "a window too short": Fault(
         BACKWARD, "last) - offset + params->window", "last) - offset + params->window - 1", mask=SlidingWindow(34),
         lengths=(128, 128),

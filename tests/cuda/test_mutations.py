@@ -97,28 +97,25 @@ FAULTS = {
     ),
     # The block map, and the bits of a bool array.
     "a block that hides some taken for whole": Fault(
-        PREFILL, "!(has_block_map && mapped.bit(mapped.own_changes, mapped_tile))", "true", **BLOCKS
+        PREFILL, "!(has_block_map && listed.changes(own_part))", "true", **BLOCKS
     ),
     "hopper: a block that hides some taken for whole": of_hopper(
-        "!(has_block_map && mapped.bit(mapped.own_changes, mapped_tile))", "true", **OF_BLOCKS
+        "!(has_block_map && listed.changes(own_part))", "true", **OF_BLOCKS
     ),
-    "a tile too far": Fault(PREFILL, "tile + __ffs(left) - 1", "tile + __ffs(left)", **BLOCKS),
-    "hopper: a tile too far": of_hopper("tile + __ffs(left) - 1", "tile + __ffs(left)", **OF_BLOCKS),
+    "a tile too far": Fault(PREFILL, "ListedTile{words[n]}", "ListedTile{words[n + 1]}", **BLOCKS),
+    "hopper: a tile too far": of_hopper("ListedTile{words[n]}", "ListedTile{words[n + 1]}", **OF_BLOCKS),
     "a warp's rows see less than they do": Fault(
         PREFILL,
-        "mapped.bit(mapped.own_shows, mapped_tile)",
-        "mapped.bit(mapped.own_changes, mapped_tile)",
+        "listed.shows(own_part)",
+        "listed.changes(own_part)",
         **BLOCKS,
     ),
     "hopper: output not rescaled behind a gap": of_hopper(
         "if (has_block_map) rows.rescale(first_rescaling);", **OF_BLOCKS, options={"scale": 4.0}
     ),
-    "16 bytes that do not begin at 16": Fault(PREFILL, "(from) % COUNT == 0", "(from) % 1 == 0", **BLOCKS),
-    "bits of bytes in the wrong place": Fault(PREFILL, "0x10204080", "0x01020408", **BLOCKS),
+    "bits of bytes in the wrong place": Fault(PREFILL, "0x204081", "0x102040", **BLOCKS),
     "bits of the other lanes": Fault(PREFILL, "own < 2 ? bits : others", "own < 2 ? others : bits", **BLOCKS),
-    "a key beyond the last in the bits": Fault(
-        PREFILL, "if (first + i < key_len) result", "if (true) result", **BLOCKS
-    ),
+    "a key beyond the last in the bits": Fault(PREFILL, "if (first + i < key_len) words", "if (true) words", **BLOCKS),
     "softcap ignored": Fault(
         PREFILL, "? rounded_product(params->softcap, scaled)", "? scaled", options={"softcap": 1.5}
     ),

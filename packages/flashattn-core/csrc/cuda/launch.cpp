@@ -71,7 +71,18 @@ int parts_of_products(const Call& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
 
-Launch prefill(const Call& call) {
+// Makes room behind `shared` bytes for lists of the tiles that the block map leaves, see kernels/mapped_tiles.h: each
+// of up to so many positions. Where there is too little room, the call loses its block map.
+void add_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
+  if (!call.has(Binding::block_map)) return;
+  constexpr int64_t kMost = 8 * 1024;
+  int64_t bytes = lists * (divide_up(positions, tile) + 2) * 4;
+  bool fits = bytes <= std::min(kMost, int64_t{call.device.shared_memory} - shared);
+  call.present[index(Binding::block_map)] = fits;
+  if (fits) shared += static_cast<int>(bytes);
+}
+
+Launch prefill(Call call) {
   constexpr int kStages = 2, kSharedOfHopper = 227 * 1024, kReserved = 1024;
   int bytes = size_of(call.dtype);
   bool wide = bytes == 4;
@@ -84,6 +95,7 @@ Launch prefill(const Call& call) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
   };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
+  add_lists(call, shared, call.params.key_len, keys);
   Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts_of_products(call)},
                          whole_call(call), blocks_of(call, rows * warps), warps, shared);
   int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
@@ -149,15 +161,6 @@ bool is_prefill_of_hopper(const Call& call) {
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && has_boxes(call);
 }
 
-// Where tiles are looked up in a block map, a thread that brings them needs more registers. Of three blocks at once it
-// gets fewer, and spills some.
-void give_registers(int groups, int blocks, int& registers, int& few) {
-  constexpr int kRegisters = 65536, kWarpgroup = 128, kStep = 8;
-  int launched = kRegisters / blocks / ((groups + 1) * kWarpgroup) / kStep * kStep;
-  few = blocks > 2 ? 32 : 56;
-  registers = std::min(registers, (launched * (groups + 1) - few) / groups / kStep * kStep);
-}
-
 // How many blocks share the keys of each of the last blocks, so that these leave few multiprocessors idle.
 SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
   constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes the time of so many keys
@@ -186,7 +189,7 @@ Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_b
                 kWarps);
 }
 
-Launches prefill_hopper(const Call& call) {
+Launches prefill_hopper(Call call) {
   struct Shape {
     int groups, stages, blocks, registers, few;
   };
@@ -203,10 +206,10 @@ Launches prefill_hopper(const Call& call) {
     return {3, call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3, 1, 160, 32};
   };
   auto [groups, stages, blocks, registers, few] = shape();
-  if (call.has(Binding::block_map)) give_registers(groups, blocks, registers, few);
   int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
-               stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2));
+               stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2)) + barriers;
+  add_lists(call, shared, call.params.key_len, kKeys);
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
   std::vector<Argument> arguments = whole_call(call);
@@ -234,7 +237,7 @@ Launches prefill_hopper(const Call& call) {
   }
   Launch attention =
       launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
-             std::move(arguments), count, (groups + 1) * kWarpsOfGroup, shared + barriers);
+             std::move(arguments), count, (groups + 1) * kWarpsOfGroup, shared);
   attention.blocks_at_once = blocks;
   attention.boxes = std::move(boxes);
   result.launches.push_back(std::move(attention));
@@ -316,12 +319,19 @@ Launch backward_delta(const Call& call) {
 
 // What all launches of a gradient have alike.
 struct GradientCall {
-  const Call& call;
+  Call call;
   bool packed;
-  bool is_part;    // see kernels/gradient_block.h
-  int64_t chunks;  // of a group's heads
+  bool is_part;             // see kernels/gradient_block.h
+  int block_heads, chunks;  // of a group's heads: how many a block of keys has, and how many such chunks there are
   Strides dout;
 };
+
+// As above. Blocks of queries look at keys; blocks of keys at the queries of each head, whose maps may differ.
+void add_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
+  const AttentionParams& p = gradient.call.params;
+  int lists = of != kDq && p.block_map.head != 0 ? gradient.block_heads : 1;
+  add_lists(gradient.call, shared, of == kDq ? p.key_len : p.query_len, tile, lists);
+}
 
 std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient of) {
   auto result = arguments({Binding::query, Binding::key, Binding::value, Binding::dout, Binding::saved_rows}, {},
@@ -341,7 +351,7 @@ int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
   return divide_up(call.params.key_len, rows) * num_groups(call) * gradient.chunks;
 }
 
-Launch backward(const GradientCall& gradient, Gradient of) {
+Launch backward(GradientCall gradient, Gradient of) {
   const Call& call = gradient.call;
   const AttentionParams& p = call.params;
   int bytes = size_of(call.dtype), step = bytes == 4 ? 32 : 16;
@@ -354,9 +364,11 @@ Launch backward(const GradientCall& gradient, Gradient of) {
   };
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
+  int shared = shared_by(warps);
+  add_lists(gradient, of, shared, columns);
   return launch(call, gradient.packed, "backward",
                 {dim, value_dim, warps, columns, parts_of_products(call), of, of != kDq && gradient.is_part},
-                gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared_by(warps));
+                gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared);
 }
 
 struct HopperShape {
@@ -372,22 +384,23 @@ HopperShape hopper_shape(const Call& call, Gradient of) {
   return of == kDv ? HopperShape{2, 2, 1, 240, 24} : HopperShape{1, 2, 1, 240, 24};
 }
 
-Launch backward_hopper(const GradientCall& gradient, Gradient of) {
+Launch backward_hopper(GradientCall gradient, Gradient of) {
   constexpr int kColumns = 64, kWarpsOfGroup = 4;
   const Call& call = gradient.call;
   int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
   HopperShape shape = hopper_shape(call, of);
-  if (call.has(Binding::block_map)) give_registers(shape.groups, shape.blocks, shape.registers, shape.few);
   bool of_keys = of != kDq;
   int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
               (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
-  int shared = tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage;
+  int shared =
+      tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage + barriers;
+  add_lists(gradient, of, shared, kColumns);
   Launch result = launch(call, "backward_hopper",
                          {dim, value_dim, shape.groups, kColumns, shape.stages, shape.blocks, shape.registers,
                           shape.few, parts_of_products(call), of, of != kDq && gradient.is_part},
                          gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows),
-                         (shape.groups + 1) * kWarpsOfGroup, shared + barriers);
+                         (shape.groups + 1) * kWarpsOfGroup, shared);
   result.blocks_at_once = shape.blocks;
   const AttentionParams& p = call.params;
   int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
@@ -399,10 +412,8 @@ Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   return result;
 }
 
-Launch backward_parts(const GradientCall& gradient, Gradient of) {
-  constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2;
-  int registers = 232, few = 40;
-  if (gradient.call.has(Binding::block_map)) give_registers(2, 1, registers, few);
+Launch backward_parts(GradientCall gradient, Gradient of) {
+  constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2, kRegisters = 232, kFew = 40;
   const Call& call = gradient.call;
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
@@ -416,13 +427,15 @@ Launch backward_parts(const GradientCall& gradient, Gradient of) {
                               boxes_of_parts(call, Binding::value_parts, kRows, p.value_dim),
                               boxes_of_parts(call, Binding::query_parts, kRows, p.head_dim),
                               boxes_of_parts(call, Binding::dout_parts, kRows, p.value_dim)};
+  int shared =
+      (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers;
+  add_lists(gradient, of, shared, kColumns);
   auto arguments = gradient_arguments(gradient, of);
   for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
   Launch result =
       launch(call, gradient.packed, "backward_parts",
-             {dim, value_dim, kColumns, first_stages, second_stages, registers, few, of, of_keys && gradient.is_part},
-             std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps,
-             (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers);
+             {dim, value_dim, kColumns, first_stages, second_stages, kRegisters, kFew, of, of_keys && gradient.is_part},
+             std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps, shared);
   result.boxes = std::move(boxes);
   return result;
 }
@@ -494,7 +507,8 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   bool is_part = p.window == 0 && group_of(call) > 1;
   int rows = hopper ? hopper_shape(call, kDk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
-  GradientCall gradient = {call, packed, is_part, divide_up(group_of(call), result.backward.block_heads), params.dout};
+  int block_heads = result.backward.block_heads, chunks = divide_up(group_of(call), block_heads);
+  GradientCall gradient = {call, packed, is_part, block_heads, chunks, params.dout};
   const auto add = [&](Launch launch) {
     if (launch.grid[0] != 0) result.launches.push_back(std::move(launch));
   };

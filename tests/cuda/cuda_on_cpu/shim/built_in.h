@@ -45,6 +45,9 @@ CUDA_FUNC unsigned __float_as_uint(float x) {
 CUDA_FUNC int __ffs(unsigned x) {
   return __builtin_ffs(static_cast<int>(x));
 }
+CUDA_FUNC int __popc(unsigned x) {
+  return __builtin_popcount(x);
+}
 CUDA_FUNC float __fmaf_rn(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }

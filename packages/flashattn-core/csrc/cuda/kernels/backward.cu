@@ -13,20 +13,22 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
   using Own = CopiedTiles<T, kRows, D, DV, 1, kThreads>;
   using Tiles = CopiedTiles<T, COLUMNS, D, DV, 2, kThreads>;
-  using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART>;
+  using Block = GradientBlock<T, OF, kRows, WARPS, COLUMNS, IS_PART>;
   extern __shared__ __align__(1024) uchar shared[];
 
-  Block block(FLASHATTN_GRADIENT_BLOCK(T));
-  int lane = lane_index(), warp_row = int(warp_index()) * kWarpRows, own_row = block.first_row + warp_row;
+  float4* saved_columns = reinterpret_cast<float4*>(shared + Own::kBytes + Tiles::kBytes);  // of two tiles
+  Block block(FLASHATTN_GRADIENT_BLOCK(T, reinterpret_cast<uint*>(saved_columns + 2 * COLUMNS)));
+  block.template find<kThreads>();
+  if (has_block_map) __syncthreads();
+  int lane = lane_index(), warp = warp_index(), warp_row = warp * kWarpRows, own_row = block.first_row + warp_row;
   KeySpan own_any = block.columns_of(own_row, minimum(own_row + kWarpRows - 1, block.last_row));
 
   Own own = {shared_address(shared), block.own_first(block.head), block.own_second(block.head), threadIdx.x};
   own.bring(0, block.first_row, block.last_row + 1);
-  float4* saved_columns = reinterpret_cast<float4*>(shared + Own::kBytes + Tiles::kBytes);  // of two tiles
   const auto tiles_of = [&](int head) {
     return Tiles{own.memory + Own::kBytes, block.columns_first(head), block.columns_second(head), threadIdx.x};
   };
-  auto next = block.first_tile(own_row, kWarpRows);
+  auto next = block.first_tile();
   const auto bring = [&](int n) {
     if (block.is_there(next)) {
       tiles_of(next.head).bring(n, next.column, block.any.end);
@@ -46,9 +48,9 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     auto tile = next;
     next = block.next_tile(tile);
     bring(n + 1);
-    if (!block.is_needed(tile, own_any)) continue;
+    if (!block.is_needed(tile, warp, own_any)) continue;
     Tiles tiles = tiles_of(tile.head);
-    bool shown = block.look(rows, own_row, tile, lane);
+    bool shown = block.look(rows, warp, own_row, tile, lane);
     Fragment scores[COLUMNS / 8] = {}, dscores[COLUMNS / 8] = {};
     multiply_keys(scores, own_rows(own.keys(0), warp_row), tiles.keys(n), lane);
     if (Block::kSecond) multiply_keys(dscores, own_rows(own.values(0), warp_row), tiles.values(n), lane);

@@ -55,7 +55,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   constexpr int kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;
   constexpr int kLaunched = 65536 / BLOCKS / ((GROUPS + 1) * kWarpgroup) / 8 * 8;
   static_assert(REGISTERS * GROUPS + FEW <= kLaunched * (GROUPS + 1), "more registers than the block has");
-  using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART>;
+  using Block = GradientBlock<T, OF, kRows, GROUPS, COLUMNS, IS_PART>;
   using OwnFirst = SharedTile<T, kRows, D>;
   using OwnSecond = SharedTile<T, kRows, DV>;
   using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
@@ -68,36 +68,32 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   Ring ring = {ring_memory, ring_memory + Ring::kBytes};
   Barrier own_arrived = {ring.barriers + Ring::kBarriers};
 
-  Block block(FLASHATTN_GRADIENT_BLOCK(T));
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
   // dq's two groups were faster without.
   Turns<Block::kOfKeys ? GROUPS : 1> turns = {own_arrived.address + kBarrierBytes, group};
+  Block block(FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(turns.barriers + turns.kBarriers))));
   if (threadIdx.x == 0) {
     ring.initialise(kReaders);
     own_arrived.initialise(1);
     turns.initialise();
     publish_barriers();
   }
+  block.template find<(GROUPS + 1) * kWarpgroup>();
   __syncthreads();
 
   if (group == GROUPS) {
     leave_registers<FEW>();
-    // One thread brings the tiles. With a block map its whole warp looks them up.
-    bool brings = threadIdx.x % kWarpgroup == 0;
-    if (has_block_map ? threadIdx.x % kWarpgroup < FLASHATTN_LANES : brings) {
+    if (threadIdx.x % kWarpgroup == 0) {
       const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
                  &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
                  &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
                  &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
       int own_head = Block::kOfKeys ? block.kv_head : block.head;
-      if (brings) {
-        own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
-        bring_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
-        if (Block::kSecond) bring_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
-      }
-      auto tile = block.first_tile(block.first_row, kRows);
+      own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
+      bring_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
+      if (Block::kSecond) bring_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
+      auto tile = block.first_tile();
       for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-        if (!brings) continue;
         int first = tile.column, head = Block::kOfKeys ? tile.head : block.kv_head;
         Columns to = ring.tile(n);
         ring.expect(n);
@@ -117,15 +113,16 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   auto rows = block.own_rows(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   own_arrived.wait(0);
-  auto tile = block.first_tile(first_of_group, kWarpgroupRows);
+  auto tile = block.first_tile();
   int n = 0;
-  for (; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
+  for (auto next = tile; block.is_there(tile); ++n, tile = next) {
+    next = block.next_tile(tile);  // what a list has takes its time
     ring.wait_for_tile(n);
-    if (block.is_needed(tile, own_any)) {
+    if (block.is_needed(tile, group, own_any)) {
       Columns columns = ring.tile(n);
       Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
       uint parts[COLUMNS / 16][PARTS][4], dparts[COLUMNS / 16][PARTS][4];
-      bool shown = block.look(rows, own_row, tile, lane);
+      bool shown = block.look(rows, group, own_row, tile, lane);
       begin_products();
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
       if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());

@@ -17,19 +17,13 @@ struct SavedTile {
   uint memory;
 };
 
-// By one lane, and with a block map by all lanes of its warp, which look the tiles up: bring(n, tile) for each tile.
-template <typename Block, typename F>
-FLASHATTN_FUNC void for_each_tile(const Block& block, int lane, F bring) {
-  auto tile = block.first_tile(block.first_row, kWarpgroupRows);
-  for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-    if (lane == 0) bring(n, tile);
-  }
-}
+// By one thread.
 template <typename Block, typename Ring>
-FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map, int lane) {
-  for_each_tile(block, lane, [&](int n, typename Block::Tile tile) {
+FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
+  auto tile = block.first_tile();
+  for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
     ring.bring(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
-  });
+  }
 }
 
 // Begins scores = the rows times tile n, part by part, as begin_multiply_keys() does.
@@ -107,9 +101,9 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
   static_assert(FIRST_STAGES < 2 * kParts, "S needs a part that comes when P of the tile before has been taken");
   static_assert(REGISTERS * kGroups + FEW <= 65536 / kWarpgroup, "more registers than there are");
-  using Block = GradientBlock<T, OF, kRows, COLUMNS, IS_PART, Element>;
-  using BlockOfFirst = GradientBlock<T, kDv, kRows, COLUMNS, IS_PART, Element>;
-  using BlockOfSecond = GradientBlock<T, Block::kOfKeys ? kDk : kDq, kRows, COLUMNS, IS_PART, Element>;
+  using Block = GradientBlock<T, OF, kRows, 1, COLUMNS, IS_PART, Element>;
+  using BlockOfFirst = GradientBlock<T, kDv, kRows, 1, COLUMNS, IS_PART, Element>;
+  using BlockOfSecond = GradientBlock<T, Block::kOfKeys ? kDk : kDq, kRows, 1, COLUMNS, IS_PART, Element>;
   using OwnFirst = SharedTile<Element, kRows, D>;
   using OwnSecond = SharedTile<Element, kRows, DV>;
   using Firsts = TileRing<SharedTile<Element, COLUMNS, D>, FIRST_STAGES, kParts>;
@@ -129,7 +123,8 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   Barrier own_arrived = {saved.barriers + Saved::kBarriers};
   Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}};
 
-  Block block(FLASHATTN_GRADIENT_BLOCK(T));
+  uint* tile_lists = static_cast<uint*>(shared_pointer(handed.given.address + kBarrierBytes));
+  Block block(FLASHATTN_GRADIENT_BLOCK(T, tile_lists));
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / kWarps, 0);
   if (threadIdx.x == 0) {
     firsts.initialise(kGroups * kWarps);
@@ -139,6 +134,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     own_arrived.initialise(1);
     publish_barriers();
   }
+  block.template find<(kGroups + 1) * kWarpgroup>();
   __syncthreads();
 
   if (group == kGroups) {
@@ -147,22 +143,20 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
                &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
                &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
                &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
-    bool is_awake = has_block_map || lane == 0;
-    if (is_awake && warp % kWarps == 0) {
+    if (lane == 0 && warp % kWarps == 0) {
       int head = Block::kOfKeys ? block.kv_head : block.head;
-      if (lane == 0) {
-        own_arrived.arrive_and_expect(kOwnBytes);
-        bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
-        bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
-      }
-      bring_columns(block, firsts, columns_first, lane);
-    } else if (is_awake && warp % kWarps == 1) {
-      bring_columns(block, seconds, columns_second, lane);
-    } else if (is_awake && warp % kWarps == 2 && Block::kOfKeys) {
-      for_each_tile(block, lane, [&](int n, typename Block::Tile tile) {
+      own_arrived.arrive_and_expect(kOwnBytes);
+      bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
+      bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
+      bring_columns(block, firsts, columns_first);
+    } else if (lane == 0 && warp % kWarps == 1) {
+      bring_columns(block, seconds, columns_second);
+    } else if (lane == 0 && warp % kWarps == 2 && Block::kOfKeys) {
+      auto tile = block.first_tile();
+      for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
         saved.expect(n);
         copy_bytes(saved.tile(n).memory, block.saved(tile.head) + tile.column, SavedOfTile::kBytes, saved.arrived(n));
-      });
+      }
     }
     return;
   }
@@ -172,7 +166,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   auto rows = block.own_rows(own_row, lane);
   Fragment scores[COLUMNS / 8], none[1];
   own_arrived.wait(0);
-  auto tile = block.first_tile(block.first_row, kRows);
+  auto tile = block.first_tile();
 #define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                  \
   if (Block::kOfKeys) saved.wait_for_tile(n);                                                          \
   const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));      \
@@ -182,7 +176,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   if (group == 0) {
     Fragment sums[Block::kFirst ? DV / 8 : 1] = {};
     for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-      bool shown = block.look(rows, own_row, tile, lane);
+      bool shown = block.look(rows, 0, own_row, tile, lane);
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
       firsts.release(n);
@@ -192,12 +186,12 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n);
     }
     if constexpr (Block::kFirst) {
-      BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T)).store(sums, none, rows.largest, own_row, lane);
+      BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(sums, none, rows.largest, own_row, lane);
     }
   } else {
     Fragment dscores[COLUMNS / 8], sums[D / 8] = {};
     for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-      bool shown = has_softcap ? block.look(rows, own_row, tile, lane) : block.is_open(tile);
+      bool shown = has_softcap ? block.look(rows, 0, own_row, tile, lane) : block.is_open(tile, 0);
       begin_multiply<value_dim>(dscores, own_second, seconds, n);
       wait_for_products<0>(dscores);
       seconds.release(n);
@@ -205,7 +199,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
       add_tile<Element>(sums, dscores, firsts, n);
     }
-    BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T)).store(none, sums, rows.largest, own_row, lane);
+    BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(none, sums, rows.largest, own_row, lane);
   }
 #undef FLASHATTN_TO_GRADIENTS
 }

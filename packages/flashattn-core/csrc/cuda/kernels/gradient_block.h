@@ -23,9 +23,10 @@
   FLASHATTN_WRITTEN(float, dk_parts);        \
   FLASHATTN_WRITTEN(float, dv_parts)
 // What a GradientBlock is made of, as the kernel has it among its arguments.
-#define FLASHATTN_GRADIENT_BLOCK(T)                                     \
-  params, FLASHATTN_MASK_INPUTS, backward, GradientArrays<T> {          \
-    query, key, value, dout, saved_rows, dq, dk, dv, dk_parts, dv_parts \
+#define FLASHATTN_GRADIENT_BLOCK(T, tile_lists)                                                          \
+  params, FLASHATTN_MASK_INPUTS, backward,                                                               \
+      GradientArrays<T>{query, key, value, dout, saved_rows, dq, dk, dv, dk_parts, dv_parts}, TileList { \
+    tile_lists                                                                                           \
   }
 
 namespace flashattn {
@@ -107,9 +108,9 @@ struct GradientRow {
   }
 };
 
-// OF: a Gradient. ROWS: of the block. COLUMNS: of a tile. IS_PART: blocks of keys leave float32 for backward_merge.cu.
-// E: what the tensor cores multiply.
-template <typename T, int OF, int ROWS, int COLUMNS, bool IS_PART, typename E = T>
+// OF: a Gradient. ROWS: of the block; PARTS: equal parts of these, each with a tile's work of its own. COLUMNS: of a
+// tile. IS_PART: blocks of keys leave float32 for backward_merge.cu. E: what the tensor cores multiply.
+template <typename T, int OF, int ROWS, int PARTS, int COLUMNS, bool IS_PART, typename E = T>
 struct GradientBlock {
   static constexpr bool kOfKeys = is_of_keys(OF), kFirst = has_first(OF), kSecond = has_second(OF);
 
@@ -121,16 +122,20 @@ struct GradientBlock {
   int first_row, last_row;
   KeySpan any;  // the columns that one of the rows has a score with
 
-  // A query head and the first column, for a warp's own rows.
+  static constexpr int kOwn = ROWS / PARTS;
+
+  // A query head and the first column.
   struct Tile {
-    int head, column, own_row, own_count;
-    int mapped_tile = 0;  // with a block map: how many tiles of this head come before, hidden or not
-    MappedTiles mapped = {};
+    int head, column;
+    int n = 0;  // with a block map: how many listed tiles of this head come before
+    ListedTile listed = {0};
   };
 
+  TileList lists;  // with a block map: one for all heads, or one for each
+
   FLASHATTN_FUNC GradientBlock(const AttentionParams& p, MaskInputs masks, const BackwardParams& backward,
-                               GradientArrays<T> arrays)
-      : backward(backward), arrays(arrays) {
+                               GradientArrays<T> arrays, TileList lists)
+      : backward(backward), arrays(arrays), lists(lists) {
     int group = p.num_heads / p.num_kv_heads, chunks = kOfKeys ? head_chunks(p, backward) : 1;
     BlockPosition block = block_position(p, kOfKeys ? p.num_kv_heads * chunks : p.num_heads);
     batch = block.batch;
@@ -147,31 +152,37 @@ struct GradientBlock {
   }
 
   FLASHATTN_FUNC const AttentionParams& params() const { return *visibility.params; }
-  // Each head has all tiles of its columns, one after the other, but for those that the block map hides. With a map all
-  // lanes of a warp call these.
-  FLASHATTN_FUNC Tile first_tile(int own_row, int own_count) const {
-    Tile tile = {any.begin < any.end ? head : head + heads, first_column(), own_row, own_count};
-    if (has_block_map) {
-      tile.mapped.first = -FLASHATTN_LANES;
-      skip(tile);
+  // By all THREADS of the block: with a block map finds the tiles. The threads then have to wait for each other.
+  template <int THREADS>
+  FLASHATTN_FUNC void find() const {
+    if constexpr (has_block_map) {
+      int last = params().block_map.head == 0 ? head : head + heads - 1;
+      for (int of_head = head; of_head <= last; ++of_head) {
+        list_of(of_head).template find<THREADS, PARTS>(tile_count(),
+                                                       [&](int tile, int part) { return blocks(of_head, tile, part); });
+      }
     }
+  }
+  // Each head has all tiles of its columns, one after the other, but for those that the block map hides.
+  FLASHATTN_FUNC Tile first_tile() const {
+    Tile tile = {any.begin < any.end ? head : head + heads, first_column()};
+    if (has_block_map) take(tile);
     return tile;
   }
   FLASHATTN_FUNC Tile next_tile(Tile tile) const {
     if (has_block_map) {
-      ++tile.mapped_tile;
-      skip(tile);
+      ++tile.n;
+      take(tile);
     } else {
       tile.column += COLUMNS;
-      if (tile.column >= any.end) tile = {tile.head + 1, first_column(), tile.own_row, tile.own_count};
+      if (tile.column >= any.end) tile = {tile.head + 1, first_column()};
     }
     return tile;
   }
   FLASHATTN_FUNC bool is_there(Tile tile) const { return tile.head < head + heads; }
-  // own_any: the columns that one of the warp's own rows has a score with.
-  FLASHATTN_FUNC bool is_needed(Tile tile, KeySpan own_any) const {
-    return own_any.meets(tile.column, COLUMNS) &&
-           (!has_block_map || tile.mapped.bit(tile.mapped.own_shows, tile.mapped_tile));
+  // Whether one of the part's rows, which have scores with these columns, has one with the tile's.
+  FLASHATTN_FUNC bool is_needed(Tile tile, int own_part, KeySpan own_any) const {
+    return own_any.meets(tile.column, COLUMNS) && (!has_block_map || tile.listed.shows(own_part));
   }
 
   FLASHATTN_FUNC PlainRows<const T*> rows(const T* array, const Strides& strides, int of_head) const {
@@ -192,12 +203,12 @@ struct GradientBlock {
   FLASHATTN_FUNC KeySpan columns_of(int first, int last) const {
     return kOfKeys ? visibility.seen_from(first, last) : visibility.seen_by_any(first, last);
   }
-  // Whether nothing is hidden between the warp's own rows and a tile of columns, and arrays change no score.
-  FLASHATTN_FUNC bool is_open(Tile tile) const {
-    int row = tile.own_row, count = tile.own_count, column = tile.column;
-    int first = kOfKeys ? column : row, last = minimum(first + (kOfKeys ? COLUMNS : count), params().query_len) - 1;
-    return visibility.open_to_all(first, last).contains(kOfKeys ? row : column, kOfKeys ? count : COLUMNS) &&
-           !(has_block_map && tile.mapped.bit(tile.mapped.own_changes, tile.mapped_tile));
+  // Whether nothing is hidden between the part's rows and a tile of columns, and arrays change no score.
+  FLASHATTN_FUNC bool is_open(Tile tile, int own_part) const {
+    int row = first_row + own_part * kOwn, column = tile.column;
+    int first = kOfKeys ? column : row, last = minimum(first + (kOfKeys ? COLUMNS : kOwn), params().query_len) - 1;
+    return visibility.open_to_all(first, last).contains(kOfKeys ? row : column, kOfKeys ? kOwn : COLUMNS) &&
+           !(has_block_map && tile.listed.changes(own_part));
   }
 
   // What a lane needs to know of the two rows that it has of a warp's 16, from own_row on.
@@ -224,10 +235,10 @@ struct GradientBlock {
     return own;
   }
 
-  // Whether nothing is hidden in a tile. Else what the bool array has for it is read, so early that it is there when it
-  // is needed. By all lanes.
-  FLASHATTN_FUNC bool look(OwnRows& own, int own_row, Tile tile, int lane) const {
-    bool shown = is_open(tile);
+  // Whether nothing is hidden in a tile. Else what the bool array has for it is asked for, so early that it is there
+  // when it is needed.
+  FLASHATTN_FUNC bool look(OwnRows& own, int own_part, int own_row, Tile tile, int lane) const {
+    bool shown = is_open(tile, own_part);
     if constexpr (has_visible && kOfKeys) {
       if (!shown) own.visible.read(visibility, tile.head, tile.column, own_row, lane);
     } else if constexpr (has_visible) {
@@ -249,8 +260,11 @@ struct GradientBlock {
   // Turns S into P, or dP into dS, where S has become P, or both, of a warp's rows and a tile. saved_columns: of the
   // tile's queries, if keys are rows.
   template <Step STEP, int N>
-  FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
+  FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], OwnRows& own, int own_row,
                                    const float4* saved_columns, Tile tile, bool shown, int lane) const {
+    if constexpr (has_visible && STEP != kToGradients) {
+      if (!shown) take_visible(own, tile, lane);
+    }
     if (shown) {  // the mask's code is left out
       each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, true, lane);
     } else {
@@ -299,28 +313,34 @@ struct GradientBlock {
   }
 
  private:
-  FLASHATTN_FUNC int first_column() const { return any.begin / COLUMNS * COLUMNS; }
-  // What arrays do between so many rows and a tile of columns.
-  FLASHATTN_FUNC int blocks(int of_head, int row, int row_count, int tile) const {
-    int column = first_column() + tile * COLUMNS, count = kOfKeys ? params().query_len : params().key_len;
-    Range rows = {row, minimum(row + row_count - 1, last_row)},
-          columns = {column, minimum(column + COLUMNS, count) - 1};
-    return kOfKeys ? blocks_between<COLUMNS, ROWS>(visibility, of_head, columns, rows)
-                   : blocks_between<ROWS, COLUMNS>(visibility, of_head, rows, columns);
+  FLASHATTN_FUNC void take_visible(OwnRows& own, Tile tile, int lane) const {
+    if constexpr (kOfKeys) {
+      own.visible.take(lane);
+    } else {
+      own.visible.take(own.queries, tile.column, lane);
+    }
   }
-  // On to a tile of which something is seen.
-  FLASHATTN_FUNC void skip(Tile& tile) const {
-    int count = (any.end - first_column() + COLUMNS - 1) / COLUMNS;
-    while (is_there(tile)) {
-      int of_head = tile.head, own_row = tile.own_row, own_count = tile.own_count;
-      tile.mapped_tile = tile.mapped.next(
-          tile.mapped_tile, count, [this, of_head](int n) { return blocks(of_head, first_row, ROWS, n); },
-          [this, of_head, own_row, own_count](int n) { return blocks(of_head, own_row, own_count, n); });
-      tile.column = first_column() + tile.mapped_tile * COLUMNS;
-      if (tile.mapped_tile < count) return;
-      ++tile.head;
-      tile.mapped_tile = 0;
-      tile.mapped.first = -FLASHATTN_LANES;
+
+  FLASHATTN_FUNC int first_column() const { return any.begin / COLUMNS * COLUMNS; }
+  FLASHATTN_FUNC int tile_count() const { return (any.end - first_column() + COLUMNS - 1) / COLUMNS; }
+  // What arrays do between a part of the rows and a tile of columns.
+  FLASHATTN_FUNC int blocks(int of_head, int tile, int own_part) const {
+    int column = first_column() + tile * COLUMNS, count = kOfKeys ? params().query_len : params().key_len;
+    Range rows = Range{first_row, last_row}.template part<kOwn>(own_part);
+    Range columns = {column, minimum(column + COLUMNS, count) - 1};
+    return kOfKeys ? blocks_between<COLUMNS, kOwn>(visibility, of_head, columns, rows)
+                   : blocks_between<kOwn, COLUMNS>(visibility, of_head, rows, columns);
+  }
+  FLASHATTN_FUNC TileList list_of(int of_head) const {
+    return {lists.words + (params().block_map.head == 0 ? 0 : (of_head - head) * (tile_count() + 1))};
+  }
+  // Takes tile n of the list, or of the next head that has one.
+  FLASHATTN_FUNC void take(Tile& tile) const {
+    for (; is_there(tile); ++tile.head, tile.n = 0) {
+      tile.listed = list_of(tile.head)[tile.n];
+      if (!tile.listed.exists()) continue;
+      tile.column = first_column() + tile.listed.tile() * COLUMNS;
+      return;
     }
   }
 

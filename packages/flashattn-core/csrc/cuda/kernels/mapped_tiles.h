@@ -1,53 +1,29 @@
-// What the block map of a mask says of the tiles that come next: 32 of them are looked up at once, a lane each.
+// Which tiles a block map leaves of those that a block looks at. All threads of the block find them before the first
+// tile, and list them in shared memory.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// Bit n is of tile `first` + n.
-struct MappedTiles {
-  int first;
-  uint shows;                   // to some row of the block
-  uint own_shows, own_changes;  // for the warp's own rows
-
-  // The first tile from `tile` on that shows something; `count`: there is none. By all lanes of a warp. of_block(tile),
-  // of_own(tile): what Visibility::blocks() has for it.
-  template <typename F, typename G>
-  FLASHATTN_FUNC int next(int tile, int count, F of_block, G of_own) {
-    while (tile < count) {
-      if (tile >= first + FLASHATTN_LANES) look_up(tile, count, of_block, of_own);
-      uint left = shows >> (tile - first);
-      if (left != 0) return tile + __ffs(left) - 1;
-      tile = first + FLASHATTN_LANES;
-    }
-    return count;
-  }
-  FLASHATTN_FUNC bool bit(uint bits, int tile) const { return bits >> (tile - first) & 1; }
-
- private:
-  template <typename F, typename G>
-  FLASHATTN_FUNC void look_up(int begin, int count, F of_block, G of_own) {
-    int tile = begin + int(threadIdx.x % FLASHATTN_LANES);
-    int block = tile < count ? of_block(tile) : 0, own = tile < count ? of_own(tile) : 0;
-    first = begin;
-    shows = __ballot_sync(~0u, block & kBlockShows);
-    own_shows = __ballot_sync(~0u, own & kBlockShows);
-    own_changes = __ballot_sync(~0u, own & kBlockChanges);
-  }
-};
-
-// Queries of one head: a block's, or a warp's own. Or keys.
+// Some queries of a head, or some keys.
 struct Range {
   int first, last;
+
+  // Number n of equal parts of SIZE; it is empty behind the last one.
+  template <int SIZE>
+  FLASHATTN_FUNC Range part(int n) const {
+    return Range{first + n * SIZE, minimum(first + (n + 1) * SIZE - 1, last)};
+  }
 };
 
-// What arrays do between some queries of a head and some keys, as call/block_map.h has it. At most so many QUERIES and
-// KEYS, whose number is known here so that all blocks are read at once: each by itself would take a trip to memory.
+// What arrays do between some queries of a head and some keys, as call/block_map.h has it. QUERIES and KEYS: how many
+// at most, known here so that all blocks of the map are read at once. Ranges begin at a multiple of that, or of 32.
 template <int QUERIES, int KEYS>
 FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
-  constexpr int kRows = (QUERIES + 2 * kBlockSize - 2) / kBlockSize,
-                kColumns = (KEYS + 2 * kBlockSize - 2) / kBlockSize;
+  static_assert(QUERIES % kBlockSize == 0 || kBlockSize % QUERIES == 0, "blocks would be cut");
+  static_assert(KEYS % kBlockSize == 0 || kBlockSize % KEYS == 0, "blocks would be cut");
+  constexpr int kRows = (QUERIES + kBlockSize - 1) / kBlockSize, kColumns = (KEYS + kBlockSize - 1) / kBlockSize;
   if (queries.first > queries.last || keys.first > keys.last) return 0;
   const Strides& strides = visibility.params->block_map;
   const uchar* map = visibility.inputs.block_map + head * strides.head;
@@ -63,30 +39,75 @@ FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries
   return found;
 }
 
-// The tiles of keys that a block looks at, one after the other, and what they are to the warp's own queries. The block
-// map hides some of them. All lanes of a warp call its functions.
-// ROWS: how many queries a block has at most. KEYS: of a tile.
-template <int ROWS, int KEYS>
+// A tile's number, and what arrays do between its columns and each part of the block's rows.
+struct ListedTile {
+  static constexpr uint kEnd = ~0u;  // behind the last tile
+  uint bits;
+
+  FLASHATTN_FUNC bool exists() const { return bits != kEnd; }
+  FLASHATTN_FUNC int tile() const { return bits & 0xffff; }
+  FLASHATTN_FUNC bool shows(int part) const { return bits >> (16 + 2 * part) & kBlockShows; }
+  FLASHATTN_FUNC bool changes(int part) const { return bits >> (16 + 2 * part) & kBlockChanges; }
+};
+
+// Of `count` tiles, those that show something, in their order, and an end. Lies in shared memory.
+struct TileList {
+  uint* words;
+
+  FLASHATTN_FUNC ListedTile operator[](int n) const { return ListedTile{words[n]}; }
+
+  // By all THREADS of the block. blocks_of(tile, part): what arrays do, of PARTS parts of the rows.
+  template <int THREADS, int PARTS, typename F>
+  FLASHATTN_FUNC void find(int count, F blocks_of) const {
+    static_assert(PARTS <= 8 && kBlockShows + kBlockChanges == 3, "two bits each");
+    for (int tile = threadIdx.x; tile < count; tile += THREADS) {
+      uint bits = tile;
+      FLASHATTN_UNROLL
+      for (int part = 0; part < PARTS; ++part) bits |= uint(blocks_of(tile, part)) << (16 + 2 * part);
+      words[tile] = bits;
+    }
+    __syncthreads();
+    if (threadIdx.x >= FLASHATTN_LANES) return;
+    constexpr uint kShows = 0x55550000 * kBlockShows;  // to any part
+    int lane = threadIdx.x, kept = 0;
+    for (int first = 0; first < count; first += FLASHATTN_LANES) {
+      uint bits = first + lane < count ? words[first + lane] : 0;
+      uint shows = __ballot_sync(~0u, (bits & kShows) != 0);
+      if ((bits & kShows) != 0) words[kept + __popc(shows & (1u << lane) - 1)] = bits;
+      kept += __popc(shows);
+      __syncwarp();
+    }
+    if (lane == 0) words[kept] = ListedTile::kEnd;
+  }
+};
+
+// The tiles of keys that a block looks at, one after the other, and what they are to the warp's own queries. PARTS:
+// equal parts of the block's ROWS, each with a tile's work of its own. KEYS: of a tile.
+template <int ROWS, int PARTS, int KEYS>
 struct KeyTiles {
+  static constexpr int kOwn = ROWS / PARTS;
+
   Visibility visibility;
-  int head;
-  Range block, own;
+  int own_part;
   KeySpan any;             // of the block
   KeySpan own_all;         // of the warp's own queries
-  int origin, count;       // the first tile's first key, and how many tiles there are, hidden or not
+  int origin, count;       // the first tile's first key, and how many tiles there are
   int own_begin, own_end;  // tiles that an own query sees something of, by the spans
   int n = 0;               // how many tiles came before
-  int mapped_tile = 0;     // with a block map: how many tiles from the origin on, hidden or not
-  MappedTiles mapped;
+  TileList list;
+  ListedTile listed = {0};
 
-  // chunk: of `chunks` blocks that share the keys, which one this is.
-  FLASHATTN_FUNC KeyTiles(Visibility visibility, int head, Range block, Range own, int chunk = 0, int chunks = 1)
-      : visibility(visibility), head(head), block(block), own(own) {
-    any = visibility.seen_by_any(block.first, block.last);
+  // queries: of the block. chunk: of `chunks` blocks that share the keys, which one this is. list: with a block map, to
+  // be found by find().
+  FLASHATTN_FUNC KeyTiles(Visibility visibility, Range queries, int own_part, TileList list, int chunk = 0,
+                          int chunks = 1)
+      : visibility(visibility), own_part(own_part), list(list) {
+    any = visibility.seen_by_any(queries.first, queries.last);
     origin = any.begin / KEYS * KEYS;
     int all = any.begin < any.end ? (any.end - origin + KEYS - 1) / KEYS : 0, before = all * chunk / chunks;
     count = all * (chunk + 1) / chunks - before;
     origin += before * KEYS;
+    Range own = queries.part<kOwn>(own_part);
     bool exists = own.first <= own.last;
     KeySpan own_any = exists ? visibility.seen_by_any(own.first, own.last) : KeySpan{0, 0};
     own_any = intersection(own_any, KeySpan{origin, origin + count * KEYS});
@@ -94,41 +115,38 @@ struct KeyTiles {
     bool sees = own_any.begin < own_any.end;
     own_begin = sees ? (own_any.begin - origin) / KEYS : 0;
     own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
-    if (has_block_map) {
-      mapped.first = -FLASHATTN_LANES;
-      skip();
+  }
+  // By all THREADS of the block, which then have to wait for each other.
+  template <int THREADS>
+  FLASHATTN_FUNC void find(int head, Range queries) const {
+    if constexpr (has_block_map) {
+      list.find<THREADS, PARTS>(count, [&](int tile, int part) {
+        int key = origin + tile * KEYS;
+        Range keys = {key, minimum(key + KEYS, visibility.params->key_len) - 1};
+        return blocks_between<kOwn, KEYS>(visibility, head, queries.part<kOwn>(part), keys);
+      });
     }
   }
+  // By threads that see the list.
+  FLASHATTN_FUNC void begin() {
+    if (has_block_map) listed = list[0];
+  }
 
-  FLASHATTN_FUNC int tile() const { return has_block_map ? mapped_tile : n; }
+  FLASHATTN_FUNC int tile() const { return has_block_map ? listed.tile() : n; }
   FLASHATTN_FUNC int first() const { return origin + tile() * KEYS; }
-  FLASHATTN_FUNC bool is_there() const { return tile() < count; }
+  FLASHATTN_FUNC bool is_there() const { return has_block_map ? listed.exists() : n < count; }
   // Whether the own queries see a tile. With a block map: whether there is one.
   FLASHATTN_FUNC bool sees() const { return has_block_map ? is_there() : own_begin < own_end; }
   FLASHATTN_FUNC void next() {
     ++n;
-    if (has_block_map) {
-      ++mapped_tile;
-      skip();
-    }
+    if (has_block_map && listed.exists()) listed = list[n];
   }
   // Whether some own query sees some of its keys; and whether all see all of them, and no score is changed.
   FLASHATTN_FUNC bool is_needed() const {
-    return own_begin <= tile() && tile() < own_end && (!has_block_map || mapped.bit(mapped.own_shows, mapped_tile));
+    return own_begin <= tile() && tile() < own_end && (!has_block_map || listed.shows(own_part));
   }
   FLASHATTN_FUNC bool is_open() const {
-    return own_all.contains(first(), KEYS) && !(has_block_map && mapped.bit(mapped.own_changes, mapped_tile));
-  }
-
- private:
-  FLASHATTN_FUNC int blocks(Range queries, int tile) const {
-    int key = origin + tile * KEYS, end = minimum(key + KEYS, visibility.params->key_len);
-    return blocks_between<ROWS, KEYS>(visibility, head, queries, {key, end - 1});
-  }
-  FLASHATTN_FUNC void skip() {
-    mapped_tile = mapped.next(
-        mapped_tile, count, [this](int tile) { return blocks(block, tile); },
-        [this](int tile) { return blocks(own, tile); });
+    return own_all.contains(first(), KEYS) && !(has_block_map && listed.changes(own_part));
   }
 };
 

@@ -42,6 +42,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   KeyRing keys = {key_memory, barriers};
   ValueRing values = {value_memory, barriers + KeyRing::kBarriers};
   Barrier queries_arrived = {values.barriers + ValueRing::kBarriers};
+  uint* tile_list = static_cast<uint*>(shared_pointer(queries_arrived.address + kBarrierBytes));
 
   BlockShare share = share_of_block(split);
   BlockPosition block = block_position(params, params.num_heads, share.rows);
@@ -50,10 +51,9 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   int lane = lane_index(), group = __shfl_sync(~0u, int(warp_index()) / 4, 0);
 
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
-  int group_query = first_row + minimum(group, GROUPS - 1) * kWarpgroupRows;
-  int group_last = minimum(group_query + kWarpgroupRows - 1, last_row);
-  KeyTiles<kRows, KEYS> next(visibility, head, {first_row, last_row}, {group_query, group_last}, share.chunk,
-                             share.chunks);
+  Range queries_of_block = {first_row, last_row};
+  KeyTiles<kRows, GROUPS, KEYS> next(visibility, queries_of_block, minimum(group, GROUPS - 1), {tile_list}, share.chunk,
+                                     share.chunks);
 
   if (threadIdx.x == 0) {
     keys.initialise(kReaders);
@@ -73,21 +73,21 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     }
     publish_operands();
   }
+  next.template find<(GROUPS + 1) * kWarpgroup>(head, queries_of_block);
   __syncthreads();
+  next.begin();
 
   if (group == GROUPS) {
     leave_registers<FEW>();
-    // One thread brings the tiles. With a block map its whole warp looks them up.
-    bool brings = threadIdx.x % kWarpgroup == 0;
-    if (has_block_map ? threadIdx.x % kWarpgroup < FLASHATTN_LANES : brings) {
-      if (!kFresh && brings) {
+    if (threadIdx.x % kWarpgroup == 0) {
+      if (!kFresh) {
         queries_arrived.arrive_and_expect(Queries::kBytes);
         bring_boxes(queries, arguments.query_map, first_row, head, batch, queries_arrived);
       }
       for (int n = 0, before = 0; n == 0 || before >= 0; ++n) {
         int first = next.is_there() ? next.first() : -1;
-        if (brings && first >= 0) keys.bring(n, arguments.key_map, first, kv_head, batch);
-        if (brings && n > 0) values.bring(n - 1, arguments.value_map, before, kv_head, batch);
+        if (first >= 0) keys.bring(n, arguments.key_map, first, kv_head, batch);
+        if (n > 0) values.bring(n - 1, arguments.value_map, before, kv_head, batch);
         before = first;
         next.next();
       }
@@ -97,7 +97,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   take_registers<REGISTERS>();
 
   WarpRows<T, DV, KEYS, Element> rows;
-  int own_query = group_query + int(warp_index()) % 4 * kWarpRows;
+  int own_query = first_row + int(warp_index()) * kWarpRows;
   rows.begin(visibility, own_query, head, 1, lane);
   const auto multiply_keys = [&](Fragment(&scores)[KEYS / 8], int n) {
     FLASHATTN_UNROLL

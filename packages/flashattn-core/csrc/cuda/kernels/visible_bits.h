@@ -6,38 +6,49 @@
 
 namespace flashattn {
 
-// Bit n: whether byte n is not 0. The product moves bits 0, 8, 16 and 24 to the highest four; none of them meets
+// Bit n: whether byte n is not 0. The product moves bits 7, 15, 23 and 31 to the highest four; none of them meets
 // another.
 FLASHATTN_FUNC uint bits_of_word(uint word) {
   uint high = ((word & 0x7f7f7f7f) + 0x7f7f7f7f | word) & 0x80808080;
-  return (high >> 7) * 0x10204080 >> 28;
+  return high * 0x204081 >> 28;
 }
 
-// Bit n: what the array says of key `first` + n, COUNT keys of them; 0 where there is no key. row: from key 0 on.
+// A row's bytes from some key on, COUNT of them.
 template <int COUNT>
-FLASHATTN_FUNC uint bits_of_row(const bool* row, int64_t step, int first, int key_len) {
+struct VisibleBytes {
   static_assert(COUNT == 4 || COUNT == 8 || COUNT == 16, "a load");
-  const bool* from = row + first * step;
-  uint result = 0;
-  if (step == 1 && first + COUNT <= key_len && reinterpret_cast<unsigned long long>(from) % COUNT == 0) {
-    if constexpr (COUNT == 16) {
-      uint4 words = *reinterpret_cast<const uint4*>(from);
-      result =
-          bits_of_word(words.x) | bits_of_word(words.y) << 4 | bits_of_word(words.z) << 8 | bits_of_word(words.w) << 12;
-    } else if constexpr (COUNT == 8) {
-      uint2 words = *reinterpret_cast<const uint2*>(from);
-      result = bits_of_word(words.x) | bits_of_word(words.y) << 4;
+  uint words[COUNT / 4];
+
+  // row: from key 0 on. 0 where there is no key.
+  FLASHATTN_FUNC void read(const bool* row, int64_t step, int first, int key_len) {
+    const bool* from = row + first * step;
+    if (step == 1 && first + COUNT <= key_len && reinterpret_cast<unsigned long long>(from) % COUNT == 0) {
+      if constexpr (COUNT == 16) {
+        uint4 four = *reinterpret_cast<const uint4*>(from);
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+      } else if constexpr (COUNT == 8) {
+        uint2 two = *reinterpret_cast<const uint2*>(from);
+        words[0] = two.x, words[1] = two.y;
+      } else {
+        words[0] = *reinterpret_cast<const uint*>(from);
+      }
     } else {
-      result = bits_of_word(*reinterpret_cast<const uint*>(from));
-    }
-  } else {
-    FLASHATTN_UNROLL
-    for (int i = 0; i < COUNT; ++i) {
-      if (first + i < key_len) result |= uint(from[i * step]) << i;
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COUNT / 4; ++i) words[i] = 0;
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COUNT; ++i) {
+        if (first + i < key_len) words[i / 4] |= uint(from[i * step]) << i % 4 * 8;
+      }
     }
   }
-  return result;
-}
+  // Bit n is of byte n.
+  FLASHATTN_FUNC uint bits() const {
+    uint result = 0;
+    FLASHATTN_UNROLL
+    for (int i = 0; i < COUNT / 4; ++i) result |= bits_of_word(words[i]) << i * 4;
+    return result;
+  }
+};
 
 // Bits first_key + n of a word that are inside of a span.
 FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
@@ -49,22 +60,27 @@ FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
 }
 
 // What each of a fragment's two rows, which are queries, sees of KEYS keys, by its span and by the array. Number i is
-// that of fragment i / 4.
+// that of fragment i / 4. read() asks for it, and take() waits for it: between them is time for something else. By all
+// lanes.
 template <int KEYS>
 struct BitsOfQueries {
-  static constexpr int kWords = (KEYS + 31) / 32;
+  static constexpr int kWords = (KEYS + 31) / 32, kOwn = KEYS / 4;  // keys that a lane reads of each row
+  VisibleBytes<kOwn> bytes[2];
   uint words[2][kWords];
 
-  // By all lanes.
   FLASHATTN_FUNC void read(Visibility visibility, const Row (&rows)[2], int first_key, int lane) {
-    constexpr int kOwn = KEYS / 4;  // keys that a lane reads of each row
     const AttentionParams& params = *visibility.params;
-    int own = lane % 4;
     FLASHATTN_UNROLL
     for (int h = 0; h < 2; ++h) {
       const bool* row = visibility.visible_row(rows[h].head, minimum(rows[h].query, params.query_len - 1));
-      uint bits = bits_of_row<kOwn>(row, params.visible.column, first_key + own * kOwn, params.key_len);
-      bits <<= own * kOwn % 32;
+      bytes[h].read(row, params.visible.column, first_key + lane % 4 * kOwn, params.key_len);
+    }
+  }
+  FLASHATTN_FUNC void take(const Row (&rows)[2], int first_key, int lane) {
+    int own = lane % 4;
+    FLASHATTN_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      uint bits = bytes[h].bits() << own * kOwn % 32;
       bits |= __shfl_xor_sync(~0u, bits, 1);
       uint others = __shfl_xor_sync(~0u, bits, 2);
       if constexpr (kWords == 1) {
@@ -73,36 +89,43 @@ struct BitsOfQueries {
         words[h][0] = own < 2 ? bits : others;
         words[h][1] = own < 2 ? others : bits;
       }
+      bool is_inside = rows[h].seen.contains(first_key, KEYS);
       FLASHATTN_UNROLL
       for (int w = 0; w < kWords; ++w) {
-        words[h][w] = (words[h][w] & bits_of_span(rows[h].seen, first_key + w * 32)) >> own * 2;
+        if (!is_inside) words[h][w] &= bits_of_span(rows[h].seen, first_key + w * 32);
+        words[h][w] >>= own * 2;
       }
     }
   }
-  FLASHATTN_FUNC bool operator[](int i) const { return words[i % 4 / 2][i / 16] >> (i / 4 % 4 * 8 + i % 2) & 1; }
+  FLASHATTN_FUNC bool operator[](int i) const {
+    return (words[i % 4 / 2][i / 16] & 1u << (i / 4 % 4 * 8 + i % 2)) != 0;
+  }
 };
 
-// What the array shows where a fragment's rows are keys, and QUERIES queries of a head are its columns.
+// What the array shows where a fragment's rows are keys, and QUERIES queries of a head are its columns. Likewise.
 template <int QUERIES>
 struct BitsOfKeys {
-  static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8;
+  static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;
+  VisibleBytes<16> bytes[kReads];
   uint words[kWords];  // of a lane's queries, and of those 32 further
 
-  // By all lanes.
   FLASHATTN_FUNC void read(Visibility visibility, int head, int first_query, int first_key, int lane) {
     const AttentionParams& params = *visibility.params;
+    FLASHATTN_UNROLL
+    for (int n = 0; n < kReads; ++n) {
+      int query = minimum(first_query + n * 32 + lane % QUERIES, params.query_len - 1);
+      bytes[n].read(visibility.visible_row(head, query), params.visible.column, first_key, params.key_len);
+    }
+  }
+  FLASHATTN_FUNC void take(int lane) {
     uint bits = 0;
     FLASHATTN_UNROLL
-    for (int n = 0; n < QUERIES; n += 32) {
-      int query = minimum(first_query + n + lane % QUERIES, params.query_len - 1);
-      bits |= bits_of_row<16>(visibility.visible_row(head, query), params.visible.column, first_key, params.key_len)
-              << n / 2;
-    }
+    for (int n = 0; n < kReads; ++n) bits |= bytes[n].bits() << n * 16;
     FLASHATTN_UNROLL
     for (int n = 0; n < kWords; ++n) words[n] = __shfl_sync(~0u, bits, n / 2 * 8 + lane % 4 * 2 + n % 2) >> lane / 4;
   }
   FLASHATTN_FUNC bool operator[](int i) const {
-    return words[i / 4 % 4 * 2 + i % 2] >> (i % 4 / 2 * 8 + i / 16 * 16) & 1;
+    return (words[i / 4 % 4 * 2 + i % 2] & 1u << (i % 4 / 2 * 8 + i / 16 * 16)) != 0;
   }
 };
 

@@ -34,14 +34,15 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       function(scores[i / 4][i % 4], i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
     }
   }
-  // Reads what the bool array has for the next tile, so early that it is there when it is needed. Returns `shown`.
+  // Asks for what the bool array has for the next tile, so early that it is there when it is needed. Returns `shown`.
   FLASHATTN_FUNC bool look(Visibility visibility, int first_key, bool shown, int lane) {
     if constexpr (has_visible) {
       if (!shown) visible.read(visibility, this->rows, first_key, lane);
     }
     return shown;
   }
-  FLASHATTN_FUNC void mask(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) const {
+  FLASHATTN_FUNC void mask(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) {
+    if constexpr (has_visible) visible.take(this->rows, first_key, lane);
     if (has_bias && has_bias_pairs(visibility, first_key, KEYS)) {
       mask_by<true>(scores, visibility, first_key, lane);
     } else {
