@@ -42,7 +42,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a heading that pages link to has another name",
-        "docs/design.md",
+        "docs/dev/design.md",
         "### Ctrl-C\n",
         "### Interrupts\n",
         "docs/test_links.py::test_links_lead_somewhere",
