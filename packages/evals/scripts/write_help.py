@@ -13,8 +13,7 @@ PROGRAMS = {"flash-eval": flash_evals.cli.main, "mlxlm-flash": mlxlm_flash_patch
 HEAD = """\
 # Commands
 
-What each command says of itself under `-h`, without that option. `packages/evals/scripts/write_help.py` writes this
-page. The words are in the commands, and are changed there.
+This page shows the help of each command (`-h`). `packages/evals/scripts/write_help.py` writes it from the commands.
 """
 
 
