@@ -1,4 +1,4 @@
-"""Writes docs/commands.md, what `-h` says of every command: `uv run packages/evals/scripts/write_help.py`."""
+"""Writes docs/commands.md, the help of every command: `uv run packages/evals/scripts/write_help.py`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def document() -> str:
 
 
 def pages(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
-    """Of the command and all below it: what one types to run it, and its help."""
+    """Yields what one types to run the command, and its help; then the same for all its subcommands."""
     context = click.Context(
         command,
         parent,
