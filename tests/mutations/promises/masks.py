@@ -102,11 +102,11 @@ MUTATIONS: list[Mutation] = [
         "core/test_block_map.py::test_what_it_says",
     ),
     Mutation(
-        "a mask that was written in place keeps its block map",
+        "a mask that was written in place has no block map that layers share",
         f"{CORE}/masks.py",
         "if (kept is not None and kept.array_id == array_id) or",
         "if kept is not None or",
-        "core/test_block_map.py::TestFoundOnce::test_written_in_place_it_is_another",
+        "core/test_block_map.py::TestFoundOnce::test_written_in_place_it_has_one_map_again",
     ),
     Mutation(
         "block maps outlive their masks",
