@@ -87,7 +87,6 @@ SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # What a page's Python takes for given.
 GIVEN = {
-    "packages/mlxlm-flash-patch/README.md": "from flash_evals import models; model = models.load(None).model",
     "packages/flashattn-core/README.md": "import mlx.core as mx; query = key = value = mx.ones((2, 4, 8, 16)); "
     "left_padding = mx.array([0, 3]); sinks = mx.zeros(4)",
 }
