@@ -17,7 +17,7 @@ cuda-check:
 	uv pip install --python build/cuda "flashattn-core[cuda$(CUDA)]"
 	uv run --no-sync pytest tests/cuda --all
 
-# Builds sdists and wheels into dist, and tries the wheels with each Python in PYTHONS; see docs/packaging.md.
+# Builds sdists and wheels into dist, and tries the wheels with each Python in PYTHONS; see docs/dev/packaging.md.
 PYTHONS ?= 3.11 3.12 3.13
 .PHONY: wheels
 wheels:

@@ -1,4 +1,4 @@
-"""docs/reliability.md: each promise names tests, each test named exists, and each is broken by tests/mutations."""
+"""docs/dev/reliability.md: each promise names tests, each test named exists, and each is broken by tests/mutations."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 MUTATIONS = runpy.run_path(str(TESTS / "mutations"))["MUTATIONS"]
-PAGE = (ROOT / "docs" / "reliability.md").read_text()
+PAGE = (ROOT / "docs" / "dev" / "reliability.md").read_text()
 TEST = re.compile(r"`([^`]+)`")
 
 

@@ -114,6 +114,15 @@ class TestFoundOnce:
             mask[:, 40 * n : 40 * n + 35] = False
             assert_same_bits(flash_attention(*call, mask=mask), flash_attention(*call, mask=mx.array(np.array(mask))))
 
+    def test_written_in_place_it_has_one_map_again(self):
+        tensor, mask = mx.zeros((1, 1, 300, 8)), mx.ones((300, 300), mx.bool_)
+        found = [_ext.block_map(lowered(tensor, tensor, tensor, None, mask))]
+        mask[:, :40] = False
+        found += [_ext.block_map(lowered(tensor, tensor, tensor, None, mask)) for _ in range(2)]
+        before, now, again = map(_ext.array_id, found)
+        assert before != now
+        assert now == again
+
     def test_as_long_as_the_mask_lives(self, call):
         before = len(masks._kept)
         mask = mx.ones((100, 333), mx.bool_)

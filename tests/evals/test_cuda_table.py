@@ -1,4 +1,4 @@
-"""The scripts that measure the tables of docs/cuda.md: the page has their rows, and MLX and we compute the same."""
+"""The scripts that measure the tables of docs/nvidia.md: the page has their rows, and MLX and we compute the same."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from measure_cuda_table import PEAKED, STORED, TABLE, measured
 from msgspec.structs import replace
 
-PAGE = (Path(__file__).parents[2] / "docs/cuda.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/nvidia.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_its_rows():

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.long("reads with a model of 135 M parameters"),
     pytest.mark.skipif(
         not (which("llama-perplexity") and which("llama-quantize")),
-        reason="llama-perplexity and llama-quantize are not on PATH: docs/evaluation.md says how to build them",
+        reason="llama-perplexity and llama-quantize are not on PATH: docs/flash-eval.md says how to build them",
     ),
 ]
 

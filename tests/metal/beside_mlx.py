@@ -1,4 +1,4 @@
-"""What our kernels and MLX's own do on the same shapes, counted. As a program: the tables of docs/metal.md.
+"""What our kernels and MLX's own do on the same shapes, counted. As a program: the tables of docs/dev/metal.md.
 
 The gradient stands beside the least that seven products can do: MLX has no kernel for it.
 

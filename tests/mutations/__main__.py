@@ -1,6 +1,6 @@
 """Breaks one promise after the other, and runs the test that must notice: `python tests/mutations [WORD ...]`.
 
-The files in promises hold for each promise of docs/reliability.md a change of a line or two by which it no longer
+The files in promises hold for each promise of docs/dev/reliability.md a change of a line or two by which it no longer
 holds. The last commit is cloned twice and built, and must pass all the tests named. Then both clones make one change at
 a time, build where it is C++, test, and take it back. A WORD takes a group, such as results, or the rows whose words,
 file or test contain it. Needs git and uv; ccache, if there is one, compiles nothing twice. Exit code 1 if a test does

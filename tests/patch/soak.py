@@ -203,7 +203,7 @@ def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, boo
 
 
 def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> str:
-    """What docs/reliability.md quotes."""
+    """What docs/dev/reliability.md quotes."""
     seen = soak.seen
     ended = ", ended by Ctrl-C" if interrupted else ""
     length = f"{seconds / 60:.1f} minutes, {seen.rounds:,} rounds{ended}"

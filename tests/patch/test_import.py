@@ -60,7 +60,7 @@ ORDER = (
 
 
 def test_modules_import_from_those_before_them():
-    """As docs/design.md has them: no circle, and what becomes of a call needs nothing of what switches it."""
+    """As docs/dev/design.md has them: no circle, and what becomes of a call needs nothing of what switches it."""
     folder = Path(mlxlm_flash_patch.__file__).parent
     assert {file.stem for file in folder.glob("*.py")} == {*ORDER, "__init__"}
     for place, name in enumerate(ORDER):

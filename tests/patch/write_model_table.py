@@ -13,7 +13,7 @@ CALLS = {"seam": "mlx-lm's function", "mx.fast": "MLX's function", "hand-written
 
 
 def table() -> str:
-    """The model types, together where all is the same of them."""
+    """Model types with the same attention and caches share a row."""
     rows: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name, entry in model_types().items():
         rows[how(entry), tested(entry)].append(f"`{name}`")
@@ -40,7 +40,7 @@ def order(row: tuple[tuple[str, str], list[str]]) -> tuple[bool, int, str]:
 
 
 def with_table(text: str) -> str:
-    """The page's text with the table as it is to be."""
+    """The page's text with the current table."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + "\n" + table() + "\n" + END + after

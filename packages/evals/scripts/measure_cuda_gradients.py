@@ -1,4 +1,4 @@
-"""Measures the gradients' table of docs/cuda.md on the NVIDIA GPU that is there: attention as training calls it.
+"""Measures the gradients' table of docs/nvidia.md on the NVIDIA GPU that is there: attention as training calls it.
 
     MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_gradients.py
 

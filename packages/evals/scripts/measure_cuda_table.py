@@ -1,4 +1,4 @@
-"""Measures the tables of docs/cuda.md on the NVIDIA GPU that is there: attention as published models call it.
+"""Measures the tables of docs/nvidia.md on the NVIDIA GPU that is there: attention as published models call it.
 
     MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_table.py
 

@@ -1,4 +1,4 @@
-"""Writes docs/commands.md, what `-h` says of every command: `uv run packages/evals/scripts/write_help.py`."""
+"""Writes docs/commands.md, the help of every command: `uv run packages/evals/scripts/write_help.py`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +13,7 @@ PROGRAMS = {"flash-eval": flash_evals.cli.main, "mlxlm-flash": mlxlm_flash_patch
 HEAD = """\
 # Commands
 
-What each command says of itself under `-h`, without that option. `packages/evals/scripts/write_help.py` writes this
-page. The words are in the commands, and are changed there.
+This page shows the help of each command (`-h`). `packages/evals/scripts/write_help.py` writes it from the commands.
 """
 
 
@@ -27,7 +26,7 @@ def document() -> str:
 
 
 def pages(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
-    """Of the command and all below it: what one types to run it, and its help."""
+    """Yields what one types to run the command, and its help; then the same for all its subcommands."""
     context = click.Context(
         command,
         parent,

@@ -1,1 +1,1 @@
-"""A file for each group of promises in docs/reliability.md. A package, so that no library has their names."""
+"""A file for each group of promises in docs/dev/reliability.md. A package, so that no library has their names."""

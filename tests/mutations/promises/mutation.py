@@ -15,7 +15,7 @@ class Mutation:
     file: str
     old: str  # occurs once
     new: str
-    test: str  # in tests/, as pytest names it; one of those beside the promise in docs/reliability.md
+    test: str  # in tests/, as pytest names it; one of those beside the promise in docs/dev/reliability.md
     long: str = ""  # the reason why the long lane alone notices, if so
 
     @property

@@ -42,9 +42,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a heading that pages link to has another name",
-        "docs/design.md",
-        "### Ctrl-C\n",
-        "### Interrupts\n",
+        "docs/op.md",
+        "## Ctrl-C\n",
+        "## Interrupts\n",
         "docs/test_links.py::test_links_lead_somewhere",
     ),
     Mutation(
