@@ -89,7 +89,7 @@ FAULTS = {
     "not scaled": Fault(BACKWARD, "second, h, params().scale", "second, h, 1.0f"),
     # Heads of a group.
     "each block has the first heads": Fault(BACKWARD, "chunk = kOfKeys ? block.head % chunks : 0", "chunk = 0"),
-    "merge: a part left out": Fault(MERGE, "n < count", "n + 1 < count"),
+    "merge: a part left out": Fault(MERGE, "int n = 0; n < count", "int n = 1; n < count"),
     "parts over each other": Fault(BACKWARD, "part = (chunk * int(p.batch_size) + batch)", "part = (chunk + batch)"),
     # Masks.
     "masks ignored": Fault(BACKWARD, "visibility.open_to_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),

@@ -1,6 +1,7 @@
 """Faults planted in the CUDA kernels, one at a time: each is noticed, by the harness or by a wrong result."""
 
 import cuda_attention
+import mlx.core as mx
 import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
 from planted_faults import Fault, assert_is_noticed, call
@@ -21,6 +22,8 @@ GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 # An array that hides whole blocks.
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
 OF_BLOCKS = {"mask": "blocks", "lengths": (150, 300)}
+# The first warpgroup does not see keys that the others see.
+GAP = (mx.arange(300) < 60) | (mx.arange(300) >= 200) | (mx.arange(150)[:, None] >= 64)
 
 
 def of_hopper(old: str, new: str = "", **how) -> Fault:
@@ -111,7 +114,11 @@ FAULTS = {
         **BLOCKS,
     ),
     "hopper: output not rescaled behind a gap": of_hopper(
-        "if (has_block_map) rows.rescale(first_rescaling);", **OF_BLOCKS, options={"scale": 4.0}
+        "if (has_block_map) rows.rescale(first_rescaling);",
+        dim=128,
+        lengths=(150, 300),
+        mask=GAP,
+        options={"scale": 4.0},
     ),
     "bits of bytes in the wrong place": Fault(PREFILL, "0x204081", "0x102040", **BLOCKS),
     "bits of the other lanes": Fault(PREFILL, "own < 2 ? bits : others", "own < 2 ? others : bits", **BLOCKS),
