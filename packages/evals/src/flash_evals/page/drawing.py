@@ -23,6 +23,7 @@ from flash_evals.page.units import whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Rows = Sequence[tuple[str, Sequence[Chart]]]  # of charts, each row with a title
 
@@ -100,15 +101,21 @@ def _drawn(form: str, title: str, rows: Rows) -> bytes:
             loc="outside lower center",
             ncols=len(lines) if len(lines) <= 3 * columns else 2,
         )
-        file = io.BytesIO()
         if form == "png":
+            file = io.BytesIO()
             drawn.savefig(file, format=form)
             return file.getvalue()
-        drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        head, start, rest = file.getvalue().partition(b"<svg ")
-        style = f"<style>{WHERE_DARK} {{ {RULES} }}</style>"
-        tag, end, content = rest.partition(b">")
-        return head + start + tag + end + style.encode() + content
+        return svg_of(drawn)
+
+
+def svg_of(drawn: "Figure") -> bytes:
+    """A figure as an SVG in the light colours, with a style sheet that has the dark ones: the same bytes each time."""
+    file = io.BytesIO()
+    drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    head, start, rest = file.getvalue().partition(b"<svg ")
+    style = f"<style>{WHERE_DARK} {{ {RULES} }}</style>"
+    tag, end, content = rest.partition(b">")
+    return head + start + tag + end + style.encode() + content
 
 
 def _draw(ax: "Axes", chart: Chart) -> None:
