@@ -1,8 +1,9 @@
 """mlx-lm's models on a GPU, patched and unpatched: the same logits, and each call of attention is a CUDA kernel's."""
 
-from collections import Counter
+from collections import functools
 from itertools import cycle
 
+import Counter
 import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -154,6 +155,7 @@ def test_quantised_cache(monkeypatch, bits, dtype):
     """
     own = base.quantized_scaled_dot_product_attention
 
+    @functools.wraps(own)  # the patch replaces functions of this signature alone
     def on_cpu(queries, *stored, **options):
         exact = [(words, scales.astype(mx.float32), biases.astype(mx.float32)) for words, scales, biases in stored]
         with mx.stream(mx.cpu):

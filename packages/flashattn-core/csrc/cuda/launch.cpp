@@ -72,14 +72,15 @@ int parts_of_products(const Call& call) {
 }
 
 // Makes room behind `shared` bytes for lists of the tiles that the block map leaves, see kernels/mapped_tiles.h: each
-// of up to so many positions. Where there is too little room, the call loses its block map.
+// of up to so many positions. Where there is too little room, the call loses its block map. The room does not depend on
+// the lengths: a kernel that is loaded may not ask for more than it did for its first call.
 void add_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
-  constexpr int64_t kMost = 8 * 1024;
-  int64_t bytes = lists * (divide_up(positions, tile) + 2) * 4;
-  bool fits = bytes <= std::min(kMost, int64_t{call.device.shared_memory} - shared);
+  constexpr int kMost = 8 * 1024;
+  int room = std::clamp(call.device.shared_memory - shared, 0, kMost);
+  bool fits = lists * (divide_up(positions, tile) + 2) * static_cast<int>(sizeof(uint32_t)) <= room;
   call.present[index(Binding::block_map)] = fits;
-  if (fits) shared += static_cast<int>(bytes);
+  if (fits) shared += room;
 }
 
 Launch prefill(Call call) {
