@@ -1,9 +1,9 @@
 """mlx-lm's models on a GPU, patched and unpatched: the same logits, and each call of attention is a CUDA kernel's."""
 
-from collections import functools
+import functools
+from collections import Counter
 from itertools import cycle
 
-import Counter
 import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
