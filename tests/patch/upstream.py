@@ -1,4 +1,5 @@
-"""mlx-lm's own tests with the patch off, on and strict: `tests/patch/upstream.py FOLDER [PYTEST ARGUMENTS]`.
+"""mlx-lm's own tests with the patch off, on, strict, and on with masks left as the arrays that mlx-lm makes:
+`tests/patch/upstream.py FOLDER [PYTEST ARGUMENTS]`.
 
 FOLDER holds the tests of the mlx-lm that is installed: they come with its source distribution, not with its wheel
 (`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`). Prints what differs between the runs, and exits with 1
@@ -18,13 +19,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from time import perf_counter
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from flash_evals.models import DEMO_MODEL
+from mlxlm_flash_patch import described_masks
 
-ARMS = ("off", "on", "strict")
+ARMS = ("off", "on", "strict", "arrays")
 MODEL = "mlx-community/Qwen1.5-0.5B-Chat-4bit"
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -69,6 +72,8 @@ def counts() -> tuple[Counter[str], Counter[str]]:
 def run(arm: str, arguments: list[str]) -> dict[str, Outcome]:
     if arm != "off":
         flash.enable(strict=arm == "strict")
+    if arm == "arrays":
+        described_masks._remember = lambda *_: None
     watch = Watch()
     pytest.main(["-q", "--tb=short", "--continue-on-collection-errors", *arguments], plugins=[watch])
     return watch.outcomes
@@ -94,7 +99,9 @@ def main(folder: str, *arguments: str) -> int:
             print(f"\n=== {arm}", flush=True)
             # A process each: what one leaves behind must not reach the next.
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                begin = perf_counter()
                 runs[arm] = process.submit(run, arm, ["--rootdir", folder, folder, *arguments]).result()
+                print(f"{arm}: {perf_counter() - begin:.0f} s")
     return report(runs)
 
 
@@ -102,15 +109,15 @@ def report(runs: dict[str, dict[str, Outcome]]) -> int:
     """Prints the tests that differ or fall back, and the sums. Returns the exit code."""
     nothing = Outcome("missing")
     wrong = 0
-    print("\noff     on      strict  test")
+    print("\noff     on      strict  arrays  test")
     for test, off in runs["off"].items():
-        on, strict = runs["on"].get(test, nothing), runs["strict"].get(test, nothing)
-        expected = [on.word] if on.fallbacks else [on.word, strict.word]
+        on, strict, arrays = (runs[arm].get(test, nothing) for arm in ARMS[1:])
+        expected = [on.word, arrays.word] if on.fallbacks else [on.word, arrays.word, strict.word]
         is_wrong = off.word == "passed" and set(expected) != {"passed"}
         wrong += is_wrong
-        if is_wrong or on.fallbacks or not off.word == on.word == strict.word:
+        if is_wrong or on.fallbacks or not off.word == on.word == strict.word == arrays.word:
             notes = [f"{reason} {n}" for reason, n in on.fallbacks.items()] + ["WRONG"] * is_wrong
-            print(f"{off.word:8}{on.word:8}{strict.word:8}{' · '.join([test, *notes])}")
+            print(f"{off.word:8}{on.word:8}{strict.word:8}{arrays.word:8}{' · '.join([test, *notes])}")
     for arm, outcomes in runs.items():
         words = Counter(outcome.word for outcome in outcomes.values())
         through = sum(bool(outcome.calls) for outcome in outcomes.values())
