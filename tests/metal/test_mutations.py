@@ -62,7 +62,7 @@ FAULTS = {
         SPLIT, "query + params->tree_size - params->query_len", "query", lengths=(5, 70), mask="tree"
     ),
     "bool array: its head stride ignored": Fault(PARALLEL, "head * params->visible.head + ", "", mask="bool"),
-    "additive array: in the wrong unit": Fault(REG, "score + added", "score + M_LN2_F * added", mask="additive"),
+    "additive array: in the wrong unit": Fault(REG, "score + bias", "score + M_LN2_F * added", mask="additive"),
     "partly visible tiles taken for whole ones": Fault(REG, "all.contains(first, KEYS)", "all.contains(first, 1)"),
     # The block map.
     "reg: a hidden block taken for the next": Fault(

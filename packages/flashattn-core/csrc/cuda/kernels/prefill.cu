@@ -23,16 +23,16 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   int first_row = first_query(params, block.part, kRows), last_row = minimum(first_row + kRows, params.query_len) - 1;
   int lane = lane_index(), own_row = int(warp_index()) * ROWS, own_query = first_row + own_row;
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
-  Queries queries = {shared_address(shared)};
-  Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes),
-                 keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head),
-                 values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), threadIdx.x};
   Range queries_of_block = {first_row, last_row};
   TileList list = {reinterpret_cast<uint*>(shared + (is_quantised<K> ? 0 : Queries::kBytes) + Tiles::kBytes)};
   KeyTiles<kRows, WARPS, KEYS> next(visibility, queries_of_block, int(warp_index()), list);
   next.template find<kThreads>(head, queries_of_block);
   if (has_block_map) __syncthreads();
   next.begin();
+  Queries queries = {shared_address(shared)};
+  Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes),
+                 keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head),
+                 values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), threadIdx.x};
   RowLayout layout = row_layout(params.query);
   const T* head_queries = head_of(query, params, params.query, batch, head);
   AttendingRows<T, K, is_quantised<K> ? ROWS : kRows, D, DV, KEYS> rows;

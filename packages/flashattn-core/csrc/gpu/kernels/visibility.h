@@ -67,7 +67,10 @@ struct Visibility {
     return KeySpan{seen(first).begin, seen(last).end};
   }
   FLASHATTN_FUNC KeySpan seen_by_all(int first, int last) const FLASHATTN_THREAD {
-    return has_visible || has_bias ? KeySpan{0, 0} : open_to_all(first, last);
+    if (has_visible || has_bias) {
+      return KeySpan{0, 0};
+    }
+    return open_to_all(first, last);
   }
   // The same for kernels that ask blocks(), too, which says what a block map knows of arrays.
   FLASHATTN_FUNC KeySpan open_to_all(int first, int last) const FLASHATTN_THREAD {
