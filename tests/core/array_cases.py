@@ -68,3 +68,10 @@ def map_of(mask: mx.array, length: int, key_len: int, dtype: mx.Dtype = mx.float
     found = flashattn_core._ext.block_map(call)
     assert found is not None
     return found
+
+
+def hiding_most(length: int, dtype: mx.Dtype) -> list[Mask | mx.array]:
+    """Masks of as many queries as keys that hide nearly all of these, as descriptions and as arrays."""
+    window = np.tri(length, dtype=bool) & ~np.tri(length, k=-20, dtype=bool)
+    arrays = [mx.array(window), mx.array(np.where(window, 0.0, -np.inf), dtype)]
+    return [SlidingWindow(20), KeyRange(200, 260), *arrays]

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import test_gradients
+from array_cases import hiding_most
 from flashattn_core import NoKernelError
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from gradient_oracle import assert_equal_weights, assert_obeys_the_rule, draw_call
@@ -258,13 +259,7 @@ def test_the_schedule_changes_no_bit(rng, dim):
 def test_hidden_tiles_are_left_out(rng, kernel):
     call = draw_call(rng, heads=1, kv_heads=1, length=512, key_len=512, dim=64, dtype="float16")
     everything = run(call).counts[kernel]
-    window = np.tri(512, dtype=bool) & ~np.tri(512, k=-20, dtype=bool)
-    for mask in (
-        SlidingWindow(20),
-        KeyRange(200, 260),
-        mx.array(window),
-        mx.array(np.where(window, 0.0, -np.inf), mx.float16),
-    ):
+    for mask in hiding_most(512, mx.float16):
         counts = run(replace(call, mask=mask)).counts[kernel]
         assert counts.mma < 0.25 * everything.mma
         assert counts.device_read < 0.5 * everything.device_read

@@ -1,6 +1,6 @@
 // The block map of a mask that is an array: one byte for each block of 32 rows and 32 keys, so that kernels skip the
-// blocks that hide all of their keys, and run no mask code where nothing is hidden. Of blocks that are joined the bytes
-// are joined by "or". Host C++ and kernels include this file.
+// blocks that hide all of their keys, and run no mask code where nothing is hidden. The byte of several blocks together
+// is the "or" of theirs. Host C++ and kernels include this file.
 #pragma once
 
 namespace flashattn {

@@ -30,7 +30,7 @@ struct QueryRows {
   Span heads, queries;
 };
 
-// What the block map says of rows and a block of keys. Without a map anything is possible.
+// Returns what the block map says of some rows and a block of keys. Without a map it returns that anything is possible.
 static inline __attribute__((always_inline)) int mapped_block(const AttentionArgs& args, const QueryRows& rows,
                                                               int block) {
   if (!args.block_map) return kBlockShows | kBlockChanges;

@@ -10,7 +10,7 @@ namespace flashattn::cpu {
 
 enum class MaskType { boolean, float32, float16, bfloat16 };
 
-// Of a mask of at least two axes, rows and keys. Writes one byte for each block, row-major, to `map`.
+// Writes the map of a mask with at least two axes, rows and keys, to `map`: one byte for each block, row-major.
 void find_block_map(const void* mask, MaskType type, const ArrayParams& shape, uint8_t* map);
 
 }  // namespace flashattn::cpu

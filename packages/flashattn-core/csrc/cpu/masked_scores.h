@@ -1,5 +1,5 @@
-// What hides keys, or adds to their scores, inside of the span that a query sees: tree bits, a bool array, an additive
-// array. And which keys the two arrays leave to some rows.
+// Tree bits, a bool array and an additive array hide keys inside of the span that a query sees, or add to their scores.
+// This file applies them, and says which keys the two arrays leave to some rows.
 #pragma once
 
 #include "../call/block_map.h"
@@ -59,7 +59,7 @@ FLASHATTN_INLINE void with_bias_row(const AttentionArgs& args, ArrayRow row, Vis
   }
 }
 
-// What both arrays do to one row of scores. -inf hides, whatever the score was.
+// Applies both arrays to one row of scores. An entry of -inf hides its key, whatever the score was.
 static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   if (row.visible) {
@@ -75,8 +75,8 @@ static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Sp
   }
 }
 
-// What both arrays add to the scores of a row with kWidth keys, from `key` on: -inf where they hide. 0 or -inf beyond
-// the last key.
+// Returns what both arrays add to the scores of a row with kWidth keys from `key` on: -inf where they hide a key.
+// Beyond the last key it is 0 or -inf.
 FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row, int key) {
   const AttentionParams& p = args.params;
   vfloat added = {};
@@ -106,8 +106,8 @@ FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& r
   }
 }
 
-// What the arrays say of some rows and a block of keys, as call/block_map.h has it. Of a decode step the arrays are
-// read, since what is skipped for one query must not depend on which others come with it.
+// Returns what the arrays say of some rows and a block of keys, as call/block_map.h has it. A decode step reads the
+// arrays themselves: what it skips for one query must not depend on which others come with it.
 static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int block, bool decoded) {
   if (!decoded) return mapped_block(args, rows, block);
   int first = block * kBlockSize, end = smaller(first + kBlockSize, args.params.key_len), found = 0;
@@ -123,7 +123,8 @@ static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int
   return found;
 }
 
-// From the first to the last of these keys, which are of one block, that some row sees in the arrays. Empty if none.
+// Returns the span from the first to the last of these keys of one block that some row sees in the arrays. It is empty
+// if no row sees any.
 static inline Span shown_span(const AttentionArgs& args, const QueryRows& rows, Span keys) {
   int first = keys.begin / kBlockSize * kBlockSize;
   vint shown[kBlockSize / kWidth] = {};

@@ -327,7 +327,8 @@ struct GradientCall {
   Strides dout;
 };
 
-// As above. Blocks of queries look at keys; blocks of keys at the queries of each head, whose maps may differ.
+// Makes room for the lists of one pass of the gradient. A block of queries looks at keys; a block of keys looks at the
+// queries of each head, whose maps may differ.
 void add_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
   const AttentionParams& p = gradient.call.params;
   int lists = of != kDq && p.block_map.head != 0 ? gradient.block_heads : 1;

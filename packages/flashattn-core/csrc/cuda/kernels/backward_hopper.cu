@@ -116,7 +116,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   auto tile = block.first_tile();
   int n = 0;
   for (auto next = tile; block.is_there(tile); ++n, tile = next) {
-    next = block.next_tile(tile);  // what a list has takes its time
+    next = block.next_tile(tile);  // early, since shared memory takes its time
     ring.wait_for_tile(n);
     if (block.is_needed(tile, group, own_any)) {
       Columns columns = ring.tile(n);

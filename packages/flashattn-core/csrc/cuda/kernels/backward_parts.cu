@@ -17,7 +17,7 @@ struct SavedTile {
   uint memory;
 };
 
-// By one thread.
+// One thread calls it.
 template <typename Block, typename Ring>
 FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
   auto tile = block.first_tile();

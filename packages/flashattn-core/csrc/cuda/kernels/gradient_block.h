@@ -152,7 +152,8 @@ struct GradientBlock {
   }
 
   FLASHATTN_FUNC const AttentionParams& params() const { return *visibility.params; }
-  // By all THREADS of the block: with a block map finds the tiles. The threads then have to wait for each other.
+  // All THREADS of the block call it. With a block map it lists the tiles, and the threads then have to wait for each
+  // other.
   template <int THREADS>
   FLASHATTN_FUNC void find() const {
     if constexpr (has_block_map) {
@@ -323,7 +324,7 @@ struct GradientBlock {
 
   FLASHATTN_FUNC int first_column() const { return any.begin / COLUMNS * COLUMNS; }
   FLASHATTN_FUNC int tile_count() const { return (any.end - first_column() + COLUMNS - 1) / COLUMNS; }
-  // What arrays do between a part of the rows and a tile of columns.
+  // Returns what arrays do between a part of the rows and a tile of columns.
   FLASHATTN_FUNC int blocks(int of_head, int tile, int own_part) const {
     int column = first_column() + tile * COLUMNS, count = kOfKeys ? params().query_len : params().key_len;
     Range rows = Range{first_row, last_row}.template part<kOwn>(own_part);

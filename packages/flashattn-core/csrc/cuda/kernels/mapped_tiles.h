@@ -10,15 +10,16 @@ namespace flashattn {
 struct Range {
   int first, last;
 
-  // Number n of equal parts of SIZE; it is empty behind the last one.
+  // Returns part n, where each part has SIZE members. Behind the last part it is empty.
   template <int SIZE>
   FLASHATTN_FUNC Range part(int n) const {
     return Range{first + n * SIZE, minimum(first + (n + 1) * SIZE - 1, last)};
   }
 };
 
-// What arrays do between some queries of a head and some keys, as call/block_map.h has it. QUERIES and KEYS: how many
-// at most, known here so that all blocks of the map are read at once. Ranges begin at a multiple of that, or of 32.
+// Returns what arrays do between some queries of a head and some keys, as call/block_map.h has it. QUERIES and KEYS are
+// upper bounds of their numbers. They are template arguments, so that all blocks of the map are read at once. Both
+// ranges begin at a multiple of their bound, or of 32.
 template <int QUERIES, int KEYS>
 FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
   static_assert(QUERIES % kBlockSize == 0 || kBlockSize % QUERIES == 0, "blocks would be cut");
@@ -50,13 +51,13 @@ struct ListedTile {
   FLASHATTN_FUNC bool changes(int part) const { return bits >> (16 + 2 * part) & kBlockChanges; }
 };
 
-// Of `count` tiles, those that show something, in their order, and an end. Lies in shared memory.
+// A list in shared memory: those of `count` tiles that show something, in their order, and then an end.
 struct TileList {
   uint* words;
 
   FLASHATTN_FUNC ListedTile operator[](int n) const { return ListedTile{words[n]}; }
 
-  // By all THREADS of the block. blocks_of(tile, part): what arrays do, of PARTS parts of the rows.
+  // All THREADS of the block call it. blocks_of(tile, part) is what arrays do to one of PARTS parts of the rows.
   template <int THREADS, int PARTS, typename F>
   FLASHATTN_FUNC void find(int count, F blocks_of) const {
     static_assert(PARTS <= 8 && kBlockShows + kBlockChanges == 3, "two bits each");
@@ -116,7 +117,7 @@ struct KeyTiles {
     own_begin = sees ? (own_any.begin - origin) / KEYS : 0;
     own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
   }
-  // By all THREADS of the block, which then have to wait for each other.
+  // All THREADS of the block call it, and then have to wait for each other.
   template <int THREADS>
   FLASHATTN_FUNC void find(int head, Range queries) const {
     if constexpr (has_block_map) {
@@ -127,7 +128,7 @@ struct KeyTiles {
       });
     }
   }
-  // By threads that see the list.
+  // A thread calls it once it sees the list.
   FLASHATTN_FUNC void begin() {
     if (has_block_map) listed = list[0];
   }

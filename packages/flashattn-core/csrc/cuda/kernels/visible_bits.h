@@ -1,5 +1,5 @@
-// What arrays have for a tile. A bool array's bytes are read 16 at a time, and become bits, which lanes exchange. Of an
-// additive array two numbers are read at a time.
+// Reads what arrays have for a tile. Lanes read a bool array's bytes 16 at a time, turn them into bits, and exchange
+// these. They read two numbers of an additive array at a time.
 #pragma once
 
 #include "visibility.h"
@@ -59,9 +59,9 @@ FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
   return below(span.end) & ~below(span.begin);
 }
 
-// What each of a fragment's two rows, which are queries, sees of KEYS keys, by its span and by the array. Number i is
-// that of fragment i / 4. read() asks for it, and take() waits for it: between them is time for something else. By all
-// lanes.
+// Which of KEYS keys each of a fragment's two rows sees, by its span and by the array. The rows are queries; bit i
+// belongs to fragment i / 4. read() asks for the bytes and take() waits for them, so that something else can be done in
+// between. All lanes call both.
 template <int KEYS>
 struct BitsOfQueries {
   static constexpr int kWords = (KEYS + 31) / 32, kOwn = KEYS / 4;  // keys that a lane reads of each row
@@ -102,7 +102,8 @@ struct BitsOfQueries {
   }
 };
 
-// What the array shows where a fragment's rows are keys, and QUERIES queries of a head are its columns. Likewise.
+// The same where a fragment's rows are keys and its columns are QUERIES queries of a head. It knows the array alone,
+// and no spans.
 template <int QUERIES>
 struct BitsOfKeys {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;
@@ -137,7 +138,7 @@ FLASHATTN_FUNC bool has_bias_pairs(Visibility visibility, int first_key, int cou
   return strides.column == 1 && (strides.row | strides.head) % 2 == 0 && begin % (2 * size_of_dtype(bias_dtype)) == 0 &&
          first_key + count <= visibility.params->key_len;
 }
-// A row beyond the last query has the last one's.
+// A row beyond the last query gets the last query's numbers.
 FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
   int query = minimum(row.query, visibility.params->query_len - 1);
   const uchar* from = visibility.inputs.bias + visibility.bias_offset(row.head, query, key) * size_of_dtype(bias_dtype);
@@ -149,7 +150,7 @@ FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
   return {float(low), float(high)};
 }
 
-// The one or the other, by what a fragment's rows are.
+// Chooses between the two by what a fragment's rows are.
 template <bool OF_KEYS, int COLUMNS>
 struct VisibleBits {
   using Bits = BitsOfQueries<COLUMNS>;

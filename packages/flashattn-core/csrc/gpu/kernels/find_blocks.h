@@ -43,7 +43,8 @@ struct Entries {
   }
 };
 
-// A lane's part of a block, where it has a key. DTYPE: of the mask, by its number in dtype.h; -1: bool.
+// Returns what a lane finds in its key's column of a block. DTYPE is the number that dtype.h gives the mask's dtype, or
+// -1 for bool.
 template <int DTYPE>
 FLASHATTN_FUNC Entries entries_of_key(FLASHATTN_UNIFORM ArrayParams& params, const FLASHATTN_DEVICE uchar* mask,
                                       MaskBlock block, int key) {
@@ -62,7 +63,7 @@ FLASHATTN_FUNC Entries entries_of_key(FLASHATTN_UNIFORM ArrayParams& params, con
   return entries;
 }
 
-// By a SIMD group: writes what its lanes have found.
+// Writes what the lanes of a SIMD group have found.
 FLASHATTN_FUNC void store_block(Entries entries, FLASHATTN_DEVICE uchar* block, uint lane) {
   int any_shows = int(FLASHATTN_LANE_MAX(entries.shows ? 1.0f : 0.0f));
   int any_changes = int(FLASHATTN_LANE_MAX(entries.changes ? 1.0f : 0.0f));

@@ -84,8 +84,8 @@ struct Visibility {
     return span;
   }
 
-  // What arrays do between queries of some heads and keys, as call/block_map.h has it: by the block map. What does not
-  // exist is passed over.
+  // Returns what arrays do between queries of some heads and some keys, as call/block_map.h has it, from the block map.
+  // It ignores queries and keys that do not exist.
   FLASHATTN_FUNC int blocks(int first_head, int head_count, int first_query, int query_count, int first_key,
                             int key_count) const FLASHATTN_THREAD {
     if (!has_visible && !has_bias) {

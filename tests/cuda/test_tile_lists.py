@@ -1,0 +1,51 @@
+"""A block lists the tiles that a mask's block map leaves, in shared memory. A kernel asks for that memory when it is
+loaded, for the first call, so the room must not depend on the lengths."""
+
+from dataclasses import replace
+
+import launches
+import metal_backward
+import mlx.core as mx
+import pytest
+from flashattn_core.arguments import lowered
+from gradient_oracle import draw_call
+
+ROOM = 8 * 1024
+
+
+def forward(key_len, dtype=mx.bfloat16, capability=90):
+    query, key = (mx.zeros((1, 2, n, 64), dtype) for n in (100, key_len))
+    mask = mx.ones((1, key_len), mx.bool_)
+    with launches.shared_memory(227, capability):
+        described = launches.forward(lowered(query, key, key, None, mask, kernel="cuda_prefill"), "cuda")
+    return max(described, key=lambda launch: launch["dynamic_shared"])  # others copy keys, or merge
+
+
+def has_map(launch):
+    return launch["constants"]["has_block_map"]
+
+
+@pytest.mark.parametrize("capability", [0, 90])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
+def test_the_room_is_the_same_for_all_lengths(dtype, capability):
+    short, long = (forward(key_len, dtype, capability) for key_len in (300, 20_000))
+    assert has_map(short)
+    assert has_map(long)
+    assert short["function"] == long["function"]
+    assert short["dynamic_shared"] == long["dynamic_shared"]
+
+
+def test_a_list_that_is_too_long_leaves_out_the_map():
+    launch = forward(140_000)
+    assert not has_map(launch)
+    assert launch["dynamic_shared"] == forward(300)["dynamic_shared"] - ROOM
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_gradient_fits(rng, dtype):
+    call = draw_call(rng, heads=4, length=300, key_len=300, dim=128, dtype=dtype)
+    for mask in (mx.ones((300, 300), mx.bool_), mx.ones((4, 300, 300), mx.bool_)):  # one list, or one for each head
+        with launches.shared_memory(227, 90):
+            described = metal_backward.described(replace(call, mask=mask), device="cuda")
+        assert any(has_map(launch) for launch in described)
+        assert all(launch["dynamic_shared"] <= 227 * 1024 for launch in described)
