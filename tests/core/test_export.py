@@ -16,17 +16,23 @@ import mlx.core as mx
 
 function, inputs, result = sys.argv[1:]
 given = mx.load(inputs)
-mx.savez(result, *mx.import_function(function)(*[given[str(i)] for i in range(len(given))]))
+outputs = mx.import_function(function)(*[given[str(i)] for i in range(len(given))])
+mx.save_safetensors(result, {str(i): a for i, a in enumerate(outputs)})
 assert "flashattn_core" not in sys.modules
 """
 
 
 def imported(folder, *inputs):
-    """What the exported function gives in a process that has MLX alone."""
-    mx.savez(str(folder / "inputs.npz"), **{str(i): a for i, a in enumerate(inputs)})
-    run(sys.executable, "-c", ALONE, folder / "f.mlxfn", folder / "inputs.npz", folder / "result.npz")
-    result = mx.load(str(folder / "result.npz"))
-    return [result[f"arr_{i}"] for i in range(len(result))]
+    """What the exported function gives in a process that has MLX alone.
+
+    The arrays travel as safetensors: MLX's threads read .npz through a Python file, and abort a program that
+    ends before they have let go of it.
+    """
+    files = folder / "f.mlxfn", folder / "inputs.safetensors", folder / "result.safetensors"
+    mx.save_safetensors(str(files[1]), {str(i): a for i, a in enumerate(inputs)})
+    run(sys.executable, "-c", ALONE, *files)
+    result = mx.load(str(files[2]))
+    return [result[str(i)] for i in range(len(result))]
 
 
 def assert_agree(got, expected, tolerance=1e-5):
