@@ -26,8 +26,9 @@ import flash_evals.cli
 import mlxlm_flash_patch
 import mlxlm_flash_patch.cli
 import pytest
-from flash_evals import claims, contest, implementations
-from flash_evals.models import DEMO_MODEL
+from flash_evals.results import claims
+from flash_evals.work import contest, implementations
+from flash_evals.work.models import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

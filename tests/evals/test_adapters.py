@@ -7,8 +7,8 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
-from flash_evals import models
-from flash_evals.errors import EvalError
+from flash_evals.results.errors import EvalError
+from flash_evals.work import models
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 

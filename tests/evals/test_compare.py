@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from flash_evals import machine
+from flash_evals.work import machine
 from msgspec import to_builtins
 from msgspec.structs import replace
 

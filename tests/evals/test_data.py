@@ -8,10 +8,10 @@ from pathlib import Path
 import click.testing
 import pyarrow as pa
 import pytest
-from flash_evals import data, pydoc_text
 from flash_evals.cli import main
-from flash_evals.data import Part
-from flash_evals.errors import EvalError
+from flash_evals.results.errors import EvalError
+from flash_evals.results.provenance import Part
+from flash_evals.work import data, pydoc_text
 from msgspec import to_builtins
 from pyarrow import parquet
 

@@ -8,9 +8,9 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import implementations, machine
-from flash_evals.implementations import IMPLEMENTATIONS, QUANTISED, RESULTS
-from flash_evals.workload import PASSES, Workload
+from flash_evals.results.workload import PASSES, Workload
+from flash_evals.work import implementations, machine
+from flash_evals.work.implementations import IMPLEMENTATIONS, QUANTISED, RESULTS
 from flashattn_core.masks import Causal, SlidingWindow
 from flashattn_core.reference import visible_and_bias
 from gradient_oracle import Call, unfused_gradients

@@ -11,8 +11,9 @@ import mlx.core as mx
 import mlxlm_flash_patch
 import numpy as np
 import pytest
-from flash_evals import measure
-from flash_evals.measure import Flash, run
+from flash_evals.results.arms import Flash
+from flash_evals.work import measure
+from flash_evals.work.measure import run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import router

@@ -8,8 +8,8 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
-from flash_evals import models
-from flash_evals.errors import EvalError
+from flash_evals.results.errors import EvalError
+from flash_evals.work import models
 from mlx_lm.utils import quantize_model, save
 
 

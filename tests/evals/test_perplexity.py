@@ -10,10 +10,10 @@ import mlx.core as mx
 import mlxlm_flash_patch
 import numpy as np
 import pytest
-from flash_evals import models, paired
-from flash_evals.measure import ARMS
-from flash_evals.ranks import Ranks
-from flash_evals.scoring import windows
+from flash_evals.results.arms import ARMS
+from flash_evals.work import models, paired
+from flash_evals.work.ranks import Ranks
+from flash_evals.work.scoring import windows
 
 COMMAND = ("perplexity",)  # of `evaluate`
 

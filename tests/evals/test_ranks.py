@@ -8,7 +8,7 @@ import time
 from statistics import median
 
 import pytest
-from flash_evals import machine
+from flash_evals.work import machine
 from mlxlm_flash_patch.blas import REFERENCE, blas
 from two_ranks import PROGRAMS, launch
 
@@ -17,7 +17,8 @@ FLASH_EVAL = PROGRAMS / "flash-eval"
 # another text.
 DRIVER = """
 import os, sys, time
-from flash_evals import cli, data, paired
+from flash_evals import cli
+from flash_evals.work import data, paired
 rank, how, *arguments = os.environ["MLX_RANK"], *sys.argv[1:]
 measure, batches = paired._measure, []
 

@@ -15,7 +15,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import real_model
+from flash_evals.commands import real_model
 from mlx_lm import load
 
 HEADS, KV_HEADS, DIM, HIDDEN, MLP, LAYERS = 4, 2, 16, 64, 96, 2

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import flashattn_core
 import pytest
-from flash_evals.errors import EvalError, failing, one_line
+from flash_evals.results.errors import EvalError, failing, one_line
 
 # Arguments: what the line says.
 PERPLEXITY = {
@@ -18,7 +18,7 @@ PERPLEXITY = {
     "--revision main": "--revision has no meaning for the folder",
     "--model ./missing": "no such model folder: ./missing",
     "--json missing/out.json": "--json missing/out.json: missing cannot be written to",
-    "--csv / --model ./missing": "--csv /: it is a folder",  # found before anything else
+    "--json / --model ./missing": "--json /: it is a folder",  # found before anything else
     "--scoring half --stride 8": "--stride has no meaning with --scoring half",
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",
@@ -60,9 +60,7 @@ FINETUNE = {
     "--num-layers 3": "--num-layers must be -1 or between 1 and the 2 of",
     "--max-seconds -1": "--max-seconds must be at least 0, not -1",
     "--max-seconds inf": "--max-seconds must be at most 9,007,199,254,740,992, not inf",
-    "--json a.svg --plot a.svg": "--json and --plot are the same file: a.svg",
     "--max-memory -1": "--max-memory must be at least 0, not -1",
-    "--plot out.gif": "expected a name that ends in .png or .svg",
 }
 KERNELS = {
     "--shape 14x64": "--shape takes query heads / key-value heads x head_dim, such as 14/2x64, separated by",
@@ -85,7 +83,6 @@ KERNELS = {
     "--kv-bits 8 --shape 4/2x8": "--kv-bits takes multiples of 64 as head_dim, not 8",
     "--kv-bits 8 --pass forward,backward": "--kv-bits goes with --pass forward",
     "--kv-bits 8 --impl naive": "--kv-bits goes with --impl flash, mlx, not naive",
-    "--plot missing/out.png": "missing cannot be written to",
 }
 TIMED = {
     f"--seed {10**20}": f"--seed must be at most 9,007,199,254,740,992, not {10**20}",

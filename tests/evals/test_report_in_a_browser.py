@@ -8,7 +8,7 @@ import click.testing
 import pytest
 from demanded import lacking
 from flash_evals.cli import main
-from flash_evals.page.colors import DARK, LIGHT
+from flash_evals.pages.colors import DARK, LIGHT
 from PIL import Image, ImageColor
 from playwright.sync_api import sync_playwright
 from report_page import hostile

@@ -9,8 +9,8 @@ from operator import getitem
 
 import msgspec
 import pytest
-from flash_evals.claims import LEGEND
-from flash_evals.report import Result
+from flash_evals.commands.report import Result
+from flash_evals.results.claims import LEGEND
 from report_page import HOSTILE, answer, head, hostile, mapped, parse, rows
 
 

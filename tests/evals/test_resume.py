@@ -10,14 +10,15 @@ import sys
 import time
 
 import pytest
-from flash_evals import machine, paired
+from flash_evals.work import machine, paired
 from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)  # of `evaluate`
 
 # As in conftest.py, so that a run here may continue it.
 ANOTHER_BLAS = """
-from flash_evals import cli, machine
+from flash_evals import cli
+from flash_evals.work import machine
 machine.blas = lambda: "openblas"
 cli.main()
 """
