@@ -30,6 +30,7 @@ def quiet(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(blas, "blas", lambda: "openblas")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 
 def examined(*arguments):
@@ -224,6 +225,14 @@ def test_a_forced_instruction_set_and_number_of_threads(examined_with):
     assert any("3 threads" in line for line in lines)
     lines, _ = examined_with({"FLASHATTN_NUM_THREADS": free.split(", ")[1].split()[0]})  # the machine's own
     assert not any("! cpu" in line for line in lines)
+
+
+def test_a_process_that_may_not_use_all_cores(monkeypatch):
+    threads = int(flashattn_core.backends()["cpu"].split()[-2])
+    monkeypatch.setattr("os.cpu_count", lambda: threads + 1)
+    found(f"! threads: flash attention uses {threads} of {threads + 1} cores", broken=False)
+    monkeypatch.setenv("FLASHATTN_NUM_THREADS", str(threads))
+    assert not any("threads:" in line for line in examined()[0])
 
 
 @pytest.mark.parametrize(

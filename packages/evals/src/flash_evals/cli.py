@@ -68,7 +68,7 @@ def main() -> None:
     """What flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
 
     Without options everything runs on a small model, a text or random numbers that need no network. COMMAND -h explains
-    its options and figures. `mlxlm-flash doctor` says whether flash attention runs here.
+    its options and figures. To learn whether flash attention runs here, use `mlxlm-flash doctor`.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

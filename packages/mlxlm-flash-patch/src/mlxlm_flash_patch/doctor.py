@@ -183,6 +183,10 @@ def cpu() -> Iterator[Finding]:
             yield problem(name, what, cure)
         else:
             yield warning(name, what, cure)
+    threads, cores = int(backends["cpu"].split()[-2]), os.cpu_count() or 1
+    if mx.default_device() == mx.cpu and threads < cores and "FLASHATTN_NUM_THREADS" not in os.environ:
+        what = f"flash attention uses {threads} of {cores} cores, which are all that this process may have"
+        yield warning("threads", what, "start it without taskset, or give the container more processors")
     if forced := [name for name in CPU_VARIABLES if name in os.environ]:
         free = {name: value for name, value in os.environ.items() if name not in CPU_VARIABLES}
         code = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
