@@ -1,4 +1,4 @@
-"""How commands measure: stderr says what bounds the figures and how far they are; what ends it early keeps them."""
+"""Runs a command's work behind a progress bar. A run that ends early keeps what it has measured."""
 
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -17,13 +17,13 @@ Stopped = Exception | KeyboardInterrupt | None  # what ended the work too early
 
 
 def say_what_bounds(described: Machine) -> None:
-    """Before the work."""
+    """Warns on stderr, before the work, of a BLAS that bounds all figures."""
     for line in described.bounds:
         click.echo(line, err=True)
 
 
 def progress(*also: ProgressColumn) -> Progress:
-    """A bar that is gone when the work is done, and is not there at all if nobody watches."""
+    """A bar on stderr, cleared when the work is done. Without a terminal there is none."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *also)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -37,9 +37,9 @@ def collect(
     size: Callable[[Item], int] = lambda item: 1,
     status: Callable[[Item], str] = lambda item: "",
 ) -> tuple[list[Item], Stopped]:
-    """All items of the work, behind those that were there `before`, and what ended it too early.
+    """All items of the work, after those that were there `before`, and the exception that ended it early, if any.
 
-    If there is no item at all, that is raised. The bar grows by the `size` of each item, and shows its `status`.
+    Without any item, that exception is raised. The bar grows by the `size` of each item, and shows its `status`.
     """
     items = list(before)
     try:
@@ -56,7 +56,7 @@ def collect(
 
 
 def end(stopped: Stopped) -> None:
-    """After the results are delivered: exit code 130 behind Ctrl-C, 143 behind SIGTERM, and an error is not hidden."""
+    """Exits with 130 after Ctrl-C and 143 after SIGTERM, or raises the error. Call it when results are delivered."""
     if isinstance(stopped, KeyboardInterrupt):
         sys.exit(exit_code(stopped))
     if stopped:

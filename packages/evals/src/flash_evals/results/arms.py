@@ -1,4 +1,4 @@
-"""The two arms, patch off and patch on: what each of them took, and what flash did in the one that is on."""
+"""The two arms, patch off and patch on: what each of them took, and what flash did in the second."""
 
 from collections import Counter
 from collections.abc import Iterable

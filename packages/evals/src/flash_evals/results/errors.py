@@ -1,4 +1,4 @@
-"""Wrong input is one line that starts with "Error:" and exit code 2, never a traceback."""
+"""Errors of users: one line that starts with "Error:", and exit code 2. No traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -20,7 +20,7 @@ NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
 class Settings(Record, kw_only=True):
-    """As result files have them: all that decides what the figures are of."""
+    """All settings that a perplexity, its speed or its memory depends on."""
 
     context: Count
     stride: Count | None

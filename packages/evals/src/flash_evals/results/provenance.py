@@ -17,7 +17,7 @@ def _count(n: float) -> str:
 
 
 class Model(Record):
-    """As result files have it."""
+    """A model as result files describe it."""
 
     name: str
     source: str  # the folder or hub id that was asked for
@@ -38,7 +38,7 @@ class Model(Record):
 
 
 class Part(Record):
-    """Of a dataset."""
+    """A part of a dataset."""
 
     config: str | None = None  # as the hub names it
     split: str | None = None  # "test" if not given
