@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from flash_evals.commands import options
+from flash_evals.commands.outputs import save
 from flash_evals.pages import finetune_page, kernels_page, perplexity_page, speed_page
 from flash_evals.pages.description import Description
 from flash_evals.pages.document import document
@@ -74,8 +75,5 @@ def command(files: Sequence[Path], html_file: Path) -> None:
         click.echo(f"Left out: {name}: {why}", err=True)
     if not found:
         raise EvalError("none of the files is a result of flash-eval, so there is no page to make")
-    try:
-        html_file.write_text(document(found, left_out), encoding="utf-8")
-    except OSError as error:
-        raise EvalError(f"cannot write {html_file}: {error.strerror}") from error
+    save(html_file, document(found, left_out))
     click.echo(html_file)
