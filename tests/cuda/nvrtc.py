@@ -21,8 +21,9 @@ class Compiled(NamedTuple):
 def _library() -> ctypes.CDLL:
     if sys.platform != "linux":
         pytest.skip("NVIDIA has no NVRTC for macOS")
-    files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
-    if not files:
+    try:
+        files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
+    except importlib.metadata.PackageNotFoundError:
         lacking("no NVRTC: uv sync --all-groups")
     *_, library = [  # the first one is found by the second, by its name, once it is loaded
         ctypes.CDLL(str(file.locate()))
