@@ -28,7 +28,7 @@ SETTINGS = Settings(
     batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False, seq_len=[], repetitions=1,
     learning_rate=1e-5, max_memory_gb=None, max_seconds=0, seed=3, memory="",
 )  # fmt: skip
-NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
+NEVER_RAN = "The patch never ran: MLX's own attention computed everything."
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_l
 
 def test_a_config_without_heads_is_refused(loaded):
     snake = dataclasses.replace(loaded, config={}, described=replace(loaded.described, name="Snake"))
-    with pytest.raises(EvalError, match=r"config.json of Snake does not say how many heads it has"):
+    with pytest.raises(EvalError, match=r"config.json of Snake lacks the number of attention heads"):
         training.least_memory(snake, 8, SETTINGS)
 
 

@@ -159,7 +159,7 @@ def test_what_the_hub_does_not_have(hub, run):
     says = {
         "--dataset wikitext --split nonsense": 'Unknown split "nonsense"',
         "--dataset wikitext --config nonsense": "BuilderConfig 'nonsense' not found",
-        "--dataset wikitext --text-column page": "no column 'page'; it has: text",
+        "--dataset wikitext --text-column page": "no column 'page'; its columns are: text",
         "--dataset wikitext --config numbers --text-column n": "holds int64, not text",
         "--dataset wikitext --dataset-revision v9": "has no branch, tag or commit 'v9'",
         f"--dataset wikitext --dataset-revision {nobody}": f"has no branch, tag or commit '{nobody}'",
@@ -167,7 +167,7 @@ def test_what_the_hub_does_not_have(hub, run):
         "--dataset someone/nothing": "the hub has no dataset someone/nothing for you",
         "--dataset someone/gated": "is a gated dataset on the Hub. You must be authenticated",
         "--model someone/nothing": "the hub has no model someone/nothing for you",
-        "--model someone/gated": "no model someone/gated for you; private or gated: hf auth login",
+        "--model someone/gated": "shows you no model someone/gated; if it is private, run: hf auth login",
         "--model someone/tiny-qwen2 --revision v9": "model someone/tiny-qwen2 on the hub has no branch, tag",
         f"--model someone/tiny-qwen2 --revision {nobody}": f"has no branch, tag or commit '{nobody}'",
     }

@@ -166,7 +166,7 @@ def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, ar
     options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")
     page = invoke("kernels", *options, *arguments)
     assert (page.exit_code, page.stderr) == (130, "")
-    assert page.stdout.endswith("Interrupted; the figures are of the trials that were finished.\n")
+    assert page.stdout.endswith("The run was interrupted: the figures are of the trials that were finished.\n")
     entries = json.loads((tmp_path / "out.json").read_text())
     assert all(entry["settings"]["interrupted"] for entry in entries)
     trials = [[len(entry[pass_].get("trials(s)", ())) for pass_ in PASSES] for entry in entries]

@@ -46,7 +46,7 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_comma
         ("config.json", {"hidden_size": 64}, "cannot load .*shape"),
         ("model.safetensors", None, "No safetensors found"),
         ("model.safetensors", "nothing", "cannot load"),
-        ("tokenizer.json", None, "it has no tokenizer"),
+        ("tokenizer.json", None, "the folder has no tokenizer"),
     ],
 )
 def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_path):

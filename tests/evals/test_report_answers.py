@@ -72,7 +72,7 @@ def test_training_fits(report, results):
     off, on = (f"{longest[arm]['peak_memory_mb']:,.1f} MB" for arm in ("off", "on"))
     word, says = answer(report(result), "Does training fit?")
     assert word == f"Yes, up to {longest['seq_len']} tokens"
-    assert f"a step of {longest['seq_len']} tokens took {off} with the patch off, {on} with it on" in says
+    assert f"a step of {longest['seq_len']} tokens needed {off} with the patch off, {on} with the patch on" in says
     reason = "8,192 tokens: a step without the patch needs about 7.30 GB, 6.00 GB are free"
     page = report({**result, "skipped": [{"seq_len": 8192, "reason": reason}]})
     word, says = answer(page, "Does training fit?")
@@ -83,7 +83,7 @@ def test_training_fits(report, results):
 
 def test_interrupted(report, results):
     page = report(results["speed"], {**results["finetune"], "interrupted": True})
-    line = "Interrupted; the figures are of the steps that were finished."
+    line = "The run was interrupted: the figures are of the steps that were finished."
     assert [line in article.text for article in page.all("article")] == [False, True]
 
 
@@ -98,7 +98,7 @@ def test_a_patch_that_never_ran(report, results, command):
         assert word == ("Not known" if command == "perplexity" else "Yes, up to 16 tokens")
         assert "the patch never ran." in says
     [article] = page.all("article")
-    assert "The patch never ran: all of this is MLX's own attention." in article.text
+    assert "The patch never ran: MLX's own attention computed everything." in article.text
     assert "no calls, 3 fallbacks (no kernel: 3)" in article.text
     assert "Same predictions" not in article.text
 
