@@ -16,7 +16,9 @@ from flash_evals.page import finetune as page
 
 @click.command("finetune")
 @options.model
-@options.numbers("-p", "--seq-len", of="tokens", least=1, default="512,1024,2048,4096,8192", text="Sequence lengths.")
+@options.numbers(
+    "-p", "--seq-len", of="tokens", least=1, default="512,1024,2048,4096,8192", text="Sequence lengths in tokens."
+)
 @options.number("-b", "--batch-size", least=1, default=1, text="Sequences in one step.")
 @click.option(
     "--num-layers",
@@ -37,9 +39,9 @@ from flash_evals.page import finetune as page
     least=0,
     default=120.0,
     metavar="SECONDS",
-    text="Take no more steps of a length after this time; 0: no limit.",
+    text="Stop the steps of a length after this time; 0: no limit.",
 )
-@options.repetitions(5, "Counted steps of each length and arm, after one to warm up.")
+@options.repetitions(5, "Steps of each length and arm, after one that warms up.")
 @options.seed("Seed of the random tokens and the adapters.")
 @options.precision("input", "the patch")
 @options.blas
@@ -67,19 +69,17 @@ def command(
                    --max-seconds takes fewer than --repetitions. If the
                    warm-up alone reaches that time, it counts as a step.
     max |Δ|        largest difference of the arms' losses at any step
-    on/off         the figure with the patch on divided by that with the
-                   patch off; a ~ marks no clear difference: the steps
-                   overlap or are few
-    flash:         which attention ran with the patch on: calls of each flash
-                   kernel; fallbacks, which are calls that flash attention
-                   cannot compute, with the reason; and calls that the patch
-                   left to MLX's own attention, because that is faster
+    on/off         patch on divided by patch off; ~ marks no clear
+                   difference: the steps overlap or are few
+    flash:         with the patch on: calls of each flash kernel; fallbacks,
+                   calls that flash attention cannot compute, with the reason;
+                   calls left to MLX's own attention, which is faster at them
 
-    A step is that of mlx_lm.lora, with the same learning rate and scale. Both arms, patch off and patch on, begin with
+    The step is mlx_lm.lora's, with the same learning rate and scale. Both arms, patch off and patch on, begin with
     the same adapters, take turns at going first and learn from the same random tokens. Random tokens need the same time
-    and memory as any text, but their loss says nothing about the model. Without the patch, attention's memory grows
+    and memory as any text, but the loss says nothing about the model. Without the patch, attention's memory grows
     with the square of the length. flash-eval skips lengths that do not fit into memory, and names them. Ctrl-C ends the
-    run, and flash-eval reports the finished steps.
+    run and reports the finished steps.
     """
     from flash_evals import training  # mlx-lm, and so transformers, which -h does not wait for
 

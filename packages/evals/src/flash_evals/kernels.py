@@ -64,7 +64,7 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
 @_some_of(
     IMPLEMENTATIONS, "--impl", metavar="NAME,...", help="Implementations to time: {}.  [default: all installed ones]"
 )
-@options.repetitions(9, "Counted trials of each implementation and configuration, after a warm-up.")
+@options.repetitions(9, "Trials of each implementation and configuration, after a warm-up.")
 @options.number(
     "--max-seconds",
     least=0,
@@ -118,7 +118,8 @@ def command(
                multiply-adds in registers; on a GPU, by those of MLX's product
                of matrices of 8192 rows and columns in the same dtype (float32
                with CUDA: TF32)
-    K/V GB/s   for one query: counts each visible key and value once
+    K/V GB/s   keys and values that one query reads per second, each visible
+               one counted once
     of reads   K/V GB/s divided by what flash's threads read from memory; on
                a GPU, by what a copy reads and writes. The share exceeds 100 %
                where keys and values stay in the caches
@@ -136,7 +137,7 @@ def command(
     All implementations get the same random numbers, and flash-eval first compares their results. Then the
     implementations and the measurements of the machine take turns, in changing order. A trial repeats short calls until
     it takes 20 ms; a GPU gets these calls in 8 lots, each evaluated at once. mlx and naive write the whole score
-    matrix, so leave them out of long sequences. Ctrl-C ends the run, and flash-eval reports the finished trials.
+    matrix, so leave them out of long sequences. Ctrl-C ends the run and reports the finished trials.
     """
     installed = implementations.installed()
     impl = [name for name in IMPLEMENTATIONS if name in (impl or installed)]

@@ -137,8 +137,8 @@ def precision(default: "Precision", flash: str) -> Callable[..., Any]:
         type=click.Choice(["input", "float32"]),
         default=default,
         show_default=True,
-        help=f"Precision of {flash}. input: 16-bit inputs keep the accuracy of MLX's own attention. float32: cast "
-        "inputs to float32, compute, cast the result back. On a CPU both give the same bits.",
+        help=f"Precision of {flash}. input: 16-bit inputs keep the accuracy of MLX's attention. float32: cast to "
+        "float32, compute, cast back. On a CPU both are the same.",
     )
 
 
@@ -163,8 +163,7 @@ def outputs_of(row: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             type=click.Choice(FORMATS),
             default="text",
             show_default=True,
-            help="Format of the results on stdout. text: a page. md: the page in Markdown. csv: what --csv writes. "
-            "json: what --json writes. jsonl: a line of JSON for each row of --csv.",
+            help="What stdout gets. text, md: the page. csv, jsonl: the rows of --csv. json: what --json writes.",
         ),
         file("--json", "json_file", help="Write all results to this file."),
         file("--csv", "csv_file", help=f"Write one row per {row} to this file."),

@@ -57,7 +57,7 @@ from flash_evals.ranks import Ranks, shared
     "save",
     type=click.Path(path_type=Path),
     callback=options.writable,
-    help="Write the score of each token to this file, batch by batch, for a later --compare or --resume.",
+    help="Write the score of each token to this file, batch by batch, for --compare and --resume.",
 )
 @click.option(
     "--compare",
@@ -96,8 +96,8 @@ def command(
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 
     Both arms, patch off and patch on, read the same batches and take turns at going first. A window to warm up is not
-    counted. You can also run one --arm alone and compare it with a saved run. Such a comparison has no KL and
-    |Δlogit|, and shows ratios of speed and memory only if both runs had the same conditions.
+    counted. You can also run one --arm alone and compare it with a saved run: then the page has no KL and
+    |Δlogit|, and ratios of speed and memory only if both runs had the same conditions.
 
     \b
     token perplexity   exp of the mean cost of a token, -ln p, ± the standard
@@ -112,21 +112,20 @@ def command(
     prefill tokens/s   tokens that one rank reads per second: median of the
                        batches (20th to 80th percentile)
     peak memory        the most that a batch needs on top of the loaded model
-    difference         the second column divided by the first; a ~ marks no
-                       clear difference: the trials overlap or are few
+    difference         the second column divided by the first; ~ marks no clear
+                       difference: the trials overlap or are few
     top-1 agreement    share of tokens where both arms rank the same token
                        first, or tied for first
     max |Δlogit|       largest difference of any logit at any scored token
     mean KL            KL(off || on) of the predicted distributions, in nats
-    flash:             which attention ran with the patch on: calls of each flash
-                       kernel; fallbacks, which are calls that flash attention
-                       cannot compute, with the reason; and calls that the patch
-                       left to MLX's own attention, because that is faster
+    flash:             with the patch on: calls of each flash kernel; fallbacks,
+                       calls that flash attention cannot compute, with the reason;
+                       calls left to MLX's own attention, which is faster at them
 
     The page says "Same predictions" if top-1 agreement is 100 % and ΔNLL is within 1e-4.
 
-    The model scores each token once, but not a first token without a BOS before it. Ctrl-C ends the run, and
-    flash-eval reports the finished batches.
+    The model scores each token once, but not a first token without a BOS before it. Ctrl-C ends the run and
+    reports the finished batches.
 
     Under `mlx.launch -n N`, N processes share the batches, and the scores stay the same. Rank 0 prints and writes the
     results.

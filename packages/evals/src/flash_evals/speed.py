@@ -15,14 +15,20 @@ from flash_evals.speed_result import Case, Kind, Result, Settings
 @options.adapter_path
 @options.numbers("-p", "--prompt", of="tokens", least=0, default="512", text="Prompt lengths in tokens; 0: no prompts.")
 @options.numbers("-g", "--generate", of="tokens", least=0, default="32", text="Tokens to generate; 0: no generation.")
-@options.numbers("-d", "--depth", of="tokens", least=0, default="0,2048", text="Tokens already in the KV cache.")
+@options.numbers(
+    "-d", "--depth", of="tokens", least=0, default="0,2048", text="Tokens in the KV cache before the test."
+)
 @options.numbers("-b", "--batch-size", of="sequences", least=1, default="1", text="Sequences in one batch.")
 @click.option(
     "--draft-model", metavar="FOLDER|HUB_ID", help="Use speculative decoding: this smaller model guesses tokens."
 )
-@options.number("--num-draft-tokens", least=1, type=int, text="Tokens --draft-model guesses at a time.  [default: 3]")
-@options.repetitions(5, "Counted trials of each test and arm, after one to warm up and one to time attention.")
-@options.number("--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Cool down before each trial.")
+@options.number(
+    "--num-draft-tokens", least=1, type=int, text="Tokens that the draft model guesses at a time.  [default: 3]"
+)
+@options.repetitions(5, "Trials of each test and arm, after one that warms up and one that times attention.")
+@options.number(
+    "--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Wait before each trial, to cool down."
+)
 @options.seed("Seed of the random tokens in the prompts.")
 @options.precision("input", "the patch")
 @options.blas
@@ -44,9 +50,9 @@ def command(
     tg32 x4        32 tokens generated for each of 4 sequences at once
     t/s            tokens of all sequences per second: mean of the
                    repetitions ± their standard deviation
-    on/off         median t/s, or peak memory, with the patch on divided by
-                   the same with the patch off; a ~ marks no clear
-                   difference: the trials overlap or are few
+    on/off         median t/s, or peak memory, of patch on divided by patch
+                   off; ~ marks no clear difference: the trials overlap or
+                   are few
     peak memory    the most that a trial needs on top of the model and the
                    filled cache
     attention      attention's share of the time, from one more trial of
@@ -56,14 +62,13 @@ def command(
                    projections.
     accepted       share of the draft model's tokens that the model would
                    have chosen too; prompts run without the draft model
-    flash:         which attention ran with the patch on: calls of each flash
-                   kernel; fallbacks, which are calls that flash attention
-                   cannot compute, with the reason; and calls that the patch
-                   left to MLX's own attention, because that is faster
+    flash:         with the patch on: calls of each flash kernel; fallbacks,
+                   calls that flash attention cannot compute, with the reason;
+                   calls left to MLX's own attention, which is faster at them
 
     Both arms, patch off and patch on, see the same random tokens and the same cache, and take turns at going first.
-    The times leave out loading the model and filling the cache. Ctrl-C ends the run, and flash-eval reports the
-    finished trials.
+    The times leave out loading the model and filling the cache. Ctrl-C ends the run and reports the finished
+    trials.
     """
     from flash_evals import generation  # mlx-lm, and so transformers, which -h does not wait for
 

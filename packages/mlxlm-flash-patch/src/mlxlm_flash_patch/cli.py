@@ -82,8 +82,8 @@ def cli() -> None:
 @click.option(
     "--precision",
     type=click.Choice(["input", "float32"]),
-    help="input (default): 16-bit inputs keep the accuracy of MLX's own attention. float32: cast inputs to float32, "
-    "compute, cast the result back.",
+    help="input (default): 16-bit inputs keep the accuracy of MLX's own attention. float32: cast to float32, "
+    "compute, cast back.",
 )
 @blas_option
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
@@ -93,8 +93,7 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
 
     COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
     file, and MODULE a module that `python -m` can run. The program gets ARGS, and keeps its exit code and streams.
-    mlxlm-flash writes two lines to stderr: at the start its settings, at the end which attention ran, or why flash
-    attention did not.
+    Lines on stderr show the settings at the start, and at the end which attention ran, or why flash attention did not.
 
     \b
       mlxlm-flash run mlx_lm.generate --model DIR --prompt "Hello"
@@ -105,10 +104,10 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
     \b
     MLXLM_FLASH in the environment:
       0               run the program without flash attention
-      1               run the program with flash attention (the default)
-      strict          fail on a fallback, or if flash attention never ran
-      float32         use --precision float32, if --precision is not given
-      float32,strict  do what float32 and strict do
+      1               run the program with flash attention (default)
+      strict          fail if a call falls back, or if flash attention never ran
+      float32         use --precision float32 by default
+      float32,strict  both of these
     """
     _require_package()
     from .run import find
@@ -172,7 +171,7 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
 @click.option("--quick", is_flag=True, help="Time fewer lengths and kinds of calls: takes a minute.")
 @click.option("--model", metavar="DIR|ID", help="Time only this model's attention. A hub id must be cached.")
 def tune(quick: bool, model: str | None) -> None:
-    """Check and time the GPU kernels now, so that a model's first calls do not have to.
+    """Check and time the GPU kernels before a model's first calls.
 
     For each kind of call, mlxlm-flash times every kernel that can run it, and MLX's own attention where MLX has a fused
     kernel. Later calls take the fastest. Kinds of calls that were timed before are shown, and not timed again. Ctrl-C
