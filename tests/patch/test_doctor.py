@@ -145,7 +145,10 @@ def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
 @pytest.mark.parametrize("value", ["", "on"])
 def test_a_variable_that_means_nothing(monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
-    found(f"✗ MLXLM_FLASH: {value!r} is not a valid value · cure: unset it, or set one of 0, 1, strict", broken=True)
+    found(
+        f"✗ MLXLM_FLASH: {value!r} is not a valid value · cure: unset MLXLM_FLASH, or set one of 0, 1, strict",
+        broken=True,
+    )
 
 
 @LINUX

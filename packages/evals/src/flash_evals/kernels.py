@@ -115,9 +115,9 @@ def command(
     GFLOP/s    counts, for each key that a query sees, 4 * head_dim operations
                forward and 10 * head_dim backward, without recomputation
     of peak    GFLOP/s divided by what flash's threads reach with
-               multiply-adds in registers; on a GPU, by those of MLX's product
-               of matrices of 8192 rows and columns in the same dtype (float32
-               with CUDA: TF32)
+               multiply-adds in registers; on a GPU, by the GFLOP/s of MLX's
+               product of matrices of 8192 rows and columns in the same dtype
+               (float32 with CUDA: TF32)
     K/V GB/s   keys and values that one query reads per second, each visible
                one counted once
     of reads   K/V GB/s divided by what flash's threads read from memory; on
@@ -129,10 +129,11 @@ def command(
                no clear difference, if the trials overlap or are few
     flash against
                geometric mean and range of how many times as fast flash is
-    trials     counted trials, fewer than --repetitions if --max-seconds
+    trials     number of trials: --repetitions, or fewer if --max-seconds
                ended them
     peak, reads
-               the two bounds of the machine, measured in every round
+               the machine's speed of multiply-adds (on a GPU, of products)
+               and of memory reads, measured in every round
 
     All implementations get the same random numbers, and flash-eval first compares their results. Then the
     implementations and the measurements of the machine take turns, in changing order. A trial repeats short calls until
@@ -180,7 +181,10 @@ def _check(work: Workload, passes: list[Pass], impl: list[str]) -> None:
         (work.window and not work.causal, f"--window {work.window} is causal: leave out --no-causal"),
         # The first queries would see no key, for which implementations have different answers.
         (work.causal and queries > keys, f"--causal needs a --query-len of at most --seq-len {keys}, not {queries}"),
-        (work.is_decode and gradients, "--pass takes gradients of at least 2 queries: a single query is a decode step"),
+        (
+            work.is_decode and gradients,
+            "--pass with gradients needs at least 2 queries: a single query is a decode step",
+        ),
         (work.kv_bits and gradients, "--kv-bits needs --pass forward: quantised keys and values have no gradient"),
         (work.kv_bits and dim % GROUP_SIZE, f"--kv-bits needs a multiple of {GROUP_SIZE} as head_dim, not {dim}"),
         (work.kv_bits and not {*impl} & {*QUANTISED}, f"--kv-bits needs --impl {quantised}, not {', '.join(impl)}"),

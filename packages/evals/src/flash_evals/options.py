@@ -138,7 +138,7 @@ def precision(default: "Precision", flash: str) -> Callable[..., Any]:
         default=default,
         show_default=True,
         help=f"Precision of {flash}. input: 16-bit inputs keep the accuracy of MLX's attention. float32: cast to "
-        "float32, compute, cast back. On a CPU both are the same.",
+        "float32, compute, cast back. On a CPU, input and float32 give the same bits.",
     )
 
 
@@ -163,7 +163,7 @@ def outputs_of(row: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             type=click.Choice(FORMATS),
             default="text",
             show_default=True,
-            help="What stdout gets. text, md: the page. csv, jsonl: the rows of --csv. json: what --json writes.",
+            help="Format of the results on stdout: text, Markdown, CSV, JSON, or the CSV rows as lines of JSON.",
         ),
         file("--json", "json_file", help="Write all results to this file."),
         file("--csv", "csv_file", help=f"Write one row per {row} to this file."),

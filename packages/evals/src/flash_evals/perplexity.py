@@ -63,9 +63,8 @@ from flash_evals.ranks import Ranks, shared
     "--compare",
     type=click.Path(path_type=Path),
     callback=options.own_file,
-    help="Compare this run, token by token, with the other arm in a file that --save-logprobs wrote. If the file has "
-    "only the same arm, of another machine, version or model, compare with that. Both runs must read the same text, "
-    "tokens and windows.",
+    help="Compare this run, token by token, with a run that --save-logprobs wrote to this file: with its other arm, or "
+    "with its same arm of another machine, version or model. Both runs must read the same text, tokens and windows.",
 )
 @click.option(
     "--resume",

@@ -68,7 +68,7 @@ options = grouped(
         "--documents",
         type=click.Choice(get_args(Documents)),
         default="joined",
-        help="joined: the documents form one text, with a blank line between two (WikiText's pages: as in its file). "
+        help="joined: the documents form one text, with a blank line between two (in WikiText, as in its file). "
         "separate: the model reads each document without the others, as in lm-evaluation-harness.",
     ),
     click.option(

@@ -55,7 +55,7 @@ def command(files: Sequence[Path], html_file: Path) -> None:
                           skipped for lack of memory
 
     Below the answers, the page has each file's figures, plots by length, settings and machine. The page needs no
-    network and no script. It leaves out files that are broken or no results, and names them.
+    network and no script. flash-eval leaves out files that are broken or no results, and names them.
     """
     if [file for file in files if file.resolve() == html_file.resolve()]:
         raise EvalError(f"--html {html_file} would overwrite one of the result files")

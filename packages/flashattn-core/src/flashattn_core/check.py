@@ -59,7 +59,7 @@ def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     where = f"{mx.device_info(stream.device)['device_name']}, mlx {mx.__version__}"  # type: ignore[attr-defined]
     wrong = f"{kernel} fails its check on {where}: {wrong}"
     if report := _ext.keep("failed", wrong, ""):
-        wrong += f". Please send us {report}"
+        wrong += f". Please send us the file {report}"
     warnings.warn(wrong, KernelWarning, stacklevel=2)
     return wrong
 

@@ -122,7 +122,9 @@ def variable() -> Iterator[Finding]:
     if mode is None:
         yield ok("MLXLM_FLASH", "not set")
     elif mode not in MODES:
-        yield problem("MLXLM_FLASH", f"{mode!r} is not a valid value", f"unset it, or set one of {', '.join(MODES)}")
+        yield problem(
+            "MLXLM_FLASH", f"{mode!r} is not a valid value", f"unset MLXLM_FLASH, or set one of {', '.join(MODES)}"
+        )
     else:
         yield ok("MLXLM_FLASH", mode)
 
@@ -222,7 +224,7 @@ def numbers() -> Iterator[Finding]:
         yield problem("self-test", f"{type(error).__name__}: {said}", cure)
         return
     if worst > 1e-5:
-        cure = "please report it with this output"
+        cure = "please report this finding with the whole output"
         yield problem("self-test", f"flash attention is off by {worst:.1e} from the reference", cure)
     else:
         yield ok("self-test", f"a prefill and a decode step are within {worst:.1e} of the reference")
@@ -236,7 +238,7 @@ def checks_before() -> Iterator[Finding]:
     for software, count in passed.items():
         yield ok("checked", f"kernels passed their check for {count} kinds of calls on {software}")
     for file in failed:
-        what = next(iter(file.read_text(errors="replace").splitlines()[1:]), "nothing that can be read")
+        what = next(iter(file.read_text(errors="replace").splitlines()[1:]), "its file cannot be read")
         yield warning(
             "checked", f"this kernel is not used: {what}", f"send us {file}; delete that file once it is out of date"
         )
