@@ -130,7 +130,7 @@ def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
     broken.append((json.dumps(armless).encode(), "expected the arms off and on, or one of them, not none"))
     unmeasured = [{**entry, "forward": {}, "backward": {}} for entry in results["kernels"]]
     broken.append((json.dumps(unmeasured).encode(), "no entry of this file has a measured pass"))
-    broken.append((json.dumps(2 * results["kernels"]).encode(), "two entries of flash for one problem"))
+    broken.append((json.dumps(2 * results["kernels"]).encode(), "the file has two entries of flash for one problem"))
     windows = [{**entry, "config": {**entry["config"], "window": 9}} for entry in results["kernels"]]
     broken.append(
         (json.dumps([*results["kernels"], *windows]).encode(), "the entries of this file are of several runs")

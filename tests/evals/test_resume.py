@@ -79,7 +79,7 @@ def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path,
     before, model = path.read_bytes(), make_model(rope_theta=100.0)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert f"--resume {path}: another run is writing it" in refused(*perplexity, "--resume", path)
+        assert f"--resume {path}: another run is writing this file" in refused(*perplexity, "--resume", path)
 
     def says(said, *arguments):
         assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path, *arguments)

@@ -82,8 +82,8 @@ MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux the extra bri
 @pytest.mark.parametrize(
     ("package", "says"),
     [
-        ("mlx", f"mlx 0.1, made for 0.32.4 · cure: pip install '{MLX}==0.32.4'"),
-        ("mlx-lm", "mlx-lm 0.1, made for 0.31.3 and later · cure: pip install 'mlx-lm>=0.31.3'"),
+        ("mlx", f"found mlx 0.1, expected 0.32.4 · cure: pip install '{MLX}==0.32.4'"),
+        ("mlx-lm", "found mlx-lm 0.1, expected 0.31.3 or later · cure: pip install 'mlx-lm>=0.31.3'"),
     ],
 )
 def test_another_version(monkeypatch, package, says):
@@ -103,7 +103,7 @@ def test_any_later_mlx_lm_will_do(monkeypatch, newer):
 def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, libmlx, extra):
     monkeypatch.setattr(doctor, "distributions", lambda: [SimpleNamespace(name="mlx"), SimpleNamespace(name=libmlx)])
     monkeypatch.setattr(doctor, "version", lambda name: "0.1" if name == "mlx" else importlib.metadata.version(name))
-    found(f"✗ versions: mlx 0.1, made for 0.32.4 · cure: pip install 'mlx[{extra}]==0.32.4'", broken=True)
+    found(f"✗ versions: found mlx 0.1, expected 0.32.4 · cure: pip install 'mlx[{extra}]==0.32.4'", broken=True)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_another_library_in_the_same_place(monkeypatch):
         ("qwen2", "✓ model: all 2 attention calls of a prompt use flash attention", False),
         ("gemma2", "✓ model: all 2 attention calls of a prompt use flash attention", False),
         ("gemma3_text", "✓ model: all 2 attention calls of a prompt use flash attention", False),
-        ("none", "✗ model: mlx-lm makes no model of ", True),
+        ("none", "✗ model: mlx-lm cannot make a model of ", True),
         ("", "✗ model: ", True),
     ],
 )
@@ -342,7 +342,7 @@ def test_a_hub_id_of_which_the_cache_knows(monkeypatch, tmp_path):
     (repository / "refs" / "main").write_text("c0ffee")
     (repository / "snapshots" / "c0ffee").mkdir(parents=True)
     (repository / "snapshots" / "c0ffee" / "config.json").write_text(json.dumps(config("qwen2")))
-    found("✓ model: all 2 calls", "--model", "someone/model", broken=False)
+    found("✓ model: all 2 attention calls", "--model", "someone/model", broken=False)
 
 
 def test_the_kernels_of_the_cpu_are_not_checked():
@@ -354,8 +354,8 @@ def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
     monkeypatch.setattr(flashattn_core._ext, "backend_of", lambda device: "cuda")
     wrong = "cuda_prefill fails its check on a GPU: 77 queries: out is wrong"
     monkeypatch.setattr(survey, "of_backend", lambda backend: [("cuda_decode", 3, ""), ("cuda_prefill", 2, wrong)])
-    lines = found(f"✗ kernels: {wrong} · cure: leave FLASHATTN_CHECK unset", "--kernels", broken=True)
-    assert "✓ kernels: cuda_decode is right in 3 kinds of calls, 0.0 s" in lines
+    lines = found(f"✗ kernels: {wrong} · cure: report this, and leave FLASHATTN_CHECK unset", "--kernels", broken=True)
+    assert "✓ kernels: cuda_decode is right in 3 kinds of calls, took 0.0 s" in lines
     assert os.environ["FLASHATTN_CHECK"] == "always"
 
 

@@ -188,7 +188,7 @@ def test_a_model_by_its_folder(gpu, tmp_path, monkeypatch):
     ("configuration", "says"),
     [
         ({"model_type": "no_such"}, "no_such"),
-        ({"model_type": "mamba"}, "mlx-lm makes no model of "),
+        ({"model_type": "mamba"}, "mlx-lm cannot make a model of "),
         ({}, "model_type"),
     ],
     ids=str,

@@ -43,7 +43,7 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
     what="query heads / key-value heads x head_dim, such as 14/2x64,",
     metavar="H/KxD,...",
     default="14/2x64",
-    help="Shapes to time: query heads / key-value heads x head_dim.",
+    help="Shapes: query heads / key-value heads x head_dim.",
 )
 @options.number("-b", "--batch-size", least=1, default=1, text="Sequences in one call.")
 @options.numbers("--seq-len", of="keys", least=1, default="512,1024,2048", text="Numbers of keys to time.")
@@ -132,8 +132,7 @@ def command(
     trials     number of trials: --repetitions, or fewer if --max-seconds
                ended them
     peak, reads
-               the machine's speed of multiply-adds (on a GPU, of products)
-               and of memory reads, measured in every round
+               the machine's peak and memory reads, measured in every round
 
     All implementations get the same random numbers, and flash-eval first compares their results. Then the
     implementations and the measurements of the machine take turns, in changing order. A trial repeats short calls until

@@ -82,7 +82,7 @@ class LoadedModel:
         """EvalError if a sequence of that many tokens is longer than the model allows."""
         most = self.described.max_positions
         if most is not None and tokens > most:
-            raise EvalError(f"{what} needs {tokens:,} positions; {self.name} has {most:,} (max_position_embeddings)")
+            raise EvalError(f"{what} needs {tokens:,} positions, {self.name} has {most:,} (max_position_embeddings)")
 
 
 @dataclass(frozen=True)

@@ -36,21 +36,21 @@ from flash_evals.ranks import Ranks, shared
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
-@click.option("--text-column", "column", help="Column of the dataset that holds the text.  [default: text]")
+@click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
 @click.option("--dataset-revision", help="Branch, tag or commit of a hub dataset.  [default: main]")
 @plan.options
 @click.option(
     "--batch-size",
     default=4,
     callback=options.at_least(1),
-    help="Windows that the model reads at once. The batch size changes speed and memory, not the scores.",
+    help="Windows that the model reads at once. This changes speed and memory, not the scores.",
 )
 @click.option("--max-windows", type=int, callback=options.at_least(1), help="Stop after this many windows.")
 @click.option(
     "--arm",
     type=click.Choice((*ARMS, "both")),
     default="both",
-    help="Run with the patch off, with the patch on, or both in turns.",
+    help="Run with the patch off, on, or both in turns.",
 )
 @click.option(
     "--save-logprobs",
@@ -70,8 +70,8 @@ from flash_evals.ranks import Ranks, shared
     "--resume",
     type=click.Path(path_type=Path),
     callback=options.writable,
-    help="Continue a run that was stopped or killed: keep the batches in this file and append the missing ones, as "
-    "--save-logprobs does. You may change --batch-size, --max-windows and the number of ranks, and no other option.",
+    help="Continue a stopped or killed run: append the batches that this file lacks, as --save-logprobs does. Only "
+    "--batch-size, --max-windows and the number of ranks may differ from that run.",
 )
 @options.precision("input", "the patch")
 @options.blas

