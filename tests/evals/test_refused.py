@@ -32,7 +32,7 @@ PERPLEXITY = {
 }
 SHORT = {
     "--dataset short.txt": "short.txt has 1 tokens for this model; scoring needs at least 2",
-    "--dataset short.txt --scoring half --context 40": "--scoring half needs --context 40 of them",
+    "--dataset short.txt --scoring half --context 40": "--scoring half needs at least --context 40",
     "--dataset short.txt --documents separate": "the longest document of short.txt has 1 tokens for this model",
 }
 SPEED = {

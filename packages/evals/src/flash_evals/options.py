@@ -138,7 +138,7 @@ def precision(default: "Precision", flash: str) -> Callable[..., Any]:
         default=default,
         show_default=True,
         help=f"Precision of {flash}. input: 16-bit inputs keep the accuracy of MLX's attention. float32: cast to "
-        "float32, compute, cast back. On a CPU both give the same bits.",
+        "float32, compute, cast back. On a CPU, both precisions are the same.",
     )
 
 

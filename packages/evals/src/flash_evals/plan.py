@@ -163,7 +163,7 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
     streams = [(original, encode(loaded, each, rules.bos)) for original, each in zip(originals, texts, strict=True)]
     half, longest = rules.scoring == "half", max(len(tokens.ids) for _, tokens in streams)
     if longest < (rules.context if half else 2):
-        takes = f"--scoring half needs --context {rules.context:,} of them" if half else "scoring needs at least 2"
+        takes = f"--scoring half needs at least --context {rules.context:,}" if half else "scoring needs at least 2"
         where = "" if rules.documents == "joined" else "the longest document of "
         raise EvalError(f"{where}{text.dataset.name} has {longest:,} tokens for this model; {takes}")
 

@@ -50,7 +50,7 @@ def command(files: Sequence[Path], html_file: Path) -> None:
                           trials of both do not overlap (20th to 80th
                           percentile) or, of fewer than 3 trials, if they are
                           twofold apart
-    Less memory?          the same for peak memory
+    Less memory?          peak memory, by the same rule as speed
     Does training fit?    finetune: the longest sequence, and the lengths
                           skipped for lack of memory
 
