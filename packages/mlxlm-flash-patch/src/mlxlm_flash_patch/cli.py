@@ -174,8 +174,8 @@ def tune(quick: bool, model: str | None) -> None:
     """Check and time the GPU kernels before a model's first calls.
 
     For each kind of call, mlxlm-flash times every kernel that can run it, and MLX's own attention where MLX has a fused
-    kernel. Later calls take the fastest kernel. Kinds of calls that were timed before are shown, and not timed again. Ctrl-C
-    keeps the times measured so far. On a CPU there is nothing to time.
+    kernel. Later calls take the fastest kernel. Kinds of calls that were timed before are shown, and not timed again.
+    Ctrl-C keeps the times measured so far. On a CPU there is nothing to time.
     """
     _require_package()
     from .tune import calls, calls_of, lines
