@@ -199,4 +199,4 @@ def test_a_model_that_is_none(tmp_path, configuration, says):
 
 
 def test_quick_is_not_of_a_model(tmp_path):
-    assert "do not go together" in str(run("--quick", "--model", str(tmp_path)).exception)
+    assert "--quick does not go with --model" in str(run("--quick", "--model", str(tmp_path)).exception)
