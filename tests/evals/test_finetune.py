@@ -213,7 +213,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 
     monkeypatch.setattr(machine, "free_memory", lambda: 10_000_000)
     line = refused("finetune", "--model", model_folder, "-p", 128, "--batch-size", 24)
-    assert line == f"Error: {needs}, 0.01 GB are free"
+    assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
 # No limit; the first pair has taken 4: it counts, and is all; the second counts alone: the first warmed up.

@@ -217,7 +217,7 @@ def test_a_cache_that_mlx_lm_cannot_batch_is_refused_before_anything_runs(refuse
     alone = SimpleNamespace(make_cache=lambda: [ConcatenateKVCache()])
     monkeypatch.setattr(models, "load", lambda *_: dataclasses.replace(loaded, model=alone))
     line = refused("speed", "-g", 0, "-d", 0, "-p", 8, "-b", "1,2")
-    assert line == f"Error: -b: mlx-lm cannot batch the ConcatenateKVCache of {loaded.name}"
+    assert line == f"Error: -b: mlx-lm cannot batch the cache of {loaded.name}, a ConcatenateKVCache"
 
 
 @pytest.mark.parametrize("precision", ["input", "float32", None])
