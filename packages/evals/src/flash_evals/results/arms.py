@@ -60,5 +60,5 @@ class Flash(Record):
         calls = ", ".join(f"{kernel} {count:,} calls" for kernel, count in sorted(self.calls.items())) or "no calls"
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(self.fallbacks.items()))
         fallbacks = f"{sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
-        left = f", left to MLX: {sum(self.left.values()):,} calls" if self.left else ""
+        left = f", left to MLX's own attention: {sum(self.left.values()):,} calls" if self.left else ""
         return f"{calls}, {fallbacks}{left}"

@@ -32,7 +32,7 @@ class Rules:
         if self.scoring == "half":
             given = {"--stride": self.stride is not None, "--documents separate": self.documents == "separate"}
             for option in filter(given.get, given):
-                raise EvalError(f"{option} has no meaning with --scoring half: its chunks cut the joined text")
+                raise EvalError(f"{option} has no meaning with --scoring half, which cuts the joined text into chunks")
             if self.context < 3:
                 raise EvalError(f"--scoring half takes a --context of at least 3, not {self.context}")
         elif self.stride is not None and not 1 <= self.stride <= self.context:
@@ -81,7 +81,7 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
     streams = [(original, encode(loaded, each, rules.bos)) for original, each in zip(originals, texts, strict=True)]
     half, longest = rules.scoring == "half", max(len(tokens.ids) for _, tokens in streams)
     if longest < (rules.context if half else 2):
-        takes = f"--scoring half takes a --context of them, {rules.context:,}" if half else "scoring one takes two"
+        takes = f"--scoring half needs at least --context {rules.context:,}" if half else "scoring needs at least 2"
         where = "" if rules.documents == "joined" else "the longest document of "
         raise EvalError(f"{where}{text.dataset.name} has {longest:,} tokens for this model; {takes}")
 
