@@ -20,7 +20,7 @@ def test_another_mlx_is_refused_before_anything_runs(tmp_path):
     library = tmp_path / "other.so"
     run("c++", "-shared", "-fPIC", source, "-o", library)
     last = python("import flashattn_core", exit_code=1, LD_PRELOAD=str(library)).stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: flashattn_core was built for mlx 0.32.4 and found mlx 0.99.1.")
+    assert last.startswith("ImportError: flashattn_core was built for mlx 0.32.4, but found mlx 0.99.1.")
     assert f"pip install '{'mlx[cpu]' if sys.platform == 'linux' else 'mlx'}==0.32.4'" in last
 
 

@@ -84,8 +84,8 @@ def timed(results, command, on):
     ("top1", "delta", "predictions"),
     [
         (1, -9e-5, "Same predictions"),
-        (1, 1.1e-4, "Predictions differ: the same token ranks first at all 200, ΔNLL +1.1e-04"),
-        (0.995, 0.0, "Predictions differ: another token ranks first at 1 of 200, ΔNLL +0.0e+00"),
+        (1, 1.1e-4, "Predictions differ: the same token ranks first at all 200 positions, ΔNLL +1.1e-04"),
+        (0.995, 0.0, "Predictions differ: another token ranks first at 1 of 200 positions, ΔNLL +0.0e+00"),
     ],
 )
 def test_predictions(results, top1, delta, predictions):

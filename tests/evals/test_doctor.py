@@ -135,7 +135,7 @@ def test_threads_that_are_set_are_no_finding(findings, monkeypatch):
 
 def test_a_process_that_is_patched(findings):
     with flash.enabled():
-        assert "the patch is on for this whole process" in findings("problem")["model"]
+        assert "flash-eval cannot measure with the patch off" in findings("problem")["model"]
 
 
 def test_a_gpu(findings, monkeypatch):

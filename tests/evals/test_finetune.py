@@ -28,7 +28,7 @@ SETTINGS = Settings(
     batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False, seq_len=[], repetitions=1,
     learning_rate=1e-5, max_memory_gb=None, max_seconds=0, seed=3, memory="",
 )  # fmt: skip
-NEVER_RAN = "The patch never ran: all of this is MLX's own attention."
+NEVER_RAN = "The patch never ran: MLX's own attention computed everything."
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_l
 
 def test_a_config_without_heads_is_refused(loaded):
     snake = dataclasses.replace(loaded, config={}, described=replace(loaded.described, name="Snake"))
-    with pytest.raises(EvalError, match=r"config.json of Snake does not say how many heads it has"):
+    with pytest.raises(EvalError, match=r"config.json of Snake lacks the number of attention heads"):
         training.least_memory(snake, 8, SETTINGS)
 
 
@@ -213,7 +213,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 
     monkeypatch.setattr(machine, "free_memory", lambda: 10_000_000)
     line = refused("finetune", "--model", model_folder, "-p", 128, "--batch-size", 24)
-    assert line == f"Error: {needs}, 0.01 GB are free"
+    assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
 # No limit; the first pair has taken 4: it counts, and is all; the second counts alone: the first warmed up.

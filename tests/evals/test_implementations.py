@@ -201,4 +201,4 @@ def test_torch_takes_part_on_a_cpu_where_it_is_installed(run_kernels, refused, t
     assert [entry["config"]["impl"] for entry in run_kernels()[0]] == ["flash", "mlx", "naive", "torch"]
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setattr(machine, "describe", None)
-    assert "--impl torch is not here: it takes a CPU" in refused("kernels", "--impl", "torch")
+    assert "--impl torch needs MLX's CPU device" in refused("kernels", "--impl", "torch")

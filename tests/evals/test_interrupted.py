@@ -62,7 +62,7 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
     same_scores(kept, json.loads(whole.read_text()))
     assert (kept["interrupted"], kept["windows"]["finished"]) == (True, 4)
     of = f"4 of {kept['windows']['planned']} windows"
-    assert page.stdout.endswith(f"Interrupted; the figures are of the {of} that were finished.\n")
+    assert page.stdout.endswith(f"The run was interrupted: the figures are of the {of} that were finished.\n")
     assert len(rows.read_text().splitlines()) == 1 + 4
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1 + 2
 
@@ -88,7 +88,7 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
     at_trial(trial, Mock(side_effect=error) if error else stop)
     page = invoke(*commands[command], "--json", tmp_path / "out.json")
     assert (page.exit_code, page.stderr) == ((2, said_of(what)) if error else (130, ""))
-    assert page.stdout.endswith(f"Interrupted; the figures are of the {unit} that were finished.\n")
+    assert page.stdout.endswith(f"The run was interrupted: the figures are of the {unit} that were finished.\n")
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["interrupted"] is True
     name = "test" if command == "speed" else "seq_len"

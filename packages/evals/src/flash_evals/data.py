@@ -68,7 +68,7 @@ class Text:
         text = separator.join(documents)
         if not text.strip():
             raise EvalError(f"{name} holds no text")
-        with failing(f"{name} holds characters that are no text"):
+        with failing(f"{name} holds characters that are not valid text"):
             content = text.encode()
         dataset = Dataset(
             name=name,
@@ -122,8 +122,8 @@ def _from_files(files: Sequence[str], part: Part) -> Text:
     paths = [Path(file) for file in files]
     for path in paths:
         if not path.is_file() or path.suffix not in READERS:
-            several = "several --dataset are files: " if len(files) > 1 else ""
-            raise EvalError(f"{several}expected a .txt, .jsonl or .parquet file that is there, not {path}")
+            several = "several --dataset options must be files: " if len(files) > 1 else ""
+            raise EvalError(f"{several}expected an existing .txt, .jsonl or .parquet file, not {path}")
     plain, column, source = all(path.suffix == ".txt" for path in paths), part.column or "text", ", ".join(files)
     _require_no(part if plain else replace(part, column=None), source)
     documents, name = _read_files(paths, column), ", ".join(path.name for path in paths)
@@ -216,7 +216,7 @@ def _column(table: Any, column: str, where: object) -> list[str]:
     """Of a table of pyarrow's."""
     types = {field.name: str(field.type) for field in table.schema}
     if column not in types:
-        raise EvalError(f"{where} has no column {column!r}; it has: {', '.join(types)}")
+        raise EvalError(f"{where} has no column {column!r}; its columns are: {', '.join(types)}")
     if types[column] not in ("string", "large_string", "string_view"):
         raise EvalError(f"the column {column!r} of {where} holds {types[column]}, not text")
     return [row or "" for row in table[column].to_pylist()]

@@ -16,35 +16,37 @@ from flash_evals.page import finetune as page
 
 @click.command("finetune")
 @options.model
-@options.numbers("-p", "--seq-len", of="tokens", least=1, default="512,1024,2048,4096,8192", text="Lengths in tokens.")
+@options.numbers(
+    "-p", "--seq-len", of="tokens", least=1, default="512,1024,2048,4096,8192", text="Sequence lengths in tokens."
+)
 @options.number("-b", "--batch-size", least=1, default=1, text="Sequences in one step.")
 @click.option(
     "--num-layers",
     type=int,
     help="Layers with adapters, counted from the last; -1: all.  [default: 16, or all if there are fewer]",
 )
-@options.number("--rank", least=1, default=8, text="Of the adapters.")
-@click.option("--grad-checkpoint", is_flag=True, help="Compute each layer anew for its gradient, to save memory.")
+@options.number("--rank", least=1, default=8, text="Rank of the LoRA adapters.")
+@click.option("--grad-checkpoint", is_flag=True, help="Save memory: compute each layer again for its gradient.")
 @options.number(
     "--max-memory",
     least=0,
     type=float,
     metavar="GB",
-    text="Skip lengths at which a step without the patch needs more.  [default: what is free]",
+    text="Skip lengths at which a step without the patch needs more memory than this.  [default: the free memory]",
 )
 @options.number(
     "--max-seconds",
     least=0,
     default=120.0,
     metavar="SECONDS",
-    text="A length that has taken so long takes no further steps; 0: no limit.",
+    text="Stop the steps of a length after this time; 0: no limit.",
 )
-@options.repetitions(5, "Steps of each length and arm; one more to warm up is not counted.")
-@options.seed("Of the random tokens and the adapters.")
+@options.repetitions(5, "Steps of each length and arm, after one that warms up.")
+@options.seed("Seed of the random tokens and the adapters.")
 @options.precision("input", "the patch")
 @options.blas
 @options.outputs
-@options.plot("Draw step time and memory against the length into this .png or .svg file.")
+@options.plot("Draw step time and memory by sequence length into this .png or .svg file.")
 def command(
     model: str | None,
     revision: str | None,
@@ -54,29 +56,30 @@ def command(
     plot_file: Path | None,
     **_: object,  # what the settings take as it is
 ) -> None:
-    """Step time and memory of LoRA fine-tuning, patch off against patch on.
+    """Compare time and memory of LoRA fine-tuning steps, patch off and patch on.
 
     \b
     step           median time of a training step (20th–80th percentile):
                    forward, gradient and Adam's update, compiled
-    tokens/s       tokens of a step over that median
+    tokens/s       tokens of a step over its median time
     peak memory    the most that a step needs on top of the model, the
                    adapters and Adam's state
-    loss           before the last step
-    steps          that count, of each arm. A length that reaches
-                   --max-seconds takes fewer than --repetitions. If its
-                   warm-up does, the warm-up counts.
-    max |Δ|        largest difference of the two losses at any step
-    on/off         ratio of the two above; ~ behind it: the steps overlap
-                   or are few, and no difference is claimed
-    flash:         what ran with the patch on: calls of each kernel, and
-                   fallbacks, which are calls that flash cannot take, with
-                   the reason; and calls left to MLX, which is faster here
+    loss           the loss before the last step
+    steps          counted steps of each arm. A length that reaches
+                   --max-seconds takes fewer than --repetitions. If the
+                   warm-up alone reaches that time, it counts as a step.
+    max |Δ|        largest difference of the arms' losses at any step
+    on/off         patch on divided by patch off; ~ marks no clear
+                   difference: the steps overlap or are few
+    flash:         with the patch on: calls of each flash kernel; fallbacks,
+                   calls that flash attention cannot compute, with the reason;
+                   calls left to MLX's own attention, which is faster at them
 
-    The step is that of mlx_lm.lora, with its learning rate and scale. Both arms begin with the same adapters, take
-    turns in going first and learn from the same random tokens. Time and memory are those of any text. The loss says
-    nothing about the model. Without the patch, attention needs memory for the square of the length. A length that
-    does not fit is skipped, and named. Ctrl-C ends the run and reports the finished steps.
+    The step is mlx_lm.lora's, with the same learning rate and scale. Both arms, patch off and patch on, begin with
+    the same adapters, take turns at going first and learn from the same random tokens. Random tokens need the same time
+    and memory as any text, but the loss says nothing about the model. Without the patch, attention's memory grows
+    with the square of the length. flash-eval skips lengths that do not fit into memory, and names them. Ctrl-C ends the
+    run and reports the finished steps.
     """
     from flash_evals import training  # mlx-lm, and so transformers, which -h does not wait for
 
@@ -85,7 +88,7 @@ def command(
     there = len(loaded.model.layers)
     layers = {None: min(training.DEFAULTS["num_layers"], there), -1: there}.get(num_layers, num_layers)
     if layers not in range(1, there + 1):  # mlx-lm takes 0 as all
-        raise EvalError(f"--num-layers must be -1 or between 1 and the {there} of {loaded.name}, not {num_layers}")
+        raise EvalError(f"--num-layers must be -1, or 1 to {there} (the layers of {loaded.name}), not {num_layers}")
     settings: Settings = options.given(
         Settings,
         num_layers=layers,

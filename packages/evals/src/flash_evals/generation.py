@@ -41,15 +41,15 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
     if any(case.batch_size > 1 for case in cases):
         for layer in make_prompt_cache(loaded.model):
             if not hasattr(layer, "merge"):
-                raise EvalError(f"-b: mlx-lm cannot batch the {type(layer).__name__} of {loaded.name}")
+                raise EvalError(f"-b: mlx-lm cannot batch the cache of {loaded.name}, a {type(layer).__name__}")
     for model in draft:
         theirs, own = model.tokenizer.vocab_size, loaded.tokenizer.vocab_size
         if theirs != own:
-            expected = f"expected that of {loaded.name}, with {own:,}"
+            expected = f"expected the tokenizer of {loaded.name}, with {own:,}"
             raise EvalError(f"--draft-model {model.name} has a tokenizer of {theirs:,} tokens, {expected}")
         for each in models:  # mlx-lm looks at the first alone
             if not can_trim_prompt_cache(make_prompt_cache(each.model)):
-                raise EvalError(f"--draft-model: mlx-lm cannot take tokens back out of the cache of {each.name}")
+                raise EvalError(f"--draft-model: mlx-lm cannot remove rejected tokens from the cache of {each.name}")
 
 
 def tests(

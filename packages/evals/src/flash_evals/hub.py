@@ -57,7 +57,7 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
         elif isinstance(error, errors.HFValidationError):
             says = f"no such {'model folder' if kind == 'model' else 'file or folder'}: {repo}"
         elif isinstance(error, errors.RepositoryNotFoundError):
-            says = f"no file or folder {repo!r}, and the hub has no {what} for you; private or gated: hf auth login"
+            says = f"no file or folder {repo!r}, and the hub shows you no {what}; if it is private, run: hf auth login"
         else:
             how = "" if online else " without a network"
             says = f"cannot read {what}{how}: {one_line(error)}"

@@ -127,5 +127,5 @@ def by_problem(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
     problems: dict[Config, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
         if problems[replace(entry.config, impl="")].setdefault(entry.config.impl, entry) is not entry:
-            raise ValueError(f"two entries of {entry.config.impl} for one problem")
+            raise ValueError(f"the file has two entries of {entry.config.impl} for one problem")
     return list(problems.values())

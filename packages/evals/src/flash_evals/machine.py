@@ -24,7 +24,7 @@ PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals
 def device() -> str:
     """One phrase: `cpu, AVX-512, 2 threads`; of a GPU also whether MLX's float32 products are TF32 there."""
     gpu = "cuda" if mx.cuda.is_available() else "metal"
-    with failing("flash does not run"):  # where a FLASHATTN_ variable holds nonsense
+    with failing("flash attention does not run"):  # where a FLASHATTN_ variable holds nonsense
         backend = flashattn_core.backends()[gpu if kind() == "gpu" else "cpu"]
     return f"{kind()}, {backend}" + (", TF32" if tf32() else "")
 

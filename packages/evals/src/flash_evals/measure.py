@@ -87,7 +87,7 @@ class Flash(Record):
         calls = ", ".join(f"{kernel} {count:,} calls" for kernel, count in sorted(self.calls.items())) or "no calls"
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(self.fallbacks.items()))
         fallbacks = f"{sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
-        left = f", left to MLX: {sum(self.left.values()):,} calls" if self.left else ""
+        left = f", left to MLX's own attention: {sum(self.left.values()):,} calls" if self.left else ""
         return f"{calls}, {fallbacks}{left}"
 
 
@@ -126,8 +126,8 @@ def run(
         did = [dict(now - earlier) for now, earlier in zip(_counts(), before, strict=True)]  # counters keep what grew
     if name == "off" and did[0]:
         raise EvalError(
-            "the patch is on for this whole process, so there is no arm without it: "
-            "run flash-eval without mlxlm-flash run"
+            "flash-eval cannot measure with the patch off, because something else has switched it on: "
+            "start flash-eval without `mlxlm-flash run`"
         )
     if name == "on":
         flash_did.add(Flash(*did))
@@ -174,8 +174,8 @@ def memory_method() -> str:
     On a Linux CPU MLX's own counter would miss scratch memory that a kernel allocates by itself.
     """
     if mx.default_device() != mx.gpu and os.access("/proc/self/clear_refs", os.W_OK):
-        return "peak resident set of the process during a trial, above the one before it"
-    return "peak of MLX's allocator during a trial, above its active memory before it, and flash's scratch on a CPU"
+        return "peak resident set of the process during a trial, minus its resident set before the trial"
+    return "peak of MLX's allocator during a trial, minus its active memory before, plus flash's scratch on a CPU"
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class LoadedModel:
         for name in ("num_attention_heads", "n_heads", "n_head", "num_heads"):
             if heads := _setting(self.config, name):
                 return int(heads)
-        raise EvalError(f"the config.json of {self.name} does not say how many heads it has (num_attention_heads)")
+        raise EvalError(f"the config.json of {self.name} lacks the number of attention heads (num_attention_heads)")
 
     @property
     def head_dim(self) -> int:
@@ -126,12 +126,12 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
         with hub.reading(model, "model", revision) as (commit, online):
             path = Path(snapshot_download(model, revision=revision, allow_patterns=FILES, local_files_only=not online))
     elif revision is not None:
-        raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the model shipped here'}")
+        raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the built-in model'}")
     # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
     with failing(f"cannot load the model in {path}", (Exception,)):
         network, tokenizer, config = mlx_lm_load(str(path), return_config=True)  # type: ignore[misc]
     if not tokenizer.encode("a", add_special_tokens=False):
-        raise EvalError(f"cannot load the model in {path}: it has no tokenizer")
+        raise EvalError(f"cannot load the model in {path}: the folder has no tokenizer")
     adapter_type = _add_adapters(network, adapter_path) if adapter_path is not None else None
     described = Model(
         name=name,
@@ -169,9 +169,9 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
         given = set(mx.load(str(folder / "adapters.safetensors")))
     needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
     if not given:
-        raise EvalError(f"{what}: there are none")
+        raise EvalError(f"{what}: adapters.safetensors holds none")
     if not needed <= given:
-        raise EvalError(f"{what}: of {len(needed)} tensors {len(needed - given)} are missing, and {len(given)} there")
+        raise EvalError(f"{what}: the file lacks {len(needed - given)} of {len(needed)} tensors, and has {len(given)}")
     network.eval()  # no dropout
     return str(kind)
 
@@ -184,7 +184,7 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
     """
     # mlx-lm's wrapper forwards attributes, but cannot be called.
     tokenizer = loaded.tokenizer._tokenizer
-    with failing(f"the tokenizer of {loaded.name} cannot say which characters a token stands for"):
+    with failing(f"the tokenizer of {loaded.name} cannot tell which characters a token stands for"):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids, ends = encoded["input_ids"], [end for _, end in encoded["offset_mapping"]]
     set_by_itself = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
@@ -197,5 +197,5 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
         ids, ends = [first, *ids], [0, *ends]
     # MLX reads whatever lies behind the embedding, and says nothing.
     if ids and max(ids) >= loaded.vocabulary:
-        raise EvalError(f"the tokenizer makes token {max(ids)}, {loaded.name} has {loaded.vocabulary} (vocab_size)")
+        raise EvalError(f"the tokenizer makes token {max(ids)}; vocab_size of {loaded.name} is {loaded.vocabulary}")
     return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), prefix)

@@ -29,14 +29,14 @@ def model(command: Callable[..., None]) -> Callable[..., None]:
     return click.option(
         "--model",
         metavar="FOLDER|HUB_ID",
-        help="A model in mlx-lm's layout, quantised or not, or a hub id.  [default: the small Qwen2 in this package]",
+        help="Folder or hub id of a model in mlx-lm's layout, quantised or not.  [default: a small Qwen2]",
     )(command)
 
 
 adapter_path = click.option(
     "--adapter-path",
     metavar="FOLDER",
-    help="Adapters that mlx_lm.lora has trained (LoRA, DoRA, or all weights) to put into the model.",
+    help="Load adapters from this folder, which mlx_lm.lora has written (LoRA, DoRA, or all weights).",
 )
 
 
@@ -104,7 +104,7 @@ def own_file(context: click.Context, parameter: click.Parameter, value: Path | N
     if value is not None:
         named: dict[Path, str] = context.meta.setdefault("flash_evals.files", {})
         if (other := named.setdefault(value.resolve(), parameter.opts[0])) != parameter.opts[0]:
-            raise EvalError(f"{other} and {parameter.opts[0]} are the same file: {value}")
+            raise EvalError(f"{other} and {parameter.opts[0]} name the same file: {value}")
     return value
 
 
@@ -113,7 +113,7 @@ def writable(context: click.Context, parameter: click.Parameter, value: Path | N
     if value is not None:
         target = value if value.exists() else value.parent
         if value.is_dir() or not os.access(target, os.W_OK):
-            reason = "it is a folder" if value.is_dir() else f"{target} cannot be written to"
+            reason = "this is a folder" if value.is_dir() else f"{target} is missing or not writable"
             raise EvalError(f"{parameter.opts[0]} {value}: {reason}")
     return value
 
@@ -137,8 +137,8 @@ def precision(default: "Precision", flash: str) -> Callable[..., Any]:
         type=click.Choice(["input", "float32"]),
         default=default,
         show_default=True,
-        help=f"Of {flash}. input: with 16-bit inputs, the accuracy of MLX's own attention. float32: cast to float32, "
-        "compute, cast back. On a CPU both are the same.",
+        help=f"Precision of {flash}. input: 16-bit inputs keep the accuracy of MLX's attention. float32: cast to "
+        "float32, compute, cast back. On a CPU, both precisions are the same.",
     )
 
 
@@ -163,8 +163,7 @@ def outputs_of(row: str) -> Callable[[Callable[..., None]], Callable[..., None]]
             type=click.Choice(FORMATS),
             default="text",
             show_default=True,
-            help="What stdout gets: the page, the page in Markdown, what --csv writes (jsonl: a line for each of its "
-            "rows), or what --json writes.",
+            help="Format of the results on stdout: text, Markdown, CSV, JSON, or the CSV rows as lines of JSON.",
         ),
         file("--json", "json_file", help="Write all results to this file."),
         file("--csv", "csv_file", help=f"Write one row per {row} to this file."),

@@ -30,9 +30,9 @@ from flash_evals.ranks import Ranks, shared
     default=["pydoc"],
     multiple=True,
     metavar="NAME",
-    help="pydoc (documentation that CPython carries); wikitext, wikitext-2 or wikitext-103 (of Salesforce/wikitext, "
-    "the raw-v1 configurations; wikitext is wikitext-2); a .txt, .jsonl or .parquet file, or several, each behind a "
-    "--dataset; a folder of files of one kind; - for a text on stdin; or any hub id.",
+    help="Text to read. pydoc: documentation that CPython carries. wikitext, wikitext-2 or wikitext-103: a raw-v1 "
+    "configuration of Salesforce/wikitext (wikitext means wikitext-2). Or a .txt, .jsonl or .parquet file (repeat "
+    "--dataset for more files), a folder of files of one kind, - for stdin, or any hub id.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
@@ -43,14 +43,14 @@ from flash_evals.ranks import Ranks, shared
     "--batch-size",
     default=4,
     callback=options.at_least(1),
-    help="Windows read at once. Speed and memory depend on it, the scores do not.",
+    help="Windows that the model reads at once. This changes speed and memory, not the scores.",
 )
 @click.option("--max-windows", type=int, callback=options.at_least(1), help="Stop after this many windows.")
 @click.option(
     "--arm",
     type=click.Choice((*ARMS, "both")),
     default="both",
-    help="Run with the patch off, on, or both taking turns.",
+    help="Run with the patch off, on, or both in turns.",
 )
 @click.option(
     "--save-logprobs",
@@ -63,15 +63,15 @@ from flash_evals.ranks import Ranks, shared
     "--compare",
     type=click.Path(path_type=Path),
     callback=options.own_file,
-    help="Compare the --arm that runs with the other arm in this file, token by token. If the file has only the same "
-    "arm, compare with that: of another machine, version or model. Text, tokens and windows must be the same.",
+    help="Compare this run, token by token, with a run that --save-logprobs wrote to this file: with its other arm, or "
+    "with its same arm of another machine, version or model. Both runs must read the same text, tokens and windows.",
 )
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
     callback=options.writable,
-    help="As --save-logprobs, and begin behind what the file holds. For a run that was stopped or killed. The batch "
-    "size, --max-windows and the number of ranks may change, nothing else.",
+    help="Continue a stopped or killed run: append the batches that this file lacks, as --save-logprobs does. Only "
+    "--batch-size, --max-windows and the number of ranks may differ from that run.",
 )
 @options.precision("input", "the patch")
 @options.blas
@@ -92,44 +92,47 @@ def command(
     outputs: Outputs,
     **_: object,  # what the settings and the part of the dataset take as it is
 ) -> None:
-    """Perplexity, speed and memory of a model, patch off against patch on.
+    """Compare a model's perplexity, speed and memory, patch off and patch on.
 
-    Both arms read the same batches and take turns in going first. A window to warm up is not counted. One --arm can
-    also run alone and be compared with a saved run. Then KL and |Δlogit| are not known, and speed and memory of
-    off and on get a ratio only if both ran under the same conditions.
+    Both arms, patch off and patch on, read the same batches and take turns at going first. A window to warm up is not
+    counted. You can also run one --arm alone and compare it with a saved run: then the page has no KL and
+    |Δlogit|, and ratios of speed and memory only if both runs had the same conditions.
 
     \b
-    token perplexity   exp of the mean cost of a token, -ln p. ± is the standard
-                       error of that mean, as if tokens were independent
+    token perplexity   exp of the mean cost of a token, -ln p, ± the standard
+                       error of the perplexity, as if tokens were independent
     word / byte perplexity
-                       the same cost per word (split at white space) and per byte
+                       perplexity per word (split at white space) and per byte
                        (UTF-8) of the original text, to compare models whose
                        tokenizers differ
-    bits per byte      the cost per byte as a number of bits
-    ΔNLL               on minus off (with --compare the second column minus the
-                       first), mean over the tokens ± its standard error
-    prefill tokens/s   median of the batches (20th to 80th percentile), of a rank
+    bits per byte      the cost of a byte of the original text, in bits
+    ΔNLL               cost of a token in the second column minus that in the
+                       first, mean over the tokens ± its standard error
+    prefill tokens/s   tokens that one rank reads per second: median of the
+                       batches (20th to 80th percentile)
     peak memory        the most that a batch needs on top of the loaded model
-    difference         ratio of the two columns; ~ behind it: their trials
-                       overlap or are few, and no difference is claimed
-    top-1 agreement    tokens where both arms rank the same one first, or tied
+    difference         the second column divided by the first; ~ marks no clear
+                       difference: the trials overlap or are few
+    top-1 agreement    share of tokens where both arms rank the same token
+                       first, or tied for first
     max |Δlogit|       largest difference of any logit at any scored token
     mean KL            KL(off || on) of the predicted distributions, in nats
-    flash:             what ran with the patch on: calls of each kernel, and
-                       fallbacks, which are calls that flash cannot take, with
-                       the reason; and calls left to MLX, which is faster here
+    flash:             with the patch on: calls of each flash kernel; fallbacks,
+                       calls that flash attention cannot compute, with the reason;
+                       calls left to MLX's own attention, which is faster at them
 
-    "Same predictions" is said if top-1 agrees everywhere and ΔNLL is within 1e-4.
+    The page says "Same predictions" if top-1 agreement is 100 % and ΔNLL is within 1e-4.
 
-    Each token is scored once. The first is not, if there is no BOS before it. Ctrl-C ends the run and reports the
-    batches that are finished.
+    The model scores each token once, but not a first token without a BOS before it. Ctrl-C ends the run and
+    reports the finished batches.
 
-    Under mlx.launch -n N the batches are spread over N processes. The scores are the same. Rank 0 prints and writes.
+    Under `mlx.launch -n N`, N processes share the batches, and the scores stay the same. Rank 0 prints and writes the
+    results.
     """
     if compare and arm == "both":
-        raise EvalError("--compare takes --arm off or --arm on: the other one is that of the file")
+        raise EvalError("--compare needs --arm off or --arm on: the other arm comes from the file")
     if save and resume:
-        raise EvalError("--resume keeps what --save-logprobs does: give one of them")
+        raise EvalError("--resume also does what --save-logprobs does: give only one of the two")
     text = data.load(*dataset, part=options.given(Part, revision=dataset_revision))
     loaded = models.load(model, revision, adapter_path)
     planned = plan.make(loaded, text, rules)
@@ -153,7 +156,7 @@ def command(
         before = ranks.all(lambda: held)[0]
         resumed = score_file.windows_in(before)
         if resumed > len(windows):
-            raise EvalError(f"--resume {resume} holds {resumed:,} windows, --max-windows is {max_windows}")
+            raise EvalError(f"--resume {resume} holds {resumed:,} windows, more than --max-windows {max_windows}")
 
         def work() -> Generator[Batch, None, None]:
             left = windows[resumed:]

@@ -117,7 +117,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         if not 1 <= len(self.columns) <= 2:
             raise ValueError(f"expected the arms off and on, or one of them, not {', '.join(self.columns) or 'none'}")
         if (self.paired.of if self.paired else None) != (tuple(self.columns) if len(self.columns) == 2 else None):
-            raise ValueError("expected `paired` of two arms, and of these")
+            raise ValueError("expected `paired` if the file has two arms, and of these two")
 
     @property
     def columns(self) -> dict[Name, Column]:

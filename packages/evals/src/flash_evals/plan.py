@@ -39,7 +39,7 @@ class Rules:
         if self.scoring == "half":
             given = {"--stride": self.stride is not None, "--documents separate": self.documents == "separate"}
             for option in filter(given.get, given):
-                raise EvalError(f"{option} has no meaning with --scoring half: its chunks cut the joined text")
+                raise EvalError(f"{option} has no meaning with --scoring half, which cuts the joined text into chunks")
             if self.context < 3:
                 raise EvalError(f"--scoring half takes a --context of at least 3, not {self.context}")
         elif self.stride is not None and not 1 <= self.stride <= self.context:
@@ -49,41 +49,41 @@ class Rules:
 options = grouped(
     "rules",
     Rules,
-    click.option("--context", default=256, callback=at_least(2), help="Tokens the model reads in one window."),
+    click.option("--context", default=256, callback=at_least(2), help="Tokens that the model reads in one window."),
     click.option(
         "--stride",
         type=int,
-        help="Tokens from one window to the next. A stride below the context gives tokens more text before them, and "
-        "takes longer.  [default: the context]",
+        help="Tokens between the starts of two windows. A stride below the context puts more text before each scored "
+        "token, and takes longer.  [default: the context]",
     ),
     click.option(
         "--scoring",
         type=click.Choice(get_args(Scoring)),
         default="rolling",
-        help="rolling: each token once, as lm-evaluation-harness does it. half: chunks of --context tokens, and only "
-        "the second half of each, as llama.cpp's llama-perplexity does it. What words and bytes cost is then "
+        help="Which tokens are scored. rolling: each token once, as in lm-evaluation-harness. half: only the second "
+        "half of each chunk of --context tokens, as in llama.cpp's llama-perplexity; word and byte perplexity are then "
         "not known.",
     ),
     click.option(
         "--documents",
         type=click.Choice(get_args(Documents)),
         default="joined",
-        help="joined: one text, with a blank line between two documents (the pages of WikiText: as in its file). "
-        "separate: each by itself, with none of the others as context, as lm-evaluation-harness does it.",
+        help="joined: the documents form one text, with a blank line between two (in WikiText, as in its file). "
+        "separate: the model reads each document without the others, as in lm-evaluation-harness.",
     ),
     click.option(
         "--bos",
         type=click.Choice(get_args(Bos)),
         default="auto",
-        help="A token in front of the text, or of each separate document, so that its first token is scored too; in "
-        "the chunks of --scoring half it replaces the first. auto: if the model's tokenizer sets one by itself. "
-        "always: BOS, or EOS where there is none, as lm-evaluation-harness does it.",
+        help="Put a BOS token before the text, or each separate document, so that the first token is scored too; with "
+        "--scoring half the BOS replaces the first token of each chunk. auto: if the model's tokenizer adds a BOS by "
+        "itself. always: EOS stands in for a missing BOS, as in lm-evaluation-harness.",
     ),
     click.option(
         "--detokenise/--no-detokenise",
         default=None,
-        help="Let the model read WikiText as people write: `2.5 kg (6 lb), ` for ` 2 @.@ 5 kg ( 6 lb ) , `. Words and "
-        "bytes remain those of the original.  [default: if --dataset is WikiText by its name]",
+        help="Let the model read WikiText as people write: `2.5 kg (6 lb), ` for ` 2 @.@ 5 kg ( 6 lb ) , `. Word and "
+        "byte perplexity still count the original text.  [default: yes if --dataset names WikiText]",
     ),
 )
 
@@ -163,7 +163,7 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
     streams = [(original, encode(loaded, each, rules.bos)) for original, each in zip(originals, texts, strict=True)]
     half, longest = rules.scoring == "half", max(len(tokens.ids) for _, tokens in streams)
     if longest < (rules.context if half else 2):
-        takes = f"--scoring half takes a --context of them, {rules.context:,}" if half else "scoring one takes two"
+        takes = f"--scoring half needs at least --context {rules.context:,}" if half else "scoring needs at least 2"
         where = "" if rules.documents == "joined" else "the longest document of "
         raise EvalError(f"{where}{text.dataset.name} has {longest:,} tokens for this model; {takes}")
 

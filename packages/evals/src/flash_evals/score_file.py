@@ -59,10 +59,10 @@ class Header(Record, tag_field="file", tag=FORMAT):
 
 
 def differences(theirs: Header, here: Header, matters: Callable[[str], bool]) -> list[str]:
-    """`stride 12, here 24` for each fact that matters and is not the same."""
+    """`stride 12, this run has 24` for each fact that matters and is not the same."""
     one, other = theirs.facts(), here.facts()
     found = [key for key in one | other if matters(key) and one.get(key) != other.get(key)]
-    return [f"{key.replace('_', ' ')} {one.get(key)}, here {other.get(key)}" for key in found]
+    return [f"{key.replace('_', ' ')} {one.get(key)}, this run has {other.get(key)}" for key in found]
 
 
 class Kept(NamedTuple):
@@ -97,15 +97,15 @@ def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> 
     kept = _parsed(path, "--compare", content, here, windows)
     if (held := windows_in(kept.batches)) < at_least:
         raise EvalError(
-            f"--compare {path} holds {held:,} of the {at_least:,} windows: "
-            f"finish it with --resume, or take --max-windows {held}"
+            f"--compare {path} holds only {held:,} of the {at_least:,} windows: "
+            f"finish that run with --resume, or give --max-windows {held}"
         )
     return kept
 
 
 def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequence[Window]) -> Kept:
     if not content.startswith(BEGINS) or b"\n" not in content:
-        raise EvalError(f"{option} {path} is not a file of scores of {FORMAT}: write it anew")
+        raise EvalError(f"{option} {path} is not a score file of {FORMAT}: write a new one with --save-logprobs")
     batches: list[Batch] = []
     try:
         first, *others = content.split(b"\n")[:-1]
@@ -113,7 +113,7 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
         compare = option == "--compare"
         wrong = differences(header, here, lambda key: key in SCORED_ARE if compare else key not in MAY_CHANGE)
         if wrong:
-            raise EvalError(f"{option} {path} is of something else: {'; '.join(wrong)}")
+            raise EvalError(f"{option} {path} is of a different run: {'; '.join(wrong)}")
         for line in others:
             batch = DECODER.decode(line)
             part, windows = windows[: batch.trial.windows], windows[batch.trial.windows :]
@@ -122,10 +122,10 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
             if len(part) != batch.trial.windows or len(batch.scores) != sum(
                 window.end + 1 - window.first_scored for window in part
             ):
-                raise ValueError(f"{len(batch.scores)} scores of {batch.trial.windows} windows")
+                raise ValueError(f"{len(batch.scores)} scores do not fit {batch.trial.windows} windows")
             batches.append(batch)
     except (ValueError, zlib.error) as error:  # msgspec's are the first, too
-        raise EvalError(f"{option} {path} is broken behind {len(batches):,} batches: {error}") from error
+        raise EvalError(f"{option} {path} is broken after {len(batches):,} batches: {error}") from error
     return Kept(path, header, batches)
 
 
@@ -156,7 +156,7 @@ def appending(
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise EvalError(f"{option} {path}: another run is writing it") from None
+            raise EvalError(f"{option} {path}: another run is writing this file") from None
         content = path.read_bytes() if resume and path.is_file() else b""  # a device may have no end
         end, batches = content.rfind(b"\n") + 1, []
         if end or not BEGINS.startswith(content[: len(BEGINS)]):

@@ -13,17 +13,23 @@ from flash_evals.speed_result import Case, Kind, Result, Settings
 @click.command("speed")
 @options.model
 @options.adapter_path
-@options.numbers("-p", "--prompt", of="tokens", least=0, default="512", text="Prompt lengths in tokens; 0 for none.")
-@options.numbers("-g", "--generate", of="tokens", least=0, default="32", text="Tokens to generate; 0 for none.")
-@options.numbers("-d", "--depth", of="tokens", least=0, default="0,2048", text="Tokens in the KV cache before.")
-@options.numbers("-b", "--batch-size", of="sequences", least=1, default="1", text="Sequences at once, in one batch.")
-@click.option(
-    "--draft-model", metavar="FOLDER|HUB_ID", help="Generate by speculative decoding: this smaller model guesses ahead."
+@options.numbers("-p", "--prompt", of="tokens", least=0, default="512", text="Prompt lengths in tokens; 0: no prompts.")
+@options.numbers("-g", "--generate", of="tokens", least=0, default="32", text="Tokens to generate; 0: no generation.")
+@options.numbers(
+    "-d", "--depth", of="tokens", least=0, default="0,2048", text="Tokens in the KV cache before the test."
 )
-@options.number("--num-draft-tokens", least=1, type=int, text="Tokens that it guesses at a time.  [default: 3]")
-@options.repetitions(5, "Trials of each test and arm; one more to warm up and one to watch attention are not counted.")
-@options.number("--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Wait before trials, to cool down.")
-@options.seed("Of the random tokens in the prompts.")
+@options.numbers("-b", "--batch-size", of="sequences", least=1, default="1", text="Sequences in one batch.")
+@click.option(
+    "--draft-model", metavar="FOLDER|HUB_ID", help="Use speculative decoding: this smaller model guesses tokens."
+)
+@options.number(
+    "--num-draft-tokens", least=1, type=int, text="Tokens that the draft model guesses at a time.  [default: 3]"
+)
+@options.repetitions(5, "Trials of each test and arm, after one that warms up and one that times attention.")
+@options.number(
+    "--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Wait before each trial, to cool down."
+)
+@options.seed("Seed of the random tokens in the prompts.")
 @options.precision("input", "the patch")
 @options.blas
 @options.outputs
@@ -36,32 +42,33 @@ def command(
     outputs: Outputs,
     **_: object,  # what the settings take as it is
 ) -> None:
-    """Prompt and generation tokens per second, patch off against patch on.
+    """Compare prompt and generation tokens per second, patch off and patch on.
 
     \b
     pp512          a prompt of 512 tokens, up to the first new token
-    tg32 @ d2048   32 tokens, one by one, with 2048 in the KV cache before
-    tg32 x4        32 tokens for each of 4 sequences at once
+    tg32 @ d2048   32 tokens generated one by one, after 2048 in the KV cache
+    tg32 x4        32 tokens generated for each of 4 sequences at once
     t/s            tokens of all sequences per second: mean of the
                    repetitions ± their standard deviation
-    on/off         ratio of the medians of t/s, and of peak memory; ~ behind
-                   it: the trials overlap or are few, and no difference
-                   is claimed
+    on/off         median t/s, or peak memory, of patch on divided by patch
+                   off; ~ marks no clear difference: the trials overlap or
+                   are few
     peak memory    the most that a trial needs on top of the model and the
                    filled cache
-    attention      its share of the time, from one more trial of each arm
-                   that counts nowhere else. There, each call of attention
-                   is waited for before and after, which makes short calls
-                   longer. –: the model computes attention in one with its
+    attention      attention's share of the time, from one more trial of
+                   each arm. That trial waits before and after each call
+                   of attention, which makes short calls longer. A – means
+                   that the model computes attention together with its
                    projections.
-    accepted       the part of the draft model's tokens that the model would
-                   have chosen too; prompts do without the draft model
-    flash:         what ran with the patch on: calls of each kernel, and
-                   fallbacks, which are calls that flash cannot take, with
-                   the reason; and calls left to MLX, which is faster here
+    accepted       share of the draft model's tokens that the model would
+                   have chosen too; prompts run without the draft model
+    flash:         with the patch on: calls of each flash kernel; fallbacks,
+                   calls that flash attention cannot compute, with the reason;
+                   calls left to MLX's own attention, which is faster at them
 
-    Both arms see the same random tokens and the same cache, and take turns in going first. The time does not include
-    loading and filling the cache. Ctrl-C ends the run and reports the finished trials.
+    Both arms, patch off and patch on, see the same random tokens and the same cache, and take turns at going first.
+    The times leave out loading the model and filling the cache. Ctrl-C ends the run and reports the finished
+    trials.
     """
     from flash_evals import generation  # mlx-lm, and so transformers, which -h does not wait for
 
@@ -83,11 +90,11 @@ def command(
     if not cases:
         raise EvalError("nothing to measure: -p and -g are both 0")
     if num_draft_tokens and not draft_model:
-        raise EvalError("--num-draft-tokens goes with --draft-model")
+        raise EvalError("--num-draft-tokens needs --draft-model")
     if draft_model and not any(settings.generate):
-        raise EvalError("--draft-model goes with -g: a prompt is read without it")
+        raise EvalError("--draft-model needs -g: prompts run without the draft model")
     if draft_model and settings.batch_size != [1]:
-        raise EvalError("--draft-model goes with -b 1: mlx-lm has no speculative decoding in batches")
+        raise EvalError("--draft-model needs -b 1: mlx-lm has no speculative decoding in batches")
     described_machine = machine.describe()
     loaded = [models.load(model, revision, adapter_path), *([models.load(draft_model)] if draft_model else [])]
     generation.require(loaded, cases)

@@ -133,7 +133,7 @@ def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[i
         needed += max(0, rest[max(rest)]) / max(rest) * seq_len
     if needed <= limit:
         return None
-    there = f"{limit / 1e9:,.2f} GB are free" if given is None else f"--max-memory is {given:g} GB"
+    there = f"only {limit / 1e9:,.2f} GB are free" if given is None else f"--max-memory is {given:g} GB"
     about = "about" if rest else "at least"
     return f"{seq_len:,} tokens: a step without the patch needs {about} {needed / 1e9:,.2f} GB, {there}"
 

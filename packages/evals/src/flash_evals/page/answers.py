@@ -99,7 +99,7 @@ def training_fits(found: Sequence[Description]) -> tuple[str, Says]:
             longest.add(length.seq_len)
             fits = fits and not skipped
             off, on = (figure(length[arm].peak_memory_mb, units.megabytes) for arm in ARMS)
-            took = f"a step of {length.seq_len:,} tokens took {off} with the patch off, {on} with it on"
+            took = f"a step of {length.seq_len:,} tokens needed {off} with the patch off, {on} with the patch on"
             says.append((each, "; ".join([took, *skipped, *([] if each.ran else [IT_NEVER_RAN])])))
     if not longest or not fits:
         return "Not at every length" if longest else NOT_MEASURED, says

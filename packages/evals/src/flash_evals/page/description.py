@@ -60,8 +60,8 @@ class Description:
     @property
     def warnings(self) -> list[str]:
         """What puts all figures in another light."""
-        never_ran = "The patch never ran: all of this is MLX's own attention."
-        interrupted = f"Interrupted; the figures are of the {self.only} that were finished."
+        never_ran = "The patch never ran: MLX's own attention computed everything."
+        interrupted = f"The run was interrupted: the figures are of the {self.only} that were finished."
         return [never_ran] * (not self.ran) + [interrupted] * bool(self.only)
 
     def text(self) -> str:

@@ -50,10 +50,10 @@ class Call:
 def description(entries: Sequence[Entry]) -> Description:
     calls = _calls(entries)
     if not calls:
-        raise ValueError("no pass of its entries was measured")
+        raise ValueError("no entry of this file has a measured pass")
     runs = [(each.settings, each.machine, each.config.visible, each.config.is_decode) for each in entries]
     if any(run != runs[0] for run in runs):
-        raise ValueError("its entries are of several runs: give report a file of each")
+        raise ValueError("the entries of this file are of several runs: give report a file of each run")
     config, settings, machine = entries[0].config, entries[0].settings, entries[0].machine
     several = len({call.pass_ for call in calls}) > 1
     what = "attention" if several else f"attention {calls[0].pass_}"
@@ -151,7 +151,7 @@ def _means(calls: Sequence[Call], several: bool) -> list[str]:
             if unclear := sum(each.sign == 0 for each in ratios):
                 spread += f", {claims.NOTHING} in {unclear}"
             mean = times(statistics.geometric_mean(values))
-            lines.append(f"flash against {name}{f', {pass_}' if several else ''}: {mean} ({spread})")
+            lines.append(f"flash against {name}{f', {pass_}' if several else ''}: {mean} as fast ({spread})")
     return lines
 
 

@@ -96,10 +96,11 @@ def _notes(result: Result) -> list[str]:
         agreement.append(f"flash: {result.flash}")
     notes = [" · ".join(agreement)] if agreement else []
     if compared:
-        differs = "; ".join(compared.differs_in) or "nothing: the same model, machine, versions and batch size"
-        notes.append(f"{Path(compared.file).name} differs in {differs}")
+        file, same = Path(compared.file).name, "have the same model, machine, versions and batch size"
+        differs = f"{file} differs from this run: {'; '.join(compared.differs_in)}"
+        notes.append(differs if compared.differs_in else f"{file} and this run {same}")
     if resumed:
-        notes.append(f"{resumed:,} windows are from an earlier run.")
+        notes.append(f"{resumed:,} windows are from an earlier run that this one resumed.")
     return [*notes, *_verdict(result), *result.machine.bounds]
 
 
@@ -108,7 +109,7 @@ def _verdict(result: Result) -> list[str]:
     if result.on and not result.flash.calls:
         return []
     if not result.paired:
-        return ["One arm: nothing is compared."]
+        return ["Only one arm ran: there is nothing to compare."]
     same, sentence = predictions(result, result.paired)
     if same is None:
         return [f"Not comparable: {sentence}."]
@@ -123,9 +124,9 @@ def predictions(result: Result, paired: Paired) -> tuple[bool | None, str]:
     # The logits of arms that did not run together are not known.
     known = [paired.delta_nll, *([] if result.compared else [paired.max_abs_dlogit])]
     if not all(figure is not None and math.isfinite(figure) for figure in known):
-        return None, "there are logits that are no finite numbers"
+        return None, "some logits are not finite numbers"
     differ = round((1 - paired.top1_agreement) * result.tokens)
-    first = f"another token ranks first at {differ:,} of {result.tokens:,}"
+    first = f"another token ranks first at {differ:,} of {result.tokens:,} positions"
     if paired.top1_agreement == 1:
-        first = f"the same token ranks first at all {result.tokens:,}"
+        first = f"the same token ranks first at all {result.tokens:,} positions"
     return paired.same, f"{first}, ΔNLL {figure(paired.delta_nll, units.signed)}"
