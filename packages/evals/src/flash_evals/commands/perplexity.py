@@ -98,8 +98,8 @@ def command(
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 
     Both arms, patch off and patch on, read the same batches and take turns at going first. A window to warm up is not
-    counted. You can also run one --arm alone and compare it with a saved run: then the page has no KL and
-    |Δlogit|, and ratios of speed and memory only if both runs had the same conditions.
+    counted. You can also run one --arm alone and compare it with a saved run: then the page
+    leaves out KL and |Δlogit|, and shows ratios of speed and memory only if both runs had the same conditions.
 
     \b
     token perplexity   exp of the mean cost of a token, -ln p, ± the standard
