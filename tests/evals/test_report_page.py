@@ -132,9 +132,7 @@ def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
     broken.append((json.dumps(unmeasured).encode(), "no entry of this file has a measured pass"))
     broken.append((json.dumps(2 * results["kernels"]).encode(), "the file has two entries of flash for one problem"))
     windows = [{**entry, "config": {**entry["config"], "window": 9}} for entry in results["kernels"]]
-    broken.append(
-        (json.dumps([*results["kernels"], *windows]).encode(), "this file has entries of several runs")
-    )
+    broken.append((json.dumps([*results["kernels"], *windows]).encode(), "this file has entries of several runs"))
     broken += CONTENTS
     files = [tmp_path / f"{number}.json" for number in range(len(broken))]
     for file, (content, _) in zip(files, broken, strict=True):

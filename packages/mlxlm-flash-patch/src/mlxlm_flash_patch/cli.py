@@ -169,7 +169,9 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
 
 @cli.command()
 @click.option("--quick", is_flag=True, help="Time fewer lengths and kinds of calls: takes a minute.")
-@click.option("--model", metavar="DIR|ID", help="Time only this model's attention. A hub id's model must be in the cache already.")
+@click.option(
+    "--model", metavar="DIR|ID", help="Time only this model's attention. A hub id's model must be in the cache already."
+)
 def tune(quick: bool, model: str | None) -> None:
     """Check and time the GPU kernels before a model's first calls.
 

@@ -132,9 +132,9 @@ def command(
                the machine's peak and memory reads, measured in every round
 
     All implementations get the same random numbers, and flash-eval first compares their results. Then the
-    implementations and the measurements of the machine take turns, in changing order. A trial repeats short calls until
-    it takes 20 ms. On a GPU these calls go in 8 lots, with one evaluation for each lot. mlx and naive write the whole score
-    matrix, so leave them out of long sequences. Ctrl-C ends the run and reports the finished trials.
+    implementations and the measurements of the machine take turns, in changing order. A trial repeats short calls
+    until it takes 20 ms. On a GPU these calls go in 8 lots, with one evaluation for each lot. mlx and naive write the
+    whole score matrix, so leave them out of long sequences. Ctrl-C ends the run and reports the finished trials.
     """
     installed = implementations.installed()
     impl = [name for name in IMPLEMENTATIONS if name in (impl or installed)]
