@@ -46,7 +46,7 @@ def cases(length: int) -> list[Case]:
         Case("causal", causal, Causal()),
         Case("left padding of 8", causal & (key >= padding), Causal() & KeyRange(mx.array(padding.ravel())), 8),
         Case("documents", document[:, None] == document[None]),
-        Case("prefix that sees itself", causal | (key < length // 4)),
+        Case("prefix whose tokens see each other", causal | (key < length // 4)),
         Case("all True", np.ones((length, length), bool)),
         Case("random holes of 10 %", random.random((length, length)) > 0.1),
     ]
