@@ -19,6 +19,7 @@ from mlx_lm.models import base
 from mlxlm_flash_patch import blas, doctor, tune
 from mlxlm_flash_patch.cli import cli
 from model_configs import config
+from release_table import releases
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 
@@ -76,13 +77,14 @@ def test_nothing_to_find():
     assert lines[-1] == "broken: 0 · could be better: 0"
 
 
+OLDEST, *_, NEWEST = (release.mlx for release in releases())
 MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux the extra brings libmlx
 
 
 @pytest.mark.parametrize(
     ("package", "says"),
     [
-        ("mlx", f"mlx 0.1, made for 0.32.4 · cure: pip install '{MLX}==0.32.4'"),
+        ("mlx", f"mlx 0.1, made for {OLDEST} to {NEWEST} · cure: pip install '{MLX}=={NEWEST}'"),
         ("mlx-lm", "mlx-lm 0.1, made for 0.31.3 and later · cure: pip install 'mlx-lm>=0.31.3'"),
     ],
 )
@@ -97,13 +99,20 @@ def test_any_later_mlx_lm_will_do(monkeypatch, newer):
     found(f"✓ versions: mlx-lm {newer}", broken=False)
 
 
+@pytest.mark.parametrize("supported", [release.mlx for release in releases()])
+def test_any_release_of_the_table_will_do(monkeypatch, supported):
+    monkeypatch.setattr(doctor, "version", lambda name: supported if name == "mlx" else importlib.metadata.version(name))
+    found(f"✓ versions: mlx {supported}", broken=False)
+
+
 @pytest.mark.parametrize(
     ("libmlx", "extra"), [("mlx-cpu", "cpu"), ("mlx-cuda-12", "cuda12"), ("mlx-cuda-13", "cuda13")]
 )
 def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, libmlx, extra):
     monkeypatch.setattr(doctor, "distributions", lambda: [SimpleNamespace(name="mlx"), SimpleNamespace(name=libmlx)])
     monkeypatch.setattr(doctor, "version", lambda name: "0.1" if name == "mlx" else importlib.metadata.version(name))
-    found(f"✗ versions: mlx 0.1, made for 0.32.4 · cure: pip install 'mlx[{extra}]==0.32.4'", broken=True)
+    cure = f"pip install 'mlx[{extra}]=={NEWEST}'"
+    found(f"✗ versions: mlx 0.1, made for {OLDEST} to {NEWEST} · cure: {cure}", broken=True)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +163,12 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
 
     lines, code = examined_with(env)
     assert code == 1
-    why = "flashattn_core was built for mlx 0.32.4 and found mlx 0.99.1."
+    built_for = importlib.metadata.version("mlx")
+    why = f"flashattn_core was built for mlx {built_for} and found mlx 0.99.1."
     [line] = [line for line in lines if line.startswith("✗ ")]
     assert line.startswith(f"✗ extension: {why}")
-    assert re.search(rf" · cure: pip install '{re.escape(MLX)}==0\.32\.4'(, or .*)?$", line)
+    install = re.escape(f"pip install '{MLX}=={built_for}'")
+    assert re.search(rf" · cure: {install}(, or .*)?$", line)
 
     for arguments in (["run", "mlx_lm.generate"], ["status"]):
         done = command("mlxlm-flash", *arguments, env=env)
