@@ -20,7 +20,9 @@ SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_another_mlx_is_refused_before_anything_runs(tmp_path):
-    last = python("import flashattn_core", exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
+    last = (
+        python("import flashattn_core", exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
+    )
     assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')} and found mlx 0.99.1.")
     assert f"pip install '{'mlx[cpu]' if sys.platform == 'linux' else 'mlx'}=={version('mlx')}'" in last
 

@@ -101,7 +101,9 @@ def test_any_later_mlx_lm_will_do(monkeypatch, newer):
 
 @pytest.mark.parametrize("supported", [release.mlx for release in releases()])
 def test_any_release_of_the_table_will_do(monkeypatch, supported):
-    monkeypatch.setattr(doctor, "version", lambda name: supported if name == "mlx" else importlib.metadata.version(name))
+    monkeypatch.setattr(
+        doctor, "version", lambda name: supported if name == "mlx" else importlib.metadata.version(name)
+    )
     found(f"✓ versions: mlx {supported}", broken=False)
 
 

@@ -12,7 +12,8 @@
 
     uv run packages/flashattn-core/macos/build.py --output dist [--mlx 0.32.3]
 
-The wheel has the module for one release of MLX: the newest of releases.toml, unless --mlx names another. What is needed here and nowhere else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's
+The wheel has the module for one release of MLX: the newest of releases.toml, unless --mlx names another. What
+is needed here and nowhere else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's
 environment. The exit code is 1 if the wheel is wrong, 2 if this machine lacks something.
 """
 

@@ -23,9 +23,10 @@ import macho
 from signature import SignatureError, verify
 from sysroot import LIBCXX, LIBOBJC, LIBSYSTEM, system_symbols
 
+THIS = f"3{sys.version_info.minor}"
 TAGS = {  # of the wheel, by the end of the module's name: for every CPython from 3.11 on, or for the one that runs this
     ".abi3.so": "cp311-abi3-macosx_14_0_arm64",
-    f".cpython-3{sys.version_info.minor}-darwin.so": "cp3{0}-cp3{0}-macosx_14_0_arm64".format(sys.version_info.minor),
+    f".cpython-{THIS}-darwin.so": f"cp{THIS}-cp{THIS}-macosx_14_0_arm64",
 }
 LIBMLX = "@rpath/libmlx.dylib"
 RUN_PATHS = ["@loader_path/../../mlx/lib"]

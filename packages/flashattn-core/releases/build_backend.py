@@ -4,12 +4,9 @@ A module runs beside one release of MLX alone. So the build environment needs th
 line of pyproject.toml can say.
 """
 
-import sys
-import sysconfig
-from importlib.metadata import distributions
 from typing import Any
 
-from release_table import Release, release, releases
+from release_table import build_requirements, to_build_for
 from scikit_build_core import build as scikit_build
 from scikit_build_core.build import (
     build_sdist,
@@ -32,20 +29,6 @@ __all__ = [
 Settings = dict[str, Any] | None
 
 
-def wanted() -> Release:
-    """The release to build for. pip runs this with the Python that the package will be installed for."""
-    for paths in (sys.path, [sysconfig.get_path("purelib")]):  # the build environment's, the installing Python's
-        for found in distributions(name="mlx", path=paths):
-            return release(found.version)
-    return releases()[-1]
-
-
-def build_requirements() -> list[str]:
-    chosen = wanted()
-    mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # its headers and a libmlx to link to
-    return [f"{mlx}=={chosen.mlx}", f"nanobind=={chosen.nanobind}"]
-
-
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
     return [*scikit_build.get_requires_for_build_wheel(config_settings), *build_requirements()]
 
@@ -56,7 +39,7 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 def tagged(config_settings: Settings) -> dict[str, Any]:
     """The wheel is for every CPython from 3.11 on, or for this one alone."""
-    return {"wheel.py-api": "cp311" if wanted().has_stable_abi else "", **(config_settings or {})}
+    return {"wheel.py-api": "cp311" if to_build_for().has_stable_abi else "", **(config_settings or {})}
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:

@@ -21,7 +21,8 @@ WHEEL = ("run", "--no-project", "--with", "wheel==0.48.0", "wheel")
 
 
 def run(*command: object) -> None:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as nowhere:  # where uv finds no workspace
+        done = subprocess.run(list(map(str, command)), cwd=nowhere, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
 

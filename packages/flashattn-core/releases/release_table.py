@@ -6,8 +6,10 @@ prints the oldest release that exports CUDA's encoder, and whether this one does
 """
 
 import sys
+import sysconfig
 import tomllib
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 TABLE = Path(__file__).parents[1] / "releases.toml"
@@ -45,6 +47,22 @@ def release(mlx: str, table: Path = TABLE) -> Release:
         if row.mlx == mlx:
             return row
     raise LookupError(f"flashattn-core cannot be built for mlx {mlx}, only for {', '.join(row.mlx for row in known)}")
+
+
+def to_build_for() -> Release:
+    """The release that is installed, or else the newest. LookupError where the table has not the installed one."""
+    # The build environment's; then that of the Python that installs the package, with which pip runs this.
+    for paths in (sys.path, [sysconfig.get_path("purelib")]):
+        for found in distributions(name="mlx", path=paths):
+            return release(found.version)
+    return releases()[-1]
+
+
+def build_requirements() -> list[str]:
+    """What the build environment needs: the release's headers and a libmlx to link to, and its nanobind."""
+    chosen = to_build_for()
+    mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"
+    return [f"{mlx}=={chosen.mlx}", f"nanobind=={chosen.nanobind}"]
 
 
 if __name__ == "__main__":

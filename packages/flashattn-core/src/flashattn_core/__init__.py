@@ -17,8 +17,8 @@ except ImportError as error:
                 "MLX's build for CUDA needs a GPU and NVIDIA's driver; for the CPU pip install 'flashattn-core[cpu]'"
             )
     raise ImportError(f"flashattn_core needs mlx, which does not load: {error}. {_cure}") from error
-
-__path__.append(str(_releases.module_folder(mx.__version__, __path__)))
+else:
+    __path__.append(str(_releases.module_folder(mx.__version__, __path__)))  # type: ignore[attr-defined]
 
 from . import _ext as _ext  # the modules beside this one take it from here
 from . import masks

@@ -1,4 +1,4 @@
-"""Finds the extension module for the installed MLX. libmlx's C++ ABI changes with each release: one has a module each."""
+"""Finds the extension module for the installed MLX: libmlx's C++ ABI changes with each release, so each has its own."""
 
 import sys
 from collections.abc import Iterable
