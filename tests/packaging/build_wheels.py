@@ -3,8 +3,8 @@
     python tests/packaging/build_wheels.py dist [PYTHON ...]
 
 flashattn-core's wheel has a module for each release of MLX, and for each PYTHON where that matters. Each build has an
-environment of its own, with what the package's pyproject.toml asks for. On Linux auditwheel gives flashattn-core's wheel
-its manylinux tag; libmlx stays where it is, in the package that the user has chosen.
+environment of its own, with what the package's pyproject.toml asks for. On Linux auditwheel gives flashattn-core's
+wheel its manylinux tag; libmlx stays where it is, in the package that the user has chosen.
 
 REPOSITORY_URL is the public address of the repository. The workflows set it, and it stands nowhere else. With it the
 packages have their links for the index's pages ([project.urls]), and each README's links to pages of the repository

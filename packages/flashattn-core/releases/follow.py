@@ -89,8 +89,8 @@ def nanobind_abi(mlx: str, work: Path) -> str:
     known = re.findall(r"^(v\d+) = ", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     if found not in known:
         raise Stop(
-            f"mlx {mlx} has nanobind's ABI {found}, and releases.toml knows {', '.join(known)}: find the nanobind whose "
-            "src/nb_abi.h has that NB_INTERNALS_VERSION, and add it to [nanobind]"
+            f"mlx {mlx} has nanobind's ABI {found}, and releases.toml knows {', '.join(known)}: find the nanobind "
+            "whose src/nb_abi.h has that NB_INTERNALS_VERSION, and add it to [nanobind]"
         )
     return found
 
