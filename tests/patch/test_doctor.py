@@ -213,8 +213,10 @@ def test_no_extension(monkeypatch):
     assert lines[-3].endswith(" · cure: pip install --force-reinstall --no-deps flashattn-core")
 
 
-def test_two_versions_of_nanobind_s_abi(monkeypatch):
-    monkeypatch.setitem(doctor._interpreter_dict(), "__nb_internals_some_abi_v21_mlx__", None)
+# nanobind 3's name, and nanobind 2's.
+@pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
+def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
+    monkeypatch.setitem(doctor._interpreter_dict(), spelling, None)
     lines = found("✗ extension: two versions of nanobind's ABI: v21, v22 · cure: pip install --force-", broken=True)
     assert not any("self-test" in line for line in lines)  # it might crash
 

@@ -35,7 +35,7 @@ api = ctypes.pythonapi
 api.PyInterpreterState_Get.restype = api.PyInterpreterState_GetDict.restype = ctypes.c_void_p
 api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
 shared = ctypes.cast(api.PyInterpreterState_GetDict(api.PyInterpreterState_Get()), ctypes.py_object).value
-print(*{found[1] for name in shared if (found := re.search(r"nb_internals.*_(v\\d+)_mlx__$", str(name)))})
+print(*{found[1] for name in shared if (found := re.search(r"nb_internals_.*?(v\\d+)_(?:\\w+_)?mlx__$", str(name)))})
 """
 SIGNATURE = "import mlx.core as mx; print(mx.fast.scaled_dot_product_attention.__doc__)"
 
@@ -90,7 +90,7 @@ def nanobind_abi(mlx: str, work: Path) -> str:
     if found not in known:
         raise Stop(
             f"mlx {mlx} has nanobind's ABI {found}, and releases.toml knows {', '.join(known)}: find the nanobind "
-            "whose src/nb_abi.h has that NB_INTERNALS_VERSION, and add it to [nanobind]"
+            "whose sources have that NB_INTERNALS_VERSION, and add it to [nanobind]"
         )
     return found
 

@@ -160,7 +160,7 @@ def _nanobind_domains() -> list[str]:
     nanobind keeps what its modules share in the interpreter's own dict, under its ABI's name.
     """
     names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
-    return sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_mlx__$", name)))
+    return sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
 
 
 def _interpreter_dict() -> dict[object, object]:
