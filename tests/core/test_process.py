@@ -67,7 +67,7 @@ def test_a_release_without_a_module_for_this_python_is_refused(package, release)
         _releases.module_folder(release, package)
     assert re.fullmatch(
         rf"flashattn_core was built for mlx 0\.9\.1, 0\.32\.9, 0\.32\.10 and found mlx {re.escape(release)}\. "
-        rf"Install the matching one: pip install '{re.escape(mlx)}==0\.32\.10'.*",
+        rf"Install a matching one: pip install '{re.escape(mlx)}==0\.32\.10'.*",
         str(refused.value),
     )
 

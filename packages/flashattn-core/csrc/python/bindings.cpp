@@ -45,7 +45,7 @@ void require_matching_mlx() {
 #endif
   if (found != built) {
     throw nb::import_error(("flashattn_core was built for mlx " + built + " and found mlx " + found +
-                            ". Install the matching one: " + install)
+                            ". Install a matching one: " + install)
                                .c_str());
   }
 }

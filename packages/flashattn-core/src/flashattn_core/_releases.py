@@ -15,7 +15,7 @@ def module_folder(mlx: str, package: Iterable[str]) -> Path:
     if mlx not in folders:
         raise ImportError(
             f"flashattn_core was built for mlx {', '.join(folders)} and found mlx {mlx}. "
-            f"Install the matching one: {install_command(package)}"
+            f"Install a matching one: {install_command(package)}"
         )
     return folders[mlx]
 
