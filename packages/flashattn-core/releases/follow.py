@@ -169,7 +169,7 @@ def build_for_macos(mlx: str, work: Path) -> str:
 def attention_of(python: Path, metal: Path) -> list[str]:
     """What MLX's own attention takes, and the functions of its Metal library that compute it."""
     library = (metal / "mlx/lib/mlx.metallib").read_bytes()
-    kernels = {name.decode() for name in re.findall(rb"(?:steel_attention|sdpa_vector)\w+?(?=llvm|\W)", library)}
+    kernels = {name.decode() for name in re.findall(rb"(?:steel_attention|sdpa_vector)_[a-z0-9_]+?(?=llvm|[^a-z0-9_])", library)}
     return [*run(python, "-c", SIGNATURE).splitlines(), *sorted(kernels)]
 
 
