@@ -169,8 +169,8 @@ def build_for_macos(mlx: str, work: Path) -> str:
 def attention_of(python: Path, metal: Path) -> list[str]:
     """What MLX's own attention takes, and the functions of its Metal library that compute it."""
     library = (metal / "mlx/lib/mlx.metallib").read_bytes()
-    kernels = {name.decode() for name in re.findall(rb"(?:steel_attention|sdpa_vector)_[a-z0-9_]+?(?=llvm|[^a-z0-9_])", library)}
-    return [*run(python, "-c", SIGNATURE).splitlines(), *sorted(kernels)]
+    kernels = set(re.findall(rb"(?:steel_attention|sdpa_vector)_[a-z0-9_]+?(?=llvm|[^a-z0-9_])", library))
+    return [*run(python, "-c", SIGNATURE).splitlines(), *sorted(name.decode() for name in kernels)]
 
 
 def compare_attention(before: Release, mlx: str, work: Path) -> str:
