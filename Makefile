@@ -1,7 +1,7 @@
 # The long lane: every test. The README's command runs the default lane, see tests/lanes.py.
 .PHONY: test-all
 test-all:
-	uv run pytest -n 2 --dist loadfile --all
+	uv run --all-groups pytest -n 2 --dist loadfile --all
 
 # Runs the Metal kernels on this machine's CPU; needs clang-19, see tests/metal/README.md.
 .PHONY: metal-check
@@ -13,7 +13,7 @@ CUDA = 13
 .PHONY: cuda-check
 cuda-check: export UV_PROJECT_ENVIRONMENT = build/cuda
 cuda-check:
-	uv sync
+	uv sync --group nvrtc
 	uv pip install --python build/cuda "flashattn-core[cuda$(CUDA)]"
 	uv run --no-sync pytest tests/cuda --all
 

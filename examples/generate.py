@@ -4,7 +4,7 @@ Run it: uv run examples/generate.py
 """
 
 import mlxlm_flash_patch as flash
-from flash_evals.models import DEMO_MODEL
+from flash_evals.work.models import DEMO_MODEL
 from mlx_lm import generate, load
 
 # A folder or a hub id. This small model comes with flash_evals, so the example needs no network.

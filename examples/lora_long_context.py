@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import mlxlm_flash_patch as flash
-from flash_evals.measure import peak_memory
-from flash_evals.models import DEMO_MODEL
+from flash_evals.work.measure import peak_memory
+from flash_evals.work.models import DEMO_MODEL
 from mlx_lm import load
 from mlx_lm.tuner.trainer import default_loss
 from mlx_lm.tuner.utils import linear_to_lora_layers

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import matplotlib.pyplot as plt
 import mlx.core as mx
 import mlxlm_flash_patch as flash
-from flash_evals.measure import peak_memory
-from flash_evals.models import DEMO_MODEL
+from flash_evals.work.measure import peak_memory
+from flash_evals.work.models import DEMO_MODEL
 from mlx_lm import load
 
 FILE = sys.argv[1] if len(sys.argv) > 1 else "lengths.png"

@@ -4,7 +4,7 @@ Run it: uv run examples/window_and_sinks.py
 """
 
 import mlx.core as mx
-from flash_evals.measure import peak_memory
+from flash_evals.work.measure import peak_memory
 from flashattn_core import flash_attention
 from flashattn_core.masks import KeyRange, SlidingWindow
 

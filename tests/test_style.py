@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from demanded import lacking
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,7 +30,8 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_agrees(name):
     program, *arguments = COMMANDS[name]
-    done = subprocess.run(
-        [Path(sys.executable).parent / program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    path = Path(sys.executable).parent / program
+    if not path.exists():
+        lacking(f"no {program}: uv sync --all-groups")
+    done = subprocess.run([path, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import mlx.core as mx
-from flash_evals import measure
+from flash_evals.work import measure
 from flashattn_core import flash_attention, release_scratch
 from flashattn_core.masks import SlidingWindow
 

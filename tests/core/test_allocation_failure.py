@@ -92,7 +92,7 @@ def test_each_allocation(failing_allocations, case, fewest):
     done = python(EACH_ALLOCATION.format(case=case), LD_PRELOAD=failing_allocations, FLASHATTN_NUM_THREADS="3")
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
-    no_memory = "RuntimeError: [flash_attention] no memory for what the kernel works with"
+    no_memory = "RuntimeError: [flash_attention] no memory for the kernel's working arrays"
     # In a gradient, the second pass is prepared while the first one makes threads: whose allocation fails is luck.
     threads = set() if "True" in case else {"fewer threads"}
     assert {"MemoryError: std::bad_alloc", no_memory} | threads <= set(outcomes)
@@ -117,7 +117,7 @@ except (MemoryError, RuntimeError) as error:
     print(type(error).__name__, error)
 print(mx.array_equal(flash_attention(x, x, x), expected).item())
 """
-    expected = "RuntimeError [flash_attention] no memory for what the kernel works with\nTrue\n"
+    expected = "RuntimeError [flash_attention] no memory for the kernel's working arrays\nTrue\n"
     assert python(code, FLASHATTN_NUM_THREADS="2").stdout == expected
 
 

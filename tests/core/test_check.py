@@ -193,7 +193,7 @@ def test_a_kernel_fails_with_a_warning_and_a_file(tmp_path, monkeypatch):
     with pytest.warns(KernelWarning, match="cpu_decode fails its check on .*77 queries.* takes up to 8 queries"):
         wrong = check.of_call(arguments(), "cpu_decode", mx.default_stream(mx.cpu))
     [file] = (tmp_path / "failed").iterdir()
-    assert f"Please send {file}" in wrong
+    assert f"Please send us the file {file}" in wrong
     assert "takes up to 8 queries" in file.read_text()
 
 

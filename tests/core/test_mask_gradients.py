@@ -185,5 +185,5 @@ def test_with_quantised_keys_and_values(rng):
     total = lambda q, m: quantized_flash_attention(q, *packed, bits=4, mask=m).sum()  # noqa: E731
     _, (zeros,) = mx.vjp(lambda m: total(query, m), [bias > 0], [mx.array(1.0)])
     assert not zeros.any()
-    with pytest.raises(NoKernelError, match="no kernel has the gradient with quantised keys and values"):
+    with pytest.raises(NoKernelError, match="no kernel computes the gradient with quantised keys and values"):
         mx.grad(total)(query, bias > 0)

@@ -57,7 +57,7 @@ def test_a_gpu_can_be_asked_about_anywhere(rng, length, key_len, dim, kernel):
     answer = plan(query, key, value, device=device)
     assert answer.kernel == kernel
     assert f"{kernel}, precision float32 (" in str(answer)
-    assert plan(query, key, value, device=device, kernel=kernel).reason == "asked for by name"
+    assert plan(query, key, value, device=device, kernel=kernel).reason == "the call names this kernel"
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_head_dim_and_value_dim_both_decide(rng, dims):
     ("kernel", "device", "dim", "reason"),
     [
         ("cpu_decode", "cpu", 8, "cpu_decode takes up to 8 queries, found 9"),
-        ("cpu_prefill", "metal", 8, "cpu_prefill runs on the CPU, the stream does not"),
-        ("metal_rowwise", "cpu", 8, "metal_rowwise runs on Metal, the stream does not"),
+        ("cpu_prefill", "metal", 8, "cpu_prefill runs on the CPU, but the stream does not"),
+        ("metal_rowwise", "cpu", 8, "metal_rowwise runs on Metal, but the stream does not"),
         ("metal_decode_fast", "metal", 8, "metal_decode_fast takes up to 1 queries, found 9"),
         ("metal_prefill_tg", "metal", 300, "metal_prefill_tg takes a head_dim up to 256, found 300"),
         ("cuda_prefill", "cuda", 257, "cuda_prefill takes a head_dim up to 256, found 257"),

@@ -23,7 +23,7 @@ def test_another_mlx_is_refused_before_anything_runs(tmp_path):
     last = (
         python("import flashattn_core", exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
     )
-    assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')} and found mlx 0.99.1.")
+    assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
     assert f"pip install '{'mlx[cpu]' if sys.platform == 'linux' else 'mlx'}=={version('mlx')}'" in last
 
 
@@ -32,7 +32,7 @@ def test_the_module_itself_refuses_another_mlx(tmp_path):
     """Even where it stands in the folder of that release."""
     code = f"import mlx.core, sys; sys.path.insert(0, {str(Path(_ext.__file__).parent)!r}); import _ext"
     last = python(code, exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
-    assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')} and found mlx 0.99.1.")
+    assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
 
 
 def another_mlx(folder):
@@ -66,8 +66,8 @@ def test_a_release_without_a_module_for_this_python_is_refused(package, release)
     with pytest.raises(ImportError) as refused:
         _releases.module_folder(release, package)
     assert re.fullmatch(
-        rf"flashattn_core was built for mlx 0\.9\.1, 0\.32\.9, 0\.32\.10 and found mlx {re.escape(release)}\. "
-        rf"Install a matching one: pip install '{re.escape(mlx)}==0\.32\.10'.*",
+        rf"flashattn_core was built for mlx 0\.9\.1, 0\.32\.9, 0\.32\.10, but found mlx {re.escape(release)}\. "
+        rf"Install a matching mlx: pip install '{re.escape(mlx)}==0\.32\.10'.*",
         str(refused.value),
     )
 

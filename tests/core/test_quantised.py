@@ -117,7 +117,7 @@ def test_a_decode_step_equals_the_row_of_a_prefill(rng, bits):
 
 def test_there_is_no_gradient(rng):
     packed = quantised(rng, 1, 2, 40, 64)
-    with pytest.raises(ValueError, match="no kernel has the gradient with quantised keys and values"):
+    with pytest.raises(ValueError, match="no kernel computes the gradient with quantised keys and values"):
         mx.grad(lambda q: quantized_flash_attention(q, packed, packed).sum())(normal(rng, 1, 4, 5, 64))
 
 
@@ -155,7 +155,7 @@ def test_plan_on_cuda(rng, dtype, bits, length, kernel):
     query, packed = mx.zeros((1, 4, length, 64), dtype), quantised(rng, 1, 2, 300, 64, bits=bits)
     assert plan(query, packed, packed, bits=bits, device="cuda").kernel == kernel
     answer = plan(query, packed, packed, bits=bits, device="cuda", kernel="cuda_prefill")
-    reason = "cuda_prefill takes quantised keys and values of 4 and 8 bits, beside 16-bit queries"
+    reason = "cuda_prefill takes quantised keys and values only of 4 or 8 bits, and with 16-bit queries"
     assert kernel != "cuda_rowwise" or (answer.kernel, answer.reason) == (None, reason)
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
+from demanded import lacking
 
 
 class Compiled(NamedTuple):
@@ -20,7 +21,10 @@ class Compiled(NamedTuple):
 def _library() -> ctypes.CDLL:
     if sys.platform != "linux":
         pytest.skip("NVIDIA has no NVRTC for macOS")
-    files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
+    try:
+        files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
+    except importlib.metadata.PackageNotFoundError:
+        lacking("no NVRTC: uv sync --all-groups")
     *_, library = [  # the first one is found by the second, by its name, once it is loaded
         ctypes.CDLL(str(file.locate()))
         for pattern in (r"libnvrtc-builtins\.so\..*", r"libnvrtc\.so\.\d+")

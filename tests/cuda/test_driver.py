@@ -15,7 +15,7 @@ BEFORE = {
     ),
     "new GPU": (
         {"MAJOR": "12"},
-        "the GPU has compute capability 12.0, which NVRTC 13.0 does not know: install a newer one",
+        "the GPU has compute capability 12.0, which NVRTC 13.0 does not know: install a newer NVRTC",
     ),
 }
 AFTER = {
@@ -24,7 +24,7 @@ AFTER = {
     "shared memory": (
         {"shared": 100_001},
         "loads",
-        "a block needs 100001 bytes of shared memory, and the GPU has 100000",
+        "a block needs 100001 bytes of shared memory, but the GPU has 100000",
     ),
 }
 
@@ -43,7 +43,7 @@ def test_what_cannot_be_built_is_tried_once(case):
     assert before.count("compiles ") <= 1
     assert before.count("loads ") <= 1
     assert after == (
-        f"{error}\nThis was kernel for sm_90a, driver for CUDA 12.2, NVRTC 13.0. "
+        f"{error}\nThis happened while building kernel for sm_90a, driver for CUDA 12.2, NVRTC 13.0. "
         'Try a newer driver, or kernel="cuda_rowwise".\n'
     )
 

@@ -26,8 +26,9 @@ import flash_evals.cli
 import mlxlm_flash_patch
 import mlxlm_flash_patch.cli
 import pytest
-from flash_evals import claims, contest, implementations
-from flash_evals.models import DEMO_MODEL
+from flash_evals.results import claims
+from flash_evals.work import contest, implementations
+from flash_evals.work.models import DEMO_MODEL
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -41,11 +42,11 @@ PAGES = sorted(
 NOT_RUN = {
     "pip install uv": "changes the machine",
     "apt-get install …": "changes the machine",
-    "uv sync": "builds the environment that this test runs in",
-    "uv sync --reinstall-package …": "as uv sync",
+    "uv sync …": "builds the environment that this test runs in",
     "uv run pytest -n 2 --dist loadfile": "is what runs this test",
     "uv run pytest | tee metal.log": "is what runs this test",
     "uv run pytest tests/test_style.py": "runs beside this test",
+    "uv run ruff …": "tests/test_style.py runs it, if it is installed",
     "uv run packages/flashattn-core/macos/build.py …": "downloads 150 MB; tests/macos/test_wheel.py runs it",
     "mlxlm-flash tune …": "needs a GPU; tests/patch/test_tune.py runs it",
     "mlxlm-flash run --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",

@@ -10,10 +10,10 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import contest, implementations, machine, measure
 from flash_evals.cli import main
-from flash_evals.implementations import IMPLEMENTATIONS, RESULTS, Contestant, flash
-from flash_evals.models import load
+from flash_evals.work import contest, implementations, machine, measure
+from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS, Contestant, flash
+from flash_evals.work.models import load
 from flashattn_core import _ext
 from fresh_process import fresh_processes
 from model_folders import write_model
@@ -182,7 +182,7 @@ RUNS = {
 
 
 for name in RUNS:  # a command that is imported while a test has patched what it imports would keep that
-    import_module(f"flash_evals.{name}")
+    import_module(f"flash_evals.commands.{name}")
 
 
 @pytest.fixture(scope="session")

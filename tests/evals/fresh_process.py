@@ -24,7 +24,7 @@ for line in sys.stdin:
         importlib.reload(huggingface_hub.constants)
         importlib.reload(datasets.config)
         from click.testing import CliRunner
-        from flash_evals import machine
+        from flash_evals.work import machine
         from flash_evals.cli import main
         machine.blas = lambda: "openblas"  # as in conftest.py
         results = [CliRunner().invoke(main, arguments) for arguments in commands]

@@ -7,8 +7,8 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
-from flash_evals import models
-from flash_evals.errors import EvalError
+from flash_evals.results.errors import EvalError
+from flash_evals.work import models
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -71,7 +71,7 @@ def leave_out(folder, end):
 
 
 OF_ANOTHER_MODEL = "does not match model parameter shape"
-NONE = "there are none"
+NONE = "adapters.safetensors holds none"
 SPOIL = {
     "The adapter path does not exist": shutil.rmtree,
     "No such file .*adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
@@ -79,8 +79,8 @@ SPOIL = {
     "Unable to read": lambda folder: (folder / "adapters.safetensors").write_bytes(b"nothing"),
     "num_layers": lambda folder: (folder / "adapter_config.json").write_text("{}"),
     "incompatible tensors: .*shape": lambda folder: change(folder, lora_parameters={**PARAMETERS, "rank": 8}),
-    "of 28 tensors 14 are missing, and 14 there": lambda folder: change(folder, num_layers=2),
-    "of 14 tensors 7 are missing, and 7 there": lambda folder: leave_out(folder, "lora_b"),
+    "the file lacks 14 of 28 tensors, and has 14": lambda folder: change(folder, num_layers=2),
+    "the file lacks 7 of 14 tensors, and has 7": lambda folder: leave_out(folder, "lora_b"),
     NONE: lambda folder: leave_out(folder, ""),
     OF_ANOTHER_MODEL: lambda folder: None,
 }

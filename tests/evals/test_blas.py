@@ -9,7 +9,7 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
-from flash_evals import machine
+from flash_evals.work import machine
 from mlxlm_flash_patch.blas import INSTALL, REFERENCE
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")

@@ -1,4 +1,4 @@
-"""The charts: of each result the numbers of its file, drawn on axes that hold them, on the page and by `--plot`."""
+"""The charts: of each result the numbers of its file, drawn on axes that hold them."""
 
 import math
 import re
@@ -8,12 +8,12 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from flash_evals.implementations import IMPLEMENTATIONS
-from flash_evals.page import drawing, units
-from flash_evals.page.chart import MEMORY, TIME, Axis, Chart, Point, Series
-from flash_evals.page.colors import DARK, LIGHT
-from flash_evals.page.kernels import LOOK_OF
-from flash_evals.report import DESCRIBE, Result
+from flash_evals.commands.report import DESCRIBE, Result
+from flash_evals.pages import drawing, units
+from flash_evals.pages.chart import MEMORY, TIME, Axis, Chart, Point, Series
+from flash_evals.pages.colors import DARK, LIGHT
+from flash_evals.pages.kernels_page import LOOK_OF
+from flash_evals.work.implementations import IMPLEMENTATIONS
 from msgspec import convert
 
 ARMS = ("off", "on")
@@ -214,36 +214,3 @@ def test_lines_stand_out(colors):
 def test_each_implementation_has_a_look_of_its_own():
     for key in ("color", "marker"):
         assert len({drawing.LOOKS[LOOK_OF[name]][key] for name in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
-
-
-SMALL = ("kernels", "--shape", "2/1x8", "--seq-len", "16,32", "--impl", "flash,mlx", "-r", 1)
-
-
-def texts(file):
-    return {text.text for text in ElementTree.parse(file).iter(f"{SVG}text")}
-
-
-def test_plot(invoke, tmp_path):
-    """A single length, too."""
-    for name in ("out.png", "out.svg", "one.svg"):
-        page = invoke(*SMALL, *(["--seq-len", 16] if name == "one.svg" else []), "--plot", tmp_path / name)
-        assert (page.exit_code, page.stderr) == (0, ""), page.output
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    for name in ("out.svg", "one.svg"):
-        assert {"Time of a call", "Memory of a call", "flash", "mlx", "keys", "16"} <= texts(tmp_path / name)
-
-
-def test_a_chart_of_which_nothing_has_a_place_is_left_out(tmp_path):
-    rows = [("", [chart([(1, 1.0)]), Chart("None", TIME, "keys", [Series("flash", "on", [Point(1, 0.0)])])])]
-    drawing.save(tmp_path / "out.svg", "All", rows)
-    assert texts(tmp_path / "out.svg") >= {"All", "Title"}
-    assert "None" not in texts(tmp_path / "out.svg")
-
-
-def test_a_full_disk_keeps_the_page_and_says_so(invoke, tmp_path):
-    full = tmp_path / "full.png"
-    full.symlink_to("/dev/full")
-    page = invoke(*SMALL, "--plot", full)
-    assert page.exit_code == 2
-    assert "2/1x8" in page.stdout
-    assert page.stderr == f"Error: cannot write {full}: No space left on device\n"

@@ -4,12 +4,12 @@ import copy
 import statistics
 
 import pytest
-from flash_evals import claims
-from flash_evals.claims import LEGEND, MARK, NOTHING, Ratio
-from flash_evals.page import perplexity, units
-from flash_evals.perplexity_result import Result
-from flash_evals.report import DESCRIBE
-from flash_evals.report import Result as AnyResult
+from flash_evals.commands.report import DESCRIBE
+from flash_evals.commands.report import Result as AnyResult
+from flash_evals.pages import perplexity_page, units
+from flash_evals.results import claims
+from flash_evals.results.claims import LEGEND, MARK, NOTHING, Ratio
+from flash_evals.results.perplexity_result import Result
 from msgspec import convert
 from report_page import answer
 
@@ -84,14 +84,14 @@ def timed(results, command, on):
     ("top1", "delta", "predictions"),
     [
         (1, -9e-5, "Same predictions"),
-        (1, 1.1e-4, "Predictions differ: the same token ranks first at all 200, ΔNLL +1.1e-04"),
-        (0.995, 0.0, "Predictions differ: another token ranks first at 1 of 200, ΔNLL +0.0e+00"),
+        (1, 1.1e-4, "Predictions differ: the same token ranks first at all 200 positions, ΔNLL +1.1e-04"),
+        (0.995, 0.0, "Predictions differ: another token ranks first at 1 of 200 positions, ΔNLL +0.0e+00"),
     ],
 )
 def test_predictions(results, top1, delta, predictions):
     result = {**timed(results, "perplexity", APART), "tokens": 200}
     result["paired"] |= {"top1_agreement": top1, "delta_nll": delta}
-    *_, verdict = perplexity.description(convert(result, Result)).text().splitlines()
+    *_, verdict = perplexity_page.description(convert(result, Result)).text().splitlines()
     assert verdict == f"{predictions}; 1.25x the speed, 0.80x the memory."
 
 

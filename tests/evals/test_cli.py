@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from flash_evals import machine
 from flash_evals.cli import COMMANDS
-from flash_evals.models import DEMO_MODEL
+from flash_evals.work import machine
+from flash_evals.work.models import DEMO_MODEL
 
 FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
 
@@ -20,7 +20,7 @@ FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
     ("program", "absent"),
     [
         ("from flash_evals.cli import main; main(['-h'], standalone_mode=False)", {"mlx", "numpy", "transformers"}),
-        ("import flash_evals.finetune, flash_evals.kernels, flash_evals.report", {"matplotlib"}),
+        ("from flash_evals.commands import finetune, kernels, report", {"matplotlib"}),
     ],
     ids=["help", "matplotlib"],
 )
@@ -45,9 +45,8 @@ def test_python_m_is_the_command():
     assert done.stdout == f"{DEMO_MODEL}\n"
 
 
-@pytest.mark.parametrize("option", ["--json", "--csv"])
-def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity, option):
-    page = invoke(*perplexity, "--max-windows", 1, option, "/dev/full")
+def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):
+    page = invoke(*perplexity, "--max-windows", 1, "--json", "/dev/full")
     assert page.exit_code == 2
     assert "token perplexity" in page.stdout
     assert page.stderr == "Error: cannot write /dev/full: No space left on device\n"

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from flash_evals import machine
+from flash_evals.work import machine
 from msgspec import to_builtins
 from msgspec.structs import replace
 
@@ -32,7 +32,7 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
     assert all(trial["order"] == [held] for trial in one["trials"])
     assert one["flash"] == (together["flash"] if held == "on" else {"calls": {}, "fallbacks": {}, "left": {}})
     assert one["page"].splitlines()[2].split() == ["patch", held]
-    assert one["page"].endswith("One arm: nothing is compared.\n")
+    assert one["page"].endswith("Only one arm ran: there is nothing to compare.\n")
 
     later = evaluate("--arm", live, "--compare", one["file"])
     expected = {**together, "paired": {**together["paired"], "max_abs_dlogit": None, "mean_kl": None}}
@@ -42,7 +42,7 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
     assert "top-1 agreement 100.000 % · max |Δlogit| – · mean KL – · flash: cpu_prefill" in later["page"]
     for title in (f"patch {live}", f"patch {held}, {held}.jsonl"):
         assert title in later["page"].splitlines()[2]
-    assert "differs in nothing: the same model, machine, versions and batch size" in later["page"]
+    assert "and this run have the same model, machine, versions and batch size" in later["page"]
     assert "Same predictions; " in later["page"]
 
 
@@ -56,7 +56,7 @@ def test_under_other_conditions(evaluate, run_arm):
     assert len(later["compared"]["trials"]) == 2  # that these windows take, of all that the file holds
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
     assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
-    assert "off.jsonl differs in batch size 2, here 4" in later["page"]
+    assert "off.jsonl differs from this run: batch size 2, this run has 4" in later["page"]
     assert later["page"].endswith("\nSame predictions.\n")
     assert "x" not in "".join(line for line in later["page"].splitlines() if line.startswith(("prefill", "peak")))
 
@@ -72,10 +72,10 @@ def test_the_same_arm_of_another_machine_and_model(evaluate, run_arm, make_model
     assert abs(result["paired"]["delta_nll"]) > 1e-4
     assert result["compared"]["machine"] == to_builtins(described)
     assert [re.sub("weights .*", "weights", fact) for fact in result["compared"]["differs_in"]] == [
-        f"model {model_folder.name}, here {model.name}",
+        f"model {model_folder.name}, this run has {model.name}",
         "weights",
-        f"processor {described.processor}, here Another",
-        f"mlx {described.versions['mlx']}, here 9.9",
+        f"processor {described.processor}, this run has Another",
+        f"mlx {described.versions['mlx']}, this run has 9.9",
     ]
     assert "; ".join(result["compared"]["differs_in"]) in result["page"]
     assert "Predictions differ: another token ranks first at " in result["page"]
@@ -91,11 +91,11 @@ def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, perpl
         line = refused(*perplexity, "--arm", "on", "--compare", path, *arguments)
         assert re.search(f"--compare {path} {said}", line), line
 
-    says("is of something else: context 24, here 32", "--context", 32, "--stride", 24)
-    says("is of something else: stride 24, here 12", "--stride", 12)
-    says("is of something else: stride 24, here None; scoring rolling, here half", "--scoring", "half")
-    says("is of something else: documents joined, here separate", "--documents", "separate")
-    says("is of something else: text ", *("--dataset", other))
-    says("is of something else: tokens .*; bos None, here bos", "--model", make_model(bos=True))
+    says("is of a different run: context 24, this run has 32", "--context", 32, "--stride", 24)
+    says("is of a different run: stride 24, this run has 12", "--stride", 12)
+    says("is of a different run: stride 24, this run has None; scoring rolling, this run has half", "--scoring", "half")
+    says("is of a different run: documents joined, this run has separate", "--documents", "separate")
+    says("is of a different run: text ", *("--dataset", other))
+    says("is of a different run: tokens .*; bos None, this run has bos", "--model", make_model(bos=True))
     run_arm("off", "--max-windows", 2)  # a new file takes the place of an old one
-    says("holds 2 of the .*take --max-windows 2")
+    says("holds only 2 of the .*give --max-windows 2")

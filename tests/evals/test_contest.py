@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import flashattn_core
 import numpy as np
 import pytest
-from flash_evals import contest, machine
-from flash_evals.implementations import RESULTS
-from flash_evals.measure import memory_method
-from flash_evals.workload import PASSES, Workload
+from flash_evals.results.workload import PASSES, Workload
+from flash_evals.work import contest, machine
+from flash_evals.work.implementations import RESULTS
+from flash_evals.work.measure import memory_method
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 

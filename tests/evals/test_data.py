@@ -8,10 +8,10 @@ from pathlib import Path
 import click.testing
 import pyarrow as pa
 import pytest
-from flash_evals import data, pydoc_text
 from flash_evals.cli import main
-from flash_evals.data import Part
-from flash_evals.errors import EvalError
+from flash_evals.results.errors import EvalError
+from flash_evals.results.provenance import Part
+from flash_evals.work import data, pydoc_text
 from msgspec import to_builtins
 from pyarrow import parquet
 
@@ -150,12 +150,12 @@ NO_MEANING |= {"some.txt --dataset some.jsonl": ["--split"], ".": ["--dataset-re
 REFUSED = {
     **{file: f"{file} holds no text" for file in ("blank.txt", "empty.jsonl")},
     **{file: f"cannot read {file}: " for file in FILES if file.startswith(("latin", "broken", "list"))},
-    "half.jsonl": "half.jsonl holds characters that are no text",
+    "half.jsonl": "half.jsonl holds characters that are not valid text",
     "number.jsonl": "cannot read number.jsonl: Expected `str`, got `int` - at `$[0].text`",
-    **{file: f"expected a .txt, .jsonl or .parquet file that is there, not {file}" for file in ("some.csv", "no.txt")},
+    **{file: f"expected an existing .txt, .jsonl or .parquet file, not {file}" for file in ("some.csv", "no.txt")},
     **{path: f"no such file or folder: {path}" for path in ("a/b/c", "/no", "./no", "~/no")},
     **{
-        f"some.txt --dataset {other}": f"that is there, not {other}"
+        f"some.txt --dataset {other}": f"file, not {other}"
         for other in ("no.txt", "pydoc", "wikitext", "-", ".", "a/b")
     },
     **{f"{data} {option} a": f"{option} has no meaning for " for data, few in NO_MEANING.items() for option in few},

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from flash_evals.models import DEMO_MODEL
-from flash_evals.pydoc_text import HELD_OUT, documents
+from flash_evals.work.models import DEMO_MODEL
+from flash_evals.work.pydoc_text import HELD_OUT, documents
 from mlx_lm.utils import load
 from tokenizers import Tokenizer
 

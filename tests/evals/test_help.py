@@ -9,7 +9,7 @@ import click
 import pytest
 import write_help
 from flash_evals.cli import COMMANDS, main
-from flash_evals.report import DESCRIBE, Result
+from flash_evals.commands.report import DESCRIBE, Result
 from msgspec import convert
 
 

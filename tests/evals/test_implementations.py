@@ -8,9 +8,9 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import implementations, machine
-from flash_evals.implementations import IMPLEMENTATIONS, QUANTISED, RESULTS
-from flash_evals.workload import PASSES, Workload
+from flash_evals.results.workload import PASSES, Workload
+from flash_evals.work import implementations, machine
+from flash_evals.work.implementations import IMPLEMENTATIONS, QUANTISED, RESULTS
 from flashattn_core.masks import Causal, SlidingWindow
 from flashattn_core.reference import visible_and_bias
 from gradient_oracle import Call, unfused_gradients
@@ -201,4 +201,4 @@ def test_torch_takes_part_on_a_cpu_where_it_is_installed(run_kernels, refused, t
     assert [entry["config"]["impl"] for entry in run_kernels()[0]] == ["flash", "mlx", "naive", "torch"]
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setattr(machine, "describe", None)
-    assert "--impl torch is not here: it takes a CPU" in refused("kernels", "--impl", "torch")
+    assert "--impl torch needs MLX's CPU device" in refused("kernels", "--impl", "torch")

@@ -5,7 +5,7 @@ import signal
 from unittest.mock import Mock
 
 import pytest
-from flash_evals import generation, measure, paired, training
+from flash_evals.work import generation, measure, paired, training
 
 
 def stop():
@@ -53,17 +53,16 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
     """In either arm of the third batch: the figures are those of the first two batches, and nothing of the third. An
     error that nobody foresaw is raised behind them.
     """
-    whole, cut, rows = tmp_path / "whole.json", tmp_path / "cut.json", tmp_path / "cut.csv"
+    whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
     assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
     at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)  # warm-up, two batches
-    page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut, "--csv", rows)
+    page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut)
     assert page.exception is error if error else (page.exit_code, page.stderr) == (130, "")
     kept = json.loads(cut.read_text())
     same_scores(kept, json.loads(whole.read_text()))
     assert (kept["interrupted"], kept["windows"]["finished"]) == (True, 4)
     of = f"4 of {kept['windows']['planned']} windows"
-    assert page.stdout.endswith(f"Interrupted; the figures are of the {of} that were finished.\n")
-    assert len(rows.read_text().splitlines()) == 1 + 4
+    assert page.stdout.endswith(f"The run was interrupted: the figures are of the {of} that were finished.\n")
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1 + 2
 
 
@@ -88,7 +87,7 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
     at_trial(trial, Mock(side_effect=error) if error else stop)
     page = invoke(*commands[command], "--json", tmp_path / "out.json")
     assert (page.exit_code, page.stderr) == ((2, said_of(what)) if error else (130, ""))
-    assert page.stdout.endswith(f"Interrupted; the figures are of the {unit} that were finished.\n")
+    assert page.stdout.endswith(f"The run was interrupted: the figures are of the {unit} that were finished.\n")
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["interrupted"] is True
     name = "test" if command == "speed" else "seq_len"

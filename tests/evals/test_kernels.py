@@ -1,6 +1,5 @@
 """`flash-eval kernels`: what it makes of its options, the result file and the page, and what is left after Ctrl-C."""
 
-import csv
 import json
 import re
 import signal
@@ -11,21 +10,21 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import contest, implementations, machine
-from flash_evals.kernels_result import Entry
-from flash_evals.page.kernels import description
-from flash_evals.workload import PASSES, Workload
+from flash_evals.pages.kernels_page import description
+from flash_evals.results.kernels_result import Entry
+from flash_evals.results.workload import PASSES, Workload
+from flash_evals.work import contest, implementations, machine
 from msgspec import convert
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
-def test_json(run_kernels, tmp_path):
-    """An entry for each shape, dtype, length and implementation; a row of --csv for each trial of each pass."""
+def test_json(run_kernels):
+    """An entry for each shape, dtype, length and implementation."""
     entries, page = run_kernels(
         *("--shape", "4/2x8,2/1x16", "--dtype", "float32,float16", "--seq-len", "16, 32", "--query-len", 16),
         *("--batch-size", 2, "--window", 9, "--seed", 3, "--impl", "naive,flash", "--pass", "forward,backward"),
-        *("--max-seconds", 40, "--csv", tmp_path / "out.csv"),
+        *("--max-seconds", 40),
     )
     shapes = ({"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}, {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16})
     same = {"batch_size": 2, "query_len": 16, "causal": True, "window": 9, "kv_bits": None, "device": "cpu"}
@@ -36,7 +35,6 @@ def test_json(run_kernels, tmp_path):
         for keys in (16, 32)
         for impl in ("flash", "naive")
     ]
-    rows = []
     for entry in entries:
         work = convert(entry["config"], Workload)
         for pass_ in ("forward", "backward"):
@@ -48,10 +46,6 @@ def test_json(run_kernels, tmp_path):
             read = work.bytes_read / quantiles[1] / 1e9 if pass_ == "forward" else None
             assert figures.get("read(GB/s)") == pytest.approx(read)
             assert figures["inputs_and_outputs(MB)"] == work.bytes_held(pass_) / 1e6
-            rows += [
-                {**entry["config"], "pass": pass_, "trial": number, "time(s)": seconds}
-                for number, seconds in enumerate(trials)
-            ]
         for key in ("peak_memory_usage(MB)", "inputs_and_outputs(MB)"):
             assert entry[key] == max(entry["forward"][key], entry["backward"][key])
         assert entry["forward_backward"] == {}
@@ -66,10 +60,7 @@ def test_json(run_kernels, tmp_path):
         }
         assert entry["settings"] == given
         assert set(entry["machine"]["versions"]) == set(machine.PACKAGES)
-    with (tmp_path / "out.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert found == [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
-    assert re.search(r"flash against naive, backward: [\d.,]+x \(.* over 8 shapes.*\)$", page)
+    assert re.search(r"flash against naive, backward: [\d.,]+x as fast \(.* over 8 shapes.*\)$", page)
 
 
 def page_of(entries):
@@ -100,7 +91,9 @@ def test_page(results):
         ["backward", "flash", "200 µs (200–200)", "18.9", "19%", "2.5 MB", "3"],
         ["mlx", "160 µs (160–160)", "18.9", "19%", "1.25x slower", "2.5 MB", "3"],
     ]
-    assert closing == [f"flash against mlx, {x}: 2.83x (0.80x–10.00x over 2 shapes)" for x in ("forward", "backward")]
+    assert closing == [
+        f"flash against mlx, {x}: 2.83x as fast (0.80x–10.00x over 2 shapes)" for x in ("forward", "backward")
+    ]
 
     header, rows, closing = page_of([{**entry, "backward": {}} for entry in entries[1::2]])  # without flash
     assert header.startswith("attention forward, causal")
@@ -166,7 +159,7 @@ def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, ar
     options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")
     page = invoke("kernels", *options, *arguments)
     assert (page.exit_code, page.stderr) == (130, "")
-    assert page.stdout.endswith("Interrupted; the figures are of the trials that were finished.\n")
+    assert page.stdout.endswith("The run was interrupted: the figures are of the trials that were finished.\n")
     entries = json.loads((tmp_path / "out.json").read_text())
     assert all(entry["settings"]["interrupted"] for entry in entries)
     trials = [[len(entry[pass_].get("trials(s)", ())) for pass_ in PASSES] for entry in entries]

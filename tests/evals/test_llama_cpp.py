@@ -5,8 +5,8 @@ import subprocess
 from shutil import which
 
 import pytest
-from flash_evals import pydoc_text
-from flash_evals.real_model import fetch
+from flash_evals.commands.real_model import fetch
+from flash_evals.work import pydoc_text
 
 pytestmark = [
     pytest.mark.long("reads with a model of 135 M parameters"),

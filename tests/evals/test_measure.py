@@ -11,8 +11,9 @@ import mlx.core as mx
 import mlxlm_flash_patch
 import numpy as np
 import pytest
-from flash_evals import measure
-from flash_evals.measure import Flash, run
+from flash_evals.results.arms import Flash
+from flash_evals.work import measure
+from flash_evals.work.measure import run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import router
@@ -92,7 +93,7 @@ def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, mon
     run("on", partial(forward, loaded), 16, flash)
     layers = loaded.config["num_hidden_layers"]
     assert flash == Flash(left={"a step": 1000, "a prompt": layers})
-    assert str(flash) == f"no calls, 0 fallbacks, left to MLX: {1000 + layers:,} calls"
+    assert str(flash) == f"no calls, 0 fallbacks, left to MLX's own attention: {1000 + layers:,} calls"
 
 
 def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):
@@ -139,7 +140,7 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder,
     text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
     with mlxlm_flash_patch.enabled():
         line = refused(command, "--model", model_folder, *text, *SMALL[command])
-    assert "run flash-eval without mlxlm-flash run" in line
+    assert "start flash-eval without `mlxlm-flash run`" in line
 
 
 # MLX's allocator counts the array alone. The process's other threads may touch a megabyte or two of their own.

@@ -8,8 +8,8 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
-from flash_evals import models
-from flash_evals.errors import EvalError
+from flash_evals.results.errors import EvalError
+from flash_evals.work import models
 from mlx_lm.utils import quantize_model, save
 
 
@@ -46,7 +46,7 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_comma
         ("config.json", {"hidden_size": 64}, "cannot load .*shape"),
         ("model.safetensors", None, "No safetensors found"),
         ("model.safetensors", "nothing", "cannot load"),
-        ("tokenizer.json", None, "it has no tokenizer"),
+        ("tokenizer.json", None, "the folder has no tokenizer"),
     ],
 )
 def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_path):
@@ -81,5 +81,5 @@ def test_tokens_and_the_text_up_to_them(loaded, make_model, text):
 
 def test_tokens_that_the_model_does_not_have(make_model):
     loaded = models.load(str(make_model(vocab_size=100)))
-    with pytest.raises(EvalError, match=r"makes token \d+, .* has 100 \(vocab_size\)"):
+    with pytest.raises(EvalError, match=r"makes token \d+; vocab_size of .* is 100"):
         models.encode(loaded, "Naïve readers", "auto")

@@ -10,10 +10,10 @@ import mlx.core as mx
 import mlxlm_flash_patch
 import numpy as np
 import pytest
-from flash_evals import models, paired
-from flash_evals.measure import ARMS
-from flash_evals.ranks import Ranks
-from flash_evals.scoring import windows
+from flash_evals.results.arms import ARMS
+from flash_evals.work import models, paired
+from flash_evals.work.ranks import Ranks
+from flash_evals.work.scoring import windows
 
 COMMAND = ("perplexity",)  # of `evaluate`
 
@@ -96,7 +96,7 @@ def test_logits_that_are_no_numbers(evaluate, model_folder, tmp_path):
     weights = mx.load(str(folder / "model.safetensors"))
     mx.save_safetensors(str(folder / "model.safetensors"), {name: w * math.nan for name, w in weights.items()})
     page = evaluate("--model", folder)["page"]
-    assert page.endswith("Not comparable: there are logits that are no finite numbers.\n")
+    assert page.endswith("Not comparable: some logits are not finite numbers.\n")
     assert "top-1 agreement 0.000 %" in page
     assert json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)["off"]["ppl"] is None
 
@@ -106,7 +106,7 @@ def test_a_patch_that_does_nothing_is_found_out(evaluate, monkeypatch):
     result = evaluate()
     assert result["flash"] == {"calls": {}, "fallbacks": {}, "left": {}}
     assert "flash: no calls, 0 fallbacks" in result["page"]
-    assert result["page"].endswith("The patch never ran: all of this is MLX's own attention.\n")
+    assert result["page"].endswith("The patch never ran: MLX's own attention computed everything.\n")
 
 
 @pytest.mark.parametrize("precision", ["input", "float32", None])

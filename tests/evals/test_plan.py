@@ -6,9 +6,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from flash_evals import models, plan
-from flash_evals.data import Text
-from flash_evals.plan import Rules
+from flash_evals.work import models, plan
+from flash_evals.work.data import Text
+from flash_evals.work.plan import Rules
 
 TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4 @.@ 9 lb ) , and is " lobster red " . \n'
 STANDARD = Rules(24, None, "rolling", "joined", "auto", None)

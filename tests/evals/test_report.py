@@ -4,7 +4,7 @@ import re
 from copy import deepcopy
 
 import pytest
-from flash_evals.report import Result
+from flash_evals.commands.report import Result
 from msgspec import convert
 from report_page import head, rows
 

@@ -48,11 +48,23 @@ def test_less_memory(report, results, off, on, overlap, word):
 @pytest.mark.parametrize(
     ("paired", "word", "says"),
     [
-        ({"top1_agreement": 1, "delta_nll": 9e-5}, "Yes", "the same token ranks first at all 200, ΔNLL +9.0e-05."),
-        ({"top1_agreement": 1, "delta_nll": -2e-4}, "No", "the same token ranks first at all 200, ΔNLL -2.0e-04."),
-        ({"top1_agreement": 0.99, "delta_nll": 0.0}, "No", "another token ranks first at 2 of 200, ΔNLL +0.0e+00."),
-        ({"max_abs_dlogit": None}, "Not known", "there are logits that are no finite numbers."),
-        ({"delta_nll": None}, "Not known", "there are logits that are no finite numbers."),
+        (
+            {"top1_agreement": 1, "delta_nll": 9e-5},
+            "Yes",
+            "the same token ranks first at all 200 positions, ΔNLL +9.0e-05.",
+        ),
+        (
+            {"top1_agreement": 1, "delta_nll": -2e-4},
+            "No",
+            "the same token ranks first at all 200 positions, ΔNLL -2.0e-04.",
+        ),
+        (
+            {"top1_agreement": 0.99, "delta_nll": 0.0},
+            "No",
+            "another token ranks first at 2 of 200 positions, ΔNLL +0.0e+00.",
+        ),
+        ({"max_abs_dlogit": None}, "Not known", "some logits are not finite numbers."),
+        ({"delta_nll": None}, "Not known", "some logits are not finite numbers."),
     ],
 )
 def test_same_predictions(report, results, paired, word, says):
@@ -72,18 +84,18 @@ def test_training_fits(report, results):
     off, on = (f"{longest[arm]['peak_memory_mb']:,.1f} MB" for arm in ("off", "on"))
     word, says = answer(report(result), "Does training fit?")
     assert word == f"Yes, up to {longest['seq_len']} tokens"
-    assert f"a step of {longest['seq_len']} tokens took {off} with the patch off, {on} with it on" in says
-    reason = "8,192 tokens: a step without the patch needs about 7.30 GB, 6.00 GB are free"
+    assert f"a step of {longest['seq_len']} tokens needed {off} with the patch off, {on} with the patch on" in says
+    reason = "8,192 tokens: a step without the patch needs about 7.30 GB, only 6.00 GB are free"
     page = report({**result, "skipped": [{"seq_len": 8192, "reason": reason}]})
     word, says = answer(page, "Does training fit?")
     assert word == "Not at every length"
     assert f"skipped {reason}." in says
-    assert answer(page, "Same predictions?") == ("Not measured", "No file of flash-eval perplexity is here.")
+    assert answer(page, "Same predictions?") == ("Not measured", "No result file of flash-eval perplexity was given.")
 
 
 def test_interrupted(report, results):
     page = report(results["speed"], {**results["finetune"], "interrupted": True})
-    line = "Interrupted; the figures are of the steps that were finished."
+    line = "The run was interrupted: the figures are of the steps that were finished."
     assert [line in article.text for article in page.all("article")] == [False, True]
 
 
@@ -98,7 +110,7 @@ def test_a_patch_that_never_ran(report, results, command):
         assert word == ("Not known" if command == "perplexity" else "Yes, up to 16 tokens")
         assert "the patch never ran." in says
     [article] = page.all("article")
-    assert "The patch never ran: all of this is MLX's own attention." in article.text
+    assert "The patch never ran: MLX's own attention computed everything." in article.text
     assert "no calls, 3 fallbacks (no kernel: 3)" in article.text
     assert "Same predictions" not in article.text
 

@@ -2,15 +2,15 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from io import BytesIO
 
 import click.testing
 import pytest
 from demanded import lacking
 from flash_evals.cli import main
-from flash_evals.page.colors import DARK, LIGHT
+from flash_evals.pages.colors import DARK, LIGHT
 from PIL import Image, ImageColor
-from playwright.sync_api import sync_playwright
 from report_page import hostile
 
 SIZES = {"screen": 1200, "phone": 390}
@@ -55,6 +55,10 @@ def chromium():
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         lacking("no Chromium: apt-get install chromium")
+    if not find_spec("playwright"):
+        lacking("no playwright: uv sync --all-groups")
+    from playwright.sync_api import sync_playwright
+
     with (
         sync_playwright() as playwright,
         playwright.chromium.launch(executable_path=program, chromium_sandbox=False) as browser,

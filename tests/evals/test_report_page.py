@@ -9,8 +9,8 @@ from operator import getitem
 
 import msgspec
 import pytest
-from flash_evals.claims import LEGEND
-from flash_evals.report import Result
+from flash_evals.commands.report import Result
+from flash_evals.results.claims import LEGEND
 from report_page import HOSTILE, answer, head, hostile, mapped, parse, rows
 
 
@@ -66,7 +66,7 @@ def test_perplexity_of_one_arm(report, results, arm):
 @pytest.mark.parametrize(
     ("arm", "differs_in", "same", "faster"),
     [
-        ("off", ["batch size 1, here 4"], "Yes", "Not measured"),
+        ("off", ["batch size 1, this run has 4"], "Yes", "Not measured"),
         ("off", [], "Yes", "Yes"),
         ("on", [], "Not measured", "Not measured"),
     ],
@@ -84,8 +84,9 @@ def test_perplexity_compared_with_another_run(report, results, arm, differs_in, 
     assert (answer(page, "Same predictions?")[0], answer(page, "Faster?")[0]) == (same, faster)
     assert ("prefill" in answer(page, "Faster?")[1]) is (faster == "Yes")
     assert head(page) == ["", f"patch {arm}, kept.jsonl", "patch on", "difference"]
-    differs = "batch size 1, here 4" if differs_in else "nothing: the same model, machine, versions and batch size"
-    assert f"kept.jsonl differs in {differs}" in page.all("article")[0].text
+    same = " and this run have the same model, machine, versions and batch size"
+    differs = " differs from this run: batch size 1, this run has 4" if differs_in else same
+    assert f"kept.jsonl{differs}" in page.all("article")[0].text
 
 
 GONE = object()
@@ -95,7 +96,7 @@ CHANGES = [
     ("perplexity", ("tokens",), 10**400, "Expected `int` <= 9007199254740992 - at `$.tokens`"),
     ("perplexity", ("tokens",), 1.5, "Expected `int`, got `float` - at `$.tokens`"),
     ("perplexity", ("command",), "train", "Invalid value 'train' - at `$.command`"),
-    ("perplexity", ("paired",), None, "expected `paired` of two arms"),
+    ("perplexity", ("paired",), None, "expected `paired` if the file has two arms"),
     ("speed", ("results", 1, "kind"), "training", "Invalid enum value 'training' - at `$.results[1].kind`"),
     ("speed", ("results",), [], "Expected `array` of length >= 1 - at `$.results`"),
     ("finetune", ("results", 0, "off", "seconds"), -1.5, "Expected `float` >= 0.0 - at `$.results[0].off.seconds`"),
@@ -128,10 +129,12 @@ def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
     armless = {key: value for key, value in results["perplexity"].items() if key not in ("off", "on")}
     broken.append((json.dumps(armless).encode(), "expected the arms off and on, or one of them, not none"))
     unmeasured = [{**entry, "forward": {}, "backward": {}} for entry in results["kernels"]]
-    broken.append((json.dumps(unmeasured).encode(), "no pass of its entries was measured"))
-    broken.append((json.dumps(2 * results["kernels"]).encode(), "two entries of flash for one problem"))
+    broken.append((json.dumps(unmeasured).encode(), "no entry of this file has a measured pass"))
+    broken.append((json.dumps(2 * results["kernels"]).encode(), "the file has two entries of flash for one problem"))
     windows = [{**entry, "config": {**entry["config"], "window": 9}} for entry in results["kernels"]]
-    broken.append((json.dumps([*results["kernels"], *windows]).encode(), "its entries are of several runs"))
+    broken.append(
+        (json.dumps([*results["kernels"], *windows]).encode(), "the entries of this file are of several runs")
+    )
     broken += CONTENTS
     files = [tmp_path / f"{number}.json" for number in range(len(broken))]
     for file, (content, _) in zip(files, broken, strict=True):
@@ -158,7 +161,7 @@ def test_nothing_usable_makes_no_page(invoke, tmp_path):
     assert (done.exit_code, done.stdout) == (2, "")
     named, line = done.stderr.splitlines()
     assert named.startswith(f"Left out: {broken}: ")
-    assert line == "Error: none of the files is a result of flash-eval, so there is no page to make"
+    assert line == "Error: none of the files is a result of flash-eval, so no page was made"
     assert not out.exists()
     assert invoke("report").exit_code == 2
 
@@ -241,8 +244,8 @@ def test_the_page_goes_where_it_is_told(invoke, refused, results, tmp_path, monk
     assert page.startswith("<!DOCTYPE html>\n<html")
 
     line = refused("report", file, "--html", tmp_path / "." / "run.json")
-    assert line == f"Error: --html {file} is one of the result files, and would be lost"
+    assert line == f"Error: --html {file} would overwrite one of the result files"
     assert json.loads(file.read_text()) == results["speed"]
     line = refused("report", "run.json", "-o", "/no/such/folder/page.html")
-    assert line == "Error: -o /no/such/folder/page.html: /no/such/folder cannot be written to"
+    assert line == "Error: -o /no/such/folder/page.html: /no/such/folder is missing or not writable"
     assert refused("report", file, "-o", "/dev/full") == "Error: cannot write /dev/full: No space left on device"

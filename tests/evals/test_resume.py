@@ -10,14 +10,15 @@ import sys
 import time
 
 import pytest
-from flash_evals import machine, paired
+from flash_evals.work import machine, paired
 from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)  # of `evaluate`
 
 # As in conftest.py, so that a run here may continue it.
 ANOTHER_BLAS = """
-from flash_evals import cli, machine
+from flash_evals import cli
+from flash_evals.work import machine
 machine.blas = lambda: "openblas"
 cli.main()
 """
@@ -44,7 +45,9 @@ def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monk
     assert resumed["trials"][:batches] == at_once["trials"][:batches]
     assert len(resumed["trials"]) == len(at_once["trials"])
     assert resumed["windows"]["resumed"] == 2 * batches
-    assert (f"{2 * batches} windows are from an earlier run.\n" in resumed["page"]) is (batches > 0)
+    assert (f"{2 * batches} windows are from an earlier run that this one resumed.\n" in resumed["page"]) is (
+        batches > 0
+    )
 
     # The file is now that of a whole run, and shows its results again without measuring anything.
     monkeypatch.setattr(paired, "run", None)
@@ -77,18 +80,18 @@ def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path,
     before, model = path.read_bytes(), make_model(rope_theta=100.0)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert f"--resume {path}: another run is writing it" in refused(*perplexity, "--resume", path)
+        assert f"--resume {path}: another run is writing this file" in refused(*perplexity, "--resume", path)
 
     def says(said, *arguments):
         assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path, *arguments)
 
-    says("is of something else: stride 24, here 12", "--stride", 12)
-    says("is of something else: arm both, here on", "--arm", "on")
-    says("is of something else: precision input, here float32", "--precision", "float32")
-    says("holds 4 windows, --max-windows is 2", "--max-windows", 2)
-    says("is of something else: weights ", "--model", model)
+    says("is of a different run: stride 24, this run has 12", "--stride", 12)
+    says("is of a different run: arm both, this run has on", "--arm", "on")
+    says("is of a different run: precision input, this run has float32", "--precision", "float32")
+    says("holds 4 windows, more than --max-windows 2", "--max-windows", 2)
+    says("is of a different run: weights ", "--model", model)
     monkeypatch.setattr(machine, "describe", lambda: replace(described, versions={**described.versions, "mlx": "9.9"}))
-    says(f"is of something else: mlx {described.versions['mlx']}, here 9.9")
+    says(f"is of a different run: mlx {described.versions['mlx']}, this run has 9.9")
     assert path.read_bytes() == before
 
 
@@ -102,19 +105,24 @@ def test_a_batch_is_on_the_disk_before_the_next_begins(evaluate, path, monkeypat
 
 # In which line, in the place of what: what, and what is said of it.
 BREAK = [
-    (0, "version 3", "version 2", "is not a file of scores of flash-eval perplexity, version 3: write it anew"),
-    (0, '"weights"', '"waits"', "is broken behind 0 batches: "),
-    (1, "\n", "\n\n", "is broken behind 1 batches: "),
-    (2, '"flash"', '"flash', "is broken behind 1 batches: "),
-    (2, '"off":{', '"of":{', "is broken behind 1 batches: a trial has no arm off"),
-    (2, '"windows":2', '"windows":1', "is broken behind 1 batches: "),
-    (2, '"scores":"', '"scores":"AAAA', "is broken behind 1 batches: "),
+    (
+        0,
+        "version 3",
+        "version 2",
+        "is not a score file of flash-eval perplexity, version 3: write a new one with --save-logprobs",
+    ),
+    (0, '"weights"', '"waits"', "is broken after 0 batches: "),
+    (1, "\n", "\n\n", "is broken after 1 batches: "),
+    (2, '"flash"', '"flash', "is broken after 1 batches: "),
+    (2, '"off":{', '"of":{', "is broken after 1 batches: a trial has no arm off"),
+    (2, '"windows":2', '"windows":1', "is broken after 1 batches: "),
+    (2, '"scores":"', '"scores":"AAAA', "is broken after 1 batches: "),
 ]
 
 
 def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, path):
     evaluate("--save-logprobs", path)
-    whole, texts = lines(path), {"no line": "is not a file of scores"}
+    whole, texts = lines(path), {"no line": "is not a score file"}
     for number, old, new, said in BREAK:
         assert old in whole[number]
         broken = whole[number].replace(old, new)
@@ -142,7 +150,7 @@ def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplex
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert (done.exit_code, done.stderr) == (2, f"Error: cannot write {path}: {os.strerror(errno.EFBIG)}\n")
     shown = f"{2 * (fitting + 1)} of {whole['windows']['planned']} windows"
-    assert done.stdout.endswith(f"Interrupted; the figures are of the {shown} that were finished.\n")
+    assert done.stdout.endswith(f"The run was interrupted: the figures are of the {shown} that were finished.\n")
     resumed = evaluate("--resume", path, "--batch-size", 1)
     assert resumed["windows"]["resumed"] == 2 * fitting
     assert [trial["windows"] for trial in resumed["trials"]][: fitting + 1] == [2] * fitting + [1]

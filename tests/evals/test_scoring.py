@@ -7,11 +7,10 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
-from flash_evals import scoring
-from flash_evals.measure import Measurement
-from flash_evals.paired import _scores
-from flash_evals.perplexity_result import Column
-from flash_evals.scoring import windows
+from flash_evals.results.arms import Measurement
+from flash_evals.work import scoring, summary
+from flash_evals.work.paired import _scores
+from flash_evals.work.scoring import windows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +55,7 @@ def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
 )
 def test_what_is_not_finite_and_what_is_long(nll, words, expected):
     """The figures of a plain text are those of test_independent.py."""
-    column = Column.of(np.array(nll, np.float32), [Measurement(1.0, 1.0, 1.0)], words, 2)
+    column = summary.column(np.array(nll, np.float32), [Measurement(1.0, 1.0, 1.0)], words, 2)
     for figure, value in expected.items():
         assert getattr(column, figure) == pytest.approx(value, rel=1e-12, nan_ok=True)
 

@@ -1,7 +1,7 @@
 """WikiText: from its tokenised form to what people write, and which part of the one stands for which of the other."""
 
 import pytest
-from flash_evals import wikitext
+from flash_evals.work import wikitext
 from hypothesis import given
 from hypothesis import strategies as st
 

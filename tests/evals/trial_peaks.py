@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
-from flash_evals import measure
+from flash_evals.work import measure
 
 MB = 1_000_000
 

@@ -29,7 +29,9 @@ def test_as_many_as_there_may_be():
     [("cuda", "cuda_prefill", 2**30, 2), ("cuda", "cuda_decode", MANY, MANY)],
 )
 def test_more_threadgroups(device, kernel, batch, heads):
-    with pytest.raises(flashattn_core.NoKernelError, match=f"{batch * heads} threadgroups side by side, GPUs count up"):
+    with pytest.raises(
+        flashattn_core.NoKernelError, match=f"{batch * heads} threadgroups side by side, but GPUs count only up"
+    ):
         grid(device, batch, heads, heads, 1, kernel)
 
 

@@ -46,7 +46,7 @@ def set_up(folder: Path) -> None:
     """A clone with an environment of its own, and a build that compiles what a mutation changes and no more, for the
     instruction set that is taken here."""
     must(ROOT, "git", "clone", "-q", str(ROOT), str(folder))
-    must(folder, "uv", "sync", "-q")
+    must(folder, "uv", "sync", "-q", "--all-groups")
     version = must(folder, PYTHON, "-c", "import flashattn_core; print(flashattn_core.__version__)")
     taken = must(folder, PYTHON, "-c", "import flashattn_core; print(flashattn_core.backends()['cpu'].split(',')[0])")
     options = [

@@ -26,9 +26,10 @@ import flashattn_core
 import mlx.core as mx
 import mlx.nn as nn
 import mlxlm_flash_patch as flash
-from flash_evals import machine, output
-from flash_evals.measure import ARMS
-from flash_evals.page.description import columns
+from flash_evals.commands.runner import progress
+from flash_evals.pages.description import columns
+from flash_evals.results.arms import ARMS
+from flash_evals.work import machine
 from mlx_lm.generate import generation_stream
 from soak_checks import GROWTH, Own, check_is_off, growth, occupied
 from soak_switching import WAYS, ControlC, another_thread_switches, arrival, bad_call
@@ -186,11 +187,11 @@ def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, boo
     try:
         try:
             print(f"seed {soak.seed}", file=sys.stderr, flush=True)
-            with output.progress() as progress:
-                bar = progress.add_task("soak", total=rounds or round(minutes * 60))
+            with progress() as shown:
+                bar = shown.add_task("soak", total=rounds or round(minutes * 60))
                 while soak.seen.rounds < rounds if rounds else time.monotonic() - begin < minutes * 60:
                     soak.round()
-                    progress.update(bar, completed=soak.seen.rounds if rounds else round(time.monotonic() - begin))
+                    shown.update(bar, completed=soak.seen.rounds if rounds else round(time.monotonic() - begin))
         except KeyboardInterrupt:
             interrupted = True
         soak.check_growth()

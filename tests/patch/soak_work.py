@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from flash_evals import data, models, plan, scoring, training
+from flash_evals.work import data, models, plan, scoring, training
 from mlx.optimizers import SGD
 from mlx_lm.generate import batch_generate, generate, stream_generate
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache

@@ -154,7 +154,7 @@ def test_once(monkeypatch, library):
     assert {**os.environ, **environment} == environment
 
     monkeypatch.setenv(blas.STARTED_AGAIN, environment[blas.STARTED_AGAIN])
-    assert refused(file).startswith(f"--blas {file} is preloaded, and MLX still calls ")
+    assert refused(file).startswith(f"--blas {file} is preloaded, but MLX still calls ")
     assert len(starts) == 1
     assert blas.STARTED_AGAIN not in os.environ
     monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # its parent's
@@ -178,7 +178,7 @@ def test_a_reference_blas_is_refused(command, light, script):
     done = command("mlxlm-flash", "run", "--blas", blas._called(), script, env=light)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
-    assert line == f"Error: --blas {blas._called()} is the reference BLAS itself"
+    assert line == f"Error: --blas {blas._called()} is the slow reference BLAS itself"
 
 
 @LINUX
@@ -194,7 +194,7 @@ def test_no_library(tmp_path):
 def test_a_library_that_mlx_cannot_call(library):
     plain, long = library(cblas="scipy_cblas_sgemm"), library(config="OpenBLAS 0.3 USE64BITINT")
     assert refused(plain) == f"--blas {plain} has no cblas_sgemm, which MLX calls"
-    assert refused(long) == f"--blas {long} takes integers of 64 bits, and MLX passes 32"
+    assert refused(long) == f"--blas {long} takes integers of 64 bits, but MLX passes 32 bits"
     spaced = library("a folder/libopenblas.so.0")
     assert refused(spaced) == f"--blas {spaced}: LD_PRELOAD takes no path with a space or a colon"
 
@@ -208,7 +208,8 @@ def test_auto_takes_the_first_with_threads(monkeypatch, library):
     monkeypatch.setattr(blas, "_known", lambda: iter(others))
     assert blas.openblas() is None
     assert (
-        refused("auto") == "--blas auto: there is no OpenBLAS with threads here: apt-get install libopenblas0-pthread"
+        refused("auto")
+        == "--blas auto finds no OpenBLAS with threads on this machine: apt-get install libopenblas0-pthread"
     )
 
 

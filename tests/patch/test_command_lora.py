@@ -7,7 +7,7 @@ import shutil
 
 import mlx.core as mx
 import pytest
-from flash_evals.models import DEMO_MODEL
+from flash_evals.work.models import DEMO_MODEL
 from model_configs import random_model
 
 STEPS = 6

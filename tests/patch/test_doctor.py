@@ -31,6 +31,7 @@ def quiet(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(blas, "blas", lambda: "openblas")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 
 def examined(*arguments):
@@ -84,8 +85,8 @@ MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux the extra bri
 @pytest.mark.parametrize(
     ("package", "says"),
     [
-        ("mlx", f"mlx 0.1, made for {OLDEST} to {NEWEST} · cure: pip install '{MLX}=={NEWEST}'"),
-        ("mlx-lm", "mlx-lm 0.1, made for 0.31.3 and later · cure: pip install 'mlx-lm>=0.31.3'"),
+        ("mlx", f"found mlx 0.1, expected {OLDEST} to {NEWEST} · cure: pip install '{MLX}=={NEWEST}'"),
+        ("mlx-lm", "found mlx-lm 0.1, expected 0.31.3 or later · cure: pip install 'mlx-lm>=0.31.3'"),
     ],
 )
 def test_another_version(monkeypatch, package, says):
@@ -114,13 +115,17 @@ def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, libmlx, extra):
     monkeypatch.setattr(doctor, "distributions", lambda: [SimpleNamespace(name="mlx"), SimpleNamespace(name=libmlx)])
     monkeypatch.setattr(doctor, "version", lambda name: "0.1" if name == "mlx" else importlib.metadata.version(name))
     cure = f"pip install 'mlx[{extra}]=={NEWEST}'"
-    found(f"✗ versions: mlx 0.1, made for {OLDEST} to {NEWEST} · cure: {cure}", broken=True)
+    found(f"✗ versions: found mlx 0.1, expected {OLDEST} to {NEWEST} · cure: {cure}", broken=True)
 
 
 @pytest.mark.parametrize(
     ("package", "says", "broken"),
     [
-        ("mlx-lm", "! versions: mlx-lm is not installed: MLX's own function alone is exchanged · cure: pip", False),
+        (
+            "mlx-lm",
+            "! versions: mlx-lm is not installed: the patch replaces only MLX's own function · cure: pip",
+            False,
+        ),
         ("flashattn-core", "✗ versions: flashattn-core is not installed · cure: pip install flashattn-core", True),
     ],
 )
@@ -152,7 +157,10 @@ def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
 @pytest.mark.parametrize("value", ["", "on"])
 def test_a_variable_that_means_nothing(monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
-    found(f"✗ MLXLM_FLASH: {value!r} is not a valid value · cure: unset it, or one of 0, 1, strict", broken=True)
+    found(
+        f"✗ MLXLM_FLASH: {value!r} is not a valid value · cure: unset MLXLM_FLASH, or set one of 0, 1, strict",
+        broken=True,
+    )
 
 
 @LINUX
@@ -166,7 +174,7 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
     lines, code = examined_with(env)
     assert code == 1
     built_for = importlib.metadata.version("mlx")
-    why = f"flashattn_core was built for mlx {built_for} and found mlx 0.99.1."
+    why = f"flashattn_core was built for mlx {built_for}, but found mlx 0.99.1."
     [line] = [line for line in lines if line.startswith("✗ ")]
     assert line.startswith(f"✗ extension: {why}")
     install = re.escape(f"pip install '{MLX}=={built_for}'")
@@ -191,11 +199,10 @@ def test_mlx_s_build_for_cuda_that_does_not_load(command, light, tmp_path):
     why = (
         "flashattn_core needs mlx, which does not load: cudaInit failed. MLX's build for CUDA needs a GPU and NVIDIA's"
     )
-    for program in ("mlxlm-flash", "flash-eval"):
-        done = command(program, "doctor", env=env)
-        assert (done.returncode, done.stderr) == (1, "")
-        assert why in done.stdout
-        assert "cure: pip install 'flashattn-core[cpu]'" in done.stdout
+    done = command("mlxlm-flash", "doctor", env=env)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert why in done.stdout
+    assert "cure: pip install 'flashattn-core[cpu]'" in done.stdout
     for program, *words in (
         ["mlxlm-flash", "status"],
         ["mlxlm-flash", "run", "mlx_lm.generate"],
@@ -217,7 +224,10 @@ def test_no_extension(monkeypatch):
 @pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
 def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
     monkeypatch.setitem(doctor._interpreter_dict(), spelling, None)
-    lines = found("✗ extension: two versions of nanobind's ABI: v21, v22 · cure: pip install --force-", broken=True)
+    lines = found(
+        "✗ extension: flashattn_core and mlx use different nanobind ABIs: v21, v22 · cure: pip install --force-",
+        broken=True,
+    )
     assert not any("self-test" in line for line in lines)  # it might crash
 
 
@@ -234,24 +244,34 @@ def test_a_forced_instruction_set_and_number_of_threads(examined_with):
     free = flashattn_core.backends()["cpu"]
     lines, code = examined_with({"FLASHATTN_CPU_ISA": "baseline", "FLASHATTN_NUM_THREADS": "3"})
     assert code == 0, lines
-    expected = f"! cpu: FLASHATTN_CPU_ISA=baseline, FLASHATTN_NUM_THREADS=3; without, {free}"
+    expected = (
+        f"! cpu: FLASHATTN_CPU_ISA=baseline, FLASHATTN_NUM_THREADS=3 is set; by default the CPU backend would be {free}"
+    )
     assert f"{expected} · cure: unset FLASHATTN_CPU_ISA FLASHATTN_NUM_THREADS" in lines
     assert any("3 threads" in line for line in lines)
     lines, _ = examined_with({"FLASHATTN_NUM_THREADS": free.split(", ")[1].split()[0]})  # the machine's own
     assert not any("! cpu" in line for line in lines)
 
 
+def test_a_process_that_may_not_use_all_cores(monkeypatch):
+    threads = int(flashattn_core.backends()["cpu"].split()[-2])
+    monkeypatch.setattr("os.cpu_count", lambda: threads + 1)
+    found(f"! threads: flash attention uses {threads} of {threads + 1} cores", broken=False)
+    monkeypatch.setenv("FLASHATTN_NUM_THREADS", str(threads))
+    assert not any("threads:" in line for line in examined()[0])
+
+
 @pytest.mark.parametrize(
     ("library", "cure"),
     [
-        (None, "apt-get install libopenblas0-pthread, then --blas auto of `mlxlm-flash run` and flash-eval"),
-        ("libx.so", "--blas auto of `mlxlm-flash run` and flash-eval, or LD_PRELOAD=libx.so"),
+        (None, "apt-get install libopenblas0-pthread, then give `mlxlm-flash run` or flash-eval --blas auto"),
+        ("libx.so", "give `mlxlm-flash run` or flash-eval --blas auto, or set LD_PRELOAD=libx.so"),
     ],
 )
 def test_the_reference_blas(monkeypatch, library, cure):
     monkeypatch.setattr(blas, "blas", lambda: "reference")
     monkeypatch.setattr(blas, "openblas", lambda: library)
-    [line] = [line for line in found("! BLAS: the reference one, slow", broken=False) if "BLAS" in line]
+    [line] = [line for line in found("! BLAS: MLX uses the slow reference BLAS", broken=False) if "BLAS" in line]
     assert f" · cure: {cure}" in line
 
 
@@ -263,7 +283,7 @@ def test_where_mlx_brings_another_blas(monkeypatch):
 def test_wrong_numbers(monkeypatch):
     right = flashattn_core.flash_attention
     monkeypatch.setattr(flashattn_core, "flash_attention", lambda *args, **kwargs: right(*args, **kwargs) + 0.01)
-    found("✗ self-test: off by 1.0e-02 from the reference · cure: please report", broken=True)
+    found("✗ self-test: flash attention is off by 1.0e-02 from the reference · cure: please report", broken=True)
 
 
 def test_attention_that_does_not_run(monkeypatch):
@@ -289,17 +309,17 @@ def test_another_library_in_the_same_place(monkeypatch):
         return None
 
     monkeypatch.setattr(base, "create_causal_mask", theirs)
-    lines = found("! mlx-lm: mlx_lm.models.base.create_causal_mask is another library's, ", broken=False)
-    assert any("theirs · cure: switch that library off" in line for line in lines)
+    lines = found("! mlx-lm: another library has replaced mlx_lm.models.base.create_causal_mask with ", broken=False)
+    assert any("theirs off if only flash attention should replace " in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("model_type", "line", "broken"),
     [
-        ("qwen2", "✓ model: all 2 calls of attention in a prompt are flash attention", False),
-        ("gemma2", "✓ model: all 2 calls of attention in a prompt are flash attention", False),
-        ("gemma3_text", "✓ model: all 2 calls of attention in a prompt are flash attention", False),
-        ("none", "✗ model: mlx-lm makes no model of ", True),
+        ("qwen2", "✓ model: all 2 attention calls of a prompt use flash attention", False),
+        ("gemma2", "✓ model: all 2 attention calls of a prompt use flash attention", False),
+        ("gemma3_text", "✓ model: all 2 attention calls of a prompt use flash attention", False),
+        ("none", "✗ model: mlx-lm cannot make a model of ", True),
         ("", "✗ model: ", True),
     ],
 )
@@ -314,10 +334,10 @@ def test_a_model(tmp_path, model_type, line, broken):
 def test_a_model_without_flash_attention(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({**config("llama"), "head_dim": 600}))
     model = ("--model", str(tmp_path))
-    says = "! model: 0 calls of attention in a prompt are flash attention; not these: head_dim over 512 2"
+    says = "! model: 0 attention calls of a prompt use flash attention; others do not: head_dim over 512 2"
     found(says, *model, broken=False)
     monkeypatch.setattr(tune, "attention_of", lambda name: ([], {}))
-    found("! model: no call of attention in a prompt reaches flash attention", *model, broken=False)
+    found("! model: no attention call of a prompt uses flash attention", *model, broken=False)
 
 
 def test_a_model_that_brings_its_own_code(tmp_path):
@@ -330,7 +350,7 @@ def test_a_model_that_brings_its_own_code(tmp_path):
 @pytest.mark.parametrize("name", ["no/such_model", "no such model", "/"])
 def test_a_model_that_is_not_here(name):
     lines = found("✗ model: ", "--model", name, broken=True)
-    assert f" · cure: --model a folder that mlx-lm loads, or `hf download {name}` first" in lines[-3]
+    assert f" · cure: give --model a folder that mlx-lm can load, or run `hf download {name}` first" in lines[-3]
 
 
 def test_a_folder_that_holds_no_model(tmp_path):
@@ -345,11 +365,11 @@ def test_a_hub_id_of_which_the_cache_knows(monkeypatch, tmp_path):
     (repository / "refs" / "main").write_text("c0ffee")
     (repository / "snapshots" / "c0ffee").mkdir(parents=True)
     (repository / "snapshots" / "c0ffee" / "config.json").write_text(json.dumps(config("qwen2")))
-    found("✓ model: all 2 calls", "--model", "someone/model", broken=False)
+    found("✓ model: all 2 attention calls", "--model", "someone/model", broken=False)
 
 
 def test_the_kernels_of_the_cpu_are_not_checked():
-    found("✓ kernels: those of the CPU", "--kernels", broken=False)
+    found("✓ kernels: nothing to compare", "--kernels", broken=False)
 
 
 def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
@@ -357,8 +377,8 @@ def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
     monkeypatch.setattr(flashattn_core._ext, "backend_of", lambda device: "cuda")
     wrong = "cuda_prefill fails its check on a GPU: 77 queries: out is wrong"
     monkeypatch.setattr(survey, "of_backend", lambda backend: [("cuda_decode", 3, ""), ("cuda_prefill", 2, wrong)])
-    lines = found(f"✗ kernels: {wrong} · cure: leave FLASHATTN_CHECK unset", "--kernels", broken=True)
-    assert "✓ kernels: cuda_decode is right in 3 kinds of calls, 0.0 s" in lines
+    lines = found(f"✗ kernels: {wrong} · cure: report this, and leave FLASHATTN_CHECK unset", "--kernels", broken=True)
+    assert "✓ kernels: cuda_decode is right in 3 kinds of calls, took 0.0 s" in lines
     assert os.environ["FLASHATTN_CHECK"] == "always"
 
 
@@ -391,11 +411,11 @@ def test_timing_that_fails(gpu, monkeypatch):
         yield
 
     monkeypatch.setattr(tune, "lines", lines)
-    assert list(map(str, doctor.times())) == ["✗ tune: the GPU is gone · cure: please send this"]
+    assert list(map(str, doctor.times())) == ["✗ tune: the GPU is gone · cure: please report this finding"]
 
 
 def test_on_a_cpu_nothing_is_timed():
-    found("✓ tune: on a CPU there is nothing to choose", "--tune", broken=False)
+    found("✓ tune: on a CPU there is nothing to time", "--tune", broken=False)
 
 
 def test_checks_before(monkeypatch, tmp_path):
@@ -403,8 +423,9 @@ def test_checks_before(monkeypatch, tmp_path):
     for number in range(3):
         _ext.keep("checked", f"a GPU, mlx 1\npipeline {number}\n", "passed")
     file = _ext.keep("failed", "cuda_decode is wrong", "")
-    lines = found("✓ checked: kernels are right for 3 kinds of calls on a GPU, mlx 1", broken=False)
-    assert f"! checked: not used: cuda_decode is wrong · cure: send {file}; delete it when it is out of date" in lines
+    lines = found("✓ checked: kernels passed their check for 3 kinds of calls on a GPU, mlx 1", broken=False)
+    cure = f"send us {file}; delete that file once it is out of date"
+    assert f"! checked: this kernel is not used: cuda_decode is wrong · cure: {cure}" in lines
 
 
 def test_all_of_it_in_a_file(monkeypatch, tmp_path):

@@ -128,7 +128,7 @@ def test_the_gradient_of_one_argument_alone(name):
     assert_close([on], [off])
 
 
-@pytest.mark.parametrize(("most", "where"), [(8, "here for a head_dim over 8"), (0, "here")])
+@pytest.mark.parametrize(("most", "where"), [(8, "on this device for a head_dim over 8"), (0, "on this device")])
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_where_the_gradient_has_no_kernel(traced_by, most, where, kernels_take):
     """As on Metal for wide heads, and with CUDA for all: there is a kernel for the call alone."""

@@ -18,10 +18,9 @@ TURNS = pytest.mark.rotate(3)
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (["flash-eval", "doctor"], "flashattn-core"),
+        (["mlxlm-flash", "doctor"], "flashattn-core"),
         pytest.param(["python", "-c", CALL], "ran\n", marks=TURNS),
         pytest.param(["mlxlm-flash", "status"], "flashattn-core", marks=TURNS),
-        pytest.param(["mlxlm-flash", "doctor"], "flashattn-core", marks=TURNS),
         pytest.param(
             ["flash-eval", "kernels", "--shape", "2/1x8", "--seq-len", "16", "--impl", "flash"], "flash", marks=TURNS
         ),

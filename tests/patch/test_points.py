@@ -80,8 +80,8 @@ def test_an_edited_gemma2_is_left_alone(reads, tokens):
         flash.enable()
     [line] = [str(each.message) for each in warned]
     assert line == (
-        "mlx_lm.models.gemma2.Attention.__call__ was not replaced: its source differs from the tested releases. "
-        "It runs as without the patch; everything else is patched."
+        "mlx_lm.models.gemma2.Attention.__call__ was not replaced: its source is not that of a tested release. "
+        "It still runs unpatched; all other functions are replaced."
     )
     assert gemma2.Attention.__call__ is own
     assert set(flash.status().patched) == {point.name for point in POINTS} - {"mlx_lm.models.gemma2.Attention.__call__"}

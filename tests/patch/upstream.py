@@ -24,7 +24,7 @@ from time import perf_counter
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from flash_evals.models import DEMO_MODEL
+from flash_evals.work.models import DEMO_MODEL
 from mlxlm_flash_patch import described_masks
 
 ARMS = ("off", "on", "strict", "arrays")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from flash_evals.page.colors import LIGHT
-from flash_evals.page.drawing import STYLE, svg_of
+from flash_evals.pages.colors import LIGHT
+from flash_evals.pages.drawing import STYLE, svg_of
 
 WIDTH, HEIGHT = 530 / 72, 96 / 72  # inches, of a pair: readable at a phone's width
 BAR, LETTERS = 0.62, 13

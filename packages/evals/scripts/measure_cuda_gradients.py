@@ -13,8 +13,8 @@ from timeit import timeit
 
 import mlx.core as mx
 import numpy as np
-from flash_evals import machine
-from flash_evals.measure import peak_memory
+from flash_evals.work import machine
+from flash_evals.work.measure import peak_memory
 from measure_cuda_table import Attention, Call, call, in_turns, mlx_own, ours
 
 TRIALS = 11

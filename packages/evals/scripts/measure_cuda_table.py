@@ -22,9 +22,9 @@ from typing import Any
 import flashattn_core
 import mlx.core as mx
 import numpy as np
-from flash_evals import contest, machine
-from flash_evals.measure import peak_memory
-from flash_evals.workload import GROUP_SIZE, ITEM_SIZE, Heads, Workload
+from flash_evals.results.workload import GROUP_SIZE, ITEM_SIZE, Heads, Workload
+from flash_evals.work import contest, machine
+from flash_evals.work.measure import peak_memory
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 from flashattn_core.reference import reference_attention
 from mlx_lm.models.base import quantized_scaled_dot_product_attention

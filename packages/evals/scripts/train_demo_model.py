@@ -28,7 +28,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from flash_evals.pydoc_text import documents
+from flash_evals.work.pydoc_text import documents
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.qwen2 import Model, ModelArgs
 from transformers import Qwen2Tokenizer
@@ -65,7 +65,7 @@ attention implementations on a trained model's attention patterns. It is of no o
   {kv_heads} key/value heads of {head_dim}, RoPE, RMSNorm, QKV bias, tied embeddings.
 - **Tokenizer**: Qwen2's byte-level BPE, {vocab} tokens, among them one special token, `{eos}`. No BOS.
 - **Text**: `pydoc_data.topics` of CPython {python}: {train_topics} topics ({train_tokens:,} tokens) to train,
-  {heldout_topics} held out, which share no passage with the others (`flash_evals/pydoc_text.py`).
+  {heldout_topics} held out, which share no passage with the others (`flash_evals/work/pydoc_text.py`).
 - **Made by** `packages/evals/scripts/train_demo_model.py --seed {seed} --steps {steps}` with
   MLX {mlx} on the CPU; the script's first lines have the whole command.
 - **Tokens seen**: {tokens_seen:,}, in windows of 256 and 512. The weights are those of step {best_step}, the best
@@ -228,7 +228,7 @@ def save(out: Path, weights: dict[str, mx.array], tokenizer: Qwen2Tokenizer) -> 
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path(__file__).parents[1] / "src/flash_evals/demo_model",
+    default=Path(__file__).parents[1] / "src/flash_evals/work/demo_model",
     show_default="the package",
     help="Folder to write the model to.",
 )

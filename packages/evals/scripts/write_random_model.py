@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 import mlx.core as mx
-from flash_evals.models import DEMO_MODEL
+from flash_evals.work.models import DEMO_MODEL
 from mlx.utils import tree_flatten
 
 # What each config.json on the hub says of the shape.

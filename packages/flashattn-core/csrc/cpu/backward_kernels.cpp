@@ -317,7 +317,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
       int first = run.begin - keys.begin, count = run.end - run.begin;
       multiply_queries(tile, rows, args, first, count);
       if (caps(p)) {
-        cap_slopes(rows.scores, p.softcap, tile.cap_slope, int64_t{count} * rows.columns);
+        cap_slopes(rows.scores, p, tile.cap_slope, int64_t{count} * rows.columns);
       }
       if (!sees_all(forward, band.block, seen, run) || changes_scores(forward)) {
         finish_scores(rows, forward, band.block, seen, run);

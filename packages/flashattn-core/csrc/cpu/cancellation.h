@@ -57,7 +57,7 @@ void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {
     leave_nan();
   } catch (const std::bad_alloc&) {
     leave_nan();
-    throw std::runtime_error("[flash_attention] no memory for what the kernel works with");
+    throw std::runtime_error("[flash_attention] no memory for the kernel's working arrays");
   } catch (...) {
     leave_nan();
     throw;

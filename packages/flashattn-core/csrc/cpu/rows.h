@@ -93,9 +93,9 @@ FLASHATTN_INLINE bool caps(const AttentionParams& p) {
 }
 
 // The derivative of that, at the products that it is about to be applied to.
-FLASHATTN_INLINE void cap_slopes(const float* products, float softcap, float* slopes, int64_t count) {
+FLASHATTN_INLINE void cap_slopes(const float* products, const AttentionParams& p, float* slopes, int64_t count) {
   for (int64_t i = 0; i < count; i += kWidth) {
-    vfloat t = tanh(load(products + i) * (1 / softcap));
+    vfloat t = tanh(load(products + i) * (1 / p.softcap));
     store(slopes + i, 1.0f - t * t);
   }
 }

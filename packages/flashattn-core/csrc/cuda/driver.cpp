@@ -74,7 +74,7 @@ CUfunction built(const gpu::Launch& launch, int device) try {
   auto most = static_cast<uint32_t>(properties(device).shared_memory);
   if (launch.dynamic_shared > most) {
     throw std::runtime_error("[flash_attention] a block needs " + std::to_string(launch.dynamic_shared) +
-                             " bytes of shared memory, and the GPU has " + std::to_string(most));
+                             " bytes of shared memory, but the GPU has " + std::to_string(most));
   }
   if (launch.dynamic_shared > kWithoutAsking) {
     FLASHATTN_CALL(cuFuncSetAttribute, function, kMaxDynamicShared, static_cast<int>(launch.dynamic_shared));
@@ -83,8 +83,8 @@ CUfunction built(const gpu::Launch& launch, int device) try {
 } catch (const NoMemory&) {
   throw;
 } catch (const std::runtime_error& error) {
-  throw std::runtime_error(error.what() + ("\nThis was " + launch.function) + " for " + describe(device) +
-                           ". Try a newer driver, or kernel=\"cuda_rowwise\".");
+  throw std::runtime_error(error.what() + ("\nThis happened while building " + launch.function) + " for " +
+                           describe(device) + ". Try a newer driver, or kernel=\"cuda_rowwise\".");
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ void check_device(int device) try {
     throw NoKernelError(it_has + ", expected 8.0 or more: compute on mx.cpu, or on a newer GPU");
   }
   if (std::find(known.begin(), known.end(), capability) == known.end()) {
-    throw NoKernelError(it_has + ", which NVRTC " + nvrtc_version() + " does not know: install a newer one");
+    throw NoKernelError(it_has + ", which NVRTC " + nvrtc_version() + " does not know: install a newer NVRTC");
   }
   fit.insert(device);
 } catch (const std::runtime_error& error) {

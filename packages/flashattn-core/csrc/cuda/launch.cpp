@@ -15,7 +15,7 @@ namespace {
 
 using namespace gpu;
 
-Launch launch(const Call& call, bool packed, std::string function, std::vector<int> sizes,
+Launch launch(const Call& call, bool packed, std::string function, std::vector<Constant> sizes,
               std::vector<Argument> arguments, int64_t blocks, int warps, int dynamic_shared) {
   Launch result = gpu::launch(Backend::cuda, call, packed,
                               {.function = std::move(function),
@@ -26,7 +26,7 @@ Launch launch(const Call& call, bool packed, std::string function, std::vector<i
   result.dynamic_shared = size(dynamic_shared);
   return result;
 }
-Launch launch(const Call& call, std::string function, std::vector<int> sizes, std::vector<Argument> arguments,
+Launch launch(const Call& call, std::string function, std::vector<Constant> sizes, std::vector<Argument> arguments,
               int64_t blocks, int warps, int dynamic_shared = 0) {
   return launch(call, inputs_are_packed(call), std::move(function), std::move(sizes), std::move(arguments), blocks,
                 warps, dynamic_shared);
@@ -97,7 +97,13 @@ Launch prefill(Call call) {
   };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
   add_lists(call, shared, call.params.key_len, keys);
-  Launch result = launch(call, "prefill", {dim, value_dim, rows, warps, keys, parts_of_products(call)},
+  Launch result = launch(call, "prefill",
+                         {{"dim", dim},
+                          {"value_dim", value_dim},
+                          {"rows", rows},
+                          {"warps", warps},
+                          {"keys", keys},
+                          {"parts", parts_of_products(call)}},
                          whole_call(call), blocks_of(call, rows * warps), warps, shared);
   int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
   result.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, registers_allow);
@@ -146,9 +152,10 @@ void split_floats(const Call& call, Launches& launches, std::string function, bo
     launches.scratch.push_back({each.array, elements / 2});
     arguments.push_back({each.array, Role::output});
   }
-  launches.launches.push_back(launch(call, packed, std::move(function),
-                                     {round_up(call.params.head_dim, 8), round_up(call.params.value_dim, 8)},
-                                     std::move(arguments), divide_up(threads, kThreads), kThreads / kLanes, 0));
+  launches.launches.push_back(
+      launch(call, packed, std::move(function),
+             {{"dim", round_up(call.params.head_dim, 8)}, {"value_dim", round_up(call.params.value_dim, 8)}},
+             std::move(arguments), divide_up(threads, kThreads), kThreads / kLanes, 0));
   launches.launches.back().source = "float_parts";
 }
 
@@ -186,30 +193,52 @@ Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_b
   constexpr int kWarps = 8;
   std::vector<Argument> arguments = whole_call(call);
   arguments.insert(arguments.end(), {{Binding::split, Role::value}, {Binding::partials, Role::input}});
-  return launch(call, "prefill_merge", {value_dim, rows, kWarps}, std::move(arguments), shared_blocks * rows / kWarps,
-                kWarps);
+  return launch(call, "prefill_merge", {{"value_dim", value_dim}, {"rows", rows}, {"warps", kWarps}},
+                std::move(arguments), shared_blocks * rows / kWarps, kWarps);
+}
+
+// A block of Hopper's kernels: a producer, which is a warpgroup that loads tiles, and consumers, which compute.
+struct HopperBlock {
+  struct Registers {
+    int consumer, producer;  // of a thread
+  };
+  int consumers;  // warpgroups, of 64 rows each
+  int stages;     // tiles in shared memory
+  int blocks;     // that a multiprocessor runs at once
+  Registers registers;
+
+  int rows() const { return 64 * consumers; }
+  int warps() const { return 4 * (consumers + 1); }
+
+  std::vector<Constant> sizes(std::vector<Constant> further) const {
+    further.insert(further.end(), {{"consumers", consumers},
+                                   {"stages", stages},
+                                   {"blocks", blocks},
+                                   {"consumer_registers", registers.consumer},
+                                   {"producer_registers", registers.producer}});
+    return further;
+  }
+};
+
+HopperBlock prefill_block(const Call& call, int widest) {
+  bool in_parts = call.dtype == Dtype::float32;
+  if (in_parts) return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
+  if (widest <= 64) return {.consumers = 1, .stages = 2, .blocks = 3, .registers = {136, 24}};
+  if (widest > 128) return {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
+  if (call.tiling == 1) return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
+  int stages = call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3;
+  return {.consumers = 3, .stages = stages, .blocks = 1, .registers = {160, 32}};
 }
 
 Launches prefill_hopper(Call call) {
-  struct Shape {
-    int groups, stages, blocks, registers, few;
-  };
-  constexpr int kKeys = 64, kRowsOfGroup = 64, kWarpsOfGroup = 4;
+  constexpr int kKeys = 64;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
-  int widest = std::max(dim, value_dim);
   bool in_parts = call.dtype == Dtype::float32;
   int parts = in_parts ? kFloatParts : parts_of_products(call);  // of probabilities
-  const auto shape = [&]() -> Shape {
-    if (in_parts) return widest <= 64 ? Shape{2, 6, 1, 240, 24} : Shape{2, 4, 1, 240, 24};
-    if (widest <= 64) return {1, 2, 3, 136, 24};
-    if (widest > 128) return {2, 2, 1, 240, 24};
-    if (call.tiling == 1) return {2, 3, 1, 240, 24};
-    return {3, call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3, 1, 160, 32};
-  };
-  auto [groups, stages, blocks, registers, few] = shape();
-  int rows = kRowsOfGroup * groups, barriers = (4 * stages + 1) * 8;
+  HopperBlock block = prefill_block(call, std::max(dim, value_dim));
+  int rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
-               stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2)) + barriers;
+               block.stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2)) + barriers;
   add_lists(call, shared, call.params.key_len, kKeys);
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
@@ -227,7 +256,7 @@ Launches prefill_hopper(Call call) {
              boxes_of(Binding::query, p.query, rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size})};
   }
   int64_t count = blocks_of(call, rows);
-  if (!in_parts) result.split = share_last_blocks(call, count, int64_t{call.device.multiprocessors} * blocks);
+  if (!in_parts) result.split = share_last_blocks(call, count, int64_t{call.device.multiprocessors} * block.blocks);
   arguments.push_back({Binding::split, Role::value});
   int64_t shared_blocks = 0;
   if (int chunks = result.split.num_chunks; chunks > 1) {
@@ -236,10 +265,10 @@ Launches prefill_hopper(Call call) {
     result.scratch.push_back({Binding::partials, shared_blocks * chunks * rows * (value_dim + kPartialPadding)});
     arguments.push_back({Binding::partials, Role::output});
   }
-  Launch attention =
-      launch(call, "prefill_hopper", {dim, value_dim, groups, kKeys, stages, blocks, registers, few, parts},
-             std::move(arguments), count, (groups + 1) * kWarpsOfGroup, shared);
-  attention.blocks_at_once = blocks;
+  Launch attention = launch(call, "prefill_hopper",
+                            block.sizes({{"dim", dim}, {"value_dim", value_dim}, {"keys", kKeys}, {"parts", parts}}),
+                            std::move(arguments), count, block.warps(), shared);
+  attention.blocks_at_once = block.blocks;
   attention.boxes = std::move(boxes);
   result.launches.push_back(std::move(attention));
   if (shared_blocks != 0) result.launches.push_back(prefill_merge(call, value_dim, rows, shared_blocks));
@@ -270,10 +299,12 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
 // What decode() does not take: other quantised keys and values, and large heads. Each warp has a chunk of keys.
 Launches decode_split(const Call& call) {
   constexpr int kWarps = 4;
-  std::vector<int> sizes = whole_lanes(call);
-  int widest = std::max(sizes[0], sizes[1]), max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
+  std::vector<Constant> sizes = whole_lanes(call);
+  int widest = round_up(std::max(call.params.head_dim, call.params.value_dim), kLanes), max_rows = widest <= 128   ? 8
+                                                                                                   : widest <= 256 ? 4
+                                                                                                                   : 2;
   int rows = static_cast<int>(rows_of_group(call)), rows_each = std::min(rows, max_rows);
-  sizes.insert(sizes.end(), {rows_each, kWarps});
+  sizes.insert(sizes.end(), {{"rows", rows_each}, {"warps", kWarps}});
   Launches result = split_keys(call, 2048, 64, rows);
   int64_t warps = divide_up(rows, rows_each) * result.split.num_chunks;
   result.launches = {launch(call, "decode_split", std::move(sizes), split_call(call, result),
@@ -300,8 +331,10 @@ Launches decode(const Call& call) {
     int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
     Launches result = split_keys(call, chunks * num_groups(call), 128, rows);
     if (result.split.num_chunks == 1) result.scratch.clear();  // nothing is partial
-    result.launches = {launch(call, "decode", {dim, value_dim, rows, warps, keys, stages}, split_call(call, result),
-                              row_blocks * result.split.num_chunks * num_groups(call), warps, shared)};
+    result.launches = {launch(
+        call, "decode",
+        {{"dim", dim}, {"value_dim", value_dim}, {"rows", rows}, {"warps", warps}, {"keys", keys}, {"stages", stages}},
+        split_call(call, result), row_blocks * result.split.num_chunks * num_groups(call), warps, shared)};
     return result;
   }
   return decode_split(call);
@@ -314,7 +347,7 @@ Launch backward_delta(const Call& call) {
   std::vector<Argument> arguments = delta_arguments(call);
   arguments.insert(arguments.end(), {{Binding::row_stats, Role::input}, {Binding::saved_rows, Role::output}});
   int64_t heads = call.params.num_heads * call.params.batch_size;
-  return launch(call, "backward_delta", {kWarps}, std::move(arguments),
+  return launch(call, "backward_delta", {{"warps", kWarps}}, std::move(arguments),
                 round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
@@ -325,6 +358,11 @@ struct GradientCall {
   bool is_part;             // see kernels/gradient_block.h
   int block_heads, chunks;  // of a group's heads: how many a block of keys has, and how many such chunks there are
   Strides dout;
+
+  std::vector<Constant> sizes(Gradient of, std::vector<Constant> further) const {
+    further.insert(further.end(), {{"of", static_cast<int>(of)}, {"is_part", of != kDq && is_part}});
+    return further;
+  }
 };
 
 // Makes room for the lists of one pass of the gradient. A block of queries looks at keys; a block of keys looks at the
@@ -369,41 +407,41 @@ Launch backward(GradientCall gradient, Gradient of) {
   int shared = shared_by(warps);
   add_lists(gradient, of, shared, columns);
   return launch(call, gradient.packed, "backward",
-                {dim, value_dim, warps, columns, parts_of_products(call), of, of != kDq && gradient.is_part},
+                gradient.sizes(of, {{"dim", dim},
+                                    {"value_dim", value_dim},
+                                    {"warps", warps},
+                                    {"columns", columns},
+                                    {"parts", parts_of_products(call)}}),
                 gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared);
 }
 
-struct HopperShape {
-  int groups, stages, blocks, registers, few;
-
-  int rows() const { return 64 * groups; }
-};
-
-HopperShape hopper_shape(const Call& call, Gradient of) {
+HopperBlock backward_block(const Call& call, Gradient of) {
   int widest = std::max(call.params.head_dim, call.params.value_dim);
-  if (widest <= 64) return of == kDq ? HopperShape{1, 3, 3, 136, 24} : HopperShape{1, 3, 2, 216, 40};
-  if (widest <= 128) return {2, 3, 1, 240, 24};
-  return of == kDv ? HopperShape{2, 2, 1, 240, 24} : HopperShape{1, 2, 1, 240, 24};
+  if (widest <= 64 && of == kDq) return {.consumers = 1, .stages = 3, .blocks = 3, .registers = {136, 24}};
+  if (widest <= 64) return {.consumers = 1, .stages = 3, .blocks = 2, .registers = {216, 40}};
+  if (widest <= 128) return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
+  return {.consumers = of == kDv ? 2 : 1, .stages = 2, .blocks = 1, .registers = {240, 24}};
 }
 
 Launch backward_hopper(GradientCall gradient, Gradient of) {
-  constexpr int kColumns = 64, kWarpsOfGroup = 4;
+  constexpr int kColumns = 64;
   const Call& call = gradient.call;
   int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
-  HopperShape shape = hopper_shape(call, of);
+  HopperBlock block = backward_block(call, of);
   bool of_keys = of != kDq;
-  int rows = shape.rows(), barriers = (2 * shape.stages + 1 + shape.groups) * 8;
+  int rows = block.rows(), barriers = (2 * block.stages + 1 + block.consumers) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
               (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
   int shared =
-      tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + shape.stages * stage + barriers;
+      tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + block.stages * stage + barriers;
   add_lists(gradient, of, shared, kColumns);
-  Launch result = launch(call, "backward_hopper",
-                         {dim, value_dim, shape.groups, kColumns, shape.stages, shape.blocks, shape.registers,
-                          shape.few, parts_of_products(call), of, of != kDq && gradient.is_part},
-                         gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows),
-                         (shape.groups + 1) * kWarpsOfGroup, shared);
-  result.blocks_at_once = shape.blocks;
+  Launch result = launch(
+      call, "backward_hopper",
+      gradient.sizes(
+          of, block.sizes(
+                  {{"dim", dim}, {"value_dim", value_dim}, {"columns", kColumns}, {"parts", parts_of_products(call)}})),
+      gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows), block.warps(), shared);
+  result.blocks_at_once = block.blocks;
   const AttentionParams& p = call.params;
   int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
   result.boxes = {
@@ -415,7 +453,7 @@ Launch backward_hopper(GradientCall gradient, Gradient of) {
 }
 
 Launch backward_parts(GradientCall gradient, Gradient of) {
-  constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2, kRegisters = 232, kFew = 40;
+  constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2;
   const Call& call = gradient.call;
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
@@ -434,10 +472,15 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   add_lists(gradient, of, shared, kColumns);
   auto arguments = gradient_arguments(gradient, of);
   for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
-  Launch result =
-      launch(call, gradient.packed, "backward_parts",
-             {dim, value_dim, kColumns, first_stages, second_stages, kRegisters, kFew, of, of_keys && gradient.is_part},
-             std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps, shared);
+  Launch result = launch(call, gradient.packed, "backward_parts",
+                         gradient.sizes(of, {{"dim", dim},
+                                             {"value_dim", value_dim},
+                                             {"columns", kColumns},
+                                             {"first_stages", first_stages},
+                                             {"second_stages", second_stages},
+                                             {"consumer_registers", 232},
+                                             {"producer_registers", 40}}),
+                         std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps, shared);
   result.boxes = std::move(boxes);
   return result;
 }
@@ -453,7 +496,7 @@ int heads_of_block(const Call& call, int keys) {
 
 Launch backward_merge(const Call& call) {
   constexpr int kWarps = 8, kKeys = 16;
-  return launch(call, "backward_merge", {kWarps, kKeys},
+  return launch(call, "backward_merge", {{"warps", kWarps}, {"keys", kKeys}},
                 arguments({Binding::dk_parts, Binding::dv_parts}, {Binding::dk, Binding::dv},
                           {Binding::params, Binding::backward}),
                 divide_up(call.params.key_len, kKeys) * num_groups(call), kWarps);
@@ -476,7 +519,7 @@ Launches in_order(Launches launches) {
 
 std::string source_text(const Launch& launch) {
   // No warnings of constants that a kernel does not use, and of divisions by those that a call does not have.
-  std::string text = "#pragma nv_diag_suppress 39, 177\n";
+  std::string text = "#pragma nv_diag_suppress 39, 177\n" + sizes_text(launch, "");
   text += "typedef int int32_t;\ntypedef long long int64_t;\ntypedef unsigned long long uint64_t;\n";
   for (const Constant& constant : launch.constants) {
     const bool* flag = std::get_if<bool>(&constant.value);
@@ -507,7 +550,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
                 has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
   // With a window blocks of keys are as long as each other: dealing them out only costs.
   bool is_part = p.window == 0 && group_of(call) > 1;
-  int rows = hopper ? hopper_shape(call, kDk).rows() : 64;
+  int rows = hopper ? backward_block(call, kDk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
   int block_heads = result.backward.block_heads, chunks = divide_up(group_of(call), block_heads);
   GradientCall gradient = {call, packed, is_part, block_heads, chunks, params.dout};

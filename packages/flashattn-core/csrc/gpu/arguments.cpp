@@ -19,8 +19,8 @@ bool is_packed(const Strides& strides, int columns) {
 int64_t countable(int64_t n, const std::string& what) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (n > kMost) {
-    throw NoKernelError("[flash_attention] the call has " + std::to_string(n) + " " + what + ", GPUs count up to " +
-                        std::to_string(kMost) + ": split its batch, heads or queries");
+    throw NoKernelError("[flash_attention] the call has " + std::to_string(n) + " " + what +
+                        ", but GPUs count only up to " + std::to_string(kMost) + ": split its batch, heads or queries");
   }
   return n;
 }

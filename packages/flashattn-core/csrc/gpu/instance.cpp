@@ -15,11 +15,13 @@ std::string type_name(Dtype dtype) {
   return dtype == Dtype::float32 ? "float" : dtype == Dtype::float16 ? "half" : "bfloat";
 }
 
+std::string number_of(const Constant& constant) {
+  return std::visit([](auto number) { return std::to_string(number); }, constant.value);
+}
+
 // Made with the launch, and not for each call.
 std::string specialised(std::string function, const std::vector<Constant>& constants) {
-  for (const Constant& constant : constants) {
-    function += "_" + std::visit([](auto number) { return std::to_string(number); }, constant.value);
-  }
+  for (const Constant& constant : constants) function += "_" + number_of(constant);
   return function;
 }
 
@@ -59,23 +61,22 @@ std::string planted(std::string text) {
 }  // namespace
 
 Launch launch(Backend backend, const Call& call, bool packed, Instance instance) {
-  std::string types_and_sizes = type_name(call.dtype);
-  std::string function = std::string(name(backend)) + "_" + instance.function + "_" + types_and_sizes;
-  for (int size : instance.sizes) {
-    types_and_sizes += ", " + std::to_string(size);
-    function += "_" + std::to_string(size);
-  }
+  std::string arguments = type_name(call.dtype);
+  std::string function =
+      specialised(std::string(name(backend)) + "_" + instance.function + "_" + arguments, instance.sizes);
+  arguments += ", Sizes";
   constexpr Argument kKey = {Binding::key, Role::input};
   bool reads_keys = std::find(instance.arguments.begin(), instance.arguments.end(), kKey) != instance.arguments.end();
   if (reads_keys && is_quantised(call)) {
-    types_and_sizes += ", uint";
+    arguments += ", uint";
     function += "_quantised";
   }
   auto values = constants(call, packed, instance.whole_rows, instance.whole_keys);
   std::string specialisation = specialised(function, values);
   return {.source = std::move(instance.source),
           .function = std::move(function),
-          .instantiation = instance.function + "<" + types_and_sizes + ">",
+          .instantiation = instance.function + "<" + arguments + ">",
+          .sizes = std::move(instance.sizes),
           .constants = std::move(values),
           .specialisation = std::move(specialisation),
           .arguments = std::move(instance.arguments),
@@ -83,8 +84,18 @@ Launch launch(Backend backend, const Call& call, bool packed, Instance instance)
           .threadgroup = {size(instance.threads), 1, 1}};
 }
 
-std::vector<int> whole_lanes(const Call& call) {
-  return {round_up(call.params.head_dim, kLanes), round_up(call.params.value_dim, kLanes)};
+std::vector<Constant> whole_lanes(const Call& call) {
+  return {{"dim", round_up(call.params.head_dim, kLanes)}, {"value_dim", round_up(call.params.value_dim, kLanes)}};
+}
+
+std::string sizes_text(const Launch& launch, std::string_view qualifier) {
+  if (launch.sizes.empty()) return "";
+  std::string text = "struct Sizes {\n";
+  for (const Constant& size : launch.sizes) {
+    text += "  static constexpr " + std::string(qualifier) + "int " + std::string(size.name) + " = " + number_of(size) +
+            ";\n";
+  }
+  return text + "};\n";
 }
 
 Launches realign_launches(Backend backend, const ArrayParams& params, int itemsize) {

@@ -11,11 +11,11 @@ namespace flashattn::gpu {
 
 constexpr int kLanes = 32;  // threads that run in step: a warp, or a SIMD group
 
-// `function` for the call's dtype and these sizes: CUDA's "rowwise<half, 64, 64>" is "cuda_rowwise_half_64_64"; with
-// quantised keys and values, if it reads them, "rowwise<half, 64, 64, uint>".
+// `function` for the call's dtype and these sizes: CUDA's "rowwise<half, Sizes>" with a dim and a value_dim of 64 is
+// "cuda_rowwise_half_64_64"; with quantised keys and values, if it reads them, "rowwise<half, Sizes, uint>".
 struct Instance {
   std::string function;
-  std::vector<int> sizes;
+  std::vector<Constant> sizes;
   std::vector<Argument> arguments;
   Size grid;                      // in threadgroups
   int threads;                    // of a threadgroup
@@ -25,7 +25,10 @@ struct Instance {
 Launch launch(Backend backend, const Call& call, bool packed, Instance instance);
 
 // head_dim and value_dim, rounded up to whole warps.
-std::vector<int> whole_lanes(const Call& call);
+std::vector<Constant> whole_lanes(const Call& call);
+
+// The struct Sizes, which a kernel's text begins with. qualifier: what the language asks of a constant member.
+std::string sizes_text(const Launch& launch, std::string_view qualifier);
 
 // Copies an array of elements of so many bytes, which may begin anywhere.
 Launches realign_launches(Backend backend, const ArrayParams& params, int itemsize);

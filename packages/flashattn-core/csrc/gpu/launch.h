@@ -80,7 +80,7 @@ struct Argument {
   bool operator==(const Argument&) const = default;
 };
 
-// What a kernel is specialised for. Code for what a call does not have is not in it.
+// A number by its name, for which a kernel is compiled. A flag removes the code for what a call does not have.
 struct Constant {
   std::string_view name;
   std::variant<bool, int32_t> value;
@@ -99,9 +99,10 @@ struct Boxes {
 };
 
 struct Launch {
-  std::string source;         // the kernel's file, without its ending: "decode_split"
-  std::string function;       // the name of the instantiation: "metal_decode_split_half_64_64_8"
-  std::string instantiation;  // its template arguments: "decode_split<half, 64, 64, 8>"
+  std::string source;                // the kernel's file, without its ending: "decode_split"
+  std::string function;              // the name of the instantiation: "metal_decode_split_half_64_64_8"
+  std::string instantiation;         // its template arguments: "decode_split<half, Sizes>"
+  std::vector<Constant> sizes = {};  // the fields of Sizes: {"dim", 64}, {"value_dim", 64}, {"rows", 8}
   std::vector<Constant> constants;
   std::string specialisation;  // the name, with the constants' values: what a compiled kernel is known by
   std::vector<Argument> arguments;

@@ -30,7 +30,7 @@ Launch launch(const Call& call, bool packed, Instance instance) {
   return gpu::launch(Backend::metal, call, packed, std::move(instance));
 }
 
-Launch single(const Call& call, const std::string& function, std::vector<int> sizes, Size grid, int simdgroups,
+Launch single(const Call& call, const std::string& function, std::vector<Constant> sizes, Size grid, int simdgroups,
               bool whole_rows = false, bool whole_keys = false) {
   return launch(call, inputs_are_packed(call),
                 {.function = function,
@@ -64,8 +64,10 @@ Launch prefill_tg(const Call& call) {
   // Two fragments of rows read the keys half as often, as long as the queries leave registers for the output.
   int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
   if (call.tiling == 1) fragments = 3 - fragments;
-  return single(call, "prefill_tg", {round_up(p.head_dim, 8), round_up(p.value_dim, 8), fragments},
-                {size(divide_up(rows, 8 * fragments)), size(p.num_kv_heads), batches(call)}, 4);
+  return single(
+      call, "prefill_tg",
+      {{"dim", round_up(p.head_dim, 8)}, {"value_dim", round_up(p.value_dim, 8)}, {"row_fragments", fragments}},
+      {size(divide_up(rows, 8 * fragments)), size(p.num_kv_heads), batches(call)}, 4);
 }
 
 Launch prefill_reg(const Call& call) {
@@ -75,7 +77,8 @@ Launch prefill_reg(const Call& call) {
   int keys = keys_of_tile(dim, static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)));
   if (call.tiling % 2 == 1) simdgroups /= 2;
   if (call.tiling >= 2) keys /= 2;
-  return single(call, "prefill_reg", {depth, columns, simdgroups, keys},
+  return single(call, "prefill_reg",
+                {{"dim", depth}, {"value_dim", columns}, {"simdgroups", simdgroups}, {"keys", keys}},
                 {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)}, simdgroups,
                 p.query_len % (8 * simdgroups) == 0, p.key_len % keys == 0);
 }
@@ -100,7 +103,7 @@ Launches decode_split(const Call& call) {
   add_masks_and_groups(of_chunk, call);
   Instance chunk = {
       .function = "decode_split",
-      .sizes = {dim, value_dim, rows},
+      .sizes = {{"dim", dim}, {"value_dim", value_dim}, {"rows", rows}},
       .arguments = std::move(of_chunk),
       .grid = {size(divide_up(result.split.num_chunks, kChunksPerThreadgroup)), size(p.num_kv_heads), batches(call)},
       .threads = kChunksPerThreadgroup * kLanes,
@@ -112,7 +115,7 @@ Launches decode_split(const Call& call) {
     int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // none idle
     int64_t row_blocks = divide_up(rows, int64_t{simdgroups} * rows_each);
     chunk.function = "decode_split_shared";
-    chunk.sizes = {dim, value_dim, rows_each, simdgroups};
+    chunk.sizes = {{"dim", dim}, {"value_dim", value_dim}, {"rows", rows_each}, {"simdgroups", simdgroups}};
     chunk.grid[0] = size(result.split.num_chunks * row_blocks);
     chunk.threads = simdgroups * kLanes;
   }
@@ -120,7 +123,7 @@ Launches decode_split(const Call& call) {
                             {Binding::params, Binding::split});
   add_if_present(of_merge, call, {Binding::sinks});
   Instance merge = {.function = "decode_merge",
-                    .sizes = {value_dim},
+                    .sizes = {{"value_dim", value_dim}},
                     .arguments = std::move(of_merge),
                     .grid = {size(p.query_len), size(p.num_heads), batches(call)},
                     .threads = kLanes,
@@ -136,7 +139,7 @@ Instance backward_delta(const Call& call) {
   constexpr int kRowsPerThreadgroup = 8;  // a SIMD group each
   const AttentionParams& p = call.params;
   return {.function = "backward_delta",
-          .sizes = {kRowsPerThreadgroup},
+          .sizes = {{"rows", kRowsPerThreadgroup}},
           .arguments = delta_arguments(call),
           .grid = {size(divide_up(p.query_len, kRowsPerThreadgroup)), size(p.num_heads), batches(call)},
           .threads = kRowsPerThreadgroup * kLanes};
@@ -148,7 +151,7 @@ Instance backward_dq(const Call& call) {
   int simdgroups = simdgroups_for(p.query_len, dim);
   int keys = keys_of_tile(dim, static_cast<int>(size_of(call.dtype)));
   return {.function = "backward_dq",
-          .sizes = {depth, columns, simdgroups, keys},
+          .sizes = {{"dim", depth}, {"value_dim", columns}, {"simdgroups", simdgroups}, {"keys", keys}},
           .arguments = backward_arguments(call, {Binding::dq}),
           .grid = {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)},
           .threads = simdgroups * kLanes,
@@ -166,13 +169,14 @@ Instance backward_dkv(const Call& call) {
   // The sums of dk and of dv for eight keys are (depth + columns) / 4 registers. Where that is too much, each has
   // threadgroups of its own.
   int parts = depth + columns <= 256 ? 1 : 2;
-  return {.function = "backward_dkv",
-          .sizes = {depth, columns, simdgroups, rows, parts},
-          .arguments = backward_arguments(call, {Binding::dk, Binding::dv}),
-          .grid = {size(divide_up(p.key_len, 8 * simdgroups) * parts), size(p.num_kv_heads), batches(call)},
-          .threads = simdgroups * kLanes,
-          .whole_rows = p.query_len % rows == 0,
-          .whole_keys = p.key_len % (8 * simdgroups) == 0};
+  return {
+      .function = "backward_dkv",
+      .sizes = {{"dim", depth}, {"value_dim", columns}, {"simdgroups", simdgroups}, {"rows", rows}, {"parts", parts}},
+      .arguments = backward_arguments(call, {Binding::dk, Binding::dv}),
+      .grid = {size(divide_up(p.key_len, 8 * simdgroups) * parts), size(p.num_kv_heads), batches(call)},
+      .threads = simdgroups * kLanes,
+      .whole_rows = p.query_len % rows == 0,
+      .whole_keys = p.key_len % (8 * simdgroups) == 0};
 }
 
 // The same for all launches: which values constants have, and which arguments there are, MLX is told beside the text.
@@ -188,7 +192,7 @@ std::string declarations(const Launch& launch) {
     auto binding = static_cast<Binding>(i);
     text += "#define FLASHATTN_BUFFER_" + std::string(name(binding)) + " " + std::to_string(buffer_of(binding)) + "\n";
   }
-  return text;
+  return text + sizes_text(launch, "constant ");
 }
 
 }  // namespace

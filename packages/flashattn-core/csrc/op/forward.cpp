@@ -38,7 +38,8 @@ Choice plan(const Arguments& arguments, Backend backend) {
   try {
     if (is_here) require_device(backend, gpu);
     if (std::optional<Decision> known = is_here ? decided(arguments, backend, gpu) : std::nullopt) {
-      return {known->variant, known->by_name ? "asked for by name" : "settled on this machine"};
+      return {known->variant,
+              known->by_name ? "the call names this kernel" : "an earlier call of this kind chose this kernel"};
     }
   } catch (const NoKernelError& error) {
     return {std::nullopt, error.what()};

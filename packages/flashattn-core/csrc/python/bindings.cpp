@@ -44,8 +44,8 @@ void require_matching_mlx() {
   install = "pip install 'mlx[cpu]==" + built + "', or [cuda12] or [cuda13] for an NVIDIA GPU";
 #endif
   if (found != built) {
-    throw nb::import_error(("flashattn_core was built for mlx " + built + " and found mlx " + found +
-                            ". Install a matching one: " + install)
+    throw nb::import_error(("flashattn_core was built for mlx " + built + ", but found mlx " + found +
+                            ". Install the matching mlx: " + install)
                                .c_str());
   }
 }

@@ -14,8 +14,8 @@ def module_folder(mlx: str, package: Iterable[str]) -> Path:
     folders = _folders(package)
     if mlx not in folders:
         raise ImportError(
-            f"flashattn_core was built for mlx {', '.join(folders)} and found mlx {mlx}. "
-            f"Install a matching one: {install_command(package)}"
+            f"flashattn_core was built for mlx {', '.join(folders)}, but found mlx {mlx}. "
+            f"Install a matching mlx: {install_command(package)}"
         )
     return folders[mlx]
 

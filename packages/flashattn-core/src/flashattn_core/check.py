@@ -59,7 +59,7 @@ def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     where = f"{mx.device_info(stream.device)['device_name']}, mlx {mx.__version__}"  # type: ignore[attr-defined]
     wrong = f"{kernel} fails its check on {where}: {wrong}"
     if report := _ext.keep("failed", wrong, ""):
-        wrong += f". Please send {report}"
+        wrong += f". Please send us the file {report}"
     warnings.warn(wrong, KernelWarning, stacklevel=2)
     return wrong
 
@@ -126,7 +126,7 @@ def failure(
                 mx.eval(got)
             except (RuntimeError, ValueError) as raised:
                 if NO_MEMORY.search(str(raised)):
-                    raise MemoryError(f"no memory to check a kernel: {raised}") from raised
+                    raise MemoryError(f"there is no memory to check a kernel: {raised}") from raised
                 return f"{case.name}, {layout}: {raised}"
             for name, found, wanted in zip(names, got, expected, strict=False):  # not each call has sinks
                 if wrong := difference(found, wanted, ERROR if name == "lse" else error, size_of(name, wanted)):

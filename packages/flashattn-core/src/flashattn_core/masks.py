@@ -252,7 +252,7 @@ def _forget_block_maps(
 def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
     if before is not None:
         raise ValueError(
-            f"[flash_attention] mask holds two masks of kind {kind}, expected at most one: combine them first"
+            f"[flash_attention] mask holds two masks of kind {kind}, expected at most one: combine the two first"
         )
     return now
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-REFERENCE = "MLX multiplies with the reference BLAS, which bounds all tokens/s here: --blas auto preloads OpenBLAS"
+REFERENCE = "MLX multiplies matrices with the slow reference BLAS, which limits tokens/s: --blas auto preloads OpenBLAS"
 INSTALL = "apt-get install libopenblas0-pthread"
 STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # holds a process id: a second start has the same, a child another
 MAPS = Path("/proc/self/maps")
@@ -50,15 +50,15 @@ def preload(choice: str) -> None:
             return
         library = openblas()
         if library is None:
-            raise ValueError(f"--blas auto: there is no OpenBLAS with threads here: {INSTALL}")
+            raise ValueError(f"--blas auto finds no OpenBLAS with threads on this machine: {INSTALL}")
     else:
         library = _file(choice)
         if os.path.samefile(library, called):
             if is_fast:
                 return
-            raise ValueError(f"--blas {library} is the reference BLAS itself")
+            raise ValueError(f"--blas {library} is the slow reference BLAS itself")
     if is_second:
-        raise ValueError(f"--blas {library} is preloaded, and MLX still calls {called} ({name_of(called)})")
+        raise ValueError(f"--blas {library} is preloaded, but MLX still calls {called} ({name_of(called)})")
     preloaded = ":".join(filter(None, (library, os.environ.get("LD_PRELOAD"))))
     environment = {**os.environ, "LD_PRELOAD": preloaded, STARTED_AGAIN: str(os.getpid())}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
@@ -103,7 +103,7 @@ def _load(library: str) -> ctypes.CDLL:
     if hasattr(loaded, "openblas_get_config"):
         loaded.openblas_get_config.restype = ctypes.c_char_p
         if b"USE64BITINT" in loaded.openblas_get_config():
-            raise ValueError(f"--blas {library} takes integers of 64 bits, and MLX passes 32")
+            raise ValueError(f"--blas {library} takes integers of 64 bits, but MLX passes 32 bits")
     return loaded
 
 

@@ -75,14 +75,15 @@ blas_option = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlxlm-flash-patch", prog_name="mlxlm-flash")
 def cli() -> None:
-    """Flash attention for MLX programs, without touching them."""
+    """Run MLX programs with flash attention, without changing them."""
 
 
 @cli.command(cls=Verbatim, options_metavar="[-h] [--precision input|float32] [--blas PATH|auto]")
 @click.option(
     "--precision",
     type=click.Choice(["input", "float32"]),
-    help="input, the default: the accuracy of MLX's own attention. float32: cast to float32, compute, cast back.",
+    help="input (default): 16-bit inputs keep the accuracy of MLX's own attention. float32: cast to float32, "
+    "compute, cast back.",
 )
 @blas_option
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
@@ -90,9 +91,9 @@ def cli() -> None:
 def run(precision: "Precision | None", command: str, arguments: tuple[str, ...]) -> "Started":
     """Run a program with flash attention on.
 
-    COMMAND is what a package of this environment installs, such as mlx_lm.generate; SCRIPT is a Python
-    file, MODULE what `python -m` takes. ARGS are the program's, and so are the exit code and the streams.
-    Lines on stderr say at the start what is on, and at the end what ran, or why nothing did.
+    COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
+    file, MODULE a module that `python -m` runs. The program gets ARGS, and keeps its exit code and streams. stderr
+    shows the settings at the start, and at the end which attention ran, or why flash attention did not.
 
     \b
       mlxlm-flash run mlx_lm.generate --model DIR --prompt "Hello"
@@ -102,11 +103,11 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
 
     \b
     MLXLM_FLASH in the environment:
-      0               run the program without flash attention
-      1               the default
-      strict          fail on a fallback, and if flash attention never ran
-      float32         as --precision float32, if that option is not given
-      float32,strict  both
+      0               run without flash attention
+      1               run with flash attention (default)
+      strict          fail if a call falls back, or if flash attention never ran
+      float32         use --precision float32 by default
+      float32,strict  both of these
     """
     _require_package()
     from .run import find
@@ -129,7 +130,7 @@ def status() -> None:
     click.echo(joined(versions()))
     for backend, description in flashattn_core.backends().items():
         click.echo(f"{backend}: {description}")
-    click.echo(f"replaced under the patch: {', '.join(point.name for point in POINTS)}")
+    click.echo(f"functions that the patch replaces: {', '.join(point.name for point in POINTS)}")
 
 
 @cli.command()
@@ -138,8 +139,8 @@ def status() -> None:
     metavar="DIR|ID",
     help="Check which attention calls of this model use flash attention. A hub id must already be in the local cache.",
 )
-@click.option("--kernels", is_flag=True, help="Compare every GPU kernel with the CPU's result. Takes minutes.")
-@click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune --quick` does. Takes a minute.")
+@click.option("--kernels", is_flag=True, help="Compare every GPU kernel's results with the CPU's: takes minutes.")
+@click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune --quick` does: takes a minute.")
 @click.option(
     "--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write the findings to this file."
 )
@@ -147,8 +148,8 @@ def status() -> None:
 def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: Path | None) -> None:
     """Look for what is broken or slow, and name the cure.
 
-    One line a finding: ✓ fine, ! could be better, ✗ broken. Exit code 1 if anything is broken. The file of --json is
-    what to send when something is wrong on your machine.
+    Each line is one finding: ✓ fine, ! could be better, ✗ broken. The exit code is 1 if anything is broken. If
+    something is wrong on your machine, send us the file that --json writes.
     """
     from .doctor import counts, examine, in_json
 
@@ -167,20 +168,20 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
 
 
 @cli.command()
-@click.option("--quick", is_flag=True, help="Fewer lengths and kinds of calls: a minute.")
-@click.option("--model", metavar="DIR|ID", help="The attention of this model alone; of the hub, what is cached.")
+@click.option("--quick", is_flag=True, help="Time fewer lengths and kinds of calls: takes a minute.")
+@click.option("--model", metavar="DIR|ID", help="Time only this model's attention. A hub id must be cached.")
 def tune(quick: bool, model: str | None) -> None:
-    """Check and time the kernels now, so that a model's first calls need not.
+    """Check and time the GPU kernels before a model's first calls.
 
-    Each kind of call is timed once, with every kernel that could run it, and with MLX's own attention where MLX has a
-    fused kernel. Later calls take the fastest. Kinds that were timed before are shown, and not timed again. Ctrl-C
-    keeps what is done. On a CPU there is nothing to choose.
+    For each kind of call, mlxlm-flash times every kernel that can run it, and MLX's own attention where MLX has a fused
+    kernel. Later calls take the fastest kernel. Kinds of calls that were timed before are shown, and not timed again.
+    Ctrl-C keeps the times measured so far. On a CPU there is nothing to time.
     """
     _require_package()
     from .tune import calls, calls_of, lines
 
     if quick and model is not None:
-        raise click.UsageError("--quick and --model do not go together")
+        raise click.UsageError("--quick does not go with --model: give only one of the two")
     try:
         wanted = calls(quick) if model is None else calls_of(model)
         for line in lines(wanted):

@@ -101,13 +101,13 @@ def _needed(name: str, limits: dict[str, str]) -> Finding:
         found = version(name)
     except PackageNotFoundError:
         if limits.keys() == {">="}:
-            return warning("versions", f"{name} is not installed: MLX's own function alone is exchanged", cure)
+            return warning("versions", f"{name} is not installed: the patch replaces only MLX's own function", cure)
         return problem("versions", f"{name} is not installed", cure)
     if all(_holds(found, relation, limit) for relation, limit in limits.items()):
         return ok("versions", f"{name} {found}")
     lowest = limits.get("==") or limits[">="]
-    highest = f" to {limits['<=']}" if "<=" in limits else " and later" * (">=" in limits)
-    return problem("versions", f"{name} {found}, made for {lowest}{highest}", cure)
+    highest = f" to {limits['<=']}" if "<=" in limits else " or later" * (">=" in limits)
+    return problem("versions", f"found {name} {found}, expected {lowest}{highest}", cure)
 
 
 def _holds(found: str, relation: str, limit: str) -> bool:
@@ -132,7 +132,9 @@ def variable() -> Iterator[Finding]:
     if mode is None:
         yield ok("MLXLM_FLASH", "not set")
     elif mode not in MODES:
-        yield problem("MLXLM_FLASH", f"{mode!r} is not a valid value", f"unset it, or one of {', '.join(MODES)}")
+        yield problem(
+            "MLXLM_FLASH", f"{mode!r} is not a valid value", f"unset MLXLM_FLASH, or set one of {', '.join(MODES)}"
+        )
     else:
         yield ok("MLXLM_FLASH", mode)
 
@@ -149,9 +151,9 @@ def extension() -> Iterator[Finding]:
         return
     domains = _nanobind_domains()
     if len(domains) > 1:
-        yield problem("extension", f"two versions of nanobind's ABI: {', '.join(domains)}", again)
+        yield problem("extension", f"flashattn_core and mlx use different nanobind ABIs: {', '.join(domains)}", again)
     else:
-        yield ok("extension", f"loads, and shares nanobind's ABI with MLX: {', '.join(domains)}")
+        yield ok("extension", f"flashattn_core loads, and uses the same nanobind ABI as MLX: {', '.join(domains)}")
 
 
 def _nanobind_domains() -> list[str]:
@@ -193,6 +195,10 @@ def cpu() -> Iterator[Finding]:
             yield problem(name, what, cure)
         else:
             yield warning(name, what, cure)
+    threads, cores = int(backends["cpu"].split()[-2]), os.cpu_count() or 1
+    if mx.default_device() == mx.cpu and threads < cores and "FLASHATTN_NUM_THREADS" not in os.environ:
+        what = f"flash attention uses {threads} of {cores} cores, which are all that this process may have"
+        yield warning("threads", what, "start it without taskset, or give the container more processors")
     if forced := [name for name in CPU_VARIABLES if name in os.environ]:
         free = {name: value for name, value in os.environ.items() if name not in CPU_VARIABLES}
         code = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
@@ -201,7 +207,11 @@ def cpu() -> Iterator[Finding]:
         ).stdout.strip()
         if left_alone != backends["cpu"]:
             settings = ", ".join(f"{name}={os.environ[name]}" for name in forced)
-            yield warning("cpu", f"{settings}; without, {left_alone}", f"unset {' '.join(forced)}")
+            yield warning(
+                "cpu",
+                f"{settings} is set; by default the CPU backend would be {left_alone}",
+                f"unset {' '.join(forced)}",
+            )
 
 
 def matrix_products() -> Iterator[Finding]:
@@ -212,8 +222,8 @@ def matrix_products() -> Iterator[Finding]:
     if library == "reference":
         faster = openblas()
         cure = "" if faster else f"{INSTALL}, then "
-        cure += f"--blas auto of `mlxlm-flash run` and flash-eval, or LD_PRELOAD={faster or 'libopenblas.so.0'}"
-        yield warning("BLAS", "the reference one, slow: MLX's linear layers bound tokens per second", cure)
+        cure += f"give `mlxlm-flash run` or flash-eval --blas auto, or set LD_PRELOAD={faster or 'libopenblas.so.0'}"
+        yield warning("BLAS", "MLX uses the slow reference BLAS, which limits tokens per second", cure)
     elif library:
         yield ok("BLAS", library)
 
@@ -228,10 +238,10 @@ def numbers() -> Iterator[Finding]:
         yield problem("self-test", f"{type(error).__name__}: {said}", cure)
         return
     if worst > 1e-5:
-        cure = "please report it with this output"
-        yield problem("self-test", f"off by {worst:.1e} from the reference", cure)
+        cure = "please report this finding with the whole output"
+        yield problem("self-test", f"flash attention is off by {worst:.1e} from the reference", cure)
     else:
-        yield ok("self-test", f"a prefill and a decode step within {worst:.1e} of the reference")
+        yield ok("self-test", f"a prefill and a decode step are within {worst:.1e} of the reference")
 
 
 def checks_before() -> Iterator[Finding]:
@@ -240,10 +250,12 @@ def checks_before() -> Iterator[Finding]:
 
     passed, failed = survey.remembered()
     for software, count in passed.items():
-        yield ok("checked", f"kernels are right for {count} kinds of calls on {software}")
+        yield ok("checked", f"kernels passed their check for {count} kinds of calls on {software}")
     for file in failed:
-        what = next(iter(file.read_text(errors="replace").splitlines()[1:]), "nothing that can be read")
-        yield warning("checked", f"not used: {what}", f"send {file}; delete it when it is out of date")
+        what = next(iter(file.read_text(errors="replace").splitlines()[1:]), "its file cannot be read")
+        yield warning(
+            "checked", f"this kernel is not used: {what}", f"send us {file}; delete that file once it is out of date"
+        )
 
 
 def times() -> Iterator[Finding]:
@@ -253,13 +265,13 @@ def times() -> Iterator[Finding]:
     from .tune import calls, lines
 
     if mx.default_device() == mx.cpu:
-        yield ok("tune", "on a CPU there is nothing to choose")
+        yield ok("tune", "on a CPU there is nothing to time")
         return
     try:
         for line in lines(calls(quick=True)):
             yield ok("tune", line)
     except RuntimeError as error:
-        yield problem("tune", str(error), "please send this")
+        yield problem("tune", str(error), "please report this finding")
 
 
 def kernels() -> Iterator[Finding]:
@@ -269,15 +281,17 @@ def kernels() -> Iterator[Finding]:
 
     backend: Any = _ext.backend_of(mx.default_device())
     if backend == "cpu":
-        yield ok("kernels", "those of the CPU are what a GPU's are compared with")
+        yield ok("kernels", "nothing to compare: a GPU's kernels are compared with the CPU's")
         return
     os.environ["FLASHATTN_CHECK"] = "always"
     began = time.perf_counter()
     for kernel, count, wrong in survey.of_backend(backend):
         if wrong:
-            yield problem("kernels", wrong, f"leave FLASHATTN_CHECK unset: {kernel} is not used then; and send this")
+            yield problem("kernels", wrong, f"report this, and leave FLASHATTN_CHECK unset: then {kernel} is not used")
         else:
-            yield ok("kernels", f"{kernel} is right in {count} kinds of calls, {time.perf_counter() - began:.1f} s")
+            yield ok(
+                "kernels", f"{kernel} is right in {count} kinds of calls, took {time.perf_counter() - began:.1f} s"
+            )
         began = time.perf_counter()
 
 
@@ -309,15 +323,15 @@ def seam() -> Iterator[Finding]:
     for said in caught:
         if not issubclass(said.category, FlashFallbackWarning):
             continue
-        what = f"{said.message} · note: a later mlxlm-flash-patch may know it"
+        what = f"{said.message} · note: a later mlxlm-flash-patch may replace this function"
         [changed] = [point for point in POINTS if str(said.message).startswith(f"{point.name} ")]
         text = fingerprint(changed.current)
-        yield warning("mlx-lm", what + (f" (its source is {text})" if text else ""))
+        yield warning("mlx-lm", what + (f" (fingerprint of its source: {text})" if text else ""))
     for name, holder in now.foreign.items():
-        what = f"{name} is another library's, {holder}"
-        yield warning("mlx-lm", what, "switch that library off to have flash attention alone")
-    late = "those of mlx-lm's gemma2, phi3small and gear only once a program imports them"
-    yield ok("attention", f"the patch goes in: {len(now.patched)} functions replaced ({late})")
+        what = f"another library has replaced {name} with {holder}"
+        yield warning("mlx-lm", what, f"switch {holder} off if only flash attention should replace {name}")
+    late = "functions of mlx-lm's gemma2, phi3small and gear follow when a program imports them"
+    yield ok("attention", f"the patch replaces {len(now.patched)} functions ({late})")
 
 
 def coverage(model: str) -> Iterator[Finding]:
@@ -328,20 +342,24 @@ def coverage(model: str) -> Iterator[Finding]:
     try:
         seen, fallbacks = attention_of(model)
     except PermissionError as error:
-        yield warning("model", str(error), "the last line of `mlxlm-flash run` says what ran")
+        yield warning(
+            "model", str(error), "run the model with `mlxlm-flash run`, whose last line names the attention that ran"
+        )
         return
     except (AttributeError, ImportError, OSError, ValueError) as error:
-        cure = f"--model a folder that mlx-lm loads, or `hf download {model}` first"
+        cure = f"give --model a folder that mlx-lm can load, or run `hf download {model}` first"
         yield problem("model", str(error), cure)
         return
     if fallbacks:
-        what = f"{len(seen)} calls of attention in a prompt are flash attention; not these: {tally(fallbacks)}"
-        yield warning("model", f"{what} · note: MLX's own attention computes them")
+        what = f"{len(seen)} attention calls of a prompt use flash attention; others do not: {tally(fallbacks)}"
+        yield warning("model", f"{what} · note: MLX's own attention computes the others")
     elif seen:
-        yield ok("model", f"all {len(seen)} calls of attention in a prompt are flash attention")
+        yield ok("model", f"all {len(seen)} attention calls of a prompt use flash attention")
     else:
-        what = "no call of attention in a prompt reaches flash attention"
-        yield warning("model", f"{what} · note: the model has no softmax attention, or writes it out")
+        what = "no attention call of a prompt uses flash attention"
+        yield warning(
+            "model", f"{what} · note: the model has no softmax attention, or computes it with other MLX operations"
+        )
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:

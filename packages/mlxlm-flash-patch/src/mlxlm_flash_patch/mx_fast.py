@@ -44,7 +44,7 @@ def _flash_or(original: Function, q: Any, k: Any, v: Any, others: tuple[Any, ...
     def from_before() -> mx.array:
         if isinstance(k, mx.array) and k.ndim == 4 and k.shape[1] == 0 and is_active():
             # MLX's own function divides by the number of heads, which ends the process.
-            raise ValueError("[scaled_dot_product_attention] key has 0 heads")
+            raise ValueError("[scaled_dot_product_attention] key has 0 heads, expected at least 1")
         return _call(original, (q, k, v, *others), **options)
 
     whose = "MLX's own" if original is mlx_attention else "another library's"
@@ -65,7 +65,7 @@ def _attend(
 ) -> mx.array | None:
     """Flash attention is always fused. Raises TypeError for what another release of MLX may take."""
     if others or later or scale is None:
-        raise TypeError(f"this version does not know what to do with {', '.join(later) or 'such arguments'}")
+        raise TypeError(f"flash attention does not support the arguments {', '.join(later) or 'of this call'}")
     with nullcontext() if stream is None else mx.stream(stream):
         return attend(q, k, v, float(scale), mask, sinks)
 

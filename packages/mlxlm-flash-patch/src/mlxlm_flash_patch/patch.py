@@ -221,7 +221,7 @@ class Left:
 
     def __str__(self) -> str:
         mlx, flash = 1e3 * self.mlx_seconds, 1e3 * self.flash_seconds
-        return f"{count(self.calls, 'call')} (faster here: {mlx:.3g} against {flash:.3g} ms)"
+        return f"{count(self.calls, 'call')} (MLX {mlx:.3g} ms, flash attention {flash:.3g} ms)"
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class Status:
         lines = [
             first,
             f"calls: {self.counts()}",
-            *(f"another library's: {name} is {holder}" for name, holder in self.foreign.items()),
+            *(f"another library has replaced {name} with {holder}" for name, holder in self.foreign.items()),
             joined(self.versions),
         ]
         return "\n".join(lines)
@@ -270,7 +270,7 @@ class Status:
         """What ran, and what did not, in words."""
         ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
         left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
-        return f"{ran} · left to MLX: {left}" if left else ran
+        return f"{ran} · left to MLX's own attention: {left}" if left else ran
 
     def nothing_ran(self) -> bool:
         """Whether no call was flash attention, nor left to MLX because that is faster."""
@@ -346,7 +346,7 @@ def _end(requests: list[Request]) -> None:
         _settle()
     if any(r.strict and r.never_ran() for r in ended):
         fallbacks = status().fallbacks
-        compiled = "a function that mx.compile traced before keeps MLX's own attention"
+        compiled = "functions that mx.compile traced earlier keep MLX's own attention"
         why = f"every call fell back: {tally(fallbacks)}" if fallbacks else f"{NEVER_CALLED}; {compiled}"
         raise FlashNeverRanError(f"strict: flash attention never ran while the patch was on: {why}")
 

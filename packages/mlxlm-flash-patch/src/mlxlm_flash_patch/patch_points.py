@@ -85,11 +85,11 @@ class PatchPoint:
                 known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
             except (TypeError, ValueError):
                 known = False
-            return None if known else "its signature differs from the tested releases"
+            return None if known else "its signature is not that of a tested release"
         text = fingerprint(original)
         if text is None:
             return "its source is not available"
-        return None if text in self.texts else "its source differs from the tested releases"
+        return None if text in self.texts else "its source is not that of a tested release"
 
 
 def names_in(owner: Any) -> Mapping[str, Any]:
@@ -307,7 +307,7 @@ def when_imported() -> dict[str, str]:
 
 def warn_of(left: dict[str, str]) -> None:
     for name, why in left.items():
-        message = f"{name} was not replaced: {why}. It runs as without the patch; everything else is patched."
+        message = f"{name} was not replaced: {why}. It still runs unpatched; all other functions are replaced."
         warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
 
 

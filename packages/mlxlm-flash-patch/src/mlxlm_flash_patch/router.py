@@ -146,7 +146,7 @@ def flash_or(
         out = original()
     except Exception as error:
         if reason is not None:
-            error.add_note(f"flash attention does not take this call either: {reason}")
+            error.add_note(f"flash attention cannot compute this call either: {reason}")
         raise
     if reason is not None:
         fall_back(reason, whose)
@@ -159,7 +159,7 @@ def fall_back(reason: str, whose: str) -> None:
         state.fallbacks[reason] += 1
         first = state.fallbacks[reason] == 1
     if state.strict:
-        raise FlashFallbackError(f"strict: this call is not flash attention: {reason}")
+        raise FlashFallbackError(f"strict: flash attention cannot compute this call: {reason}")
     if first:
         message = f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)"
         warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
@@ -204,7 +204,7 @@ def _require_kernel(
         if 0 < (forward := _max_head_dim(device, False, quantised)) < head_dim:
             raise NoKernelError(f"head_dim over {forward}")
         if flashattn_core.is_tracing(*[x for x in (query, key, value, mask, sinks) if isinstance(x, mx.array)]):
-            where = f"here for a head_dim over {most}" if most else "here"
+            where = f"on this device for a head_dim over {most}" if most else "on this device"
             where = "with a quantised KV cache" if quantised else where
             raise NoKernelError(f"traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient {where}")
     if query.dtype not in DTYPES:

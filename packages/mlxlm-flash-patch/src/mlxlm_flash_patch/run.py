@@ -39,11 +39,13 @@ def find(command: str, arguments: Sequence[str]) -> Program:
     """The program that COMMAND [ARGS]... means. Raises LookupError, saying what was looked for."""
     if re.fullmatch(r"python[\d.]*", os.path.basename(command)):
         if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
-            raise LookupError(f"{command} is followed by no file and no -m MODULE: its other options are not taken")
+            raise LookupError(
+                f"{command} needs a file or -m MODULE next: mlxlm-flash run takes no other option of Python"
+            )
         command, *arguments = arguments
     if command == "-m":
         if not arguments:
-            raise LookupError("-m is not followed by a module")
+            raise LookupError("-m needs the name of a module next")
         return _module(arguments[0], arguments[1:])
     script = next(iter(entry_points(group="console_scripts", name=command)), None)
     if script is not None:
@@ -53,7 +55,7 @@ def find(command: str, arguments: Sequence[str]) -> Program:
     if os.path.isfile(command):
         folder = os.path.dirname(os.path.realpath(command))
         return Program([command, *arguments], folder, lambda: _run_file(command))
-    raise LookupError(f"{command!r} is no command that a package of this environment installs, and no file")
+    raise LookupError(f"{command!r} is neither a command that a package in this environment installs nor a file")
 
 
 def switch_on(strict: bool, precision: Precision) -> None:

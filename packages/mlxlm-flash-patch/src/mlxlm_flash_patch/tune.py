@@ -95,7 +95,7 @@ def calls_of(model: str) -> list[Call]:
     seen, _ = attention_of(model)
     layers = dict.fromkeys(replace(call, query_len=1, key_len=1) for call in seen)
     if not layers:
-        raise ValueError(f"{model} has no attention that can be flash attention")
+        raise ValueError(f"{model} has no attention that flash attention can compute")
     return list(dict.fromkeys(_of_lengths(layer, *lengths) for layer in layers for lengths in LENGTHS))
 
 
@@ -114,12 +114,12 @@ def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
 
     file = _configuration(name)
     if own := json.loads(file.read_text(encoding="utf-8")).get("model_file"):
-        raise PermissionError(f"{name} brings its own code, {own}, which is not run here")
+        raise PermissionError(f"{name} brings its own code, {own}, which mlxlm-flash does not run")
     folder = file.parent
     try:
         model, config = load_model(folder, lazy=True, strict=False)
     except (KeyError, TypeError, ValueError) as error:  # what mlx-lm makes of a configuration is its own affair
-        raise ValueError(f"mlx-lm makes no model of {name}: {error}") from error
+        raise ValueError(f"mlx-lm cannot make a model of {name}: {error}") from error
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
     seen: list[Call] = []
@@ -138,7 +138,7 @@ def _configuration(model: str) -> Path:
 
     found = try_to_load_from_cache(model, "config.json")  # what is no hub id is a ValueError
     if not isinstance(found, str):
-        raise ValueError(f"{model} is no folder, and not in the hub's cache")
+        raise ValueError(f"{model} is not a folder, and the local hub cache does not have it")
     return Path(found)
 
 
@@ -158,7 +158,7 @@ def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
 def lines(wanted: Iterable[Call]) -> Iterator[str]:
     """Settles these calls, one after the other, and says of each what it takes. Raises ValueError on a CPU."""
     if mx.default_device() == mx.cpu:
-        raise ValueError("MLX's default device is a CPU, where there is nothing to choose")
+        raise ValueError("MLX's default device is a CPU, where there is nothing to time")
     for call in wanted:
         arguments = call.arguments()
         try:

@@ -3,11 +3,15 @@
 
 using namespace flashattn;
 
-// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. COLUMNS: of a tile. PARTS:
-// of P and dS. OF: a Gradient. IS_PART: see GradientBlock. Blocks: for dq heads and batch elements for each WARPS * 16
-// queries, else chunks of heads, kv_heads and batch elements for each keys.
-template <typename T, int D, int DV, int WARPS, int COLUMNS, int PARTS, int OF, bool IS_PART>
+// D and DV are head_dim and value_dim rounded up to whole steps of the tensor cores. A tile has COLUMNS columns. P and
+// dS have PARTS parts each. OF is a Gradient, and GradientBlock says what IS_PART is. For dq each head of a batch
+// element has a block for every WARPS * 16 queries; else each chunk of heads of a key/value head has one for as many
+// keys.
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, COLUMNS = Sizes::columns,
+                PARTS = Sizes::parts, OF = Sizes::of;
+  constexpr bool IS_PART = Sizes::is_part;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;

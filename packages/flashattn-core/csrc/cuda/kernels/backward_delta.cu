@@ -56,8 +56,9 @@ struct ProductsOfRows {
 };
 
 // Eight lanes have two rows. Blocks: heads and batch elements for each WARPS * 8 queries of whole tiles.
-template <typename T, int WARPS>
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
+  constexpr int WARPS = Sizes::warps;
   FLASHATTN_VALUE(AttentionParams, params);
   FLASHATTN_VALUE(BackwardParams, backward);
   FLASHATTN_READ(T, out);

@@ -44,18 +44,20 @@ struct Turns {
   }
 };
 
-// D and DV: head_dim and value_dim rounded up to 16. GROUPS: warpgroups with rows. COLUMNS: of a tile.
-// BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS, OF, IS_PART and
-// blocks: as in backward.cu, with GROUPS * 64 rows.
-template <typename T, int D, int DV, int GROUPS, int COLUMNS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS,
-          int OF, bool IS_PART>
+// D and DV are head_dim and value_dim rounded up to 16. A tile has COLUMNS columns. PARTS, OF, IS_PART and the blocks
+// are those of backward.cu, with CONSUMERS * 64 rows.
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns,
+                STAGES = Sizes::stages, PARTS = Sizes::parts, OF = Sizes::of;
+  constexpr bool IS_PART = Sizes::is_part;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
-  constexpr int kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;
-  constexpr int kLaunched = 65536 / BLOCKS / ((GROUPS + 1) * kWarpgroup) / 8 * 8;
-  static_assert(REGISTERS * GROUPS + FEW <= kLaunched * (GROUPS + 1), "more registers than the block has");
-  using Block = GradientBlock<T, OF, kRows, GROUPS, COLUMNS, IS_PART>;
+  constexpr int kRows = CONSUMERS * kWarpgroupRows, kReaders = CONSUMERS * 4;
+  constexpr int kLaunched = 65536 / Sizes::blocks / ((CONSUMERS + 1) * kWarpgroup) / 8 * 8;
+  static_assert(Sizes::consumer_registers * CONSUMERS + Sizes::producer_registers <= kLaunched * (CONSUMERS + 1),
+                "more registers than the block has");
+  using Block = GradientBlock<T, OF, kRows, CONSUMERS, COLUMNS, IS_PART>;
   using OwnFirst = SharedTile<T, kRows, D>;
   using OwnSecond = SharedTile<T, kRows, DV>;
   using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
@@ -70,7 +72,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
 
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
   // dq's two groups were faster without.
-  Turns<Block::kOfKeys ? GROUPS : 1> turns = {own_arrived.address + kBarrierBytes, group};
+  Turns<Block::kOfKeys ? CONSUMERS : 1> turns = {own_arrived.address + kBarrierBytes, group};
   Block block(FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(turns.barriers + turns.kBarriers))));
   if (threadIdx.x == 0) {
     ring.initialise(kReaders);
@@ -78,11 +80,11 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     turns.initialise();
     publish_barriers();
   }
-  block.template find<(GROUPS + 1) * kWarpgroup>();
+  block.template find<(CONSUMERS + 1) * kWarpgroup>();
   __syncthreads();
 
-  if (group == GROUPS) {
-    leave_registers<FEW>();
+  if (group == CONSUMERS) {
+    leave_registers<Sizes::producer_registers>();
     if (threadIdx.x % kWarpgroup == 0) {
       const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
                  &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
@@ -104,7 +106,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     }
     return;
   }
-  take_registers<REGISTERS>();
+  take_registers<Sizes::consumer_registers>();
 
   int group_row = group * kWarpgroupRows, first_of_group = block.first_row + group_row;
   int own_row = first_of_group + warp % 4 * kWarpRows;

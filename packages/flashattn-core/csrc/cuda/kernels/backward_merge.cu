@@ -24,8 +24,9 @@ FLASHATTN_FUNC void merge_parts(const float* parts, int64_t step, int count, T* 
 }
 
 // Blocks: kv_heads and batch elements for each KEYS keys.
-template <typename T, int WARPS, int KEYS>
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
+  constexpr int WARPS = Sizes::warps, KEYS = Sizes::keys;
   FLASHATTN_VALUE(AttentionParams, params);
   FLASHATTN_VALUE(BackwardParams, backward);
   FLASHATTN_READ(float, dk_parts);

@@ -89,18 +89,21 @@ struct Handover {
   }
 };
 
-// D and DV: head_dim and value_dim rounded up to whole panels. COLUMNS: of a tile. FIRST_STAGES and SECOND_STAGES:
-// parts of tiles that there is room for. REGISTERS and FEW: of a thread that computes and of one that loads. OF, kDq or
-// kDkAndDv, IS_PART and blocks: as in backward.cu, with 64 rows.
-template <typename T, int D, int DV, int COLUMNS, int FIRST_STAGES, int SECOND_STAGES, int REGISTERS, int FEW, int OF,
-          bool IS_PART>
+// D and DV are head_dim and value_dim rounded up to whole panels. A tile has COLUMNS columns. The rings have room for
+// FIRST_STAGES and SECOND_STAGES parts of tiles. OF is kDq or kDkAndDv. IS_PART and the blocks are those of
+// backward.cu, with 64 rows.
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,
+                SECOND_STAGES = Sizes::second_stages, OF = Sizes::of;
+  constexpr bool IS_PART = Sizes::is_part;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
   static_assert(FIRST_STAGES < 2 * kParts, "S needs a part that comes when P of the tile before has been taken");
-  static_assert(REGISTERS * kGroups + FEW <= 65536 / kWarpgroup, "more registers than there are");
+  static_assert(Sizes::consumer_registers * kGroups + Sizes::producer_registers <= 65536 / kWarpgroup,
+                "more registers than there are");
   using Block = GradientBlock<T, OF, kRows, 1, COLUMNS, IS_PART, Element>;
   using BlockOfFirst = GradientBlock<T, kDv, kRows, 1, COLUMNS, IS_PART, Element>;
   using BlockOfSecond = GradientBlock<T, Block::kOfKeys ? kDk : kDq, kRows, 1, COLUMNS, IS_PART, Element>;
@@ -138,7 +141,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   __syncthreads();
 
   if (group == kGroups) {
-    leave_registers<FEW>();
+    leave_registers<Sizes::producer_registers>();
     const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
                &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
                &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
@@ -160,7 +163,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     }
     return;
   }
-  take_registers<REGISTERS>();
+  take_registers<Sizes::consumer_registers>();
 
   int own_row = block.first_row + warp % kWarps * kWarpRows;
   auto rows = block.own_rows(own_row, lane);

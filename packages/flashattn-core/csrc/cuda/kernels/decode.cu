@@ -8,8 +8,10 @@ using namespace flashattn;
 
 // ROWS: of a block, 16, or 8 of quantised keys. KEYS: of a tile. STAGES: tiles of a ring. K: of what keys and values
 // are. Blocks: kv_heads and batch elements for each ROWS rows of each chunk.
-template <typename T, int D, int DV, int ROWS, int WARPS, int KEYS, int STAGES, typename K = T>
+template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
+                STAGES = Sizes::stages;
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_SPLIT_ARGUMENTS;
   FLASHATTN_OUTPUT_ARGUMENTS(T);

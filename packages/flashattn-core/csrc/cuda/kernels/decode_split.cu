@@ -6,8 +6,9 @@
 using namespace flashattn;
 
 // Blocks: kv_heads and batch elements for each WARPS warps.
-template <typename T, int D, int DV, int ROWS, int WARPS, typename K = T>
+template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_SPLIT_ARGUMENTS;
   FLASHATTN_OUTPUT_ARGUMENTS(T);

@@ -36,8 +36,9 @@ FLASHATTN_FUNC void split_rows(const AttentionParams& params, ToParts<T> first, 
   }
 }
 
-template <typename T, int D, int DV>
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL float_parts(const cuda::Arguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_WRITTEN(uint4, key_parts);
   FLASHATTN_WRITTEN(uint4, value_parts);
@@ -46,8 +47,9 @@ FLASHATTN_KERNEL float_parts(const cuda::Arguments& arguments) {
 }
 
 // For the gradient.
-template <typename T, int D, int DV>
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL float_parts_of_queries(const cuda::BackwardArguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_VALUE(BackwardParams, backward);
   FLASHATTN_READ(T, dout);

@@ -9,8 +9,10 @@ using namespace flashattn;
 // D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. ROWS: of a warp, 16, or 8 of
 // quantised keys. KEYS: of a tile. PARTS: of probabilities. K: of what keys and values are. Blocks: heads and batch
 // elements for each WARPS * ROWS queries.
-template <typename T, int D, int DV, int ROWS, int WARPS, int KEYS, int PARTS, typename K = T>
+template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
+                PARTS = Sizes::parts;
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   constexpr int kRows = WARPS * ROWS, kThreads = WARPS * FLASHATTN_LANES;

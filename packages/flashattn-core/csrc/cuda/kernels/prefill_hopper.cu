@@ -13,12 +13,13 @@
 
 using namespace flashattn;
 
-// D: head_dim rounded up to whole panels; DV: value_dim rounded up to 16. GROUPS: warpgroups with rows. KEYS: of a
-// tile. BLOCKS: to run at once. REGISTERS and FEW: of a thread that computes and of one that loads. PARTS: of
-// probabilities. Blocks: heads and batch elements for each GROUPS * 64 queries, of which the last may share their keys
-// with others.
-template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int BLOCKS, int REGISTERS, int FEW, int PARTS>
+// D is head_dim rounded up to whole panels, DV value_dim rounded up to 16. A tile has KEYS keys, a probability PARTS
+// parts. Each head of a batch element has a block for every CONSUMERS * 64 queries. The last blocks may share their
+// keys with others.
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,
+                STAGES = Sizes::stages, PARTS = Sizes::parts;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_VALUE(SplitParams, split);
   FLASHATTN_WRITTEN(float, partials);
@@ -26,9 +27,10 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts;
   constexpr bool kFresh = kParts > 1;
-  constexpr int kRows = GROUPS * kWarpgroupRows, kReaders = GROUPS * 4;
-  constexpr int kLaunched = 65536 / BLOCKS / ((GROUPS + 1) * kWarpgroup) / 8 * 8;
-  static_assert(REGISTERS * GROUPS + FEW <= kLaunched * (GROUPS + 1), "more registers than the block has");
+  constexpr int kRows = CONSUMERS * kWarpgroupRows, kReaders = CONSUMERS * 4;
+  constexpr int kLaunched = 65536 / Sizes::blocks / ((CONSUMERS + 1) * kWarpgroup) / 8 * 8;
+  static_assert(Sizes::consumer_registers * CONSUMERS + Sizes::producer_registers <= kLaunched * (CONSUMERS + 1),
+                "more registers than the block has");
   static_assert(STAGES > kParts, "the next keys are asked for before these values have been read");
   using Queries = SharedTile<Element, kRows, D>;
   using Keys = SharedTile<Element, KEYS, D>;
@@ -52,8 +54,8 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
 
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   Range queries_of_block = {first_row, last_row};
-  KeyTiles<kRows, GROUPS, KEYS> next(visibility, queries_of_block, minimum(group, GROUPS - 1), {tile_list}, share.chunk,
-                                     share.chunks);
+  KeyTiles<kRows, CONSUMERS, KEYS> next(visibility, queries_of_block, minimum(group, CONSUMERS - 1), {tile_list},
+                                        share.chunk, share.chunks);
 
   if (threadIdx.x == 0) {
     keys.initialise(kReaders);
@@ -63,7 +65,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   }
   if constexpr (kFresh) {
     PlainRows<const T*> from = {head_of(query, params, params.query, batch, head), row_layout(params.query)};
-    for (int at = threadIdx.x; at < kRows * D / 8; at += (GROUPS + 1) * kWarpgroup) {
+    for (int at = threadIdx.x; at < kRows * D / 8; at += (CONSUMERS + 1) * kWarpgroup) {
       int row = at / (D / 8), piece = at % (D / 8);
       EightInParts eight(from, first_row + row, piece * 8, head_dim, first_row + row <= last_row);
       FLASHATTN_UNROLL
@@ -73,12 +75,12 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     }
     publish_operands();
   }
-  next.template find<(GROUPS + 1) * kWarpgroup>(head, queries_of_block);
+  next.template find<(CONSUMERS + 1) * kWarpgroup>(head, queries_of_block);
   __syncthreads();
   next.begin();
 
-  if (group == GROUPS) {
-    leave_registers<FEW>();
+  if (group == CONSUMERS) {
+    leave_registers<Sizes::producer_registers>();
     if (threadIdx.x % kWarpgroup == 0) {
       if (!kFresh) {
         queries_arrived.arrive_and_expect(Queries::kBytes);
@@ -94,7 +96,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     }
     return;
   }
-  take_registers<REGISTERS>();
+  take_registers<Sizes::consumer_registers>();
 
   WarpRows<T, DV, KEYS, Element> rows;
   int own_query = first_row + int(warp_index()) * kWarpRows;

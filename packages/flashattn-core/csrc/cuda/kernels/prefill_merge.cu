@@ -9,8 +9,9 @@
 using namespace flashattn;
 
 // DV and ROWS: as prefill_hopper has them. Blocks: of WARPS rows.
-template <typename T, int DV, int ROWS, int WARPS>
+template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
+  constexpr int DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_VALUE(SplitParams, split);
   FLASHATTN_WRITTEN(float, partials);

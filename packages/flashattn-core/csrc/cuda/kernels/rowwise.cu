@@ -6,8 +6,9 @@
 using namespace flashattn;
 
 // Blocks: kv_heads and batch elements for each 32 rows, of 1024 threads.
-template <typename T, int D, int DV, typename K = T>
+template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL rowwise(const cuda::Arguments& arguments) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   __shared__ float tile[kRowwiseTile];

@@ -12,11 +12,13 @@ using namespace flashattn;
 // D and DV: head_dim and value_dim rounded up to whole fragments. ROWS: queries of a tile. PARTS: 1, or 2 where the
 // sums of both need too many registers: keys and values then have threadgroups of their own, taking turns in the grid.
 // Grid: (keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
-template <typename T, int D, int DV, int SIMDGROUPS, int ROWS, int PARTS>
-[[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void backward_dkv(
+template <typename T, typename Sizes>
+[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dkv(
     FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
     FLASHATTN_WRITTEN(T, dv), uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, ROWS = Sizes::rows,
+                PARTS = Sizes::parts;
   constexpr int kKeys = SIMDGROUPS * 8, kRowFragments = ROWS / 8, kDepth = D / 8, kColumns = DV / 8;
   using QueryLoader = TileLoader<T, ROWS, D, SIMDGROUPS * FLASHATTN_LANES>;
   using DoutLoader = TileLoader<T, ROWS, DV, SIMDGROUPS * FLASHATTN_LANES>;

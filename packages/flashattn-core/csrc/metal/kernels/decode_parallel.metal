@@ -7,10 +7,11 @@
 using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 1024 threads.
-template <typename T, int D, int DV, typename K = T>
+template <typename T, typename Sizes, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(1024)]] void decode_parallel(
     FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   using Rows = DecodeRows<T, D, DV, 1>;
   constexpr int kSimdgroups = 32;
   int batch = int(group.z), head = int(group.y);

@@ -9,24 +9,26 @@ using namespace flashattn;
 #define FLASHATTN_PARTIALS(ACCESS) ACCESS(float, partials), FLASHATTN_VALUE(SplitParams, split)
 
 // Grid: (chunks / SIMD groups, kv_heads, batch).
-template <typename T, int D, int DV, int ROWS, typename K = T>
+template <typename T, typename Sizes, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(128)]] void decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K),
                                                                      FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
                                                                      uint3 group [[threadgroup_position_in_grid]],
                                                                      uint lane [[thread_index_in_simdgroup]],
                                                                      uint simdgroup [[simdgroup_index_in_threadgroup]],
                                                                      uint simdgroups [[simdgroups_per_threadgroup]]) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows;
   decode_split_body<D, DV, ROWS>(query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS,
                                  {partials, params, split}, split, int(group.z), int(group.y),
                                  int(group.x * simdgroups + simdgroup), 0, lane);
 }
 
 // More rows than a threadgroup holds are further threadgroups. Grid: (chunks * blocks of rows, kv_heads, batch).
-template <typename T, int D, int DV, int ROWS, int SIMDGROUPS, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void decode_split_shared(
+template <typename T, typename Sizes, typename K = T>
+[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void decode_split_shared(
     FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
     uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, SIMDGROUPS = Sizes::simdgroups;
   using Rows = DecodeRows<T, D, DV, ROWS>;
   using Element = typename Stored<K>::Element;
   constexpr int kBudget = 15 * 1024 / int(sizeof(Element));  // elements of each of the two tiles: 30 of 32 KB
@@ -48,12 +50,13 @@ template <typename T, int D, int DV, int ROWS, int SIMDGROUPS, typename K = T>
 }
 
 // Grid: (query_len, heads, batch) threadgroups of 32 threads.
-template <typename T, int DV>
+template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(32)]] void decode_merge(FLASHATTN_OUTPUT_ARGUMENTS(T),
                                                                     FLASHATTN_VALUE(AttentionParams, params),
                                                                     FLASHATTN_PARTIALS(FLASHATTN_READ),
                                                                     uint3 group [[threadgroup_position_in_grid]],
                                                                     uint lane [[thread_index_in_simdgroup]]) {
+  constexpr int DV = Sizes::value_dim;
   decode_merge_body<DV>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, {partials, params, split}, split, int(group.z),
                         int(group.y), int(group.x), lane);
 }

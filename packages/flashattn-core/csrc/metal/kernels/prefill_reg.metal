@@ -48,11 +48,12 @@ using namespace flashattn;
 
 // D and DV: head_dim and value_dim rounded up to whole fragments. KEYS: of a tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
-template <typename T, int D, int DV, int SIMDGROUPS, int KEYS, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(SIMDGROUPS* FLASHATTN_LANES)]] void prefill_reg(
+template <typename T, typename Sizes, typename K = T>
+[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void prefill_reg(
     FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
     uint3 grid [[threadgroups_per_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, KEYS = Sizes::keys;
   constexpr int kRows = SIMDGROUPS * 8;
   constexpr int kColumns = DV / 8, kKeyFragments = KEYS / 8;
   using Element = typename Stored<K>::Element;

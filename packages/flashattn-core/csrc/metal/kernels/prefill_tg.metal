@@ -12,11 +12,12 @@ using namespace flashattn;
 
 // Rows of a key/value head: its query heads side by side, query after query. D and DV: head_dim and value_dim rounded
 // up to whole fragments. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
-template <typename T, int D, int DV, int ROW_FRAGMENTS>
+template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(
     FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T),
     uint3 threadgroup_index [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROW_FRAGMENTS = Sizes::row_fragments;
   constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // a fragment of keys for each SIMD group
   constexpr int kRows = ROW_FRAGMENTS * 8, kRowsEach = kRows / kSimdgroups;
   constexpr int kDepth = D / 8, kColumns = (DV / 8 + kSimdgroups - 1) / kSimdgroups;

@@ -1,0 +1,1 @@
+"""The commands: options are read, work is done, its records are kept and shown."""

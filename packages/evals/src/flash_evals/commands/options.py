@@ -1,0 +1,158 @@
+"""The options that commands share, each checked before any work starts."""
+
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from functools import reduce, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import mlxlm_flash_patch.cli
+import msgspec
+from flashattn_core.arguments import Precision
+
+from flash_evals.commands.outputs import FORMATS, Outputs
+from flash_evals.results.errors import EvalError
+from flash_evals.results.record import LARGEST
+
+Item = TypeVar("Item")
+
+blas = mlxlm_flash_patch.cli.blas_option
+
+
+def model(command: Callable[..., None]) -> Callable[..., None]:
+    """--model and --revision."""
+    command = click.option("--revision", help="Branch, tag or commit of a model on the hub.  [default: main]")(command)
+    return click.option(
+        "--model",
+        metavar="FOLDER|HUB_ID",
+        help="Folder or hub id of a model in mlx-lm's layout, quantised or not.  [default: a small Qwen2]",
+    )(command)
+
+
+adapter_path = click.option(
+    "--adapter-path",
+    metavar="FOLDER",
+    help="Load adapters from this folder, which mlx_lm.lora has written (LoRA, DoRA, or all weights).",
+)
+
+
+def given(record: type[Item], **more: object) -> Item:
+    """A record of the settings, from the options of the command at work that have the names of its fields, and more."""
+    return msgspec.convert({**click.get_current_context().params, **more}, record)
+
+
+def grouped(
+    name: str, record: type[Any], *options: Callable[..., Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options that reach the command as one argument of that name: a dataclass, whose fields have theirs."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def with_record(**given: Any) -> None:
+            values = {field.name: given.pop(field.name) for field in fields(record)}
+            command(**{name: record(**values)}, **given)
+
+        return reduce(lambda decorated, option: option(decorated), reversed(options), with_record)
+
+    return decorate
+
+
+def at_least(least: int, most: int = LARGEST) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+        if value is not None and not value >= least:
+            raise EvalError(f"{parameter.opts[0]} must be at least {least}, not {value}")
+        if value is not None and value > most:
+            raise EvalError(f"{parameter.opts[0]} must be at most {most:,}, not {value}")
+        return value
+
+    return check
+
+
+def number(*names: str, least: int, most: int = LARGEST, text: str, **option: Any) -> Callable[..., Any]:
+    return click.option(*names, show_default=True, callback=at_least(least, most), help=text, **option)
+
+
+def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
+    """An option that takes items separated by commas, each once. `read` raises ValueError for a text that is none."""
+
+    def check(_: click.Context, parameter: click.Parameter, value: str | None) -> list[object] | None:
+        try:
+            return value if value is None else list(dict.fromkeys(read(part.strip()) for part in value.split(",")))
+        except ValueError:
+            raise EvalError(f"{parameter.opts[0]} takes {what} separated by commas, not {value!r}") from None
+
+    return click.option(*names, show_default=True, callback=check, **option)
+
+
+def numbers(*names: str, of: str, least: int, default: str, text: str) -> Callable[..., Any]:
+    """An option that takes whole numbers separated by commas."""
+
+    def read(item: str) -> int:
+        if not item.isdecimal() or not least <= int(item) <= LARGEST:
+            raise ValueError(item)
+        return int(item)
+
+    return several(*names, read=read, what=f"numbers of {of}", metavar="N,...", default=default, help=text)
+
+
+def own_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """A file that no other option names: writing one would cost the other."""
+    if value is not None:
+        named: dict[Path, str] = context.meta.setdefault("flash_evals.files", {})
+        if (other := named.setdefault(value.resolve(), parameter.opts[0])) != parameter.opts[0]:
+            raise EvalError(f"{other} and {parameter.opts[0]} name the same file: {value}")
+    return value
+
+
+def writable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    own_file(context, parameter, value)
+    if value is not None:
+        target = value if value.exists() else value.parent
+        if value.is_dir() or not os.access(target, os.W_OK):
+            reason = "this is a folder" if value.is_dir() else f"{target} is missing or not writable"
+            raise EvalError(f"{parameter.opts[0]} {value}: {reason}")
+    return value
+
+
+def precision(default: Precision, flash: str) -> Callable[..., Any]:
+    """--precision of what is named here; the settings record it."""
+    return click.option(
+        "--precision",
+        type=click.Choice(["input", "float32"]),
+        default=default,
+        show_default=True,
+        help=f"Precision of {flash}. input: 16-bit inputs keep the accuracy of MLX's attention. float32: cast to "
+        "float32, compute, cast back. On a CPU, both precisions are the same.",
+    )
+
+
+def repetitions(default: int, text: str) -> Callable[..., Any]:
+    return number("-r", "--repetitions", least=1, default=default, text=text)
+
+
+def seed(text: str) -> Callable[..., Any]:
+    return number("--seed", least=0, default=0, text=text)
+
+
+outputs = grouped(
+    "outputs",
+    Outputs,
+    click.option(
+        "-o",
+        "--output",
+        "format",
+        type=click.Choice(FORMATS),
+        default="text",
+        show_default=True,
+        help="Format of the results on stdout: text, Markdown or JSON.",
+    ),
+    click.option(
+        "--json",
+        "json_file",
+        type=click.Path(path_type=Path),
+        callback=writable,
+        help="Write all results to this file.",
+    ),
+)

@@ -1,1 +1,0 @@
-"""The page that `flash-eval report` makes of result files."""

@@ -1,0 +1,99 @@
+"""What a command found, described once: pages of text, Markdown and HTML are made of it."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+from flash_evals.pages.chart import Chart
+from flash_evals.results.claims import LEGEND, MARK, Ratio
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    names: Sequence[int] = (1,)  # so many cells name a row, in groups, which all but the last may share with others
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """Its head and its rows; of names what a row shares with the one above is not said again."""
+        shown = [list(row) for row in self.rows]
+        for (above, row), cells in zip(pairwise(self.rows), shown[1:], strict=True):
+            for first, end in pairwise(accumulate(self.names[:-1], initial=0)):
+                if above[first:end] != row[first:end]:
+                    break
+                cells[first:end] = [""] * (end - first)
+        return [list(self.head), *shown]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Flash and another on the same work."""
+
+    work: str
+    against: str  # "off", or an implementation
+    speed: Ratio  # so many times as fast is flash
+    memory: Ratio  # flash's part of the other's
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    result: object
+    facts: Sequence[str]  # model, settings that matter, machine
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+    ran: bool = True  # whether flash did
+    only: str = ""  # what of an interrupted run was finished, such as `trials`
+    # Of the HTML page alone:
+    command: str = ""
+    title: str = ""
+    charts: Sequence[tuple[str, Sequence[Chart]]] = ()  # rows of them, each with a title
+    comparisons: Sequence[Comparison] = ()
+    about: Mapping[str, object] = field(default_factory=dict)  # all settings, and the machine
+
+    @property
+    def warnings(self) -> list[str]:
+        """What puts all figures in another light."""
+        never_ran = "The patch never ran: MLX's own attention computed everything."
+        interrupted = f"The run was interrupted: the figures are of the {self.only} that were finished."
+        return [never_ran] * (not self.ran) + [interrupted] * bool(self.only)
+
+    def text(self) -> str:
+        return self._lines(columns)
+
+    def markdown(self) -> str:
+        """Lines of prose that follow each other stay lines, where Markdown would make one paragraph of them."""
+        return re.sub(r"(?m)^([^|\n].*)\n(?=[^|\n])", r"\1  \n", self._lines(markdown))
+
+    def _lines(self, table: Callable[[Sequence[Sequence[str]]], str]) -> str:
+        tables = [table(each.texts) for each in self.tables]
+        legend = [LEGEND] if MARK in "".join(tables) else []
+        closing = [*legend, *self.notes, *self.warnings]
+        return "\n\n".join(filter(None, (" · ".join(self.facts), *tables, "\n".join(closing)))) + "\n"
+
+
+def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> str:
+    """Left-aligned columns, as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ("".join(cell.ljust(width + gap) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, as llama-bench prints it: the first row is its head."""
+    head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """In the order in which the keys come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

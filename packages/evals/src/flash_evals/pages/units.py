@@ -1,0 +1,81 @@
+"""Figures as pages show them, of the units that result files have."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from flash_evals.results.claims import MARK, Ratio, times
+
+Shown = Callable[[float], str]
+Units = Sequence[tuple[float, str]]  # size and name, the largest first
+
+DASH = "–"  # for a figure that is not finite or not known
+NOT_FINITE = "not finite"
+SECONDS: Units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
+MEGABYTES: Units = ((1e3, "GB"), (1, "MB"), (1e-3, "kB"))
+
+whole: Shown = "{:,.0f}".format
+scientific: Shown = "{:.1e}".format
+signed: Shown = "{:+.1e}".format
+megabytes: Shown = "{:,.1f} MB".format
+number_tick: Shown = "{:,.6g}".format
+
+
+def figure(value: float | None, shown: Shown, otherwise: str = DASH) -> str:
+    """`otherwise` stands for what is not known or not finite."""
+    return otherwise if value is None or not math.isfinite(value) else shown(value)
+
+
+def ratio(of: Ratio) -> str:
+    """`0.62x`, `1.02x ~`; empty if it is not known."""
+    return figure(of.value, times, "") + (f" {MARK}" if of.sign == 0 else "")
+
+
+def decimal(digits: int) -> Shown:
+    """So many decimals while that is readable and leaves two digits, else two or three digits."""
+
+    def shown(x: float) -> str:
+        if x and abs(x) < 10.0 ** (1 - digits):
+            return f"{x:.2g}"
+        return f"{x:,.{digits}f}" if abs(x) < 1e7 else f"{x:.2e}"
+
+    return shown
+
+
+def rate(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 else f"{x:.1f}" if x >= 1 else f"{x:.2g}"
+
+
+def percent(x: float) -> str:
+    """Rounded down: 100 % only if it is all."""
+    return f"{math.floor(x * 1e5) / 1e3:.3f} %"
+
+
+def share(x: float) -> str:
+    return f"{x:,.0%}" if x >= 0.1 else f"{100 * x:.2g}%"
+
+
+def duration(middle: float, low: float, high: float) -> str:
+    """Three digits in the unit that suits, and the range around it with as many: `4.21 ms (4.20–4.25)`."""
+    size, unit = _unit(middle, SECONDS)
+    digits = 2 if middle < 10 * size else 1 if middle < 100 * size else 0
+    text, low_text, high_text = (f"{each / size:,.{digits}f}" for each in (middle, low, high))
+    return f"{text} {unit} ({low_text}–{high_text})"
+
+
+def on_axis(units: Units) -> Shown:
+    """`500 ms`, `2 GB`."""
+
+    def shown(x: float) -> str:
+        size, unit = _unit(x, units)
+        return f"{x / size:,.6g} {unit}"
+
+    return shown
+
+
+def _unit(x: float, units: Units) -> tuple[float, str]:
+    """The largest that x reaches, or the smallest there is."""
+    return next((unit for unit in units if x >= unit[0] * (1 - 1e-9)), units[-1])
+
+
+def percent_tick(x: float) -> str:
+    return f"{100 * x:,.6g} %"

@@ -1,0 +1,64 @@
+"""The two arms, patch off and patch on: what each of them took, and what flash did in the second."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Generic, Literal, TypeVar
+
+from msgspec import field
+
+from flash_evals.results.record import Amount, Count, Record
+
+Arm = Literal["off", "on"]
+Figures = TypeVar("Figures")
+ARMS: tuple[Arm, Arm] = ("off", "on")
+
+
+class Measurement(Record):
+    """What one arm took."""
+
+    seconds: Amount
+    tokens_per_s: Amount
+    peak_memory_mb: Amount  # above what was resident before
+
+
+class ByArm(Record, Generic[Figures]):
+    """The same of both arms."""
+
+    off: Figures
+    on: Figures
+
+    def __getitem__(self, name: Arm) -> Figures:
+        return self.off if name == "off" else self.on
+
+
+class Trial(ByArm[Figures], Generic[Figures]):
+    """Both arms did the same work once."""
+
+    order: tuple[Arm, Arm]
+
+
+class Flash(Record):
+    """What the patch did in the arm that is on."""
+
+    calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
+    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls of mlx-lm's own attention
+    left: dict[str, Count] = field(default_factory=dict)  # kind of call -> calls of MLX's own, which is faster here
+
+    def add(self, other: "Flash") -> None:
+        self.calls = dict(Counter(self.calls) + Counter(other.calls))
+        self.fallbacks = dict(Counter(self.fallbacks) + Counter(other.fallbacks))
+        self.left = dict(Counter(self.left) + Counter(other.left))
+
+    @classmethod
+    def sum(cls, parts: Iterable["Flash"]) -> "Flash":
+        total = cls()
+        for part in parts:
+            total.add(part)
+        return total
+
+    def __str__(self) -> str:
+        calls = ", ".join(f"{kernel} {count:,} calls" for kernel, count in sorted(self.calls.items())) or "no calls"
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in sorted(self.fallbacks.items()))
+        fallbacks = f"{sum(self.fallbacks.values()):,} fallbacks" + (f" ({reasons})" if reasons else "")
+        left = f", left to MLX's own attention: {sum(self.left.values()):,} calls" if self.left else ""
+        return f"{calls}, {fallbacks}{left}"

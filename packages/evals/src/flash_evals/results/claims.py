@@ -1,0 +1,85 @@
+"""What may be said of two that did the same work: one is faster, one needs less, or nothing. It is decided here alone.
+
+A difference is claimed if the trials of the two lie apart, and if the ratio of the two is not shown as 1.00x. Trials
+lie apart if the ranges from the 20th to the 80th percentile do not overlap. Fewer than three trials say little about
+how far others would lie from them: they lie apart if each of one side is at least twice each of the other. Memory
+follows the same rule.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flash_evals.results.arms import ByArm
+
+ENOUGH = 3  # trials of each side, to know how far they scatter
+NOTHING = "no clear difference"
+MARK = "~"  # behind a ratio that claims nothing
+LEGEND = (  # where the mark is
+    f"{MARK} marks {NOTHING}: the trials of both sides overlap (20th to 80th percentile), "
+    f"or are fewer than {ENOUGH} and less than twofold apart."
+)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """What one took over what the other took. `value` is None if it is not known."""
+
+    value: float | None
+    apart: bool  # whether the trials of the two lie apart
+
+    @classmethod
+    def of(cls, value: float | None, one: Sequence[float], other: Sequence[float]) -> "Ratio":
+        return cls(value, apart(one, other))
+
+    @classmethod
+    def of_arms(cls, value: float | None, trials: "Sequence[ByArm[Any]]", figure: str) -> "Ratio":
+        """On over off, of a figure that each trial has of both arms."""
+        return cls.of(value, *([getattr(getattr(trial, arm), figure) for trial in trials] for arm in ("off", "on")))
+
+    @property
+    def sign(self) -> int | None:
+        """1 above 1, -1 below, 0 if nothing is claimed; None if the ratio is not known."""
+        if self.value is None:
+            return None
+        return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether these trials lie apart. What has no trials at all is taken as it is."""
+    if not one or not other:
+        return True
+    if min(len(one), len(other)) < ENOUGH:
+        return 2 * max(one) <= min(other) or 2 * max(other) <= min(one)
+    (low, high), (other_low, other_high) = ([percentile(x, share) for share in (0.2, 0.8)] for x in (one, other))
+    return high < other_low or other_high < low
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest values, as numpy does it."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def sentence(ratios: dict[str, Ratio]) -> str:
+    """`0.62x the memory, no clear difference in speed`, of what is known."""
+    said = [
+        f"{times(ratio.value)} the {what}" for what, ratio in ratios.items() if ratio.value is not None and ratio.sign
+    ]
+    unclear = [what for what, ratio in ratios.items() if ratio.sign == 0]
+    return ", ".join([*said, *([f"{NOTHING} in {' and '.join(unclear)}"] if unclear else [])])
+
+
+def quotient(one: float | None, other: float | None) -> float | None:
+    """None if there is nothing to divide, or to divide by."""
+    return one / other if one is not None and other else None
+
+
+def times(x: float) -> str:
+    """`0.62x`."""
+    return f"{x:,.2f}x"

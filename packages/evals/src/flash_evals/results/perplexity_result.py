@@ -1,0 +1,165 @@
+"""What `flash-eval perplexity` found: the records of its result file."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from flashattn_core.arguments import Precision
+
+from flash_evals.results.arms import ARMS, Arm, Measurement
+from flash_evals.results.claims import Ratio, quotient
+from flash_evals.results.provenance import Dataset, Machine, Model, ModelResult
+from flash_evals.results.record import Amount, Count, Record
+
+Scoring = Literal["rolling", "half"]
+Documents = Literal["joined", "separate"]
+
+SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
+
+Name = Literal["other", "off", "on"]  # of a column: an arm, or the same arm of another run
+NAMES: tuple[Name, ...] = ("other", *ARMS)
+
+
+class Settings(Record, kw_only=True):
+    """All settings that a perplexity, its speed or its memory depends on."""
+
+    context: Count
+    stride: Count | None
+    scoring: Scoring
+    documents: Documents
+    bos: Literal["bos", "eos"] | None
+    detokenised: bool
+    top1_tie: Amount  # logits this close, relative to the larger, rank the same
+    arm: Arm | Literal["both"]
+    batch_size: Count
+    max_windows: Count | None
+    memory: str
+    precision: Precision = "float32"  # of the patch; files that do not say were made with this one
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return ARMS if self.arm == "both" else (self.arm,)
+
+    def __str__(self) -> str:
+        """As the page names them."""
+        half, bos = self.scoring == "half", {None: "no BOS", "bos": "BOS", "eos": "EOS as BOS"}[self.bos]
+        parts = [
+            f"context {self.context}",
+            "second half of each chunk scored, as llama-perplexity does" if half else f"stride {self.stride}",
+            bos,
+            "documents one by one" if self.documents == "separate" else "",
+            "detokenised" if self.detokenised else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+
+class Reading(Record, kw_only=True, omit_defaults=True):
+    """A trial: what it took to read the windows of a batch."""
+
+    windows: Count
+    tokens: Count  # that were read
+    rank: Count
+    order: tuple[Arm, ...]
+    off: Measurement | None = None
+    on: Measurement | None = None
+
+    def __getitem__(self, name: Arm) -> Measurement:
+        """Of an arm that ran. Raises ValueError for another: a broken file may claim it."""
+        measurement = self.off if name == "off" else self.on
+        if measurement is None:
+            raise ValueError(f"a trial has no arm {name}")
+        return measurement
+
+
+class Column(Record, kw_only=True):
+    """What one arm says of a text. Word and byte figures are None where the tokens do not make up a text."""
+
+    ppl: float | None  # in JSON null where it is not finite
+    ppl_se: float | None
+    word_ppl: float | None = None
+    byte_ppl: float | None = None
+    bits_per_byte: float | None = None
+    tokens_per_s: Amount  # median of the batches
+    peak_memory_mb: Amount
+
+
+class Paired(Record):
+    """The second column against the first. In JSON null: what is not finite; and max_abs_dlogit, mean_kl of one arm."""
+
+    of: tuple[Name, Name]
+    delta_nll: float | None
+    delta_nll_se: Amount | None
+    max_abs_dlogit: Amount | None
+    mean_kl: Amount | None
+    top1_agreement: Amount
+
+    @property
+    def same(self) -> bool:
+        return self.top1_agreement == 1 and self.delta_nll is not None and abs(self.delta_nll) <= SAME_NLL
+
+
+class Compared(Record):
+    """The column that is of a file."""
+
+    file: str
+    arm: Arm
+    column: Name
+    differs_in: list[str]
+    model: Model
+    batch_size: Count
+    ranks: Count
+    machine: Machine
+    trials: list[Measurement]
+
+
+class Together(Record):
+    """How many ranks took part, and the tokens per second of all: the sum of their medians."""
+
+    size: Count
+    tokens_per_s: dict[Arm, Amount]
+
+
+class Windows(Record):
+    planned: Count
+    finished: Count
+    resumed: Count
+
+
+class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
+    dataset: Dataset
+    settings: Settings
+    tokens: Count
+    words: Count | None
+    bytes: Count | None
+    other: Column | None = None
+    off: Column | None = None
+    on: Column | None = None
+    paired: Paired | None
+    compared: Compared | None
+    trials: list[Reading]
+    ranks: Together
+    windows: Windows
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.columns) <= 2:
+            raise ValueError(f"expected the arms off and on, or one of them, not {', '.join(self.columns) or 'none'}")
+        if (self.paired.of if self.paired else None) != (tuple(self.columns) if len(self.columns) == 2 else None):
+            raise ValueError("expected `paired` if the file has two arms, and of these two")
+
+    @property
+    def columns(self) -> dict[Name, Column]:
+        """In the order in which they are shown."""
+        return {name: column for name in NAMES if (column := getattr(self, name)) is not None}
+
+    def trials_of(self, name: Name) -> Sequence[Measurement]:
+        if self.compared and name == self.compared.column:
+            return self.compared.trials
+        return [trial[name] for trial in self.trials if name != "other"]
+
+    def ratio(self, figure: Literal["tokens_per_s", "peak_memory_mb"]) -> Ratio:
+        """Not known if there is nothing to compare, or if the patch is not all that off and on differ in."""
+        of_another = self.compared and self.compared.column != "other" and self.compared.differs_in
+        if not self.paired or of_another:
+            return Ratio(None, apart=False)
+        first, second = self.paired.of
+        value = quotient(*(getattr(self.columns[name], figure) for name in (second, first)))
+        return Ratio.of(value, *([getattr(t, figure) for t in self.trials_of(name)] for name in (first, second)))

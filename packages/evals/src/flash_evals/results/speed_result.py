@@ -1,0 +1,103 @@
+"""What `flash-eval speed` found: the records of its result file."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from flashattn_core.arguments import Precision
+from msgspec import Meta
+
+from flash_evals.results.arms import ARMS, ByArm, Measurement, Trial
+from flash_evals.results.claims import Ratio, quotient
+from flash_evals.results.provenance import Model, ModelResult
+from flash_evals.results.record import Amount, Count, Record
+
+Kind = Literal["prompt", "generation"]
+
+
+class Settings(Record):
+    prompt: list[Count]
+    generate: list[Count]
+    depth: list[Count]
+    batch_size: list[Count]
+    num_draft_tokens: Count | None
+    repetitions: Count
+    delay: Amount
+    seed: Count
+    prefill_step_size: Count
+    memory: str
+    precision: Precision = "float32"  # of the patch; files that do not say were made with this one
+
+
+class Case(NamedTuple):
+    kind: Kind
+    tokens: int  # of the prompt, or generated; of each sequence
+    depth: int  # tokens that are in the KV cache before, of each sequence
+    batch_size: int  # sequences at once
+
+    def __str__(self) -> str:
+        name = f"{'pp' if self.kind == 'prompt' else 'tg'}{self.tokens}"
+        many = f" x{self.batch_size}" if self.batch_size > 1 else ""
+        return f"{name}{many}" + (f" @ d{self.depth}" if self.depth else "")
+
+
+class Speed(Measurement):
+    """Of one arm in one trial."""
+
+    drafted: Count  # tokens that the draft model has guessed
+    accepted: Count
+
+
+class Summary(Record):
+    """Of one arm in one test."""
+
+    tokens_per_s: Amount  # mean
+    tokens_per_s_sd: Amount | None
+    tokens_per_s_median: Amount
+    peak_memory_mb: Amount
+    attention_share: Amount | None  # of the time
+    accepted_share: Amount | None  # of the tokens that a draft model guessed
+
+    @classmethod
+    def of(cls, trials: Sequence[Speed], attention_share: float | None) -> "Summary":
+        speeds = [trial.tokens_per_s for trial in trials]
+        drafted = sum(trial.drafted for trial in trials)
+        return cls(
+            tokens_per_s=statistics.mean(speeds),
+            tokens_per_s_sd=statistics.stdev(speeds) if len(speeds) > 1 else None,
+            tokens_per_s_median=statistics.median(speeds),
+            peak_memory_mb=max(trial.peak_memory_mb for trial in trials),
+            attention_share=attention_share,
+            accepted_share=sum(trial.accepted for trial in trials) / drafted if drafted else None,
+        )
+
+
+class Test(ByArm[Summary]):
+    test: str
+    kind: Kind
+    tokens: Count
+    depth: Count
+    batch_size: Count
+    ratio: Amount  # of the medians of tokens/s
+    trials: list[Trial[Speed]]
+
+    @classmethod
+    def of(cls, case: Case, attention: ByArm[float | None], trials: list[Trial[Speed]]) -> "Test":
+        off, on = (Summary.of([trial[name] for trial in trials], attention[name]) for name in ARMS)
+        ratio = on.tokens_per_s_median / off.tokens_per_s_median
+        return cls(test=str(case), **case._asdict(), off=off, on=on, ratio=ratio, trials=trials)
+
+    @property
+    def speed(self) -> Ratio:
+        return Ratio.of_arms(self.ratio, self.trials, "tokens_per_s")
+
+    @property
+    def memory(self) -> Ratio:
+        value = quotient(self.on.peak_memory_mb, self.off.peak_memory_mb)
+        return Ratio.of_arms(value, self.trials, "peak_memory_mb")
+
+
+class Result(ModelResult, kw_only=True, tag="speed"):
+    draft_model: Model | None
+    settings: Settings
+    results: Annotated[list[Test], Meta(min_length=1)]

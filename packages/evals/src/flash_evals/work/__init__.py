@@ -1,0 +1,1 @@
+"""How figures come about: models, texts and kernels, the two arms, and records of what they did."""

@@ -1,0 +1,200 @@
+"""Where the text comes from: this Python's documentation, files, a folder, stdin, or the hub through `datasets`."""
+
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict, astuple, replace
+
+from flash_evals.results.errors import EvalError, failing
+from flash_evals.results.provenance import Dataset, Part
+from flash_evals.work import hub, pydoc_text, wikitext
+
+# Between documents: a blank line, as transformers' guide to perplexity has it; scored and counted like the rest.
+SEPARATOR = "\n\n"
+WIKITEXT = "Salesforce/wikitext"
+
+
+WHOLE = Part()
+OPTIONS = ("--config", "--split", "--text-column", "--dataset-revision")
+
+
+@dataclass(frozen=True)
+class Text:
+    documents: Sequence[str]  # as they were published
+    dataset: Dataset
+    tokenised: bool  # as WikiText is
+
+    @classmethod
+    def of(
+        cls,
+        documents: Sequence[str],
+        source: str,
+        part: Part = WHOLE,
+        name: str | None = None,
+        separator: str = SEPARATOR,
+        tokenised: bool = False,
+    ) -> "Text":
+        """Named after its part, unless it has a `name`. Raises EvalError if these documents are no text."""
+        name = name or " ".join(filter(None, (source, part.config, part.split)))
+        text = separator.join(documents)
+        if not text.strip():
+            raise EvalError(f"{name} holds no text")
+        with failing(f"{name} holds characters that are not valid text"):
+            content = text.encode()
+        dataset = Dataset(
+            name=name,
+            source=source,
+            **asdict(part),
+            fingerprint=f"sha256:{hashlib.sha256(content).hexdigest()}",
+            documents=len(documents),
+            separator=separator,
+            words=len(text.split()),
+            bytes=len(content),
+        )
+        return cls(documents, dataset, tokenised)
+
+
+def load(*datasets: str, part: Part = WHOLE) -> Text:
+    """The documents of a part of a dataset.
+
+    One of `datasets` is "pydoc", "wikitext", "wikitext-2", "wikitext-103", "-" for stdin, a .txt, .jsonl or .parquet
+    file, a folder that the `datasets` library can read, or a hub id; several are files, read one after the other.
+    Raises EvalError: no such file, split, column or revision, no text, no network, a `part` that has no meaning.
+    """
+    match datasets:
+        case ("pydoc",):
+            _require_no(part, "pydoc")
+            python = Part(revision=f"CPython {platform.python_version()}")
+            return Text.of(pydoc_text.documents("heldout"), "pydoc", python, "pydoc topics, held out")
+        case ("-",):
+            _require_no(part, "stdin")
+            with failing("cannot read stdin"):
+                return Text.of([sys.stdin.buffer.read().decode()], "stdin")
+        case ("wikitext" | "wikitext-2" | "wikitext-103" as name,):
+            if name != "wikitext":
+                _require_no(Part(config=part.config), name)
+            config = part.config or f"{'wikitext-2' if name == 'wikitext' else name}-raw-v1"
+            return _from_hub(WIKITEXT, replace(part, config=config))
+        case (folder,) if Path(folder).is_dir():
+            _require_no(Part(revision=part.revision), f"the folder {folder}")
+            return _from_folder(folder, part)
+        case (repo,) if not Path(repo).is_file() and Path(repo).suffix not in READERS:
+            return _from_hub(repo, part)
+    return _from_files(datasets, part)
+
+
+def _require_no(part: Part, what: str) -> None:
+    for option, value in zip(OPTIONS, astuple(part), strict=True):
+        if value is not None:
+            raise EvalError(f"{option} has no meaning for {what}")
+
+
+def _from_files(files: Sequence[str], part: Part) -> Text:
+    paths = [Path(file) for file in files]
+    for path in paths:
+        if not path.is_file() or path.suffix not in READERS:
+            several = "several --dataset options must be files: " if len(files) > 1 else ""
+            raise EvalError(f"{several}expected an existing .txt, .jsonl or .parquet file, not {path}")
+    plain, column, source = all(path.suffix == ".txt" for path in paths), part.column or "text", ", ".join(files)
+    _require_no(part if plain else replace(part, column=None), source)
+    documents, name = _read_files(paths, column), ", ".join(path.name for path in paths)
+    return Text.of(documents, source, Part(column=None if plain else column), name)
+
+
+def _read_files(paths: Sequence[Path], column: str) -> list[str]:
+    """Their documents, byte for byte."""
+    documents: list[str] = []
+    for path in paths:
+        with failing(f"cannot read {path}", (Exception,)):
+            documents += READERS[path.suffix](path, column)
+    return documents
+
+
+def _read_txt(path: Path, column: str) -> list[str]:
+    return [path.read_bytes().decode()]  # not read_text: the original bytes are counted, "\r\n" too
+
+
+def _read_jsonl(path: Path, column: str) -> list[str]:
+    row: Any = msgspec.defstruct("Row", [("text", str)], rename={"text": column})
+    rows = [json.loads(line) for line in path.read_bytes().decode().split("\n") if line.strip()]
+    return [each.text for each in msgspec.convert(rows, list[row])]
+
+
+def _read_parquet(path: Path, column: str) -> list[str]:
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    return _column(parquet.read_table(path), column, path)
+
+
+READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+
+
+def _from_folder(folder: str, part: Part) -> Text:
+    """Which of its files make up a split, `datasets` finds out from their names or from the folder's README.md.
+
+    If all are files that we can read, we do: `datasets` would cut a .txt into lines.
+    """
+    datasets, path = _quiet_datasets(), str(Path(folder).absolute())  # "text" alone is a builder's name to it
+    split, column = part.split or "test", part.column or "text"
+    with failing(f"cannot read {folder}, --split {split}", (Exception,)):
+        builder = datasets.load_dataset_builder(path, part.config)
+        files = [Path(file) for file in builder.config.data_files.get(split, [])]
+        if files and all(file.suffix in READERS for file in files):
+            documents = _read_files(files, column)
+        else:
+            documents = _column(_table(builder, split), column, folder)
+    return Text.of(documents, folder, Part(part.config, split, column))
+
+
+def _from_hub(repo: str, part: Part) -> Text:
+    """The commit that the hub names, which `datasets` downloads into its cache; without a network, one found there."""
+    datasets = _quiet_datasets()
+    split, column = part.split or "test", part.column or "text"
+    with hub.reading(repo, "dataset", part.revision) as (commit, online):
+        datasets.config.HF_HUB_OFFLINE = not online  # it would ask again, for half a minute
+        builder = datasets.load_dataset_builder(repo, part.config, revision=part.revision)
+        if builder.hash != commit:
+            # When the hub is silent, it takes the latest that it has in its cache, whatever commit that is.
+            raise ConnectionError(f"the hub does not answer, and commit {commit} is not in the cache")
+        table = _table(builder, split)
+    config = part.config or (None if builder.config.name == "default" else builder.config.name)
+    documents, part = _column(table, column, repo), Part(config, split, column, commit)
+    if repo != WIKITEXT:
+        return Text.of(documents, repo, part)
+    # Its rows are the lines of a file: put together again as the pages that it consists of.
+    return Text.of(wikitext.pages(documents), repo, part, separator="\n", tokenised=True)
+
+
+def _quiet_datasets() -> Any:
+    import datasets  # type: ignore[import-untyped]
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we report its errors ourselves
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    return datasets
+
+
+def _table(builder: Any, split: str) -> Any:
+    """pyarrow's, of a split."""
+    try:
+        builder.download_and_prepare()
+    except Exception as error:
+        raise error.__cause__ or error from None  # `datasets` says no more than that an error occurred
+    return builder.as_dataset(split).with_format("arrow")[:]
+
+
+def _column(table: Any, column: str, where: object) -> list[str]:
+    """Of a table of pyarrow's."""
+    types = {field.name: str(field.type) for field in table.schema}
+    if column not in types:
+        raise EvalError(f"{where} has no column {column!r}; its columns are: {', '.join(types)}")
+    if types[column] not in ("string", "large_string", "string_view"):
+        raise EvalError(f"the column {column!r} of {where} holds {types[column]}, not text")
+    return [row or "" for row in table[column].to_pylist()]

@@ -1,0 +1,162 @@
+"""The work of `speed`: prompts and generation as mlx-lm runs them, with the patch off and on.
+
+One sequence goes through mlx-lm's `generate_step`, several at once through the two classes that its `BatchGenerator`
+is made of, and a draft model through `speculative_generate_step`: prefill steps, caches and asynchronous evaluation
+are mlx-lm's. `BatchGenerator` itself would only add a queue, and the merging of caches to what is timed.
+"""
+
+import copy
+import inspect
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from flashattn_core.arguments import Precision
+from mlx_lm.generate import PromptProcessingBatch, generate_step, speculative_generate_step
+from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
+from msgspec.structs import asdict
+
+from flash_evals.results.arms import Arm, Flash, Trial
+from flash_evals.results.errors import EvalError, failing
+from flash_evals.results.speed_result import Case, Settings, Speed, Test
+from flash_evals.work.measure import attention_share, run, trial
+from flash_evals.work.models import LoadedModel
+
+PREFILL_STEP_SIZE: int = inspect.signature(generate_step).parameters["prefill_step_size"].default  # mlx-lm's own
+
+Cache = list[Any]  # a layer's keys and values each
+Guesses = tuple[int, int]  # of a draft model: drafted, accepted
+
+
+def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
+    """EvalError if a case is too long for the model, or mlx-lm cannot generate with that model and its draft model."""
+    loaded, *draft = models
+    for case in cases:
+        drafting = draft if case.kind == "generation" else []
+        for model in (loaded, *drafting):
+            # The last round verifies as many guesses as tokens are missing, behind the token that was found before.
+            model.require_positions(case.depth + case.tokens + len(drafting), str(case))
+    if any(case.batch_size > 1 for case in cases):
+        for layer in make_prompt_cache(loaded.model):
+            if not hasattr(layer, "merge"):
+                raise EvalError(f"-b: mlx-lm cannot batch the cache of {loaded.name}, a {type(layer).__name__}")
+    for model in draft:
+        theirs, own = model.tokenizer.vocab_size, loaded.tokenizer.vocab_size
+        if theirs != own:
+            expected = f"expected the tokenizer of {loaded.name}, with {own:,}"
+            raise EvalError(f"--draft-model {model.name} has a tokenizer of {theirs:,} tokens, {expected}")
+        for each in models:  # mlx-lm looks at the first alone
+            if not can_trim_prompt_cache(make_prompt_cache(each.model)):
+                raise EvalError(f"--draft-model: mlx-lm cannot remove rejected tokens from the cache of {each.name}")
+
+
+def tests(
+    models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
+) -> Generator[tuple[Test, Flash], None, None]:
+    """What a case has come to after each of its repetitions, and what flash did in that one; before them, a pair of
+    trials warms up, and one is watched for attention's share. The models are one, or it and its draft model.
+
+    Raises EvalError if a model, its cache or the memory does not take a case.
+    """
+    random = np.random.default_rng(settings.seed)
+    vocabulary = min(model.vocabulary for model in models)
+    filled: dict[int, list[Cache]] = {}  # for each of the models, with the same tokens
+
+    def work() -> Callable[[], Guesses]:
+        time.sleep(settings.delay)
+        return prepared(models, settings.num_draft_tokens, case, tokens, filled[case.depth])
+
+    def speed(flash: Flash, name: Arm) -> Speed:
+        (drafted, accepted), took = run(name, work(), case.tokens * case.batch_size, flash, settings.precision)
+        return Speed(**asdict(took), drafted=drafted, accepted=accepted)
+
+    for case in cases:
+        if case.depth not in filled:
+            with failing(f"filling the cache with {case.depth} tokens fails"):
+                held = random.integers(vocabulary, size=case.depth)
+                filled = {case.depth: [filled_cache(model, held, settings.precision) for model in models]}
+        tokens = random.integers(vocabulary, size=(case.batch_size, case.tokens if case.kind == "prompt" else 1))
+        trial(str(case), 0, partial(speed, Flash()))
+        attention = trial(str(case), 1, lambda name: attention_share(name, work(), settings.precision))
+        trials: list[Trial[Speed]] = []
+        for repetition in range(settings.repetitions):
+            flash = Flash()
+            trials.append(trial(str(case), repetition, partial(speed, flash)))
+            yield Test.of(case, attention, [*trials]), flash
+
+
+def prepared(
+    models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
+) -> Callable[[], Guesses]:
+    """One trial's work on the tokens, (sequences, read), where a draft model guesses so many ahead. Its cache is its
+    own, and ready before the clock starts.
+    """
+    steps = 0 if case.kind == "prompt" else case.tokens - 1
+    if case.batch_size > 1:
+        return _batch(models[0], tokens, steps, filled[0])
+    if ahead and case.kind == "generation":
+        own = [layer for cache in filled for layer in _copy(cache)]
+        return partial(_speculate, models, ahead, tokens[0], case.tokens, own)
+    return partial(_generate, models[0], tokens[0], steps, _copy(filled[0]))
+
+
+def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Guesses:
+    """Processes the tokens up to the first new one, then takes that many further decode steps."""
+    stream = mx.default_stream(mx.default_device())
+    for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
+        pass
+    mx.synchronize(stream)  # the last step is still under way when the generator ends
+    return 0, 0
+
+
+def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Callable[[], Guesses]:
+    """Like `_generate`, of all sequences at once, each with a copy of the `cache`."""
+    count, more = len(tokens), steps + 2  # a sequence that is done would be taken out of the batch
+    batch = PromptProcessingBatch(loaded.model, list(range(count)), [cache] * count, max_tokens=[more] * count)
+    mx.eval([layer.state for layer in batch.prompt_cache])
+
+    def work() -> Guesses:
+        generation = batch.generate(tokens.tolist())
+        for _ in range(steps):
+            generation.next()
+        mx.synchronize()
+        return 0, 0
+
+    return work
+
+
+def _speculate(models: Sequence[LoadedModel], ahead: int, tokens: np.ndarray, count: int, caches: Cache) -> Guesses:
+    """Generates that many tokens, of which the draft model guesses some ahead."""
+    model, draft = (loaded.model for loaded in models)
+    options: dict[str, Any] = {"num_draft_tokens": ahead, "max_tokens": count, "prompt_cache": caches}
+    stream = mx.default_stream(mx.default_device())
+    steps = speculative_generate_step(mx.array(tokens), model, draft, stream, **options)
+    guessed = [drafted for _, _, drafted in steps]
+    mx.synchronize(stream)
+    # A token of the large model's own ends a round of guessing and verifying.
+    rounds = [0, *(at for at in range(1, len(guessed)) if not guessed[at - 1])]
+    return sum(min(ahead, count - at) for at in rounds), sum(guessed)
+
+
+def filled_cache(loaded: LoadedModel, tokens: np.ndarray, precision: Precision = "input") -> Cache:
+    """Filled by the on arm, as its origin costs neither arm any time."""
+    cache = list(make_prompt_cache(loaded.model))
+    if len(tokens):
+        run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash(), precision)
+    return cache
+
+
+def _copy(cache: Cache) -> Cache:
+    """The same keys and values for one trial, which will append to them, in buffers of their own.
+
+    A deep copy alone shares the buffers, and the first append would copy them while the clock runs.
+    """
+    copied = copy.deepcopy(cache)
+    for layer in copied:
+        arrays = {name: value + 0 for name, value in vars(layer).items() if isinstance(value, mx.array)}
+        layer.__dict__.update(arrays)
+        mx.eval(arrays)
+    return copied

@@ -1,0 +1,64 @@
+"""The hub: is it there, which commit is meant, and what its answers and its silence mean.
+
+It is asked once, and has five seconds to answer, before the libraries that would retry for half a minute.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from flash_evals.results.errors import EvalError, one_line
+
+Kind = Literal["model", "dataset"]
+INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}  # work without the hub
+
+
+@contextmanager
+def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str | None, bool]]:
+    """Gives the commit that a branch, tag or commit of a repository is, "main" if None, and whether the hub says so; if
+    it is silent, the commit is that of what was last downloaded.
+
+    Raises EvalError for what the hub does not have for this user, and for what fails while it is read. Without a
+    network and with nothing in the cache, that names two commands which work all the same.
+    """
+    from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub.utils.logging import set_verbosity_error
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    online, what = True, f"{kind} {repo}"
+    try:
+        try:
+            commit = HfApi().repo_info(repo, repo_type=kind, revision=revision or "main", timeout=5).sha
+        except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+            raise
+        except Exception:
+            # Refused, timed out, no such host, a proxy's error page: the client has a class for each, and all
+            # mean the same here. What the cache holds is still good.
+            online = False
+            found = snapshot_download(repo, repo_type=kind, revision=revision, local_files_only=True, allow_patterns=[])
+            commit = Path(found).name
+        yield commit, online
+    except Exception as error:
+        if not online and isinstance(error, errors.LocalEntryNotFoundError | ConnectionError):
+            command = f"flash-eval {click.get_current_context().info_name}"
+            says = (
+                f"{what}{f' at revision {revision}' if revision else ''} is neither a local path nor in the cache, and "
+                f"the hub cannot be reached; without a network use `{command}` or `{command} {INSTEAD[kind]}`"
+            )
+        elif isinstance(error, errors.RevisionNotFoundError):
+            says = f"the {what} on the hub has no branch, tag or commit {revision!r}"
+        elif isinstance(error, errors.HFValidationError):
+            says = f"no such {'model folder' if kind == 'model' else 'file or folder'}: {repo}"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            says = f"no file or folder {repo!r}, and the hub shows you no {what}; if it is private, run: hf auth login"
+        else:
+            how = "" if online else " without a network"
+            says = f"cannot read {what}{how}: {one_line(error)}"
+        raise EvalError(says) from error

@@ -1,0 +1,172 @@
+"""Loads a model as mlx-lm does, from a folder, the hub or this package, and turns text into its tokens."""
+
+import json
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from flash_evals.results.errors import EvalError, failing
+from flash_evals.results.provenance import Model
+from flash_evals.work import hub
+
+Bos = Literal["auto", "always", "never"]
+DEMO_MODEL = Path(__file__).parent / "demo_model"
+ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # as mlx-lm calls them; m is DoRA's magnitude
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: Any  # an mlx.nn.Module
+    tokenizer: Any  # mlx-lm's TokenizerWrapper
+    config: dict[str, Any]
+    described: Model
+
+    @property
+    def name(self) -> str:
+        return self.described.name
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids the model has an embedding for."""
+        return int(_setting(self.config, "vocab_size"))
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer. Raises EvalError if the config does not say."""
+        for name in ("num_attention_heads", "n_heads", "n_head", "num_heads"):
+            if heads := _setting(self.config, name):
+                return int(heads)
+        raise EvalError(f"the config.json of {self.name} lacks the number of attention heads (num_attention_heads)")
+
+    @property
+    def head_dim(self) -> int:
+        """Of a query head, as far as the config says."""
+        return int(_setting(self.config, "head_dim") or _setting(self.config, "hidden_size") // self.heads)
+
+    def require_positions(self, tokens: int, what: str) -> None:
+        """EvalError if a sequence of that many tokens is longer than the model allows."""
+        most = self.described.max_positions
+        if most is not None and tokens > most:
+            raise EvalError(f"{what} needs {tokens:,} positions, {self.name} has {most:,} (max_position_embeddings)")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text as the model reads it: `ids[k]` is a token, `ends[k]` the number of characters up to its end."""
+
+    text: str
+    ids: np.ndarray
+    ends: np.ndarray
+    bos: Literal["bos", "eos"] | None  # the token put in front of the text
+
+    def text_up_to(self, token: int) -> str:
+        """The text from its start to the end of that token; all of it for the last one."""
+        return self.text if token == len(self.ids) - 1 else self.text[: self.ends[token]]
+
+
+def _setting(config: dict[str, Any], name: str) -> Any:
+    """From config.json; models that see or hear keep the language model's in a part of it."""
+    return config.get(name, config.get("text_config", {}).get(name))
+
+
+def parameters(network: Any) -> dict[str, mx.array]:
+    """By name."""
+    return dict(tree_flatten(network.parameters()))
+
+
+def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
+    """A model and its tokenizer, with adapters if a folder of them is given. None is the model in this package.
+
+    `revision` is a branch, tag or commit of one on the hub, "main" if None. Raises EvalError if it cannot be loaded.
+    """
+    from huggingface_hub import snapshot_download
+    from mlx_lm import load as mlx_lm_load
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS as FILES
+    from mlx_lm.utils import get_total_parameters
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
+    path, commit = DEMO_MODEL if model is None else Path(model), None
+    name = "Qwen2 demo" if model is None else path.resolve().name
+    if model is not None and not path.exists():
+        with hub.reading(model, "model", revision) as (commit, online):
+            path = Path(snapshot_download(model, revision=revision, allow_patterns=FILES, local_files_only=not online))
+    elif revision is not None:
+        raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the built-in model'}")
+    # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
+    with failing(f"cannot load the model in {path}", (Exception,)):
+        network, tokenizer, config = mlx_lm_load(str(path), return_config=True)  # type: ignore[misc]
+    if not tokenizer.encode("a", add_special_tokens=False):
+        raise EvalError(f"cannot load the model in {path}: the folder has no tokenizer")
+    adapter_type = _add_adapters(network, adapter_path) if adapter_path is not None else None
+    described = Model(
+        name=name,
+        source=model or "demo",
+        revision=commit,
+        adapter_path=adapter_path,
+        adapter_type=adapter_type,
+        type=config["model_type"],
+        parameters=get_total_parameters(network),  # type: ignore[no-untyped-call]
+        dtype=_dtype(network, config),
+        max_positions=_setting(config, "max_position_embeddings"),
+    )
+    return LoadedModel(network, tokenizer, config, described)
+
+
+def _dtype(network: Any, config: dict[str, Any]) -> str:
+    """The type most of the floating-point parameters have, and the bits of quantised weights."""
+    sizes: Counter[str] = Counter()
+    for parameter in parameters(network).values():
+        if mx.issubdtype(parameter.dtype, mx.floating):
+            sizes[str(parameter.dtype).removeprefix("mlx.core.")] += parameter.size
+    [(dtype, _)] = sizes.most_common(1)
+    quantization = config.get("quantization")
+    return f"{quantization['bits']}-bit, {dtype}" if quantization else dtype
+
+
+def _add_adapters(network: Any, adapter_path: str) -> str:
+    """Puts them into the model, as mlx-lm does it: gives their type. All that the model gets must be in the file."""
+    from mlx_lm.utils import load_adapters
+
+    folder, what = Path(adapter_path), f"cannot load the adapters in {adapter_path}"
+    with failing(what, (Exception,)):
+        load_adapters(network, adapter_path)
+        kind = json.loads((folder / "adapter_config.json").read_bytes()).get("fine_tune_type", "lora")
+        given = set(mx.load(str(folder / "adapters.safetensors")))
+    needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
+    if not given:
+        raise EvalError(f"{what}: adapters.safetensors holds none")
+    if not needed <= given:
+        raise EvalError(f"{what}: the file lacks {len(needed - given)} of {len(needed)} tensors, and has {len(given)}")
+    network.eval()  # no dropout
+    return str(kind)
+
+
+def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
+    """The text as one stream of tokens. Behind a BOS: "always"; "auto", if the tokenizer puts one there; or "never".
+
+    Always is what lm-evaluation-harness does: EOS stands in where the tokenizer has no BOS. Raises EvalError if it has
+    neither, if it cannot say which characters a token stands for, and for tokens that the model does not have.
+    """
+    # mlx-lm's wrapper forwards attributes, but cannot be called.
+    tokenizer = loaded.tokenizer._tokenizer
+    with failing(f"the tokenizer of {loaded.name} cannot tell which characters a token stands for"):
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ids, ends = encoded["input_ids"], [end for _, end in encoded["offset_mapping"]]
+    set_by_itself = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id]
+    prefix: Literal["bos", "eos"] | None = None
+    if bos == "always" or (bos == "auto" and set_by_itself):
+        prefix = "eos" if tokenizer.bos_token_id is None else "bos"
+        first = tokenizer.eos_token_id if prefix == "eos" else tokenizer.bos_token_id
+        if first is None:
+            raise EvalError(f"--bos always: the tokenizer of {loaded.name} has neither a BOS nor an EOS")
+        ids, ends = [first, *ids], [0, *ends]
+    # MLX reads whatever lies behind the embedding, and says nothing.
+    if ids and max(ids) >= loaded.vocabulary:
+        raise EvalError(f"the tokenizer makes token {max(ids)}; vocab_size of {loaded.name} is {loaded.vocabulary}")
+    return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), prefix)

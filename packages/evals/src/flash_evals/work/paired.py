@@ -1,0 +1,119 @@
+"""The work of `perplexity`: the arms read the same windows, and what they make of them is compared batch by batch.
+
+Of a batch only a few numbers per token are kept, so memory does not grow with the text by more than those.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+from flashattn_core.arguments import Precision
+
+from flash_evals.results.arms import ARMS, Arm, Flash, Measurement
+from flash_evals.results.perplexity_result import Reading
+from flash_evals.results.record import Record
+from flash_evals.work import scoring
+from flash_evals.work.measure import arms, run
+from flash_evals.work.ranks import Ranks
+from flash_evals.work.scoring import Window
+
+Forward = Callable[[mx.array], mx.array]  # of a model: tokens (sequences, length) to logits
+
+ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of intermediate results
+
+
+# What is known of a scored token: by each arm that ran its cost, -ln p, and the tokens ranked first; their differences.
+OF_ARM = [("nll", "<f4"), ("first", "<i4", (1 + scoring.TIES_KEPT,))]
+SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])  # NaN if one arm ran
+
+
+class Batch(Record):
+    """What the arms made of the same windows: a line of the file that keeps it."""
+
+    trial: Reading
+    flash: Flash
+    scores: np.ndarray  # of SCORED
+
+
+def batches(
+    forward: Forward,
+    ids: np.ndarray,
+    plan: Sequence[Window],
+    batch_size: int,
+    which: Sequence[Arm],
+    ranks: Ranks,
+    precision: Precision = "input",
+) -> Generator[Batch, None, None]:
+    """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
+
+    Its size changes no score: a shorter window is padded behind its end, where causal attention does not look.
+    Each arm reads the first window once before, to warm up, which is not counted. Ranks take batches in turns, and
+    each of them is given all, in the order of the plan.
+    """
+    planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
+    work = partial(_measure, forward, ids, rank=ranks.rank, precision=precision)
+    if planned:
+        work(plan[:1], order=which)
+    for number, first in enumerate(range(0, len(planned), ranks.size)):
+        order = [name for name in arms(number) if name in which]
+        yield from ranks.each(partial(work, order=order), planned[first : first + ranks.size])
+
+
+def _measure(
+    forward: Forward,
+    ids: np.ndarray,
+    windows: Sequence[Window],
+    *,
+    order: Sequence[Arm],
+    rank: int,
+    precision: Precision,
+) -> Batch:
+    rows = np.zeros((len(windows), max(window.end - window.begin for window in windows)), ids.dtype)
+    for row, window in zip(rows, windows, strict=True):
+        row[: window.end - window.begin] = ids[window.begin : window.end]
+    read = mx.array(rows)
+    mx.eval(read)  # before the clock starts
+
+    def work() -> mx.array:
+        logits = forward(read)
+        mx.eval(logits)
+        return logits
+
+    tokens, flash = sum(window.end - window.begin for window in windows), Flash()
+    logits: dict[Arm, mx.array] = {}
+    took: dict[Arm, Measurement] = {}
+    for name in order:
+        logits[name], took[name] = run(name, work, tokens, flash, precision)
+    scores = [
+        _scores({name: logits[name][number, rows] for name in order}, ids[scored])
+        for number, window in enumerate(windows)
+        for scored, rows in _some_rows(window)
+    ]
+    trial = Reading(windows=len(windows), tokens=tokens, rank=rank, order=tuple(order), **took)
+    return Batch(trial, flash, np.concatenate(scores))
+
+
+def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
+    """The tokens that the window scores, some at a time, and the rows of its logits that predict them.
+
+    They are looked at in float32 whatever the model's type: of a large vocabulary all would be too much.
+    """
+    for first in range(window.first_scored, window.end + 1, ROWS_AT_ONCE):
+        stop = min(first + ROWS_AT_ONCE, window.end + 1)
+        yield slice(first, stop), slice(first - window.begin - 1, stop - window.begin - 1)
+
+
+def _scores(logits: dict[Arm, mx.array], targets: np.ndarray) -> np.ndarray:
+    """Of some tokens, from the arms' logits (tokens, vocabulary) that predict them."""
+    logits = {name: of_arm.astype(mx.float32) for name, of_arm in logits.items()}
+    found = np.zeros(len(targets), SCORED)
+    found["kl"] = found["dlogit"] = np.nan
+    for name, of_arm in logits.items():
+        found[name]["nll"] = scoring.token_nll(np.array(of_arm), targets)
+        found[name]["first"] = scoring.ranked_first(of_arm)
+        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # there are logits that are no finite numbers
+    if len(logits) == len(ARMS):
+        found["kl"] = np.array(scoring.kl_divergence(logits["off"], logits["on"]))
+        found["dlogit"] = np.array(mx.max(mx.abs(logits["on"] - logits["off"]), axis=-1))
+    return found

@@ -1,0 +1,110 @@
+"""Several processes that share one run: what `mlx.launch -n N` starts, or this process alone.
+
+All ranks do the same steps in the same order. What they tell each other goes through one exchange, to which a
+rank that has failed comes too, and says so: nobody is waited for in vain. Rank 0 is the one that prints and writes.
+"""
+
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from flash_evals.results.errors import EvalError, one_line
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _Message(NamedTuple):
+    value: Any = None
+    interrupted: bool = False
+    left: str = ""  # why this rank takes no further part
+
+
+class Ranks:
+    """Rank `rank` of `size`; a context that no rank leaves before all are done.
+
+    Ctrl-C among several ranks waits for the step at work, whose results are kept, and is then a KeyboardInterrupt
+    in all of them. A second one ends the process.
+    """
+
+    def __init__(self, group: mx.distributed.Group | None = None) -> None:
+        self.rank, self.size = (group.rank(), group.size()) if group else (0, 1)
+        self._interrupted = False  # here
+        self._stop = False  # anywhere, and all know it
+
+    def all(self, work: Callable[[], Result]) -> list[Result]:
+        """Does the work in each rank and gives what came of it, in order of the ranks, to all of them.
+
+        Raises EvalError if another rank has left, with what it said, and KeyboardInterrupt if the step before this
+        was interrupted.
+        """
+        if self.size == 1:
+            return [work()]
+        if self._stop:
+            raise KeyboardInterrupt
+        told = self._exchange(_Message(work(), self._interrupted))
+        for rank, message in enumerate(told):
+            if message.left:
+                raise EvalError(f"rank {rank}: {message.left}")
+        self._stop = any(message.interrupted for message in told)
+        return [message.value for message in told]
+
+    def agree(self, value: Any, what: str) -> None:
+        """Raises EvalError if another rank has another value than this one."""
+        for rank, other in enumerate(self.all(lambda: value)):
+            if other != value:
+                raise EvalError(f"rank {rank} does not have the same {what} as rank {self.rank}")
+
+    def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """`work` of each of the items, of which there are at most as many as ranks: one rank, one item."""
+        mine = items[self.rank : self.rank + 1]
+        return [result for results in self.all(lambda: [work(item) for item in mine]) for result in results]
+
+    def __enter__(self) -> "Ranks":
+        if self.size > 1:
+            signal.signal(signal.SIGINT, self._note_interrupt)
+            # mlx.launch ends the ranks that are left when one has died, and they must not wait for it.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if self.size == 1:
+            return
+        goodbye = _Message(left=_said(error) if error else "its process has ended")
+        while not all(message.left for message in self._exchange(goodbye)):
+            pass
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.rank and isinstance(error, EvalError | KeyboardInterrupt):
+            sys.exit(130 if isinstance(error, KeyboardInterrupt) else EvalError.exit_code)  # rank 0 says why
+
+    def _note_interrupt(self, _: int, __: FrameType | None) -> None:
+        self._interrupted = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def _exchange(self, message: _Message) -> list[_Message]:
+        mine = np.frombuffer(pickle.dumps(message), np.uint8)
+        lengths = np.array(mx.distributed.all_gather(mx.array([mine.size])))
+        rows = mx.distributed.all_gather(mx.array(np.pad(mine, (0, lengths.max() - mine.size))[None]))
+        return [pickle.loads(row[:length].tobytes()) for row, length in zip(np.array(rows), lengths, strict=True)]
+
+
+def _said(error: BaseException) -> str:
+    return error.message if isinstance(error, EvalError) else f"{type(error).__name__}: {one_line(error)}"
+
+
+def shared(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that all ranks run together, and which gets them as its argument `ranks`."""
+
+    @wraps(command)
+    def with_ranks(*args: Any, **others: Any) -> None:
+        with Ranks(mx.distributed.init()) as ranks:
+            command(*args, ranks=ranks, **others)
+
+    return with_ranks

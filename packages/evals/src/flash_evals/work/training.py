@@ -1,0 +1,154 @@
+"""The work of `finetune`: LoRA training steps as mlx-lm's own trainer takes them, with the patch off and on.
+
+Each arm has its own adapters and its own optimizer, from the same start, and goes its own way from there: after the
+first step a difference of the losses is one of the gradients too.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.utils import value_and_grad
+from mlx.optimizers import Adam
+from mlx_lm.lora import CONFIG_DEFAULTS
+from mlx_lm.tuner.trainer import default_loss, grad_checkpoint
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import maybe_set_recommended_wired_limit
+from msgspec.structs import asdict
+
+from flash_evals.results.arms import ARMS, Arm, Flash, Trial
+from flash_evals.results.finetune_result import Length, Settings, Skipped, Step
+from flash_evals.results.workload import ITEM_SIZE
+from flash_evals.work import machine
+from flash_evals.work.measure import run, trial
+from flash_evals.work.models import LoadedModel
+
+DEFAULTS: dict[str, Any] = CONFIG_DEFAULTS  # mlx-lm's own: `learning_rate`, `num_layers`, `lora_parameters`
+
+
+def trainee(model: Any, adapters: dict[str, Any]) -> Callable[[mx.array, mx.array], float]:
+    """mlx-lm's step, for one arm: takes a batch, and gives the loss before the step."""
+    optimizer = Adam(learning_rate=DEFAULTS["learning_rate"])
+    optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
+    mx.eval(optimizer.state)
+    state = [model.state, optimizer.state, mx.random.state]
+    loss_and_gradient = value_and_grad(model, default_loss)
+
+    # For this arm alone: a compiled step holds the attention that was there when it was traced.
+    @partial(mx.compile, inputs=state, outputs=state)
+    def compiled(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
+        (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
+        optimizer.update(model, gradient)
+        return loss, count
+
+    def step(tokens: mx.array, ranges: mx.array) -> float:
+        loss, count = compiled(tokens, ranges)
+        mx.eval(state, loss, count)
+        return float(np.array(loss))
+
+    return step
+
+
+@contextmanager
+def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: int) -> Iterator[None]:
+    """The model with adapters, and nothing else of it learns; with gradient checkpoints until the block ends."""
+    maybe_set_recommended_wired_limit()
+    mx.random.seed(seed)
+    model.freeze()
+    linear_to_lora_layers(model, num_layers, {**DEFAULTS["lora_parameters"], "rank": rank})
+    mx.eval(model.parameters())
+    model.train()
+    layer = type(model.layers[0])
+    call = layer.__call__
+    if checkpoints:
+        grad_checkpoint(model.layers[0])  # type: ignore[no-untyped-call]  # changes the class
+    try:
+        yield
+    finally:
+        layer.__call__ = call
+
+
+def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> Generator[Length, None, None]:
+    """What a length has come to after each of its `repetitions`; a pair of steps that warms up goes before them. What
+    there is no memory for goes to `skipped`.
+
+    A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up has, it counts:
+    what it does once is nothing beside a step so long. Every length begins with the same adapters, every step has new
+    tokens. Raises EvalError if a step fails.
+    """
+    random = np.random.default_rng(settings.seed)
+    start = loaded.model.trainable_parameters()
+    rest: dict[int, float] = {}
+
+    def step(name: Arm) -> Step:
+        # Before and after it the other arm's adapters may be there.
+        loaded.model.update(adapters.pop(name))  # so that the step can give up their memory, as it can in mlx-lm
+        loss, took = run(
+            name, partial(trainees[name], *batch), seq_len * settings.batch_size, flash, settings.precision
+        )
+        adapters[name] = loaded.model.trainable_parameters()
+        return Step(**asdict(took), loss=loss)
+
+    for seq_len in settings.seq_len:
+        if reason := too_long(loaded, seq_len, settings, rest):
+            skipped.append(Skipped(seq_len, reason))
+            continue
+        adapters = dict.fromkeys(ARMS, start)
+        trainees = {name: trainee(loaded.model, start) for name in ARMS}
+        # The warm-up counts here: the step is traced then and never again, and calls that fall back do it there.
+        flash, spent = Flash(), 0.0
+        trials: list[Trial[Step]] = []
+        for repetition in range(-1, settings.repetitions):
+            batch = make_batch(random.integers(loaded.vocabulary, size=(settings.batch_size, seq_len + 1)))
+            both = trial(f"a training step of {seq_len:,} tokens", repetition, step)
+            spent += both.off.seconds + both.on.seconds
+            enough = 0 < settings.max_seconds <= spent
+            if repetition >= 0 or enough:
+                trials.append(both)
+                yield Length.of(seq_len, settings.batch_size, [*trials], flash)
+            if enough:
+                break
+        rest[seq_len] = trials[0].off.peak_memory_mb * 1e6 - least_memory(loaded, seq_len, settings)
+
+
+def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
+    """The tokens, and of each sequence the range that is learned: mlx-lm's, of sequences that need no padding."""
+    batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
+    mx.eval(batch)  # before the clock starts
+    return batch
+
+
+def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
+    """In words, if a step without the patch has no memory for that length.
+
+    It needs memory for the scores, and for each token as much as the longest sequence so far has needed for the rest:
+    `rest` has the bytes of each length. Before there is one, the scores alone are known.
+    """
+    given = settings.max_memory_gb
+    limit = machine.free_memory() if given is None else given * 1e9
+    needed: float = least_memory(loaded, seq_len, settings)
+    if rest:
+        needed += max(0, rest[max(rest)]) / max(rest) * seq_len
+    if needed <= limit:
+        return None
+    there = f"only {limit / 1e9:,.2f} GB are free" if given is None else f"--max-memory is {given:g} GB"
+    about = "about" if rest else "at least"
+    return f"{seq_len:,} tokens: a step without the patch needs {about} {needed / 1e9:,.2f} GB, {there}"
+
+
+def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
+    """Bytes that the scores of MLX's own attention take in one step, without anything else.
+
+    Each layer that learns keeps its softmax for the gradient, with checkpoints only the one at work does; that one
+    has one more such array, and where MLX's thread lags behind two. cuDNN keeps none. Its gradient takes multiples of
+    128 tokens; else the layer at work computes its scores for the gradient alone.
+    """
+    item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
+    if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):
+        arrays = 1 if seq_len % 128 else 0
+    else:
+        arrays = (1 if settings.grad_checkpoint else settings.num_layers) + 1
+    return arrays * settings.batch_size * loaded.heads * seq_len**2 * item_size
