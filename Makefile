@@ -17,11 +17,27 @@ cuda-check:
 	uv pip install --python build/cuda "flashattn-core[cuda$(CUDA)]"
 	uv run --no-sync pytest tests/cuda --all
 
-# Builds sdists and wheels into dist, and tries the wheels with each Python in PYTHONS; see docs/dev/packaging.md.
+# The wheel of flashattn-core for all releases of MLX in releases.toml, in dist; see docs/dev/packaging.md.
 PYTHONS ?= 3.11 3.12 3.13
+RELEASES = packages/flashattn-core/releases
+.PHONY: wheel
+wheel:
+	uv run --no-project --python 3.11 $(RELEASES)/build_wheel.py packages/flashattn-core dist $(PYTHONS)
+
+# Adds a release of MLX to releases.toml, if all that is known of it holds: make follow MLX=0.32.5
+.PHONY: follow
+follow:
+	uv run --no-project --python ">=3.11" $(RELEASES)/follow.py $(MLX)
+
+# Fails if the package index has a newer MLX than releases.toml.
+.PHONY: newer
+newer:
+	uv run --no-project --python ">=3.11" $(RELEASES)/follow.py --newer
+
+# Builds sdists and wheels into dist, and tries the wheels with each Python in PYTHONS; see docs/dev/packaging.md.
 .PHONY: wheels
 wheels:
-	uv run python tests/packaging/build_wheels.py dist
+	uv run python tests/packaging/build_wheels.py dist $(PYTHONS)
 	WHEELS=dist PYTHONS="$(PYTHONS)" uv run pytest tests/packaging --all
 
 # Searches for calls that break the CPU kernels, see tests/core/fuzz/fuzz.cpp; needs clang-19. What reaches new code

@@ -113,3 +113,12 @@ def assert_within_rule(
             return
         allowed = max(allowed, 2 * np.abs(unfused()[finite] - expected[finite]).max() + 1e-5)
     assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def packs_one_bit() -> bool:
+    """Whether mx.quantize takes 1 bit, which it does from MLX 0.32.4 on."""
+    try:
+        mx.quantize(mx.zeros((1, 32)), 32, 1)
+    except ValueError:
+        return False
+    return True

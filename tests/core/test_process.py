@@ -7,21 +7,69 @@ mx.eval ends it with SIGABRT, and does so without flash attention, too.
 import os
 import re
 import sys
-from importlib.metadata import requires
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import requires, version
+from pathlib import Path
 
 import pytest
+from flashattn_core import _ext, _releases
 from programs import python, run
+
+SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_another_mlx_is_refused_before_anything_runs(tmp_path):
-    source = tmp_path / "other.cpp"
+    last = (
+        python("import flashattn_core", exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
+    )
+    assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
+    assert f"pip install '{'mlx[cpu]' if sys.platform == 'linux' else 'mlx'}=={version('mlx')}'" in last
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
+def test_the_module_itself_refuses_another_mlx(tmp_path):
+    """Even where it stands in the folder of that release."""
+    code = f"import mlx.core, sys; sys.path.insert(0, {str(Path(_ext.__file__).parent)!r}); import _ext"
+    last = python(code, exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
+
+
+def another_mlx(folder):
+    """A library for LD_PRELOAD, with which MLX says that it is 0.99.1."""
+    source, library = folder / "other.cpp", folder / "other.so"
     source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
-    library = tmp_path / "other.so"
     run("c++", "-shared", "-fPIC", source, "-o", library)
-    last = python("import flashattn_core", exit_code=1, LD_PRELOAD=str(library)).stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: flashattn_core was built for mlx 0.32.4, but found mlx 0.99.1.")
-    assert f"pip install '{'mlx[cpu]' if sys.platform == 'linux' else 'mlx'}==0.32.4'" in last
+    return str(library)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package with modules for several releases of MLX."""
+    stable, this, other = f".abi3{SUFFIX}", EXTENSION_SUFFIXES[0], f".cpython-35-other{SUFFIX}"
+    for release, suffix in (("0.9.1", this), ("0.32.10", stable), ("0.32.9", stable), ("0.40.0", other)):
+        folder = tmp_path / f"_mlx_{release.replace('.', '_')}"
+        folder.mkdir()
+        (folder / f"_ext{suffix}").touch()
+    return [tmp_path / "nothing", tmp_path]
+
+
+@pytest.mark.parametrize("release", ["0.9.1", "0.32.10"])
+def test_the_module_is_the_one_of_the_installed_mlx(package, release):
+    assert _releases.module_folder(release, package).name == f"_mlx_{release.replace('.', '_')}"
+
+
+@pytest.mark.parametrize("release", ["0.31.2", "0.32.11", "0.40.0", "0.32.9.dev20261127+abc"])
+def test_a_release_without_a_module_for_this_python_is_refused(package, release):
+    """In one line: the releases that have one, and the command that installs the newest of them."""
+    mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"
+    with pytest.raises(ImportError) as refused:
+        _releases.module_folder(release, package)
+    assert re.fullmatch(
+        rf"flashattn_core was built for mlx 0\.9\.1, 0\.32\.9, 0\.32\.10, but found mlx {re.escape(release)}\. "
+        rf"Install a matching mlx: pip install '{re.escape(mlx)}==0\.32\.10'.*",
+        str(refused.value),
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")

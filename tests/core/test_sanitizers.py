@@ -71,8 +71,10 @@ def sanitized_python(build, tmp_path_factory):
     )
     package = tmp_path_factory.mktemp("package") / "flashattn_core"
     shutil.copytree(PACKAGE / "src/flashattn_core", package)
-    for module in built.glob("_ext*.so"):
-        shutil.copy(module, package)
+    module_folder = package / f"_mlx_{version('mlx').replace('.', '_')}"
+    module_folder.mkdir()
+    for library in built.glob("*.so"):
+        shutil.copy(library, package if library.name.startswith("lib") else module_folder)
 
     def library(name: str) -> str:
         return run("c++", f"-print-file-name={name}").strip()

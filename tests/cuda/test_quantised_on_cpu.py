@@ -3,13 +3,13 @@
 import pytest
 from cuda_attention import flash_attention
 from oracle import assert_matches_reference
-from test_quantised import BITS, GROUP_SIZES, dequantised, normal, quantised
+from test_quantised import GROUP_SIZES, dequantised, each_bits, normal, quantised
 
 pytestmark = [pytest.mark.rotate(21), pytest.mark.usefixtures("requires_clang")]
 
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-@pytest.mark.parametrize("bits", BITS)
+@each_bits
 @pytest.mark.parametrize(("kernel", "length"), [("cuda_decode", 1), ("cuda_decode", 5), ("cuda_rowwise", 9)])
 def test_equals_the_dequantised(rng, kernel, length, bits, group_size):
     how = {"group_size": group_size, "bits": bits}

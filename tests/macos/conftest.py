@@ -32,7 +32,7 @@ class Built:
     @property
     def module_name(self) -> str:
         with zipfile.ZipFile(self.wheel) as archive:
-            return next(name for name in archive.namelist() if name.startswith("flashattn_core/_ext."))
+            return next(name for name in archive.namelist() if "/_ext." in name and name.endswith(".so"))
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def a_changed_byte(module):
 
 
 def another_folder_for_libmlx(module):
-    return module.replace(b"@loader_path/../mlx/lib", b"@loader_path/../mlx/bin")
+    return module.replace(b"@loader_path/../../mlx/lib", b"@loader_path/../../mlx/bin")
 
 
 def another_macos(module):
@@ -51,7 +51,7 @@ def another_macos(module):
         (unchanged, None),
         (a_symbol_that_nothing_has, "not there: mlx::core::metal::got_command_encoder(mlx::core::Stream)\n"),
         (a_changed_byte, "wrong hashes for page 5 of"),
-        (another_folder_for_libmlx, "expected @loader_path/../mlx/lib\n"),
+        (another_folder_for_libmlx, "expected @loader_path/../../mlx/lib\n"),
         (another_macos, "expected macos from 14.0 on"),
     ],
 )

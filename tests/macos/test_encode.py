@@ -43,6 +43,7 @@ def recorder():
         for text in generated:
             subprocess.run([sys.executable, CSRC / "gpu/embed.py", CSRC, text.stem, text, folder / "d"], check=True)
         command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", '-DFLASHATTN_VERSION="1.2"', f"-I{here}"]
+        command += ['-DFLASHATTN_OLDEST_MLX_WITH_CUDA="1.2"']
         command += [f"-I{CSRC}", f"-I{CSRC / 'metal'}", "-isystem", MLX / "include", here / "main.cpp"]
         command += [*(CSRC / name for name in SOURCES), *generated]
         command += [f"-L{MLX / 'lib'}", "-lmlx", f"-Wl,-rpath,{MLX / 'lib'}", "-o", folder / "recorder"]

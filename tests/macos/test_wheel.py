@@ -4,8 +4,9 @@ import zipfile
 
 import launches
 import pytest
+from release_table import releases
 
-MLX_VERSION = "0.32.4"
+MLX_VERSION = releases()[-1].mlx
 
 
 def test_every_check_passes(built):
@@ -17,7 +18,7 @@ def test_every_check_passes(built):
 
 def test_name_and_content(built):
     assert built.wheel.name.endswith("-cp311-abi3-macosx_14_0_arm64.whl")  # one for every CPython from 3.11 on
-    assert built.module_name == "flashattn_core/_ext.abi3.so"
+    assert built.module_name == f"flashattn_core/_mlx_{MLX_VERSION.replace('.', '_')}/_ext.abi3.so"
     with zipfile.ZipFile(built.wheel) as archive:
         assert {"flashattn_core/__init__.py", "flashattn_core/_ext.pyi"} <= set(archive.namelist())
 

@@ -11,7 +11,7 @@ from metal_attention import run
 from oracle import DTYPES, assert_matches_reference, to_numpy
 from test_grid import cast_arrays, mask_kinds, option_kinds
 from test_kernels import CASES, QUANTISED, SCHEDULES, kernels_and_dims
-from test_quantised import BITS, GROUP_SIZES, dequantised, normal, quantised
+from test_quantised import BITS, GROUP_SIZES, dequantised, each_bits, normal, quantised
 
 
 def assert_matches(query, key, value, **call):
@@ -32,7 +32,7 @@ def assert_matches(query, key, value, **call):
 
 @pytest.mark.rotate(53)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-@pytest.mark.parametrize("bits", BITS)
+@each_bits
 @pytest.mark.parametrize("kernel", QUANTISED)
 def test_grid(rng, kernel, bits, group_size):
     how = {"group_size": group_size, "bits": bits}

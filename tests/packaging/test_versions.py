@@ -1,18 +1,18 @@
 """The packages' versions, and those that they are made for, are the same wherever they stand; uv knows all sources."""
 
 import re
+import sys
 import tomllib
 
 import flashattn_core
 import pytest
+import release_table
 from build_wheels import PACKAGES, ROOT
+from release_table import releases
 
-EXACT = {
-    "mlx": "0.32.4",
-    "nanobind": "3.1.0",
-    "nanobind-backend": "1.0.0",
-    **dict.fromkeys(PACKAGES, flashattn_core.__version__),
-}
+OLDEST, *_, NEWEST = releases()
+MLX = f">={OLDEST.mlx},<={NEWEST.mlx}"
+PINS = {"mlx": MLX, "nanobind-backend": "==1.0.0", **dict.fromkeys(PACKAGES, f"=={flashattn_core.__version__}")}
 PROJECTS = {name: ROOT / "packages" / folder / "pyproject.toml" for name, folder in PACKAGES.items()}
 
 
@@ -22,15 +22,15 @@ def read(distribution):
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_one_version_of_the_packages(distribution):
-    assert read(distribution)["project"]["version"] == EXACT[distribution]
+    assert read(distribution)["project"]["version"] == flashattn_core.__version__
 
 
 def test_who_installs_it_chooses_libmlx():
     """mlx-cpu and mlx-cuda-* own the same file: without an extra nothing may bring any of them."""
     core = read("flashattn-core")["project"]
-    assert f"mlx=={EXACT['mlx']}" in core["dependencies"]
+    assert f"mlx{MLX}" in core["dependencies"]
     for name in ("cpu", "cuda12", "cuda13"):
-        assert core["optional-dependencies"][name] == [f"mlx[{name}]=={EXACT['mlx']}"]
+        assert core["optional-dependencies"][name] == [f"mlx[{name}]{MLX}"]
     needed = [need for name in PACKAGES for need in read(name)["project"]["dependencies"]]
     assert [need for need in needed if re.match(r"(mlx|mlx-lm|flashattn-core)\[|mlx-(cpu|cuda)", need)] == []
 
@@ -44,26 +44,55 @@ def test_uv_builds_again_after_a_change_of_any_source():
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
-    """What shares an ABI is pinned exactly, to one version everywhere."""
+    """What shares an ABI is pinned: to one version everywhere, MLX to the releases of the table."""
     project = read(distribution)
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
-    assert [(name, pin) for name, pin in found if name in EXACT and pin != f"=={EXACT[name]}"] == []
+    assert [(name, pin) for name, pin in found if pin != PINS.get(name, pin)] == []
 
 
 def test_who_needs_which_mlx_lm():
-    """The patch serves any release from the oldest tested one on; the evals use what one release has inside."""
+    """The patch serves any release from the oldest tested one on; the evals those of one minor version."""
     needs = {
         name: [need for need in read(name)["project"]["dependencies"] if need.startswith("mlx-lm")] for name in PROJECTS
     }
-    assert needs == {"flashattn-core": [], "mlxlm-flash-patch": ["mlx-lm>=0.31.3"], "flash-evals": ["mlx-lm==0.32.2"]}
+    assert needs == {
+        "flashattn-core": [],
+        "mlxlm-flash-patch": ["mlx-lm>=0.31.3"],
+        "flash-evals": ["mlx-lm>=0.32.0,<0.33"],
+    }
 
 
-def test_of_the_workspace_the_changelog_and_the_wheel_for_macos():
+def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):
+    """The build environment's, else that of the Python that installs the package, else the newest of the table."""
+
+    def required(*folders):
+        monkeypatch.setattr(release_table.sys, "path", folders[:1])
+        monkeypatch.setattr(release_table.sysconfig, "get_path", lambda name: str(folders[-1]))
+        return release_table.build_requirements()
+
+    def installed(version):
+        info = tmp_path / f"{version}/mlx-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mlx\nVersion: {version}\n")
+        return str(info.parent)
+
+    mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"
+    nothing, oldest, newest = str(tmp_path / "nothing"), installed(OLDEST.mlx), installed(NEWEST.mlx)
+    for folders, release in (
+        ((oldest, newest), OLDEST),
+        ((newest, oldest), NEWEST),
+        ((nothing, oldest), OLDEST),
+        ((nothing, nothing), NEWEST),
+    ):
+        assert required(*folders) == [f"{mlx}=={release.mlx}", f"nanobind=={release.nanobind}"]
+    with pytest.raises(LookupError, match=rf"cannot be built for mlx 0\.1, only for {re.escape(OLDEST.mlx)}, "):
+        required(installed("0.1"))
+
+
+def test_of_the_workspace_and_the_changelog():
     workspace = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert workspace["project"]["version"] == flashattn_core.__version__
-    assert f"nanobind=={EXACT['nanobind']}" in workspace["dependency-groups"]["dev"]
+    assert f"nanobind=={NEWEST.nanobind}" in workspace["dependency-groups"]["dev"]
     [latest, *_] = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert latest == flashattn_core.__version__
-    build = (ROOT / "packages/flashattn-core/macos/build.py").read_text()
-    assert re.findall(r'"nanobind(==[^"]+)"', build) == [f"=={EXACT['nanobind']}"]

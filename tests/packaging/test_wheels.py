@@ -15,6 +15,7 @@ import mlx.core as mx
 import pytest
 from build_wheels import PACKAGES, ROOT, uv
 from flashattn_core import _ext
+from release_table import releases
 from virtual_environment import metadata
 
 TWINE = ("run", "--no-project", "--with", "twine==7.0.0", "twine", "--no-color", "check", "--strict")
@@ -22,6 +23,7 @@ CLASSIFIERS = ("--no-project", "--with", "trove-classifiers==2026.9.21.13", "pyt
 ABI3AUDIT = ("--no-project", "--with", "abi3audit==0.0.26", "abi3audit", "--report", "--assume-minimum-abi3", "3.11")
 VERSION = flashattn_core.__version__
 CORE = "flashattn-core"
+MODULE = f"flashattn_core/_mlx_{releases()[-1].mlx.replace('.', '_')}/_ext.abi3.so"
 COMMANDS = {
     CORE: {},
     "mlxlm-flash-patch": {"mlxlm-flash": "mlxlm_flash_patch.cli:main"},
@@ -50,7 +52,7 @@ def module(request, wheel, tmp_path):
     if request.param == "installed":
         return Path(_ext.__file__)
     with zipfile.ZipFile(wheel(CORE)) as archive:
-        return Path(archive.extract("flashattn_core/_ext.abi3.so", tmp_path))
+        return Path(archive.extract(MODULE, tmp_path))
 
 
 def dynamic(module, tag):
@@ -109,7 +111,9 @@ def test_files(wheel, distribution):
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     expected = {name for name in expected if "__pycache__" not in name}
     if distribution == CORE:
-        expected.add("flashattn_core/_ext.abi3.so")
+        expected.add(MODULE)
+        if sys.platform == "linux":
+            expected.add("flashattn_core/libflashattn_kernels.so")
     found = contents(wheel(distribution))
     assert {name for name in found if ".dist-info/" not in name and not name.endswith("/")} == expected
     recorded = {row[0] for row in csv.reader(io.StringIO(of_dist_info(wheel(distribution), "RECORD")))}
@@ -125,14 +129,15 @@ def test_the_extension_keeps_to_the_stable_abi(module):
 @on_linux
 def test_the_extension_finds_libmlx_beside_itself(module):
     assert "libmlx.so" in dynamic(module, "NEEDED")
-    assert dynamic(module, "RUNPATH") == ["$ORIGIN/../mlx/lib"]
+    assert dynamic(module, "RUNPATH") == ["$ORIGIN/../../mlx/lib:$ORIGIN/.."]
     assert dynamic(module, "RPATH") == []
 
 
 @on_linux
 def test_the_extension_needs_nothing_but_the_system_s_libraries(module):
     system = re.compile(r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux-[\w-]+)\.so\.\d+")
-    assert [name for name in dynamic(module, "NEEDED") if not system.fullmatch(name)] == ["libmlx.so"]
+    needed = [name for name in dynamic(module, "NEEDED") if not system.fullmatch(name)]
+    assert sorted(needed) == ["libflashattn_kernels.so", "libmlx.so"]
 
 
 @on_linux

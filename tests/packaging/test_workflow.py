@@ -11,13 +11,17 @@ from build_wheels import PACKAGES, ROOT, uv
 
 FOLDER = ROOT / ".github/workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
-WHEELS, RELEASE = FOLDER / "wheels.yml", FOLDER / "release.yml"
+WHEELS, RELEASE, RELEASES = FOLDER / "wheels.yml", FOLDER / "release.yml", FOLDER / "releases.yml"
 STOP_UNLESS_THE_TAG_IS_THE_VERSION = 'test -f "dist/$FILES-${GITHUB_REF_NAME#v}.tar.gz"'
 TAKE_A_PACKAGE_S_FILES = 'mkdir publish && mv "dist/$FILES-"* publish/'
 DOCTOR = "uv run mlxlm-flash doctor"
+MLX_LM = "git+https://github.com/ml-explore/mlx-lm"
 SIMPLE = {
     "python3 -m pip install uv",
     "uv run pytest",
+    "uv sync",
+    f"uv pip install {MLX_LM}",
+    "uv run --no-sync pytest -n 2 --dist loadfile tests/patch",
     'git config --global --add safe.directory "$GITHUB_WORKSPACE"',
     STOP_UNLESS_THE_TAG_IS_THE_VERSION,
     TAKE_A_PACKAGE_S_FILES,
@@ -43,8 +47,8 @@ def run_with(command, folder, **variables):
     return subprocess.run(["bash", "-ec", command], cwd=folder, env={**os.environ, **variables}, check=False).returncode
 
 
-def test_both_are_there():
-    assert [RELEASE, WHEELS] == WORKFLOWS
+def test_all_are_there():
+    assert [RELEASE, RELEASES, WHEELS] == WORKFLOWS
 
 
 def test_schema(workflow):
@@ -72,6 +76,13 @@ def test_commands_exist(steps):
             assert {word for word in command.split() if word.startswith("--")} <= options
         else:
             assert command in SIMPLE
+
+
+def test_each_day_looks_for_releases_of_mlx_and_at_mlx_lm_s_main():
+    assert "schedule" in yaml.safe_load(RELEASES.read_text())[True]  # YAML takes the word "on" for a boolean
+    commands = [[step.get("run") for step in job["steps"]] for job in jobs(RELEASES).values()]
+    assert commands[0][-1] == "make newer"
+    assert [command.split()[-1] for command in commands[1][-2:]] == [MLX_LM, "tests/patch"]
 
 
 def test_linux_and_macos_build_and_test():

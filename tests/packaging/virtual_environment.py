@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -30,13 +31,13 @@ class Environment:
         uv("venv", "--quiet", "--seed", "--no-project", "--python", python, self.venv)
         [self.site_packages] = self.venv.glob("lib/python*/site-packages")
 
-    def install_needed(self, wheels: dict[str, Path], extra: str) -> None:
-        """What the wheels say that they need of others, from the index; `without_us` then holds the files."""
+    def install_needed(self, wheels: dict[str, Path], extra: str, also: Sequence[str] = ()) -> None:
+        """What the wheels say that they need of others, and `also`, from the index; `without_us` then has the files."""
         lines = {line for wheel in wheels.values() for line in metadata(wheel).get_all("Requires-Dist", [])}
         needs = [need for need in map(Requirement, sorted(lines)) if need.name not in PACKAGES]
         wanted = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
         others = [f"{need.name}[{','.join(need.extras)}]{need.specifier}" for need in wanted]
-        uv("pip", "install", "--quiet", "--python", self.venv / "bin/python", *others)
+        uv("pip", "install", "--quiet", "--python", self.venv / "bin/python", *others, *also)
         self.without_us = self.files()
 
     def install(self, wheels: dict[str, Path]) -> None:

@@ -19,6 +19,7 @@ from mlx_lm.models import base
 from mlxlm_flash_patch import blas, doctor, tune
 from mlxlm_flash_patch.cli import cli
 from model_configs import config
+from release_table import releases
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 
@@ -77,13 +78,14 @@ def test_nothing_to_find():
     assert lines[-1] == "broken: 0 · could be better: 0"
 
 
+OLDEST, *_, NEWEST = (release.mlx for release in releases())
 MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux the extra brings libmlx
 
 
 @pytest.mark.parametrize(
     ("package", "says"),
     [
-        ("mlx", f"found mlx 0.1, expected 0.32.4 · cure: pip install '{MLX}==0.32.4'"),
+        ("mlx", f"found mlx 0.1, expected {OLDEST} to {NEWEST} · cure: pip install '{MLX}=={NEWEST}'"),
         ("mlx-lm", "found mlx-lm 0.1, expected 0.31.3 or later · cure: pip install 'mlx-lm>=0.31.3'"),
     ],
 )
@@ -98,13 +100,22 @@ def test_any_later_mlx_lm_will_do(monkeypatch, newer):
     found(f"✓ versions: mlx-lm {newer}", broken=False)
 
 
+@pytest.mark.parametrize("supported", [release.mlx for release in releases()])
+def test_any_release_of_the_table_will_do(monkeypatch, supported):
+    monkeypatch.setattr(
+        doctor, "version", lambda name: supported if name == "mlx" else importlib.metadata.version(name)
+    )
+    found(f"✓ versions: mlx {supported}", broken=False)
+
+
 @pytest.mark.parametrize(
     ("libmlx", "extra"), [("mlx-cpu", "cpu"), ("mlx-cuda-12", "cuda12"), ("mlx-cuda-13", "cuda13")]
 )
 def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, libmlx, extra):
     monkeypatch.setattr(doctor, "distributions", lambda: [SimpleNamespace(name="mlx"), SimpleNamespace(name=libmlx)])
     monkeypatch.setattr(doctor, "version", lambda name: "0.1" if name == "mlx" else importlib.metadata.version(name))
-    found(f"✗ versions: found mlx 0.1, expected 0.32.4 · cure: pip install 'mlx[{extra}]==0.32.4'", broken=True)
+    cure = f"pip install 'mlx[{extra}]=={NEWEST}'"
+    found(f"✗ versions: found mlx 0.1, expected {OLDEST} to {NEWEST} · cure: {cure}", broken=True)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +173,12 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
 
     lines, code = examined_with(env)
     assert code == 1
-    why = "flashattn_core was built for mlx 0.32.4, but found mlx 0.99.1."
+    built_for = importlib.metadata.version("mlx")
+    why = f"flashattn_core was built for mlx {built_for}, but found mlx 0.99.1."
     [line] = [line for line in lines if line.startswith("✗ ")]
     assert line.startswith(f"✗ extension: {why}")
-    assert re.search(rf" · cure: pip install '{re.escape(MLX)}==0\.32\.4'(, or .*)?$", line)
+    install = re.escape(f"pip install '{MLX}=={built_for}'")
+    assert re.search(rf" · cure: {install}(, or .*)?$", line)
 
     for arguments in (["run", "mlx_lm.generate"], ["status"]):
         done = command("mlxlm-flash", *arguments, env=env)
@@ -207,8 +220,10 @@ def test_no_extension(monkeypatch):
     assert lines[-3].endswith(" · cure: pip install --force-reinstall --no-deps flashattn-core")
 
 
-def test_two_versions_of_nanobind_s_abi(monkeypatch):
-    monkeypatch.setitem(doctor._interpreter_dict(), "__nb_internals_some_abi_v21_mlx__", None)
+# nanobind 3's name, and nanobind 2's.
+@pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
+def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
+    monkeypatch.setitem(doctor._interpreter_dict(), spelling, None)
     lines = found(
         "✗ extension: flashattn_core and mlx use different nanobind ABIs: v21, v22 · cure: pip install --force-",
         broken=True,

@@ -3,7 +3,6 @@
 # dependencies = [
 #   "cmake>=3.27,<5",
 #   "lief==1.0.0",
-#   "nanobind==3.1.0",
 #   "ninja>=1.11,<2",
 #   "scikit-build-core>=0.11,<2",
 #   "ziglang==0.17.1",
@@ -11,18 +10,19 @@
 # ///
 """Builds flashattn-core's wheel for macOS on arm64, on Linux, and checks it.
 
-    uv run packages/flashattn-core/macos/build.py --output dist
+    uv run packages/flashattn-core/macos/build.py --output dist [--mlx 0.32.3]
 
-What is needed here and nowhere else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's
+The wheel has the module for one release of MLX: the newest of releases.toml, unless --mlx names another. What
+is needed here and nowhere else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's
 environment. The exit code is 1 if the wheel is wrong, 2 if this machine lacks something.
 """
 
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 
 from check import check_wheel
@@ -32,6 +32,9 @@ from sysroot import ZIG, make_sysroot
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent
+sys.path.append(str(PACKAGE / "releases"))
+from release_table import Release, release, releases  # noqa: E402
+
 TOOLS = {"clang++-19": "clang-19", "ld64.lld-19": "lld-19"}  # program: Debian's package
 
 
@@ -44,16 +47,17 @@ def missing_tools() -> list[str]:
     ]
 
 
-def mlx_version() -> str:
-    """The version that the package is pinned to on macOS."""
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    return str(next(line.removeprefix("mlx==") for line in project["dependencies"] if line.startswith("mlx==")))
+def add_nanobind(folder: Path, version: str) -> None:
+    """For the Python that CMake runs: which nanobind it takes depends on the release of MLX."""
+    uv = os.environ.get("UV") or shutil.which("uv") or "uv"
+    subprocess.run([uv, "pip", "install", "--quiet", f"--target={folder}", f"nanobind=={version}"], check=True)
+    os.environ["PYTHONPATH"] = str(folder)
 
 
-def build(output: Path, work: Path) -> tuple[Path, Path]:
+def build(output: Path, work: Path, beside: Release) -> tuple[Path, Path]:
     """Builds the wheel into `output`; returns it and the folder of MLX's macOS wheel."""
-    version = mlx_version()
-    download(work / "wheels", f"mlx=={version}", f"mlx-metal=={version}")
+    download(work / "wheels", f"mlx=={beside.mlx}", f"mlx-metal=={beside.mlx}")
+    add_nanobind(work / "nanobind", beside.nanobind)
     mlx = work / "wheels/mlx"
     make_sysroot(work / "sysroot")
     os.environ |= {
@@ -63,6 +67,7 @@ def build(output: Path, work: Path) -> tuple[Path, Path]:
         "FLASHATTN_MLX": str(mlx),
         # What Python calls its platform on the Mac.
         "_PYTHON_HOST_PLATFORM": f"macosx-{MINIMUM_MACOS}-arm64",
+        "FLASHATTN_SOABI": f"cpython-3{sys.version_info.minor}-darwin",
     }
     os.chdir(PACKAGE)  # where a build backend expects to be
     name = build_wheel(
@@ -71,6 +76,7 @@ def build(output: Path, work: Path) -> tuple[Path, Path]:
             "build-dir": str(work / "build"),
             "cmake.define.CMAKE_TOOLCHAIN_FILE": str(HERE / "toolchain.cmake"),
             "install.strip": "false",  # a changed file would lose its signature
+            "wheel.py-api": "cp311" if beside.has_stable_abi else "",
         },
     )
     return output / name, mlx
@@ -79,6 +85,7 @@ def build(output: Path, work: Path) -> tuple[Path, Path]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("dist"), help="folder for the wheel (%(default)s)")
+    parser.add_argument("--mlx", default=releases()[-1].mlx, help="the release of MLX (%(default)s)")
     parser.add_argument("--work", type=Path, help="folder for everything in between, kept (otherwise a temporary one)")
     arguments = parser.parse_args()
     if missing := missing_tools():
@@ -87,7 +94,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = (arguments.work or Path(temporary)).resolve()
         try:
-            wheel, mlx = build(output, work)
+            wheel, mlx = build(output, work, release(arguments.mlx))
         except DownloadError as error:
             cannot(str(error))
         print(f"\n{wheel}")

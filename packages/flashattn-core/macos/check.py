@@ -23,17 +23,22 @@ import macho
 from signature import SignatureError, verify
 from sysroot import LIBCXX, LIBOBJC, LIBSYSTEM, system_symbols
 
-TAG = "cp311-abi3-macosx_14_0_arm64"
+THIS = f"3{sys.version_info.minor}"
+TAGS = {  # of the wheel, by the end of the module's name: for every CPython from 3.11 on, or for the one that runs this
+    ".abi3.so": "cp311-abi3-macosx_14_0_arm64",
+    f".cpython-{THIS}-darwin.so": f"cp{THIS}-cp{THIS}-macosx_14_0_arm64",
+}
 LIBMLX = "@rpath/libmlx.dylib"
-RUN_PATHS = ["@loader_path/../mlx/lib"]
+RUN_PATHS = ["@loader_path/../../mlx/lib"]
 MINIMUM_MACOS = [14, 0]
 
 Row = tuple[str, str, list[str]]  # what was looked at, what was found, what is wrong with it
 
 
-def check_name(wheel: Path) -> Row:
+def check_name(wheel: Path, module: Path) -> Row:
     tag = "-".join(wheel.stem.split("-")[-3:])
-    return "tag", tag, [] if tag == TAG else [f"expected {TAG}"]
+    expected = TAGS.get(module.name.removeprefix("_ext"), f"a module that ends in {' or '.join(TAGS)}")
+    return "tag", tag, [] if tag == expected else [f"expected {expected}"]
 
 
 def check_kind(binary: lief.MachO.Binary) -> Row:
@@ -106,11 +111,11 @@ def demangled(name: str) -> str:
 def check_wheel(wheel: Path, mlx: Path) -> int:
     """Prints a table of what was looked at; returns 1 if anything is wrong, else 0."""
     with TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.startswith("flashattn_core/_ext."))
+        name = next(name for name in archive.namelist() if "/_ext." in name and name.endswith(".so"))
         module = Path(archive.extract(name, folder))
         binary, file = macho.read(module), module.read_bytes()
     rows = [
-        check_name(wheel),
+        check_name(wheel, module),
         check_kind(binary),
         check_signature(binary, file),
         check_libraries(binary),

@@ -3,7 +3,7 @@
 # ///
 """Published macOS wheels, unpacked: above all MLX's headers and the libmlx.dylib that the module will meet on a Mac.
 
-    uv run packages/flashattn-core/macos/download.py FOLDER mlx==0.32.4 mlx-metal==0.32.4 [--macos 26.0]
+    uv run packages/flashattn-core/macos/download.py FOLDER mlx==VERSION mlx-metal==VERSION [--macos 26.0]
 
 MLX publishes one build for each of macOS 14, 15 and 26; pip takes the newest that the Mac can run. uv keeps
 what it has downloaded in its own cache, so that a second call needs no network.

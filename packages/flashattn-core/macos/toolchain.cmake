@@ -23,3 +23,4 @@ set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)  # a changed file would lose the signatur
 
 set(MLX_DIR $ENV{FLASHATTN_MLX}/share/cmake/MLX CACHE PATH "" FORCE)
 set(Python_INCLUDE_DIR $ENV{FLASHATTN_SYSROOT}/python CACHE PATH "" FORCE)
+set(SKBUILD_SOABI $ENV{FLASHATTN_SOABI} CACHE STRING "" FORCE)  # in the name of a module for one CPython

@@ -139,8 +139,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "doctor has nothing to say of an older mlx",
         f"{PATCH}/doctor.py",
-        "    if found == wanted or",
-        "    if found <= wanted or",
+        "    return _numbers(found) >= _numbers(limit) if",
+        "    return True if",
         "patch/test_doctor.py::test_another_version",
     ),
     Mutation(

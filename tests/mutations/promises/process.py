@@ -169,7 +169,14 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/python/bindings.cpp",
         "if (found != built) {",
         "if (found.empty()) {",
-        "core/test_process.py::test_another_mlx_is_refused_before_anything_runs",
+        "core/test_process.py::test_the_module_itself_refuses_another_mlx",
+    ),
+    Mutation(
+        "the newest module is taken beside any mlx that has one",
+        f"{CORE}/_releases.py",
+        "return folders[mlx]",
+        "return list(folders.values())[-1]",
+        "core/test_process.py::test_the_module_is_the_one_of_the_installed_mlx",
     ),
     Mutation(
         "the loops of all callers count on one counter",
@@ -280,7 +287,7 @@ MUTATIONS: list[Mutation] = [
         "without libmlx the import says to install mlx without it",
         f"{CORE}/__init__.py",
         "pip install 'flashattn-core[cpu]', or",
-        "pip install 'mlx==0.32.4', or",
+        "pip install 'mlx', or",
         "core/test_process.py::test_the_import_says_what_to_install",
     ),
     Mutation(

@@ -1,6 +1,7 @@
 // The part of libmlx's CUDA backend that this module uses. MLX's own header for it includes the CUDA toolkit's, which
 // nobody needs to have: what stands here has the same mangled names. All of it is weak, and nothing asks for it where
-// mx::cu::is_available() is false. No compiler compares this file with MLX: the package imports beside 0.32.4 alone.
+// mx::cu::is_available() is false. No compiler compares this file with MLX: `make follow` looks for its symbols in each
+// release.
 #pragma once
 
 #include <cstddef>

@@ -1,14 +1,18 @@
-// In the place of encode.cpp and driver.cpp where MLX has no CUDA: nothing gets this far but questions.
-#include <stdexcept>
+// In the place of encode.cpp and driver.cpp, on macOS and beside releases of MLX that do not export CUDA's encoder.
+#include <string>
 
+#include "../call/kernel_table.h"
 #include "driver.h"
 #include "encode.h"
+#include "mlx/version.h"
 
 namespace flashattn::cuda {
 
-#define FLASHATTN_MISSING(function)                 \
-  function {                                        \
-    throw std::logic_error("this MLX has no CUDA"); \
+#define FLASHATTN_MISSING(function)                                                                                   \
+  function {                                                                                                          \
+    throw NoKernelError(                                                                                              \
+        "[flash_attention] the CUDA kernels need mlx " FLASHATTN_OLDEST_MLX_WITH_CUDA " or newer, and this is mlx " + \
+        std::string(mx::version()) + ": pip install 'mlx[cuda13]==" FLASHATTN_OLDEST_MLX_WITH_CUDA "', or [cuda12]"); \
   }
 FLASHATTN_MISSING(void encode(const gpu::Work&, mx::Stream))
 FLASHATTN_MISSING(void allocate(mx::array&, mx::Stream))

@@ -25,12 +25,22 @@ bool is_cuda(const mx::Stream& stream) {
   return backend_of(stream.device) == Backend::cuda;
 }
 
+// malloc() returns the owner of a buffer from MLX 0.32.4 on, and the buffer itself before.
+template <typename Memory>
+const void* pointer_of(const Memory& memory) {
+  if constexpr (requires { memory.buffer(); }) {
+    return memory.buffer().ptr();
+  } else {
+    return memory.ptr();
+  }
+}
+
 void allocate(mx::array& output, const mx::Stream& stream) {
   if (is_cuda(stream)) {
     return cuda::allocate(output, stream);
   }
-  mx::allocator::Data data = mx::allocator::malloc(output.nbytes());
-  if (output.nbytes() > 0 && !data.buffer().ptr()) {  // MLX leaves it to the caller to look
+  auto data = mx::allocator::malloc(output.nbytes());
+  if (output.nbytes() > 0 && !pointer_of(data)) {  // MLX leaves it to the caller to look
     throw std::runtime_error("[flash_attention] no memory for an array of " + std::to_string(output.nbytes()) +
                              " bytes");
   }

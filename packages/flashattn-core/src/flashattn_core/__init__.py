@@ -3,11 +3,13 @@
 import sys
 from pathlib import Path
 
+from . import _releases
+
 try:
     import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
 except ImportError as error:
     # On Linux libmlx is a distribution of its own, and only an extra brings it.
-    _cure = "pip install 'mlx==0.32.4'"
+    _cure = _releases.install_command(__path__)
     if sys.platform == "linux":
         _cure = "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU"
         if "cuda" in str(error):  # no driver, an old one, or no GPU
@@ -15,6 +17,8 @@ except ImportError as error:
                 "MLX's build for CUDA needs a GPU and NVIDIA's driver; for the CPU, pip install 'flashattn-core[cpu]'"
             )
     raise ImportError(f"flashattn_core needs mlx, which does not load: {error}. {_cure}") from error
+else:
+    __path__.append(str(_releases.module_folder(mx.__version__, __path__)))  # type: ignore[attr-defined]
 
 from . import _ext as _ext  # the modules beside this one take it from here
 from . import masks

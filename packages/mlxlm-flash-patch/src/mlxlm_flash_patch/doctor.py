@@ -78,7 +78,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
 
 
 def versions() -> Iterator[Finding]:
-    """What is installed against what the packages ask for: mlx exactly, mlx-lm from some release on, or not at all."""
+    """What is installed against what the packages ask for: some releases of mlx, and mlx-lm from one on, or none."""
     for package in PINNED:
         try:
             required = requires(package) or []
@@ -87,23 +87,33 @@ def versions() -> Iterator[Finding]:
             continue
         yield ok("versions", f"{package} {version(package)}")
         for line in required:
-            needed = re.fullmatch(r"([\w-]+)(==|>=)([\w.]+)", line)  # those of extras have a marker behind them
+            needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)  # those of extras have a marker behind
             if needed and needed[1] not in PINNED:
-                yield _needed(*needed.groups())
+                yield _needed(needed[1], dict(re.findall(r"(==|>=|<=)([\d.]+)", needed[2])))
 
 
-def _needed(name: str, relation: str, wanted: str) -> Finding:
+def _needed(name: str, limits: dict[str, str]) -> Finding:
+    """`limits`: a version by its relation, such as ``{">=": "0.32.2", "<=": "0.32.4"}``."""
     extra = _mlx() if name == "mlx" else name
-    cure = f"pip install '{extra}{relation}{wanted}'"
+    newest = f"=={limits['<=']}" if "<=" in limits else ",".join(map("".join, limits.items()))
+    cure = f"pip install '{extra}{newest}'"
     try:
         found = version(name)
     except PackageNotFoundError:
-        if relation == ">=":
+        if limits.keys() == {">="}:
             return warning("versions", f"{name} is not installed: the patch replaces only MLX's own function", cure)
         return problem("versions", f"{name} is not installed", cure)
-    if found == wanted or (relation == ">=" and _numbers(found) >= _numbers(wanted)):
+    if all(_holds(found, relation, limit) for relation, limit in limits.items()):
         return ok("versions", f"{name} {found}")
-    return problem("versions", f"found {name} {found}, expected {wanted}{' or later' * (relation == '>=')}", cure)
+    lowest = limits.get("==") or limits[">="]
+    highest = f" to {limits['<=']}" if "<=" in limits else " or later" * (">=" in limits)
+    return problem("versions", f"found {name} {found}, expected {lowest}{highest}", cure)
+
+
+def _holds(found: str, relation: str, limit: str) -> bool:
+    if relation == "==":
+        return found == limit
+    return _numbers(found) >= _numbers(limit) if relation == ">=" else _numbers(found) <= _numbers(limit)
 
 
 def _numbers(release: str) -> list[int]:
@@ -152,7 +162,7 @@ def _nanobind_domains() -> list[str]:
     nanobind keeps what its modules share in the interpreter's own dict, under its ABI's name.
     """
     names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
-    return sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_mlx__$", name)))
+    return sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
 
 
 def _interpreter_dict() -> dict[object, object]:

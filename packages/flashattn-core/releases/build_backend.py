@@ -1,0 +1,52 @@
+"""scikit-build-core, told which MLX to build for: the one that is installed, or else the newest of releases.toml.
+
+A module runs beside one release of MLX alone. So the build environment needs that release and its nanobind, which no
+line of pyproject.toml can say.
+"""
+
+from typing import Any
+
+from release_table import build_requirements, to_build_for
+from scikit_build_core import build as scikit_build
+from scikit_build_core.build import (
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+Settings = dict[str, Any] | None
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    return [*scikit_build.get_requires_for_build_wheel(config_settings), *build_requirements()]
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    return [*scikit_build.get_requires_for_build_editable(config_settings), *build_requirements()]
+
+
+def tagged(config_settings: Settings) -> dict[str, Any]:
+    """The wheel is for every CPython from 3.11 on, or for this one alone."""
+    return {"wheel.py-api": "cp311" if to_build_for().has_stable_abi else "", **(config_settings or {})}
+
+
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    return str(scikit_build.build_wheel(wheel_directory, tagged(config_settings), metadata_directory))
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    return str(scikit_build.build_editable(wheel_directory, tagged(config_settings), metadata_directory))

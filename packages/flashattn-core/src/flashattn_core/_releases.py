@@ -1,0 +1,39 @@
+"""Finds the extension module for the installed MLX: libmlx's C++ ABI changes with each release, so each has its own."""
+
+import sys
+from collections.abc import Iterable
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+
+def module_folder(mlx: str, package: Iterable[str]) -> Path:
+    """The folder of the module for this version of MLX. ImportError names the versions that have one.
+
+    package: the folders of flashattn_core, which are two where it is installed as editable.
+    """
+    folders = _folders(package)
+    if mlx not in folders:
+        raise ImportError(
+            f"flashattn_core was built for mlx {', '.join(folders)}, but found mlx {mlx}. "
+            f"Install a matching mlx: {install_command(package)}"
+        )
+    return folders[mlx]
+
+
+def install_command(package: Iterable[str]) -> str:
+    """Installs the newest MLX that has a module."""
+    newest = list(_folders(package))[-1]
+    if sys.platform == "linux":  # where libmlx is a distribution of its own, and only an extra brings it
+        return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"
+    return f"pip install 'mlx=={newest}'"
+
+
+def _folders(package: Iterable[str]) -> dict[str, Path]:
+    """By version of MLX, oldest first. A folder without a module for this Python does not count."""
+    found = {
+        folder.name.removeprefix("_mlx_").replace("_", "."): folder
+        for place in package
+        for folder in Path(place).glob("_mlx_*")
+        if any((folder / f"_ext{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
+    }
+    return dict(sorted(found.items(), key=lambda item: [int(number) for number in item[0].split(".")]))

@@ -1,0 +1,155 @@
+"""The wheel of all releases of MLX, beside each of them in an environment of its own; and the table of releases."""
+
+import re
+import subprocess
+import sys
+
+import follow
+import pytest
+import release_table
+from build_wheels import ROOT, build_wheel
+from builds import built
+from finished_wheels import FINISHED
+from release_table import numbers, releases
+from virtual_environment import Environment
+
+EACH = [release.mlx for release in releases()]
+NEEDED = ("hypothesis", "pytest", "filelock", "pytest-xdist", "cmake", "ninja", "pyyaml")
+SUITES = {
+    "core": [f"tests/core/test_{name}.py" for name in ("contract", "masks", "quantised", "transforms", "errors")],
+    "patch": [f"tests/patch/test_{name}.py" for name in ("enable", "fallbacks", "quantised_cache", "described_masks")],
+}
+takes_minutes = pytest.mark.long("builds the extension for each release of MLX")
+
+
+@pytest.fixture(scope="session")
+def all_wheels(sdist, wheels):
+    """The packages' wheels, flashattn-core's for all releases."""
+    source = sdist("flashattn-core")
+    folder = source.parent
+    if not FINISHED:
+        make = lambda folder: build_wheel(source, folder, [sys.executable])  # noqa: E731
+        folder = built(make, "wheel of all releases", sys.version, source.read_bytes())
+    return {**wheels, "flashattn-core": next(folder.glob("flashattn_core-*.whl"))}
+
+
+@pytest.fixture(scope="session", params=EACH)
+def beside(request, all_wheels, tmp_path_factory):
+    """An environment with one release of MLX, the wheels, and what tests need."""
+    environment = Environment(tmp_path_factory.mktemp("beside"))
+    environment.install_needed(all_wheels, extra="cpu", also=(f"mlx[cpu]=={request.param}", *NEEDED))
+    environment.install(all_wheels)
+    environment.mlx = request.param
+    return environment
+
+
+@takes_minutes
+def test_the_module_is_that_of_the_release(beside):
+    code = "import flashattn_core, mlx.core as mx; print(mx.__version__, flashattn_core._ext.__file__)"
+    version, file = beside.check("python", "-c", code).split()
+    assert version == beside.mlx
+    assert f"/flashattn_core/_mlx_{version.replace('.', '_')}/_ext." in file
+
+
+@takes_minutes
+def test_the_command_of_the_readme(beside):
+    done = beside.check("flash-eval", "perplexity", "--max-windows", "2")
+    assert "Same predictions" in done
+
+
+@takes_minutes
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_short_suite(beside, suite):
+    command = [beside.venv / "bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES[suite]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout.splitlines()[-1])
+
+
+@takes_minutes
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
+def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
+    """backends() says which release has it. MLX's build for the CPU is made to say that it has CUDA."""
+    source, library = tmp_path / "cuda.cpp", tmp_path / "cuda.so"
+    source.write_text("namespace mlx::core::cu { bool is_available() { return true; } }")
+    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
+    oldest = next(release.mlx for release in releases() if release.cuda)
+    if release_table.release(beside.mlx).cuda:
+        pytest.skip(f"mlx {beside.mlx} exports its encoder; tests/cuda runs on a GPU")
+    code = "import flashattn_core; print(flashattn_core.backends()['cuda'])"
+    said = beside.check("python", "-c", code, LD_PRELOAD=str(library)).strip()
+    assert said == (
+        f"the CUDA kernels need mlx {oldest} or newer, and this is mlx {beside.mlx}: "
+        f"pip install 'mlx[cuda13]=={oldest}', or [cuda12]"
+    )
+
+
+def test_the_page_of_support_has_the_table():
+    page = (ROOT / "docs/support.md").read_text()
+    assert follow.with_matrix(page) == page
+    assert [version for version in EACH if f"| {version} |" not in page] == []
+
+
+def test_rows_are_in_order_and_their_nanobind_is_known():
+    assert sorted(EACH, key=numbers) == EACH
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", release.nanobind) for release in releases())
+
+
+@pytest.fixture
+def repository(monkeypatch, tmp_path):
+    """What follow.py writes, in a copy."""
+    for file in ("packages/flashattn-core/releases.toml", *follow.NAMING):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text((ROOT / file).read_text())
+    table = tmp_path / "packages/flashattn-core/releases.toml"
+    monkeypatch.setattr(follow, "ROOT", tmp_path)
+    monkeypatch.setattr(follow, "TABLE", table)
+    monkeypatch.setattr(follow, "releases", lambda: releases(table))
+    return tmp_path
+
+
+def stand_ins(monkeypatch, **others):
+    """Each step of follow() that downloads or builds something does nothing."""
+    steps = {"fetch": None, "nanobind_abi": "v22", "exported": {"mlx-cuda-12": {follow.ENCODER}}}
+    steps |= dict.fromkeys(("build_for_linux", "compare_symbols", "build_for_macos", "compare_attention", "run_tests"))
+    for name, value in (steps | others).items():
+        monkeypatch.setattr(follow, name, value if callable(value) else lambda *_, value=value: value)
+
+
+def test_following_a_release_adds_its_row(repository, monkeypatch, tmp_path):
+    stand_ins(monkeypatch)
+    follow.follow("0.99.1", tmp_path / "work")
+    added = follow.releases()[-1]
+    assert (added.mlx, added.nanobind_abi, added.cuda) == ("0.99.1", "v22", True)
+    assert '"mlx>=' + EACH[0] + ',<=0.99.1"' in (repository / "packages/flashattn-core/pyproject.toml").read_text()
+    assert "| 0.99.1 | 3.11 and newer | run | run | built |" in (repository / "docs/support.md").read_text()
+    assert "mlx[cpu]==0.99.1" in (repository / "examples/README.md").read_text()
+
+
+def test_what_cannot_be_followed_changes_nothing(repository, monkeypatch, tmp_path):
+    def fails(*_):
+        raise follow.Stop("a test fails")
+
+    stand_ins(monkeypatch, run_tests=fails)
+    before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
+    with pytest.raises(follow.Stop, match="a test fails"):
+        follow.follow("0.99.1", tmp_path / "work")
+    assert {path: path.read_bytes() for path in before} == before
+    with pytest.raises(follow.Stop, match="is not new"):
+        follow.follow(EACH[0], tmp_path / "work")
+
+
+def test_an_unknown_nanobind_stops(monkeypatch, tmp_path):
+    monkeypatch.setattr(follow, "run", lambda *_: "v99\n")
+    with pytest.raises(follow.Stop, match=r"ABI v99, and releases\.toml knows v21, v22: find the nanobind"):
+        follow.nanobind_abi("0.99.1", tmp_path)
+
+
+def test_a_missing_symbol_stops(monkeypatch, tmp_path):
+    """CUDA's, which are weak, must be in MLX's builds for CUDA."""
+    monkeypatch.setattr(follow, "run", lambda *_: " U _ZN3mlx4core1aEv\n w _ZN3mlx4core2cu1bEv\n")
+    a, b = "_ZN3mlx4core1aEv", "_ZN3mlx4core2cu1bEv"
+    assert follow.compare_symbols(tmp_path, {"mlx-cpu": {a}, "mlx-cuda-12": {a, b}}).startswith("2 symbols, 1 of them")
+    for libraries, missing in (({"mlx-cpu": {b}}, a), ({"mlx-cuda-12": {a}}, b)):
+        with pytest.raises(follow.Stop, match=rf"lacks {missing}$"):
+            follow.compare_symbols(tmp_path, libraries)
