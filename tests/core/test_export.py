@@ -23,7 +23,7 @@ assert "flashattn_core" not in sys.modules
 
 
 def imported(folder, *inputs):
-    """What the exported function gives in a process that has MLX alone.
+    """Returns what the exported function gives in a process that has MLX alone.
 
     The arrays travel as safetensors: MLX's threads read .npz through a Python file, and abort a program that
     ends before they have let go of it.

@@ -93,7 +93,7 @@ def test_what_is_refused_is_said_once(perplexity):
     """Ranks that read different texts."""
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *perplexity)
     assert stdout == ""
-    assert "Error: rank 1 does not have the same text, model and settings as rank 0" in stderr
+    assert "Error: rank 1 differs from rank 0 in text, model or settings" in stderr
     assert stderr.count("Error") == 1
 
 

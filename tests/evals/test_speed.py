@@ -46,7 +46,7 @@ def test_every_length_and_batch_at_every_depth(evaluate):
 
 
 def test_attention_has_a_share_of_the_time(evaluate, monkeypatch):
-    """Of each test and arm one, on the page and in the file; and none where none is known."""
+    """The page and the file have one for each test and arm, and none if none is known."""
     shares = iter((0.75, 0.25, None, 0.5))  # on goes first
     monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
     result = evaluate("-p", 8, "-g", 2, "-d", 0, "-r", 2)

@@ -32,8 +32,8 @@ _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # short calls are repeated unt
 _SLOW_SECONDS = 0.04  # what takes so long has one trial
 _MOST_REPEATS = 512
 _MOST_SECONDS = 0.3  # of all trials; no trial begins later
-# What a call can have where MLX has a fused kernel. MLX can't be asked about the rest: it has no such argument, or
-# would be asked about another mask.
+# MLX's fused kernels can serve calls that have nothing but these. For other calls MLX is not asked: its function has no
+# such argument, or a trial's mask would not be the call's.
 _FUSED_IN_MLX = {"causal", "window", "key_start", "key_stop", "sinks"}
 
 Calls = Callable[[int], Any]  # so many calls of a contestant, lazy

@@ -122,10 +122,12 @@ def command(
                where keys and values stay in the caches
     memory     what one call needs beyond its inputs; a backward pass
                includes the forward pass before it
-    flash is   how many times faster or slower flash is, by median times; or
-               no clear difference, if the trials overlap or are few
+    flash is   how many times faster or slower flash is than this row's
+               implementation, by median times; or no clear difference, if
+               the trials overlap or are few
     flash against
-               geometric mean and range of how many times as fast flash is
+               how many times as fast as that implementation flash is:
+               geometric mean and range over the shapes
     trials     number of trials: --repetitions, or fewer if --max-seconds
                ended them
     peak, reads

@@ -97,9 +97,10 @@ def command(
 ) -> None:
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 
-    Both arms, patch off and patch on, read the same batches and take turns at going first. A window to warm up is not
-    counted. You can also run one --arm alone and compare it with a saved run: then the page
-    leaves out KL and |Δlogit|, and shows ratios of speed and memory only if both runs had the same conditions.
+    Both arms, patch off and patch on, read the same batches and take turns at going first. To warm up,
+    each arm first reads the first window once more, which no figure counts. You can also run one --arm alone and
+    compare it with a saved run: then the page leaves out KL and |Δlogit|, and shows ratios of speed and memory only if
+    both runs had the same conditions.
 
     \b
     token perplexity   exp of the mean cost of a token, -ln p, ± the standard
@@ -126,8 +127,8 @@ def command(
 
     The page says "Same predictions" if top-1 agreement is 100 % and ΔNLL is within 1e-4.
 
-    The model scores each token once, but not a first token without a BOS before it. Ctrl-C ends the run and
-    reports the finished batches.
+    The model scores each token once. It scores the first token of the text, or of each separate document, only if a
+    BOS stands before it. Ctrl-C ends the run and reports the finished batches.
 
     Under `mlx.launch -n N`, N processes share the batches, and the scores stay the same. Rank 0 prints and writes the
     results.
@@ -156,7 +157,7 @@ def command(
         ranks=ranks.size,
         machine=machine.describe(),
     )
-    ranks.agree((text.dataset, settings, header.tokens, header.weights), "text, model and settings")
+    ranks.agree((text.dataset, settings, header.tokens, header.weights), "text, model or settings")
     other = score_file.read(compare, header, planned.windows, len(windows)) if compare and ranks.rank == 0 else None
 
     kept = (save or resume) if ranks.rank == 0 else None

@@ -1,1 +1,1 @@
-"""What was found: records of figures and of what they depend on. This room imports no other."""
+"""Records of what the commands found, and of what it depends on. The modules here import no other room."""

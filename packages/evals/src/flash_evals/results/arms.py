@@ -14,7 +14,7 @@ ARMS: tuple[Arm, Arm] = ("off", "on")
 
 
 class Measurement(Record):
-    """What one arm took."""
+    """The time and memory that one arm took."""
 
     seconds: Amount
     tokens_per_s: Amount
@@ -38,7 +38,7 @@ class Trial(ByArm[Figures], Generic[Figures]):
 
 
 class Flash(Record):
-    """What the patch did in the arm that is on."""
+    """Counts of what the patch did in the arm that has it on."""
 
     calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
     fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls of mlx-lm's own attention

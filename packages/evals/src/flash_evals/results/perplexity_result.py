@@ -63,7 +63,7 @@ class Reading(Record, kw_only=True, omit_defaults=True):
     on: Measurement | None = None
 
     def __getitem__(self, name: Arm) -> Measurement:
-        """Of an arm that ran. Raises ValueError for another: a broken file may claim it."""
+        """Returns the measurement of an arm. Raises ValueError if that arm did not run, as a broken file may claim."""
         measurement = self.off if name == "off" else self.on
         if measurement is None:
             raise ValueError(f"a trial has no arm {name}")
@@ -71,7 +71,7 @@ class Reading(Record, kw_only=True, omit_defaults=True):
 
 
 class Column(Record, kw_only=True):
-    """What one arm says of a text. Word and byte figures are None where the tokens do not make up a text."""
+    """One arm's figures for a text. Word and byte figures are None if the tokens do not make up a text."""
 
     ppl: float | None  # in JSON null where it is not finite
     ppl_se: float | None

@@ -1,4 +1,4 @@
-"""What figures depend on: the model, the text and the machine; and the record that results of a model begin with."""
+"""Records of the model, text and machine that figures depend on, and the record that a model's results begin with."""
 
 from pathlib import Path
 
@@ -75,7 +75,7 @@ class Machine(Record):
 
 
 class ModelResult(Record, kw_only=True, tag_field="command"):
-    """What the results of perplexity, speed and finetune share."""
+    """The fields that the results of perplexity, speed and finetune share."""
 
     model: Model
     flash: Flash

@@ -60,7 +60,7 @@ class Ranks:
         """Raises EvalError if another rank has another value than this one."""
         for rank, other in enumerate(self.all(lambda: value)):
             if other != value:
-                raise EvalError(f"rank {rank} does not have the same {what} as rank {self.rank}")
+                raise EvalError(f"rank {rank} differs from rank {self.rank} in {what}")
 
     def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """`work` of each of the items, of which there are at most as many as ranks: one rank, one item."""

@@ -29,7 +29,7 @@ from flash_evals.work.score_file import SCORED_ARE, Header, Kept, differences, w
 def result(
     header: Header, planned: Plan, windows: int, earlier: Sequence[Batch], batches: Sequence[Batch], other: Kept | None
 ) -> Result:
-    """Of the batches, those of an `earlier` run first, and of a file beside them; so many windows are planned."""
+    """Sums up the batches of this run, which follow those of an `earlier` one, beside the scores that a file kept."""
     arms, trials = header.settings.arms, [batch.trial for batch in batches]
     tokens = np.concatenate([batch.scores for batch in batches])
     scores: dict[Name, np.ndarray] = {arm: tokens[arm] for arm in arms}
@@ -37,7 +37,7 @@ def result(
     finished, flash, compared, paired = windows_in(batches), Flash.sum(batch.flash for batch in batches), None, None
     if other:
         ends = accumulate(batch.trial.windows for batch in other.batches)
-        # Those that so many windows take: a file may hold more than were read here.
+        # A file may hold more windows than this run read, so the batches behind these do not count.
         first = other.batches[: bisect_left(list(ends), finished) + 1]
         compared = _compared(other, [batch.trial for batch in first], header)
         scores[compared.column] = np.concatenate([batch.scores[compared.arm] for batch in first])[: len(tokens)]
