@@ -8,12 +8,7 @@ from typing import Any
 
 from release_table import build_requirements, to_build_for
 from scikit_build_core import build as scikit_build
-from scikit_build_core.build import (
-    build_sdist,
-    get_requires_for_build_sdist,
-    prepare_metadata_for_build_editable,
-    prepare_metadata_for_build_wheel,
-)
+from scikit_build_core.build import build_sdist, get_requires_for_build_sdist
 
 __all__ = [
     "build_editable",
@@ -40,6 +35,14 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 def tagged(config_settings: Settings) -> dict[str, Any]:
     """The wheel is for every CPython from 3.11 on, or for this one alone."""
     return {"wheel.py-api": "cp311" if to_build_for().has_stable_abi else "", **(config_settings or {})}
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
+    return str(scikit_build.prepare_metadata_for_build_wheel(metadata_directory, tagged(config_settings)))
+
+
+def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Settings = None) -> str:
+    return str(scikit_build.prepare_metadata_for_build_editable(metadata_directory, tagged(config_settings)))
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:

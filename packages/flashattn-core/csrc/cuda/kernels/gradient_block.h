@@ -345,6 +345,15 @@ struct GradientBlock {
     }
   }
 
+  // Whether spans or the bool array hide a lane's score i of a tile. If rows are queries, the array's bits know the spans.
+  // If they are keys, queries beyond the last have a probability of 0; but trees and additive arrays must not be read
+  // there.
+  FLASHATTN_FUNC bool is_hidden(const OwnRows& own, int i, int column) const {
+    constexpr bool kBitsOfAll =
+        has_visible && (!kOfKeys || !(has_causal || has_window || has_key_start || has_key_stop || has_tree || has_bias));
+    return (!kBitsOfAll && !own.columns[i % 4 / 2].contains(column, 1)) || (has_visible && !own.visible[i]);
+  }
+
   template <Step STEP, int N>
   FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
                                  const float4* saved_columns, Tile tile, bool shown, int lane) const {
@@ -360,10 +369,10 @@ struct GradientBlock {
       if (STEP != kToGradients) {
         float exact = multiply_add(score, visibility.factor, -of_query.row_max);  // as LaneRows has it
         score = visibility.score_of_scaled(scaled, row, key_index);
-        bool hidden = !shown && !own.columns[h].contains(column, 1);
-        if (!shown && !hidden) {
-          score = visibility.masked_by_arrays(score, row, key_index, !has_visible || own.visible[i]);
-          hidden = (has_tree || has_visible || has_bias) && score == -INFINITY;
+        bool hidden = !shown && is_hidden(own, i, column);
+        if ((has_tree || has_bias) && !shown && !hidden) {
+          score = visibility.masked_by_arrays(score, row, key_index, true);
+          hidden = score == -INFINITY;
         }
         float difference = visibility.has_plain_scores() ? exact : score - of_query.row_max;
         score = shown ? fast_exp2(exponent_of(difference, of_query)) : probability_of(difference, of_query, hidden);
