@@ -44,7 +44,7 @@ def test_no_report(sanitized_drivers, everything, direction, name):
 
 
 def test_no_report_of_the_contract(sanitized_drivers):
-    assert run(sanitized_drivers / "contract").endswith(" expectations\n")
+    assert run(sanitized_drivers / "violations").endswith(" expectations\n")
 
 
 def test_no_report_of_the_pool(sanitized_drivers):

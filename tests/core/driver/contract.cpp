@@ -1,199 +1,319 @@
-// Breaks the kernels' contract in one place at a time, see cpu/check.h: each violation is refused with a message that
-// names the field, and its neighbour, just inside of the contract, is not. Prints what does not hold.
-#include <cstdio>
-#include <stdexcept>
-#include <string>
-#include <vector>
+// The contract of the kernels, field by field.
+#include "contract.h"
 
-#include "passes.h"
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
 
-using namespace flashattn;
-using namespace flashattn::driver;
+#include "call/fail.h"
+#include "call/inputs.h"
+#include "call/limits.h"
+#include "call/options.h"
 
+namespace flashattn::cpu {
 namespace {
 
-int failures = 0, expectations = 0;
+// No memory holds as many. Below it, products of sizes and strides fit int64.
+constexpr int64_t kMaxElements = int64_t{1} << 48;
 
-// A call of every option, computed once: what is legal really runs.
-struct Legal {
-  Case c;
-  Inputs in;
-  Call call;
+using Wide = __int128;  // holds any sum of an array's sizes times strides
 
-  static Case make_case(bool quantised) {
-    Case c = {};
-    c.dtype = c.group_dtype = Dtype::float16;
-    c.batch = {2, 3};
-    c.kv_heads = 2, c.group = 2;
-    c.query_len = 5, c.key_len = 7;
-    c.head_dim = 32, c.value_dim = 64;
-    c.causal = c.key_range = c.visible = c.bias = c.sinks = c.alibi = true;
-    c.softcap = 3, c.window = 4, c.tree_size = 3, c.query_size = 1;
-    if (quantised) c.bits = 4, c.group_size = 32;
-    return c;
+int64_t printable(Wide number) {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(std::clamp<Wide>(number, -kLargest, kLargest));
+}
+
+void expect_between(const char* field, Wide number, int64_t least, int64_t most) {
+  if (number < least || number > most) {
+    fail(field, " is ", printable(number), ", expected ", least, " to ", most);
   }
-  Legal(bool quantised, Draw& draw) : c(make_case(quantised)), in(draw_inputs(c, draw)), call(c, in, draw) {
-    call.run();
+}
+
+void check_sizes(const AttentionParams& p) {
+  expect_between("batch_dims", p.batch_dims, 0, kMaxBatchDims);
+  Wide batch_size = 1;
+  for (int d = 0; d < p.batch_dims; ++d) {
+    expect_between("a size in batch_shape", p.batch_shape[d], 0, std::numeric_limits<int32_t>::max());
+    batch_size *= p.batch_shape[d];
+    expect_between("the product of batch_shape", batch_size, 0, kMaxElements);
   }
+  if (p.batch_size != batch_size) {
+    fail("batch_size is ", p.batch_size, ", expected the product of batch_shape, ", printable(batch_size));
+  }
+  expect_between("num_kv_heads", p.num_kv_heads, 1, kMaxPositions);
+  expect_between("num_heads", p.num_heads, 0, kMaxPositions);
+  if (p.num_heads % p.num_kv_heads != 0) {
+    fail("num_heads is ", p.num_heads, ", expected a multiple of num_kv_heads, ", p.num_kv_heads);
+  }
+  expect_between("query_len", p.query_len, 0, kMaxPositions);
+  expect_between("key_len", p.key_len, 0, kMaxPositions);
+  expect_between("query_len + key_len", Wide{p.query_len} + p.key_len, 0, kMaxPositions);
+  expect_between("head_dim", p.head_dim, 1, kMaxHeadDim);
+  expect_between("value_dim", p.value_dim, 1, kMaxHeadDim);
+  Wide rows = batch_size * p.num_heads * p.query_len;
+  expect_between("batch_size * num_heads * query_len", rows, 0, kMaxElements);
+  expect_between("batch_size * num_kv_heads * key_len", batch_size * p.num_kv_heads * p.key_len, 0, kMaxElements);
+  if (p.query_len <= kMaxDecodeLen) {
+    expect_between("the size of the partial results of decode()", rows * p.key_len * (2 + p.value_dim), 0,
+                   std::numeric_limits<int64_t>::max());
+  }
+}
+
+void check_options(const AttentionArgs& args) {
+  const AttentionParams& p = args.params;
+  check_score_options(p.scale, p);
+  expect_between("tree_size", p.tree_size, 0, p.key_len);
+  if (p.batch_size > 0 && p.tree_size > 0 && !args.tree) {
+    fail("tree is null, expected bits of ", p.tree_size, " keys");
+  }
+}
+
+void check_dtype(const char* field, Dtype dtype) {
+  if (dtype != Dtype::float32 && dtype != Dtype::float16 && dtype != Dtype::bfloat16) {
+    fail(field, " is ", static_cast<int>(dtype), ", expected 0, 1 or 2: float32, float16 or bfloat16");
+  }
+}
+
+void check_quantised(const AttentionParams& p) {
+  if (!is_valid_bits(p.bits)) {
+    fail("bits is ", p.bits, ", expected 0 for keys and values as they are, or 1, 2, 3, 4, 5, 6 or 8");
+  }
+  if (!is_valid_group_size(p.group_size)) {
+    fail("group_size is ", p.group_size, ", expected 32, 64 or 128");
+  }
+  for (auto [field, dim] : {std::pair("head_dim", p.head_dim), std::pair("value_dim", p.value_dim)}) {
+    if (dim % p.group_size != 0) {
+      fail(field, " is ", dim, ", expected a multiple of group_size, ", p.group_size);
+    }
+  }
+}
+
+// One of a call's arrays. Dimensions that it does not have are of size 1.
+struct Array {
+  const char* name;
+  const void* data;
+  int64_t element_size;
+  const Strides& strides;
+  int64_t heads, rows, columns;
 };
 
-// `part`: of the message; null: accepted.
-template <typename Args, typename Change>
-void expect(const Args& legal, const char* what, const char* part, Change change) {
-  Args args = legal;
-  change(args);
-  ++expectations;
-  std::string message;
-  try {
-    cpu::check(args);
-  } catch (const std::invalid_argument& error) {
-    message = error.what();
+template <typename Visit>
+void for_each_dimension(const AttentionParams& p, const Array& array, Visit visit) {
+  for (int d = 0; d < p.batch_dims; ++d) visit(p.batch_shape[d], array.strides.batch[d]);
+  visit(array.heads, array.strides.head);
+  visit(array.rows, array.strides.row);
+  visit(array.columns, array.strides.column);
+}
+
+// The addresses from an array's first byte to behind its last one.
+struct Range {
+  const char* name;
+  Wide begin, end;
+};
+
+// From element `first` to element `last`, counted from where `data` points.
+Range check_address(const char* name, const void* data, int64_t element_size, Wide first, Wide last) {
+  uintptr_t address = reinterpret_cast<uintptr_t>(data);
+  if (address == 0) {
+    fail(name, " is null, expected the address of its first element");
   }
-  bool holds =
-      part ? message.find("[flash_attention] ") == 0 && message.find(part) != std::string::npos : message.empty();
-  if (!holds) {
-    std::printf("%s: '%s', expected %s\n", what, message.c_str(), part ? part : "no refusal");
-    ++failures;
+  if (address % static_cast<uintptr_t>(element_size) != 0) {
+    fail(name, " is at address ", data, ", expected a multiple of ", element_size);
+  }
+  Range range = {name, Wide{address} + first * element_size, Wide{address} + (last + 1) * element_size};
+  if (range.begin < 0 || range.end > std::numeric_limits<uintptr_t>::max()) {
+    fail(name, " is at address ", data, ", from where its strides reach beyond the first or the last address");
+  }
+  return range;
+}
+
+Range check_array(const AttentionParams& p, const Array& array) {
+  Wide first = 0, last = 0;
+  bool empty = false;
+  for_each_dimension(p, array, [&](int64_t size, int64_t stride) {
+    if (size == 1 && stride != 0) {  // prefetches run ahead by it
+      fail(array.name, " has stride ", stride, " in a dimension of size 1, expected 0");
+    }
+    empty = empty || size == 0;
+    Wide reach = Wide{size - 1} * stride;
+    (reach < 0 ? first : last) += reach;
+  });
+  if (empty) {
+    return {array.name, 0, 0};
+  }
+  if (last - first >= kMaxElements) {
+    fail(array.name, " has strides that reach over ", printable(last - first), " elements, expected fewer than ",
+         kMaxElements);
+  }
+  return check_address(array.name, array.data, array.element_size, first, last);
+}
+
+// No two elements of an output lie in the same place: threads would race for it. Holds where each stride exceeds what
+// the smaller ones reach, as in every permutation of a row-major array, with or without gaps.
+void check_elements_apart(const AttentionParams& p, const Array& array) {
+  struct Dimension {
+    int64_t stride, size;
+  };
+  std::array<Dimension, kMaxBatchDims + 3> dimensions;
+  int count = 0;
+  for_each_dimension(p, array, [&](int64_t size, int64_t stride) {
+    if (size > 1) dimensions[count++] = {std::abs(stride), size};
+  });
+  std::sort(dimensions.begin(), dimensions.begin() + count,
+            [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
+  int64_t reach = 0;
+  for (int i = 0; i < count; ++i) {
+    if (dimensions[i].stride <= reach) {
+      fail(array.name, " has stride ", dimensions[i].stride, " where smaller strides reach over ", reach,
+           " elements, expected a larger one: its elements overlap");
+    }
+    reach += dimensions[i].stride * (dimensions[i].size - 1);
   }
 }
 
-// The name of a row is its change.
-#define REFUSED(part, change) expect(legal, #change, part, [&](auto& a) { change; })
-#define ACCEPTED(change) expect(legal, #change, nullptr, [&](auto& a) { change; })
+// All the memory of a call.
+class Memory {
+ public:
+  explicit Memory(const AttentionParams& params) : params_(params) {}
 
-void sizes(const cpu::AttentionArgs& legal) {
-  ACCEPTED((void)a);
-  REFUSED("batch_dims is 9, expected 0 to 8", a.params.batch_dims = 9);
-  REFUSED("batch_dims is -1", a.params.batch_dims = -1);
-  REFUSED("a size in batch_shape is -2", a.params.batch_shape[0] = -2; a.params.batch_size = -6);
-  REFUSED("batch_size is 5, expected the product of batch_shape, 6", a.params.batch_size = 5);
-  REFUSED("the product of batch_shape is", a.params.batch_shape[0] = a.params.batch_shape[1] = 2147483647);
-  ACCEPTED(a.params.batch_shape[0] = 0; a.params.batch_size = 0; a.query = nullptr; a.out = nullptr; a.tree = nullptr);
-  REFUSED("num_kv_heads is 0, expected 1 to", a.params.num_kv_heads = 0);
-  REFUSED("num_heads is 3, expected a multiple of num_kv_heads, 2", a.params.num_heads = 3);
-  REFUSED("num_heads is -2", a.params.num_heads = -2);
-  ACCEPTED(a.params.num_heads = 2);
-  ACCEPTED(a.params.num_heads = 0);
-  REFUSED("query_len is -1", a.params.query_len = -1);
-  ACCEPTED(a.params.query_len = 0);
-  REFUSED("key_len is -1", a.params.key_len = -1);
-  ACCEPTED(a.params.key_len = 0; a.params.tree_size = 0);
-  REFUSED("query_len + key_len is 2147482624, expected 0 to 2147482623", a.params.key_len = 2147482619);
-  REFUSED("head_dim is 0, expected 1 to 512", a.params.head_dim = 0);
-  REFUSED("head_dim is 513, expected 1 to 512", a.params.head_dim = 513);
-  ACCEPTED(a.params.head_dim = 31);
-  REFUSED("value_dim is 0, expected 1 to 512", a.params.value_dim = 0);
-  REFUSED("value_dim is 513, expected 1 to 512", a.params.value_dim = 513);
+  void input(const Array& array) { ranges_[count_++] = check_array(params_, array); }
+  void optional_input(const Array& array) {
+    if (array.data) input(array);
+  }
+  // Outputs come after the inputs.
+  void output(const Array& array) {
+    Range range = check_array(params_, array);
+    if (range.begin < range.end) {
+      check_elements_apart(params_, array);
+      add_apart(range);
+    }
+  }
+  void row_major_output(const char* name, const void* data, int64_t element_size, int64_t elements) {
+    if (elements > 0) add_apart(check_address(name, data, element_size, 0, elements - 1));
+  }
+
+ private:
+  void add_apart(const Range& range) {
+    for (int i = 0; i < count_; ++i) {
+      if (range.begin < ranges_[i].end && ranges_[i].begin < range.end) {
+        fail(range.name, " shares memory with ", ranges_[i].name, ", expected outputs to have memory of their own");
+      }
+    }
+    ranges_[count_++] = range;
+  }
+
+  const AttentionParams& params_;
+  std::array<Range, kNumInputs + 9> ranges_;  // of both passes: three outputs, two of their gradients, and four
+  int count_ = 0;
+};
+
+int64_t element_size(const AttentionArgs& args, const InputRule& rule) {
+  switch (rule.dtype) {
+    case InputDtype::tensor: return rule.input == Input::query || args.params.bits == 0 ? size_of(args.dtype) : 4;
+    case InputDtype::groups: return size_of(args.group_dtype);
+    case InputDtype::additive: return size_of(args.bias_dtype);
+    case InputDtype::boolean:
+    case InputDtype::bytes: return 1;
+    default: return 4;
+  }
 }
 
-void options(const cpu::AttentionArgs& legal) {
-  REFUSED("scale is nan", a.params.scale = NAN);
-  REFUSED("scale is inf", a.params.scale = INFINITY);
-  ACCEPTED(a.params.scale = -1e30f);
-  REFUSED("softcap is -1", a.params.softcap = -1);
-  REFUSED("softcap is nan", a.params.softcap = NAN);
-  REFUSED("softcap is inf", a.params.softcap = INFINITY);
-  REFUSED("softcap is 2e-38", a.params.softcap = 2e-38f; a.params.scale = 10);
-  ACCEPTED(a.params.softcap = 2e-38f; a.params.scale = 1);
-  REFUSED("window is -1, expected at least 1", a.params.window = -1);
-  ACCEPTED(a.params.window = 2147483647);
-  REFUSED("tree_size is 8, expected 0 to 7", a.params.tree_size = 8);
-  REFUSED("tree_size is -1", a.params.tree_size = -1);
-  REFUSED("tree is null, expected bits of 3 keys", a.tree = nullptr);
-  ACCEPTED(a.tree = nullptr; a.params.tree_size = 0);
-  REFUSED("dtype is 3", a.dtype = static_cast<Dtype>(3));
-  REFUSED("bias_dtype is 200", a.bias_dtype = static_cast<Dtype>(200));
-  ACCEPTED(a.bias_dtype = static_cast<Dtype>(200); a.bias = nullptr);
+// Columns of a tensor: elements, or words that they are packed to, or groups.
+int64_t columns(const AttentionParams& p, const InputRule& rule, int dim) {
+  if (rule.dtype == InputDtype::groups) {
+    return dim / p.group_size;
+  }
+  return p.bits == 0 ? dim : int64_t{dim} * p.bits / 32;
 }
 
-void pointers(const cpu::AttentionArgs& legal) {
-  REFUSED("query is null", a.query = nullptr);
-  REFUSED("key is null", a.key = nullptr);
-  ACCEPTED(a.key = a.value = nullptr; a.params.key_len = 0; a.params.tree_size = 0);
-  REFUSED("value is null", a.value = nullptr);
-  REFUSED("out is null", a.out = nullptr);
-  REFUSED("lse is null", a.lse = nullptr);
-  REFUSED("row_stats is null", a.row_stats = nullptr);
-  ACCEPTED(a.visible = nullptr; a.bias = nullptr; a.key_start = a.key_stop = nullptr;
-           a.sinks = a.alibi_slopes = nullptr);
-  REFUSED("query is at address", a.query = static_cast<const char*>(a.query) + 1);
-  ACCEPTED(a.query = static_cast<const char*>(a.query) + 2);
-  REFUSED("sinks is at address", a.sinks = reinterpret_cast<const float*>(reinterpret_cast<const char*>(a.sinks) + 2));
-  REFUSED("out shares memory with query", a.out = const_cast<void*>(a.query));
-  REFUSED("out shares memory with bias", a.bias = a.out);
-  REFUSED("lse shares memory with out", a.lse = static_cast<float*>(a.out) + 10);
-  ACCEPTED(a.key = a.query);
+Array array_of(const AttentionArgs& args, const InputRule& rule, const char* name, const void* data,
+               const Strides& strides) {
+  const AttentionParams& p = args.params;
+  int64_t size = element_size(args, rule);
+  switch (rule.axes) {
+    case Axes::scores: return {name, data, size, strides, p.num_heads, p.query_len, p.key_len};
+    case Axes::blocks: return {name, data, size, strides, p.num_heads, blocks_of(p.query_len), blocks_of(p.key_len)};
+    case Axes::tree: return {name, data, size, strides, 1, p.tree_size, (p.tree_size + 31) / 32};
+    case Axes::heads: return {name, data, size, strides, p.num_heads, 1, 1};
+    case Axes::batch: return {name, data, size, strides, 1, 1, 1};
+    case Axes::tensor: break;
+  }
+  if (rule.input == Input::query) {
+    return {name, data, size, strides, p.num_heads, p.query_len, p.head_dim};
+  }
+  bool of_value = rule.input == Input::value || rule.input == Input::value_scales || rule.input == Input::value_biases;
+  return {name, data, size, strides, p.num_kv_heads, p.key_len, columns(p, rule, of_value ? p.value_dim : p.head_dim)};
 }
 
-void strides(const cpu::AttentionArgs& legal) {
-  constexpr int64_t kHuge = int64_t{1} << 62;
-  REFUSED("query has strides that reach over 9223372036854775807", a.params.query.row = kHuge);
-  REFUSED("key has strides that reach over", a.params.key.batch[0] = -kHuge);
-  REFUSED("bias has strides that reach over", a.params.bias.column = int64_t{1} << 46);
-  REFUSED("beyond the first or the last address", a.params.key.row = -(int64_t{1} << 45));
-  ACCEPTED(a.params.query.row = 0);
-  ACCEPTED(a.query = static_cast<const char*>(a.query) + 4 * 32 * 2; a.params.query.row = -32);
-  ACCEPTED(a.params.bias.head = a.params.visible.row = a.params.sinks.head = 0);
-  REFUSED("query has stride 32 in a dimension of size 1, expected 0", a.params.query_len = 1; a.params.tree_size = 1;
-          a.params.tree = a.params.lse = a.params.row_stats = {}; a.params.query.row = 32);
-  REFUSED("out has stride 0", a.params.out.row = 0);
-  REFUSED("out has stride 63 where smaller strides reach over 63 elements", a.params.out.row = 63);
-  REFUSED("out has stride 63", a.params.out.row = -63);
-  ACCEPTED(a.params.value_dim = 63; a.params.out.row = 63);
-  REFUSED("lse has stride 0", a.params.lse.batch[1] = 0);
-  REFUSED("row_stats has stride 0", a.params.row_stats.column = 0);
+// The numbers, and what the forward and the backward pass read.
+void check_inputs(const AttentionArgs& args, Memory& memory) {
+  const AttentionParams& p = args.params;
+  check_sizes(p);
+  check_options(args);
+  check_dtype("dtype", args.dtype);
+  if (args.bias) {
+    check_dtype("bias_dtype", args.bias_dtype);
+  }
+  if (p.bits != 0) {
+    check_quantised(p);
+    check_dtype("group_dtype", args.group_dtype);
+  }
+  const auto check = [&](const InputRule& rule, const char* name, const void* data, const Strides& strides) {
+    bool needed = index(rule.input) < kNumTensors || (rule.dtype == InputDtype::groups && p.bits != 0);
+    if (needed || data) {
+      memory.input(array_of(args, rule, name, data, strides));
+    }
+  };
+#define FLASHATTN_CHECK(name, ...) check(kInputRules[index(Input::name)], #name, args.name, p.name);
+  FLASHATTN_INPUTS(FLASHATTN_CHECK)
+#undef FLASHATTN_CHECK
 }
 
-void quantised(const cpu::AttentionArgs& legal) {
-  ACCEPTED((void)a);
-  REFUSED("bits is 7, expected 0", a.params.bits = 7);
-  REFUSED("bits is -1", a.params.bits = -1);
-  ACCEPTED(a.params.bits = 3);
-  REFUSED("group_size is 16, expected 32, 64 or 128", a.params.group_size = 16);
-  REFUSED("head_dim is 32, expected a multiple of group_size, 64", a.params.group_size = 64);
-  REFUSED("value_dim is 48, expected a multiple of group_size, 32", a.params.value_dim = 48);
-  REFUSED("group_dtype is 3", a.group_dtype = static_cast<Dtype>(3));
-  REFUSED("key_scales is null", a.key_scales = nullptr);
-  REFUSED("key_biases is null", a.key_biases = nullptr);
-  REFUSED("value_scales is null", a.value_scales = nullptr);
-  REFUSED("value_biases is null", a.value_biases = nullptr);
-  REFUSED("key is at address", a.key = static_cast<const char*>(a.key) + 2);
-  REFUSED("key_scales has stride 1 in a dimension of size 1", a.params.key_scales.column = 1);
+Array out_of(const AttentionArgs& args) {
+  const AttentionParams& p = args.params;
+  return {"out", args.out, size_of(args.dtype), p.out, p.num_heads, p.query_len, p.value_dim};
 }
-
-void backward(const cpu::BackwardArgs& legal, const cpu::AttentionArgs& quantised) {
-  ACCEPTED((void)a);
-  REFUSED("num_heads is 3", a.forward.params.num_heads = 3);
-  REFUSED("bits is 4, expected 0: quantised keys and values have no gradient", a.forward = quantised);
-  REFUSED("out is null", a.forward.out = nullptr);
-  ACCEPTED(a.forward.params.out.row = 0);  // read here
-  REFUSED("out_gradient is null", a.out_gradient = nullptr);
-  ACCEPTED(a.out_gradient_strides = {});
-  REFUSED("out_gradient has strides that reach over", a.out_gradient_strides.row = int64_t{1} << 50);
-  ACCEPTED(a.lse_gradient = nullptr);
-  REFUSED("query_gradient is null", a.query_gradient = nullptr);
-  REFUSED("key_gradient is null", a.key_gradient = nullptr);
-  REFUSED("value_gradient is null", a.value_gradient = nullptr);
-  REFUSED("delta is null", a.delta = nullptr);
-  REFUSED("query_gradient shares memory with query", a.query_gradient = const_cast<void*>(a.forward.query));
-  REFUSED("value_gradient shares memory with key_gradient", a.key_gradient = a.value_gradient);
-  REFUSED("delta shares memory with lse", a.delta = a.forward.lse);
-  REFUSED("delta shares memory with row_stats", a.delta = a.forward.row_stats);
+Array lse_of(const AttentionArgs& args) {
+  const AttentionParams& p = args.params;
+  return {"lse", args.lse, 4, p.lse, p.num_heads, p.query_len, 1};
+}
+Array row_stats_of(const AttentionArgs& args) {
+  const AttentionParams& p = args.params;
+  return {"row_stats", args.row_stats, 4, p.row_stats, p.num_heads, p.query_len, 2};
 }
 
 }  // namespace
 
-int main() {
-  Draw draw{std::mt19937(0)};
-  Legal plain(false, draw), packed(true, draw);
-  GradientCall gradient(plain.c, plain.call, draw_cotangents(plain.c, draw));
-  gradient.run();
-  sizes(plain.call.args);
-  options(plain.call.args);
-  pointers(plain.call.args);
-  strides(plain.call.args);
-  quantised(packed.call.args);
-  backward(gradient.args, packed.call.args);
-  std::printf("%d expectations\n", expectations);
-  return failures;
+void check(const AttentionArgs& args) {
+  Memory memory(args.params);
+  check_inputs(args, memory);
+  memory.output(out_of(args));
+  memory.output(lse_of(args));
+  memory.output(row_stats_of(args));
 }
+
+void check(const BackwardArgs& args) {
+  const AttentionArgs& forward = args.forward;
+  const AttentionParams& p = forward.params;
+  Memory memory(p);
+  check_inputs(forward, memory);
+  if (p.bits != 0) {
+    fail("bits is ", p.bits, ", expected 0: quantised keys and values have no gradient");
+  }
+  memory.input(out_of(forward));
+  memory.input(lse_of(forward));
+  memory.input(row_stats_of(forward));
+  memory.input({"out_gradient", args.out_gradient, size_of(forward.dtype), args.out_gradient_strides, p.num_heads,
+                p.query_len, p.value_dim});
+  memory.optional_input({"lse_gradient", args.lse_gradient, 4, args.lse_gradient_strides, p.num_heads, p.query_len, 1});
+
+  int64_t rows = p.batch_size * p.num_heads * p.query_len, keys = p.batch_size * p.num_kv_heads * p.key_len;
+  int64_t size = size_of(forward.dtype);
+  memory.row_major_output("query_gradient", args.query_gradient, size, rows * p.head_dim);
+  memory.row_major_output("key_gradient", args.key_gradient, size, keys * p.head_dim);
+  memory.row_major_output("value_gradient", args.value_gradient, size, keys * p.value_dim);
+  memory.row_major_output("delta", args.delta, 4, rows);
+}
+
+}  // namespace flashattn::cpu

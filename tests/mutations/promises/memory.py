@@ -19,7 +19,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "strides that reach beyond all memory pass the check",
-        f"{CPP}/cpu/contract.cpp",
+        "tests/core/driver/contract.cpp",
         "if (last - first >= kMaxElements) {",
         "if (last - first >= kMaxElements && array.element_size == 0) {",
         "core/test_contract.py::test_each_violation_is_refused_and_its_neighbour_is_not",

@@ -209,15 +209,6 @@ MUTATIONS: list[Mutation] = [
         "core/test_denormals.py::test_values",
     ),
     Mutation(
-        "32 bits must hold the number of a decode step's products",
-        f"{CPP}/cpu/contract.cpp",
-        """rows * p.key_len * (2 + p.value_dim), 0,
-                   std::numeric_limits<int64_t>::max());""",
-        """rows * p.key_len * (2 + p.value_dim), 0,
-                   std::numeric_limits<int32_t>::max());""",
-        "core/test_huge_shapes.py::test_more_than_2_to_the_31_elements",
-    ),
-    Mutation(
         "where a key lies in memory is counted in 32 bits",
         f"{CPP}/cpu/rows.h",
         "kv_head_of(args, block) * strides.head + first * strides.row;",

@@ -158,7 +158,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
-// Returns what both arrays add to the scores of a band. `first` is the key of the first scores.
+// Adds both arrays to the scores of a band. `first` is the key of the first scores.
 static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                               int first, Span keys) {
   const auto row_at = [&](int r) {

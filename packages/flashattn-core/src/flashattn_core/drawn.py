@@ -21,7 +21,7 @@ HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 @dataclass(frozen=True)
 class Kind:
-    """What kernels are compiled for: a call without its lengths, batch and numbers.
+    """What kernels are compiled for: a call without its batch, key length and numbers.
 
     `given`: the optional inputs that it has, by their names in csrc/call/inputs.def, and their dtypes; None for a flag.
     """

@@ -35,7 +35,7 @@ from flash_evals.work.ranks import Ranks, shared
     metavar="NAME",
     help="Text to read. pydoc: documentation that CPython carries. wikitext, wikitext-2 or wikitext-103: a raw-v1 "
     "configuration of Salesforce/wikitext (wikitext means wikitext-2). Or a .txt, .jsonl or .parquet file (repeat "
-    "--dataset for more files), a folder of files of one kind, - for stdin, or any hub id.",
+    "--dataset for more files), a folder of files of one kind, any hub id, or the sign - for stdin.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")

@@ -53,7 +53,7 @@ def description(entries: Sequence[Entry]) -> Description:
         raise ValueError("no entry of this file has a measured pass")
     runs = [(each.settings, each.machine, each.config.visible, each.config.is_decode) for each in entries]
     if any(run != runs[0] for run in runs):
-        raise ValueError("this file has entries of several runs: give flash-eval report one file for each run")
+        raise ValueError("this file has entries of several runs, and a page shows one run: write one file for each run")
     config, settings, machine = entries[0].config, entries[0].settings, entries[0].machine
     several = len({call.pass_ for call in calls}) > 1
     what = "attention" if several else f"attention {calls[0].pass_}"
