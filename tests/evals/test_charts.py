@@ -134,6 +134,7 @@ def ticks(axis, numbers):
     return [text for _, text in found]
 
 
+@pytest.mark.rotate(1, default=6)
 @pytest.mark.parametrize(
     ("axis", "numbers", "expected"),
     [

@@ -38,6 +38,7 @@ def read(*datasets, **part):
     return text.dataset.separator.join(text.documents)
 
 
+@pytest.mark.slow("imports datasets for seconds")
 @SUFFIXES
 def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
     path = write(tmp_path / f"some{suffix}")

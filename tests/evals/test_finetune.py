@@ -89,6 +89,7 @@ def test_both_arms_learn_the_same(evaluate):
     assert layers == again["settings"]["num_layers"] == LAYERS
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
 def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls):
@@ -163,6 +164,7 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
 
 
+@pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
     """By the scores, never more, and most of it where the length is long for the model; by a shorter length, where the
     layers need as much. Checkpoints save the scores of all layers but one.

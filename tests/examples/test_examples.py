@@ -26,6 +26,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.slow("half a minute")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_runs(name, tmp_path):
     command = [sys.executable, FOLDER / name]

@@ -75,6 +75,7 @@ def other_lines(stderr):
     return [line for line in stderr.splitlines() if not line.startswith(OWN)]
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
@@ -108,6 +109,7 @@ def test_the_option_stands_before_the_program(run, folder, option):
     assert done.stderr.startswith(f"{OWN}flash attention on, precision float32: ")
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     ("flash", "option", "how"),
     [
@@ -155,6 +157,7 @@ ENDS = {
 }
 
 
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("end", ENDS)
 def test_how_it_ends(run_script, command, tmp_path, end):
     done = run_script(f"import atexit, os, signal, sys, threading, time\n{ENDS[end]}\n", flash="0")
@@ -305,6 +308,7 @@ def test_a_command_of_any_package(command, package, how):
     assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
 
 
+@pytest.mark.slow("3 seconds")
 def test_behind_the_word_python(run, folder):
     for words in (
         ["python", "script.py", "-x"],

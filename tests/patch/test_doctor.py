@@ -240,6 +240,7 @@ def test_nonsense_in_the_environment(examined_with, name):
     assert line.endswith(f" · cure: unset {name}")
 
 
+@pytest.mark.slow("3 seconds")
 def test_a_forced_instruction_set_and_number_of_threads(examined_with):
     free = flashattn_core.backends()["cpu"]
     lines, code = examined_with({"FLASHATTN_CPU_ISA": "baseline", "FLASHATTN_NUM_THREADS": "3"})

@@ -5,6 +5,7 @@ import importlib.metadata
 from pathlib import Path
 
 import mlxlm_flash_patch
+import pytest
 
 
 def test_what_is_loaded_by_it(command):
@@ -22,6 +23,7 @@ print(*{m.split(".")[0] for m in sys.modules} - bare - sys.stdlib_module_names)
     assert {"mlxlm_flash_patch"} <= set(command("python", "-c", code).stdout.split()) <= ours
 
 
+@pytest.mark.slow("7 seconds")
 def test_nothing_is_changed_by_it(command):
     """Neither in mlx-lm and MLX, nor in what Python itself imports, warns and ends with."""
     code = """
