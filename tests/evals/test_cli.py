@@ -16,6 +16,7 @@ from flash_evals.work.models import DEMO_MODEL
 FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
 
 
+@pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(
     ("program", "absent"),
     [

@@ -15,6 +15,8 @@ from flash_evals.work import data, pydoc_text
 from msgspec import to_builtins
 from pyarrow import parquet
 
+pytestmark = pytest.mark.slow("imports datasets for seconds")
+
 DOCUMENTS = ["One line.\r\nAnother – “quoted”.\n", "", "Third document."]
 JOINED = "\n\n".join(DOCUMENTS)
 FINGERPRINT = "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()

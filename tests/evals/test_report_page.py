@@ -20,6 +20,7 @@ def test_a_file_read_back_is_what_was_written(results):
         assert msgspec.json.decode(msgspec.json.encode(read)) == result
 
 
+@pytest.mark.slow("4 seconds")
 def test_unknown_fields_are_fine(report, results):
     """Of files that are older or newer. Where names are kernels, reasons, packages or arms, there are no others."""
 
@@ -164,6 +165,7 @@ def test_nothing_usable_makes_no_page(invoke, tmp_path):
     assert invoke("report").exit_code == 2
 
 
+@pytest.mark.slow("3 seconds")
 def test_text_of_files_and_their_names_is_text(report, results, tmp_path):
     page = report(*hostile(*results.values()))
     assert page.all("script") == []

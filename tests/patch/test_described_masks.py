@@ -167,6 +167,7 @@ class TestWhatIsRemembered:
         padding += 3
         assert_says_the_same(description_of(mask, query(6, 2), 6), mask, 2, 6, 6)
 
+    @pytest.mark.slow("2 seconds")
     def test_no_longer_than_the_array_lives(self):
         gc.collect()
         before = len(described_masks._remembered)

@@ -4,8 +4,11 @@ import ast
 from pathlib import Path
 
 import mlx_lm
+import pytest
 from mlxlm_flash_patch.patch_points import POINTS
 from model_types import model_types, supported, table
+
+pytestmark = pytest.mark.slow("3 seconds")
 
 SEAM = "scaled_dot_product_attention"
 FOLDER = Path(mlx_lm.__file__).parent / "models"
