@@ -345,12 +345,13 @@ struct GradientBlock {
     }
   }
 
-  // Whether spans or the bool array hide a lane's score i of a tile. If rows are queries, the array's bits know the spans.
-  // If they are keys, queries beyond the last have a probability of 0; but trees and additive arrays must not be read
-  // there.
+  // Whether spans or the bool array hide a lane's score i of a tile. If rows are queries, the array's bits know the
+  // spans. If they are keys, queries beyond the last have a probability of 0; but trees and additive arrays must not be
+  // read there.
   FLASHATTN_FUNC bool is_hidden(const OwnRows& own, int i, int column) const {
     constexpr bool kBitsOfAll =
-        has_visible && (!kOfKeys || !(has_causal || has_window || has_key_start || has_key_stop || has_tree || has_bias));
+        has_visible &&
+        (!kOfKeys || !(has_causal || has_window || has_key_start || has_key_stop || has_tree || has_bias));
     return (!kBitsOfAll && !own.columns[i % 4 / 2].contains(column, 1)) || (has_visible && !own.visible[i]);
   }
 
