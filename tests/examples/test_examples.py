@@ -26,7 +26,6 @@ PRINTED = {
 }
 
 
-@pytest.mark.slow("half a minute")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_runs(name, tmp_path):
     command = [sys.executable, FOLDER / name]

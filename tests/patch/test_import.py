@@ -61,6 +61,7 @@ ORDER = (
 )
 
 
+@pytest.mark.slow("checks the source's structure, which no user sees")
 def test_modules_import_from_those_before_them():
     """As docs/dev/design.md has them: no circle, and what becomes of a call needs nothing of what switches it."""
     folder = Path(mlxlm_flash_patch.__file__).parent
