@@ -98,9 +98,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
-    """Whether an argument names this test, or, if `whole`, this case of it."""
+    """Whether an argument names this case, or, unless `whole`, its test or class."""
     names = [name.removeprefix("tests/") for name in config.args if "::" in name]
-    return any(nodeid.endswith(name) if "[" in name else not whole and f"{name}[" in f"{nodeid}[" for name in names)
+    if any("[" in name and nodeid.endswith(name) for name in names):
+        return True
+    return not whole and any(f"{name}{end}" in f"{nodeid}[" for name in names for end in ("[", "::"))
 
 
 @pytest.hookimpl(optionalhook=True)
