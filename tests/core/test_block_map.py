@@ -134,6 +134,7 @@ class TestFoundOnce:
         gc.collect()
         assert len(masks._kept) == before
 
+    @pytest.mark.slow("2 seconds")
     def test_a_mask_that_is_never_evaluated_dies_too(self, call):
         gc.collect()
         before = mx.get_active_memory()

@@ -16,6 +16,8 @@ from flash_evals.pages.kernels_page import LOOK_OF
 from flash_evals.work.implementations import IMPLEMENTATIONS
 from msgspec import convert
 
+pytestmark = pytest.mark.slow("draws for seconds")
+
 ARMS = ("off", "on")
 SVG = "{http://www.w3.org/2000/svg}"
 LINEAR = Axis(units.percent_tick, logarithmic=False)

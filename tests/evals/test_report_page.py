@@ -35,6 +35,7 @@ def test_unknown_fields_are_fine(report, results):
 NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # what may not be finite
 
 
+@pytest.mark.slow("2 seconds")
 def test_null_figures_are_named_or_dashes(report, results):
     """What is not finite is null in a result file."""
 
@@ -230,6 +231,7 @@ def test_it_is_accessible(page):
     assert all(image.attributes["alt"] for image in page.all("img"))
 
 
+@pytest.mark.slow("2 seconds")
 def test_the_page_goes_where_it_is_told(invoke, refused, results, tmp_path, monkeypatch):
     """The same to the byte. A result file is not written over, and a full disk says so."""
     file = tmp_path / "run.json"
