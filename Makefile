@@ -1,12 +1,39 @@
-# The long lane: every test. The README's command runs the default lane, see tests/lanes.py.
-.PHONY: test-all
-test-all:
-	uv run --all-groups pytest -n 2 --dist loadfile --all
+# Tests in parts, as CI runs them: all folders, without nightly tests; see tests/lanes.py. `make -k parts` goes on after a
+# part that fails. Two files run side by side on any machine, because kernels use all processors.
+PYTEST = uv run --all-groups pytest -n 2 --dist loadfile
+PARTS = test-core test-patch test-evals test-metal test-cuda test-docs test-packaging
+.PHONY: parts $(PARTS)
+parts: $(PARTS)
+test-core:
+	$(PYTEST) --rotate tests/core
+test-patch:
+	$(PYTEST) --rotate tests/patch tests/examples
+test-evals:
+	$(PYTEST) --rotate tests/evals
+# On the CPU: needs clang-19, see tests/metal/README.md.
+test-metal:
+	$(PYTEST) --rotate tests/metal tests/macos
+test-cuda:
+	$(PYTEST) --rotate tests/cuda
+test-docs:
+	$(PYTEST) --rotate tests/docs tests/test_reliability.py
+test-packaging:
+	$(PYTEST) --rotate tests/packaging tests/programs
 
-# Runs the Metal kernels on this machine's CPU; needs clang-19, see tests/metal/README.md.
-.PHONY: metal-check
-metal-check:
-	uv run pytest tests/metal
+# Every test: hours.
+.PHONY: nightly
+nightly:
+	$(PYTEST) --all tests
+
+# Formatters, linters, types and pages. The first two of .pre-commit-config.yaml's hooks fix what they find.
+LINT = uv run --all-groups
+.PHONY: lint
+lint:
+	$(LINT) ruff check .
+	$(LINT) ruff format --check .
+	$(LINT) mypy
+	git ls-files packages/*/csrc tests | grep -E '\.(h|cpp|metal)$$' | xargs $(LINT) clang-format --dry-run -Werror
+	$(LINT) python .ci/text.py
 
 # Runs the CUDA kernels on an NVIDIA GPU, in an environment with MLX's CUDA build: the workspace's has the CPU's.
 CUDA = 13
@@ -50,7 +77,7 @@ fuzz:
 	mkdir -p build/fuzz/found
 	build/fuzz/fuzz -max_total_time=$(SECONDS) -max_len=96 -artifact_prefix=build/fuzz/ build/fuzz/found tests/core/fuzz/corpus
 
-# The CPU kernels and the extension under all sanitizers, as the long lane runs them: half an hour.
+# The CPU kernels and the extension under all sanitizers, as `make nightly` runs them: half an hour.
 .PHONY: sanitize
 sanitize:
 	uv run pytest --all tests/core/test_sanitizers.py

@@ -1,9 +1,16 @@
-"""Two lanes of tests. The default lane takes minutes. The long lane, `make test-all`, runs every test.
+"""How much of the tests runs: a fixed choice by default, more in CI, all of it at night.
 
-`@pytest.mark.long("reason")` keeps a test, or one case of it, for the long lane.
-`@pytest.mark.rotate(n)` runs every n-th of a test's cases in the default lane, other ones after each commit, so that n
-commits run them all. The long lane runs all of them; of `rotate(n, long=m)`, which would take it hours, every m-th.
-`--all` with the file's name runs all of these, too. A case that is named whole on the command line always runs.
+- `pytest` runs the default tests: the folders in pyproject.toml's `testpaths`, without tests marked `slow(reason)`.
+  Of tests marked `rotate(n)` every n-th case runs, or every m-th for `rotate(n, default=m)`. All runs have the same
+  cases and the same examples of Hypothesis.
+- `pytest tests/metal` runs the slow tests of the named files and folders, too, and every n-th case.
+- `--rotate`, which CI uses in `make parts`, picks cases and examples by the number of the last commit, so that n
+  commits run all cases.
+- `--all`, which `make nightly` uses, also runs tests marked `nightly(reason)`, and all cases. `rotate(n, nightly=m)`
+  marks tests that would take hours: `--all` runs every m-th case by the number of the commit, and all cases of a file
+  that is named.
+
+A test that is named (`file.py::test`) runs even if it is marked slow or nightly. `file.py::test[case]` runs that case.
 """
 
 import os
@@ -16,33 +23,37 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
-WAITING = pytest.StashKey[dict[str, int]]()
-# Files that take a minute, or build what others wait for, so that at the end no process waits for the other's.
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
+# Long files, and files that build what others wait for, start first. Otherwise one process waits for the other at the
+# end.
 FIRST = ("test_contract.py", "test_soak.py")
 
 
-# The default lane draws few cases, the same until the next commit. The long lane draws others in each run.
 # `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=hours` takes hours.
-settings.register_profile("default lane", deadline=None, max_examples=40, derandomize=False)
-settings.register_profile("long lane", deadline=None, max_examples=200, derandomize="CI" in os.environ)
+settings.register_profile("default", deadline=None, max_examples=20, derandomize=True)
+settings.register_profile("rotate", deadline=None, max_examples=40)
+settings.register_profile("all", deadline=None, max_examples=200, derandomize="CI" in os.environ)
 settings.register_profile("hours", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="the long lane")
+    parser.addoption("--rotate", action="store_true", help="pick cases and examples by the number of the last commit")
+    parser.addoption("--all", action="store_true", help="run every test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long(reason): runs in the long lane alone")
-    config.addinivalue_line("markers", "rotate(n, long=1): a lane runs every n-th case, other ones after each commit")
+    config.addinivalue_line("markers", "slow(reason): not among the default tests")
+    config.addinivalue_line("markers", "nightly(reason): runs only with --all")
+    config.addinivalue_line("markers", "rotate(n, default=n, nightly=1): every n-th case runs")
+    level = next((level for level in ("all", "rotate") if config.getoption(f"--{level}")), "default")
     if not config.getoption("--hypothesis-profile"):
-        settings.load_profile("long lane" if config.getoption("--all") else "default lane")
-    if not config.getoption("--all") and config.getoption("--hypothesis-seed") is None:
-        hypothesis.core.global_force_seed = turn()
+        settings.load_profile(level)
+    if level == "rotate" and config.getoption("--hypothesis-seed") is None:
+        hypothesis.core.global_force_seed = commit_number()
 
 
-def turn() -> int:
-    """The number of the last commit; 0 outside of a checkout."""
+def commit_number() -> int:
+    """The number of commits up to the last one; 0 outside of a checkout."""
     count = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
     try:
         return int(subprocess.run(count, capture_output=True, text=True, check=True).stdout)
@@ -52,44 +63,62 @@ def turn() -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    is_long = config.getoption("--all")
-    now, seen = turn(), Counter[str]()
-    parts: dict[str, list[pytest.Item]] = defaultdict(list)
+    is_all = config.getoption("--all")
+    start = commit_number() if is_all or config.getoption("--rotate") else 0
+    # Processes of pytest-xdist get the testpaths as arguments.
+    is_default = not is_all and not config.getoption("--rotate") and config.args == config.getini("testpaths")
+
+    def step(mark: pytest.Mark) -> int:
+        if is_all:
+            return mark.kwargs.get("nightly", 1)
+        return mark.kwargs.get("default", mark.args[0]) if is_default else mark.args[0]
+
+    seen = Counter[str]()
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        marks = item.iter_markers("rotate")
-        every = max((mark.kwargs.get("long", 1) if is_long else mark.args[0] for mark in marks), default=1)
-        lane = "default"
-        if item.get_closest_marker("long") and not is_long:
-            lane = "long"
-        elif every > 1:
-            test = item.nodeid.partition("[")[0]
-            lane = "default" if seen[test] % every == now % every else "rotate"
+        test = item.nodeid.partition("[")[0]
+        every = max((step(mark) for mark in item.iter_markers("rotate")), default=1)
+        group = "run"
+        if not is_named(config, item.nodeid):
+            if item.get_closest_marker("nightly") and not is_all:
+                group = "nightly"
+            elif item.get_closest_marker("slow") and is_default:
+                group = "slow"
+        if group == "run" and every > 1:
+            is_whole_file = is_all and any(name.endswith(item.path.name) for name in config.args)
+            is_turn = seen[test] % every == start % every
+            group = "run" if is_turn or is_whole_file or is_named(config, item.nodeid, whole=True) else "cases"
             seen[test] += 1
-        named = any("[" in name and item.nodeid.endswith(name.removeprefix("tests/")) for name in config.args)
-        named |= is_long and any(name.endswith(item.path.name) for name in config.args)
-        parts["default" if named else lane].append(item)
-    waiting = {"long": len(parts["long"]), "rotate": len(parts["rotate"])}
-    if any(waiting.values()):
-        config.stash[WAITING] = waiting
-        config.hook.pytest_deselected(items=parts["long"] + parts["rotate"])
-        items[:] = sorted(parts["default"], key=lambda item: (*FIRST, item.path.name).index(item.path.name))
+        groups[group].append(item)
+    left_out = {group: len(groups[group]) for group in ("slow", "nightly", "cases")}
+    if any(left_out.values()):
+        config.stash[LEFT_OUT] = left_out
+        config.hook.pytest_deselected(items=groups["slow"] + groups["nightly"] + groups["cases"])
+    items[:] = sorted(groups["run"], key=lambda item: (*FIRST, item.path.name).index(item.path.name))
+
+
+def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
+    """Whether an argument names this case, or, unless `whole`, its test or class."""
+    names = [name.removeprefix("tests/") for name in config.args if "::" in name]
+    if any("[" in name and nodeid.endswith(name) for name in names):
+        return True
+    return not whole and any(f"{name}{end}" in f"{nodeid}[" for name in names for end in ("[", "::"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A process of pytest-xdist ends: it has collected the tests, and this one reports."""
-    node.config.stash[WAITING] = getattr(node, "workeroutput", {}).get("waiting", {})
+    """A process of pytest-xdist ends. It has collected the tests; this process reports."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", {})
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["waiting"] = session.config.stash.get(WAITING, {})
+        session.config.workeroutput["left out"] = session.config.stash.get(LEFT_OUT, {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if waiting := config.stash.get(WAITING, None):
-        lane = "long" if config.getoption("--all") else "default"
+    if left_out := config.stash.get(LEFT_OUT, None):
         terminalreporter.write_line(
-            f"{lane} lane: {waiting['long']} tests wait for the long lane (make test-all), "
-            f"{waiting['rotate']} cases for their turn after another commit"
+            f"Not run: {left_out['slow']} slow tests (make parts), {left_out['nightly']} nightly tests (make nightly), "
+            f"{left_out['cases']} other cases of tests that ran"
         )

@@ -14,9 +14,15 @@ PACKAGE = HERE.parents[1] / "packages/flashattn-core"
 SOURCES = ("*.h", "call/**/*", "cpu/**/*")  # in csrc: those of the CPU backend, and what they include
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "build" in getattr(item, "fixturenames", ()) or hasattr(getattr(item, "module", None), "launches"):
+            item.add_marker(pytest.mark.slow("compiles programs"))
+
+
 @pytest.fixture(scope="session")
 def everything(pytestconfig: pytest.Config) -> bool:
-    """Whether this is the long lane, in which a test does more."""
+    """Whether every test runs (--all): then a test does more."""
     return pytestconfig.getoption("--all")
 
 
@@ -60,7 +66,7 @@ def build() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def drivers(build: Callable[..., Path], everything: bool) -> Path:
-    """The programs in driver/ for this machine; in the long lane also with instruction sets that it does not have."""
+    """The programs in driver/ for this machine; with --all also with instruction sets that it does not have."""
     return build(HERE / "driver", *([] if everything else [only(sets_here())]))
 
 

@@ -32,7 +32,7 @@ _unless_here = {
     name: pytest.mark.skipif(name not in sets_here(), reason=f"this machine has no {NAMES[name]}") for name in SETS
 }
 each_set = pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in _unless_here.items()])
-_others = pytest.mark.long("sanitizers take a minute to compile it")
+_others = pytest.mark.nightly("sanitizers take a minute to compile it")
 each_sanitized_set = pytest.mark.parametrize(
     "name", [sets_here()[0], *(pytest.param(name, marks=_others) for name in sets_here()[1:])]
 )

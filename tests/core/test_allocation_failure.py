@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from programs import python, run
 
+pytestmark = pytest.mark.slow("compiles a library")
+
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMIT_AS; run this test on Linux")
 
 # Each of the extension's allocations fails once, from a call's first to its last, on whichever thread it is made: the

@@ -34,7 +34,7 @@ def test_masks_follow_the_batch(rng):
     assert_both_ways(query, key, value, mask=Causal() & KeyRange(start, 64) & array)
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(4, default=8)
 @pytest.mark.parametrize(
     ("heads", "kv_heads"), [(1, 1), (2, 1), (6, 3), (14, 2), (28, 4), (7, 1), (71, 1), (100, 1), (200, 2)]
 )

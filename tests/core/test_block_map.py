@@ -21,6 +21,7 @@ def call(rng):
     return draw(rng, batch=(2,), heads=4, kv_heads=2, length=100, key_len=333, dim=24)
 
 
+@pytest.mark.rotate(1, default=6)
 @pytest.mark.parametrize("kind", ["bool", "additive", "hiding"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rules_hold(rng, name, kind):
@@ -38,6 +39,7 @@ def test_as_its_description(rng, call, name):
         np.testing.assert_allclose(np.array(a), np.array(b), atol=2e-6)
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("other", ["causal", "window", "key range", "tree", "bias", "sinks"])
 def test_beside_other_masks(rng, call, other):
     beside = {
@@ -132,6 +134,7 @@ class TestFoundOnce:
         gc.collect()
         assert len(masks._kept) == before
 
+    @pytest.mark.slow("2 seconds")
     def test_a_mask_that_is_never_evaluated_dies_too(self, call):
         gc.collect()
         before = mx.get_active_memory()

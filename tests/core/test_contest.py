@@ -83,6 +83,7 @@ CALLS = {
 }
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("name", CALLS)
 def test_each_contestant_has_a_time(name):
     found = times(call(**CALLS[name]), [OURS, MLX], CPU)

@@ -35,10 +35,10 @@ def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
 
 
 def each_of(*sets: str) -> pytest.MarkDecorator:
-    """The default lane builds those that this machine has."""
-    long = pytest.mark.long("builds all instruction sets")
+    """Without --all those that this machine has."""
+    nightly = pytest.mark.nightly("builds all instruction sets")
     return pytest.mark.parametrize(
-        "isa", [isa if isa in sets_here() else pytest.param(isa, marks=long) for isa in sets]
+        "isa", [isa if isa in sets_here() else pytest.param(isa, marks=nightly) for isa in sets]
     )
 
 

@@ -83,6 +83,7 @@ def test_a_named_kernel_that_does_not_cover_the_call_is_no_silent_other():
         flash_attention(mx.zeros((1, 1, 9, 8)), mx.zeros((1, 1, 9, 8)), mx.zeros((1, 1, 9, 8)), kernel="cpu_decode")
 
 
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize(
     ("variable", "text"),
     [

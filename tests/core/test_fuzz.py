@@ -10,7 +10,7 @@ import pytest
 from demanded import lacking
 from programs import each_sanitized_set, only, run, sets_here
 
-pytestmark = pytest.mark.long("another build of the kernels, by clang")
+pytestmark = pytest.mark.nightly("another build of the kernels, by clang")
 FUZZ = Path(__file__).parent / "fuzz"
 CORPUS = FUZZ / "corpus"
 

@@ -156,6 +156,7 @@ def test_a_sink_beside_a_score_as_large(score):
     assert dsinks.item() == pytest.approx(-0.25, abs=1e-7)
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("offset", [20.0, 60.0, -750.0])
 def test_sinks_beside_logits_with_an_offset(rng, offset):
     """Every logit has it, and one sink: the other is far above all logits, or far below."""

@@ -53,7 +53,7 @@ def option_kinds(rng, heads):
     return [{**a, **b, **c} for a, b, c in choices]
 
 
-@pytest.mark.rotate(19)
+@pytest.mark.rotate(19, default=38)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -22,6 +22,7 @@ def rows_of(numbers: np.ndarray, count: int) -> mx.array:
     return mx.as_strided(mx.array(numbers), (1, 1, count, DIM), (0, 0, 1, 1))
 
 
+@pytest.mark.slow("3 seconds")
 @pytest.mark.rotate(4)
 @pytest.mark.parametrize("mask", [None, KeyRange(77, MILLION - 5), SlidingWindow(MILLION // 2)], ids=str)
 @pytest.mark.parametrize("length", [1, 9])

@@ -52,7 +52,7 @@ def test_each_one_over_the_options(drivers, name, direction, first, cases):
     assert_each_case_matches(name, first, cases, drivers / "passes", direction)
 
 
-@pytest.mark.parametrize("name", ["neon", pytest.param("baseline", marks=pytest.mark.long("another build"))])
+@pytest.mark.parametrize("name", ["neon", pytest.param("baseline", marks=pytest.mark.nightly("another build"))])
 @pytest.mark.parametrize(("direction", "first", "cases"), parts("forward", 250, 10) + parts("backward", 80, 5))
 def test_arm_over_the_options(neon_drivers, require, name, direction, first, cases):
     require("qemu-aarch64", "qemu-user")

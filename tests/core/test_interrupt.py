@@ -16,6 +16,8 @@ import pytest
 from programs import python
 from programs import run as run_program
 
+pytestmark = pytest.mark.slow("waits for long calls")
+
 # Seconds from the signal to the answer. One is promised; the others are for a machine that is busy with something else,
 # which takes none of the processor time that two threads can use in a second.
 ANSWER = 5.0

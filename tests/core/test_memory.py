@@ -33,10 +33,13 @@ print(json.dumps({{"extra": resident("VmHWM") - before, "tensors": 4 * q.nbytes 
 """
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     "mask", ["None", "'causal'", "SlidingWindow(300)", "KeyRange(mx.array([5]))", "mx.arange({length}) > 3"]
 )
-@pytest.mark.parametrize("length", [2048, pytest.param(8192, marks=pytest.mark.long("twice as long is linear, too"))])
+@pytest.mark.parametrize(
+    "length", [2048, pytest.param(8192, marks=pytest.mark.nightly("twice as long is linear, too"))]
+)
 def test_extra_memory_is_the_outputs(length, mask):
     measured = json.loads(python(PEAK.format(length=length, mask=mask.format(length=length))).stdout)
     # Scores alone would take 4 * L * L * 4 bytes: 268 MB at 2048. The outputs are a quarter of the tensors.
@@ -67,6 +70,7 @@ print(json.dumps({{"extra": resident("VmHWM") - before, "out": out.nbytes}}))
 """
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(
     "shape",  # batch, heads, key/value heads, queries, keys, head_dim of values
     [
@@ -142,7 +146,7 @@ print(json.dumps({name: number - before[name] for name, number in held().items()
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="/proc; run this test on Linux")
 def test_nothing_grows(everything):
-    """10,000 calls, 100,000 in the long lane."""
+    """10,000 calls, 100,000 with --all."""
     grown = json.loads(python(GROWTH.replace("{rounds}", "10_000" if everything else "1000")).stdout)
     assert grown.pop("resident") < 1 << 19  # of 10,000 calls, 53 bytes each would be more
     assert grown == {"active": 0, "cache": 0, "threads": 0, "files": 0}
@@ -223,19 +227,22 @@ def assert_keeps_the_account(call):
         assert extra - scratch < 1.2 * call.held
 
 
+@pytest.mark.slow("starts processes")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("length", [4096, 8192, pytest.param(32768, marks=pytest.mark.long("a minute"))])
+@pytest.mark.parametrize("length", [4096, 8192, pytest.param(32768, marks=pytest.mark.nightly("a minute"))])
 def test_forward_and_backward(length, dtype):
     # At 8k one array of all scores would take 268 MB, at 32k 4.3 GB.
     assert_keeps_the_account(Call(length, heads=1, kv_heads=1, dtype=dtype))
 
 
+@pytest.mark.slow("starts processes")
 @pytest.mark.parametrize("mask", ["window", "keys"])
 @pytest.mark.parametrize("length", [2047, 8191])
 def test_forward_and_backward_with_masks(length, mask):
     assert_keeps_the_account(Call(length, heads=2, kv_heads=2, dtype="float32", mask=mask))
 
 
+@pytest.mark.slow("starts processes")
 def test_many_query_heads_of_one_key_head():
     """The gradient of query is most of what is held, and its sum in float32 would be twice that."""
     assert_keeps_the_account(Call(8192, heads=7, kv_heads=1, dtype="bfloat16", mask="window"))

@@ -95,6 +95,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     "flags", [["-I"], ["-O"], ["-OO"], ["-X", "dev"], ["-W", "error", "-bb"], ["-B", "-P"]], ids=str
 )
@@ -132,7 +133,7 @@ threading.Thread(target=lambda: [mx.eval(attend()) for _ in range(5)]).start()
 }
 
 
-@pytest.mark.rotate(5)
+@pytest.mark.rotate(5, default=3)
 @pytest.mark.parametrize("state", ENDS)
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(7)", 7), ("raise KeyError('planned')", 1)], ids=str)
 def test_exit_code_and_streams_are_the_program_s(state, end, code):

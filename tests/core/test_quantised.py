@@ -61,7 +61,7 @@ def masks_and_options(rng, heads, length, key_len):
     return masks, [{}, {"softcap": 4.0}, {"sinks": sinks}, {"alibi_slopes": slopes}, {"sinks": sinks, "softcap": 2.0}]
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(4, default=12)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @each_bits
 def test_equals_the_dequantised(rng, bits, group_size):

@@ -41,6 +41,7 @@ def test_more_queries_than_keys(rng, mask, length, key_len):
     assert (lse[:, :, : length - key_len] == -mx.inf).all()
 
 
+@pytest.mark.slow("2 seconds")
 def test_padded_rows_at_tile_multiples(rng):
     # Left padding of a whole tile, and of one key more or less.
     for padding in (63, 64, 65, 127, 128, 129, 287, 288, 289):

@@ -1,8 +1,8 @@
 """The CPU backend alone under the compiler's sanitizers: memory, undefined behaviour, races between threads. And the
 extension, in Python, under the one for memory.
 
-Each report ends the program with an error, and so do wrong results. The default lane watches memory alone, of the
-instruction set that is taken here: what undefined behaviour and races add takes minutes to compile.
+Each report ends the program with an error, and so do wrong results. Without --all the tests watch memory alone,
+with this machine's best instruction set: the rest takes minutes to compile.
 """
 
 import functools
@@ -18,11 +18,15 @@ import pytest
 from builds import contents
 from programs import each_sanitized_set, finished, only, run, sets_here
 
+pytestmark = pytest.mark.slow("compiles programs")
+
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "packages/flashattn-core"
 
 
-@pytest.fixture(scope="module", params=["memory", pytest.param("races", marks=pytest.mark.long("minutes to compile"))])
+@pytest.fixture(
+    scope="module", params=["memory", pytest.param("races", marks=pytest.mark.nightly("minutes to compile"))]
+)
 def sanitized_drivers(build, everything, request):
     sanitizer = "thread" if request.param == "races" else "address,undefined" if everything else "address"
     optimised = "-O1" if everything else "-O0"  # runs three times as fast, and takes three times as long to compile
@@ -52,7 +56,7 @@ def test_no_report_of_the_pool(sanitized_drivers):
     run(sanitized_drivers / "pool", FLASHATTN_NUM_THREADS="4", TSAN_OPTIONS="die_after_fork=0")
 
 
-@pytest.mark.long("half a minute")
+@pytest.mark.nightly("half a minute")
 def test_no_report_of_calls_that_are_cancelled(sanitized_drivers):
     run(sanitized_drivers / "cancellation", FLASHATTN_NUM_THREADS="2")
 
@@ -95,7 +99,7 @@ def sanitized_python(build, tmp_path_factory):
     )
 
 
-takes_minutes = pytest.mark.long("minutes to compile")
+takes_minutes = pytest.mark.nightly("minutes to compile")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 
 

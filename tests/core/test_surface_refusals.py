@@ -159,6 +159,7 @@ def broken_calls(draw, name):
     return case, arguments, names
 
 
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("name", BAD)
 @given(st.data())
 def test_one_broken_argument_is_named(name, data):

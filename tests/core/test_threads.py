@@ -80,6 +80,7 @@ print(flashattn_core.backends()["cpu"].split(", ")[1])
 """
 
 
+@pytest.mark.slow("8 seconds")
 def test_any_number_of_threads():
     lines = [python(PRINT_BITS, FLASHATTN_NUM_THREADS=n).stdout.splitlines() for n in ("1", "2", "7")]
     assert [text[-1] for text in lines] == ["1 thread", "2 threads", "7 threads"]

@@ -62,7 +62,7 @@ def cases(*further):
     return [case for case in every if runs_on(*case[:3])]
 
 
-@pytest.mark.rotate(115, long=3)
+@pytest.mark.rotate(115, nightly=3)
 @pytest.mark.parametrize(
     ("kernel", "dtype", "architecture", "dim"),
     [case for case in cases([8, 24, 64, 80, 96, 128, 192, 256]) if runs_on(*case)],
@@ -113,7 +113,7 @@ MASKS = {
 OPTIONS = [{}, {"softcap": 5.0, "alibi_slopes": mx.ones(4), "sinks": True}, {"strided": True}]
 
 
-@pytest.mark.rotate(105, long=3)
+@pytest.mark.rotate(105, nightly=3)
 @pytest.mark.parametrize(("kernel", "dtype", "architecture", "mask"), cases(MASKS))
 def test_masks_and_options(kernel, dtype, architecture, mask):
     for options in OPTIONS:

@@ -14,7 +14,7 @@ from cuda_attention import flash_attention
 from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 from oracle import assert_matches_reference, draw
 
-pytestmark = [pytest.mark.rotate(144, long=12), pytest.mark.usefixtures("requires_clang")]  # 4,700 cases
+pytestmark = [pytest.mark.rotate(144, nightly=12), pytest.mark.usefixtures("requires_clang")]  # 4,700 cases
 
 
 def decode(query: mx.array, dim: int, quantised: bool) -> str:

@@ -35,7 +35,7 @@ PAGES = sorted(
     str(page.relative_to(ROOT))
     for pattern in ("*.md", "docs/**/*.md", "packages/*/README.md", "packages/*/macos/README.md")
     for page in ROOT.glob(pattern)
-    if page.name != "commands.md"  # which tests/evals/test_help.py holds to the commands
+    if page.name != "commands.md"  # `make lint` compares it with the commands
 )
 
 # Why a command is not run; "…" is any ending.
@@ -44,9 +44,8 @@ NOT_RUN = {
     "apt-get install …": "changes the machine",
     "uv sync …": "builds the environment that this test runs in",
     "uv run pytest -n 2 --dist loadfile": "is what runs this test",
-    "uv run pytest | tee metal.log": "is what runs this test",
-    "uv run pytest tests/test_style.py": "runs beside this test",
-    "uv run ruff …": "tests/test_style.py runs it, if it is installed",
+    "uv run pytest tests/metal | tee metal.log": "make test-metal runs it",
+    "uv run ruff …": "make lint runs it",
     "uv run packages/flashattn-core/macos/build.py …": "downloads 150 MB; tests/macos/test_wheel.py runs it",
     "mlxlm-flash tune …": "needs a GPU; tests/patch/test_tune.py runs it",
     "mlxlm-flash run --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",

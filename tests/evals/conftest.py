@@ -194,6 +194,7 @@ def results(model_folder, tmp_path_factory):
     found = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(machine, "blas", lambda: "openblas")
+        make_quick(patched)
         # So small a model needs no memory that could be seen on Linux, at times; MLX's allocator counts to the byte.
         patched.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
         for name, options in RUNS.items():
@@ -250,6 +251,10 @@ def precisions(monkeypatch):
 @pytest.fixture
 def quick_machine(monkeypatch):
     """For the kernels: trials of one call, known bounds, and no torch, whether it is installed or not."""
+    make_quick(monkeypatch)
+
+
+def make_quick(monkeypatch):
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(flashattn_core, "peak_flops", lambda: 1e11)

@@ -42,6 +42,7 @@ def make_adapters(tmp_path):
     return make
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder, run_command):
     """The same logits as mlx-lm's, without dropout. Every command that only reads the model takes them."""

@@ -12,6 +12,8 @@ import pytest
 from flash_evals.work import machine
 from mlxlm_flash_patch.blas import INSTALL, REFERENCE
 
+pytestmark = pytest.mark.slow("processes that import for seconds")
+
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 # A run of each command that takes no time.
 SMALL = {

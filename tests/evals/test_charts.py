@@ -16,6 +16,8 @@ from flash_evals.pages.kernels_page import LOOK_OF
 from flash_evals.work.implementations import IMPLEMENTATIONS
 from msgspec import convert
 
+pytestmark = pytest.mark.slow("draws for seconds")
+
 ARMS = ("off", "on")
 SVG = "{http://www.w3.org/2000/svg}"
 LINEAR = Axis(units.percent_tick, logarithmic=False)
@@ -134,6 +136,7 @@ def ticks(axis, numbers):
     return [text for _, text in found]
 
 
+@pytest.mark.rotate(1, default=6)
 @pytest.mark.parametrize(
     ("axis", "numbers", "expected"),
     [

@@ -95,6 +95,7 @@ def test_predictions(results, top1, delta, predictions):
     assert verdict == f"{predictions}; 1.25x the speed, 0.80x the memory."
 
 
+@pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 @pytest.mark.parametrize("apart", [True, False])
 def test_every_page_claims_what_the_report_does(results, report, command, apart):

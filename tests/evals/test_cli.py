@@ -16,6 +16,7 @@ from flash_evals.work.models import DEMO_MODEL
 FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
 
 
+@pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
@@ -52,6 +53,7 @@ def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):
     assert page.stderr == "Error: cannot write /dev/full: No space left on device\n"
 
 
+@pytest.mark.slow("5 seconds")
 def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
     """SIGTERM is as Ctrl-C, but for the exit code."""
     out, scores = tmp_path / "out.json", tmp_path / "scores.jsonl"
@@ -75,6 +77,7 @@ def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # as it was
 
 
+@pytest.mark.slow("14 seconds")
 def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
     out, cache = tmp_path / "out.json", tmp_path / "hf"
     [outcome] = in_fresh_process(

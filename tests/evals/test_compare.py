@@ -21,6 +21,7 @@ def run_arm(evaluate, tmp_path):
     return run
 
 
+@pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
 def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live):
     """Alone, its figures are those it has beside the other, and flash runs in the one that is on alone. Later, whatever

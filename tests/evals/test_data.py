@@ -15,6 +15,8 @@ from flash_evals.work import data, pydoc_text
 from msgspec import to_builtins
 from pyarrow import parquet
 
+pytestmark = pytest.mark.slow("imports datasets for seconds")
+
 DOCUMENTS = ["One line.\r\nAnother – “quoted”.\n", "", "Third document."]
 JOINED = "\n\n".join(DOCUMENTS)
 FINGERPRINT = "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()
@@ -38,6 +40,7 @@ def read(*datasets, **part):
     return text.dataset.separator.join(text.documents)
 
 
+@pytest.mark.slow("imports datasets for seconds")
 @SUFFIXES
 def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
     path = write(tmp_path / f"some{suffix}")

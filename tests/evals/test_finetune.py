@@ -89,6 +89,7 @@ def test_both_arms_learn_the_same(evaluate):
     assert layers == again["settings"]["num_layers"] == LAYERS
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
 def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls):
@@ -144,6 +145,7 @@ def test_only_the_adapters_of_the_last_layers_learn(model_folder):
             assert not mx.array_equal(weight, other[name])
 
 
+@pytest.mark.slow("2 seconds")
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
     """As in mlx-lm, where nobody else changes the model: else taking turns would cost their memory."""
     grown = []
@@ -163,6 +165,7 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
 
 
+@pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
     """By the scores, never more, and most of it where the length is long for the model; by a shorter length, where the
     layers need as much. Checkpoints save the scores of all layers but one.
@@ -214,6 +217,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 
 
 # No limit; the first pair has taken 4: it counts, and is all; the second counts alone: the first warmed up.
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
     run = Mock(side_effect=lambda name, work, tokens, *_: (work(), measure.Measurement(2, tokens / 2, 0)))

@@ -1,13 +1,11 @@
-"""What `-h` says: it is in the docs, a test stands behind each option, and each figure of a page is explained."""
+"""What `-h` says: it fits into a terminal, and explains each figure of a page."""
 
 import inspect
 import re
 from copy import deepcopy
-from pathlib import Path
 
 import click
 import pytest
-import write_help
 from flash_evals.cli import COMMANDS, main
 from flash_evals.commands.report import DESCRIBE, Result
 from msgspec import convert
@@ -19,45 +17,12 @@ def command(name):
     return found
 
 
-def test_the_docs_have_the_help():
-    document, pages = write_help.document(), dict(write_help.pages(main, "flash-eval"))
-    assert write_help.DOCUMENT.read_text(encoding="utf-8") == document, "run packages/evals/scripts/write_help.py"
-    assert list(pages) == ["flash-eval", *(f"flash-eval {name}" for name in COMMANDS)]
-    assert "mlxlm-flash tune" in document
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_fits(name):
     """What is laid out by hand, and not by click, has its place in a terminal of 80 columns, behind click's two."""
     blocks = inspect.cleandoc(command(name).help or "").split("\n\n")
     lines = [line for block in blocks if block.startswith("\b") for line in block.splitlines()]
     assert [line for line in lines if len(line) > 78] == []
-
-
-# A word in quotes that may be an argument: not what is looked for in a page, as in `"--json" in line`.
-ARGUMENT = re.compile(r'"(-{0,2}[a-z][\w-]*)"(?! (?:not )?in )')
-FILES = [  # the arguments in each other file of this folder, and the words of its name
-    {*ARGUMENT.findall(path.read_text(encoding="utf-8")), *path.stem.split("_")}
-    for path in Path(__file__).parent.glob("test_*.py")
-    if path != Path(__file__)
-]
-
-
-def unexercised(name, options):
-    """Those that no file about the command passes."""
-    passed = set().union(*(arguments for arguments in FILES if name in arguments))
-    return [
-        option.opts[-1]
-        for option in options
-        if isinstance(option, click.Option) and not passed & {*option.opts, *option.secondary_opts}
-    ]
-
-
-@pytest.mark.parametrize("name", ["cli", *COMMANDS])
-def test_a_test_stands_behind_every_option(name):
-    missing = unexercised(name, (main if name == "cli" else command(name)).params)
-    assert not missing, f"no test of flash-eval {name} passes {', '.join(missing)}"
-    assert unexercised(name, [click.Option(["-z", "--no-such-option"])])
 
 
 # What pages show beside the heads of their columns and rows.

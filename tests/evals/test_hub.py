@@ -9,6 +9,8 @@ import pytest
 from loopback_hub import Repo, serve
 from pyarrow import parquet
 
+pytestmark = pytest.mark.slow("imports datasets and starts a server")
+
 FIRST, SECOND = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 NOT_CACHED = "is neither a local path nor in the cache, and the hub cannot be reached; "
@@ -93,6 +95,7 @@ def run(in_fresh_process, model_folder, tmp_path):
     return run
 
 
+@pytest.mark.slow("6 seconds")
 def test_datasets(hub, run):
     """Names, configurations, splits, and revisions, which are a branch, a tag or a commit."""
     new, old = described(ROWS), described(OLD_ROWS, commit=FIRST)
@@ -114,6 +117,7 @@ def test_datasets(hub, run):
         assert result["settings"]["detokenised"] is ("config" not in expected)
 
 
+@pytest.mark.slow("11 seconds")
 def test_datasets_from_the_cache(hub, run):
     """Without the hub: the text that was read last, for what it was of, and nothing else for another revision."""
     wikitext, revision = "--dataset wikitext", "--dataset wikitext --dataset-revision"
@@ -131,6 +135,7 @@ def test_datasets_from_the_cache(hub, run):
     assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
 
 
+@pytest.mark.slow("11 seconds")
 def test_revisions_of_a_model(hub, folders, run, text_file):
     """Each has the figures of its folder, from the hub and then from the cache."""
     repo = f"--dataset {text_file} --model someone/tiny-qwen2"
@@ -154,6 +159,7 @@ def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_proce
         assert outcome.stdout.startswith(f"tiny-qwen2, {FIRST}, ")
 
 
+@pytest.mark.slow("3 seconds")
 def test_what_the_hub_does_not_have(hub, run):
     nobody = "f" * 40
     says = {
@@ -175,6 +181,7 @@ def test_what_the_hub_does_not_have(hub, run):
         assert message in line
 
 
+@pytest.mark.slow("2 seconds")
 def test_no_network_and_nothing_cached(hub, run):
     """One line with two commands that need neither; without the clients' own retries, which take half a minute."""
     hub.hangs_up = True
@@ -193,7 +200,7 @@ def test_no_network_and_nothing_cached(hub, run):
     assert sum("agent-harnesses" not in request for request in hub.requests) == len(works)
 
 
-@pytest.mark.long("huggingface_hub tries again for 15 seconds")
+@pytest.mark.nightly("huggingface_hub tries again for 15 seconds")
 def test_a_transfer_that_breaks_off(hub, run, text_file):
     """Once: the client asks again. For good: one line. The half that came is never taken for the whole."""
     repos = f"--dataset {text_file} --model someone/tiny-qwen2", "--dataset wikitext"

@@ -44,7 +44,7 @@ def check(result, costs, words, n_bytes):
         assert arm["bits_per_byte"] == (pytest.approx(total / n_bytes / math.log(2), abs=1e-6) if n_bytes else None)
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(4, default=20)
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize(("context", "stride"), [(128, 128), (32, 32), (32, 9), (5, 1), (2, 2)])
 @pytest.mark.parametrize("reading", ["joined", "separate"])
@@ -65,6 +65,8 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
         assert sum(trial["tokens"] for trial in result["trials"]) == result["tokens"]
 
 
+@pytest.mark.slow("4 seconds")
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize("n_ctx", [3, 16, 33, 128])
 def test_half(evaluate_documents, cost, tokens, documents, n_ctx, bos):

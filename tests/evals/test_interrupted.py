@@ -48,6 +48,7 @@ def said_of(what):
     return f"Error: {what}: [metal] Insufficient Memory and more\n"
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])
 def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, error):
     """In either arm of the third batch: the figures are those of the first two batches, and nothing of the third. An
@@ -66,6 +67,7 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1 + 2
 
 
+@pytest.mark.slow("4 seconds")
 @pytest.mark.parametrize(
     ("command", "trial", "what", "unit", "kept"),
     [

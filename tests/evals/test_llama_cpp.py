@@ -9,7 +9,7 @@ from flash_evals.commands.real_model import fetch
 from flash_evals.work import pydoc_text
 
 pytestmark = [
-    pytest.mark.long("reads with a model of 135 M parameters"),
+    pytest.mark.nightly("reads with a model of 135 M parameters"),
     pytest.mark.skipif(
         not (which("llama-perplexity") and which("llama-quantize")),
         reason="llama-perplexity and llama-quantize are not on PATH: docs/flash-eval.md says how to build them",

@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 RUN = "uv run --with 'lm-eval[hf]==0.4.13' python -m pytest --all tests/evals/test_lm_eval.py"
 pytestmark = [
-    pytest.mark.long("reads with a model of 135 M parameters"),
+    pytest.mark.nightly("reads with a model of 135 M parameters"),
     pytest.mark.skipif(find_spec("lm_eval") is None, reason=f"no lm-evaluation-harness: {RUN}"),
 ]
 

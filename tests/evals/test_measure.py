@@ -144,6 +144,7 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder,
 
 
 # MLX's allocator counts the array alone. The process's other threads may touch a megabyte or two of their own.
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize(
     ("method", "allocate", "megabytes", "tolerance"),
     [
@@ -163,6 +164,7 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
     assert peaks == pytest.approx([megabytes] * 9, abs=tolerance)
 
 
+@pytest.mark.slow("2 seconds")
 @pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
 def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
     """Its threads keep it after a warm-up, and MLX's allocator never sees it; of a larger call nothing counts."""
@@ -184,6 +186,7 @@ def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, req
         assert took.peak_memory_mb == pytest.approx(megabytes, abs=3)
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("command", [*SMALL, "kernels"])
 def test_every_command_counts_it(run_command, run_kernels, quick_machine, allocator, monkeypatch, command):
     monkeypatch.setattr(flashattn_core, "release_scratch", lambda: 7000 * MB)

@@ -22,6 +22,7 @@ def test_describe(loaded, model_folder, make_model):
     assert models.load(str(make_model(dtype=mx.bfloat16))).described.dtype == "bfloat16"
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
 def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_command):
     """As mlx_lm.convert writes one: other predictions, the same by both arms, and the page says what it is."""

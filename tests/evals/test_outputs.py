@@ -102,6 +102,7 @@ def test_figures(shown, values, text):
     assert shown(*values) == text
 
 
+@pytest.mark.slow("8 seconds")
 def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
     terminal = io.StringIO()
     monkeypatch.setenv("TERM", "xterm")

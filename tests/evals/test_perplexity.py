@@ -65,6 +65,7 @@ def test_the_page_and_the_result_file(evaluate, loaded, model_folder, text_file,
         assert speeds[0] == pytest.approx(trials[0]["tokens"] / trials[0][name]["seconds"])
 
 
+@pytest.mark.slow("4 seconds")
 def test_the_batch_size_changes_no_score(scores, ids):
     """Within 1e-5 per token: a matrix product may sum in another order when it has more rows."""
     plan = windows([len(ids)], 24, 10)
@@ -75,6 +76,7 @@ def test_the_batch_size_changes_no_score(scores, ids):
             np.testing.assert_allclose(other[arm]["nll"], one[arm]["nll"], atol=1e-5)
 
 
+@pytest.mark.slow("7 seconds")
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monkeypatch):
     """Bit for bit: the same windows in batches of the same size, which begin and end elsewhere, and however many tokens

@@ -14,6 +14,7 @@ TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4
 STANDARD = Rules(24, None, "rolling", "joined", "auto", None)
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     ("has_bos", "option", "named", "on_the_page"),
     [

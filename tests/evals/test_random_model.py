@@ -23,6 +23,7 @@ def test_as_many_parameters_as_published(shape):
     assert sum(array.size for array in SCRIPT["parameters"](SCRIPT["SHAPES"][shape]).values()) == PARAMETERS[shape]
 
 
+@pytest.mark.slow("12 seconds")
 @pytest.mark.parametrize("shape", SCRIPT["SHAPES"])
 def test_the_patch_takes_all_of_it(shape, run_command, tmp_path):
     small = [f"{name}={number}" for name, number in SMALL.items() if name in SCRIPT["SHAPES"][shape]]

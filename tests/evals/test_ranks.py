@@ -12,6 +12,8 @@ from flash_evals.work import machine
 from mlxlm_flash_patch.blas import REFERENCE, blas
 from two_ranks import PROGRAMS, launch
 
+pytestmark = pytest.mark.slow("processes that import for seconds")
+
 FLASH_EVAL = PROGRAMS / "flash-eval"
 # Rank 1 fails at its second batch (bug), or is killed there when rank 0 has kept the first two (die), or it reads
 # another text.
@@ -74,7 +76,7 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
     assert "The run was interrupted: the figures are of the 4 of " in stdout
 
 
-@pytest.mark.long("three processes, which import for seconds")
+@pytest.mark.nightly("three processes, which import for seconds")
 def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
     """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
     monkeypatch.setattr(machine, "blas", blas)  # conftest.py has another, and the ranks have this
@@ -88,7 +90,7 @@ def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
     assert scores(path) == scores(whole)
 
 
-@pytest.mark.long("three processes, which import for seconds")
+@pytest.mark.nightly("three processes, which import for seconds")
 def test_what_is_refused_is_said_once(perplexity):
     """Ranks that read different texts."""
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *perplexity)
@@ -97,7 +99,7 @@ def test_what_is_refused_is_said_once(perplexity):
     assert stderr.count("Error") == 1
 
 
-@pytest.mark.long("three processes, which import for seconds")
+@pytest.mark.nightly("three processes, which import for seconds")
 def test_ctrl_c_keeps_what_is_measured(perplexity, tmp_path):
     """All processes of the terminal get it. mlx.launch prints no more then, but files are written."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"

@@ -119,6 +119,7 @@ def written(invoke, tmp_path, index):
     return write
 
 
+@pytest.mark.slow("3 seconds")
 @pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_the_wheel_comes_through_pip_or_uv(invoke, monkeypatch, tmp_path, index, installer):
     if installer == "uv" and not shutil.which("uv"):

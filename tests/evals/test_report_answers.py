@@ -93,6 +93,7 @@ def test_training_fits(report, results):
     assert answer(page, "Same predictions?") == ("Not measured", "No result file of flash-eval perplexity was given.")
 
 
+@pytest.mark.slow("3 seconds")
 def test_interrupted(report, results):
     page = report(results["speed"], {**results["finetune"], "interrupted": True})
     line = "The run was interrupted: the figures are of the steps that were finished."
@@ -115,6 +116,7 @@ def test_a_patch_that_never_ran(report, results, command):
     assert "Same predictions" not in article.text
 
 
+@pytest.mark.slow("2 seconds")
 def test_kernels_beside_others(report, results):
     """Only MLX's attention is what flash replaces: torch has a sentence, and no say in the word."""
     torch = [

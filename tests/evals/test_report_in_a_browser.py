@@ -13,6 +13,8 @@ from flash_evals.pages.colors import DARK, LIGHT
 from PIL import Image, ImageColor
 from report_page import hostile
 
+pytestmark = pytest.mark.slow("starts a browser")
+
 SIZES = {"screen": 1200, "phone": 390}
 PAPER = 688  # CSS pixels between the margins of A4
 
@@ -106,12 +108,12 @@ def make(results, folder):
     return out
 
 
-LONG = pytest.mark.long("another look at the same page")
+NIGHTLY = pytest.mark.nightly("another look at the same page")
 
 
 @pytest.mark.parametrize(
     ("size", "dark"),
-    [("phone", True), *(pytest.param(*look, marks=LONG) for look in (("phone", False), ("screen", True)))],
+    [("phone", True), *(pytest.param(*look, marks=NIGHTLY) for look in (("phone", False), ("screen", True)))],
 )
 def test_it_opens(open_page, file, size, dark):
     """No wider than the screen, where tables scroll by themselves; nothing is faint, and a phone gets letters of a
@@ -134,7 +136,7 @@ def test_it_opens(open_page, file, size, dark):
     assert page.evaluate(scrolls) is (size == "phone")
 
 
-@LONG
+@NIGHTLY
 def test_paper(open_page, file):
     """All of it, settings and machine included, which a fold hides on a screen; and no wider than the sheet."""
     visible = "[...document.querySelectorAll('.about')].map((part) => part.checkVisibility())"
@@ -150,7 +152,7 @@ def test_paper(open_page, file):
     assert page.evaluate(visible) == [True] + [False] * 3
 
 
-@LONG
+@NIGHTLY
 @pytest.mark.parametrize(("dark", "media", "colors"), [(0, "screen", LIGHT), (1, "screen", DARK), (1, "print", LIGHT)])
 def test_charts_are_as_light_as_the_page(open_page, file, dark, media, colors):
     shown = open_page(file, dark=dark, media=media).locator("img").first.screenshot()

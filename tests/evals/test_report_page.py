@@ -20,6 +20,7 @@ def test_a_file_read_back_is_what_was_written(results):
         assert msgspec.json.decode(msgspec.json.encode(read)) == result
 
 
+@pytest.mark.slow("4 seconds")
 def test_unknown_fields_are_fine(report, results):
     """Of files that are older or newer. Where names are kernels, reasons, packages or arms, there are no others."""
 
@@ -34,6 +35,7 @@ def test_unknown_fields_are_fine(report, results):
 NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # what may not be finite
 
 
+@pytest.mark.slow("2 seconds")
 def test_null_figures_are_named_or_dashes(report, results):
     """What is not finite is null in a result file."""
 
@@ -164,6 +166,7 @@ def test_nothing_usable_makes_no_page(invoke, tmp_path):
     assert invoke("report").exit_code == 2
 
 
+@pytest.mark.slow("3 seconds")
 def test_text_of_files_and_their_names_is_text(report, results, tmp_path):
     page = report(*hostile(*results.values()))
     assert page.all("script") == []
@@ -228,6 +231,7 @@ def test_it_is_accessible(page):
     assert all(image.attributes["alt"] for image in page.all("img"))
 
 
+@pytest.mark.slow("2 seconds")
 def test_the_page_goes_where_it_is_told(invoke, refused, results, tmp_path, monkeypatch):
     """The same to the byte. A result file is not written over, and a full disk says so."""
     file = tmp_path / "run.json"

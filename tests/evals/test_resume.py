@@ -34,6 +34,7 @@ def lines(path):
     return path.read_text().splitlines(keepends=True)
 
 
+@pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
 def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monkeypatch, whole, half):
     """So many whole lines, of which the first is no batch, and so many characters of the next, which do not count."""
@@ -57,7 +58,7 @@ def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monk
     assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # of what was read now
 
 
-@pytest.mark.long("a process for each kill, which imports for seconds")
+@pytest.mark.nightly("a process for each kill, which imports for seconds")
 def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
     """SIGKILL, each time a little after the file has grown."""
     flash_eval = [sys.executable, "-c", ANOTHER_BLAS, *map(str, perplexity), "--stride", "3"]
@@ -120,6 +121,7 @@ BREAK = [
 ]
 
 
+@pytest.mark.slow("3 seconds")
 def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, path):
     evaluate("--save-logprobs", path)
     whole, texts = lines(path), {"no line": "is not a score file"}
@@ -133,6 +135,7 @@ def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, 
         assert path.read_text() == text
 
 
+@pytest.mark.slow("9 seconds")
 @pytest.mark.parametrize("fitting", [0, 2])
 def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplexity, path, fitting):
     """The limit on the size of a file stands for the disk. What did fit is there to go on from, also in batches of

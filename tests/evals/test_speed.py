@@ -23,6 +23,7 @@ def measured(loaded, *cases):
     return generation.tests([loaded], cases, settings)
 
 
+@pytest.mark.slow("14 seconds")
 def test_every_length_and_batch_at_every_depth(evaluate):
     """The tokens of sequences at once are counted together; flash takes all of them."""
     result = evaluate("-p", "16,32", "-g", 4, "-d", "0,64", "-b", "1,3", "-r", 2)
@@ -56,6 +57,7 @@ def test_attention_has_a_share_of_the_time(evaluate, monkeypatch):
     assert [line[-2:] for line in lines] == [["off", "on"], ["25%", "75%"], ["50%", "–"]]
 
 
+@pytest.mark.slow("3 seconds")
 def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     """And a 0 means that there are no tests of one kind; a single repetition has no deviation."""
     prompts, waited = [], []
@@ -142,6 +144,7 @@ def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
         next(measured(loaded, Case("prompt", 4, 9, 1)))
 
 
+@pytest.mark.slow("6 seconds")
 @pytest.mark.parametrize(("more", "ahead", "guesses"), [((), 3, 9), (("--num-draft-tokens", 5), 5, 10)])
 def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, more, ahead, guesses):
     result = evaluate("-p", 8, "-g", 12, "-d", "0,16", "-r", 1, "--draft-model", model_folder, *more)
@@ -158,6 +161,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, 
     assert [line.split()[-2:] for line in lines[:4]] == [["–", "–"], ["100%", "100%"]] * 2
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
@@ -209,6 +213,7 @@ def test_a_cache_that_mlx_lm_cannot_batch_is_refused_before_anything_runs(refuse
     assert line == f"Error: -b: mlx-lm cannot batch the cache of {loaded.name}, a ConcatenateKVCache"
 
 
+@pytest.mark.slow("11 seconds")
 @pytest.mark.parametrize("precision", ["input", "float32", None])
 def test_the_precision_reaches_the_patch_and_the_settings(evaluate, precisions, precision):
     result = evaluate("-p", 8, "-g", 2, "-d", "0,16", "-r", 1, *(["--precision", precision] if precision else []))

@@ -9,11 +9,13 @@ the kernel finds each of them.
 """
 
 import contextlib
+import functools
 import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -30,6 +32,7 @@ def _make(folder: Path) -> None:
     cmake(HERE, folder, "-DCMAKE_BUILD_TYPE=MinSizeRel", f"-DPython_EXECUTABLE={sys.executable}")
 
 
+@functools.cache
 def _load() -> ModuleType:
     texts = contents(
         HERE, CSRC, patterns=("**/*.h", "**/*.cpp", "**/*.def", "**/*.metal", "**/*.cu", "**/*.txt", "**/embed.py")
@@ -45,13 +48,17 @@ def _load() -> ModuleType:
     return module
 
 
-_module = _load()
-sources = _module.sources
-forward, backward = _module.forward, _module.backward
-realign, block_map = _module.realign, _module.block_map
-settle, looked_up, with_other_lengths = _module.settle, _module.looked_up, _module.with_other_lengths
-left_calls, reset_left_calls = _module.left_calls, _module.reset_left_calls
-sinks_gradient = _module.sinks_gradient
+OF_THE_MODULE = (
+    *("sources", "forward", "backward", "realign", "block_map", "sinks_gradient"),
+    *("settle", "looked_up", "with_other_lengths", "left_calls", "reset_left_calls"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """The module is built when a test first needs it, and not when pytest collects tests."""
+    if name in OF_THE_MODULE:
+        return getattr(_load(), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def decision(
@@ -70,16 +77,16 @@ def decision(
     of which MLX's own attention is one where it is fused.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
-    stand_ins = {name: getattr(_module, name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
+    stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
     stand_ins |= {"backend_of": lambda device_of_stream: device, "software": lambda device_of_stream: driver}
-    _module.set_refuses(refuses)
-    _module.wanted()
+    _load().set_refuses(refuses)
+    _load().wanted()
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(decide, "_ext", SimpleNamespace(**{**vars(_ext), **stand_ins})))
         stack.enter_context(patch.object(decide.check, "of_call", lambda call, kernel, stream: check(kernel)))
         stack.enter_context(patch.object(decide.contest, "mlx_is_fused", lambda call, stream: mlx_is_fused))
         stack.enter_context(patch.object(decide.contest, "times", lambda call, names, stream: times(names)))
-        return decide.decision_for(arguments, there), _module.wanted()
+        return decide.decision_for(arguments, there), _load().wanted()
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:
@@ -95,11 +102,11 @@ def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextMa
 def shared_memory(kilobytes: int, compute_capability: int = 0) -> Iterator[None]:
     """Within, launches are asked of an NVIDIA GPU whose blocks can have so much, of this capability (90 for 9.0; 0: not
     known); without, of an H100's 227 kilobytes."""
-    before = _module.shared_memory(), _module.compute_capability()
-    _module.set_shared_memory(kilobytes * 1024)
-    _module.set_compute_capability(compute_capability)
+    before = _load().shared_memory(), _load().compute_capability()
+    _load().set_shared_memory(kilobytes * 1024)
+    _load().set_compute_capability(compute_capability)
     try:
         yield
     finally:
-        _module.set_shared_memory(before[0])
-        _module.set_compute_capability(before[1])
+        _load().set_shared_memory(before[0])
+        _load().set_compute_capability(before[1])

@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever asks for the programs takes minutes: a compiler of 100 MB, two wheels of MLX's, two builds."""
     for item in items:
         if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.long("builds the wheel for macOS, or asks what is missing for it"))
+            item.add_marker(pytest.mark.nightly("builds the wheel for macOS, or asks what is missing for it"))
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,7 @@ def noticed(folder: Path, mutation: Mutation) -> str:
         file.write_text(text.replace(mutation.old, mutation.new))
         if mutation.is_compiled:
             build(folder)
-        return failing(folder, f"tests/{mutation.test}", *mutation.lane)
+        return failing(folder, f"tests/{mutation.test}", *mutation.option)
     finally:
         file.write_text(text)
 
@@ -103,9 +103,9 @@ def main(*words: str) -> int:
         for name in ("one", "other"):
             set_up(Path(temporary, name))
             free.put(Path(temporary, name))
-        for lane in sorted({mutation.lane for mutation in chosen}):
-            tests = dict.fromkeys(f"tests/{mutation.test}" for mutation in chosen if mutation.lane == lane)
-            if line := failing(Path(temporary, "one"), "-n", "2", "--dist", "loadfile", *tests, *lane):
+        for option in sorted({mutation.option for mutation in chosen}):
+            tests = dict.fromkeys(f"tests/{mutation.test}" for mutation in chosen if mutation.option == option)
+            if line := failing(Path(temporary, "one"), "-n", "2", "--dist", "loadfile", *tests, *option):
                 raise SystemExit(f"fails with nothing broken: {line}")
 
         def result(mutation: Mutation) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long("installs the three wheels")
+pytestmark = pytest.mark.nightly("installs the three wheels")
 FORWARD = """
 import numpy as np, mlx.core as mx, flashattn_core
 from flashattn_core.masks import SlidingWindow

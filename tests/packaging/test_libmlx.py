@@ -8,7 +8,7 @@ import pytest
 from virtual_environment import Environment
 
 pytestmark = [
-    pytest.mark.long("installs the three wheels"),
+    pytest.mark.nightly("installs the three wheels"),
     pytest.mark.skipif(sys.platform != "linux", reason="on macOS libmlx is a part of mlx"),
 ]
 OTHER = b"another build"

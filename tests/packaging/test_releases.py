@@ -19,7 +19,7 @@ SUITES = {
     "core": [f"tests/core/test_{name}.py" for name in ("contract", "masks", "quantised", "transforms", "errors")],
     "patch": [f"tests/patch/test_{name}.py" for name in ("enable", "fallbacks", "quantised_cache", "described_masks")],
 }
-takes_minutes = pytest.mark.long("builds the extension for each release of MLX")
+takes_minutes = pytest.mark.nightly("builds the extension for each release of MLX")
 
 
 @pytest.fixture(scope="session")

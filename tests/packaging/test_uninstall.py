@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.mark.long("installs the three wheels")
+@pytest.mark.nightly("installs the three wheels")
 def test_nothing_is_left(environment):
     environment.check("python", "-c", "import flashattn_core, mlxlm_flash_patch, flash_evals.cli, mlx_lm.models.qwen2")
     environment.check("flash-eval", "perplexity", "--max-windows", "1")

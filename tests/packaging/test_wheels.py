@@ -32,7 +32,7 @@ COMMANDS = {
 on_linux = pytest.mark.skipif(
     sys.platform != "linux", reason="ELF files are Linux's; tests/macos has the macOS wheel's"
 )
-in_its_wheel = pytest.param(CORE, marks=pytest.mark.long("compiles the extension"))
+in_its_wheel = pytest.param(CORE, marks=pytest.mark.nightly("compiles the extension"))
 each = pytest.mark.parametrize("distribution", [in_its_wheel, *(name for name in PACKAGES if name != CORE)])
 
 
@@ -46,7 +46,7 @@ def of_dist_info(wheel, name):
     return content.decode()
 
 
-@pytest.fixture(params=["installed", pytest.param("wheel", marks=pytest.mark.long("compiles the extension"))])
+@pytest.fixture(params=["installed", pytest.param("wheel", marks=pytest.mark.nightly("compiles the extension"))])
 def module(request, wheel, tmp_path):
     """The extension: the one of this environment, or out of its wheel."""
     if request.param == "installed":

@@ -18,7 +18,7 @@ DOCTOR = "uv run mlxlm-flash doctor"
 MLX_LM = "git+https://github.com/ml-explore/mlx-lm"
 SIMPLE = {
     "python3 -m pip install uv",
-    "uv run pytest",
+    "uv run pytest tests",
     "uv sync",
     f"uv pip install {MLX_LM}",
     "uv run --no-sync pytest -n 2 --dist loadfile tests/patch",
@@ -100,7 +100,7 @@ def test_on_macos_the_kernels_run_first_and_the_report_is_kept():
     assert "--kernels" in steps[doctor]["run"].split()
     assert steps[doctor]["run"].endswith(f"--json {report['with']['path']}")
     assert report["uses"].startswith("actions/upload-artifact@")
-    assert tests["run"] == "uv run pytest"
+    assert tests["run"] == "uv run pytest tests"
     assert {report["if"], tests["if"]} == {"${{ !cancelled() }}"}
 
 

@@ -8,6 +8,7 @@ from arms import normal, off_and_on
 from mlx_lm.models import base
 
 
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32], ids=str)
 @pytest.mark.parametrize("mask", [None, "causal", "bool", "additive", "sinks"])
 @pytest.mark.parametrize("length", [1, 7, 40], ids=lambda n: f"L{n}")

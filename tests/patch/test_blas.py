@@ -17,6 +17,8 @@ from mlxlm_flash_patch import run as running
 from two_ranks import PROGRAMS
 from two_ranks import launch as on_two_ranks
 
+pytestmark = pytest.mark.slow("processes that import for seconds")
+
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 OWN = "[mlxlm-flash] "
 WHO_AM_I = """

@@ -61,6 +61,7 @@ def assert_the_same(run, rows=lambda logits: logits, layers=2):
     assert flash.status().calls == {"cpu_prefill": layers * long, "cpu_decode": layers * (len(STEPS) - long)}
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
 def test_plain(tiny, tokens, cache, batch):
@@ -81,6 +82,7 @@ def test_lists_of_caches(tiny, tokens):
     assert_the_same(lambda: logits(model, x, mlx_caches.make_prompt_cache(model)))
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
 def test_quantised(tiny, tokens, bits, batch):
@@ -89,6 +91,7 @@ def test_quantised(tiny, tokens, bits, batch):
     assert_the_same(lambda: logits(model, x, [mlx_caches.QuantizedKVCache(32, bits)]), layers=1)
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("max_size", [None, 64, 12], ids=lambda n: f"max_kv_size {n}")
 def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
     """Padding itself sees no key, and what is predicted there means nothing."""
@@ -146,6 +149,7 @@ FILES = {**CACHES, "QuantizedKVCache": lambda: mlx_caches.QuantizedKVCache(32, 8
 del FILES["ChunkedKVCache"]  # the same as KVCache, once it is read
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("cache", FILES.values(), ids=FILES)
 def test_prompt_cache_files(tiny, tokens, tmp_path, cache):
     """Written with the patch and read without it, or the other way round: files are the same."""

@@ -32,6 +32,7 @@ def test_the_same_text(command, model_folder, program, flash, first, last):
     assert re.fullmatch(last, lines[1]) if last else lines[1:] == []
 
 
+@pytest.mark.slow("2 seconds")
 def test_fallbacks(command, light, tmp_path):
     """They are said, and refused under strict."""
     script = tmp_path / "falls_back.py"

@@ -60,6 +60,7 @@ def assert_ran(said, backward_calls):
 SGD = ("--optimizer", "sgd", "--learning-rate", "0.01")
 
 
+@pytest.mark.slow("trains in two processes")
 @pytest.mark.rotate(6)
 @pytest.mark.parametrize(
     ("data", "more"),
@@ -84,7 +85,7 @@ def test_the_same_training(train, chat_folder, data, more):
     assert_ran(said, 2 * STEPS)  # the model has two layers
 
 
-@pytest.mark.long("minutes of training; test_gradients.py trains in its process")
+@pytest.mark.nightly("minutes of training; test_gradients.py trains in its process")
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_dimensions_of_qwen2_half_billion(train, dtype, tmp_path):

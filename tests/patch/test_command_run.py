@@ -75,6 +75,7 @@ def other_lines(stderr):
     return [line for line in stderr.splitlines() if not line.startswith(OWN)]
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
@@ -93,6 +94,7 @@ def test_what_the_program_sees(run, command, folder, program, arguments):
     assert json.loads(done.stdout)["argv"][1:] == arguments
 
 
+@pytest.mark.slow("2 seconds")
 def test_a_script_by_its_absolute_path(run, command, folder, tmp_path_factory, monkeypatch):
     """PYTHONSAFEPATH keeps the script's folder out of sys.path, here too."""
     elsewhere, script = tmp_path_factory.mktemp("elsewhere"), str(folder / "script.py")
@@ -101,6 +103,7 @@ def test_a_script_by_its_absolute_path(run, command, folder, tmp_path_factory, m
     assert json.loads(run(script, flash="0").stdout)["path0"] != str(folder)
 
 
+@pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize("option", [["--precision", "float32"], ["--precision=float32"]], ids=" ".join)
 def test_the_option_stands_before_the_program(run, folder, option):
     done = run(*option, "script.py", "--precision", "-h", cwd=folder)
@@ -108,6 +111,7 @@ def test_the_option_stands_before_the_program(run, folder, option):
     assert done.stderr.startswith(f"{OWN}flash attention on, precision float32: ")
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     ("flash", "option", "how"),
     [
@@ -126,6 +130,7 @@ def test_the_option_and_the_variable(run, folder, flash, option, how):
     assert done.stderr.startswith(f"{OWN}flash attention {how}")
 
 
+@pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(
     ("option", "says"), [(["--precision"], "requires an argument"), (["--precision=maybe"], "is not one of")]
 )
@@ -155,6 +160,7 @@ ENDS = {
 }
 
 
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("end", ENDS)
 def test_how_it_ends(run_script, command, tmp_path, end):
     done = run_script(f"import atexit, os, signal, sys, threading, time\n{ENDS[end]}\n", flash="0")
@@ -194,6 +200,7 @@ def test_streams(run_script):
     assert other_lines(done.stderr) == ["to stderr"]
 
 
+@pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('the reason')", 1)])
 def test_patched_to_the_end(run_script, end, code):
     """Both lines are there however the program ends, and the last one comes last."""
@@ -305,6 +312,7 @@ def test_a_command_of_any_package(command, package, how):
     assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
 
 
+@pytest.mark.slow("3 seconds")
 def test_behind_the_word_python(run, folder):
     for words in (
         ["python", "script.py", "-x"],
@@ -323,6 +331,7 @@ def test_a_program_without_attention(run_script):
     assert last.startswith(f"{OWN}flash attention ran: none · fallbacks: none · no call of mx.fast.scaled_dot_product_")
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))
 def test_commands_of_mlx_lm(name):
     """They see the path that the shell would have found."""

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow("starts servers")
+
 RAN = re.compile(
     r"^\[mlxlm-flash\] flash attention ran: cpu_prefill [\d,]+, cpu_decode [\d,]+ · fallbacks: none$", re.M
 )
@@ -93,7 +95,7 @@ def test_server(chat_folder, tmp_path, options, number, returncodes):
     assert bool(RAN.search(log.read_text())) == (number == signal.SIGINT)
 
 
-@pytest.mark.long("forty requests to two servers")
+@pytest.mark.nightly("forty requests to two servers")
 def test_eight_clients(chat_folder, tmp_path):
     """Eight clients at once, five requests each, of 12 to 1,200 bytes; every other answer is a stream.
 

@@ -26,6 +26,7 @@ def assert_says_the_same(description, array, batch, length, key_len):
     assert np.array_equal(visible, np.broadcast_to(np.asarray(array), visible.shape))
 
 
+@pytest.mark.rotate(1, default=10)
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 100])
 @pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
 @pytest.mark.parametrize(("length", "offset"), [(1, 0), (1, 9), (7, 0), (7, 5), (20, 33)])
@@ -77,6 +78,7 @@ CACHES = {
 WRAPS = {name for name in CACHES if "(12" in name}
 
 
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("window", [None, 3, 12], ids=lambda w: f"window {w}")
 @pytest.mark.parametrize("name", CACHES)
 def test_make_mask(name, window):
@@ -165,6 +167,7 @@ class TestWhatIsRemembered:
         padding += 3
         assert_says_the_same(description_of(mask, query(6, 2), 6), mask, 2, 6, 6)
 
+    @pytest.mark.slow("2 seconds")
     def test_no_longer_than_the_array_lives(self):
         gc.collect()
         before = len(described_masks._remembered)

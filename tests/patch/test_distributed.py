@@ -33,13 +33,14 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow("two processes for 20 seconds")
 @pytest.mark.rotate(4)
 @pytest.mark.parametrize(
     ("how", "model_type"),
     [
         ("tensor", "qwen2"),
         *(
-            pytest.param(*case, marks=pytest.mark.long("two processes for 20 seconds"))
+            pytest.param(*case, marks=pytest.mark.nightly("two processes for 20 seconds"))
             for case in (("pipeline", "qwen2"), ("tensor", "llama"), ("tensor", "gpt_oss"))
         ),
     ],

@@ -163,6 +163,7 @@ def test_a_variable_that_means_nothing(monkeypatch, value):
     )
 
 
+@pytest.mark.slow("2 seconds")
 @LINUX
 def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
     """doctor speaks, where nothing else of the package can; and the others say the same in one line."""
@@ -190,6 +191,7 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
     assert done.stderr.splitlines()[-1].startswith(f"ImportError: {why}")
 
 
+@pytest.mark.slow("2 seconds")
 def test_mlx_s_build_for_cuda_that_does_not_load(command, light, tmp_path):
     """For want of a driver, or with an old one. It must not be tried again: nanobind would end the process."""
     (tmp_path / "mlx").mkdir()
@@ -231,6 +233,7 @@ def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
     assert not any("self-test" in line for line in lines)  # it might crash
 
 
+@pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize("name", doctor.CPU_VARIABLES)
 def test_nonsense_in_the_environment(examined_with, name):
     lines, code = examined_with({name: "nonsense"})
@@ -240,6 +243,7 @@ def test_nonsense_in_the_environment(examined_with, name):
     assert line.endswith(f" · cure: unset {name}")
 
 
+@pytest.mark.slow("3 seconds")
 def test_a_forced_instruction_set_and_number_of_threads(examined_with):
     free = flashattn_core.backends()["cpu"]
     lines, code = examined_with({"FLASHATTN_CPU_ISA": "baseline", "FLASHATTN_NUM_THREADS": "3"})

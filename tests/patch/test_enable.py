@@ -56,7 +56,7 @@ def test_another_precision_is_refused():
     assert is_in()
 
 
-@pytest.mark.long("17 seconds")
+@pytest.mark.nightly("17 seconds")
 def test_a_thousand_times(original):
     """With a call each time: nothing grows, all is as it was."""
     x = mx.random.normal((1, 2, 12, 8))

@@ -12,6 +12,7 @@ def tokenizer(model_folder):
     return load(str(model_folder))[1]
 
 
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize(
     "options", [{}, {"max_kv_size": 16}, {"prefill_step_size": 8}], ids=["plain", "max_kv_size", "prefill_step_size"]
 )
@@ -22,6 +23,7 @@ def test_generate_step(architecture, tiny, tokens, options):
     assert flash.status().calls["cpu_decode"] >= 2 * 24
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -45,6 +47,7 @@ def test_stream_generate(tiny, tokenizer, drafted, options):
     assert on == off
 
 
+@pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("max_kv_size", [None, 16], ids=lambda n: f"max_kv_size {n}")
 def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
     """Prompts of different lengths, more than fit into a batch, answers of different lengths, and what follows them."""

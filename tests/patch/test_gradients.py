@@ -45,6 +45,7 @@ def assert_close(on, off):
         assert mx.abs(a - b).max() <= 1e-4 * mx.abs(b).max() + 1e-6, name
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
 def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed):
@@ -66,7 +67,7 @@ def checkpointed(model, monkeypatch):
     return model
 
 
-@pytest.mark.rotate(4)
+@pytest.mark.rotate(4, default=4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize(
     "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3", "phi3small"]

@@ -5,6 +5,7 @@ import importlib.metadata
 from pathlib import Path
 
 import mlxlm_flash_patch
+import pytest
 
 
 def test_what_is_loaded_by_it(command):
@@ -22,6 +23,7 @@ print(*{m.split(".")[0] for m in sys.modules} - bare - sys.stdlib_module_names)
     assert {"mlxlm_flash_patch"} <= set(command("python", "-c", code).stdout.split()) <= ours
 
 
+@pytest.mark.slow("7 seconds")
 def test_nothing_is_changed_by_it(command):
     """Neither in mlx-lm and MLX, nor in what Python itself imports, warns and ends with."""
     code = """
@@ -59,6 +61,7 @@ ORDER = (
 )
 
 
+@pytest.mark.slow("checks the source's structure, which no user sees")
 def test_modules_import_from_those_before_them():
     """As docs/dev/design.md has them: no circle, and what becomes of a call needs nothing of what switches it."""
     folder = Path(mlxlm_flash_patch.__file__).parent

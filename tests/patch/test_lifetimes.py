@@ -14,6 +14,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models import base
 
 
+@pytest.mark.slow("4 seconds")
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "cache"])
 def test_modules_that_were_imported_anew_do_not_pile_up(name, monkeypatch, late):
     """Also those of whose specs the patch makes others."""

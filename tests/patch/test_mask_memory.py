@@ -25,6 +25,7 @@ CACHES = {
 SMALL = {"num_hidden_layers": 2, "intermediate_size": 32, "hidden_size": 32, "head_dim": 8}
 
 
+@pytest.mark.rotate(1, default=8)
 @pytest.mark.parametrize("window", [None, 500], ids=lambda w: f"window {w}")
 @pytest.mark.parametrize("make_cache", CACHES.values(), ids=CACHES)
 def test_a_prompt_in_two_pieces(make_cache, window):
@@ -49,6 +50,7 @@ def test_a_prompt_in_two_pieces(make_cache, window):
     assert peak_beyond(lambda: mask) >= MASK_BYTES
 
 
+@pytest.mark.rotate(1, default=8)
 @pytest.mark.parametrize("model_type", ["qwen2", "llama", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("batch", [False, True], ids=["one", "batch"])
 @pytest.mark.parametrize("one_model", [False, True], ids=["enabled", "patch_model"])
@@ -67,6 +69,7 @@ def test_models(tiny, tokens, model_type, batch, one_model):
     assert peak < length * length
 
 
+@pytest.mark.slow("2 seconds")
 def test_under_compile(tiny, tokens):
     """Masks that are made while a function is traced are left out of what it computes."""
     length = 8000

@@ -79,6 +79,7 @@ def attention(arrays, options):
     return mx.fast.scaled_dot_product_attention(*arrays, **options)
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("arrays", "options"), TAKEN.values(), ids=TAKEN)
 def test_all_that_mlx_takes(arrays, options):
     off, on = off_and_on(lambda: attention(arrays, options))
@@ -111,6 +112,7 @@ def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
         attention(arrays, options)
 
 
+@pytest.mark.rotate(1, default=6)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)
 def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):

@@ -49,6 +49,7 @@ def module(monkeypatch):
     return make
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
 def test_a_name_of_another_package(module, text, before):

@@ -83,6 +83,7 @@ class Patch:
         self.is_on = False
 
 
+@pytest.mark.rotate(1, default=8)
 @pytest.mark.parametrize("order", list(itertools.product("lp", repeat=5)), ids="".join)
 def test_every_order(library, order, mlx_own):
     """Each letter switches the library or the patch. After every step a call is what the two ask for."""
@@ -179,6 +180,7 @@ def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
     assert base.create_causal_mask is theirs
 
 
+@pytest.mark.slow("2 seconds")
 def test_threads_that_switch_both(mlx_own):
     """Two libraries and the patch, in threads, each as often as it can: in the end MLX's own function is there."""
 

@@ -13,6 +13,7 @@ CALL = f"import mlxlm_flash_patch as flash\nflash.enable(strict=True)\n{ATTEND}f
 TURNS = pytest.mark.rotate(3)
 
 
+@pytest.mark.slow("processes that import for seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc; run this test on Linux")
 @pytest.mark.parametrize("home", ["/proc/no/home", pytest.param("/proc", marks=TURNS)])
 @pytest.mark.parametrize(

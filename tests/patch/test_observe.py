@@ -16,6 +16,7 @@ def small(model_type):
     return prepared(module.Model(module.ModelArgs.from_dict(config(model_type))))
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("arm", [flash.enabled, nullcontext])
 @pytest.mark.parametrize(
     ("model_type", "calls"),

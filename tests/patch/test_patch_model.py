@@ -50,6 +50,7 @@ def x(tokens):
     return x
 
 
+@pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
     """By each way to the kernels: deepseek_v41 calls attention from a function of its module, not from a class."""

@@ -140,6 +140,7 @@ print(llama.__file__.endswith(".pyc"), flash.status().calls, sorted(str(w.messag
 """
 
 
+@pytest.mark.slow("2 seconds")
 def test_a_bytecode_only_mlx_lm(light, tmp_path):
     """As a bundled application has it: what goes by its text is left alone, and llama is served."""
     folder = tmp_path / "mlx_lm"

@@ -153,6 +153,7 @@ def test_another_word(original, word):
     assert not flash.status().enabled
 
 
+@pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_on_the_cpu_both_have_the_same_bits_and_nothing_is_left(tiny, tokens, dtype):
     results = []

@@ -34,6 +34,7 @@ def attend(queries, filled, mask=None, **options):
     return base.scaled_dot_product_attention(mx.array(queries), keys, values, cache, 0.09, mask, **options)
 
 
+@pytest.mark.rotate(1, default=13)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("length", [1, 5, 17])
 @pytest.mark.parametrize(("bits", "group_size"), [(2, 32), (3, 64), (4, 64), (4, 128), (6, 32), (8, 32), (8, 128)])

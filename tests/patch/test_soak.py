@@ -20,6 +20,8 @@ from mlx_lm.models import base
 from mlxlm_flash_patch import mx_fast, patch, patch_points
 from soak_work import KINDS, Result, difference
 
+pytestmark = pytest.mark.slow("20 seconds")
+
 
 @pytest.fixture(scope="module")
 def made():
@@ -171,7 +173,7 @@ def test_tokens_may_differ_at_a_near_tie_alone():
         difference(Result(np.array([1.0])), Result(np.array([np.nan])), 1e-3)
 
 
-@pytest.mark.long("a process that makes every kind of work ready first")
+@pytest.mark.nightly("a process that makes every kind of work ready first")
 def test_the_command_and_control_c():
     """The page, of the rounds that were finished."""
     command = [sys.executable, soak.__file__, "--seed", "5"]

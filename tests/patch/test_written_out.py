@@ -123,6 +123,7 @@ def test_a_function_kept_from_then_is_the_model_s_own(tokens, monkeypatch):
     assert flash.status().calls == {}
 
 
+@pytest.mark.slow("12 seconds")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_memory_is_linear(dtype):
     """Of gemma2's attention, at 4,096 tokens twice that of 2,048, and less than a tenth of the scores of 8 heads."""

@@ -5,7 +5,7 @@ On Linux mflux 0.24 asks for another MLX than ours, and for PyTorch. Its modules
 
 import pytest
 
-pytestmark = pytest.mark.long("installs mflux")
+pytestmark = pytest.mark.nightly("installs mflux")
 
 KERNELS = {
     "z_image": {"cpu_prefill": 1 + 1 + 2},

@@ -3,7 +3,7 @@
 import pytest
 from environments import SCRIPTS, kernels_of
 
-pytestmark = pytest.mark.long("installs mlx-audio")
+pytestmark = pytest.mark.nightly("installs mlx-audio")
 
 PROGRAM = "mlx-audio==0.6.2"
 

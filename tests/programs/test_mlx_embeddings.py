@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.long("installs mlx-embeddings")
+pytestmark = pytest.mark.nightly("installs mlx-embeddings")
 
 KERNELS = {
     "modernbert_in_float32": {"cpu_prefill": 3},

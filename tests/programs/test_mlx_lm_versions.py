@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.long("installs mlx-lm three times")
+pytestmark = pytest.mark.nightly("installs mlx-lm three times")
 
 LAYERS, STEPS = 2, 4
 KERNELS = {"cpu_prefill": LAYERS, "cpu_decode": LAYERS * STEPS}

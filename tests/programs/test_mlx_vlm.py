@@ -4,7 +4,7 @@ import pytest
 from build_wheels import ROOT
 from environments import SCRIPTS, kernels_of
 
-pytestmark = pytest.mark.long("installs mlx-vlm")
+pytestmark = pytest.mark.nightly("installs mlx-vlm")
 
 PROGRAM = "mlx-vlm==0.7.10"
 

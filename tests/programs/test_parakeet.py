@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.long("installs parakeet-mlx")
+pytestmark = pytest.mark.nightly("installs parakeet-mlx")
 
 CASES = ("relative_positions", "two_minutes", "plain")
 

@@ -1,4 +1,4 @@
-"""For pytest: the long lane makes every launch again, and each lane says how many were made and how many were known."""
+"""For pytest: with --all every launch is made again. A line says how many were made and how many were known."""
 
 from typing import Any
 

@@ -16,12 +16,12 @@ class Mutation:
     old: str  # occurs once
     new: str
     test: str  # in tests/, as pytest names it; one of those beside the promise in docs/dev/reliability.md
-    long: str = ""  # the reason why the long lane alone notices, if so
+    nightly: str = ""  # the reason why only nightly tests notice, if so
 
     @property
-    def lane(self) -> tuple[str, ...]:
-        """pytest's option for the lane that notices."""
-        return ("--all",) if self.long else ()
+    def option(self) -> tuple[str, ...]:
+        """pytest's option to run the test that notices."""
+        return ("--all",) if self.nightly else ()
 
     @property
     def is_compiled(self) -> bool:

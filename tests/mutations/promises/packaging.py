@@ -9,7 +9,7 @@ MUTATIONS: list[Mutation] = [
         'INSTALL_RPATH "@loader_path/../../mlx/lib"',
         'INSTALL_RPATH "@loader_path/../mlx/lib"',
         "macos/test_wheel.py::test_every_check_passes",
-        long="it builds wheels",
+        nightly="it builds wheels",
     ),
     Mutation(
         "a wheel holds a file of the sdist beside its modules",
@@ -24,7 +24,7 @@ MUTATIONS: list[Mutation] = [
         '  "nanobind-backend==1.0.0",  #',
         "  #",
         "packaging/test_clean_environment.py::test_the_op_against_the_reference",
-        long="it builds wheels",
+        nightly="it builds wheels",
     ),
     Mutation(
         "the import brings numpy in",
@@ -46,13 +46,6 @@ MUTATIONS: list[Mutation] = [
         '"mlx-lm>=0.32.0,<0.33"',
         '"mlx-lm>=0.32.0"',
         "packaging/test_versions.py::test_who_needs_which_mlx_lm",
-    ),
-    Mutation(
-        "a heading that pages link to has another name",
-        "docs/op.md",
-        "## Ctrl-C\n",
-        "## Interrupts\n",
-        "docs/test_links.py::test_links_lead_somewhere",
     ),
     Mutation(
         "a parameter's description has the name of another function's",

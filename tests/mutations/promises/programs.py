@@ -16,6 +16,6 @@ MUTATIONS: list[Mutation] = [
         "return mask & KeyRange(0 if left_padding is None else _as_it_is_now(left_padding), stop)",
         "return mask",
         "patch/test_command_server.py::test_eight_clients",
-        long="forty requests to two servers",
+        nightly="forty requests to two servers",
     ),
 ]

@@ -1,0 +1,113 @@
+"""Checks pages and headers: `make lint` runs it. It prints what is wrong, and then exits with status 1.
+
+Each source file begins with a comment or docstring. Links lead to a file and, in a page, to a heading. docs/README.md
+lists every page. Prose has up to 120 columns. What scripts write into pages is up to date.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WIDTH = 120
+COMMENTS = {
+    "//": (".cpp", ".h", ".metal", ".cu"),
+    "#": (
+        *(".pyi", ".sh", ".toml", ".cmake", ".yml", ".yaml", ".supp"),
+        *("Makefile", "CMakeLists.txt", ".clang-format", ".gitignore", "/run"),
+    ),
+    "/*": (".css",),
+}
+PREAMBLE = re.compile(r"(#!.*\n|# /// script\n(#.*\n)*?# ///\n)*")  # what must come first, for the shell or uv
+FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+def tracked(*endings: str) -> list[Path]:
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in names.split("\0") if name.endswith(endings) and (ROOT / name).is_file()]
+
+
+def has_header(file: Path) -> bool:
+    text = PREAMBLE.sub("", file.read_text(encoding="utf-8"), count=1)
+    if file.suffix == ".py":
+        return bool(ast.get_docstring(ast.parse(text)))
+    name = f"/{file.name}"
+    return text.startswith(next(mark for mark, endings in COMMENTS.items() if name.endswith(endings)))
+
+
+def headers() -> Iterator[str]:
+    for file in tracked(".py", *(ending for endings in COMMENTS.values() for ending in endings)):
+        if not has_header(file):
+            yield f"{file.relative_to(ROOT)}: the first line must say what the file is for"
+
+
+def prose(page: Path) -> str:
+    """The page with empty lines instead of its blocks of code."""
+    return FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+
+
+def links_of(page: Path) -> list[tuple[str, str]]:
+    """(file, heading) of each, either of which may be empty."""
+    return re.findall(r"\]\((?!\w+://)([^)#\s]*)#?([^)\s]*)\)", prose(page))
+
+
+def headings(page: Path) -> set[str]:
+    """As a forge makes anchors of them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links() -> Iterator[str]:
+    pages = [page for page in tracked(".md") if ".github" not in page.parts]
+    for page in pages:
+        for file, heading in links_of(page):
+            target = (page.parent / file) if file else page
+            if not target.exists() or (heading and heading not in headings(target)):
+                yield f"{page.relative_to(ROOT)}: no {file}{'#' * bool(heading)}{heading} to link to"
+    index = ROOT / "docs/README.md"
+    listed = {(index.parent / file).resolve() for file, _ in links_of(index)}
+    for page in pages:
+        if page not in {*listed, index}:
+            yield f"docs/README.md: {page.relative_to(ROOT)} is missing"
+
+
+def lengths() -> Iterator[str]:
+    """Lines of prose that could be broken: no rows of tables, no single word, no commands."""
+    for page in tracked(".md"):
+        for number, line in enumerate(prose(page).splitlines(), 1):
+            if len(line) > WIDTH and not line.startswith("|") and " " in line.strip():
+                yield f"{page.relative_to(ROOT)}:{number}: {len(line)} columns, more than {WIDTH}"
+
+
+def copies() -> Iterator[str]:
+    sys.path[:0] = [str(ROOT / "packages/evals/scripts"), str(ROOT / "tests/patch")]
+    import measure_cuda_gradients
+    import measure_cuda_table
+    import write_help
+    import write_model_table
+
+    if write_help.DOCUMENT.read_text(encoding="utf-8") != write_help.document():
+        yield "docs/commands.md: uv run packages/evals/scripts/write_help.py"
+    models = write_model_table.PAGE.read_text(encoding="utf-8")
+    if write_model_table.with_table(models) != models:
+        yield "docs/models.md: uv run tests/patch/write_model_table.py"
+    nvidia = (ROOT / "docs/nvidia.md").read_text(encoding="utf-8")
+    calls = re.findall(r"^\| (.*?) \| .* \| \d+%, \d+% \| .* \|$", nvidia, re.M)
+    training = nvidia.partition("| call | backward alone, ms |")[2].partition("\n\n")[0]
+    gradients = re.findall(r"^\| (.*?) \|", training, re.M)
+    for rows, script in ((calls, measure_cuda_table), (gradients, measure_cuda_gradients)):
+        if rows != list(script.TABLE):
+            yield f"docs/nvidia.md: other rows than {script.__name__}.py measures"
+
+
+def main() -> int:
+    wrong = [line for check in (headers, links, lengths, copies) for line in check()]
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
