@@ -68,7 +68,9 @@ FAULTS = {
     ),
     "parts: sums of the last tile alone": of_parts("sums[i / 4][i % 4] += of_tile", "sums[i / 4][i % 4] = of_tile"),
     "parts: own rows' are all the first": of_parts("batch * PARTS + panel / kPanels", "batch * PARTS"),
-    "parts: columns as TF32 has them": of_parts("output_column<E>", "output_column<T>", occurrence=1),
+    "parts: columns as TF32 has them": of_parts(
+        "output_column<E>(c, lane);\n      float x", "output_column<T>(c, lane);\n      float x"
+    ),
     "parts: softcap in two steps": of_parts("has_softcap ? kBoth", "false ? kBoth", options={"softcap": 1.5}),
     "parts: hidden NaN": of_parts("spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
     # Bounds.
