@@ -32,7 +32,7 @@ lint:
 	$(LINT) ruff check .
 	$(LINT) ruff format --check .
 	$(LINT) mypy
-	git ls-files packages/*/csrc tests | grep -E '\.(h|cpp|metal)$$' | xargs $(LINT) clang-format --dry-run -Werror
+	git ls-files packages/*/csrc tests | grep -E '\.(h|cpp|metal|cu)$$' | xargs $(LINT) clang-format --dry-run -Werror
 	$(LINT) python .ci/text.py
 
 # Runs the CUDA kernels on an NVIDIA GPU, in an environment with MLX's CUDA build: the workspace's has the CPU's.

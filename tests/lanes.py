@@ -99,10 +99,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
     """Whether an argument names this case, or, unless `whole`, its test or class."""
-    names = [name.removeprefix("tests/") for name in config.args if "::" in name]
-    if any("[" in name and nodeid.endswith(name) for name in names):
-        return True
-    return not whole and any(f"{name}{end}" in f"{nodeid}[" for name in names for end in ("[", "::"))
+    for argument in config.args:
+        file, is_test, test = argument.partition("::")
+        if is_test:
+            path = os.path.relpath(Path(config.invocation_params.dir, file).resolve(), config.rootpath)
+            name = f"{path}::{test}"
+            if nodeid == name or ("[" not in test and not whole and nodeid.startswith((f"{name}[", f"{name}::"))):
+                return True
+    return False
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -122,7 +122,7 @@ def test_following_a_release_adds_its_row(repository, monkeypatch, tmp_path):
     added = follow.releases()[-1]
     assert (added.mlx, added.nanobind_abi, added.cuda) == ("0.99.1", "v22", True)
     assert '"mlx>=' + EACH[0] + ',<=0.99.1"' in (repository / "packages/flashattn-core/pyproject.toml").read_text()
-    assert "| 0.99.1 | 3.11 and newer | run | run | built |" in (repository / "docs/support.md").read_text()
+    assert "| 0.99.1 | 3.11 and newer | run | built, not run | built |" in (repository / "docs/support.md").read_text()
     assert "mlx[cpu]==0.99.1" in (repository / "examples/README.md").read_text()
 
 
@@ -147,9 +147,14 @@ def test_an_unknown_nanobind_stops(monkeypatch, tmp_path):
 
 def test_a_missing_symbol_stops(monkeypatch, tmp_path):
     """CUDA's, which are weak, must be in MLX's builds for CUDA."""
-    monkeypatch.setattr(follow, "run", lambda *_: " U _ZN3mlx4core1aEv\n w _ZN3mlx4core2cu1bEv\n")
-    a, b = "_ZN3mlx4core1aEv", "_ZN3mlx4core2cu1bEv"
-    assert follow.compare_symbols(tmp_path, {"mlx-cpu": {a}, "mlx-cuda-12": {a, b}}).startswith("2 symbols, 1 of them")
-    for libraries, missing in (({"mlx-cpu": {b}}, a), ({"mlx-cuda-12": {a}}, b)):
+    a, b, c = "_ZN3mlx4core1aEv", "_ZN3mlx4core2cu1bEv", "_ZTIN3mlx4core9PrimitiveE"
+    monkeypatch.setattr(follow, "run", lambda *_: f" U {a}\n w {b}\n U {c}\n U _ZNSt3mapC1Ev\n")
+    has_all = {"mlx-cpu": {a, c}, "mlx-cuda-12": {a, b, c}}
+    assert follow.compare_symbols(tmp_path, has_all).startswith("3 symbols, 1 of them")
+    for libraries, missing in (
+        ({"mlx-cpu": {b, c}}, a),
+        ({"mlx-cuda-12": {a, c}}, b),
+        ({"mlx-cuda-12": {a, b}}, c),
+    ):
         with pytest.raises(follow.Stop, match=rf"lacks {missing}$"):
             follow.compare_symbols(tmp_path, libraries)

@@ -97,7 +97,7 @@ def nanobind_abi(mlx: str, work: Path) -> str:
 
 def symbols(library: Path, *options: str) -> dict[str, str]:
     """MLX's symbols in the dynamic table, each with nm's letter."""
-    rows = re.findall(r"(\w) (_ZNK?3mlx\S+)", run("nm", "--dynamic", *options, library))
+    rows = re.findall(r"(\w) (_Z\S*3mlx\S+)", run("nm", "--dynamic", *options, library))
     return {name: letter for letter, name in rows}
 
 
@@ -134,7 +134,8 @@ def matrix() -> str:
     lines = ["| mlx | CPython | Linux, CPU | CUDA | macOS |", "|---|---|---|---|---|"]
     for row in releases():
         pythons = "3.11 and newer" if row.has_stable_abi else "3.11, 3.12, 3.13"
-        cuda = "run" if row.cuda else "no: MLX does not export its encoder"
+        with_encoder = f"run on an {row.ran_on}" if row.ran_on else "built, not run"
+        cuda = with_encoder if row.cuda else "no: MLX does not export its encoder"
         lines.append(f"| {row.mlx} | {pythons} | run | {cuda} | built |")
     return "\n".join(lines) + "\n"
 

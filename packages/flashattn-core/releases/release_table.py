@@ -21,6 +21,7 @@ class Release:
     nanobind_abi: str
     nanobind: str
     cuda: bool
+    ran_on: str = ""
 
     @property
     def has_stable_abi(self) -> bool:
@@ -50,7 +51,7 @@ def release(mlx: str, table: Path = TABLE) -> Release:
 
 
 def to_build_for() -> Release:
-    """The release that is installed, or else the newest. LookupError where the table has not the installed one."""
+    """The release that is installed, or else the newest. LookupError: the table lacks the installed one."""
     # The build environment's; then that of the Python that installs the package, with which pip runs this.
     for paths in (sys.path, [sysconfig.get_path("purelib")]):
         for found in distributions(name="mlx", path=paths):

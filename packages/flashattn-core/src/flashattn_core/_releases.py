@@ -12,6 +12,8 @@ def module_folder(mlx: str, package: Iterable[str]) -> Path:
     package: the folders of flashattn_core, which are two where it is installed as editable.
     """
     folders = _folders(package)
+    if not folders:
+        raise ImportError(f"flashattn_core has no extension module for {_this_python()}: install it with this Python")
     if mlx not in folders:
         raise ImportError(
             f"flashattn_core was built for mlx {', '.join(folders)}, but found mlx {mlx}. "
@@ -22,10 +24,17 @@ def module_folder(mlx: str, package: Iterable[str]) -> Path:
 
 def install_command(package: Iterable[str]) -> str:
     """Installs the newest MLX that has a module."""
-    newest = list(_folders(package))[-1]
+    folders = list(_folders(package))
+    if not folders:
+        return f"install flashattn-core with {_this_python()}"
+    newest = folders[-1]
     if sys.platform == "linux":  # where libmlx is a distribution of its own, and only an extra brings it
         return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"
     return f"pip install 'mlx=={newest}'"
+
+
+def _this_python() -> str:
+    return f"CPython {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _folders(package: Iterable[str]) -> dict[str, Path]:

@@ -145,7 +145,7 @@ def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> T
     when = when_to_check()
     if when == "never":
         return {}
-    # Also for flash_attention(), which leaves no call: the patch shares this decision.
+    # MLX is timed for flash_attention(), too, though it leaves no call to MLX: the patch shares the decision.
     may_leave = call.rounds and call.kernel == "auto"
     contestants = [*kernels, *([MLX] if may_leave and contest.mlx_is_fused(call, stream) else [])]
     if len(contestants) == 1:

@@ -345,9 +345,9 @@ struct GradientBlock {
     }
   }
 
-  // Whether spans or the bool array hide a lane's score i of a tile. If rows are queries, the array's bits know the
-  // spans. If they are keys, queries beyond the last have a probability of 0; but trees and additive arrays must not be
-  // read there.
+  // Whether spans or the bool array hide a lane's score i of a tile. If rows are queries, the bits already have the
+  // spans in them. If rows are keys, the bits are the array's alone. Queries beyond the last need no check then,
+  // because their saved sum is infinite; but a tree or an additive array must not be read for them.
   FLASHATTN_FUNC bool is_hidden(const OwnRows& own, int i, int column) const {
     constexpr bool kBitsOfAll =
         has_visible &&
