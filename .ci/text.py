@@ -1,7 +1,7 @@
-"""Checks pages and headers: `make lint` runs it. It prints what is wrong, and then exits with status 1.
+"""Checks pages and headers; `make lint` runs it. It prints each fault, and exits with status 1 if there is one.
 
-Each source file begins with a comment or docstring. Links lead to a file and, in a page, to a heading. docs/README.md
-lists every page. Prose has up to 120 columns. What scripts write into pages is up to date.
+A fault is a source file that does not begin with a comment or docstring, a link whose file or heading is missing, a
+page that docs/README.md does not list, a line of prose over 120 columns, or a page whose generated part is out of date.
 """
 
 import ast

@@ -137,8 +137,7 @@ struct Launches {
 // The bytes of an argument with Role::value.
 std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 
-// What of an NVIDIA GPU the choice of a kernel and of its launches depends on. Without a GPU the last two are an
-// H100's.
+// The properties of an NVIDIA GPU by which kernels and launches are chosen. Without a GPU the last two are an H100's.
 struct Device {
   int compute_capability = 0;  // 90 for 9.0; 0: none is there
   int multiprocessors = 132;

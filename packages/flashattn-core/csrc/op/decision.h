@@ -1,5 +1,5 @@
-// What calls of one kind run. On a CPU a table says it. On a GPU flashattn_core/decide.py settles it before the first
-// of them is built, and each call looks it up.
+// A decision says what the calls of one kind run. On a CPU a table makes it. On a GPU flashattn_core/decide.py makes it
+// before the first of these calls is built, and each call looks it up.
 #pragma once
 
 #include <atomic>

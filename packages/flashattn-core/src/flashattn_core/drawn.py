@@ -21,7 +21,7 @@ HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 @dataclass(frozen=True)
 class Kind:
-    """What kernels are compiled for: a call without its batch, key length and numbers.
+    """The properties of a call that kernels are compiled for: all but its batch, key length and numbers.
 
     `given`: the optional inputs that it has, by their names in csrc/call/inputs.def, and their dtypes; None for a flag.
     """
