@@ -98,9 +98,9 @@ def command(
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 
     Both arms, patch off and patch on, read the same batches and take turns at going first. To warm up,
-    each arm first reads the first window once more, which no figure counts. You can also run one --arm alone and
-    compare it with a saved run: then the page leaves out KL and |Δlogit|, and shows ratios of speed and memory only if
-    both runs had the same conditions.
+    each arm first reads the first window once more (on a CPU at most 256 tokens of it), which no figure counts. You can
+    also run one --arm alone and compare it with a saved run: then the page leaves out KL and |Δlogit|, and shows ratios
+    of speed and memory only if both runs had the same conditions.
 
     \b
     token perplexity   exp of the mean cost of a token, -ln p, ± the standard

@@ -20,6 +20,7 @@ from flash_evals.work.scoring import Window
 
 Forward = Callable[[mx.array], mx.array]  # of a model: tokens (sequences, length) to logits
 
+WARM_UP_ON_CPU = 256  # tokens: a CPU compiles and times nothing at the first call of a length, as a GPU does
 ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of intermediate results
 
 
@@ -48,16 +49,20 @@ def batches(
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
     Its size changes no score: a shorter window is padded behind its end, where causal attention does not look.
-    Each arm reads the first window once before, to warm up, which is not counted. Ranks take batches in turns, and
-    each of them is given all, in the order of the plan.
+    Each arm reads the first window once before, to warm up, which is not counted; on a CPU its beginning is enough.
+    Ranks take batches in turns, and each of them is given all, in the order of the plan.
     """
     planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
     work = partial(_measure, forward, ids, rank=ranks.rank, precision=precision)
     if planned:
-        work(plan[:1], order=which)
-    for number, first in enumerate(range(0, len(planned), ranks.size)):
+        first = plan[0]
+        if mx.default_device() == mx.cpu:
+            end = min(first.end, first.begin + WARM_UP_ON_CPU)
+            first = Window(first.begin, end, min(first.first_scored, end))
+        work([first], order=which)
+    for number, begin in enumerate(range(0, len(planned), ranks.size)):
         order = [name for name in arms(number) if name in which]
-        yield from ranks.each(partial(work, order=order), planned[first : first + ranks.size])
+        yield from ranks.each(partial(work, order=order), planned[begin : begin + ranks.size])
 
 
 def _measure(
