@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("requires_gpu")
+pytestmark = pytest.mark.usefixtures("requires_gpu", "requires_plants")
 
 HERE = Path(__file__).parent
 RESULT = "return RowResult{normalise / softmax.row_sum,"  # in the text of every kernel

@@ -16,14 +16,14 @@
 #include "cuda/driver.h"
 #include "cuda/encode.h"
 #include "cuda/launch.h"
+#include "dispatch/gpu_call.h"
 #include "metal/launch.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
-#include "op/check_arguments.h"
-#include "op/gpu_call.h"
-#include "op/primitive.h"
 #include "op/sinks_gradient.h"
 #include "python/decisions.h"
+#include "request/arguments.h"
+#include "request/checks.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -22,9 +22,9 @@ SOURCES = [
         "metal/launch.cpp",
         "cuda/launch.cpp",
         "cuda/no_cuda.cpp",
-        "op/arguments.cpp",
-        "op/gpu_call.cpp",
-        "op/strides.cpp",
+        "request/arguments.cpp",
+        "dispatch/gpu_call.cpp",
+        "request/strides.cpp",
     ),
 ]
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the real classes there")

@@ -2,13 +2,13 @@
 // gradient. 4 heads, 2 key/value heads, head_dim 64; keys are the second half of a longer array, and dout the last rows
 // of one; there are sinks. LIMIT is how many threads a threadgroup may have; BITS: of quantised keys, 0 if they are
 // not. First comes the description of the launches, then what the encoder is told.
+#include "dispatch/gpu_call.h"
 #include "metal/encode.h"
 #include "metal/launch.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
-#include "op/gpu_call.h"
 
 namespace mx = mlx::core;
 using namespace flashattn;

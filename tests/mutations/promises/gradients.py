@@ -82,7 +82,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "the gradient of out is read by the strides of out",
-        f"{CPP}/op/cpu_call.cpp",
+        f"{CPP}/dispatch/cpu_call.cpp",
         ".out_gradient_strides = strides_of(further.out_gradient, batch_dims, kTensorAxes),",
         ".out_gradient_strides = strides_of(further.saved.out, batch_dims, kTensorAxes),",
         "core/test_gradients.py::test_strided",

@@ -54,7 +54,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "an array's dimension of 1 is not broadcast",
-        f"{CPP}/op/strides.cpp",
+        f"{CPP}/request/strides.cpp",
         "return axis < 0 || array.shape(axis) == 1 ? 0 : array.strides(axis);",
         "return axis < 0 ? 0 : array.strides(axis);",
         "core/test_array_masks.py::test_broadcasts",

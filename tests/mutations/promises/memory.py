@@ -12,7 +12,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "memory that MLX does not get is taken for granted",
-        f"{CPP}/op/memory.cpp",
+        f"{CPP}/dispatch/memory.cpp",
         "output.nbytes() > 0 && !pointer_of(data)",
         "output.nbytes() > 0 && pointer_of(data) == &data",
         "core/test_allocation_failure.py::test_results_that_no_machine_holds",

@@ -103,14 +103,14 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a call gets the kernel that was settled for another precision",
-        f"{CPP}/op/decision.cpp",
+        f"{CPP}/request/decision.cpp",
         "  add(static_cast<int>(arguments.precision));\n",
         "",
         "core/test_settled_calls.py::test_another_kind_is_not_settled",
     ),
     Mutation(
         "other lengths bring back a kernel that failed its check",
-        f"{CPP}/op/decision.cpp",
+        f"{CPP}/request/decision.cpp",
         'name(decision.variant) : "auto", decision.failed)',
         'name(decision.variant) : "auto")',
         "core/test_settled_calls.py::test_the_table_decides_but_not_for_what_failed",

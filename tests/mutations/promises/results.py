@@ -69,7 +69,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "arrays that begin in the middle of an element are read as they are",
-        f"{CPP}/op/memory.cpp",
+        f"{CPP}/dispatch/memory.cpp",
         "% static_cast<intptr_t>(input.itemsize()) == 0",
         "% 1 == 0",
         "core/test_strides.py::test_views_that_begin_in_the_middle_of_an_element",
@@ -83,7 +83,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "the default scale is that of the values' size",
-        f"{CPP}/op/strides.cpp",
+        f"{CPP}/request/strides.cpp",
         "std::sqrt(static_cast<float>(params.head_dim))",
         "std::sqrt(static_cast<float>(params.value_dim))",
         "core/test_properties.py::test_agrees_with_the_reference",
@@ -175,7 +175,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "values of fewer keys than there are pass the checks",
-        f"{CPP}/op/check_arguments.cpp",
+        f"{CPP}/request/checks.cpp",
         "value.shape(kRow) != key.shape(kRow)",
         "value.shape(kRow) > key.shape(kRow)",
         "core/test_errors.py::test_shapes",
@@ -196,7 +196,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "masks and sinks are of query's dtype or refused",
-        f"{CPP}/op/check_arguments.cpp",
+        f"{CPP}/request/checks.cpp",
         "mx::promote_types(given.dtype(), query_dtype) != query_dtype",
         "given.dtype() != query_dtype",
         "core/test_surface_mlx.py::test_takes_what_mlx_takes_and_agrees",

@@ -10,13 +10,13 @@
 
 #include "../call/inputs.h"
 #include "../cpu/block_map.h"
-#include "cpu_call.h"
-#include "gpu_call.h"
-#include "gpu_stream.h"
-#include "memory.h"
+#include "../dispatch/cpu_call.h"
+#include "../dispatch/gpu_call.h"
+#include "../dispatch/gpu_stream.h"
+#include "../dispatch/memory.h"
+#include "../dispatch/recent.h"
 #include "mlx/ops.h"
 #include "primitive.h"
-#include "recent.h"
 
 namespace flashattn {
 namespace {

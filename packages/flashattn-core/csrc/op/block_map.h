@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "arguments.h"
+#include "../request/arguments.h"
 #include "mlx/array.h"
 #include "mlx/primitives.h"
 #include "mlx/stream.h"

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "arguments.h"
+#include "../request/arguments.h"
 #include "mlx/utils.h"
 #include "primitive.h"
 

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <optional>
 
+#include "../dispatch/cpu_call.h"
+#include "../dispatch/gpu_call.h"
+#include "../dispatch/gpu_stream.h"
+#include "../dispatch/memory.h"
 #include "counts.h"
-#include "cpu_call.h"
 #include "derivatives.h"
-#include "gpu_call.h"
-#include "gpu_stream.h"
-#include "memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "sinks_gradient.h"

@@ -3,7 +3,6 @@
 
 #include "../call/fail.h"
 #include "../call/params.h"
-#include "mlx/backend/cuda/cuda.h"
 #include "mlx/ops.h"
 
 namespace flashattn {
@@ -81,14 +80,6 @@ std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(con
 bool AttentionPrimitive::is_equivalent(const mx::Primitive& other) const {
   const auto& attention = static_cast<const AttentionPrimitive&>(other);
   return options_ == attention.options_ && decision_ == attention.decision_ && present_ == attention.present_;
-}
-
-Backend backend_of(const mx::Device& device) {
-  if (device == mx::Device::cpu) {
-    return Backend::cpu;
-  }
-  static const Backend gpu = mx::cu::is_available() ? Backend::cuda : Backend::metal;
-  return gpu;
 }
 
 }  // namespace flashattn

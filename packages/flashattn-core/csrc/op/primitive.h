@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "arguments.h"
-#include "decision.h"
+#include "../request/arguments.h"
+#include "../request/decision.h"
 #include "mlx/primitives.h"
 
 namespace flashattn {
@@ -31,8 +31,5 @@ class AttentionPrimitive : public mx::Primitive {
   Decision decision_;
   Present present_;
 };
-
-// On a GPU: of the MLX that is installed.
-Backend backend_of(const mx::Device& device);
 
 }  // namespace flashattn

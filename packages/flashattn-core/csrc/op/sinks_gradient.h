@@ -1,7 +1,7 @@
 // The sinks' gradient, which MLX's operations compute from what the kernels leave.
 #pragma once
 
-#include "strides.h"
+#include "../request/strides.h"
 
 namespace flashattn {
 

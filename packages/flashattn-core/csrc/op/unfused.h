@@ -2,7 +2,7 @@
 // derivatives, gradients of additive masks and slopes, exported functions. Its memory grows with L * S.
 #pragma once
 
-#include "arguments.h"
+#include "../request/arguments.h"
 #include "derivatives.h"
 
 namespace flashattn {

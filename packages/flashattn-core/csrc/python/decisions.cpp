@@ -13,11 +13,11 @@
 #include <tuple>
 
 #include "../cuda/driver.h"
+#include "../dispatch/gpu_call.h"
 #include "../gpu/disk_cache.h"
-#include "../op/check_arguments.h"
-#include "../op/decision.h"
-#include "../op/gpu_call.h"
-#include "../op/primitive.h"
+#include "../request/arguments.h"
+#include "../request/checks.h"
+#include "../request/decision.h"
 #include "mlx/device.h"
 #include "mlx/utils.h"
 #include "mlx/version.h"

@@ -8,7 +8,7 @@
 #include <csignal>
 #include <stdexcept>
 
-#include "../op/cpu_call.h"
+#include "../dispatch/cpu_call.h"
 
 #ifndef __linux__
 #include <pthread.h>

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "../gpu/work.h"
-#include "primitive.h"
+#include "mlx/stream.h"
 
 namespace flashattn {
+
+namespace mx = mlx::core;
 
 // Queues the work. Its launches are of the stream's backend.
 void run_on_gpu(const gpu::Work& work, const mx::Stream& stream);

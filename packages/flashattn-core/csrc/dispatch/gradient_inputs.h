@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "strides.h"
+#include "../request/strides.h"
 
 namespace flashattn {
 

@@ -1,5 +1,5 @@
 // Every check of shapes, dtypes and options, and its message.
-#include "check_arguments.h"
+#include "checks.h"
 
 #include "../call/fail.h"
 #include "../call/limits.h"

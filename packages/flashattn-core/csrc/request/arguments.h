@@ -9,6 +9,7 @@
 #include "../call/inputs.h"
 #include "../call/kernel_table.h"
 #include "mlx/array.h"
+#include "mlx/device.h"
 #include "mlx/stream.h"
 
 namespace flashattn {
@@ -61,6 +62,9 @@ int columns_of(const mx::array& tensor, const Options& options);
 
 // What the choice of a kernel depends on.
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend);
+
+// On a GPU: of the MLX that is installed.
+Backend backend_of(const mx::Device& device);
 
 mx::Shape batch_shape(const mx::array& query);
 

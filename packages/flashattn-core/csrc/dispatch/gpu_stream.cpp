@@ -5,6 +5,7 @@
 
 #include "../cuda/encode.h"
 #include "../metal/encode.h"
+#include "../request/arguments.h"
 
 namespace flashattn {
 

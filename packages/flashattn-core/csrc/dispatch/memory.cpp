@@ -11,12 +11,12 @@
 #include <string>
 
 #include "../cuda/encode.h"
+#include "../request/arguments.h"
 #include "gpu_call.h"
 #include "gpu_stream.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
-#include "primitive.h"
 
 namespace flashattn {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "../call/spans.h"
 #include "../cuda/encode.h"
+#include "mlx/backend/cuda/cuda.h"
 #include "mlx/ops.h"
 
 namespace flashattn {
@@ -77,6 +78,14 @@ CallShape call_shape(const Inputs& inputs, const Options& options, Backend backe
           .multiprocessors = device.multiprocessors,
           .heads = rows_of_all == 0 ? 0 : static_cast<int64_t>(query.size()) / rows_of_all,
           .is_even = sees_evenly(options.causal, options.window, query.shape(kRow), inputs.key().shape(kRow))};
+}
+
+Backend backend_of(const mx::Device& device) {
+  if (device == mx::Device::cpu) {
+    return Backend::cpu;
+  }
+  static const Backend gpu = mx::cu::is_available() ? Backend::cuda : Backend::metal;
+  return gpu;
 }
 
 mx::Shape batch_shape(const mx::array& query) {

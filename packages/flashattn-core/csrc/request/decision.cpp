@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "../call/limits.h"
-#include "primitive.h"
 
 namespace flashattn {
 namespace {
