@@ -24,6 +24,7 @@
 #include "python/decisions.h"
 #include "request/arguments.h"
 #include "request/checks.h"
+#include "request/decision.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
