@@ -95,7 +95,7 @@ def copies() -> Iterator[str]:
     if write_model_table.with_table(models) != models:
         yield "docs/models.md: uv run tests/patch/write_model_table.py"
     nvidia = (ROOT / "docs/nvidia.md").read_text(encoding="utf-8")
-    calls = re.findall(r"^\| (.*?) \| .* \| \d+%, \d+% \| .* \|$", nvidia, re.M)
+    calls = re.findall(r"^\| (.*?) \| .* \| \d+% / \d+% \| .* \|$", nvidia, re.M)
     training = nvidia.partition("| call | backward alone, ms |")[2].partition("\n\n")[0]
     gradients = re.findall(r"^\| (.*?) \|", training, re.M)
     for rows, script in ((calls, measure_cuda_table), (gradients, measure_cuda_gradients)):

@@ -25,7 +25,7 @@ def table() -> str:
 def how(entry: Entry) -> str:
     if entry.without:
         return f"none: {entry.without}"
-    return " and ".join(CALLS[way] for way in entry.by) or "through another module"
+    return " and ".join(CALLS[way] for way in entry.by) or "another type's attention"
 
 
 def tested(entry: Entry) -> str:

@@ -138,18 +138,18 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
 def main() -> None:
     if not mx.cuda.is_available():
         sys.exit("MLX finds no NVIDIA GPU: on a machine with one, pip install 'flashattn-core[cuda13]'")
-    print(f"{machine.device()}: MLX's own; ours, precision float32; precision input\n")
+    print(f"{machine.device()}: MLX's own / ours, precision float32 / ours, precision input\n")
     print("| call | backward, ms | forward and backward, ms | gain | memory, MB | errors |\n" + "|---" * 6 + "|")
     for name, each_call in TABLE.items():
         found = measured(each_call)
         both = found["both"]
-        cells = [name, ", ".join(f"{t * 1e3:.3f}" for t in found["backward"])]
+        cells = [name, " / ".join(f"{t * 1e3:.3f}" for t in found["backward"])]
         cells += [
-            ", ".join(f"{t * 1e3:.3f}" for t in both),
-            ", ".join(f"{both[0] / each:.2f}x" for each in both[1:]) if len(both) == 3 else f"{found['who']} alone",
+            " / ".join(f"{t * 1e3:.3f}" for t in both),
+            " / ".join(f"{both[0] / each:.2f}x" for each in both[1:]) if len(both) == 3 else f"{found['who']} alone",
         ]
-        cells += [", ".join(f"{n / 1e6:,.0f}" for n in found["memory"])]
-        cells += ["; ".join(", ".join(f"{e:.3g}" for e in each) for each in found["errors"])]
+        cells += [" / ".join(f"{n / 1e6:,.0f}" for n in found["memory"])]
+        cells += ["; ".join(" / ".join(f"{e:.3g}" for e in each) for each in found["errors"])]
         print("|", " | ".join(cells), "|", flush=True)
 
 

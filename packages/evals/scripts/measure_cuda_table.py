@@ -276,7 +276,7 @@ def copy_bandwidth() -> float:
 def measure_stored(names: Sequence[str] = tuple(STORED)) -> None:
     copy = copy_bandwidth()
     print(f"\nQuantised keys and values in groups of {GROUP_SIZE}; a copy moves {copy / 1e9:,.0f} GB/s\n")
-    titles = "call | stream, µs | gain | GB/s, of a copy | chain, µs | gain | GB/s, of a copy | memory, MB | error"
+    titles = "call | stream, µs | gain | GB/s / share | chain, µs | gain | GB/s / share | memory, MB | error"
     print(f"| {titles} |\n" + "|---" * 9 + "|")
     for name in names:
         call = STORED[name]
@@ -284,19 +284,19 @@ def measure_stored(names: Sequence[str] = tuple(STORED)) -> None:
         for way in ("stream", "chain"):
             own, flash = found[way]
             rate = call.bytes_read / flash
-            cells += [f"{own * 1e6:,.1f}, {flash * 1e6:,.1f}", f"{own / flash:.2f}x"]
-            cells += [f"{rate / 1e9:,.0f}, {rate / copy:.0%}"]
-        cells += [", ".join(f"{n / 1e6:,.1f}" for n in found["memory"])]
-        cells += [", ".join(f"{n:.3g}" for n in found["errors"])]
+            cells += [f"{own * 1e6:,.1f} / {flash * 1e6:,.1f}", f"{own / flash:.2f}x"]
+            cells += [f"{rate / 1e9:,.0f} / {rate / copy:.0%}"]
+        cells += [" / ".join(f"{n / 1e6:,.1f}" for n in found["memory"])]
+        cells += [" / ".join(f"{n:.3g}" for n in found["errors"])]
         print("|", " | ".join(cells), "|", flush=True)
 
 
 def main() -> None:
     if not mx.cuda.is_available():
         sys.exit("MLX finds no NVIDIA GPU: on a machine with one, pip install 'flashattn-core[cuda13]'")
-    print(f"{machine.device()}: MLX's own; ours, precision float32; the patch's default\n")
+    print(f"{machine.device()}: MLX's own / ours, precision float32 / the patch's default\n")
     titles = (
-        "call | stream, µs | gain, share | default | chain, µs | gain, share | default | memory, MB | error | peaked"
+        "call | stream, µs | gain / share | default | chain, µs | gain / share | default | memory, MB | error | peaked"
     )
     print(f"| {titles} |\n" + "|---" * 10 + "|")
     with router.active(True):  # as enable() has it, but the function of MLX's stays reachable
@@ -304,10 +304,10 @@ def main() -> None:
             found, cells = measured(call), [name]
             for way in ("stream", "chain"):
                 own, flash, default = found[way]
-                cells += [", ".join(f"{t * 1e6:,.1f}" for t in found[way])]
-                cells += [f"{own / flash:.2f}x, {call.limit() / flash:.0%}", f"{own / default:.2f}x"]
-            cells += [", ".join(f"{n / 1e6:,.1f}" for n in found["memory"][:2])]
-            cells += [", ".join(f"{n:.3g}" for n in found[which]) for which in ("errors", "peaked")]
+                cells += [" / ".join(f"{t * 1e6:,.1f}" for t in found[way])]
+                cells += [f"{own / flash:.2f}x / {call.limit() / flash:.0%}", f"{own / default:.2f}x"]
+            cells += [" / ".join(f"{n / 1e6:,.1f}" for n in found["memory"][:2])]
+            cells += [" / ".join(f"{n:.3g}" for n in found[which]) for which in ("errors", "peaked")]
             print("|", " | ".join(cells), "|", flush=True)
     measure_stored()
 
