@@ -28,7 +28,7 @@ def install_command(package: Iterable[str]) -> str:
     """Installs the newest MLX that has a module."""
     folders = list(_folders(package))
     if not folders:
-        return f"reinstall flashattn-core with the pip of {_this_python()}"
+        return f"reinstall flashattn-core with {_this_python()}"
     newest = folders[-1]
     if sys.platform == "linux":  # where libmlx is a distribution of its own, and only an extra brings it
         return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"
