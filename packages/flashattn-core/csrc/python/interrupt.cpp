@@ -67,7 +67,7 @@ cpu::Cancellable waited_for(const AttentionParams& p) {
 void watch_interrupts() {
   struct sigaction action;
   if (sigaction(SIGINT, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0) {
-    throw std::runtime_error("SIGINT already has a handler installed with SA_SIGINFO, which flashattn_core cannot call");
+    throw std::runtime_error("SIGINT already has a handler of the SA_SIGINFO form, which ours cannot call");
   }
   if (action.sa_handler == on_interrupt) {
     return;

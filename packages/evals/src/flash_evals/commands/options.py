@@ -34,7 +34,7 @@ def model(command: Callable[..., None]) -> Callable[..., None]:
 adapter_path = click.option(
     "--adapter-path",
     metavar="FOLDER",
-    help="Load adapters from this folder, which mlx_lm.lora has written (LoRA, DoRA, or all weights).",
+    help="Load the adapters that mlx_lm.lora has written to this folder (LoRA, DoRA, or all weights).",
 )
 
 
