@@ -182,7 +182,7 @@ def tune(quick: bool, model: str | None) -> None:
     """Check and time the GPU kernels before a model's first calls.
 
     For each kind of attention call, mlxlm-flash times every kernel that can run it, and MLX's own attention where MLX
-    has a fused kernel. Later calls use the fastest. mlxlm-flash shows earlier times instead of measuring them again.
+    has a fused kernel. Later calls use the fastest. Times from earlier runs are shown, not measured again.
     Ctrl-C keeps the times measured so far. On a CPU there is nothing to time.
     """
     _require_package()

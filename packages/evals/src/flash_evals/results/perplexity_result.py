@@ -141,7 +141,8 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.columns) <= 2:
-            raise ValueError(f"expected one or two of the columns {', '.join(NAMES)}, not {', '.join(self.columns) or 'none'}")
+            found = ", ".join(self.columns) or "none"
+            raise ValueError(f"expected one or two of the columns {', '.join(NAMES)}, not {found}")
         if (self.paired.of if self.paired else None) != (tuple(self.columns) if len(self.columns) == 2 else None):
             raise ValueError("expected `paired` of the two columns if the file has two, otherwise null")
 

@@ -53,7 +53,8 @@ class LoadedModel:
         """EvalError if a sequence of that many tokens is longer than the model allows."""
         most = self.described.max_positions
         if most is not None and tokens > most:
-            raise EvalError(f"{what} needs {tokens:,} positions, but {self.name} has {most:,} (max_position_embeddings)")
+            has = f"{self.name} has {most:,} (max_position_embeddings)"
+            raise EvalError(f"{what} needs {tokens:,} positions, but {has}")
 
 
 @dataclass(frozen=True)
@@ -168,5 +169,6 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
         ids, ends = [first, *ids], [0, *ends]
     # MLX reads whatever lies behind the embedding, and says nothing.
     if ids and max(ids) >= loaded.vocabulary:
-        raise EvalError(f"the tokenizer makes token {max(ids)}, but the vocab_size of {loaded.name} is {loaded.vocabulary}")
+        size = f"the vocab_size of {loaded.name} is {loaded.vocabulary}"
+        raise EvalError(f"the tokenizer makes token {max(ids)}, but {size}")
     return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), prefix)
