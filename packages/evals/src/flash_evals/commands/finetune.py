@@ -73,10 +73,10 @@ def command(
                    because it is faster
 
     A step does what a step of mlx_lm.lora does, with its learning rate and scale. Both arms, patch off and patch on,
-    begin with the same adapters, take turns at going first and learn from the same random tokens. Random tokens need the same time
-    and memory as any text, but the loss says nothing about the model. Without the patch, attention's memory grows
-    with the square of the length. flash-eval skips lengths that do not fit into memory, and names them. Ctrl-C ends the
-    run and reports the finished steps.
+    begin with the same adapters, take turns at going first and learn from the same random tokens. Random tokens need
+    the same time and memory as any text, but the loss says nothing about the model. Without the patch, attention's
+    memory grows with the square of the length. flash-eval skips lengths that do not fit into memory, and names them.
+    Ctrl-C ends the run and reports the finished steps.
     """
     from flash_evals.work import training  # mlx-lm, and so transformers, which -h does not wait for
 

@@ -45,7 +45,7 @@ options = grouped(
     click.option(
         "--detokenise/--no-detokenise",
         default=None,
-        help="Undo WikiText's tokenisation before the model reads it: `2 @.@ 5 kg ( 6 lb )` becomes `2.5 kg (6 lb)`. Word "
-        "and byte perplexity still count the original text.  [default: yes if --dataset names WikiText]",
+        help="Undo WikiText's tokenisation before the model reads it: `2 @.@ 5 kg ( 6 lb )` becomes `2.5 kg (6 lb)`. "
+        "Word and byte perplexity still count the original text.  [default: yes if --dataset names WikiText]",
     ),
 )
