@@ -132,7 +132,7 @@ def test_the_reference_reads_masks_by_the_same_sentences(rng):
         (lambda: Tree(mx.zeros((3, 4), mx.bool_)), r"visible has shape \(3, 4\)"),
         (lambda: Tree.from_parents([]), "parents is empty"),
         (lambda: Tree.from_parents([-1, 1]), r"parents\[1\] is 1"),
-        (lambda: Causal() & 3, "Causal & 3: the right side is expected to be a Mask or an mx.array"),
+        (lambda: Causal() & 3, "Causal & 3: expected a Mask or an mx.array on the right"),
         (lambda: lower(Mask()), "mask holds .*Mask.*, expected one of the masks"),
         (lambda: lower(Causal() & mx.array([True]) & mx.array([True])), "two masks of kind bool array"),
         (lambda: lower(Causal() & mx.array([1.0]) & mx.array([1.0])), "two masks of kind additive array"),

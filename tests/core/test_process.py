@@ -60,9 +60,9 @@ def test_the_module_is_the_one_of_the_installed_mlx(package, release):
 
 
 def test_a_package_without_a_module_for_this_python_is_refused(tmp_path):
-    with pytest.raises(ImportError, match=r"^flashattn_core has no extension module for CPython 3\.\d+: install it"):
+    with pytest.raises(ImportError, match=r"^flashattn_core has no extension module for CPython 3\.\d+: reinstall it"):
         _releases.module_folder("0.32.4", [tmp_path])
-    assert re.fullmatch(r"install flashattn-core with CPython 3\.\d+", _releases.install_command([tmp_path]))
+    assert re.fullmatch(r"reinstall flashattn-core with CPython 3\.\d+", _releases.install_command([tmp_path]))
 
 
 @pytest.mark.parametrize("release", ["0.31.2", "0.32.11", "0.40.0", "0.32.9.dev20261127+abc"])

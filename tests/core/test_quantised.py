@@ -155,7 +155,7 @@ def test_plan_on_cuda(rng, dtype, bits, length, kernel):
     query, packed = mx.zeros((1, 4, length, 64), dtype), quantised(rng, 1, 2, 300, 64, bits=bits)
     assert plan(query, packed, packed, bits=bits, device="cuda").kernel == kernel
     answer = plan(query, packed, packed, bits=bits, device="cuda", kernel="cuda_prefill")
-    reason = "cuda_prefill takes quantised keys and values only of 4 or 8 bits, and with 16-bit queries"
+    reason = "cuda_prefill takes quantised keys and values only with 4 or 8 bits and 16-bit queries"
     assert kernel != "cuda_rowwise" or (answer.kernel, answer.reason) == (None, reason)
 
 

@@ -217,7 +217,7 @@ def test_a_stream_on_a_gpu_that_is_not_there():
         pytest.skip("there is a GPU")
     q = mx.zeros((1, 1, 1, 8))
     with pytest.raises(
-        ValueError, match=r"^\[flash_attention\] stream is on a GPU, and this MLX has neither Metal nor CUDA$"
+        ValueError, match=r"^\[flash_attention\] stream is on a GPU, but this MLX has neither Metal nor CUDA$"
     ):
         flash_attention(q, q, q, stream=mx.gpu)
     assert plan(q, q, q, stream=mx.gpu).device == "metal"

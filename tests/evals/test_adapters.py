@@ -72,7 +72,7 @@ def leave_out(folder, end):
 
 
 OF_ANOTHER_MODEL = "does not match model parameter shape"
-NONE = "adapters.safetensors holds none"
+NONE = "adapters.safetensors holds no adapters"
 SPOIL = {
     "The adapter path does not exist": shutil.rmtree,
     "No such file .*adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),

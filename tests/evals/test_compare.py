@@ -92,11 +92,12 @@ def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, perpl
         line = refused(*perplexity, "--arm", "on", "--compare", path, *arguments)
         assert re.search(f"--compare {path} {said}", line), line
 
-    says("is of a different run: context 24, this run has 32", "--context", 32, "--stride", 24)
-    says("is of a different run: stride 24, this run has 12", "--stride", 12)
-    says("is of a different run: stride 24, this run has None; scoring rolling, this run has half", "--scoring", "half")
-    says("is of a different run: documents joined, this run has separate", "--documents", "separate")
-    says("is of a different run: text ", *("--dataset", other))
-    says("is of a different run: tokens .*; bos None, this run has bos", "--model", make_model(bos=True))
+    says("was written by a different run: context 24, this run has 32", "--context", 32, "--stride", 24)
+    says("was written by a different run: stride 24, this run has 12", "--stride", 12)
+    rolling = "stride 24, this run has None; scoring rolling, this run has half"
+    says(f"was written by a different run: {rolling}", "--scoring", "half")
+    says("was written by a different run: documents joined, this run has separate", "--documents", "separate")
+    says("was written by a different run: text ", *("--dataset", other))
+    says("was written by a different run: tokens .*; bos None, this run has bos", "--model", make_model(bos=True))
     run_arm("off", "--max-windows", 2)  # a new file takes the place of an old one
     says("holds only 2 of the .*give --max-windows 2")

@@ -82,5 +82,5 @@ def test_tokens_and_the_text_up_to_them(loaded, make_model, text):
 
 def test_tokens_that_the_model_does_not_have(make_model):
     loaded = models.load(str(make_model(vocab_size=100)))
-    with pytest.raises(EvalError, match=r"makes token \d+; vocab_size of .* is 100"):
+    with pytest.raises(EvalError, match=r"makes token \d+, but the vocab_size of .* is 100"):
         models.encode(loaded, "Naïve readers", "auto")

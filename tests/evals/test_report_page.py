@@ -98,7 +98,7 @@ CHANGES = [
     ("perplexity", ("tokens",), 10**400, "Expected `int` <= 9007199254740992 - at `$.tokens`"),
     ("perplexity", ("tokens",), 1.5, "Expected `int`, got `float` - at `$.tokens`"),
     ("perplexity", ("command",), "train", "Invalid value 'train' - at `$.command`"),
-    ("perplexity", ("paired",), None, "expected `paired` if the file has two arms"),
+    ("perplexity", ("paired",), None, "expected `paired` of the two columns if the file has two"),
     ("speed", ("results", 1, "kind"), "training", "Invalid enum value 'training' - at `$.results[1].kind`"),
     ("speed", ("results",), [], "Expected `array` of length >= 1 - at `$.results`"),
     ("finetune", ("results", 0, "off", "seconds"), -1.5, "Expected `float` >= 0.0 - at `$.results[0].off.seconds`"),
@@ -129,7 +129,7 @@ def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
     """Each with the reason, on the page and on stderr; a whole one beside them has its place, once."""
     broken = [(changed(results[command], path, value), why) for command, path, value, why in CHANGES]
     armless = {key: value for key, value in results["perplexity"].items() if key not in ("off", "on")}
-    broken.append((json.dumps(armless).encode(), "expected the arms off and on, or one of them, not none"))
+    broken.append((json.dumps(armless).encode(), "expected one or two of the columns other, off, on, not none"))
     unmeasured = [{**entry, "forward": {}, "backward": {}} for entry in results["kernels"]]
     broken.append((json.dumps(unmeasured).encode(), "no entry of this file has a measured pass"))
     broken.append((json.dumps(2 * results["kernels"]).encode(), "the file has two entries of flash for one problem"))

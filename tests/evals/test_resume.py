@@ -86,13 +86,13 @@ def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path,
     def says(said, *arguments):
         assert f"--resume {path} {said}" in refused(*perplexity, "--resume", path, *arguments)
 
-    says("is of a different run: stride 24, this run has 12", "--stride", 12)
-    says("is of a different run: arm both, this run has on", "--arm", "on")
-    says("is of a different run: precision input, this run has float32", "--precision", "float32")
+    says("was written by a different run: stride 24, this run has 12", "--stride", 12)
+    says("was written by a different run: arm both, this run has on", "--arm", "on")
+    says("was written by a different run: precision input, this run has float32", "--precision", "float32")
     says("holds 4 windows, more than --max-windows 2", "--max-windows", 2)
-    says("is of a different run: weights ", "--model", model)
+    says("was written by a different run: weights ", "--model", model)
     monkeypatch.setattr(machine, "describe", lambda: replace(described, versions={**described.versions, "mlx": "9.9"}))
-    says(f"is of a different run: mlx {described.versions['mlx']}, this run has 9.9")
+    says(f"was written by a different run: mlx {described.versions['mlx']}, this run has 9.9")
     assert path.read_bytes() == before
 
 
@@ -115,7 +115,7 @@ BREAK = [
     (0, '"weights"', '"waits"', "is broken after 0 batches: "),
     (1, "\n", "\n\n", "is broken after 1 batches: "),
     (2, '"flash"', '"flash', "is broken after 1 batches: "),
-    (2, '"off":{', '"of":{', "is broken after 1 batches: a trial has no arm off"),
+    (2, '"off":{', '"of":{', "is broken after 1 batches: a trial lacks the figures of patch off"),
     (2, '"windows":2', '"windows":1', "is broken after 1 batches: "),
     (2, '"scores":"', '"scores":"AAAA', "is broken after 1 batches: "),
 ]

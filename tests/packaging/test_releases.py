@@ -79,7 +79,7 @@ def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
     code = "import flashattn_core; print(flashattn_core.backends()['cuda'])"
     said = beside.check("python", "-c", code, LD_PRELOAD=str(library)).strip()
     assert said == (
-        f"the CUDA kernels need mlx {oldest} or newer, and this is mlx {beside.mlx}: "
+        f"the CUDA kernels need mlx {oldest} or newer, but this is mlx {beside.mlx}: "
         f"pip install 'mlx[cuda13]=={oldest}', or [cuda12]"
     )
 

@@ -123,7 +123,7 @@ def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, libmlx, extra):
     [
         (
             "mlx-lm",
-            "! versions: mlx-lm is not installed: the patch replaces only MLX's own function · cure: pip",
+            "! versions: mlx-lm is not installed, so the patch replaces only MLX's own function · cure: pip",
             False,
         ),
         ("flashattn-core", "✗ versions: flashattn-core is not installed · cure: pip install flashattn-core", True),
@@ -268,8 +268,8 @@ def test_a_process_that_may_not_use_all_cores(monkeypatch):
 @pytest.mark.parametrize(
     ("library", "cure"),
     [
-        (None, "apt-get install libopenblas0-pthread, then give `mlxlm-flash run` or flash-eval --blas auto"),
-        ("libx.so", "give `mlxlm-flash run` or flash-eval --blas auto, or set LD_PRELOAD=libx.so"),
+        (None, "apt-get install libopenblas0-pthread, then pass --blas auto to `mlxlm-flash run` or flash-eval"),
+        ("libx.so", "pass --blas auto to `mlxlm-flash run` or flash-eval, or set LD_PRELOAD=libx.so"),
     ],
 )
 def test_the_reference_blas(monkeypatch, library, cure):
@@ -287,7 +287,7 @@ def test_where_mlx_brings_another_blas(monkeypatch):
 def test_wrong_numbers(monkeypatch):
     right = flashattn_core.flash_attention
     monkeypatch.setattr(flashattn_core, "flash_attention", lambda *args, **kwargs: right(*args, **kwargs) + 0.01)
-    found("✗ self-test: flash attention is off by 1.0e-02 from the reference · cure: please report", broken=True)
+    found("✗ self-test: flash attention differs from the reference by 1.0e-02 · cure: please report", broken=True)
 
 
 def test_attention_that_does_not_run(monkeypatch):
@@ -323,7 +323,7 @@ def test_another_library_in_the_same_place(monkeypatch):
         ("qwen2", "✓ model: all 2 attention calls of a prompt use flash attention", False),
         ("gemma2", "✓ model: all 2 attention calls of a prompt use flash attention", False),
         ("gemma3_text", "✓ model: all 2 attention calls of a prompt use flash attention", False),
-        ("none", "✗ model: mlx-lm cannot make a model of ", True),
+        ("none", "✗ model: mlx-lm cannot build a model from ", True),
         ("", "✗ model: ", True),
     ],
 )
@@ -382,7 +382,7 @@ def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
     wrong = "cuda_prefill fails its check on a GPU: 77 queries: out is wrong"
     monkeypatch.setattr(survey, "of_backend", lambda backend: [("cuda_decode", 3, ""), ("cuda_prefill", 2, wrong)])
     lines = found(f"✗ kernels: {wrong} · cure: report this, and leave FLASHATTN_CHECK unset", "--kernels", broken=True)
-    assert "✓ kernels: cuda_decode is right in 3 kinds of calls, took 0.0 s" in lines
+    assert "✓ kernels: cuda_decode is right in 3 kinds of calls; the check took 0.0 s" in lines
     assert os.environ["FLASHATTN_CHECK"] == "always"
 
 

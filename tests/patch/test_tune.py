@@ -188,7 +188,7 @@ def test_a_model_by_its_folder(gpu, tmp_path, monkeypatch):
     ("configuration", "says"),
     [
         ({"model_type": "no_such"}, "no_such"),
-        ({"model_type": "mamba"}, "mlx-lm cannot make a model of "),
+        ({"model_type": "mamba"}, "mlx-lm cannot build a model from "),
         ({}, "model_type"),
     ],
     ids=str,
@@ -199,4 +199,4 @@ def test_a_model_that_is_none(tmp_path, configuration, says):
 
 
 def test_quick_is_not_of_a_model(tmp_path):
-    assert "--quick does not go with --model" in str(run("--quick", "--model", str(tmp_path)).exception)
+    assert "--quick cannot be combined with --model" in str(run("--quick", "--model", str(tmp_path)).exception)

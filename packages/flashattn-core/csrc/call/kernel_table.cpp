@@ -44,9 +44,9 @@ constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "many queries: work is split over the queries"},
     {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, all, kAny, 128,
-     "one query, few keys: one SIMD group a head, no barriers", 1, timed},
+     "one query, few keys: one SIMD group per head, no barriers", 1, timed},
     {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, all, kAny, 1024,
-     "one query: 32 SIMD groups a head share the keys", 1, timed},
+     "one query: 32 SIMD groups per head share the keys", 1, timed},
     {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, 8, kMaxHeadDim, all, kAny, kAny,
      "few queries: the keys are cut into chunks, each read once for all heads of a group", 3, timed},
     {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, none, 64, kAny,
@@ -54,13 +54,13 @@ constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, all, kAny, kAny,
      "many queries: output and probabilities stay in registers", 4, timed},
     {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, all, kAny, kAny,
-     "head_dim above 256: one thread a score, any size"},
+     "head_dim above 256: one thread per score, any size"},
     {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, kMaxCudaDecodeLen, kMaxHeadDim, all, kAny, kAny,
-     "few queries: the keys are cut into chunks, 16 rows of a group read each once"},
+     "few queries: the keys are cut into chunks, each read once for 16 rows of a group"},
     {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, integers, kAny, kAny,
      "many queries: tensor cores, output and probabilities stay in registers", 2, !timed, rounds},
     {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, all, kAny, kAny,
-     "one thread a score, any size"},
+     "one thread per score, any size"},
     {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, none, kAny, kAny, ""},
     {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, none, kAny, kAny, ""},
     {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, none, kAny, kAny, ""},
@@ -122,7 +122,7 @@ std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   }
   bool is_integers = (shape.bits == 4 || shape.bits == 8) && shape.element_size == 2;
   if (shape.bits != 0 && row.quantised == integers && !is_integers) {
-    return kernel(" takes quantised keys and values only of 4 or 8 bits, and with 16-bit queries");
+    return kernel(" takes quantised keys and values only with 4 or 8 bits and 16-bit queries");
   }
   if (dim > row.max_dim) {
     return kernel(" takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(dim));

@@ -49,7 +49,7 @@ const Kernels& choose() {
     }
   }
   if (wanted == nullptr) {
-    throw std::runtime_error("[flash_attention] this build has no instruction set that this machine runs");
+    throw std::runtime_error("[flash_attention] this build has no code for an instruction set that this machine has");
   }
   throw std::invalid_argument("[flash_attention] FLASHATTN_CPU_ISA is '" + std::string(wanted) +
                               "', expected one that this machine runs: " + available);

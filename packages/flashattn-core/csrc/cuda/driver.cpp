@@ -39,9 +39,9 @@ std::string compiled(const std::string& text, const std::string& name, const std
   std::unique_ptr<nvrtcProgram, nvrtcResult (*)(nvrtcProgram*)> owner(&program, nvrtcDestroyProgram);
   const auto result = [&](const auto& size_of, const auto& read) {
     size_t size = 0;
-    check(size_of(program, &size), "the size of what NVRTC made");
+    check(size_of(program, &size), "reading the size of NVRTC's output");
     std::string bytes(size, '\0');
-    check(read(program, bytes.data()), "what NVRTC made");
+    check(read(program, bytes.data()), "reading NVRTC's output");
     return bytes;
   };
   std::string option = "--gpu-architecture=" + architecture;

@@ -11,7 +11,7 @@ namespace flashattn::cuda {
 #define FLASHATTN_MISSING(function)                                                                                   \
   function {                                                                                                          \
     throw NoKernelError(                                                                                              \
-        "[flash_attention] the CUDA kernels need mlx " FLASHATTN_OLDEST_MLX_WITH_CUDA " or newer, and this is mlx " + \
+        "[flash_attention] the CUDA kernels need mlx " FLASHATTN_OLDEST_MLX_WITH_CUDA " or newer, but this is mlx " + \
         std::string(mx::version()) + ": pip install 'mlx[cuda13]==" FLASHATTN_OLDEST_MLX_WITH_CUDA "', or [cuda12]"); \
   }
 FLASHATTN_MISSING(void encode(const gpu::Work&, mx::Stream))

@@ -41,8 +41,8 @@ MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const Launch& lau
 
 mx::array allocated(const Scratch& scratch) {
   if (scratch.elements > std::numeric_limits<mx::ShapeElem>::max()) {
-    throw std::runtime_error("[flash_attention] the call needs " + std::to_string(scratch.elements) +
-                             " numbers of partial results, more than an array of MLX can hold");
+    throw std::runtime_error("[flash_attention] the call's partial results are " + std::to_string(scratch.elements) +
+                             " numbers, more than one array of MLX can hold");
   }
   mx::Shape shape = {static_cast<mx::ShapeElem>(scratch.elements)};
   return mx::array(mx::allocator::malloc(sizeof(float) * scratch.elements), std::move(shape), mx::float32);

@@ -67,7 +67,7 @@ cpu::Cancellable waited_for(const AttentionParams& p) {
 void watch_interrupts() {
   struct sigaction action;
   if (sigaction(SIGINT, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0) {
-    throw std::runtime_error("SIGINT already has a handler, which another handler cannot call");
+    throw std::runtime_error("SIGINT already has a handler of the SA_SIGINFO form, which ours cannot call");
   }
   if (action.sa_handler == on_interrupt) {
     return;
@@ -75,7 +75,7 @@ void watch_interrupts() {
   next_handler = action.sa_handler;
   action.sa_handler = on_interrupt;
   if (sigaction(SIGINT, &action, nullptr) != 0) {
-    throw std::runtime_error("the system refuses a handler of SIGINT");
+    throw std::runtime_error("the system refuses to install a handler for SIGINT");
   }
   set_cancellation_source(waited_for);
 }

@@ -195,7 +195,7 @@ void check_given(const Inputs& inputs) {
     // Of the caller; behind mx.vmap they have the batch's dimensions, too.
     if (rule.axes == Axes::heads && given->shape() != mx::Shape{query.shape(kHead)}) {
       fail(rule.called, " has shape ", given->shape(), ", expected (", query.shape(kHead),
-           "): one number a query head");
+           "): one number per query head");
     }
   }
 }

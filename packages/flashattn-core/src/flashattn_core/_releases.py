@@ -13,7 +13,9 @@ def module_folder(mlx: str, package: Iterable[str]) -> Path:
     """
     folders = _folders(package)
     if not folders:
-        raise ImportError(f"flashattn_core has no extension module for {_this_python()}: install it with this Python")
+        raise ImportError(
+            f"flashattn_core has no extension module for {_this_python()}: reinstall it with that Python's pip"
+        )
     if mlx not in folders:
         raise ImportError(
             f"flashattn_core was built for mlx {', '.join(folders)}, but found mlx {mlx}. "
@@ -26,7 +28,7 @@ def install_command(package: Iterable[str]) -> str:
     """Installs the newest MLX that has a module."""
     folders = list(_folders(package))
     if not folders:
-        return f"install flashattn-core with {_this_python()}"
+        return f"reinstall flashattn-core with {_this_python()}"
     newest = folders[-1]
     if sys.platform == "linux":  # where libmlx is a distribution of its own, and only an extra brings it
         return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"

@@ -182,7 +182,7 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
     if stream is not None:  # MLX's default device is one that it has
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
-            raise _ext.NoKernelError("[flash_attention] stream is on a GPU, and this MLX has neither Metal nor CUDA")
+            raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
     out: mx.array | tuple[mx.array, mx.array] | None = _ext.attention(call, bool(return_lse), stream)
     if out is None:  # the first such call on this GPU
         decide(call, stream)

@@ -194,16 +194,16 @@ def exactly(arguments: Named) -> Named:
 
 
 # How the elements of an array of rows lie in memory.
-LAYOUTS = ("contiguous", "apart", "begun anywhere")
+LAYOUTS = ("contiguous", "strided", "misaligned")
 
 
 def laid_out(arguments: Named, layout: str) -> Named:
     """The same call, whose query, and key and value if they are not quantised, lie in another way."""
 
     def laid(x: mx.array) -> mx.array:
-        if layout == "apart":
+        if layout == "strided":
             return mx.repeat(x, 2, axis=-1)[..., ::2]
-        if layout == "begun anywhere":
+        if layout == "misaligned":
             return mx.concatenate([x[..., :1], x], axis=-1)[..., 1:]
         return x
 

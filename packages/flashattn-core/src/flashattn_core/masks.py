@@ -48,7 +48,7 @@ class Mask:
     def __and__(self, other: Mask | mx.array) -> Mask:
         if not isinstance(other, Mask | mx.array):
             both = f"{type(self).__name__} & {describe(other)}"
-            raise ValueError(f"[Mask] {both}: the right side is expected to be a Mask or an mx.array")
+            raise ValueError(f"[Mask] {both}: expected a Mask or an mx.array on the right")
         return And(_parts(self) + _parts(other))
 
 

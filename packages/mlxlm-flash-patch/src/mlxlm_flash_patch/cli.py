@@ -82,7 +82,7 @@ def cli() -> None:
 @click.option(
     "--precision",
     type=click.Choice(["input", "float32"]),
-    help="input (default): 16-bit inputs keep the accuracy of MLX's own attention. float32: cast to float32, "
+    help="input (default): 16-bit results are as accurate as those of MLX's own attention. float32: cast to float32, "
     "compute, cast back.",
 )
 @blas_option
@@ -92,8 +92,9 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
     """Run a program with flash attention on.
 
     COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
-    file, MODULE a module that `python -m` runs. The program gets ARGS, and keeps its exit code and streams. stderr
-    shows the settings at the start, and at the end which attention ran, or why flash attention did not.
+    file, MODULE a module that `python -m` runs. The program gets ARGS, and keeps its exit code and streams.
+    mlxlm-flash prints the settings to stderr at the start, and at the end which attention ran, or why flash attention
+    did not.
 
     \b
       mlxlm-flash run mlx_lm.generate --model DIR --prompt "Hello"
@@ -137,10 +138,13 @@ def status() -> None:
 @click.option(
     "--model",
     metavar="DIR|ID",
-    help="Check which attention calls of this model use flash attention. A hub id must already be in the local cache.",
+    help="Check which attention calls of this model use flash attention. For a hub id, the local hub cache must "
+    "already hold its config.json.",
 )
-@click.option("--kernels", is_flag=True, help="Compare every GPU kernel's results with the CPU's: takes minutes.")
-@click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune --quick` does: takes a minute.")
+@click.option("--kernels", is_flag=True, help="Compare every GPU kernel's results with the CPU's; this takes minutes.")
+@click.option(
+    "--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune --quick` does; this takes a minute."
+)
 @click.option(
     "--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write the findings to this file."
 )
@@ -168,22 +172,24 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
 
 
 @cli.command()
-@click.option("--quick", is_flag=True, help="Time fewer lengths and kinds of calls: takes a minute.")
+@click.option("--quick", is_flag=True, help="Time fewer lengths and kinds of calls; this takes a minute.")
 @click.option(
-    "--model", metavar="DIR|ID", help="Time only this model's attention. A hub id's model must be in the cache already."
+    "--model",
+    metavar="DIR|ID",
+    help="Time only this model's attention. For a hub id, the local hub cache must already hold its config.json.",
 )
 def tune(quick: bool, model: str | None) -> None:
     """Check and time the GPU kernels before a model's first calls.
 
-    For each kind of call, mlxlm-flash times every kernel that can run it, and MLX's own attention where MLX has a fused
-    kernel. Later calls take the fastest kernel. Kinds of calls that were timed before are shown, and not timed again.
+    For each kind of attention call, mlxlm-flash times every kernel that can run it, and MLX's own attention where MLX
+    has a fused kernel. Later calls use the fastest. Times from earlier runs are shown, not measured again.
     Ctrl-C keeps the times measured so far. On a CPU there is nothing to time.
     """
     _require_package()
     from .tune import calls, calls_of, lines
 
     if quick and model is not None:
-        raise click.UsageError("--quick does not go with --model: give only one of the two")
+        raise click.UsageError("--quick cannot be combined with --model: give only one of the two")
     try:
         wanted = calls(quick) if model is None else calls_of(model)
         for line in lines(wanted):

@@ -101,7 +101,7 @@ def _needed(name: str, limits: dict[str, str]) -> Finding:
         found = version(name)
     except PackageNotFoundError:
         if limits.keys() == {">="}:
-            return warning("versions", f"{name} is not installed: the patch replaces only MLX's own function", cure)
+            return warning("versions", f"{name} is not installed, so the patch replaces only MLX's own function", cure)
         return problem("versions", f"{name} is not installed", cure)
     if all(_holds(found, relation, limit) for relation, limit in limits.items()):
         return ok("versions", f"{name} {found}")
@@ -197,7 +197,7 @@ def cpu() -> Iterator[Finding]:
             yield warning(name, what, cure)
     threads, cores = int(backends["cpu"].split()[-2]), os.cpu_count() or 1
     if mx.default_device() == mx.cpu and threads < cores and "FLASHATTN_NUM_THREADS" not in os.environ:
-        what = f"flash attention uses {threads} of {cores} cores, which are all that this process may have"
+        what = f"flash attention uses {threads} of {cores} cores, because this process may use no more"
         yield warning("threads", what, "start it without taskset, or give the container more processors")
     if forced := [name for name in CPU_VARIABLES if name in os.environ]:
         free = {name: value for name, value in os.environ.items() if name not in CPU_VARIABLES}
@@ -222,7 +222,7 @@ def matrix_products() -> Iterator[Finding]:
     if library == "reference":
         faster = openblas()
         cure = "" if faster else f"{INSTALL}, then "
-        cure += f"give `mlxlm-flash run` or flash-eval --blas auto, or set LD_PRELOAD={faster or 'libopenblas.so.0'}"
+        cure += f"pass --blas auto to `mlxlm-flash run` or flash-eval, or set LD_PRELOAD={faster or 'libopenblas.so.0'}"
         yield warning("BLAS", "MLX uses the slow reference BLAS, which limits tokens per second", cure)
     elif library:
         yield ok("BLAS", library)
@@ -239,7 +239,7 @@ def numbers() -> Iterator[Finding]:
         return
     if worst > 1e-5:
         cure = "please report this finding with the whole output"
-        yield problem("self-test", f"flash attention is off by {worst:.1e} from the reference", cure)
+        yield problem("self-test", f"flash attention differs from the reference by {worst:.1e}", cure)
     else:
         yield ok("self-test", f"a prefill and a decode step are within {worst:.1e} of the reference")
 
@@ -281,7 +281,7 @@ def kernels() -> Iterator[Finding]:
 
     backend: Any = _ext.backend_of(mx.default_device())
     if backend == "cpu":
-        yield ok("kernels", "nothing to compare: a GPU's kernels are compared with the CPU's")
+        yield ok("kernels", "nothing to compare: this check compares a GPU's kernels with the CPU's")
         return
     os.environ["FLASHATTN_CHECK"] = "always"
     began = time.perf_counter()
@@ -289,9 +289,8 @@ def kernels() -> Iterator[Finding]:
         if wrong:
             yield problem("kernels", wrong, f"report this, and leave FLASHATTN_CHECK unset: then {kernel} is not used")
         else:
-            yield ok(
-                "kernels", f"{kernel} is right in {count} kinds of calls, took {time.perf_counter() - began:.1f} s"
-            )
+            seconds = time.perf_counter() - began
+            yield ok("kernels", f"{kernel} is right in {count} kinds of calls; the check took {seconds:.1f} s")
         began = time.perf_counter()
 
 

@@ -39,9 +39,7 @@ def find(command: str, arguments: Sequence[str]) -> Program:
     """The program that COMMAND [ARGS]... means. Raises LookupError, saying what was looked for."""
     if re.fullmatch(r"python[\d.]*", os.path.basename(command)):
         if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
-            raise LookupError(
-                f"{command} needs a file or -m MODULE next: mlxlm-flash run takes no other option of Python"
-            )
+            raise LookupError(f"{command} needs a file or -m MODULE next: mlxlm-flash run takes no other Python option")
         command, *arguments = arguments
     if command == "-m":
         if not arguments:

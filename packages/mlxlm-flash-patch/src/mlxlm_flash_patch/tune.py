@@ -119,7 +119,7 @@ def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
     try:
         model, config = load_model(folder, lazy=True, strict=False)
     except (KeyError, TypeError, ValueError) as error:  # what mlx-lm makes of a configuration is its own affair
-        raise ValueError(f"mlx-lm cannot make a model of {name}: {error}") from error
+        raise ValueError(f"mlx-lm cannot build a model from {name}: {error}") from error
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
     seen: list[Call] = []
@@ -138,7 +138,7 @@ def _configuration(model: str) -> Path:
 
     found = try_to_load_from_cache(model, "config.json")  # what is no hub id is a ValueError
     if not isinstance(found, str):
-        raise ValueError(f"{model} is not a folder, and the local hub cache does not have it")
+        raise ValueError(f"{model} is not a folder, and the local hub cache does not hold its config.json")
     return Path(found)
 
 

@@ -57,25 +57,26 @@ def command(
     \b
     step           median time of a training step (20th–80th percentile):
                    forward, gradient and Adam's update, compiled
-    tokens/s       tokens of a step over its median time
+    tokens/s       tokens of a step divided by its median time
     peak memory    the most that a step needs on top of the model, the
                    adapters and Adam's state
     loss           the loss before the last step
     steps          counted steps of each arm. A length that reaches
                    --max-seconds takes fewer than --repetitions. If the
                    warm-up alone reaches that time, it counts as a step.
-    max |Δ|        largest difference of the arms' losses at any step
+    max |Δ|        largest difference between the two arms' losses at any step
     on/off         patch on divided by patch off; ~ marks no clear
                    difference: the steps overlap or are few
-    flash:         with the patch on: calls of each flash kernel; fallbacks,
-                   calls that flash attention cannot compute, with the reason;
-                   calls left to MLX's own attention, which is faster at them
+    flash:         with the patch on: calls of each flash kernel;
+                   fallbacks (calls that flash attention cannot compute)
+                   with the reason; and calls left to MLX's own attention,
+                   because it is faster
 
-    The step is mlx_lm.lora's, with the same learning rate and scale. Both arms, patch off and patch on, begin with
-    the same adapters, take turns at going first and learn from the same random tokens. Random tokens need the same time
-    and memory as any text, but the loss says nothing about the model. Without the patch, attention's memory grows
-    with the square of the length. flash-eval skips lengths that do not fit into memory, and names them. Ctrl-C ends the
-    run and reports the finished steps.
+    A step does what a step of mlx_lm.lora does, with its learning rate and scale. Both arms, patch off and patch on,
+    begin with the same adapters, take turns at going first and learn from the same random tokens. Random tokens need
+    the same time and memory as any text, but the loss says nothing about the model. Without the patch, attention's
+    memory grows with the square of the length. flash-eval skips lengths that do not fit into memory, and names them.
+    Ctrl-C ends the run and reports the finished steps.
     """
     from flash_evals.work import training  # mlx-lm, and so transformers, which -h does not wait for
 

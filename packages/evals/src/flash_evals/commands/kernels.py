@@ -49,7 +49,7 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
 @options.number("--query-len", least=1, type=int, text="Queries; 1 means a decode step.  [default: as many as keys]")
 @click.option("--causal/--no-causal", default=True, show_default=True, help="causal: a query sees no key after itself.")
 @options.number(
-    "--window", least=1, type=int, text="Sliding window: a query sees only so many keys.  [default: no window]"
+    "--window", least=1, type=int, text="Sliding window: a query sees only this many keys.  [default: no window]"
 )
 @_some_of(ITEM_SIZE, "--dtype", metavar="DTYPE,...", default="float32", help="Dtypes of query, key and value: {}.")
 @_some_of(
@@ -57,7 +57,7 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
     "--kv-bits",
     metavar="BITS,...",
     default="none",
-    help=f"Bits of keys and values quantised in groups of {GROUP_SIZE}, for flash and mlx only: {{}}.",
+    help=f"Bits of keys and values, quantised in groups of {GROUP_SIZE} (only flash and mlx): {{}}.",
 )
 @_some_of(PASSES, "--pass", "passes", metavar="PASS,...", default=PASSES[0], help="Passes to time: {}.")
 @_some_of(
@@ -111,32 +111,34 @@ def command(
     time       median time of one call (20th–80th percentile of the trials)
     GFLOP/s    counts, for each key that a query sees, 4 * head_dim operations
                forward and 10 * head_dim backward, without recomputation
-    of peak    GFLOP/s divided by what flash's threads reach with
-               multiply-adds in registers; on a GPU, by the GFLOP/s of MLX's
-               product of matrices of 8192 rows and columns in the same dtype
-               (float32 with CUDA: TF32)
-    K/V GB/s   keys and values that one query reads per second, each visible
-               one counted once
-    of reads   K/V GB/s divided by what flash's threads read from memory; on
-               a GPU, by what a copy reads and writes. The share exceeds 100 %
-               where keys and values stay in the caches
+    of peak    GFLOP/s divided by the machine's peak. On a CPU, the peak is
+               what flash's threads reach with multiply-adds in registers. On
+               a GPU, it is what MLX reaches when it multiplies two matrices
+               of 8192 x 8192 numbers of the same dtype (with CUDA, float32
+               is multiplied as TF32).
+    K/V GB/s   keys and values that one query reads per second; each visible
+               one counts once
+    of reads   K/V GB/s divided by the machine's reads. On a CPU, these are
+               what flash's threads read from memory; on a GPU, what a copy
+               reads and writes. The share exceeds 100 % where keys and
+               values stay in the processor's caches.
     memory     what one call needs beyond its inputs; a backward pass
                includes the forward pass before it
     flash is   how many times faster or slower flash is than this row's
                implementation, by median times; or no clear difference, if
                the trials overlap or are few
     flash against
-               how many times as fast as that implementation flash is:
+               flash's speed as a multiple of that implementation's:
                geometric mean and range over the shapes
     trials     number of trials: --repetitions, or fewer if --max-seconds
                ended them
     peak, reads
-               the machine's peak and memory reads, measured in every round
+               the machine's peak and reads, measured in every round
 
     All implementations get the same random numbers, and flash-eval first compares their results. Then the
     implementations and the measurements of the machine take turns, in changing order. A trial repeats short calls
-    until it takes 20 ms. On a GPU these calls go in 8 lots, with one evaluation for each lot. mlx and naive write the
-    whole score matrix, so leave them out of long sequences. Ctrl-C ends the run and reports the finished trials.
+    until it takes 20 ms. On a GPU, MLX evaluates these calls in 8 lots. mlx and naive write the whole score matrix, so
+    leave them out for long sequences. Ctrl-C ends the run and reports the finished trials.
     """
     installed = implementations.installed()
     impl = [name for name in IMPLEMENTATIONS if name in (impl or installed)]
@@ -149,7 +151,7 @@ def command(
     for problem in problems:
         _check(problem, passes, impl)
     if len({problem.is_decode for problem in problems}) > 1:
-        raise EvalError("--seq-len 1 is a decode step, measured in GB/s: run it apart from longer --seq-len")
+        raise EvalError("--seq-len 1 is a decode step, measured in GB/s: run it separately from longer --seq-len")
     described_machine = machine.describe(("torch",) if "torch" in impl else ())
     runner.say_what_bounds(described_machine)
 

@@ -34,7 +34,7 @@ def model(command: Callable[..., None]) -> Callable[..., None]:
 adapter_path = click.option(
     "--adapter-path",
     metavar="FOLDER",
-    help="Load adapters from this folder, which mlx_lm.lora has written (LoRA, DoRA, or all weights).",
+    help="Load the adapters that mlx_lm.lora has written to this folder (LoRA, DoRA, or all weights).",
 )
 
 
@@ -123,8 +123,8 @@ def precision(default: Precision, flash: str) -> Callable[..., Any]:
         type=click.Choice(["input", "float32"]),
         default=default,
         show_default=True,
-        help=f"Precision of {flash}. input: 16-bit inputs keep the accuracy of MLX's attention. float32: cast to "
-        "float32, compute, cast back. On a CPU, both precisions are the same.",
+        help=f"Precision of {flash}. input: 16-bit results are as accurate as those of MLX's own attention. "
+        "float32: cast to float32, compute, cast back. On a CPU, both give the same results.",
     )
 
 

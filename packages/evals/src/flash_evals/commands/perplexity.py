@@ -33,9 +33,9 @@ from flash_evals.work.ranks import Ranks, shared
     default=["pydoc"],
     multiple=True,
     metavar="NAME",
-    help="Text to read. pydoc: documentation that CPython carries. wikitext, wikitext-2 or wikitext-103: a raw-v1 "
+    help="Text to read. pydoc: documentation that comes with CPython. wikitext, wikitext-2 or wikitext-103: a raw-v1 "
     "configuration of Salesforce/wikitext (wikitext means wikitext-2). Or a .txt, .jsonl or .parquet file (repeat "
-    "--dataset for more files), a folder of files of one kind, any hub id, or the sign - for stdin.",
+    "--dataset for more files), a folder of files of one kind, any hub id, or - for stdin.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
 @click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
@@ -53,7 +53,7 @@ from flash_evals.work.ranks import Ranks, shared
     "--arm",
     type=click.Choice((*ARMS, "both")),
     default="both",
-    help="Run with the patch off, on, or both in turns.",
+    help="Run with the patch off, with it on, or with both in turns.",
 )
 @click.option(
     "--save-logprobs",
@@ -66,8 +66,9 @@ from flash_evals.work.ranks import Ranks, shared
     "--compare",
     type=click.Path(path_type=Path),
     callback=options.own_file,
-    help="Compare this run, token by token, with a run that --save-logprobs wrote to this file: with its other arm, or "
-    "with its same arm of another machine, version or model. Both runs must read the same text, tokens and windows.",
+    help="Compare this run, token by token, with the run that --save-logprobs wrote to this file: with that run's "
+    "other arm or, if it has none, with the same arm (on another machine, version or model). Both runs must read the "
+    "same text, tokens and windows.",
 )
 @click.option(
     "--resume",
@@ -97,33 +98,34 @@ def command(
 ) -> None:
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 
-    Both arms, patch off and patch on, read the same batches and take turns at going first. To warm up,
-    each arm first reads the first window once more (on a CPU at most 256 tokens of it), which no figure counts. You can
-    also run one --arm alone and compare it with a saved run: then the page leaves out KL and |Δlogit|, and shows ratios
-    of speed and memory only if both runs had the same conditions.
+    Both arms, patch off and patch on, read the same batches and take turns at going first. Before that, each arm reads
+    the first window (on a CPU at most 256 tokens of it) to warm up, which no figure counts. You can also run one --arm
+    alone and compare it with a saved run: then the page leaves out KL and |Δlogit|, and shows ratios of speed and
+    memory only if both runs had the same conditions.
 
     \b
-    token perplexity   exp of the mean cost of a token, -ln p, ± the standard
-                       error of the perplexity, as if tokens were independent
+    token perplexity   exp of the mean cost per token (-ln p) ± its standard
+                       error, computed as if tokens were independent
     word / byte perplexity
                        perplexity per word (split at white space) and per byte
                        (UTF-8) of the original text, to compare models whose
                        tokenizers differ
-    bits per byte      the cost of a byte of the original text, in bits
-    ΔNLL               cost of a token in the second column minus that in the
-                       first, mean over the tokens ± its standard error
+    bits per byte      cost per byte of the original text, in bits
+    ΔNLL               cost per token in the second column minus that in the
+                       first: mean over the tokens ± its standard error
     prefill tokens/s   tokens that one rank reads per second: median of the
                        batches (20th to 80th percentile)
     peak memory        the most that a batch needs on top of the loaded model
     difference         the second column divided by the first; ~ marks no clear
                        difference: the trials overlap or are few
-    top-1 agreement    share of tokens where both arms rank the same token
+    top-1 agreement    share of positions where both arms rank the same token
                        first, or tied for first
     max |Δlogit|       largest difference of any logit at any scored token
     mean KL            KL(off || on) of the predicted distributions, in nats
-    flash:             with the patch on: calls of each flash kernel; fallbacks,
-                       calls that flash attention cannot compute, with the reason;
-                       calls left to MLX's own attention, which is faster at them
+    flash:             with the patch on: calls of each flash kernel;
+                       fallbacks (calls that flash attention cannot compute)
+                       with the reason; and calls left to MLX's own attention,
+                       because it is faster
 
     The page says "Same predictions" if top-1 agreement is 100 % and ΔNLL is within 1e-4.
 
@@ -136,7 +138,7 @@ def command(
     if compare and arm == "both":
         raise EvalError("--compare needs --arm off or --arm on: the other arm comes from the file")
     if save and resume:
-        raise EvalError("--resume also does what --save-logprobs does: give only one of the two")
+        raise EvalError("--resume also saves scores, as --save-logprobs does: give only one of the two")
     text = data.load(*dataset, part=options.given(Part, revision=dataset_revision))
     loaded = models.load(model, revision, adapter_path)
     planned = plan.make(loaded, text, rules)

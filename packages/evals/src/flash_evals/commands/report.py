@@ -42,7 +42,7 @@ def command(files: Sequence[Path], html_file: Path) -> None:
     """Make one self-contained HTML page of result files, with answers, tables and plots.
 
     Result files are those that perplexity, speed, finetune and kernels write with --json, in any mix. The page begins
-    with four questions and the answers of the files:
+    with four questions and the answers that the files give:
 
     \b
     Same predictions?     perplexity: yes if the same token ranks first
@@ -50,14 +50,14 @@ def command(files: Sequence[Path], html_file: Path) -> None:
     Faster?               speed of patch on against off, and of flash against
                           other implementations; a difference counts if the
                           trials of both do not overlap (20th to 80th
-                          percentile) or, of fewer than 3 trials, if they are
+                          percentile) or, with fewer than 3 trials, if they are
                           twofold apart
     Less memory?          peak memory, by the same rule as speed
     Does training fit?    finetune: the longest sequence, and the lengths
                           skipped for lack of memory
 
     Below the answers, the page has each file's figures, plots by length, settings and machine. The page needs no
-    network and no script. flash-eval leaves out files that are broken or no results, and names them.
+    network and no script. flash-eval leaves out files that are broken or hold no results, and names them.
     """
     if [file for file in files if file.resolve() == html_file.resolve()]:
         raise EvalError(f"--html {html_file} would overwrite one of the result files")

@@ -24,8 +24,8 @@ options = grouped(
         type=click.Choice(get_args(Scoring)),
         default="rolling",
         help="Which tokens are scored. rolling: each token once, as in lm-evaluation-harness. half: only the second "
-        "half of each chunk of --context tokens, as in llama.cpp's llama-perplexity; word and byte perplexity are then "
-        "not known.",
+        "half of each chunk of --context tokens, as in llama.cpp's llama-perplexity; then there is no "
+        "word or byte perplexity.",
     ),
     click.option(
         "--documents",
@@ -39,13 +39,13 @@ options = grouped(
         type=click.Choice(get_args(Bos)),
         default="auto",
         help="Put a BOS token before the text, or each separate document, so that the first token is scored too; with "
-        "--scoring half the BOS replaces the first token of each chunk. auto: if the model's tokenizer adds a BOS by "
-        "itself. always: EOS stands in for a missing BOS, as in lm-evaluation-harness.",
+        "--scoring half the BOS replaces the first token of each chunk. auto: only if the model's tokenizer adds a "
+        "BOS by itself. always: in any case; EOS stands in for a missing BOS, as in lm-evaluation-harness.",
     ),
     click.option(
         "--detokenise/--no-detokenise",
         default=None,
-        help="Let the model read WikiText as people write: `2.5 kg (6 lb), ` for ` 2 @.@ 5 kg ( 6 lb ) , `. Word and "
-        "byte perplexity still count the original text.  [default: yes if --dataset names WikiText]",
+        help="Undo WikiText's tokenisation before the model reads it: `2 @.@ 5 kg ( 6 lb )` becomes `2.5 kg (6 lb)`. "
+        "Word and byte perplexity still count the original text.  [default: yes if --dataset names WikiText]",
     ),
 )

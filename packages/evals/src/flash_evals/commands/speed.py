@@ -52,9 +52,9 @@ def command(
     tg32 x4        32 tokens generated for each of 4 sequences at once
     t/s            tokens of all sequences per second: mean of the
                    repetitions ± their standard deviation
-    on/off         median t/s, or peak memory, of patch on divided by patch
-                   off; ~ marks no clear difference: the trials overlap or
-                   are few
+    on/off         median t/s or peak memory with the patch on, divided by that
+                   with the patch off; ~ marks no clear difference: the
+                   trials overlap or are few
     peak memory    the most that a trial needs on top of the model and the
                    filled cache
     attention      attention's share of the time, from one more trial of
@@ -63,10 +63,11 @@ def command(
                    that the model computes attention together with its
                    projections.
     accepted       share of the draft model's tokens that the model would
-                   have chosen too; prompts run without the draft model
-    flash:         with the patch on: calls of each flash kernel; fallbacks,
-                   calls that flash attention cannot compute, with the reason;
-                   calls left to MLX's own attention, which is faster at them
+                   have chosen too. Prompts do not use the draft model.
+    flash:         with the patch on: calls of each flash kernel;
+                   fallbacks (calls that flash attention cannot compute)
+                   with the reason; and calls left to MLX's own attention,
+                   because it is faster
 
     Both arms, patch off and patch on, see the same random tokens and the same cache, and take turns at going first.
     The times leave out loading the model and filling the cache. Ctrl-C ends the run and reports the finished
@@ -94,7 +95,7 @@ def command(
     if num_draft_tokens and not draft_model:
         raise EvalError("--num-draft-tokens needs --draft-model")
     if draft_model and not any(settings.generate):
-        raise EvalError("--draft-model needs -g: prompts run without the draft model")
+        raise EvalError("--draft-model needs -g: prompts do not use the draft model")
     if draft_model and settings.batch_size != [1]:
         raise EvalError("--draft-model needs -b 1: mlx-lm has no speculative decoding in batches")
     described_machine = machine.describe()

@@ -66,7 +66,7 @@ class Reading(Record, kw_only=True, omit_defaults=True):
         """Returns the measurement of an arm. Raises ValueError if that arm did not run, as a broken file may claim."""
         measurement = self.off if name == "off" else self.on
         if measurement is None:
-            raise ValueError(f"a trial has no arm {name}")
+            raise ValueError(f"a trial lacks the figures of patch {name}")
         return measurement
 
 
@@ -141,9 +141,10 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.columns) <= 2:
-            raise ValueError(f"expected the arms off and on, or one of them, not {', '.join(self.columns) or 'none'}")
+            found = ", ".join(self.columns) or "none"
+            raise ValueError(f"expected one or two of the columns {', '.join(NAMES)}, not {found}")
         if (self.paired.of if self.paired else None) != (tuple(self.columns) if len(self.columns) == 2 else None):
-            raise ValueError("expected `paired` if the file has two arms, and of these two")
+            raise ValueError("expected `paired` of the two columns if the file has two, otherwise null")
 
     @property
     def columns(self) -> dict[Name, Column]:

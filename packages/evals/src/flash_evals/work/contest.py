@@ -81,7 +81,7 @@ def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) 
     An implementation that has spent `max_seconds` takes no further trials, but one it always takes; 0: no limit.
     """
     problem = f"{work}" if pass_ == "forward" else f"{work}, {pass_}"
-    with failing(f"cannot make inputs of {problem}"):
+    with failing(f"cannot make inputs for {problem}"):
         inputs = work.inputs(settings.seed)
     entrants: dict[str, Entrant] = {}
     expected: list[np.ndarray] = []  # what the first has computed

@@ -53,7 +53,8 @@ class LoadedModel:
         """EvalError if a sequence of that many tokens is longer than the model allows."""
         most = self.described.max_positions
         if most is not None and tokens > most:
-            raise EvalError(f"{what} needs {tokens:,} positions, {self.name} has {most:,} (max_position_embeddings)")
+            has = f"{self.name} has {most:,} (max_position_embeddings)"
+            raise EvalError(f"{what} needs {tokens:,} positions, but {has}")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
         given = set(mx.load(str(folder / "adapters.safetensors")))
     needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
     if not given:
-        raise EvalError(f"{what}: adapters.safetensors holds none")
+        raise EvalError(f"{what}: adapters.safetensors holds no adapters")
     if not needed <= given:
         raise EvalError(f"{what}: the file lacks {len(needed - given)} of {len(needed)} tensors, and has {len(given)}")
     network.eval()  # no dropout
@@ -168,5 +169,6 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
         ids, ends = [first, *ids], [0, *ends]
     # MLX reads whatever lies behind the embedding, and says nothing.
     if ids and max(ids) >= loaded.vocabulary:
-        raise EvalError(f"the tokenizer makes token {max(ids)}; vocab_size of {loaded.name} is {loaded.vocabulary}")
+        size = f"the vocab_size of {loaded.name} is {loaded.vocabulary}"
+        raise EvalError(f"the tokenizer makes token {max(ids)}, but {size}")
     return Tokens(text, np.array(ids, dtype=np.int32), np.array(ends, dtype=np.int64), prefix)

@@ -112,7 +112,7 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
         compare = option == "--compare"
         wrong = differences(header, here, lambda key: key in SCORED_ARE if compare else key not in MAY_CHANGE)
         if wrong:
-            raise EvalError(f"{option} {path} is of a different run: {'; '.join(wrong)}")
+            raise EvalError(f"{option} {path} was written by a different run: {'; '.join(wrong)}")
         for line in others:
             batch = DECODER.decode(line)
             part, windows = windows[: batch.trial.windows], windows[batch.trial.windows :]
