@@ -90,7 +90,7 @@ FAULTS = {
     "causal: a key too many": Fault(PREFILL, "diagonal + 1", "diagonal + 2"),
     "window: a key too few": Fault(PREFILL, "- params->window + 1", "- params->window + 2", mask=SlidingWindow(9)),
     "a span's begin ignored": of_decode(
-        "row.seen.contains(key, 1)", "key < row.seen.end", length=8, mask=SlidingWindow(9) & KeyRange(3)
+        "row.seen.contains(key + e, 1)", "key + e < row.seen.end", length=8, mask=SlidingWindow(9) & KeyRange(3)
     ),
     "partly visible tiles taken for whole ones": Fault(
         PREFILL, "own_all.contains(first(), KEYS)", "own_all.contains(first(), 1)"
