@@ -10,9 +10,9 @@ test-patch:
 	$(PYTEST) --rotate tests/patch tests/examples
 test-evals:
 	$(PYTEST) --rotate tests/evals
-# On the CPU: needs clang-19, see tests/metal/README.md.
+# On the CPU: needs clang-19, see tests/emulators/README.md.
 test-metal:
-	$(PYTEST) --rotate tests/metal tests/macos
+	$(PYTEST) --rotate tests/emulators tests/metal tests/macos
 test-cuda:
 	$(PYTEST) --rotate tests/cuda
 test-docs:

@@ -43,7 +43,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "what two SIMD groups do without a barrier between them is no race",
-        "tests/metal/metal_on_cpu/runtime/memory.cpp",
+        "tests/emulators/metal_on_cpu/runtime/memory.cpp",
         "if (past.simdgroup != now.simdgroup) return past.epoch >",
         "if (past.simdgroup != now.simdgroup) return 0 * past.epoch >",
         "metal/test_mutations.py::test_is_noticed",

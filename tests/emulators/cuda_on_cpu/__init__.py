@@ -1,4 +1,4 @@
-"""Runs CUDA kernels on this machine's CPU, in the harness that runs Metal's: see tests/metal/README.md."""
+"""Runs CUDA kernels on this machine's CPU, in the harness that runs Metal's: see tests/emulators/README.md."""
 
 from __future__ import annotations
 

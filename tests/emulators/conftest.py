@@ -1,0 +1,21 @@
+"""The tests of the emulators themselves, which seldom change."""
+
+from pathlib import Path
+
+import pytest
+from demanded import lacking
+from metal_on_cpu import MISSING
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.rotate(8))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _clang() -> None:
+    if MISSING:
+        lacking(MISSING)
