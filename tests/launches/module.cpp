@@ -179,7 +179,7 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   Inputs named = inputs.named();
   CallShape shape = call_shape(named, arguments.options, backend);
   shape.precision = arguments.precision;
-  Variant variant = kernel_of(choose(backend, shape, arguments.kernel));
+  Variant variant = chosen_variant(choose(backend, shape, arguments.kernel));
   mx::Shape rows(named.query().shape().begin(), named.query().shape().end() - 1), wide = rows, stats = rows;
   wide.push_back(shape.value_dim);
   stats.push_back(2);

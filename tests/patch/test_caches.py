@@ -26,7 +26,7 @@ def masks(monkeypatch):
     """What the kernels get as masks. In the end, none was an array of more than one row."""
     seen = []
 
-    own_quick, own_lowered = router.quick, router.lowered
+    own_quick, own_lowered = router.for_quick, router.lowered
 
     def quick(mask):
         seen.append(mask)
@@ -36,7 +36,7 @@ def masks(monkeypatch):
         seen.append(mask)
         return own_lowered(queries, keys, values, scale, mask, **options)
 
-    monkeypatch.setattr(router, "quick", quick)
+    monkeypatch.setattr(router, "for_quick", quick)
     monkeypatch.setattr(router, "lowered", lowered)
     yield seen
     assert not [m for m in seen if isinstance(m, mx.array) and m.ndim > 1 and m.shape[-2] > 1]

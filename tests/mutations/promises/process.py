@@ -300,8 +300,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the op is made in an assertion, which -O leaves out",
         f"{CORE}/attention.py",
-        "        out = _ext.quick(query, key, value, scale, quick(mask), sinks, types.rounds(precision), False)\n",
-        "        how = scale, quick(mask), sinks, types.rounds(precision), False\n"
+        "        out = _ext.quick(query, key, value, scale, for_quick(mask), sinks, types.rounds(precision), False)\n",
+        "        how = scale, for_quick(mask), sinks, types.rounds(precision), False\n"
         "        assert [out := _ext.quick(query, key, value, *how)]\n",
         "core/test_process.py::test_import_and_call",
     ),

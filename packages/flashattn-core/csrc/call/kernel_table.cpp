@@ -163,7 +163,7 @@ Backend backend_of(std::string_view name) {
                               "', expected 'cpu', 'metal' or 'cuda'");
 }
 
-Variant kernel_of(const Choice& choice) {
+Variant chosen_variant(const Choice& choice) {
   if (!choice.kernel) {
     throw NoKernelError("[flash_attention] " + choice.reason);
   }

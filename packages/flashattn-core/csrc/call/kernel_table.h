@@ -65,7 +65,7 @@ struct NoKernelError : std::invalid_argument {
 };
 
 // Throws NoKernelError where there is none.
-Variant kernel_of(const Choice& choice);
+Variant chosen_variant(const Choice& choice);
 
 // What the choice depends on.
 struct CallShape {

@@ -37,7 +37,7 @@ std::vector<InstructionSet> instruction_sets() {
   };
 }
 
-const Kernels& choose() {
+const Kernels& chosen_kernels() {
   const char* wanted = std::getenv("FLASHATTN_CPU_ISA");
   std::string available;
   for (const InstructionSet& set : instruction_sets()) {
@@ -58,7 +58,7 @@ const Kernels& choose() {
 }  // namespace
 
 const Kernels& kernels() {
-  static const Kernels& chosen = choose();  // a throwing initialiser is tried again next time
+  static const Kernels& chosen = chosen_kernels();  // a throwing initialiser is tried again next time
   return chosen;
 }
 

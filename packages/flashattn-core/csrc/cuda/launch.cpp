@@ -74,7 +74,7 @@ int parts_of_products(const Call& call) {
 // Makes room behind `shared` bytes for lists of the tiles that the block map leaves, see kernels/mapped_tiles.h: each
 // of up to so many positions. Where there is too little room, the call loses its block map. The room does not depend on
 // the lengths: a kernel that is loaded may not ask for more than it did for its first call.
-void add_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
+void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;
   int room = std::clamp(call.device.shared_memory - shared, 0, kMost);
@@ -96,7 +96,7 @@ Launch prefill(Call call) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
   };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
-  add_lists(call, shared, call.params.key_len, keys);
+  reserve_lists(call, shared, call.params.key_len, keys);
   Launch result = launch(call, "prefill",
                          {{"dim", dim},
                           {"value_dim", value_dim},
@@ -239,7 +239,7 @@ Launches prefill_hopper(Call call) {
   int rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
                block.stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2)) + barriers;
-  add_lists(call, shared, call.params.key_len, kKeys);
+  reserve_lists(call, shared, call.params.key_len, kKeys);
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
   std::vector<Argument> arguments = whole_call(call);
@@ -367,10 +367,10 @@ struct GradientCall {
 
 // Makes room for the lists of one pass of the gradient. A block of queries looks at keys; a block of keys looks at the
 // queries of each head, whose maps may differ.
-void add_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
+void reserve_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
   const AttentionParams& p = gradient.call.params;
   int lists = of != kDq && p.block_map.head != 0 ? gradient.block_heads : 1;
-  add_lists(gradient.call, shared, of == kDq ? p.key_len : p.query_len, tile, lists);
+  reserve_lists(gradient.call, shared, of == kDq ? p.key_len : p.query_len, tile, lists);
 }
 
 std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient of) {
@@ -405,7 +405,7 @@ Launch backward(GradientCall gradient, Gradient of) {
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
   int shared = shared_by(warps);
-  add_lists(gradient, of, shared, columns);
+  reserve_lists(gradient, of, shared, columns);
   return launch(call, gradient.packed, "backward",
                 gradient.sizes(of, {{"dim", dim},
                                     {"value_dim", value_dim},
@@ -434,7 +434,7 @@ Launch backward_hopper(GradientCall gradient, Gradient of) {
               (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
   int shared =
       tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + block.stages * stage + barriers;
-  add_lists(gradient, of, shared, kColumns);
+  reserve_lists(gradient, of, shared, kColumns);
   Launch result = launch(
       call, "backward_hopper",
       gradient.sizes(
@@ -469,7 +469,7 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
                               boxes_of_parts(call, Binding::dout_parts, kRows, p.value_dim)};
   int shared =
       (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers;
-  add_lists(gradient, of, shared, kColumns);
+  reserve_lists(gradient, of, shared, kColumns);
   auto arguments = gradient_arguments(gradient, of);
   for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
   Launch result = launch(call, gradient.packed, "backward_parts",

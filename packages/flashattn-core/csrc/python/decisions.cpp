@@ -38,8 +38,8 @@ std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& argumen
   check_arguments(arguments);
   Backend backend = backend_of(backend_name);
   CallShape shape = shape_of(arguments, backend);
-  if (arguments.kernel != "auto") return {{name(kernel_of(choose(backend, shape, arguments.kernel))), false}};
-  kernel_of(choose(backend, shape, "auto"));  // throws where nothing covers the call
+  if (arguments.kernel != "auto") return {{name(chosen_variant(choose(backend, shape, arguments.kernel))), false}};
+  chosen_variant(choose(backend, shape, "auto"));  // throws where nothing covers the call
   std::vector<std::pair<std::string, bool>> names;
   for (const Candidate& each : candidates(backend, shape)) names.emplace_back(name(each.variant), each.is_timed);
   return names;
@@ -57,7 +57,7 @@ std::optional<std::string> backward_kernel(const Arguments& arguments, const std
 Variant variant_of(const std::string& kernel, const Arguments& arguments, Backend backend) {
   CallShape shape = shape_of(arguments, backend);
   Variant gradient = backward_variant(backend, shape);
-  return kernel == name(gradient) ? gradient : kernel_of(choose(backend, shape, kernel));
+  return kernel == name(gradient) ? gradient : chosen_variant(choose(backend, shape, kernel));
 }
 
 // Calls function(variant, inputs, backend) for the kernel of this name.

@@ -127,7 +127,7 @@ Decision by_table(const Arguments& arguments, Backend backend) {
   Inputs inputs(arguments);
   CallShape shape = call_shape(inputs, arguments.options, backend);
   shape.precision = arguments.precision;
-  return {.variant = kernel_of(choose(backend, shape, arguments.kernel)),
+  return {.variant = chosen_variant(choose(backend, shape, arguments.kernel)),
           .precision = arguments.precision,
           .query_len = shape.query_len,
           .key_len = shape.key_len,
@@ -138,7 +138,7 @@ Variant variant_for(const Decision& decision, const Inputs& inputs, const Option
   CallShape shape = call_shape(inputs, options, backend);
   if (shape.query_len == decision.query_len && shape.key_len == decision.key_len) return decision.variant;
   shape.precision = decision.precision;
-  return kernel_of(choose(backend, shape, decision.by_name ? name(decision.variant) : "auto", decision.failed));
+  return chosen_variant(choose(backend, shape, decision.by_name ? name(decision.variant) : "auto", decision.failed));
 }
 
 bool is_traced(const Arguments& arguments) {

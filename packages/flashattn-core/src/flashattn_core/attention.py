@@ -10,7 +10,7 @@ from . import _ext
 from . import argument_types as types
 from .arguments import MaskLike, Options, Precision, Quantized, lowered
 from .decide import decide
-from .masks import quick
+from .masks import for_quick
 
 
 @overload
@@ -98,7 +98,7 @@ def flash_attention(
     """
     is_plain = softcap is None and alibi_slopes is None and stream is None and not return_lse
     if is_plain and isinstance(kernel, str) and kernel == "auto":
-        out = _ext.quick(query, key, value, scale, quick(mask), sinks, types.rounds(precision), False)
+        out = _ext.quick(query, key, value, scale, for_quick(mask), sinks, types.rounds(precision), False)
         if out is not None:
             return out
     call = lowered(

@@ -195,7 +195,7 @@ def lower(mask: object) -> Lowered:
     return lowered
 
 
-def quick(mask: object) -> object:
+def for_quick(mask: object) -> object:
     """Any mask that :func:`flash_attention` takes, for ``_ext.quick()``. Raises what lower() does."""
     if mask is None or isinstance(mask, str):
         return mask

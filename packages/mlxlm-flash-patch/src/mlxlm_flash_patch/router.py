@@ -23,7 +23,7 @@ from flashattn_core import NoKernelError, _ext
 from flashattn_core.argument_types import describe
 from flashattn_core.arguments import Precision, lowered
 from flashattn_core.attention import flash_or_faster
-from flashattn_core.masks import quick
+from flashattn_core.masks import for_quick
 
 from .described_masks import description_of
 
@@ -90,7 +90,7 @@ def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: A
     if state.observed or not (state.on if marked is None else marked):  # is_active(), without the time of a call
         return None
     try:
-        described = mask if mask is None else quick(description_of(mask, query, key.shape[-2]))
+        described = mask if mask is None else for_quick(description_of(mask, query, key.shape[-2]))
         return _ext.quick(query, key, value, scale, described, sinks, rounds, rounds)
     except (AttributeError, TypeError, ValueError):
         return None
