@@ -24,13 +24,16 @@ PAIRS = [
 ]
 
 
+MASK_KINDS = 12
+
+
 def mask_kinds(rng, length, key_len):
     """One of each kind, and compositions, as functions: each is made when its turn comes."""
     tree_size = min(length, key_len, 40)
     bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
     normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731
     half = mx.array([0, key_len // 3], mx.int32), mx.array([key_len - key_len // 4, key_len], mx.int32)
-    return [
+    kinds = [
         lambda: None,
         lambda: "causal",
         lambda: SlidingWindow(17),
@@ -44,6 +47,8 @@ def mask_kinds(rng, length, key_len):
         lambda: Causal() & bools(2, 1, length, key_len) & normal(key_len),
         lambda: SlidingWindow(64) & KeyRange(0, key_len - 1) & Tree(bools(tree_size, tree_size)) & normal(length, 1),
     ]
+    assert len(kinds) == MASK_KINDS  # else some would never be drawn
+    return kinds
 
 
 def option_kinds(rng, heads):
@@ -63,13 +68,13 @@ def test_grid(rng, dtype, dim, group):
         query, key, value = draw(
             rng, batch=(2,), heads=group, kv_heads=1, length=length, key_len=key_len, dim=dim, dtype=dtype
         )
-        mask = mask_kinds(rng, length, key_len)[(turn + i) % 12]()
+        mask = mask_kinds(rng, length, key_len)[(turn + i) % MASK_KINDS]()
         options = option_kinds(rng, group)[(turn + 3 * i) % 8]
         assert_both_ways(query, key, value, **in_dtype(query.dtype, mask, options))
 
 
 @pytest.mark.rotate(7)
-@pytest.mark.parametrize("mask_turn", range(12))
+@pytest.mark.parametrize("mask_turn", range(MASK_KINDS))
 @pytest.mark.parametrize("option_turn", range(8))
 def test_each_mask_with_each_option(rng, mask_turn, option_turn):
     for length, key_len in [(1, 65), (5, 97), (65, 65), (33, 97), (97, 33), (70, 320)]:
