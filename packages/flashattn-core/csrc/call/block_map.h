@@ -1,6 +1,6 @@
-// The block map of a mask that is an array: one byte for each block of 32 rows and 32 keys, so that kernels skip the
-// blocks that hide all of their keys, and run no mask code where nothing is hidden. The byte of several blocks together
-// is the "or" of theirs. Host C++ and kernels include this file.
+// The block map of an array mask, bool or additive: one byte of flags for each block of 32 queries and 32 keys. Kernels
+// skip the blocks whose keys are all hidden, and run no mask code in blocks that change no score. The flags of several
+// blocks together are the bitwise OR of theirs. Host C++ and kernels include this file.
 #pragma once
 
 namespace flashattn {
@@ -8,8 +8,8 @@ namespace flashattn {
 enum : int { kBlockSize = 32 };
 
 enum : unsigned char {
-  kBlockShows = 1,    // some entry is visible: true, or not -inf
-  kBlockChanges = 2,  // some entry hides its key, or changes its score: false, or not 0
+  kBlockShows = 1,    // some entry leaves its key visible: true, or not -inf
+  kBlockChanges = 2,  // some entry hides its key or changes its score: false, or not 0
 };
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// How a call is refused.
+// fail(), which refuses a call with a message.
 #pragma once
 
 #include <sstream>
@@ -6,8 +6,8 @@
 
 namespace flashattn {
 
-// Throws std::invalid_argument, which Python sees as ValueError. The parts name what is wrong, what was expected and
-// what came.
+// Throws std::invalid_argument, which becomes Python's ValueError. Its message is the parts, one after the other: they
+// name the wrong argument, what was found and what was expected.
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;

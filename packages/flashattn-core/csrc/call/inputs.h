@@ -34,12 +34,12 @@ struct InputRule {
 constexpr std::array<InputRule, kNumInputs> kInputRules = {FLASHATTN_INPUTS(FLASHATTN_RULE)};
 #undef FLASHATTN_RULE
 
-// A block map's blocks along an axis.
+// The number of a block map's blocks along an axis of `length` queries or keys.
 constexpr int blocks_of(int length) {
   return (length + kBlockSize - 1) / kBlockSize;
 }
 
-// Which of Strides' fields an array has behind those of the batch.
+// Which of Strides' fields an array uses, besides batch.
 struct AxesUsed {
   bool head, row, column;
 

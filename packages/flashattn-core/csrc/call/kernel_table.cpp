@@ -1,4 +1,4 @@
-// The table itself, and why a kernel cannot run a call.
+// The table itself, and the lookups: which kernel a call takes, and why a kernel cannot run it.
 #include "kernel_table.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 constexpr int kAny = std::numeric_limits<int>::max();
 
 // Which quantised keys and values a kernel takes.
-enum class Quantised { none, integers, all };  // integers: of 4 and 8 bits, beside 16-bit queries
+enum class Quantised { none, integers, all };  // integers: 4 or 8 bits, with 16-bit queries
 constexpr auto none = Quantised::none, integers = Quantised::integers, all = Quantised::all;
 
 struct Row {
@@ -21,23 +21,23 @@ struct Row {
   std::string_view name;
   Backend backend;
   Pass pass;
-  // What the kernel can do.
+  // The calls that the kernel can run.
   int max_query_len;
-  int max_dim;  // of head_dim and value_dim
+  int max_dim;  // of head_dim and of value_dim
   Quantised quantised;
-  // Beyond these lengths auto looks further.
+  // The longest call for which "auto" takes the kernel.
   int auto_query_len;
   int auto_key_len;
   std::string_view why;
   int tilings = 1;
-  bool is_timed = false;  // the lengths are estimates: each machine measures
-  bool rounds = false;    // it has a form that rounds probabilities once, for 16-bit floats
+  bool is_timed = false;  // these lengths are estimates: each machine times the kernel
+  bool rounds = false;    // for 16-bit floats it has a variant that rounds probabilities once
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
 constexpr bool timed = true, rounds = true;
 
-// auto takes the first row that can run the call and is meant for its lengths.
+// "auto" takes the first row whose kernel can run the call and is meant for its lengths.
 constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, all, kAny, kAny,
      "few queries: work is split over the keys"},
@@ -100,13 +100,13 @@ bool is_meant(const Row& row, CallShape shape) {
   return shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len;
 }
 
-// The precision in which the row's kernel computes the call: the one that is asked for if the kernel has a form for it,
+// The precision in which the row's kernel computes the call: the requested one if the kernel has a variant for it,
 // float32 otherwise.
 Precision precision_of(const Row& row, CallShape shape) {
   return row.rounds && shape.bits == 0 && shape.element_size == 2 ? shape.precision : Precision::float32;
 }
 
-// Why the kernel cannot run the call; empty where it can.
+// The reason why the kernel cannot run the call; empty if it can.
 std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   const auto kernel = [&](const std::string& says) { return std::string(row.name) + says; };
   int dim = std::max(shape.head_dim, shape.value_dim);
@@ -194,10 +194,10 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
   return {std::nullopt, "there is no kernel for " + in_words(backend)};
 }
 
-// On compute capability 9.0 cuda_prefill has two tilings: blocks of 192 rows, and of 128. Those of 128 take a fifth
-// longer for the same rows, and leave fewer multiprocessors idle where there are few blocks. Where blocks of 192 rows
-// are more than the multiprocessors, the last of them share many keys instead: see share_last_blocks() in
-// cuda/launch.cpp.
+// On compute capability 9.0 cuda_prefill has two tilings: blocks of 192 rows, and of 128. Blocks of 128 rows take a
+// fifth longer for the same rows, but leave fewer multiprocessors idle if there are few blocks. If there are many keys,
+// and more blocks of 192 rows than multiprocessors, the last blocks split their keys instead to keep multiprocessors
+// busy: see share_last_blocks() in cuda/launch.cpp.
 int usual_tiling(Kernel kernel, CallShape shape) {
   int dim = std::max(shape.head_dim, shape.value_dim);
   bool has_two = kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 &&

@@ -1,4 +1,4 @@
-// The one table of kernels: what each can do, and which one a call takes. plan() prints its row; eval runs it.
+// The table of kernels: which calls each can run, and which kernel a call takes. plan() and evaluation both use it.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ Pass pass_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
-// A kernel in one of its forms. usual_tiling() or times choose the tiling. A name has the tiling unless it is 0, and
-// never the precision: "metal_prefill_tg@1".
+// A kernel with a tiling and a precision. usual_tiling() or timings choose the tiling. name() appends a tiling other
+// than 0, as in "metal_prefill_tg@1", and never the precision.
 struct Variant {
   Kernel kernel;
   int tiling = 0;
@@ -55,8 +55,8 @@ struct Variant {
 std::string name(Variant variant);
 
 struct Choice {
-  std::optional<Variant> kernel;  // none: nothing covers the call
-  std::string reason;             // in words, also for why nothing does
+  std::optional<Variant> kernel;  // empty: no kernel covers the call
+  std::string reason;             // why this kernel, or why none
 };
 
 // No kernel covers the call; what() is the reason that plan() gives.
@@ -64,20 +64,20 @@ struct NoKernelError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// Throws NoKernelError where there is none.
+// The choice's kernel. Throws NoKernelError if it is empty.
 Variant chosen_variant(const Choice& choice);
 
-// What the choice depends on.
+// Everything that the choice of a kernel depends on.
 struct CallShape {
   int query_len;
   int key_len;
   int head_dim;
   int value_dim;
-  int bits;  // of quantised keys and values; 0: they are not
-  int element_size;
+  int bits;                // per element of quantised keys and values; 0: they are not quantised
+  int element_size;        // of query, in bytes
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
   int multiprocessors = 0;
-  int64_t heads = 0;     // of all batch elements
+  int64_t heads = 0;     // query heads of all batch elements
   bool is_even = false;  // see sees_evenly()
   Precision precision = Precision::float32;
 };
@@ -95,34 +95,34 @@ constexpr bool contains(Kernels kernels, Kernel kernel) {
 // std::invalid_argument for a name that no forward kernel has.
 Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
 
-// The tiling that auto takes where nothing is timed.
+// The tiling that "auto" takes for kernels that are not timed.
 int usual_tiling(Kernel kernel, CallShape shape);
 
-// All that can run the call, which auto may take. The first one is choose()'s; the others follow in the order in which
-// they replace each other where one fails its check.
+// A variant that "auto" may take for a call. candidates() returns choose()'s variant first, then the others that can
+// run the call: each replaces those before it if they fail their check.
 struct Candidate {
   Variant variant;
-  bool is_timed;  // nobody has measured where it is the fastest: this machine is to
+  bool is_timed;  // where it is fastest is unknown, so this machine must time it
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
-// A backend's gradient has no choice: all of these kernels run. check_backward() throws NoKernelError for what they do
-// not cover.
+// All of a backend's backward kernels run for each gradient. check_backward() throws NoKernelError for calls that they
+// do not cover.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
-// With the precision that they have for the call.
+// The first of them, with the precision that all have for the call.
 Variant backward_variant(Backend backend, CallShape shape);
 
-// The largest head_dim that some kernel of the backend takes; 0 where none does.
+// The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.
 int max_head_dim(Backend backend, Pass pass, bool quantised);
 
-// Queries up to this length take cpu_decode: few rows, the work is split over the keys.
+// The most queries that cpu_decode takes: it splits the work over the keys.
 constexpr int kMaxDecodeLen = 8;
-// And up to this length cuda_decode.
+// The most queries that cuda_decode takes.
 constexpr int kMaxCudaDecodeLen = 16;
 
-// Whether such a call with a mask that is an array has a block map. Decode steps have none: the CPU's read their few
-// rows of the mask themselves, and a GPU's step is shorter than what the map saves of it.
+// Whether a call of these lengths gets a block map for its array mask. Decode steps get none: on the CPU they read
+// their few rows of the mask themselves, and on a GPU a step is too short for the map to pay off.
 constexpr bool has_block_map(Backend backend, int query_len, int key_len) {
   constexpr int kMostWithout = 256;
   return query_len > (backend == Backend::cuda ? kMaxCudaDecodeLen : kMaxDecodeLen) && key_len > kMostWithout;

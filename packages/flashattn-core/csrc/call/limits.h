@@ -1,4 +1,4 @@
-// What holds for every call, whatever kernel runs it.
+// Limits that hold for every call, whichever kernel runs it.
 #pragma once
 
 namespace flashattn {
@@ -6,9 +6,9 @@ namespace flashattn {
 constexpr int kMaxHeadDim = 512;
 constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops run up to one tile further
 
-constexpr int kFew = 64;  // up to so many queries a kernel may be made for their very number
+constexpr int kFew = 64;  // for up to this many queries, a kernel may be compiled for their exact number
 
-// Of quantised keys and values.
+// The options that quantised keys and values may have.
 constexpr bool is_valid_bits(int bits) {
   return (1 <= bits && bits <= 6) || bits == 8;
 }

@@ -1,4 +1,4 @@
-// Which numbers scores can be computed with. Asked of the caller's arguments, and once more of the kernels'.
+// Checks scale, softcap and window: in a caller's arguments, and in tests in the kernels' parameters.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@ void check_score_options(float scale, const Options& options) {
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     fail("softcap is ", options.softcap, ", expected a finite number, or 0 for none");
   }
-  // GPUs divide scores by softcap beforehand, in scale.
+  // GPU kernels divide scores by softcap through scale.
   if (options.softcap > 0 && !std::isfinite(scale / options.softcap)) {
     fail("softcap is ", options.softcap, ", expected a number by which scale, ", scale, ", can be divided");
   }

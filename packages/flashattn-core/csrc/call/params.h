@@ -2,7 +2,7 @@
 // No pointers and no standard library in here, so that host C++ and kernels can include the same file.
 #pragma once
 
-#if !defined(__METAL_VERSION__) && !defined(__CUDACC_RTC__)  // kernels have these types from their dialect
+#if !defined(__METAL_VERSION__) && !defined(__CUDACC_RTC__)  // in kernels these types are built in
 #include <cstdint>
 #endif
 
@@ -10,16 +10,16 @@
 
 namespace flashattn {
 
-// Leading batch dimensions of one call; mx.vmap adds one each time it is nested.
+// The most batch dimensions that a call may have. Each nested mx.vmap adds one.
 enum : int { kMaxBatchDims = 8 };
 
-// Positions of a tensor's elements, in elements. A dimension that is broadcast, or of size 1, has stride 0, so masks
+// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0, so masks
 // are read in place and never expanded.
 struct Strides {
-  int64_t column;  // head_dim, or key position in masks
-  int64_t row;     // query position or key position
+  int64_t column;  // along head_dim; in masks, along the keys
+  int64_t row;     // along the queries or the keys
   int64_t head;
-  int64_t batch[kMaxBatchDims];  // last: what a call has of them lies beside the others
+  int64_t batch[kMaxBatchDims];  // last, so that all strides in use are adjacent
 };
 
 #define FLASHATTN_OPTION_FIELD(type, name) type name;
@@ -36,7 +36,7 @@ struct AttentionParams {
   int32_t key_len;       // S
   int32_t head_dim;      // D
   int32_t value_dim;     // D_v
-  int32_t tree_size;     // T, the number of last keys that tree bits describe; 0: none
+  int32_t tree_size;     // T, the tree bits describe the last T keys; 0: no tree
 
   float scale;
   FLASHATTN_OPTIONS(FLASHATTN_OPTION_FIELD)
@@ -49,28 +49,28 @@ struct AttentionParams {
 #undef FLASHATTN_OPTION_FIELD
 #undef FLASHATTN_STRIDES_FIELD
 
-// How keys are cut into num_chunks chunks. A decode step's have chunk_len keys each, from first_key on.
+// How keys are split into num_chunks chunks. In a decode step each chunk has chunk_len keys, from first_key on.
 struct SplitParams {
   int32_t first_key;  // no query sees a key before it
   int32_t chunk_len;
   int32_t num_chunks;
-  int32_t whole_blocks;  // cuda_prefill's blocks before this one have all keys
+  int32_t whole_blocks;  // cuda_prefill splits no keys of the blocks of rows before this one
 };
 
-// An array of any strides, in elements.
+// The shape of any array, and its strides in elements.
 struct ArrayParams {
-  int64_t count;  // of elements
+  int64_t count;  // number of elements
   int32_t ndim;
   int32_t shape[kMaxBatchDims + 3];
   int64_t strides[kMaxBatchDims + 3];
 };
 
-// Strides of what only the gradient has.
+// Strides of the arrays that only the backward pass has.
 struct BackwardParams {
   Strides dout;
   Strides dlse;  // (*B, H_q, L); unused where there is none
   Strides dq, dk, dv;
-  int32_t block_heads = 0;  // on CUDA: heads of a group whose queries a block of keys sees
+  int32_t block_heads = 0;  // on CUDA: query heads of a group that one block of keys takes
 };
 
 }  // namespace flashattn

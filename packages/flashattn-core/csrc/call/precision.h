@@ -1,4 +1,4 @@
-// How exactly a kernel multiplies probabilities; flash_attention() in Python says what each promises.
+// The precision in which a kernel multiplies probabilities. flash_attention() in Python documents what each promises.
 #pragma once
 
 #include <cstdint>

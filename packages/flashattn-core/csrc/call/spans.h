@@ -1,27 +1,27 @@
-// The span of keys that causal, window and key range leave to a query, for the host and the CPU. GPU kernels have the
-// same arithmetic in gpu/kernels/visibility.h. What hides keys inside of a span is each backend's.
+// The span of keys that causal mask, window and key range leave visible to a query, for host code and CPU kernels. GPU
+// kernels have the same arithmetic in gpu/kernels/visibility.h. Each backend hides keys inside a span itself.
 //
-// Both ends of a span never fall from one query to the next: which tiles are skipped follows from the first and the
-// last query of a block.
+// Neither end of a span decreases from one query to the next, so the spans of a block's first and last query decide
+// which tiles the block skips.
 #pragma once
 
 #include "params.h"
 
 namespace flashattn {
 
-// In this file everything is inlined: the CPU kernels that include it are compiled once for each instruction set.
+// Everything in this file is inlined: the CPU kernels that include it are compiled once for each instruction set.
 #define FLASHATTN_SPAN_FUNC static inline __attribute__((always_inline))
 
 struct Span {
   int begin, end;  // empty when begin >= end
 };
 
-// The key range of a batch element: [start, stop), numbers of any size.
+// The key range [start, stop) of a batch element. Either end may lie outside the keys.
 struct KeyRange {
   int64_t start, stop;
 };
 
-// Empty spans are {0, 0}.
+// The span of keys that the query sees; {0, 0} if it sees none.
 FLASHATTN_SPAN_FUNC Span seen_span(const AttentionParams& p, KeyRange range, int query) {
   int64_t begin = range.start > 0 ? range.start : 0;
   int64_t end = range.stop < p.key_len ? range.stop : p.key_len;
@@ -38,14 +38,14 @@ FLASHATTN_SPAN_FUNC Span seen_span(const AttentionParams& p, KeyRange range, int
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
 
-// A window hides the keys before this one from every query. What cuts the keys of a decode step begins here.
+// The first key that the window leaves visible to some query. Splits of a decode step's keys begin here.
 FLASHATTN_SPAN_FUNC int first_seen_key(const AttentionParams& p) {
   int64_t before_window = int64_t{p.key_len} - p.query_len - p.window + 1;
   return p.window > 0 && before_window > 0 ? static_cast<int>(before_window) : 0;
 }
 
-// Whether blocks of queries see about as many keys as each other, and many: without a window, and under a causal mask
-// beside at least four keys a query.
+// Whether all blocks of queries see many keys, and about equally many: there is no window, and under a causal mask
+// there are at least four keys per query.
 FLASHATTN_SPAN_FUNC bool sees_evenly(bool causal, int window, int query_len, int key_len) {
   return window == 0 && (!causal || key_len / 4 >= query_len);
 }

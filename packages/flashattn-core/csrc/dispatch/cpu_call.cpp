@@ -1,4 +1,4 @@
-// Pointers of a call's arrays, input by input.
+// Collects the pointers of a call's arrays, and registers the arrays with MLX's CPU encoder.
 #include "cpu_call.h"
 
 #include <atomic>
@@ -32,7 +32,7 @@ cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, co
 #define FLASHATTN_SET_POINTER(name, ...) set_pointer(args.name, inputs[Input::name]);
   FLASHATTN_INPUTS(FLASHATTN_SET_POINTER)
 #undef FLASHATTN_SET_POINTER
-  // The forward pass writes what the gradient, which has the same arguments, reads.
+  // The forward pass writes these arrays; the backward pass, which has the same arguments, only reads them.
   args.out = const_cast<void*>(outputs.out.data<void>());
   args.lse = const_cast<float*>(outputs.lse->data<float>());
   args.row_stats = const_cast<float*>(outputs.row_stats->data<float>());

@@ -1,4 +1,4 @@
-// From arrays to pointers, for the CPU's kernels, and onto MLX's CPU stream.
+// Turns a call's arrays into arguments of the CPU's kernels, which run on MLX's CPU stream.
 #pragma once
 
 #include "../cpu/backward.h"
@@ -11,7 +11,7 @@ cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, co
 cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options,
                                 const GradientInputs& further, const Gradients& gradients);
 
-// Which calls end early when somebody wishes it; null: none. See python/interrupt.h.
+// Sets the function that makes calls cancellable; null: no call is. See python/interrupt.h.
 using CancellationSource = cpu::Cancellable (*)(const AttentionParams& params);
 void set_cancellation_source(CancellationSource source);
 cpu::Cancellable cancellation_of(const AttentionParams& params);

@@ -1,4 +1,4 @@
-// Which array each binding of a call's launches has, and whose launches they are.
+// Assigns a call's arrays to the bindings of its launches, and gets the launches from the call's backend.
 #include "gpu_call.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using gpu::Binding, gpu::index;
   throw std::logic_error("no launches are made for " + std::string(name(backend)));
 }
 
-// The arrays that both passes read, and what the choice of launches depends on.
+// A call with the arrays that both passes use, and everything that the choice of its launches depends on.
 struct CallAndWork {
   gpu::Call call;
   gpu::Work work;
@@ -50,12 +50,12 @@ struct CallAndWork {
 
   void set(Binding binding, const mx::array& array) {
     call.present[index(binding)] = true;
-    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // of smaller ones MLX packs two
+    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // smaller ones share 16 bytes
     work.arrays[index(binding)] = array;
   }
 };
 
-// Calls that are the same but for their arrays have the same launches.
+// Calls that differ only in their arrays' addresses have the same launches.
 std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& call) {
   static_assert(std::is_trivially_copyable_v<gpu::Call>);
   struct Known {
@@ -80,12 +80,12 @@ std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& ca
   return made;
 }
 
-// As most arrays lie: contiguous.
+// The strides of a contiguous array, as most are.
 Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
   return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
-// The block map, which the op makes when it builds a call.
+// Marks the block map as present if the op makes one for such a call.
 void add_map_of(Backend backend, gpu::Call& call) {
   bool has_array = call.has(Binding::visible) || call.has(Binding::bias);
   call.present[index(Binding::block_map)] =
@@ -113,7 +113,7 @@ gpu::Launches backward_launches(Backend backend, const gpu::Call& call, const Ba
   }
 }
 
-// The gradient's launches if all that comes back is there, and contiguous.
+// The gradient's launches if all of its arrays are present, both cotangents included, and contiguous.
 gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
   for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
                           Binding::dk, Binding::dv}) {
@@ -128,7 +128,7 @@ gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
                             .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
 }
 
-// Of either pass, if the gradient's further arrays are contiguous.
+// The launches of a kernel of either pass, if the gradient's further arrays are contiguous.
 std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::Call& call) {
   if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
   return backward_launches_of(backend_of(kernel), call).launches;

@@ -1,4 +1,4 @@
-// From arrays to launches, for a GPU.
+// Turns a call's arrays into launches of GPU kernels.
 #pragma once
 
 #include <string>
@@ -15,19 +15,19 @@ gpu::Work forward_work(Variant variant, const Inputs& inputs, const Options& opt
 gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
-// Lengths of queries and of keys that a kernel is checked with: all ways in which tiles are full or ragged. A call of
-// up to kFew queries is checked with as many as it has.
+// The numbers of queries and keys with which a kernel is checked, so that tiles are full or partial in every way. A
+// call of up to kFew queries is checked with its own number of queries.
 constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {128, 45}, {77, 64}};
-// Further lengths for cuda_prefill, at which its blocks share keys. The check draws one sequence with one key head.
+// Further lengths for cuda_prefill, at which blocks share keys. Their check has one sequence and one key/value head.
 constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 
-// All instantiations that the kernel has for such calls, whatever their lengths and however their arrays lie; and their
-// texts. A kernel of the gradient stands for all of its backend's.
+// All instantiations of the kernel for calls like this one, whatever their lengths and their arrays' strides and
+// alignment; and the source text of a launch. A backward kernel stands for all of its backend's.
 std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options);
 std::string source_text(const gpu::Launch& launch, Backend backend);
 
-// Compiles what CUDA runs for the call if its arrays are contiguous. Throws NoKernelError where that fails: before the
-// call is part of a graph there still is a choice.
+// Compiles the CUDA kernels that the call runs if its arrays are contiguous. Throws NoKernelError if that fails: before
+// the call is part of a graph, another kernel can still be chosen.
 void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device);
 
 // Copies an array that begins in the middle of an element.

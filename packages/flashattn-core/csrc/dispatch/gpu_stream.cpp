@@ -1,4 +1,4 @@
-// Which backend's encoder takes the launches.
+// Passes launches to the encoder of the stream's backend.
 #include "gpu_stream.h"
 
 #include <stdexcept>

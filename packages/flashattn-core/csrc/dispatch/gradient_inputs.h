@@ -1,4 +1,4 @@
-// What the gradient reads and writes beyond the forward pass's inputs.
+// The arrays that the backward pass reads and writes besides the forward pass's inputs.
 #pragma once
 
 #include <vector>
@@ -8,12 +8,12 @@
 namespace flashattn {
 
 struct GradientInputs {
-  Outputs saved;                  // as the forward pass has left them
-  const mx::array& out_gradient;  // what comes back for out
-  const mx::array* lse_gradient;  // and for lse; null: zeros
+  Outputs saved;                  // the forward pass's outputs
+  const mx::array& out_gradient;  // the cotangent of out
+  const mx::array* lse_gradient;  // the cotangent of lse; null: zeros
 };
 
-// Of query, key and value; and delta, see cpu/backward.h.
+// The gradients of query, key and value; and delta, see cpu/backward.h.
 struct Gradients {
   mx::array &query, &key, &value, &delta;
 };

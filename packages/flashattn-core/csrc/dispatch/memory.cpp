@@ -40,7 +40,7 @@ void allocate(mx::array& output, const mx::Stream& stream) {
     return cuda::allocate(output, stream);
   }
   auto data = mx::allocator::malloc(output.nbytes());
-  if (output.nbytes() > 0 && !pointer_of(data)) {  // MLX leaves it to the caller to look
+  if (output.nbytes() > 0 && !pointer_of(data)) {  // MLX leaves this check to the caller
     throw std::runtime_error("[flash_attention] no memory for an array of " + std::to_string(output.nbytes()) +
                              " bytes");
   }
@@ -49,9 +49,9 @@ void allocate(mx::array& output, const mx::Stream& stream) {
 
 bool is_aligned(const mx::array& input, const mx::Stream& stream) {
   if (input.size() == 0) {
-    return true;  // nothing of it is read
+    return true;  // no element is read
   }
-  // On CUDA data() would move the array to memory that the CPU shares, and a buffer begins where any element can.
+  // On CUDA data() would move the array to memory shared with the CPU; buffers there are aligned for every dtype.
   auto begin = is_cuda(stream) ? input.offset() : reinterpret_cast<intptr_t>(input.data<void>());
   return begin % static_cast<intptr_t>(input.itemsize()) == 0;
 }
@@ -60,7 +60,7 @@ template <typename Copy>
 std::vector<mx::array> aligned(std::vector<mx::array> inputs, const mx::Stream& stream, const Copy& copy_elements) {
   for (mx::array& input : inputs) {
     if (!is_aligned(input, stream)) {
-      // With a primitive, since MLX's CUDA backend asks what it allocates for its stream.
+      // The copy gets a primitive because MLX's CUDA backend takes the stream for the allocation from there.
       mx::array copy(input.shape(), input.dtype(), std::make_shared<mx::Exp>(stream), {});
       allocate(copy, stream);
       copy_elements(input, copy);
@@ -70,8 +70,8 @@ std::vector<mx::array> aligned(std::vector<mx::array> inputs, const mx::Stream& 
   return inputs;
 }
 
-// MLX's CPU allocator returns large arrays to the system, so that each output is new memory: in pages of 4 KB its
-// first writing costs 2 % of a long prefill.
+// MLX's CPU allocator returns large arrays to the system, so each output is new memory. With pages of 4 KB, writing it
+// for the first time costs 2 % of a long prefill.
 void advise_huge_pages(void* data, size_t size) {
 #ifdef __linux__
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;

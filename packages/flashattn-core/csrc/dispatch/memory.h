@@ -1,4 +1,4 @@
-// Memory of a primitive's arrays.
+// Allocation and alignment of a primitive's arrays.
 #pragma once
 
 #include <vector>
@@ -10,15 +10,15 @@ namespace flashattn {
 
 namespace mx = mlx::core;
 
-// Of the stream's device. Throws std::runtime_error where there is none.
+// Allocates memory on the stream's device. Throws std::runtime_error if there is none.
 void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream);
 
-// Advises the system that the arrays are written from end to end.
+// Asks the system for huge pages, which suit arrays that are written from end to end.
 void prefer_huge_pages(std::vector<mx::array>& arrays);
 
-// Whether each array begins where an element can. A view of bytes may begin in the middle of one.
+// Whether each array begins at a multiple of its element size. A view of bytes may begin in the middle of an element.
 bool are_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream);
-// The inputs, with copies, which the stream makes before its next job, of those that do not.
+// The inputs, with aligned copies in place of unaligned ones. The stream makes the copies before its next job.
 std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, const mx::Stream& stream);
 std::vector<mx::array> aligned_on_gpu(const std::vector<mx::array>& inputs, const mx::Stream& stream);
 

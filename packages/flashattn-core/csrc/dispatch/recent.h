@@ -1,4 +1,4 @@
-// What a thread has made for the last few calls. The layers of a model are of a few kinds, which take turns.
+// A cache of the last few values that a thread has made. The layers of a model alternate between a few kinds of calls.
 #pragma once
 
 #include <array>

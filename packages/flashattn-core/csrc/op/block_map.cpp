@@ -1,4 +1,4 @@
-// Block maps: when a call has one, how long it is kept, and how it is found.
+// Block maps: when a call has one, how long it is kept, and how it is computed.
 #include "block_map.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace {
 struct KeptMap {
   mx::Stream stream;
   std::thread::id thread;
-  mx::Dtype dtype;  // that the mask was read in
+  mx::Dtype dtype;  // of the mask as kernels read it
   mx::array map;
 };
 struct KeptMask {
@@ -38,7 +38,7 @@ struct KeptMasks {
   std::unordered_map<std::uintptr_t, KeptMask> masks;
 };
 KeptMasks& kept() {
-  static KeptMasks& kept = *new KeptMasks;  // never destroyed: arrays may outlast everything
+  static KeptMasks& kept = *new KeptMasks;  // never destroyed: arrays may outlive static destruction
   return kept;
 }
 
@@ -50,7 +50,7 @@ mx::array make_map(const mx::array& mask, const mx::Stream& s) {
   return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
 }
 
-// given: what the caller has, which layers share. read: the same as kernels read it.
+// given: the caller's mask, which layers share. read: the same mask in the dtype that kernels read.
 mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream& stream) {
   if (given.is_tracer()) return make_map(read, stream);
   std::lock_guard lock(kept().mutex);
@@ -66,14 +66,14 @@ mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream
   return map;
 }
 
-// Of a key that two arrays may hide: it is visible if both show it.
+// The map of two arrays together: a key is visible if both arrays show it.
 mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
   mx::array shows(int{kBlockShows}, mx::uint8), changes(int{kBlockChanges}, mx::uint8);
   return mx::bitwise_or(mx::bitwise_and(mx::bitwise_and(a, b, s), shows, s),
                         mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
 }
 
-// The shape and strides of a mask without what it repeats.
+// The shape and strides of a mask, where axes along which it repeats have size 1. count: its distinct blocks.
 ArrayParams distinct(const mx::array& mask, const mx::array& map) {
   ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
   for (int d = 0; d < params.ndim; ++d) {
@@ -85,7 +85,7 @@ ArrayParams distinct(const mx::array& mask, const mx::array& map) {
   return params;
 }
 
-// Gives the map memory for the blocks of `mask`, and repeats what that repeats.
+// Allocates memory for the distinct blocks of `mask`; the map repeats them, by strides of 0, where the mask repeats.
 void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& stream) {
   mx::Shape shape = map.shape();
   mx::Strides strides(shape.size());
@@ -98,7 +98,7 @@ void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& str
     strides[d] = repeated ? 0 : step;
     step *= shape[d];
   }
-  // With a primitive, since MLX's CUDA backend asks what it allocates for its stream.
+  // The array gets a primitive because MLX's CUDA backend takes the stream for the allocation from there.
   std::vector<mx::array> blocks = {mx::array(std::move(shape), mx::uint8, std::make_shared<mx::Exp>(stream), {})};
   allocate(blocks, stream);
   auto flags = blocks[0].flags();
@@ -141,7 +141,7 @@ void keep_block_maps(const mx::array& mask) {
 }
 
 void forget_block_maps(std::uintptr_t mask_id) {
-  std::optional<KeptMask> last;  // dies when the lock is gone
+  std::optional<KeptMask> last;  // destroyed after the lock is released
   std::lock_guard lock(kept().mutex);
   auto found = kept().masks.find(mask_id);
   if (found == kept().masks.end() || --found->second.holders > 0) return;

@@ -1,4 +1,4 @@
-// The block map of a mask that is an array, see call/block_map.h: a lazy array, which layers that share a mask share.
+// The block map of an array mask, see call/block_map.h, as a lazy array. Layers that share a mask share its map.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace flashattn {
 
-// The map of a call's arrays; none: it has none of these. inputs: as primitive_inputs() makes them of the arguments.
+// The block map of a call's array masks; empty if it has none. inputs: what primitive_inputs() makes of the arguments.
 std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream);
 
-// Puts it among a primitive's inputs, where it saves more than it costs.
+// Adds the map to a primitive's inputs if has_block_map() says that it pays off.
 void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
 
-// From now on maps of this array are kept for later calls, until it has been forgotten as often as it was kept.
+// From now on the maps of this mask are kept for later calls, until it has been forgotten as often as it was kept.
 void keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
 

@@ -1,4 +1,4 @@
-// Whole numbers and booleans are kept out of what MLX differentiates.
+// Lets MLX differentiate a function, but only by its floating-point arguments.
 #include "derivatives.h"
 
 #include "mlx/ops.h"
@@ -7,9 +7,9 @@
 namespace flashattn {
 namespace {
 
-// The arguments that a function is differentiated by, and the function of those alone.
+// The floating-point arguments to differentiate by, and the function of those alone.
 struct Differentiated {
-  std::vector<size_t> places;  // of each in argnums
+  std::vector<size_t> places;  // their indices in argnums
   std::vector<mx::array> arguments;
   Function function;
 };

@@ -1,4 +1,4 @@
-// Derivatives of functions that are made of MLX's operations, in the form in which primitives are asked for theirs.
+// Derivatives of functions that are made of MLX's operations, with the signatures of mx::Primitive::vjp() and jvp().
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@ namespace mx = mlx::core;
 
 using Function = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
 
-// As mx::Primitive::vjp() and jvp(). Whole numbers and booleans have no derivative: what comes back for one is zeros,
-// and its tangent is ignored. Nothing is computed before somebody evaluates the results.
+// Integers and booleans have no derivative: vjp_of() returns zeros for them, and jvp_of() ignores their tangents.
+// Nothing is computed before the results are evaluated.
 std::vector<mx::array> vjp_of(const Function& function, const std::vector<mx::array>& primals,
                               const std::vector<mx::array>& cotangents, const std::vector<int>& argnums);
 std::vector<mx::array> jvp_of(const Function& function, const std::vector<mx::array>& primals,

@@ -1,5 +1,5 @@
-// MLX counts exports in InExportTracing, whose counter libmlx keeps to itself. The method that exports a function is
-// among its symbols, and is a caller of whatever that function calls.
+// MLX counts exports in InExportTracing, but libmlx does not export that counter. It does export the method that
+// exports a function: while that runs, it is a caller of everything that the function calls.
 #include "exporting.h"
 
 #include <unwind.h>
@@ -15,7 +15,7 @@ namespace mx = mlx::core;
 
 using ExportMethod = void (mx::FunctionExporter::*)(const mx::Args&, const mx::Kwargs&);
 
-// The method is private. An explicit instantiation may name it all the same.
+// The method is private, but an explicit instantiation may name it.
 ExportMethod export_method();
 template <ExportMethod method>
 struct Named {
@@ -23,7 +23,7 @@ struct Named {
 };
 template struct Named<&mx::FunctionExporter::export_function>;
 
-// A pointer to a method that is not virtual begins with its address: so the ABI of Linux and macOS has it.
+// In the ABI of Linux and macOS, a pointer to a non-virtual method begins with the address of its code.
 uintptr_t address_of(ExportMethod method) {
   uintptr_t address = 0;
   std::memcpy(&address, &method, sizeof(address));

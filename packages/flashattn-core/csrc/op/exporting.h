@@ -1,9 +1,9 @@
-// Whether a function is being exported. MLX writes no primitive of an extension to a file: it keeps a list of its own.
+// Whether a function is being exported. MLX can write only its own primitives to a file, not those of extensions.
 #pragma once
 
 namespace flashattn {
 
-// In this thread, by mx.export_function or mx.exporter. Takes microseconds: each caller on the stack is looked at.
+// Whether mx.export_function or mx.exporter is exporting in this thread. Walks the stack, which takes microseconds.
 bool is_exporting();
 
 }  // namespace flashattn

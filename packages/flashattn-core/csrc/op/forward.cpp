@@ -65,12 +65,12 @@ std::vector<mx::array> attention(const Arguments& arguments, const Decision& dec
   }
   Present present = present_in(arguments);
   add_block_map(arguments, inputs, present, backend, stream);
-  // A gradient reads the other outputs again. One may be asked for of every call that is traced.
+  // The gradient also reads the other outputs, and may be requested for any traced call.
   bool out_alone = !with_lse && !is_traced(arguments);
   auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, decision, present, out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
   mx::Dtype dtype = inputs[0].dtype();
-  if (out_alone) {  // MLX takes twice as long to build, and to drop, arrays that are computed together
+  if (out_alone) {  // MLX takes twice as long to build, and to free, several outputs of one primitive
     return {mx::array(std::move(shapes[0]), dtype, std::move(primitive), std::move(inputs))};
   }
   return mx::array::make_arrays(std::move(shapes), {dtype, mx::float32, mx::float32}, primitive, inputs);
@@ -113,7 +113,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   if (outputs[0].size() == 0) {
     return;
   }
-  // The job lives from here on until it has run: so long do the threads wait awake for it.
+  // ExpectedJob: as long as this job waits or runs, threads that have finished another wait awake for it.
   encoder.dispatch([kernel, args, expected = cpu::ExpectedJob()] {
     kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args);
   });
@@ -142,7 +142,7 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
   if (out_alone_) {
     return {result[0]};
   }
-  // What is computed from row_stats, the gradient of sinks, takes its derivative from lse.
+  // row_stats gets zeros: the gradient of sinks, which is computed from it, takes its derivative from lse.
   result.push_back(mx::zeros(shapes_of_outputs(Inputs(primals, present_), options_)[2], mx::float32));
   return result;
 }
@@ -154,11 +154,11 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
-  // Also called with new shapes by shapeless compilation, which has passed no check yet.
+  // Shapeless compilation also calls this, with new shapes that no check has seen yet.
   Inputs named(inputs, present_);
   check_shapes(named, options_);
   Backend backend = backend_of(stream().device);
-  variant_for(decision_, named, options_, backend);  // throws where no kernel covers them
+  variant_for(decision_, named, options_, backend);  // throws if no kernel covers them
   std::vector<mx::Shape> shapes = shapes_of_outputs(named, options_);
   return {shapes.begin(), shapes.begin() + (out_alone_ ? 1 : 3)};
 }
@@ -167,7 +167,7 @@ std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
   return std::make_shared<FlashAttention>(stream(), options_, decision_, present_, out_alone_);
 }
 
-// Primitives with another number of outputs are no equivalents.
+// Primitives with different numbers of outputs are not equivalent.
 bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
   return AttentionPrimitive::is_equivalent(other) && out_alone_ == static_cast<const FlashAttention&>(other).out_alone_;
 }

@@ -9,16 +9,16 @@
 
 namespace flashattn {
 
-// {out, lse, row_stats}, see Outputs; {out} if lse is not asked for and nobody can ask for a gradient. The arguments
-// have passed check_arguments(), and the device require_device().
+// Returns {out, lse, row_stats}, see Outputs; or {out} if lse is not requested and the call is not traced; or {out,
+// lse} in an exported function. The caller has run check_arguments() and require_device().
 std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
                                  const mx::Stream& stream);
 
-// Nonsense in the environment, and a GPU that is not fit, fail here, where it can be caught. Throws
-// std::invalid_argument, NoKernelError.
+// Throws std::invalid_argument for wrong environment variables and NoKernelError for an unsuitable GPU. Unlike errors
+// during evaluation, the caller can catch these.
 void require_device(Backend backend, mx::Device device);
 
-// The kernel that calls with these arguments run on `backend`, and why. Checks them.
+// Checks the arguments. Returns the kernel that such calls run on `backend`, and the reason.
 Choice plan(const Arguments& arguments, Backend backend);
 
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
@@ -48,7 +48,7 @@ class FlashAttention : public AttentionPrimitive {
   std::vector<int> dims_of_further_inputs() const override { return {}; }
 
  private:
-  // With memory, and with lse and row_stats, which all kernels but CUDA's write in any case.
+  // Allocates `outputs`, and with them lse and row_stats if they are missing: all kernels but CUDA's always write them.
   std::vector<mx::array> allocated(const Inputs& inputs, const std::vector<mx::array>& outputs);
 
   bool out_alone_;

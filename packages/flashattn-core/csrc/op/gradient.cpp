@@ -1,4 +1,4 @@
-// The gradient's primitive, and which gradients come from it, from sinks_gradient() and from the unfused graph.
+// The gradient's primitive, and which gradients it computes, which sinks_gradient(), and which the unfused graph.
 #include "gradient.h"
 
 #include <algorithm>
@@ -18,10 +18,10 @@
 namespace flashattn {
 namespace {
 
-// The gradient's inputs behind those of the forward pass: its outputs, and what comes back for two of them. Nobody sees
-// row_stats, so nothing comes back for it.
+// The gradient's inputs after those of the forward pass: the forward pass's outputs, and the cotangents of out and lse.
+// row_stats has no cotangent, because callers do not get it.
 enum Further { kOut, kLse, kRowStats, kOutGradient, kLseGradient, kNumFurther };
-const std::vector<int> kDimsOfFurther = {3, 2, 3, 3, 2};  // besides the batch's
+const std::vector<int> kDimsOfFurther = {3, 2, 3, 3, 2};  // numbers of dimensions, besides the batch's
 
 GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
   const mx::array* further = &inputs[inputs.size() - kNumFurther];
@@ -38,7 +38,7 @@ void count_backward(Backend backend) {
   }
 }
 
-// Of query, key and value, and delta.
+// The gradients of query, key and value, and delta, as the kernels compute them.
 std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
                                          const Present& present, const std::vector<mx::array>& inputs,
                                          const std::vector<mx::array>& outputs,
@@ -55,8 +55,8 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
   return mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32}, primitive, all);
 }
 
-// What kernels_gradients() computes, as a function of the primitive's inputs. The forward pass's outputs are no
-// variables of it: they follow from the other inputs.
+// What kernels_gradients() computes, as a function of the primitive's inputs. It does not depend on the forward pass's
+// outputs among them, which follow from the other inputs.
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
   return [=](const std::vector<mx::array>& all) {
     Function attention = unfused_attention(options, present, s);

@@ -1,4 +1,4 @@
-// The gradient of attention: a primitive of its own, and what it leaves to MLX's operations.
+// The gradient of attention: its primitive, and the parts that MLX's operations compute.
 #pragma once
 
 #include <vector>
@@ -7,14 +7,14 @@
 
 namespace flashattn {
 
-// FlashAttention's vjp. Throws std::invalid_argument for what has no gradient, NoKernelError where no kernel has it.
+// FlashAttention's vjp(). Throws std::invalid_argument for what has no gradient, NoKernelError if no kernel has it.
 std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
                                  const Present& present, const std::vector<mx::array>& inputs,
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
                                  const std::vector<int>& argnums);
 
-// Inputs: those of FlashAttention, its outputs, and what comes back for them.
-// Outputs: the gradients of query, key and value, and delta, see cpu/backward.h.
+// Inputs: those of FlashAttention, its outputs, and the cotangents of out and lse. Outputs: the gradients of query, key
+// and value, and delta, see cpu/backward.h.
 class FlashAttentionGradient : public AttentionPrimitive {
  public:
   using AttentionPrimitive::AttentionPrimitive;

@@ -1,4 +1,4 @@
-// What both primitives do alike: vmap and equivalence.
+// What both primitives share: vmap and equivalence.
 #include "primitive.h"
 
 #include "../call/fail.h"
@@ -8,13 +8,13 @@
 namespace flashattn {
 namespace {
 
-// An input's dimensions behind the batch's, and whether it has all of the batch's, or broadcasts.
+// How many dimensions an input has after the batch's, and whether it has all of the batch's or may broadcast.
 struct InputDims {
   int own;
   bool whole;
 };
 
-// Of the inputs that there are.
+// One entry for each input that is present.
 std::vector<InputDims> input_dims(const Present& present) {
   std::vector<InputDims> dims;
   for (const InputRule& rule : kInputRules) {
@@ -25,8 +25,8 @@ std::vector<InputDims> input_dims(const Present& present) {
   return dims;
 }
 
-// The inputs with the mapped axis as the first batch dimension. Those that are whole must have
-// the axis; the others broadcast, so an unmapped one stays as it is.
+// The inputs with the mapped axis as the first batch dimension. An unmapped input that must be whole is broadcast along
+// it; the others may broadcast, so they stay as they are.
 std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
                                      const std::vector<InputDims>& dims, const mx::Stream& stream) {
   int size = 1;
@@ -44,7 +44,7 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
     mx::array input = inputs[i];
     if (axes[i] >= 0) {
       input = mx::moveaxis(input, axes[i], 0, stream);
-      // Dimensions that the input leaves to broadcasting come between the mapped one and its own.
+      // Batch dimensions that the input lacks are inserted between the mapped axis and its own dimensions.
       std::vector<int> missing;
       for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + dims[i].own; ++n) {
         missing.push_back(1 + static_cast<int>(missing.size()));

@@ -21,10 +21,10 @@ class AttentionPrimitive : public mx::Primitive {
   bool is_equivalent(const mx::Primitive& other) const override;
 
  protected:
-  // For vmap, which makes the same primitive again.
+  // Makes a primitive with the same settings, for vmap().
   virtual std::shared_ptr<AttentionPrimitive> copy() = 0;
   virtual std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const = 0;
-  // The inputs that come behind those of Inputs: how many dimensions each has besides the batch's.
+  // How many dimensions, besides the batch's, each input has that follows those of Inputs.
   virtual std::vector<int> dims_of_further_inputs() const = 0;
 
   Options options_;

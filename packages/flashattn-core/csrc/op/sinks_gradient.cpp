@@ -1,4 +1,4 @@
-// A sink brings no value: its gradient is the sum of -weight * delta over all rows.
+// A sink adds to a row's sum but has no value, so its gradient is the sum of -weight * delta over all rows.
 #include "sinks_gradient.h"
 
 #include "mlx/ops.h"
@@ -6,8 +6,8 @@
 namespace flashattn {
 namespace {
 
-// The share that a sink has of its row's sum, by the row's maximum and sum, sinks included. exp(sink - lse) would not
-// do: lse rounds the logarithm of the sum away beside a large maximum.
+// The weight of a sink: its share of the row's sum, from row_max and row_sum, sinks included. exp(sink - lse) would be
+// inexact: beside a large maximum, lse rounds the logarithm of the sum away.
 mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::array& sees_nothing,
                        const mx::Stream& s) {
   mx::array zero(0.0f), sink = mx::expand_dims(sinks, -1, s);
@@ -15,7 +15,7 @@ mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::a
   mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
   mx::array exponent = mx::subtract(sink, row_max, s);
   mx::array weights = mx::where(sees_nothing, zero, mx::divide(mx::exp(exponent, s), row_sum, s), s);
-  // Times 1, for its derivative, which is that of exp(sink - lse): the maximum and the sum have none.
+  // The weights have no derivative of their own, so they are multiplied by a 1 that has that of exp(sink - lse).
   mx::array logits = mx::subtract(sink, *saved.lse, s);
   logits = mx::where(mx::isfinite(logits, s), logits, zero, s);
   mx::array one = mx::exp(mx::subtract(logits, mx::stop_gradient(logits, s), s), s);
@@ -29,14 +29,14 @@ mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx:
   mx::array sees_nothing = mx::isneginf(*saved.lse, stream);
   mx::array weights = sink_weights(sinks, saved, sees_nothing, stream);
   mx::array terms = mx::negative(mx::multiply(weights, delta, stream), stream);
-  // After the product, too: delta may be NaN in a row that sees nothing.
+  // Zeroed again after the product: delta may be NaN in a row that sees nothing.
   terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);
   if (stream.device == mx::Device::cpu) {
-    // MLX adds one after the other there, with an error in float32 that grows with L. On the GPU it sums in a tree.
+    // On the CPU, MLX adds term by term, and in float32 the error would grow with L. On the GPU it sums in a tree.
     terms = mx::astype(terms, mx::float64, stream);
   }
   mx::array gradient = mx::sum(terms, -1, false, stream);
-  std::vector<int> broadcast;  // the leading dimensions that sinks do not have, or have once
+  std::vector<int> broadcast;  // the leading dimensions that sinks lack, or have with size 1
   int missing = static_cast<int>(gradient.ndim() - sinks.ndim());
   for (int axis = 0; axis < static_cast<int>(gradient.ndim()); ++axis) {
     if (axis < missing || (sinks.shape(axis - missing) == 1 && gradient.shape(axis) != 1)) {

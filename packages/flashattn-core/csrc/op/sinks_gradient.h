@@ -1,11 +1,11 @@
-// The sinks' gradient, which MLX's operations compute from what the kernels leave.
+// The gradient of sinks, which MLX's operations compute from the kernels' outputs.
 #pragma once
 
 #include "../request/strides.h"
 
 namespace flashattn {
 
-// `saved`: of the forward pass. `delta`: of its gradient, see cpu/backward.h.
+// `saved`: the forward pass's outputs. `delta`: the backward kernels' output, see cpu/backward.h.
 mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx::array& delta,
                          const mx::Stream& stream);
 

@@ -1,4 +1,4 @@
-// Attention as a graph. Scores are (*B, H_kv, G, L, S) here: the G query heads of a key/value head stand together.
+// Attention as a graph. Scores have shape (*B, H_kv, G, L, S), with G query heads per key/value head.
 #include "unfused.h"
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace flashattn {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// MLX divides derivatives of tanh(x) by powers of cosh(x), which leave float32 and give NaN. From here on tanh is 1.
+// From this x on tanh(x) is 1. MLX divides its derivatives by powers of cosh(x), which overflow and give NaN.
 constexpr float kTanhIsOne = 10;
 constexpr int kScoreDims = 4;  // besides the batch's
 
@@ -20,7 +20,7 @@ mx::array as_float32(const mx::array& array, const mx::Stream& s) {
   return mx::astype(array, mx::float32, s);
 }
 
-// The axis of query heads as two, H_kv and G. An array that broadcasts along it still does.
+// Splits the axis of query heads into H_kv and G. An array that broadcasts along it still does.
 mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream& s) {
   if (static_cast<int>(array.ndim()) < -kHead) {
     return array;
@@ -30,12 +30,12 @@ mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream
                                      : mx::expand_dims(array, kHead, s);
 }
 
-// A number for each query head, as scores have them.
+// Reshapes one number per query head so that it broadcasts to the scores.
 mx::array of_each_head(const mx::array& numbers, const Inputs& inputs, const mx::Stream& s) {
   return grouped(mx::expand_dims(as_float32(numbers, s), {-2, -1}, s), inputs, s);
 }
 
-// Keys or values, as scores have them.
+// Keys or values in float32, reshaped to (*B, H_kv, 1, S, D), so that they broadcast to the grouped queries.
 mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input biases, const Options& options,
                         const mx::Stream& s) {
   mx::array elements = *inputs[tensor];
@@ -46,13 +46,13 @@ mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input 
   return mx::expand_dims(as_float32(elements, s), -3, s);
 }
 
-// Each array is read twice along the last of the axes: MLX 0.32.4 crashes where a function that was exported without
-// shapes reduces axes that all have one element.
+// mx::any() of the array concatenated with itself along the last of the axes: MLX 0.32.4 crashes if a function that was
+// exported without shapes reduces axes that all have one element.
 mx::array any_of(const mx::array& array, const std::vector<int>& axes, bool keep, const mx::Stream& s) {
   return mx::any(mx::concatenate({array, array}, axes.back(), s), axes, keep, s);
 }
 
-// How many rows of a tensor come before each of its rows, or after it. The rows are counted, because mx::arange() would
+// For each row of a tensor, how many rows come before it, or after it. The rows are counted, because mx::arange() would
 // fix their number in a function that is exported without shapes.
 mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   std::vector<int> others;
@@ -66,8 +66,8 @@ mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   return mx::cumsum(ones, 0, after, /*inclusive=*/false, s);
 }
 
-// What each query sees of the last keys, which are nodes of a tree: (*B, L, S). Queries' rows and keys' columns are
-// picked by products with zeros and ones: MLX's gather would fix their number, as above.
+// Which keys each query sees, (*B, L, S), if the last keys are nodes of a tree. Products with zeros and ones pick the
+// tree's row for each query and its column for each key: MLX's gather would fix their number, as above.
 mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
                        const mx::Stream& s) {
   int size = tree.shape(kRow);
@@ -75,11 +75,11 @@ mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const
   for (int bit = 0; bit < 32; ++bit) {
     powers.push_back(uint32_t{1} << bit);
   }
-  // Divided by: MLX 0.32.4 reads outside of arrays where mx.vmap maps one side of a shift alone.
+  // Division instead of a shift: MLX 0.32.4 reads out of bounds if mx.vmap maps only one operand of a shift.
   mx::array bits = mx::floor_divide(mx::expand_dims(tree, -1, s), mx::array(powers.begin(), {32}), s);
   bits = as_float32(mx::flatten(mx::remainder(bits, mx::array(2, mx::uint32), s), -2, -1, s), s);
 
-  const auto node_of = [&](const mx::array& after) {  // below 0 before the tree
+  const auto node_of = [&](const mx::array& after) {  // negative before the tree
     return mx::expand_dims(mx::subtract(mx::array(size - 1, mx::int32), after, s), -1, s);
   };
   mx::array query_node = node_of(queries_after), key_node = node_of(keys_after);
@@ -101,7 +101,7 @@ Positions positions_of(const Inputs& inputs, const mx::Stream& s) {
           mx::subtract(keys_after, mx::expand_dims(queries_after, -1, s), s)};
 }
 
-// What all masks show, in arrays that broadcast to scores; none where there is no mask.
+// Which keys each query sees under all masks, in an array that broadcasts to the scores; empty if there is no mask.
 std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options, const Positions& positions,
                                     const mx::Stream& s) {
   std::optional<mx::array> visible;
@@ -137,7 +137,7 @@ std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options
 
 std::vector<mx::array> attend(const Inputs& inputs, const Options& options, const mx::Stream& s) {
   mx::array zero(0.0f), minus_infinity(-kInfinity);
-  if (inputs.query().size() == 0 || inputs.key().size() == 0) {  // MLX takes the maximum of no empty axis
+  if (inputs.query().size() == 0 || inputs.key().size() == 0) {  // MLX takes no maximum over an empty axis
     std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options);
     return {mx::zeros(shapes[0], inputs.query().dtype(), s), mx::full(shapes[1], minus_infinity, s)};
   }
@@ -147,7 +147,7 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   Positions positions = positions_of(inputs, s);
   std::optional<mx::array> visible = visible_of(inputs, options, positions, s);
   if (visible) {
-    // 0 * NaN is NaN: what sees nothing, and what nobody sees, stays out of the products.
+    // 0 * NaN is NaN, so queries that see nothing, and keys that no query sees, become 0 before the products.
     mx::array seen = mx::swapaxes(any_of(*visible, {-3, -2}, true, s), -2, -1, s);
     query = mx::where(any_of(*visible, {-1}, true, s), query, zero, s);
     key = mx::where(seen, key, zero, s);
@@ -161,8 +161,8 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
     mx::array bounded = mx::clip(mx::divide(scores, cap, s), mx::negative(most, s), most, s);
     scores = mx::multiply(cap, mx::tanh(bounded, s), s);
   }
-  // Given to each row first: a gradient is then summed over keys, and then over rows. In one sum in float32, in which
-  // MLX adds one after the other on the CPU, more is lost.
+  // Slopes and bias are repeated for each row first, so that a gradient is summed over keys, then over rows. A single
+  // float32 sum would lose more precision: on the CPU, MLX adds term by term.
   mx::array rows = mx::expand_dims(mx::equal(positions.queries_after, positions.queries_after, s), -1, s);
   if (const mx::array* slopes = inputs[Input::alibi_slopes]) {
     mx::array slope = mx::multiply(of_each_head(*slopes, inputs, s), rows, s);
@@ -177,7 +177,7 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
     scores = mx::where(*visible, scores, minus_infinity, s);
   }
 
-  // The softmax's denominator in two parts, because float32 rounds a small one away beside a large one.
+  // The log of the softmax's denominator is kept as top + rest: float32 rounds a small rest away beside a large top.
   mx::array top = mx::stop_gradient(mx::logsumexp(scores, -1, true, s), s);
   mx::array blind = mx::isneginf(top, s);
   scores = mx::where(blind, zero, scores, s);

@@ -1,4 +1,4 @@
-// Attention written out as a graph of MLX's operations, for what the kernels leave to MLX: forward-mode and second
+// Attention written out as a graph of MLX's operations, for what the kernels do not compute: forward-mode and second
 // derivatives, gradients of additive masks and slopes, exported functions. Its memory grows with L * S.
 #pragma once
 
@@ -7,9 +7,9 @@
 
 namespace flashattn {
 
-// {out, lse} as a function of a primitive's inputs: computed in float32, out in query's dtype. A row that sees nothing
-// gives 0 and -inf, and its gradients are 0. Keys that no query sees, and queries that see nothing, may hold NaN. A
-// function that was exported without its shapes may be called with others.
+// Returns a function from a primitive's inputs to {out, lse}. It computes in float32; out has query's dtype. A row that
+// sees nothing gives 0 and -inf, and its gradients are 0. Keys that no query sees, and queries that see nothing, may
+// hold NaN. A function that was exported without its shapes may be called with others.
 Function unfused_attention(const Options& options, const Present& present, const mx::Stream& stream);
 
 }  // namespace flashattn

@@ -1,5 +1,5 @@
-// Names for Python, and the check that MLX is the one that this module was built for. flashattn_core/attention.py says
-// what the arguments mean.
+// The Python bindings, and the check that the installed MLX is the one that this module was built for.
+// flashattn_core/attention.py documents the arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -40,7 +40,7 @@ void require_matching_mlx() {
                       std::to_string(MLX_VERSION_PATCH);
   std::string found = mx::version();
   std::string install = "pip install 'mlx==" + built + "'";
-#ifdef __linux__  // where libmlx is a distribution of its own, and only an extra brings it
+#ifdef __linux__  // where libmlx is a separate distribution, which only an extra installs
   install = "pip install 'mlx[cpu]==" + built + "', or [cuda12] or [cuda13] for an NVIDIA GPU";
 #endif
   if (found != built) {
@@ -55,19 +55,19 @@ nb::object as_python(const std::vector<mx::array>& outputs, bool with_lse) {
   return nb::cast(outputs[0]);
 }
 
-// Counts the call. MLX's own attention takes arrays of four dimensions.
+// Whether to leave the call to MLX's own attention, which takes four dimensions only. If so, counts the call.
 bool is_left(const Arguments& arguments, const Decision& decision) {
   if (!decision.left || Inputs(arguments).query().ndim() != 4) return false;
   ++*decision.left;
   return true;
 }
 
-// Null where it is none.
+// The array, or null if the object is not an mx.array.
 const mx::array* as_array(nb::handle given) {
   return nb::isinstance<mx::array>(given) ? nb::inst_ptr<mx::array>(given) : nullptr;
 }
 
-// A mask as inputs.def has it.
+// A mask as the inputs and options of inputs.def.
 struct LoweredMask {
 #define FLASHATTN_MASK_FIELD(name, ...) OptionalArray name;
   FLASHATTN_MASKS(FLASHATTN_MASK_FIELD)
@@ -75,7 +75,7 @@ struct LoweredMask {
   int32_t window;
 };
 
-// Whether the mask needs no conversion; then the arguments have it.
+// Puts a mask that needs no conversion into the arguments. Returns false for any other mask.
 bool takes(Arguments& arguments, nb::handle mask) {
   if (mask.is_none()) return true;
   if (nb::isinstance<LoweredMask>(mask)) {
@@ -100,7 +100,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   if (!takes(arguments, mask)) return nb::none();
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
-  if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // the long way says what came
+  if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // the long way raises the error
   arguments.precision = rounds ? Precision::input : Precision::float32;
   mx::Stream stream = mx::to_stream({});
   Backend backend = backend_of(stream.device);

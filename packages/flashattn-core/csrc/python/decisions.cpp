@@ -1,4 +1,4 @@
-// Names for Python of what settles calls on a GPU: flashattn_core/decide.py asks, and says what was found.
+// Python bindings with which flashattn_core/decide.py decides which kernel GPU calls run, and stores its decisions.
 #include "decisions.h"
 
 #include <nanobind/stl/optional.h>
@@ -39,13 +39,13 @@ std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& argumen
   Backend backend = backend_of(backend_name);
   CallShape shape = shape_of(arguments, backend);
   if (arguments.kernel != "auto") return {{name(chosen_variant(choose(backend, shape, arguments.kernel))), false}};
-  chosen_variant(choose(backend, shape, "auto"));  // throws where nothing covers the call
+  chosen_variant(choose(backend, shape, "auto"));  // throws if no kernel covers the call
   std::vector<std::pair<std::string, bool>> names;
   for (const Candidate& each : candidates(backend, shape)) names.emplace_back(name(each.variant), each.is_timed);
   return names;
 }
 
-// The kernel that stands for all that compute the gradient; none where they do not cover the call.
+// The kernel that stands for all that compute the gradient; empty if they do not cover the call.
 std::optional<std::string> backward_kernel(const Arguments& arguments, const std::string& backend_name) try {
   Backend backend = backend_of(backend_name);
   check_backward(backend, shape_of(arguments, backend));
@@ -82,7 +82,7 @@ void compile(const Arguments& arguments, const std::string& kernel, mx::Device d
   with_variant(arguments, kernel, "cuda", [&](Variant variant, const Inputs& inputs, Backend) {
     nb::gil_scoped_release others_run;
     if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device.index);
-    // All at once: each takes the compiler a second. What does not compile fails again in the check, which says so.
+    // All at once: each takes the compiler a second. Errors are ignored: the check compiles again and reports them.
     std::vector<std::future<CUfunction>> functions;
     for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
       functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device.index));
@@ -90,7 +90,7 @@ void compile(const Arguments& arguments, const std::string& kernel, mx::Device d
   });
 }
 
-// All that may change what a pipeline computes, but for its own text.
+// Everything besides its source text that may change what a pipeline computes.
 std::string software(mx::Device device) {
   std::string system;
   if (backend_of(device) == Backend::cuda) {

@@ -1,4 +1,4 @@
-// What flashattn_core/decide.py asks C++ when it settles a kind of call. Also part of the tests' own module.
+// The functions with which flashattn_core/decide.py settles a kind of call. The tests' own module has them, too.
 #pragma once
 
 #include <nanobind/nanobind.h>

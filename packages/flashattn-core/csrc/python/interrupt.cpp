@@ -1,4 +1,4 @@
-// The handler of SIGINT, and for which calls it asks.
+// The SIGINT handler, and the choice of calls that it cancels.
 #include "interrupt.h"
 
 #include <nanobind/nanobind.h>
@@ -19,10 +19,10 @@ namespace nb = nanobind;
 namespace flashattn {
 namespace {
 
-// Multiply-adds that take a slow processor's single core 0.2 s. A shorter call is over before Ctrl-C could end it.
+// Calls with fewer multiply-adds cannot be cancelled: one slow core ends them within 0.2 s, before Ctrl-C could.
 constexpr double kLong = 1e9;
 
-// Never freed: calls and the handler name it.
+// Never freed: calls and the handler point to it.
 cpu::Cancellation& cancellation = *new cpu::Cancellation;
 
 using Handler = void (*)(int);
@@ -41,8 +41,8 @@ bool is_main_thread() {
 #endif
 }
 
-// Python runs this in the main thread when it next runs Python there: an mx.eval has returned, and with it what it
-// waited for is done; or an mx.async_eval has, and nobody waits for what it has begun.
+// Python calls this in the main thread when Python code next runs there. By then either mx.eval has returned, and the
+// calls that it waited for are done; or mx.async_eval has, and nobody waits for the calls that it began.
 std::atomic<bool> is_noted{false};
 int main_thread_goes_on(void*) {
   is_noted = false;
@@ -56,7 +56,7 @@ cpu::Cancellable waited_for(const AttentionParams& p) {
     return {};
   }
   if (!is_noted.exchange(true) && Py_AddPendingCall(main_thread_goes_on, nullptr) != 0) {
-    is_noted = false;  // Python's list is full: nothing would tell when nobody waits any more
+    is_noted = false;  // Python's list is full, so nothing would tell when the main thread stops waiting
     return {};
   }
   return {&cancellation, cancellation.epoch()};

@@ -1,4 +1,4 @@
-// A call's arguments as a primitive's inputs, and back to names.
+// Turns a call's arguments into a primitive's inputs, and looks those up by name.
 #include "arguments.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 mx::array as_kernels_read_it(const mx::array& given, InputDtype dtype, mx::Dtype query_dtype, Backend backend,
                              const mx::Stream& stream) {
   bool whole_numbers = !mx::issubdtype(given.dtype(), mx::floating);
-  bool is_read = backend != Backend::cpu && !whole_numbers;  // as it is
+  bool is_read = backend != Backend::cpu && !whole_numbers;  // kernels read it unconverted
   if (dtype == InputDtype::slopes || (dtype == InputDtype::logits && !is_read)) {
     return mx::astype(given, mx::float32, stream);
   }
@@ -61,7 +61,7 @@ int columns_of(const mx::array& tensor, const Options& options) {
     return tensor.shape(kColumn);
   }
   int64_t columns = int64_t{tensor.shape(kColumn)} * 32 / options.bits;
-  return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks refuse that
+  return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks refuse so many
 }
 
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend) {

@@ -1,4 +1,4 @@
-// What one call is given: by the caller, and then by a primitive's inputs.
+// The arguments of one call, as the caller gives them and as the inputs of a primitive.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ struct Options {
   bool operator==(const Options&) const = default;
 };
 
-// A call's arguments; shapes, dtypes and meanings: flash_attention() in Python. Query, key and value are always there.
+// A call's arguments; flash_attention() in Python documents them. Query, key and value are always present.
 struct Arguments {
   std::array<std::optional<mx::array>, kNumInputs> inputs;
   Options options = {};
@@ -39,10 +39,10 @@ using Present = std::array<bool, kNumInputs>;
 
 Present present_in(const Arguments& arguments);
 
-// What a primitive takes: the inputs that are there, in the order of inputs.def and in dtypes that kernels read.
+// A primitive's inputs: those that the call has, in the order of inputs.def and in the dtypes that kernels read.
 std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
 
-// Those by name. Points into the arrays that it is made of.
+// A call's inputs by name. It points into the arrays that it is made from, which must outlive it.
 class Inputs {
  public:
   Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present);
@@ -57,13 +57,13 @@ class Inputs {
   std::array<const mx::array*, kNumInputs> arrays_ = {};
 };
 
-// Elements of a row of key or value.
+// The number of elements in a row of key or value; words of quantised ones hold several.
 int columns_of(const mx::array& tensor, const Options& options);
 
-// What the choice of a kernel depends on.
+// Everything that the choice of a kernel depends on.
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend);
 
-// On a GPU: of the MLX that is installed.
+// The backend of a device; for a GPU, that of the installed MLX.
 Backend backend_of(const mx::Device& device);
 
 mx::Shape batch_shape(const mx::array& query);

@@ -14,7 +14,7 @@ bool is_attention_dtype(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
 }
 
-// uint32 words, with as many scales and biases as they have groups.
+// Checks that quantised keys or values are uint32 words, with one scale and one bias per group.
 void check_quantised(const char* name, const mx::array& words, const mx::array* scales, const mx::array* biases,
                      const Options& options, mx::Dtype group_dtype) {
   if (words.dtype() != mx::uint32) {
@@ -135,7 +135,7 @@ mx::Shape target_of(const InputRule& rule, const Inputs& inputs) {
       target.insert(target.end(), {query.shape(kHead), blocks_of(query.shape(kRow)), blocks_of(key.shape(kRow))});
       break;
     case Axes::heads: target.push_back(query.shape(kHead)); break;
-    case Axes::tensor: break;  // check_tensors() and check_quantised() have these
+    case Axes::tensor: break;  // check_tensors() and check_quantised() check these
   }
   return target;
 }
@@ -180,7 +180,7 @@ void check_dtype(const InputRule& rule, const mx::array& given, mx::Dtype query_
       }
       return;
     case InputDtype::tensor:
-    case InputDtype::groups: return;  // check_storage() has these
+    case InputDtype::groups: return;  // check_storage() checks these
   }
 }
 
@@ -192,7 +192,7 @@ void check_given(const Inputs& inputs) {
       continue;
     }
     check_dtype(rule, *given, query.dtype());
-    // Of the caller; behind mx.vmap they have the batch's dimensions, too.
+    // The caller gives one dimension; under mx.vmap these inputs have batch dimensions, too.
     if (rule.axes == Axes::heads && given->shape() != mx::Shape{query.shape(kHead)}) {
       fail(rule.called, " has shape ", given->shape(), ", expected (", query.shape(kHead),
            "): one number per query head");

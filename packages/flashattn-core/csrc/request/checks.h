@@ -1,4 +1,4 @@
-// What is refused: std::invalid_argument naming the argument, what was expected and what came.
+// Checks of a call. They throw std::invalid_argument, which names the argument, what was expected and what was found.
 #pragma once
 
 #include "arguments.h"
@@ -7,7 +7,7 @@ namespace flashattn {
 
 void check_arguments(const Arguments& arguments);
 
-// The part that new shapes alone can break, as in shapeless compilation.
+// Only the checks that new shapes can fail, as in shapeless compilation.
 void check_shapes(const Inputs& inputs, const Options& options);
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// The one table of what was settled, by the key of a call.
+// The table of settled decisions, by the key of a call.
 #include "decision.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace flashattn {
 namespace {
 
-// Kernels for a few queries may be made for their very number.
+// For up to kFew queries a kernel may be compiled for their exact number.
 int kind_of_length(int length) {
   return length <= kFew ? length : static_cast<int>(std::bit_ceil(static_cast<unsigned>(length)));
 }
@@ -26,11 +26,11 @@ struct Hash {
 
 struct Table {
   std::mutex mutex;
-  std::unordered_map<CallKey, Settled*, Hash> settled;  // what was replaced stays: a call may have just found it
+  std::unordered_map<CallKey, Settled*, Hash> settled;  // replaced entries stay: a call may have just found one
 };
 
 Table& table() {
-  static Table& table = *new Table;  // never destroyed: calls may outlast everything
+  static Table& table = *new Table;  // never destroyed: calls may outlive static destruction
   return table;
 }
 
@@ -66,7 +66,7 @@ CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device de
     add(given ? 1 + static_cast<int>(given->dtype().val()) : 0);
   }
   if (arguments.kernel == "auto") {
-    // The tiling depends on the number of blocks, which lengths of one power of two do not share.
+    // The tiling depends on the number of blocks, which differs between lengths that round to the same power of two.
     bool is_cuda = backend_of(device) == Backend::cuda && query.shape(kRow) > kMaxCudaDecodeLen;
     add(is_cuda ? usual_tiling(Kernel::cuda_prefill, call_shape(inputs, options, Backend::cuda)) : 0);
   } else {

@@ -1,5 +1,5 @@
-// A decision says what the calls of one kind run. On a CPU a table makes it. On a GPU flashattn_core/decide.py makes it
-// before the first of these calls is built, and each call looks it up.
+// A decision says which kernel all calls of one kind run. On a CPU it comes from the table of kernels. On a GPU
+// flashattn_core/decide.py makes it before the first call of the kind is built, and later calls look it up.
 #pragma once
 
 #include <atomic>
@@ -12,35 +12,35 @@
 
 namespace flashattn {
 
-// What a primitive runs. Shapeless compilation may bring other lengths than those that it was built with.
+// What a primitive runs. It was built for these lengths; shapeless compilation may run it with others.
 struct Decision {
   Variant variant;
-  Precision precision;  // that was asked for
+  Precision precision;  // as requested
   int query_len, key_len;
   bool by_name = false;
   Kernels failed = 0;                     // kernels that auto must not take for other lengths: they failed their check
   bool is_counted = true;                 // in stats()
-  std::atomic<uint64_t>* left = nullptr;  // MLX's own attention is faster: who leaves the call to it counts here
+  std::atomic<uint64_t>* left = nullptr;  // not null if MLX's own attention is faster: counts calls left to it
 
   bool operator==(const Decision&) const = default;
 };
 
-// Seconds of one call of the kind.
+// Seconds that one call of a kind takes, with MLX's own attention and with ours.
 struct Timing {
   double mlx, flash;
 };
 
-// What is known of a kind of call.
+// What has been found out about a kind of call.
 struct Settled {
   Variant variant;
   Kernels failed = 0;
-  std::string wrong;           // why no kernel is left; empty: one is
-  std::optional<Timing> left;  // MLX's own attention is faster
+  std::string wrong;           // why no kernel can be used; empty: `variant` can
+  std::optional<Timing> left;  // set if MLX's own attention is faster
   std::string words;           // how status() names the kind
   std::atomic<uint64_t> left_calls = 0;
 };
 
-// What distinguishes kinds: all that kernels are compiled for, and sizes up to the next power of two.
+// The key of a kind of call: everything that kernels are compiled for, and sizes rounded up to a power of two.
 class CallKey {
  public:
   CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device device);
@@ -55,11 +55,11 @@ class CallKey {
   int count_ = 0;
 };
 
-// Null: nobody has settled it yet. Valid for ever.
+// Null if the kind has not been settled. The pointer stays valid forever.
 Settled* find_settled(const CallKey& key);
 void settle(const CallKey& key, std::unique_ptr<Settled> settled);
 
-// Every kind whose calls were left to MLX's own attention, and how many since the start or the last reset.
+// Every kind whose calls were left to MLX's own attention, and how many calls since the start or the last reset.
 struct LeftCalls {
   std::string words;
   Timing timing;
@@ -68,13 +68,13 @@ struct LeftCalls {
 std::vector<LeftCalls> left_calls();
 void reset_left_calls();
 
-// Throws NoKernelError where no kernel covers the call, or the checks have left none. Nothing: it is not settled yet.
+// Empty if the call's kind has not been settled. Throws NoKernelError if no kernel covers it, or none passed its check.
 std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device);
 
-// What the table alone says, whatever was checked or measured. Throws NoKernelError likewise.
+// The decision of the table alone, whatever was checked or timed. Throws NoKernelError if no kernel covers the call.
 Decision by_table(const Arguments& arguments, Backend backend);
 
-// By the decision's lengths, or for other ones by the table. Throws NoKernelError likewise.
+// The decision's variant for the decision's lengths, the table's choice for others. Throws NoKernelError likewise.
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend);
 
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call: then a gradient may be wanted.

@@ -1,4 +1,4 @@
-// From arrays to the plain struct that every backend reads.
+// Turns a call's arrays into AttentionParams, the plain struct that every backend reads.
 #pragma once
 
 #include "../call/dtype.h"
@@ -7,13 +7,13 @@
 
 namespace flashattn {
 
-// What the forward pass writes, and the gradient reads again. Null: nobody asks for it.
+// The forward pass's outputs, which the backward pass reads. Null: not requested.
 struct Outputs {
   const mx::array& out;
   const mx::array *lse, *row_stats;
 };
 
-// Of an array whose dimensions behind the batch's are those that `axes` uses. Missing dimensions and those of size 1
+// The strides of an array that has the dimensions `axes` after the batch's. Missing dimensions, and those of size 1,
 // get stride 0: they are broadcast.
 Strides strides_of(const mx::array& array, int batch_dims, AxesUsed axes);
 
@@ -22,7 +22,7 @@ constexpr AxesUsed kRowAxes = {true, true, false};    // (*B, H, L)
 
 AttentionParams make_params(const Inputs& inputs, const Options& options, const Outputs& outputs);
 
-// float32 where the array is absent.
+// The array's dtype; float32 if there is no array.
 Dtype dtype_of(const mx::array* array);
 
 }  // namespace flashattn
