@@ -6,8 +6,8 @@
 
 namespace flashattn {
 
-// Throws std::invalid_argument, which becomes Python's ValueError. Its message is the parts, one after the other: they
-// name the wrong argument, what was found and what was expected.
+// Throws std::invalid_argument, which becomes Python's ValueError. The message joins the parts, which name the wrong
+// argument, what was found and what was expected.
 template <typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;

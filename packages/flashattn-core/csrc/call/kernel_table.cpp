@@ -196,8 +196,8 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
 
 // On compute capability 9.0 cuda_prefill has two tilings: blocks of 192 rows, and of 128. Blocks of 128 rows take a
 // fifth longer for the same rows, but leave fewer multiprocessors idle if there are few blocks. If there are many keys,
-// and more blocks of 192 rows than multiprocessors, the last blocks split their keys instead to keep multiprocessors
-// busy: see share_last_blocks() in cuda/launch.cpp.
+// and more blocks of 192 rows than multiprocessors, splitting the keys of the last blocks keeps multiprocessors busy
+// instead: see share_last_blocks() in cuda/launch.cpp.
 int usual_tiling(Kernel kernel, CallShape shape) {
   int dim = std::max(shape.head_dim, shape.value_dim);
   bool has_two = kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 &&

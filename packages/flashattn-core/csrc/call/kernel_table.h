@@ -64,7 +64,7 @@ struct NoKernelError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// The choice's kernel. Throws NoKernelError if it is empty.
+// The choice's kernel. Throws NoKernelError if it has none.
 Variant chosen_variant(const Choice& choice);
 
 // Everything that the choice of a kernel depends on.

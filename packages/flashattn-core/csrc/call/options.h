@@ -17,7 +17,7 @@ void check_score_options(float scale, const Options& options) {
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     fail("softcap is ", options.softcap, ", expected a finite number, or 0 for none");
   }
-  // GPU kernels divide scores by softcap through scale.
+  // GPU kernels get scale / softcap as their scale.
   if (options.softcap > 0 && !std::isfinite(scale / options.softcap)) {
     fail("softcap is ", options.softcap, ", expected a number by which scale, ", scale, ", can be divided");
   }

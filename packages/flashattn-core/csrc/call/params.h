@@ -13,8 +13,8 @@ namespace flashattn {
 // The most batch dimensions that a call may have. Each nested mx.vmap adds one.
 enum : int { kMaxBatchDims = 8 };
 
-// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0, so masks
-// are read in place and never expanded.
+// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0, so masks are read in
+// place and never expanded.
 struct Strides {
   int64_t column;  // along head_dim; in masks, along the keys
   int64_t row;     // along the queries or the keys
@@ -36,7 +36,7 @@ struct AttentionParams {
   int32_t key_len;       // S
   int32_t head_dim;      // D
   int32_t value_dim;     // D_v
-  int32_t tree_size;     // T, the tree bits describe the last T keys; 0: no tree
+  int32_t tree_size;     // T: tree bits describe the last T keys; 0: no tree
 
   float scale;
   FLASHATTN_OPTIONS(FLASHATTN_OPTION_FIELD)
@@ -54,7 +54,7 @@ struct SplitParams {
   int32_t first_key;  // no query sees a key before it
   int32_t chunk_len;
   int32_t num_chunks;
-  int32_t whole_blocks;  // cuda_prefill splits no keys of the blocks of rows before this one
+  int32_t whole_blocks;  // cuda_prefill does not split the keys of blocks before this one
 };
 
 // The shape of any array, and its strides in elements.

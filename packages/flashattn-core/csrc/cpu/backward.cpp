@@ -1,4 +1,4 @@
-// Cuts the backward pass into tiles of keys and spreads them over the threads.
+// Splits the backward pass into tiles of keys and spreads them over the threads.
 #include "backward.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// How many tiles are in, for each band of one head.
+// Counts, for each band of one head, the tiles that have been added.
 class HeadTurns final : public Turns {
  public:
   explicit HeadTurns(size_t bands) : in_(bands) {}
@@ -24,7 +24,7 @@ class HeadTurns final : public Turns {
   void wait(int band, int turn) override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return in_[band] == turn || failure_; });
-    if (failure_) {  // the one that is waited for will not come
+    if (failure_) {  // the tile that it waits for will never be added
       std::rethrow_exception(failure_);
     }
   }
@@ -50,7 +50,7 @@ class HeadTurns final : public Turns {
   std::exception_ptr failure_;
 };
 
-// The bands of one head of one batch element, in order.
+// The bands of one key/value head of one batch element, in order.
 std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows) {
   const AttentionParams& p = args.params;
   int group = p.num_heads / p.num_kv_heads;
@@ -69,8 +69,8 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .key_begin = 0,
                     .key_end = p.key_len,
                     .decoded = false};
-      // Both ends of a span grow with the query, so there is no gap between the rows' spans. Rows without a key have
-      // none.
+      // Both ends of a span grow with the query, so there is no gap between the rows' spans. Rows that see no key have
+      // no span.
       int begin = p.key_len, end = 0;
       for (int i = query; i < query + band.block.query_count; ++i) {
         Span span = seen_span(p, range, i);
@@ -79,7 +79,7 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
           end = std::max(end, span.end);
         }
       }
-      // And no tile at either end that the block map hides.
+      // Leave out blocks of keys at either end that the block map hides.
       QueryRows rows = {
           batch,
           {band.block.head_begin, band.block.head_begin + band.block.head_count},
@@ -98,7 +98,7 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
   return bands;
 }
 
-// Of rows that see nothing.
+// Writes zeros to the query gradients of rows that see nothing.
 void clear_query_gradient(const BackwardArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
   size_t row_size = p.head_dim * size_of(args.forward.dtype);
@@ -133,7 +133,7 @@ void compute_gradients(const BackwardArgs& args) {
       if (band.tile_count == 0) clear_query_gradient(args, band.block);
     }
   }
-  // Work is taken in this order, so that whoever waits for a tile before his own knows that somebody has it.
+  // Threads take tiles in this order: if one waits for the tile before its own, another thread already has that tile.
   int64_t tiles = (p.key_len + kBackwardKeys - 1) / kBackwardKeys;
   parallel_for(tiles * heads, [&](int64_t i) {
     int64_t head = i % heads;

@@ -1,11 +1,10 @@
-// FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2): all the rows that
-// see some of them go by, in bands; probabilities are computed again from each
-// row's maximum and sum.
+// FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2). The main loop goes
+// over the rows that see some of the keys, in bands, and recomputes probabilities from row_max and row_sum.
 //
-// With P the probabilities, O' the gradient of the output, all for one band of rows and the tile's keys:
+// For one band of rows and the tile's keys, with the probabilities P and the gradient of the output O':
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
-// As in the forward pass everything about pairs is kept transposed, (keys, rows): no key and no score is ever
-// transposed. Compiled once per instruction set, see simd.h.
+// As in the forward pass, matrices of scores and probabilities have the shape (keys, rows), so neither keys nor scores
+// are ever transposed. Compiled once per instruction set, see simd.h.
 #include "backward_kernels.h"
 
 #include "rows.h"
@@ -18,14 +17,14 @@ struct TileScratch {
   KeptMemory memory;
 
   int depth, value_depth;  // head_dim and value_dim, padded to whole vectors
-  // Of the tile.
+  // The tile:
   float* key;             // (keys, depth)
-  float* key_packed;      // the same as a packed right operand, 0 in the place of what is not finite
+  float* key_packed;      // the same, packed as a right operand, with 0 in place of NaN and infinity
   float* value;           // (keys, value_depth)
   float* key_gradient;    // (keys, depth), without the scale
   float* value_gradient;  // (keys, value_depth)
-  // Of the band.
-  float* query;           // packed (rows, depth), 0 in the place of what is not finite
+  // The band:
+  float* query;           // packed (rows, depth), with 0 in place of NaN and infinity
   float* out_gradient;    // packed (rows, value_depth), likewise
   float* out_gradient_t;  // packed (value_dim, rows)
   float* score_gradient;  // (keys, rows)
@@ -73,13 +72,13 @@ FLASHATTN_INLINE vfloat finite_or_zero(vfloat x) {
   return x - x == broadcast(0) ? x : broadcast(0);
 }
 
-// Where row r of a block lies among all rows, (*B, H_q, L).
+// The index of a block's row r among all rows, (*B, H_q, L).
 int64_t row_index(const AttentionParams& p, const RowBlock& block, int r) {
   Row row = row_of(block, r);
   return (block.batch * p.num_heads + row.head) * p.query_len + row.query;
 }
 
-// `count` rows of T as rows of floats, 0 beyond `columns`.
+// Copies `count` rows of T as rows of `depth` floats, 0 from `columns` on.
 template <typename T>
 void copy_rows(float* target, const T* source, const Strides& strides, int count, int columns, int depth) {
   for (int r = 0; r < count; ++r) {
@@ -89,8 +88,8 @@ void copy_rows(float* target, const T* source, const Strides& strides, int count
   }
 }
 
-// Rows source(0) ... source(rows - 1) as a packed right operand (rows, depth) without what is not finite; rows from
-// `count` on are 0. Returns whether all was finite.
+// Packs rows source(0) ... source(rows - 1) as a right operand (rows, depth), with 0 in place of NaN and infinity; rows
+// from `count` on are 0. Returns whether all elements were finite.
 template <typename T, typename Source>
 bool pack_rows(float* packed, Source source, int64_t column_stride, int count, int rows, int columns, int depth) {
   vfloat zero = {};  // stays 0 unless something is not finite
@@ -124,7 +123,7 @@ void load_tile(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys)
   __builtin_memset(tile.value_gradient, 0, sizeof(float) * count * tile.value_depth);
 }
 
-// Returns whether the output's gradient is finite.
+// Loads a band of rows. Returns whether the gradient of its outputs is finite.
 template <typename T>
 bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
@@ -163,7 +162,7 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
-// q·k, with the bits that it has in the forward pass: where that has rounded in another way, the weight of a key that
+// Computes q·k with the same bits as the forward pass: if the two were rounded differently, the weight of a key that
 // dominates its row would be off by the error of its score.
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
@@ -184,9 +183,9 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
   }
 }
 
-// Logits become probabilities, and their gradients the scores'. Where a row does not see a key both are 0, whatever the
-// gradient and sum: the value of a hidden key may be NaN, and so may the sum, by another key. Rows that saw nothing,
-// and those that are padding, see no key.
+// Turns logits into probabilities, and the gradients of probabilities into those of scores. Where a row does not see a
+// key both are 0, whatever gradient and sum are: a hidden key's value may be NaN, and another key may make the sum NaN.
+// Rows that saw nothing, and padding rows, see no key.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.columns; lane += kWidth) {
@@ -202,8 +201,8 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
   }
 }
 
-// What the product with a cleaned gradient has left out: NaN and infinity, for the keys that the row sees. Of those,
-// and of no others, the score's gradient is not finite either.
+// Adds the NaN and infinity of the output's gradient, in whose place the product had 0, for the keys that the row sees:
+// those keys, and no others, have a score gradient that is not finite.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {
@@ -233,8 +232,8 @@ void store_rows(const float* source, int depth, float factor, T* target, int cou
   }
 }
 
-// From one tile to the next the sum of a band's gradients, float32, lies in the gradient itself. Where that has but 16
-// bits for a number, they are the upper half of the sum's, and the lower half lies beside it.
+// Between tiles the float32 sum of a band's query gradients is stored in the gradient itself. A 16-bit gradient stores
+// the upper half of each sum's bits, and query_gradient_lower the lower half.
 template <typename T>
 void load_sum(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
@@ -300,7 +299,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     for (int i = keys.begin / kBlockSize; i * kBlockSize < keys.end; ++i) {
       shows = shows || (mapped_block(forward, queries, i) & kBlockShows);
     }
-    if (!shows) {  // neither the band's first tile nor its last
+    if (!shows) {  // no row of the band sees this tile, which is neither its first nor its last
       turns.wait(b, turn);
       turns.done(b);
       continue;
@@ -345,7 +344,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
                       count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
-    if (!summed) {  // a block of the map has more queries than the band: its own may see nothing
+    if (!summed) {  // a block of the map has more queries than the band, whose own may see nothing
       turns.wait(b, turn);
       if (turn > 0) {
         load_sum<T>(tile, args, keys, band.block);
@@ -369,7 +368,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
              count, p.value_dim);
 }
 
-// Rows counted through batch elements, heads and queries.
+// Computes delta of rows [first, last), which count through batch elements, heads and queries.
 template <typename T>
 void compute_delta(const BackwardArgs& args, int64_t first, int64_t last) {
   const AttentionParams& p = args.forward.params;

@@ -1,4 +1,4 @@
-// What the backward pass has of each instruction set.
+// The types that the backward pass shares with its kernels, which are compiled once per instruction set.
 #pragma once
 
 #include "backward.h"
@@ -6,37 +6,37 @@
 
 namespace flashattn::cpu {
 
-// Keys that are taken together: with their gradients, a band of rows and the scores of all pairs, they fill a
-// second-level cache of 1 MB at head_dim 128.
+// Keys per tile. At head_dim 128 a tile, its gradients, a band of rows and the scores of all pairs fill a second-level
+// cache of 1 MB.
 constexpr int kBackwardKeys = 288;
 
-// The rows' gradients are summed up tile by tile of keys, in the order of the keys: whoever has the next tile waits
-// until the one before is in. So the sum has one order, whatever the number of threads.
+// The order in which tiles of keys add to a band's query gradients: the order of the keys. The thread with the next
+// tile waits until the tile before it has been added. So the order of the sum does not depend on the number of threads.
 class Turns {
  public:
-  virtual void wait(int band, int turn) = 0;  // until `turn` tiles are in
+  virtual void wait(int band, int turn) = 0;  // until `turn` tiles have been added
   virtual void done(int band) = 0;
 
  protected:
   ~Turns() = default;
 };
 
-// Rows of one head that go by together.
+// Rows of one key/value head that are computed together.
 struct RowBand {
   RowBlock block;
-  int first_tile;  // of the tiles that some row sees ...
-  int tile_count;  // ... so many; 0: no row sees anything
+  int first_tile;  // the first tile that some row sees
+  int tile_count;  // the number of tiles from there on; 0: no row sees anything
 };
 
 // One tile of keys of a key/value head, and all the bands of rows of that head.
 struct KeyTile {
   int64_t batch;
   int kv_head;
-  int index;  // of the head's tiles
+  int index;  // among the head's tiles
   int begin, end;
   const RowBand* bands;
   int band_count;
-  // Lower halves of the sums of gradients so far, in query's shape. Of 16-bit gradients, else null.
+  // The lower 16 bits of query gradients' float32 sums, in query's shape; null unless gradients have 16 bits.
   uint16_t* query_gradient_lower;
 };
 

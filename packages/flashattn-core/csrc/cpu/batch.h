@@ -1,4 +1,4 @@
-// Where a batch element begins in an array, which keys its key range leaves, and what the block map says.
+// A batch element: where it begins in an array, its key range, and the flags of its block map.
 #pragma once
 
 #include "../call/block_map.h"
@@ -7,7 +7,7 @@
 
 namespace flashattn::cpu {
 
-// Offset of one batch element, counted through the leading dimensions from the last to the first.
+// The offset of batch element `batch`, in elements. `batch` counts in row-major order through the batch dimensions.
 static inline __attribute__((always_inline)) int64_t batch_offset(const AttentionParams& params, const Strides& strides,
                                                                   int64_t batch) {
   int64_t offset = 0;
@@ -30,7 +30,7 @@ struct QueryRows {
   Span heads, queries;
 };
 
-// Returns what the block map says of some rows and a block of keys. Without a map it returns that anything is possible.
+// Returns the flags of the block map for some rows and a block of keys. Without a map it returns both flags.
 static inline __attribute__((always_inline)) int mapped_block(const AttentionArgs& args, const QueryRows& rows,
                                                               int block) {
   if (!args.block_map) return kBlockShows | kBlockChanges;

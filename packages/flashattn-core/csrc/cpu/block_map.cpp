@@ -1,4 +1,4 @@
-// Cuts a mask into runs of blocks and spreads them over the threads.
+// Splits a mask into runs of blocks and spreads them over the threads.
 #include "block_map.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// One row of a block map, from a pass over its rows of the mask. Compiled once per instruction set, see simd.h.
+// Computes one row of a block map in one pass over its rows of the mask. Compiled once per instruction set, see simd.h.
 #include "block_map.h"
 #include "kernels.h"
 #include "simd.h"
@@ -6,13 +6,13 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// A row of a block, and for each of its elements whether something holds of it.
+// One row of a block: a vector of the bits of its elements.
 template <typename T>
 struct RowOfBlock {
   typedef T Bits __attribute__((vector_size(kBlockSize * sizeof(T))));
 };
 
-// Elements `first` and on of a row. Beyond its end they repeat the last one, which changes nothing.
+// Loads a row's elements from `first` on. Beyond its end they repeat the last one, which changes no flag.
 template <typename T>
 FLASHATTN_INLINE void load_row(typename RowOfBlock<T>::Bits& bits, const T* row, int64_t stride, int first, int count) {
   if (stride == 1 && first + kBlockSize <= count) {
@@ -30,12 +30,12 @@ FLASHATTN_INLINE bool any_bit(const Bits& bits) {
   return any != 0;
 }
 
-// T: unsigned bits of an element. kHidden: those of one that hides its key. One that changes nothing is 1 for a bool,
-// and 0 of either sign for a number.
+// T: the bits of an element, unsigned. kHidden: the bits of an element that hides its key. An element that changes
+// nothing is 1 in a bool mask, and 0 of either sign in an additive one.
 template <typename T, T kHidden, bool kIsBool>
 void find(const MaskRows& rows) {
   typedef typename RowOfBlock<T>::Bits Bits;
-  constexpr int kBlocksAtOnce = 16;  // their bits so far stay in the first-level cache
+  constexpr int kBlocksAtOnce = 16;  // their flags so far stay in the first-level cache
   const T* mask = static_cast<const T*>(rows.mask) + rows.offset;
   int blocks = (rows.keys + kBlockSize - 1) / kBlockSize;
   for (int first = 0; first < blocks; first += kBlocksAtOnce) {

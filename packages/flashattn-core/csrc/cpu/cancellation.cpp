@@ -1,4 +1,4 @@
-// When a call is to end early, and the NaN that it leaves.
+// When a call must end early, and the NaN that it leaves.
 #include "cancellation.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// By clock_gettime(), which a signal handler may call.
+// Nanoseconds of CLOCK_MONOTONIC. A signal handler may call clock_gettime().
 int64_t now() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -30,7 +30,7 @@ void fill(Bits nan, void* data, int64_t rows, int columns, int64_t stride,
   try {
     parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce,
                  [&](int64_t i) { fill_rows(i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
-  } catch (const std::bad_alloc&) {  // there may still be no memory, for threads neither
+  } catch (const std::bad_alloc&) {  // there may still be no memory, not even for threads
     fill_rows(0, rows);
   }
 }
@@ -44,7 +44,7 @@ void Cancellation::request() {
 }
 
 void Cancellation::begin_epoch() {
-  // In this order: nobody sees the new epoch with the old request.
+  // In this order, so that nobody sees the new epoch with the old request.
   requested_at_.store(0, std::memory_order_seq_cst);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
 }

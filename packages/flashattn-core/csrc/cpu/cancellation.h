@@ -1,4 +1,4 @@
-// The wish that calls end early, and what becomes of a call that does: NaN, never half a result or a plausible one.
+// Cancellation. A cancelled call ends early and leaves NaN in its outputs, never half a result or a plausible one.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 namespace flashattn::cpu {
 
-// Calls that somebody waits for share one. It counts epochs: a new one begins when the one who waited has gone on. A
-// request reaches the calls of its own epoch that still run, or have not begun, `kGraceSeconds` later: they end at
-// their next tile of keys. What is short finishes as always, and so does what nobody waits for any more.
+// Shared by the calls that one thread waits for. It counts epochs: a new one begins when the thread goes on.
+// kGraceSeconds after a request, the calls of its epoch that still run, or have not begun, end at their next tile of
+// keys. Calls that are done by then finish as always, and so do those of earlier epochs: nobody waits for them.
 class Cancellation {
  public:
   static constexpr double kGraceSeconds = 0.5;
@@ -28,26 +28,26 @@ class Cancellation {
   std::atomic<int64_t> requested_at_{0};  // nanoseconds of CLOCK_MONOTONIC; 0: not requested
 };
 
-// A call's part in one.
+// A call's Cancellation, and the epoch that the call belongs to.
 struct Cancellable {
-  const Cancellation* cancellation = nullptr;  // outlives the call; null: it runs to its end
+  const Cancellation* cancellation = nullptr;  // outlives the call; null: the call runs to its end
   int64_t epoch = 0;
 
   bool due() const { return cancellation && cancellation->due(epoch); }
 };
 
-// Throws Cancelled if the call is to end early. Kernels ask before each tile of keys, a millisecond's work or so;
-// pieces that have not begun then never begin, see parallel_for().
+// Throws Cancelled if the call must end early. Kernels call it before each tile of keys, which is about a millisecond's
+// work. Pieces of work that have not begun by then never begin, see parallel_for().
 struct Cancelled {};
 void stop_if(const Cancellable& cancellable);
 
-// Writes NaN to `rows` rows of `columns` elements, `stride` elements apart. `row_offset(row)`: where a row begins.
+// Writes NaN to `rows` rows of `columns` elements, `stride` elements apart. `row_offset(row)`: a row's first element.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t stride,
                    const std::function<int64_t(int64_t)>& row_offset);
 // The same for a row-major array.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns);
 
-// A call that does not come to its end, cancelled or failed, leaves NaN in all of its outputs: MLX may take them for
+// Runs compute(). If that is cancelled or fails, leave_nan() fills all outputs with NaN: MLX may take them for
 // computed.
 template <typename Compute, typename LeaveNan>
 void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {

@@ -1,7 +1,7 @@
-// Elements of the three storage types to float and back. Loading is exact; storing rounds to nearest, ties
-// to even, as MLX's casts do: so computing on bfloat16 equals "cast to float32, compute, cast back".
+// Converts elements of the three storage types to float and back. Loading is exact; storing rounds to nearest, ties to
+// even, as MLX's casts do, so computing on bfloat16 equals "cast to float32, compute, cast back".
 //
-// The formulas work on one number as on a vector of them: F is float or vfloat, U its bits.
+// The formulas work on one number as on a vector of them: F is float or vfloat, U the unsigned type of its bits.
 #pragma once
 
 #include "simd.h"
@@ -16,8 +16,8 @@ struct bfloat_t {
 };
 typedef uint16_t vushort __attribute__((vector_size(kWidth * sizeof(uint16_t))));
 
-// Each 16-bit lane in a 32-bit one. By name where there is an instruction for it: of the generic conversion GCC
-// makes two halves and puts them together again.
+// Widens each 16-bit lane to 32 bits, by an intrinsic where there is one: GCC compiles the generic conversion into two
+// halves, which it then joins.
 FLASHATTN_INLINE vuint widen(vushort v) {
 #if defined(__AVX512F__)
   // maskz: GCC 12 warns about the undefined operand in its own header's unmasked form.
@@ -29,7 +29,7 @@ FLASHATTN_INLINE vuint widen(vushort v) {
 #endif
 }
 
-// Each byte in a 32-bit lane.
+// Widens each byte to a 32-bit lane.
 typedef uint8_t vbyte __attribute__((vector_size(kWidth)));
 FLASHATTN_INLINE vint widen(vbyte v) {
 #if defined(__AVX512F__)
@@ -51,7 +51,7 @@ FLASHATTN_INLINE To bit_cast(From from) {
   return to;
 }
 
-// Overloads on the storage type; the argument of that type is only a name for it.
+// Overloads on the storage type; the argument of that type only selects the overload.
 template <typename F, typename U>
 FLASHATTN_INLINE F decode(U bits, bfloat_t) {
   return bit_cast<F>(bits << 16);
@@ -60,13 +60,13 @@ template <typename F, typename U>
 FLASHATTN_INLINE F decode(U bits, half_t) {
   U sign = (bits & 0x8000u) << 16;
   U magnitude = bits & 0x7fffu;
-  // Exponent and mantissa moved into place are off by 2^112; the product is exact, subnormals included.
+  // Shifted into place, exponent and mantissa are off by 2^112; the product is exact, subnormals included.
   U finite = bit_cast<U>(bit_cast<F>(magnitude << 13) * 0x1p112f);
   U special = (magnitude << 13) | 0x7f800000u;  // inf and NaN keep their mantissa
   return bit_cast<F>(sign | (magnitude >= 0x7c00u ? special : finite));
 }
 
-// The 16 bits to store, in the lower half.
+// Returns the 16 bits to store, in the lower half.
 template <typename U, typename F>
 FLASHATTN_INLINE U encode(F x, bfloat_t) {
   U bits = bit_cast<U>(x);
@@ -79,7 +79,7 @@ FLASHATTN_INLINE U encode(F x, half_t) {
   U bits = bit_cast<U>(x);
   U sign = (bits >> 16) & 0x8000u;
   U magnitude = bits & 0x7fffffffu;
-  // Below 2^-14 the spacing is 2^-24: adding 0.5, whose last place that is, rounds there.
+  // Below 2^-14 the spacing is 2^-24. That is the last place of 0.5, so adding 0.5 rounds to it.
   U small = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000u;
   U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   U large = magnitude > 0x7f800000u ? U{} + 0x7e00u : U{} + 0x7c00u;  // NaN, infinity
@@ -114,7 +114,7 @@ FLASHATTN_INLINE void store(T* p, vfloat v) {
   __builtin_memcpy(p, &bits, sizeof(bits));
 }
 
-// Elements first ... first + kWidth - 1 of a row that has `count` of them, `stride` apart; 0 beyond its end.
+// Elements first ... first + kWidth - 1 of a row of `count` elements, which are `stride` apart; 0 beyond its end.
 template <typename T>
 FLASHATTN_INLINE vfloat load_part(const T* row, int64_t stride, int first, int count) {
   if (stride == 1 && first + kWidth <= count) {

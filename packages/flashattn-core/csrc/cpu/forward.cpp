@@ -1,4 +1,4 @@
-// Cuts one call into blocks of rows and spreads them over the threads.
+// Splits one call into blocks of rows, or runs of keys, and spreads them over the threads.
 #include "forward.h"
 
 #include <unistd.h>
@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// All heads of a group share their keys, so they go into the same block as far as they fit.
+// How query heads are split into blocks. All heads of a group share their keys, so they go into one block if they fit.
 struct HeadCut {
   int heads_per_block, blocks_per_group;
   int64_t blocks;  // of all groups and batch elements
@@ -44,8 +44,8 @@ struct HeadCut {
   }
 };
 
-// The more rows share what is loaded and packed of keys and values, the better, as long as their queries and
-// outputs take no more than half of the second-level cache.
+// The most rows of a block. The more rows share the loaded and packed keys and values, the better, as long as their
+// queries and outputs take no more than half of the second-level cache.
 int rows_in_cache(int head_dim, int value_dim) {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -62,7 +62,7 @@ void attend_in_blocks(const AttentionArgs& args) {
   const Kernels& isa = kernels();
   int max_rows = rows_in_cache(params.head_dim, params.value_dim);
   HeadCut cut(params, max_rows, false);
-  // Enough blocks for the threads to end together. Not a function of their number: nor is then the result.
+  // Enough blocks for the threads to end together. As kBlocks does not depend on their number, neither does the result.
   constexpr int kBlocks = 64;
   int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
   int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
@@ -78,8 +78,8 @@ void attend_in_blocks(const AttentionArgs& args) {
   });
 }
 
-// A decode step takes one query after the other, so that its result has the same bits whichever come with it: several
-// tokens at once, as in speculative decoding, give what they give one by one.
+// Visits the queries of a decode step one by one, so that a query's result has the same bits whichever others are in
+// the call: several tokens at once, as in speculative decoding, give the same results as one by one.
 template <typename Visit>
 void for_each_query(RowBlock block, Visit visit) {
   int queries = block.query_count;
@@ -91,24 +91,24 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
   return (n + divisor - 1) / divisor;
 }
 
-// A run of keys leaves partial results, which take memory until they are merged. So the runs of a decode step go by in
-// rounds. In a round each of `heads` blocks of heads has `slots` slots: one for each run and, after the first round,
-// one for what all earlier runs have left. All slots take up to 2 MB, or there are four of them a thread and one more,
-// so that the threads end a round together.
+// Rounds of a decode step. Each run of keys (FlashDecoding's split) has partial results, which take memory until they
+// are merged, so the runs are computed in rounds. In a round each of `heads` blocks of heads has `slots` slots: one for
+// each run and, after the first round, one for the merged results of all earlier runs. All slots take up to 2 MB, or
+// there are four of them per thread and one more, so that the threads end a round together.
 struct Rounds {
   int64_t heads, slots;
 
   Rounds(int64_t all_heads, int64_t runs, int64_t slot_bytes) {
     constexpr int64_t kBytes = 2 << 20, kSlotsPerThread = 4, kFewSlots = 8;
     int64_t most = std::max(kBytes / slot_bytes, kSlotsPerThread * num_threads() + 1);
-    // Many heads with few slots go before few heads with many: one thread merges all slots of a head.
+    // Many heads with few slots are better than few heads with many: one thread merges all slots of a head.
     heads = std::clamp<int64_t>(most / std::min(runs, kFewSlots), 1, all_heads);
     slots = std::min(runs, most / heads);
-    slots = 1 + divide_up(runs - 1, divide_up(runs - 1, slots - 1));  // so that the last round has as much work
+    slots = 1 + divide_up(runs - 1, divide_up(runs - 1, slots - 1));  // so that the last round is as long as the others
   }
 };
 
-// FlashDecoding: each run of keys is a piece of work of its own. Where runs begin depends on the keys alone, and their
+// FlashDecoding: each run of keys is a separate piece of work. Where runs begin depends on the keys alone, and their
 // results are merged one by one, in order. So the bits are the same for any number of threads and slots.
 void attend_in_runs(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
@@ -134,7 +134,7 @@ void attend_in_runs(const AttentionArgs& args) {
 
   for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
     int64_t heads = std::min(rounds.heads, cut.blocks - head);
-    // The first slot has the results of all runs before this round's.
+    // After the first round, the first slot has the merged results of all earlier runs.
     for (int64_t begin = 0, end, taken = 0; begin < runs; begin = end, taken = 1) {
       end = std::min(runs, begin + rounds.slots - taken);
       int64_t count = end - begin;
@@ -149,7 +149,7 @@ void attend_in_runs(const AttentionArgs& args) {
           isa.attend_partial(args, query, rows_of(query, slots + (taken + i % count) * slot_size));
         });
         if (finished[i / count].fetch_add(1, std::memory_order_acq_rel) < count - 1) return;
-        // The last run of these heads to finish merges them all.
+        // The thread that finishes the last run of these heads merges all of them.
         for (int64_t slot = 1; slot < taken + count; ++slot) {
           isa.merge(run.rows(), params.value_dim, slots, slots + slot * slot_size);
         }

@@ -1,5 +1,5 @@
-// The CPU backend's front door: raw pointers, shapes and strides in, finished output out. Knows nothing
-// of MLX, so it can be built, fuzzed and sanitised alone.
+// The CPU backend's interface: raw pointers, shapes and strides in, finished outputs out. It does not depend on MLX, so
+// it can be built, fuzzed and sanitised alone.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace flashattn::cpu {
 
-// What inputs.def's dtypes are in memory. What may be several of them has a Dtype beside.
+// The pointer types for inputs.def's dtypes. The elements of a void pointer have a Dtype in AttentionArgs.
 #define FLASHATTN_CPU_tensor const void*
 #define FLASHATTN_CPU_groups const void*
 #define FLASHATTN_CPU_int32 const int32_t*
@@ -32,15 +32,15 @@ struct AttentionArgs {
   FLASHATTN_INPUTS(FLASHATTN_CPU_POINTER)  // null where the call has none
   void* out = nullptr;
   float* lse = nullptr;
-  float* row_stats = nullptr;  // a row's maximum and its sum, sinks included: what backward() needs of the softmax
+  float* row_stats = nullptr;  // row_max and row_sum, sinks included: all that backward() needs of the softmax
 
   Cancellable cancellation = {};
 };
 
 #undef FLASHATTN_CPU_POINTER
 
-// Both compute the same function; they differ in how the work is cut. Safe to call from several threads. A cancelled
-// call leaves NaN in its outputs.
+// Both compute the same function: prefill() splits the work over queries, decode() over keys. Safe to call from several
+// threads. A cancelled call leaves NaN in its outputs.
 void prefill(const AttentionArgs& args);
 void decode(const AttentionArgs& args);
 
@@ -48,7 +48,7 @@ void decode(const AttentionArgs& args);
 // when one of them holds something that this machine cannot do.
 void initialise();
 
-// "AVX2, 2 threads". Initialises.
+// The instruction set and the number of threads, as in "AVX2, 2 threads". Initialises the backend.
 std::string describe();
 
 }  // namespace flashattn::cpu

@@ -11,12 +11,12 @@ namespace flashattn::cpu {
 namespace {
 
 struct InstructionSet {
-  const char* variable_value;  // as in FLASHATTN_CPU_ISA
-  bool here;                   // this machine runs it
+  const char* variable_value;  // its name in FLASHATTN_CPU_ISA
+  bool here;                   // whether this machine runs it
   const Kernels* kernels;
 };
 
-// Those that CMakeLists.txt has built, best first.
+// The instruction sets that CMakeLists.txt has built, best first.
 std::vector<InstructionSet> instruction_sets() {
   return {
 #ifdef FLASHATTN_HAS_avx512
@@ -58,7 +58,7 @@ const Kernels& chosen_kernels() {
 }  // namespace
 
 const Kernels& kernels() {
-  static const Kernels& chosen = chosen_kernels();  // a throwing initialiser is tried again next time
+  static const Kernels& chosen = chosen_kernels();  // if this throws, the next call tries again
   return chosen;
 }
 

@@ -1,4 +1,4 @@
-// The list of all that threads keep, and the lock that tells whether they work.
+// The list of all memory that threads keep, and the lock that working threads hold.
 #include "kept_memory.h"
 
 #include <pthread.h>
@@ -11,7 +11,7 @@
 namespace flashattn::cpu {
 
 struct KeptMemoryList {
-  std::shared_mutex in_use = {};  // shared by the threads that work
+  std::shared_mutex in_use = {};  // threads that work on a job hold it shared
   std::mutex mutex = {};          // guards the list
   KeptMemory* first = nullptr;
   int64_t number;
@@ -53,8 +53,8 @@ struct KeptMemoryList {
 
 namespace {
 
-// Never destroyed: threads may outlive static destruction at exit. In static memory: it is needed where there may be no
-// other. A forked child has none of the parent's threads and perhaps their locks, so it begins another list.
+// Never destroyed: threads may outlive static destruction at exit. In static memory: it must work if no other is left.
+// A forked child has none of the parent's threads, but perhaps locks that they held: it begins another list.
 alignas(KeptMemoryList) unsigned char storage[sizeof(KeptMemoryList)];
 
 KeptMemoryList& list() {

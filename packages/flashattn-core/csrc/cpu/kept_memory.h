@@ -1,11 +1,11 @@
-// Working memory that a thread keeps for its next block. It comes from the C library: MLX's counters do not see it.
+// Working memory that a thread keeps for its next block. It comes from the C library, so MLX does not count it.
 #pragma once
 
 #include <cstdint>
 
 namespace flashattn::cpu {
 
-// One use in one thread. Only that thread asks for memory, and only while it works on a job.
+// The memory of one thread for one purpose. Only that thread calls floats(), and only while it works on a job.
 class KeptMemory {
  public:
   KeptMemory() = default;
@@ -13,19 +13,19 @@ class KeptMemory {
   KeptMemory& operator=(const KeptMemory&) = delete;
   ~KeptMemory();
 
-  // Room for so many floats, on a cache line. What was there before is lost. Throws std::bad_alloc.
+  // Returns room for `count` floats, aligned to a cache line. Earlier contents are lost. Throws std::bad_alloc.
   float* floats(int64_t count);
 
  private:
   friend struct KeptMemoryList;
   float* memory_ = nullptr;
   int64_t capacity_ = 0;
-  // The list of all. It is made of these, so that nothing is allocated for it: its memory could not be had, either.
+  // Links of the list of all objects. As members they need no allocation of their own, which could fail.
   KeptMemory *previous_ = nullptr, *next_ = nullptr;
-  int64_t list_ = 0;  // the number of the list that this one is in; 0: none
+  int64_t list_ = 0;  // the number of the list that this object is in; 0: none
 };
 
-// While a thread has one of these, nobody frees what it keeps.
+// While a thread has an object of this class, nobody frees the memory that it keeps.
 class KeptMemoryInUse {
  public:
   KeptMemoryInUse();

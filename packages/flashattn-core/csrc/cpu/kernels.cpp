@@ -1,9 +1,9 @@
-// FlashAttention-2's forward pass for a block of rows (Dao 2023, arXiv:2307.08691, algorithm 1): keys and
-// values go by in tiles; each row keeps its maximum so far, its sum so far and its unnormalised output.
+// FlashAttention-2's forward pass for a block of rows (Dao 2023, arXiv:2307.08691, algorithm 1). The main loop goes
+// over tiles of keys and values; each row keeps its maximum so far, its sum so far and its unnormalised output.
 //
-// Scores are kept transposed, (keys, rows): the softmax then works on a vector of rows at a time, with no
-// sums across a vector, and neither keys nor probabilities are ever transposed. Only the queries are, once
-// for all tiles. No L x S array exists at any time.
+// Scores have the shape (keys, rows): so the softmax works on a vector of rows at a time, with no sums across a vector,
+// and neither keys nor probabilities are ever transposed. Only the queries are, once for all tiles. No L x S array
+// exists at any time.
 //
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
@@ -17,10 +17,10 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// Packing the values pays for itself from so many rows on that they go by more than once.
+// With more rows than this, multiply() reads the values several times, and packing them pays off.
 constexpr int kMaxUnpackedRows = kRows + 2;
 
-thread_local Scratch kept_scratch;  // for the thread's next block
+thread_local Scratch kept_scratch;  // kept for the thread's next block
 
 template <typename Rows>
 void copy_keys(Scratch& scratch, Rows keys, int count) {
@@ -30,8 +30,8 @@ void copy_keys(Scratch& scratch, Rows keys, int count) {
   }
 }
 
-// Packs the tile's values. If NaN or infinity is among them, it leaves 0 in their place: they must not reach a row
-// that does not see them, through 0 * NaN. Returns whether there were none.
+// Packs the tile's values, with 0 in place of NaN and infinity: through 0 * NaN they would reach rows that do not see
+// them. Returns whether all values were finite.
 template <typename Rows>
 bool pack_values(Scratch& scratch, Rows values, int count) {
   vfloat zero = {};  // stays 0 unless something is not finite
@@ -52,13 +52,13 @@ bool pack_values(Scratch& scratch, Rows values, int count) {
   return true;
 }
 
-// What to subtract before exponentiating. Where nothing is visible yet, any finite number gives
-// exp(-inf) = 0; -inf - -inf would give NaN.
+// The number to subtract before exponentiating. If a row has seen nothing yet, any finite number gives exp(-inf) = 0,
+// but -inf - -inf would give NaN.
 FLASHATTN_INLINE vfloat finite_reference(vfloat row_max) {
   return row_max == broadcast(-kInfinity) ? broadcast(0) : row_max;
 }
 
-// Combines the lanes of a vector that belong to the same row, which are `columns` apart: each gets the result.
+// Combines the lanes of a vector that belong to the same row, which are `columns` apart. Each of them gets the result.
 template <typename Combine>
 FLASHATTN_INLINE vfloat fold(vfloat v, int columns, Combine combine) {
   for (int distance = columns; distance < kWidth; distance *= 2) {
@@ -70,12 +70,12 @@ FLASHATTN_INLINE vfloat fold(vfloat v, int columns, Combine combine) {
   return v;
 }
 
-// The online softmax, a vector of rows at a time: logits become probabilities relative to the new row_max.
-// The difference comes first, then the change of base: logits as low as -FLT_MAX, which some use to hide,
-// must not overflow.
+// The online softmax, a vector of rows at a time: turns logits into probabilities relative to the new row_max. The
+// difference is taken before the change of base, so that logits as low as -FLT_MAX, with which some models hide keys,
+// do not overflow.
 void online_softmax(Scratch& scratch, const Band& band, int count) {
   int size = count * band.columns, step = band.lanes();
-  for (int i = size; i % kWidth != 0; ++i) scratch.scores[i] = -kInfinity;  // the rest of a vector: keys of no tile
+  for (int i = size; i % kWidth != 0; ++i) scratch.scores[i] = -kInfinity;  // fills the last vector
   for (int lane = 0; lane < step; lane += kWidth) {
     float* scores = scratch.scores + lane;
     int row = band.first + lane;
@@ -85,7 +85,7 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
     new_max = fold(new_max, band.columns, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
-    vfloat sum = {};  // of this tile alone: small numbers are not lost beside the large sum so far
+    vfloat sum = {};  // of this tile alone, so that small numbers are not lost beside the large sum so far
     for (int i = 0; i < size; i += step) {
       vfloat probability = exp2((load(scores + i) - reference) * kLog2e);
       store(scores + i, probability);
@@ -98,7 +98,7 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
   }
 }
 
-// Adds what pack_values() left out: NaN and infinity, to the rows that see their keys. `seen` lies as the scores do.
+// Adds the NaN and infinity that pack_values() left out to rows that see their keys. `seen` is laid out like scores.
 template <typename Rows>
 void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& band, int count, const bool* seen) {
   for (int j = 0; j < count; ++j) {
@@ -115,7 +115,7 @@ void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& ba
   }
 }
 
-// Keys and values are read where they lie if they can be; otherwise they are copied once for all bands.
+// Computes a block of rows over one tile. Keys and values are read in place or copied once for all bands.
 template <typename Rows>
 void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile, Rows tile_keys,
                  Rows values) {
@@ -177,7 +177,7 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   }
 }
 
-// The tile's keys and values, whatever they are stored as.
+// Calls visit(keys, values) with the tile's keys and values, whatever they are stored as.
 template <typename Visit>
 FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile,
                                 Visit visit) {
@@ -199,12 +199,12 @@ FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, con
   });
 }
 
-// Leaves row_max, row_sum and output of the block's rows in scratch.
+// Computes row_max, row_sum and unnormalised output of the block's rows, in scratch.
 void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   scratch.prepare(block.rows(), p, block.decoded);
   load_rows(scratch, args, block);
-  // Keys outside of every row's interval are never touched.
+  // Keys that no row's span contains are never read.
   Span any = {p.key_len, 0};
   for (int i = 0; i < scratch.band_count; ++i) {
     any = {smaller(any.begin, scratch.bands[i].any.begin), larger(any.end, scratch.bands[i].any.end)};
@@ -220,7 +220,7 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   }
 }
 
-// Divides by the sum, sinks included, and writes out, lse and row_stats.
+// Divides outputs by row_sum, sinks included, and writes out, lse and row_stats.
 void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   with_dtype(args.dtype, [&](auto type) {

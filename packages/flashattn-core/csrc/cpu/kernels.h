@@ -1,4 +1,4 @@
-// What each instruction set provides, and the choice of one of them at run time.
+// The functions that are compiled once per instruction set, and the choice of one set at run time.
 #pragma once
 
 #include "block_map.h"
@@ -6,15 +6,14 @@
 
 namespace flashattn::cpu {
 
-// The rows that are computed together, against one run of keys: `query_count` queries of each of
-// `head_count` query heads that share a key/value head. What is loaded of keys and values
-// serves all of them.
+// The rows that are computed together, against one run of keys: `query_count` queries of each of `head_count` query
+// heads that share a key/value head, and so the loaded keys and values.
 struct RowBlock {
   int64_t batch;
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
-  int key_begin, key_end;  // nothing outside is read
-  bool decoded;            // scores of few rows are dot products, see matmul.h; the gradient computes them likewise
+  int key_begin, key_end;  // no other keys are read
+  bool decoded;            // by decode(): few rows take dot(), see matmul.h, and so does their gradient
 
   int rows() const { return head_count * query_count; }
 };
@@ -23,19 +22,19 @@ struct RowBlock {
 // every instruction set.
 constexpr int kMaxRows = 512, kMinRows = 64;
 
-// What is left of a row after a run of keys, in floats: row_max, row_sum and value_dim unnormalised sums.
+// The floats of a row's partial result after a run of keys: row_max, row_sum and value_dim unnormalised sums.
 constexpr int64_t partial_row_size(int value_dim) {
   return 2 + int64_t{value_dim};
 }
 
-// Loops that reach the bounds of the machine, see roofline.h. They return a number so that nothing is left out.
+// Loops that reach the machine's limits, see roofline.h. They return a number so that the compiler keeps the work.
 struct RooflineLoops {
   float (*multiply_add)(int64_t steps);
   int64_t flops_per_step;
   float (*read)(const float* data, int64_t size);
 };
 
-// Up to 32 rows of a mask, from element `offset` on, and the bytes of their blocks.
+// Up to 32 rows of a mask, from element `offset` on, and where to write the flags of their blocks.
 struct MaskRows {
   const void* mask;
   MaskType type;
@@ -49,24 +48,24 @@ struct KeyTile;
 class Turns;
 
 struct BackwardKernels {
-  int max_rows;  // of a band that goes by a tile of keys
-  // delta of rows [first, last), counted through batch elements, heads and queries.
+  int max_rows;  // of a band
+  // Writes delta of rows [first, last), which count through batch elements, heads and queries.
   void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
-  // One tile's part of the query gradients, when it is its turn; its key and value gradients, finished.
+  // Adds a tile's part to the query gradients, in the order of Turns, and writes the tile's key and value gradients.
   void (*tile)(const BackwardArgs&, const KeyTile&, Turns&);
 };
 
 struct Kernels {
   const char* name;
-  // Attention of a block of rows over its keys, finished: writes all outputs.
+  // Computes attention of a block of rows over its keys, and writes all outputs.
   void (*attend)(const AttentionArgs&, const RowBlock&);
-  // The same, unfinished: writes rows() * partial_row_size() floats.
+  // Computes the same, but writes partial results: rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
-  // Adds what later keys have left of `rows` rows to what earlier ones have left.
+  // Merges partial results of `rows` rows: adds those of later keys to those of earlier ones.
   void (*merge)(int rows, int value_dim, float* partial, const float* later);
-  // Writes all outputs, from what all keys have left.
+  // Writes all outputs, from the partial results of all keys.
   void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);
-  // A row of a block map.
+  // Computes a row of a block map.
   void (*find_blocks)(const MaskRows&);
   const BackwardKernels& backward;
   const RooflineLoops& roofline;
@@ -97,8 +96,8 @@ void find_blocks(const MaskRows&);
 extern const RooflineLoops roofline_loops;
 }  // namespace neon
 
-// The best set that this machine runs, or the one that FLASHATTN_CPU_ISA names. Throws
-// std::invalid_argument when that is unknown, or not to be had here.
+// The best set that this machine runs, or the one that FLASHATTN_CPU_ISA names. Throws std::invalid_argument if that
+// set is unknown, or this machine does not run it.
 const Kernels& kernels();
 
 }  // namespace flashattn::cpu

@@ -1,5 +1,5 @@
-// Tree bits, a bool array and an additive array hide keys inside of the span that a query sees, or add to their scores.
-// This file applies them, and says which keys the two arrays leave to some rows.
+// Applies the masks that hide keys inside the span that a query sees, or add to scores: tree bits, a bool array and an
+// additive array. Also finds the keys that the two arrays leave visible to some rows.
 #pragma once
 
 #include "../call/block_map.h"
@@ -20,11 +20,11 @@ struct Scores {
   float& operator[](int key) const { return data[int64_t{key - first} * stride]; }
 };
 
-// Hides, among the given keys, what tree bits hide. Hiding overwrites: a NaN score in a hidden key is gone afterwards.
+// Hides those of the given keys that the tree bits hide. Hiding overwrites: a hidden key's score may be NaN.
 FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int query, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   int tree_begin = p.key_len - p.tree_size;
-  int node = query + p.tree_size - p.query_len;  // lower-right aligned; before the tree: sees none of it
+  int node = query + p.tree_size - p.query_len;  // lower-right aligned; negative before the tree: sees none of it
   const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
   for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
     int other = j - tree_begin;
@@ -97,7 +97,7 @@ FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row,
   return added;
 }
 
-// Calls visit(head, query) for rows that differ in the arrays.
+// Calls visit(head, query) for each row, or once for all heads if they share their rows of the arrays.
 template <typename Visit>
 FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& rows, Visit visit) {
   bool same_heads = args.params.visible.head == 0 && args.params.bias.head == 0;
@@ -106,8 +106,8 @@ FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& r
   }
 }
 
-// Returns what the arrays say of some rows and a block of keys, as call/block_map.h has it. A decode step reads the
-// arrays themselves: what it skips for one query must not depend on which others come with it.
+// Returns the flags of call/block_map.h for some rows and a block of keys. A decode step reads the arrays themselves:
+// which keys it skips for one query must not depend on the other queries of the call.
 static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int block, bool decoded) {
   if (!decoded) return mapped_block(args, rows, block);
   int first = block * kBlockSize, end = smaller(first + kBlockSize, args.params.key_len), found = 0;
@@ -123,8 +123,8 @@ static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int
   return found;
 }
 
-// Returns the span from the first to the last of these keys of one block that some row sees in the arrays. It is empty
-// if no row sees any.
+// Shrinks a span of keys in one block to the first and the last key that the arrays leave visible to some row. Returns
+// an empty span if there is none.
 static inline Span shown_span(const AttentionArgs& args, const QueryRows& rows, Span keys) {
   int first = keys.begin / kBlockSize * kBlockSize;
   vint shown[kBlockSize / kWidth] = {};
@@ -141,14 +141,14 @@ static inline Span shown_span(const AttentionArgs& args, const QueryRows& rows, 
   return keys;
 }
 
-// The first run of keys, `most` or fewer, that the arrays do not hide from all of the rows, as far as their blocks are
-// looked at; its first and last key are seen by some row. Empty if there is none.
+// Returns the first run of at most `most` keys in which no block is hidden from all rows. Some row sees its first key,
+// and some row its last. Empty if there is none. In prefill without a block map no keys are skipped.
 static inline Span next_run(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
   if (!args.visible && !args.bias) return {keys.begin, smaller(keys.end, keys.begin + most)};
   if (!args.block_map && !decoded) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // Blocks of the map have 32 queries, of which these rows may see less.
+  // The map's blocks have 32 queries. These rows may have fewer, and see less than the flags say.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);

@@ -1,6 +1,6 @@
-// The two matrix products of the forward pass, in register tiles. The left operand is read element by element;
-// the right one in vectors, where it lies (other storage types are converted on the way) or packed. `dot`
-// serves the scores of few rows, where both operands are read in vectors, along head_dim.
+// Matrix products in register tiles. The left operand is read element by element; the right one in vectors, in place
+// (other storage types are converted on the way) or packed. `dot` computes the scores of few rows, and reads both
+// operands in vectors along head_dim.
 #pragma once
 
 #include "dtype.h"
@@ -14,7 +14,7 @@ struct Left {
   int64_t row_stride, depth_stride;
 };
 
-// Element (k, c) is data[k * depth_stride + c]. So is any right operand: the products ask it for vectors, at().
+// Element (k, c) is data[k * depth_stride + c]. Other right operands have the same functions: at() loads a vector.
 struct Right {
   const float* data;
   int64_t depth_stride;
@@ -26,14 +26,14 @@ struct Right {
   FLASHATTN_INLINE_MEMBER void skip(int columns) { data += columns; }
 };
 
-// A row-major result; row r is first multiplied by scale[r] and then added to. scale null: overwritten.
+// A row-major result. scale[r] multiplies row r before the product is added; scale null: the product replaces the row.
 struct Result {
   float* data;
   int64_t row_stride;
   const float* scale;
 };
 
-// All sums stay in registers.
+// Computes one register tile. All sums stay in registers.
 template <int Rows, int Vectors, typename Operand>
 FLASHATTN_INLINE void multiply_tile(Left left, Operand right, int depth, Result result) {
   vfloat sum[Rows][Vectors] = {};
@@ -81,7 +81,7 @@ FLASHATTN_INLINE void with_count(int count, Visit visit) {
   }
 }
 
-// `Rows` rows of the result, `columns` (a multiple of kWidth) wide.
+// Computes `Rows` rows of the result, each `columns` (a multiple of kWidth) wide.
 template <int Rows, typename Operand>
 FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int columns, Result result) {
   constexpr int kVectors = Rows <= kRows ? kColumns : kColumns / 2;
@@ -96,8 +96,8 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Asks for rows of a left operand that lie in memory as rows, into the second-level cache: keys that are read in
-// place are further away.
+// Prefetches rows of a row-major left operand into the second-level cache: keys that are read in place are further
+// away.
 FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
   constexpr int kLine = 64 / sizeof(float);
   for (int r = first; r < first + count; ++r) {
@@ -105,7 +105,7 @@ FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) 
   }
 }
 
-// result (rows, columns) from left (rows, depth) and right (depth, columns). `columns` is a multiple of kWidth.
+// Multiplies left (rows, depth) by right (depth, columns), see Result. `columns` is a multiple of kWidth.
 template <typename Operand>
 static void multiply(Left left, Operand right, int rows, int depth, int columns, Result result) {
   const auto take = [&](auto count) {
@@ -122,14 +122,14 @@ static void multiply(Left left, Operand right, int rows, int depth, int columns,
   with_count(rows, take);
 }
 
-// Rows `first` and on of a packed (depth, columns) matrix: panels of kColumns vectors, one behind the other, and a
+// A packed (depth, columns) matrix, from row `first` on: panels of kColumns vectors, one after the other, and perhaps a
 // narrower one at the end.
 struct Packed {
   const float* data;
   int depth, columns, first;
 };
 
-// The same with a packed right operand: a panel stays in the first-level cache while all rows go by.
+// Multiplies by a packed right operand: a panel stays in the first-level cache for all rows.
 static void multiply_packed(Left left, Packed right, int rows, int depth, Result result) {
   constexpr int kPanel = kColumns * kWidth;
   for (int column = 0; column < right.columns; column += kPanel) {
@@ -139,7 +139,7 @@ static void multiply_packed(Left left, Packed right, int rows, int depth, Result
   }
 }
 
-// Where element (k, column) of a (depth, columns) matrix lies once it is packed.
+// The index of element (k, column) of a (depth, columns) matrix once it is packed.
 FLASHATTN_INLINE int64_t packed_index(int k, int column, int depth, int columns) {
   constexpr int kPanel = kColumns * kWidth;
   int first = column / kPanel * kPanel;
@@ -153,16 +153,16 @@ constexpr int power_of_two(int n) {
   return power;
 }
 
-// Up to this many rows take `dot`: beyond, `multiply` has its vectors full and no lanes to sum up.
+// Up to this many rows use `dot`. With more, `multiply` fills its vectors, and has no sums across lanes.
 constexpr int kMaxDotRows = kWidth / 2;
 
-// scores[j * columns + r] = keys[j] · queries[r], columns = power_of_two(rows): as many keys at a time as their
-// scores fill a vector. Writes whole vectors: past the end if `key_count` is no multiple of that many.
-// Row r of queries begins at queries + r * depth; depth is a multiple of kWidth.
+// scores[j * columns + r] = keys[j] · queries[r], columns = power_of_two(rows). Takes as many keys at a time as fill a
+// vector with scores. Writes whole vectors: past the end if `key_count` is not a multiple of that many. Row r of
+// queries begins at queries + r * depth; depth is a multiple of kWidth.
 //
-// A decode step is bound by memory, and this loop is where it waits: it also asks for the keys that come
-// kAhead later and for the `values` that the next product reads. Into the second-level cache: the first level's few
-// outstanding misses are left to the loads.
+// A decode step is bound by memory, and waits for it in this loop. So the loop prefetches the keys that come kAhead
+// later and the `values` that the next product reads, into the second-level cache: the first level has few outstanding
+// misses, which are left to the loads.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kColumnsOfScores = power_of_two(Rows);

@@ -1,5 +1,5 @@
-// Numbers out of MLX's affine quantisation. Element i of a row is scale * q + bias: q the `bits` bits from bit
-// i * bits on of the row's words, read as one little-endian number; scale and bias those of its group, i / group_size.
+// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias: q is the `bits` bits from bit i * bits on
+// of the row's words, read as one little-endian number; scale and bias belong to the element's group, i / group_size.
 #pragma once
 
 #include "matmul.h"
@@ -22,8 +22,8 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 }
 
 #if defined(__AVX2__)
-// For each lane the 32 bits from its number's first byte on, and how far up in them the number is. Bytes are picked out
-// of 16, in every 16 of the result, which is how the shuffle works.
+// For each lane, the indices of the four bytes from its number's first byte on, and by how many bits to shift them
+// right. The shuffle picks every 16 bytes of its result from 16 bytes, so indices are at most 15.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};
@@ -38,8 +38,8 @@ struct Picks {
 #endif
 
 #if defined(__AVX512F__)
-// Of up to four bits there are up to 16 numbers, a vector: a shuffle looks them up, faster than a conversion. It
-// ignores what lies above the lowest four bits of a lane; the table repeats, so that it ignores more.
+// Up to four bits give up to 16 numbers, which fit a vector: a shuffle looks them up, faster than a conversion. It
+// ignores all but the lowest four bits of a lane; the table repeats, so that with fewer bits it ignores more.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};
@@ -49,7 +49,7 @@ struct Numbers {
 };
 #endif
 
-// The kWidth numbers from `first` on, a multiple of kWidth, of one group. Reads no byte that has none of their bits.
+// Returns kWidth numbers of one group from `first`, a multiple of kWidth. Reads only bytes that hold their bits.
 template <int Bits>
 FLASHATTN_INLINE vfloat dequantise(const uint8_t* row, int first, float scale, float bias) {
   constexpr int kBytes = (kWidth * Bits + 7) / 8;

@@ -1,4 +1,4 @@
-// Runs the loops of roofline_loops.cpp on all threads, and takes the time.
+// Runs the loops of roofline_loops.cpp on all threads, and times them.
 #include "roofline.h"
 
 #include <chrono>
@@ -25,7 +25,7 @@ double seconds(Work work) {
 double peak_flops() {
   const RooflineLoops& loops = kernels().roofline;
   int64_t pieces = kPieces * num_threads();
-  std::vector<float> results(pieces);  // somebody has to want them, or the compiler leaves the work out
+  std::vector<float> results(pieces);  // kept, or the compiler would leave the work out
   int64_t steps = 1000;
   const auto work = [&] { parallel_for(pieces, [&](int64_t i) { results[i] = loops.multiply_add(steps); }); };
   double time = seconds(work);
@@ -45,7 +45,7 @@ double read_bandwidth() {
   const auto work = [&] {
     parallel_for(pieces, [&](int64_t i) { results[i] = loops.read(buffer.data() + i * piece, piece); });
   };
-  work();  // wakes the threads and fills the address translation
+  work();  // wakes the threads and fills the TLBs
   return static_cast<double>(pieces * piece * static_cast<int64_t>(sizeof(float))) / seconds(work);
 }
 

@@ -1,4 +1,4 @@
-// What the machine can do at best, as far as attention is concerned: multiply-adds in registers, and reading.
+// The loops that measure what limits attention on this machine: multiply-adds in registers, and memory reads.
 //
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
@@ -7,7 +7,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// Independent sums: more than the longest latency (5 cycles) times the most units (2), fewer than the registers.
+// Independent sums: more than the longest latency (5 cycles) times the most FMA units (2), fewer than the registers.
 constexpr int kChains = 12;
 
 float multiply_add(int64_t steps) {

@@ -1,5 +1,5 @@
-// The rows of a block: which queries they are, what they see, and what their products with keys become. Shared by the
-// forward and the backward pass.
+// The rows of a block: their queries, what these see, and how products with keys become logits. Shared by the forward
+// and the backward pass.
 #pragma once
 
 #include "dtype.h"
@@ -20,7 +20,7 @@ FLASHATTN_INLINE void with_dtype(Dtype dtype, Visit visit) {
   }
 }
 
-// Row r of a block. The heads of one query lie side by side, so that neighbouring rows see nearly the same keys.
+// Row r of a block. The heads of one query are adjacent, so that neighbouring rows see nearly the same keys.
 struct Row {
   int head, query;
 };
@@ -28,7 +28,7 @@ FLASHATTN_INLINE Row row_of(const RowBlock& block, int r) {
   return {block.head_begin + r % block.head_count, block.query_begin + r / block.head_count};
 }
 
-// Rows of a block, as far as their arrays go.
+// The heads and queries to which `count` rows of a block, from `first` on, belong.
 FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int count) {
   return {
       block.batch,
@@ -38,10 +38,10 @@ FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int coun
 
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
   int group = args.params.num_heads / args.params.num_kv_heads;
-  return block.head_begin / larger(1, group);  // without query heads, keys still have a gradient, 0
+  return block.head_begin / larger(1, group);  // without query heads, keys still have a gradient: 0
 }
 
-// Where the row of key `first` begins in `data`, which has one row for each key of each key/value head.
+// The row of key `first` in `data`, which has one row for each key of each key/value head.
 template <typename T>
 static inline const T* key_row(const AttentionArgs& args, const RowBlock& block, const void* data,
                                const Strides& strides, int first) {
@@ -49,7 +49,7 @@ static inline const T* key_row(const AttentionArgs& args, const RowBlock& block,
          kv_head_of(args, block) * strides.head + first * strides.row;
 }
 
-// Rows source(0) ... source(columns - 1), times `factor`, as the packed right operand (depth, columns) of a product.
+// Packs rows source(0) ... source(columns - 1), times `factor`, as a right operand (depth, columns).
 template <typename T, typename Source>
 static inline void pack_transposed(float* packed, Source source, int64_t column_stride, int depth, int columns,
                                    float factor) {
@@ -67,7 +67,7 @@ static inline void pack_transposed(float* packed, Source source, int64_t column_
   }
 }
 
-// The queries, times `factor`, as the product for the scores wants them.
+// Loads the queries, times `factor`, in the layout that the product for the scores reads.
 template <typename T>
 static inline void load_queries(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, float factor) {
   const AttentionParams& p = args.params;
@@ -87,12 +87,12 @@ static inline void load_queries(Scratch& scratch, const AttentionArgs& args, con
   pack_transposed<T>(scratch.query, source, p.query.column, p.head_dim, scratch.columns, factor);
 }
 
-// Whether products become scores by softcap's tanh.
+// Whether softcap's tanh applies to the products of queries and keys.
 FLASHATTN_INLINE bool caps(const AttentionParams& p) {
   return p.softcap > 0;
 }
 
-// The derivative of that, at the products that it is about to be applied to.
+// The derivative of softcap at `products`, to which finish_scores() has not applied it yet.
 FLASHATTN_INLINE void cap_slopes(const float* products, const AttentionParams& p, float* slopes, int64_t count) {
   for (int64_t i = 0; i < count; i += kWidth) {
     vfloat t = tanh(load(products + i) * (1 / p.softcap));
@@ -100,12 +100,12 @@ FLASHATTN_INLINE void cap_slopes(const float* products, const AttentionParams& p
   }
 }
 
-// Whether finish_scores() changes what every row sees.
+// Whether finish_scores() changes scores even where it hides no key.
 FLASHATTN_INLINE bool changes_scores(const AttentionArgs& args) {
   return caps(args.params) || args.alibi_slopes;
 }
 
-// Everything that stays the same for all the tiles of a block.
+// Prepares the rows of a block for its first tile: sums, spans, positions, slopes, bands and queries.
 static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   const auto set = [&](int r, Span seen, int position, float slope) {
@@ -130,7 +130,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
       set(r, seen, query + p.key_len - p.query_len, slope);
     }
   }
-  // Padding is computed along and never stored.
+  // Padding rows are computed like the others and never stored.
   for (int r = block.rows(); r < scratch.columns; ++r) set(r, {0, p.key_len}, 0, 0);
   for (int lane = scratch.columns; lane < kWidth; ++lane) {
     int r = lane - scratch.columns;
@@ -154,11 +154,11 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // By scale alone, which often is a power of two: by softcap, too, queries would be rounded, and so each product.
+  // By scale alone, which often is a power of two. Dividing by softcap, too, would round queries, and so each product.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
-// Adds both arrays to the scores of a band. `first` is the key of the first scores.
+// Applies both arrays to the scores of a band. `first` is the key of the first scores.
 static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                               int first, Span keys) {
   const auto row_at = [&](int r) {
@@ -171,7 +171,7 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
     }
     return;
   }
-  // The arrays have rows of keys, and the scores keys of rows: transposed in registers.
+  // The arrays are (rows, keys), but scores (keys, rows): tiles of the arrays are transposed in registers.
   for (int lane = 0; lane < band.columns; lane += kWidth) {
     ArrayRow rows[kWidth];
     for (int i = 0; i < kWidth; ++i) rows[i] = row_at(band.first + lane + i);
@@ -188,7 +188,7 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
   }
 }
 
-// Softcap, ALiBi, masks. In: q·k * scale. Out: the logits; -inf where a row does not see a key.
+// Applies softcap, ALiBi and masks. In: q·k * scale. Out: the logits; -inf where a row does not see a key.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                                  Span keys) {
   const AttentionParams& p = args.params;

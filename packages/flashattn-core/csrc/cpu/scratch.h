@@ -8,31 +8,31 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// A multiple of kRows: no narrower register tile is needed but at the end. Long, because each tile rescales the output.
+// Keys per tile: many, because each tile rescales the output; a multiple of kRows, the height of a register tile.
 constexpr int kKeyTile = 288;
 
-// Rows that go through a tile together, past the keys that none of them sees: the fewer, the less of a causal
-// diagonal is computed in vain. A multiple of the packed panels' width.
+// Rows of a band, which skips the keys that none of them sees: with fewer rows, fewer hidden keys are computed along a
+// causal diagonal. A multiple of the packed panels' width.
 constexpr int kBandRows = kWidth == 16 ? 64 : 48;
 
 constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Rows that go through a tile together.
+// Rows that are computed over a tile together.
 struct Band {
   int first, rows, columns;  // columns: with padding
   Span any, all;             // the keys that some row sees, and those that all see
 
   int lanes() const { return larger(columns, kWidth); }  // after these the rows repeat
-  int keys() const { return lanes() / columns; }         // in those lanes
+  int keys() const { return lanes() / columns; }         // of one row, in those lanes
 };
 
-// What a block needs. Grows to the largest one that the thread has seen.
+// The working memory of a block. It grows to the largest block that the thread has seen.
 struct Scratch {
   KeptMemory memory;
 
-  // What the block at hand uses of it.
+  // The layout for the current block.
   bool few_rows;      // so few that the scores of several keys share a vector, see dot()
   int columns;        // the rows and their padding: whole vectors, or for few rows the next power of two
   int depth;          // of a row of query and key: head_dim, padded where dot() reads whole vectors of it
@@ -40,13 +40,13 @@ struct Scratch {
   float* query;       // times scale; packed (depth, columns), or for few rows (rows, depth)
   float* key;         // (kKeyTile, depth)
   float* value;       // packed (kKeyTile, value_columns)
-  float* key_store;   // of quantised keys: a tile's scales and biases, and words that have to be copied
+  float* key_store;   // for quantised keys: a tile's scales and biases, and copied words
   float* value_store;
-  float* scores;  // of a band of rows: (kKeyTile, its columns), then the probabilities
+  float* scores;  // scores of a band, then its probabilities: (kKeyTile, band's columns)
   float* output;  // (rows, value_columns), unnormalised
   Band bands[(kMaxRows + kBandRows - 1) / kBandRows];
   int band_count;
-  // One number a row. Where rows are few, all lanes of a vector: the rows repeat.
+  // One number per row. If rows are few, they repeat to fill a vector.
   float row_max[kMaxRows];  // -inf: nothing seen yet
   float row_sum[kMaxRows];
   float rescale[kMaxRows];                           // exp(old row_max - new row_max)
@@ -83,7 +83,7 @@ struct Scratch {
     }
   }
 
-  // Numbers of 4 bytes for one quantised row.
+  // The size of key_store or value_store for one quantised row, in numbers of 4 bytes.
   static int64_t store_size(const AttentionParams& p, int dim) {
     return p.bits == 0 ? 0 : 2 * (dim / p.group_size) + dim * p.bits / 32;
   }

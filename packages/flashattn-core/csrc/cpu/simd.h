@@ -12,11 +12,11 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// kWidth: floats in a vector register. kColumns: vectors side by side in a register tile; with kRows = 6
-// rows, the accumulators, one row of the right operand and one broadcast just fit the register file
-// (16 registers for AVX2 and SSE, 32 for AVX-512 and NEON).
+// kWidth: floats in a vector register. kColumns: vectors side by side in a register tile; with kRows = 6 rows, the
+// accumulators, one row of the right operand and one broadcast just fit the register file (16 registers for AVX2 and
+// SSE, 32 for AVX-512 and NEON).
 //
-// FLASHATTN_ZIP_LOW and _HIGH: the lanes of two vectors, one from each in turn, of their lower and upper halves.
+// FLASHATTN_ZIP_LOW and _HIGH: shuffle indices that interleave the lower or the upper halves of two vectors.
 #if defined(__AVX512F__)
 constexpr int kWidth = 16, kColumns = 4;
 #define FLASHATTN_ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -84,9 +84,9 @@ FLASHATTN_INLINE vfloat zip_high(vfloat a, vfloat b) {
   return __builtin_shufflevector(a, b, FLASHATTN_ZIP_HIGH);
 }
 
-// rows[i][j] becomes rows[j][i]. Zipping vector i with vector i + n/2, for all i, log2(n) times, moves the
-// bits of a row's number into the lane's and back (Stone 1971, "Parallel processing with the perfect shuffle").
-// Recursion, not a loop: the compiler then keeps all vectors in registers.
+// rows[i][j] becomes rows[j][i]. Zipping vector i with vector i + n/2, for all i, log2(n) times, exchanges the bits of
+// the row number with those of the lane number (Stone 1971, "Parallel processing with the perfect shuffle"). Recursion,
+// not a loop: the compiler then keeps all vectors in registers.
 template <int Rounds = kWidth>
 FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   if constexpr (Rounds > 1) {
@@ -131,7 +131,7 @@ FLASHATTN_INLINE vfloat exp2_of_fraction(vfloat f) {
 // x = n + f with a whole n and |f| <= 1/2.
 FLASHATTN_INLINE vfloat exp2(vfloat x) {
 #if defined(__AVX512F__)
-  // Instructions for both n and 2^n p; lanes below -126 (but not NaN) become 0.
+  // AVX-512 has instructions for n and for 2^n p; lanes below -126 (but not NaN) become 0.
   __mmask16 in_range = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   vfloat n = _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return _mm512_maskz_scalef_ps(in_range, exp2_of_fraction(x - n), n);
@@ -142,7 +142,7 @@ FLASHATTN_INLINE vfloat exp2(vfloat x) {
   vfloat p = exp2_of_fraction(x - (shifted - magic));
   vint exponent;
   __builtin_memcpy(&exponent, &shifted, sizeof(exponent));
-  exponent = (exponent << 23) + (127 << 23);  // the magic number's own bits leave at the top
+  exponent = (exponent << 23) + (127 << 23);  // the shift pushes out the magic number's own bits
   vfloat power;
   __builtin_memcpy(&power, &exponent, sizeof(power));  // n = -127 gives bits 0: 2^x becomes 0
   return p * power;

@@ -1,4 +1,4 @@
-// The pool: how many threads, what they sleep on, how work is handed out, what a fork leaves.
+// The thread pool: how many threads it has, how they wait, how work is handed out, and what happens at a fork.
 #include "threads.h"
 
 #include <atomic>
@@ -64,7 +64,7 @@ int read_num_threads() {
 
 std::atomic<int> expected_jobs{0};
 
-// Waits awake for the condition, which is expected to hold soon. Others may have the processor in the meantime.
+// Waits without sleeping, for at most 0.1 ms, for a condition that is expected to hold soon. Yields the processor.
 template <typename Condition>
 void wait_awake(Condition holds) {
   constexpr auto kPatience = std::chrono::microseconds(100);
@@ -91,7 +91,7 @@ struct Job {
         if (!error) {
           error = std::current_exception();
         }
-        next.store(count, std::memory_order_relaxed);  // the rest would be work for nothing
+        next.store(count, std::memory_order_relaxed);  // the other indices need not run any more
       }
     }
   }
@@ -120,7 +120,7 @@ class Pool {
     job.run();
     std::unique_lock lock(mutex_);
     close(job);
-    if (job.helpers > 0) {  // with their last pieces
+    if (job.helpers > 0) {  // they still run their last pieces
       lock.unlock();
       wait_awake([&] { return job.helpers == 0; });
       lock.lock();
@@ -149,7 +149,7 @@ class Pool {
     }
   }
 
-  void close(Job& job) {  // exhausted: nobody else needs to look at it
+  void close(Job& job) {  // it has no index left: removes it from the list
     jobs_.remove(&job);
     open_jobs_ = jobs_.size();
   }
@@ -158,7 +158,7 @@ class Pool {
   std::condition_variable work_available_;
   std::condition_variable helper_left_;
   std::list<Job*> jobs_;
-  std::atomic<size_t> open_jobs_{0};  // their number, to be read without the mutex
+  std::atomic<size_t> open_jobs_{0};  // their number, for reads without the mutex
 };
 
 // Never destroyed: its threads may outlive static destruction at exit. A forked child has none of the
@@ -187,7 +187,7 @@ Pool& the_pool() {
 }  // namespace
 
 int num_threads() {
-  static const int threads = read_num_threads();  // a throwing initialiser is tried again next time
+  static const int threads = read_num_threads();  // if this throws, the next call tries again
   return threads;
 }
 

@@ -16,8 +16,8 @@ int num_threads();
 // at the same time; after a fork the child starts a pool of its own.
 void parallel_for(int64_t count, const std::function<void(int64_t)>& body);
 
-// While one of these exists a job is to be expected, and a worker that has finished one waits awake for the next, for
-// 0.1 ms at most: waking it takes tens of microseconds, as long as a whole decode step.
+// While an object of this class exists, a worker that has finished a job waits for the next one without sleeping, for
+// at most 0.1 ms: waking it would take tens of microseconds, as long as a whole decode step.
 class ExpectedJob {
  public:
   ExpectedJob();

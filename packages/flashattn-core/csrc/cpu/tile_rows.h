@@ -1,5 +1,5 @@
-// The keys, or values, of a tile: rows of any storage type, any strides, or quantised. Where they are in place the
-// products read them as they lie; otherwise they are copied, as floats, once for all the rows of a block.
+// The keys or values of a tile: rows of any storage type and any strides, or quantised. Products read them in place if
+// in_place() is true; otherwise they are copied, as floats, once for all rows of a block.
 #pragma once
 
 #include "dtype.h"
@@ -17,7 +17,7 @@ struct PlainRows {
 
   // Whether whole vectors can be read up to `padded` columns.
   bool in_place(int padded) const { return column_stride == 1 && columns == padded; }
-  // The rows as floats in memory; null if they are not.
+  // The rows if they are floats with adjacent columns, else null.
   const float* floats() const {
     return sizeof(T) == sizeof(float) && column_stride == 1 ? reinterpret_cast<const float*>(data) : nullptr;
   }
@@ -28,7 +28,7 @@ struct PlainRows {
     return load_part(data + row * row_stride, column_stride, column, columns);
   }
 
-  // As a right operand, if in place.
+  // Members of a right operand, see matmul.h, if in place.
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
     return load(data + row * row_stride + column);
   }
@@ -38,7 +38,7 @@ struct PlainRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
 };
 
-// Columns come in groups of 32 or more: whole vectors.
+// Quantised rows. Their columns are groups of 32 or more, and so whole vectors.
 template <int Bits>
 struct QuantisedRows {
   const uint8_t* data;
@@ -68,14 +68,14 @@ struct QuantisedRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { first_column += n; }
 };
 
-// Keys, or values, as the caller has them.
+// Quantised keys or values, as the caller has them.
 struct QuantisedTensor {
   const void *words, *scales, *biases;
   const Strides &word_strides, &scale_strides, &bias_strides;
 };
 
-// Makes floats of the tile's scales and biases in `store`. Words are left where they lie if those of a row lie side by
-// side, and copied behind the groups otherwise.
+// Converts the tile's scales and biases to floats in `store`. Reads words in place if those of a row are adjacent;
+// otherwise copies them to `store`, after the scales and biases.
 template <int Bits>
 static QuantisedRows<Bits> quantised_rows(float* store, const AttentionArgs& args, const RowBlock& block, Span tile,
                                           int dim, const QuantisedTensor& tensor) {
