@@ -68,7 +68,7 @@ struct ArrayParams {
 // Strides of the arrays that only the backward pass has.
 struct BackwardParams {
   Strides dout;
-  Strides dlse;  // (*B, H_q, L); unused where there is none
+  Strides dlse;  // (*B, H_q, L); unused if lse has no cotangent
   Strides dq, dk, dv;
   int32_t block_heads = 0;  // on CUDA: query heads of a group that one block of keys takes
 };

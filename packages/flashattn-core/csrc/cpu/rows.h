@@ -154,7 +154,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // By scale alone, which often is a power of two. Dividing by softcap, too, would round queries, and so each product.
+  // Times scale alone, often a power of two. Dividing by softcap, too, would round queries, and with them each product.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 

@@ -113,7 +113,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
   if (outputs[0].size() == 0) {
     return;
   }
-  // ExpectedJob: as long as this job waits or runs, threads that have finished another wait awake for it.
+  // ExpectedJob: until this job has run, threads that have finished another job wait for it without sleeping.
   encoder.dispatch([kernel, args, expected = cpu::ExpectedJob()] {
     kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args);
   });

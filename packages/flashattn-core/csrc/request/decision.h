@@ -74,7 +74,7 @@ std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx:
 // The decision of the table alone, whatever was checked or timed. Throws NoKernelError if no kernel covers the call.
 Decision by_table(const Arguments& arguments, Backend backend);
 
-// The decision's variant for the decision's lengths, the table's choice for others. Throws NoKernelError likewise.
+// The decision's variant for the decision's lengths; the table's choice for others. Throws NoKernelError, too.
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend);
 
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call: then a gradient may be wanted.
