@@ -8,7 +8,7 @@ namespace flashattn::cuda {
 
 gpu::Device properties(int device);
 
-// Throws NoKernelError, with the cure, if the device cannot run the kernels or NVRTC does not know the device.
+// Throws NoKernelError, which says what to do, if the device cannot run the kernels or NVRTC does not know it.
 void check_device(int device);
 
 // "sm_90a, driver for CUDA 13.0, NVRTC 13.0"

@@ -110,8 +110,8 @@ Launch prefill(Call call) {
   return result;
 }
 
-// Whether the TMA can read the array: 16-byte aligned, strides that are multiples of 16 bytes and not 0, and rows that
-// do not overlap.
+// Whether the tensor memory accelerator (TMA) can read the array: 16-byte aligned, strides that are multiples of 16
+// bytes and not 0, and rows that do not overlap.
 bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
   const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
   return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&

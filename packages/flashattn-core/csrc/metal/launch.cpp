@@ -61,7 +61,7 @@ Launch rowwise(const Call& call) {
 Launch prefill_tg(const Call& call) {
   const AttentionParams& p = call.params;
   int64_t rows = rows_of_group(call);
-  // Two fragments of rows read the keys half as often, but only if queries and output both fit in registers.
+  // Two fragments of rows read the keys half as often, as long as queries and output fit in registers.
   int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
   if (call.tiling == 1) fragments = 3 - fragments;
   return single(

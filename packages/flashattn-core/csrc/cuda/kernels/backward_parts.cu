@@ -1,6 +1,6 @@
 // backward_hopper.cu for float32: arrays come as three bfloat16 parts, see float_parts.h. These leave shared memory for
-// only 64 rows per block, so two consumer warpgroups share the rows. One computes S, P and the products of P, the other
-// dP, dS and the products of dS; the other gets P from the first. While one computes scalars, the other has the tensor
+// only 64 rows per block, so two consumer warpgroups share the rows. One computes S, P and the products of P; the other
+// gets P from it, and computes dP, dS and the products of dS. While one computes scalars, the other has the tensor
 // cores. Tensor cores truncate what they add to a sum, so each tile is summed by itself and added outside.
 #include "float_parts.h"
 #include "gradient_block.h"

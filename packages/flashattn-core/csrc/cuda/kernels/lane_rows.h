@@ -98,7 +98,7 @@ struct LaneRows {
   // the row has to be recomputed give NaN.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     float unit = product_unit(visibility), factor = unit * M_LOG2E_F;
-    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the relative excess of factor / unit over log2(e)
+    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the excess of factor / unit over log2(e)
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
       float sum = lane_sum<LANES, STEP>(softmax[h].row_sum), reference = softmax[h].reference();

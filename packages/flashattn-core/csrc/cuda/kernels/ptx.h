@@ -48,9 +48,8 @@ FLASHATTN_FUNC uint transposed(uint pair) {
 // 8 columns of a warp's 16 rows: lane n has columns 2 * (n % 4) and the next, of row n / 4 and then of row n / 4 + 8.
 typedef float Fragment[4];
 
-// c += a b. 16-bit floats: a is 16 x 16, lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and the next, then
-// those 8 further. float32, cut to TF32: a is 16 x 8, columns n % 4 and n % 4 + 4. b: rows like a's columns, column n /
-// 4.
+// c += a b. 16-bit floats: a is 16 x 16; lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4), the next, and those
+// 8 further. float32, cut to TF32: a is 16 x 8, columns n % 4 and n % 4 + 4. b: rows like a's columns, column n / 4.
 template <typename T>
 FLASHATTN_FUNC void multiply_add_tile(Fragment& c, const uint (&a)[4], uint b0, uint b1);
 #define FLASHATTN_MMA(T, SHAPE)                                                                      \

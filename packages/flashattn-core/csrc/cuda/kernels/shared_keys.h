@@ -18,8 +18,8 @@ FLASHATTN_FUNC BlockShare share_of_block(const SplitParams& split) {
   return BlockShare{uint(split.whole_blocks + later / split.num_chunks), later % split.num_chunks, split.num_chunks};
 }
 
-// The partial results of blocks that share keys, ROWS rows each. A row has DV columns before the division by the sum,
-// the maximum and the sum.
+// The partial results of blocks that share keys, ROWS rows each. A row: DV columns, not yet divided by their sum, then
+// its maximum and its sum.
 template <int ROWS, int DV>
 struct BlockPartials {
   static constexpr int kPitch = DV + cuda::kPartialPadding;  // whole float4

@@ -150,7 +150,7 @@ FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
   return {float(low), float(high)};
 }
 
-// The type for a fragment whose rows are keys, or else queries.
+// BitsOfKeys if a fragment's rows are keys, else BitsOfQueries.
 template <bool OF_KEYS, int COLUMNS>
 struct VisibleBits {
   using Bits = BitsOfQueries<COLUMNS>;

@@ -10,8 +10,8 @@ namespace flashattn {
 // Four lanes share two rows, which are `kRowStep` apart.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
-// half has no numbers below 2^-24, where a row of many keys still has some weight. So for half a row's reference is 2^7
-// below its maximum, and probabilities are up to 2^15.
+// half has no numbers below 2^-24, where a row of many keys still has some weight. So for half, row_max stays 7 powers
+// of two below the maximum, and probabilities are up to 2^15.
 template <typename T>
 constexpr float kBelow = 0;
 template <>

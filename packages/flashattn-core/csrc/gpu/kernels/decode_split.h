@@ -7,8 +7,8 @@
 
 namespace flashattn {
 
-// Phase 1's results for each row and chunk, in three arrays one after another: outputs before the division by their
-// sums, maxima, and sums.
+// Phase 1's results for each row and chunk, as three arrays, one after another: outputs not yet divided by their sums;
+// maxima; sums.
 template <typename Pointer>
 struct Partials {
   Pointer out;

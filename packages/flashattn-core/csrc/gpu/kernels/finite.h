@@ -1,5 +1,5 @@
-// NaN and infinity. A value that a row does not see must not reach it, but a probability of 0 does not stop these: 0 *
-// NaN is NaN. So products of probabilities and values take these as 0, and add them later where they are seen.
+// NaN and infinity. A value that a row does not see must not reach it, but probability 0 does not stop these: 0 * NaN
+// is NaN. So products of probabilities and values take these as 0, and add them later where they are seen.
 #pragma once
 
 #include "dialect.h"

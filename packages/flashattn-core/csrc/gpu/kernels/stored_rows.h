@@ -105,8 +105,8 @@ struct QuantisedRows {
   FLASHATTN_FUNC QuantisedBatch batch(int count, int columns, uint lane) const FLASHATTN_THREAD;
 
  private:
-  // `count` bits of a row from bit `first` on, as the lowest bits of the result; higher bits may be others. Reads no
-  // byte without wanted bits: 16 and 32 bits are aligned, and all other counts that occur fit in three bytes.
+  // `count` bits of a row from bit `first` on, as the lowest bits of the result; its higher bits are arbitrary. Reads
+  // no byte without wanted bits: 16 and 32 bits are aligned, and all other counts that occur fit in three bytes.
   FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
     const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {

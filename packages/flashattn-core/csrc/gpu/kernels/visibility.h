@@ -219,7 +219,7 @@ struct Visibility {
 
   FLASHATTN_FUNC bool tree_shows(int query, int key) const FLASHATTN_THREAD {
     int other = key - (params->key_len - params->tree_size);
-    int node = query + params->tree_size - params->query_len;  // the tree's nodes are the last queries
+    int node = query + params->tree_size - params->query_len;  // the last query is the last node
     if (other < 0) {
       return true;  // all keys before the tree
     }
