@@ -12,7 +12,7 @@
 #include "mlx/array.h"
 #include "mlx/stream.h"
 
-// As in CUDA's own headers.
+// Declared as in CUDA's own headers.
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };

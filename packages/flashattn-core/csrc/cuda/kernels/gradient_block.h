@@ -214,7 +214,7 @@ struct GradientBlock {
 
   // What a lane keeps for its two rows of a warp's 16, which start at own_row.
   struct OwnRows {
-    KeySpan columns[2];  // that the row has scores with
+    KeySpan columns[2];  // the columns that the row has scores with
     Row queries[2];      // these and `saved`: only if the rows are queries
     SavedRow saved[2];
     float largest;  // the largest abs(row_max) that probabilities are computed from

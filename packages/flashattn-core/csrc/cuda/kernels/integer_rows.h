@@ -58,7 +58,7 @@ template <>
 constexpr bool is_quantised<uint> = true;
 
 constexpr int kIntegerKeys = 32;  // keys per tile
-// Lane 4 n has keys 4 n to 4 n + 3, one from each of four matrices: row n of matrix m is key 4 n + m.
+// The four lanes from 4 n on share the keys 4 n to 4 n + 3, one per matrix: row n of matrix m is key 4 n + m.
 FLASHATTN_FUNC uint key_of_row(uint row) {
   return row % 8 * 4 + row / 8;
 }
@@ -106,7 +106,7 @@ struct WordTile {
 template <int GROUPS>
 struct GroupTile {
   static constexpr int kRow = GROUPS * kGroupBytes, kBytes = kIntegerKeys * kRow;
-  struct Quad {  // of four keys
+  struct Quad {  // numbers of four keys
     uint words[kRow];
 
     FLASHATTN_FUNC float of(int key, int g) const {
@@ -253,7 +253,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   uint queries[kBlocks][kPieces][kApart];  // as second operands, times 2^kRaised
   float query_sums[kOwn][kGroups];         // of each group, divided by kScoreUnit
   Fragment output[DV / 16][kBlocks] = {};
-  float bias_sums[kOwn][kValueGroups] = {};  // of the lane's own keys only, like row_sum
+  float bias_sums[kOwn][kValueGroups] = {};  // over the lane's own keys only, like row_sum
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
@@ -395,7 +395,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // After the last tile: sums over all keys, and the output in its own unit with the biases, both from the maximum.
+  // After the last tile: row_sum over all keys; the output in its own unit, with biases; both relative to row_max.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     LaneRows<AttendingRows, kOwn, 8, 4>::finish(visibility);
     FLASHATTN_UNROLL

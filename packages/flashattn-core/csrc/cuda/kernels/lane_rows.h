@@ -39,7 +39,7 @@ struct LaneRows {
   // Output and sum are rescaled only when a row's maximum has grown by more than this many powers of two. Until then
   // probabilities may be as large as 2^8, which costs no accuracy.
   static constexpr float kSlack = 8;
-  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // of row_max until finish(), as an exponent of two
+  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // one unit of row_max before finish(), in powers of two
   static constexpr int kOwn = ROWS;
 
   OnlineSoftmax softmax[ROWS];  // until finish(), row_sum covers only the lane's own keys

@@ -13,7 +13,7 @@ FLASHATTN_FUNC void* shared_pointer(uint address) {
   return __cvta_shared_to_generic(address);
 }
 
-// Copies `bytes` bytes, at most 16, to shared memory, and fills up 16 with zeros. Both addresses are multiples of 16.
+// Copies `bytes` bytes to shared memory, and zeros for the rest of 16. Both addresses are multiples of 16.
 FLASHATTN_FUNC void copy_async(uint to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }

@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// It opens whenever the set number of arrivals, and as many bytes as they said to expect, have come.
+// A barrier that opens whenever the expected number of arrivals, and of bytes, has come.
 struct Barrier {
   uint address;
 

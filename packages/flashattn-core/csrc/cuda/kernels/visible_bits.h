@@ -1,5 +1,5 @@
 // Reads mask arrays for a tile. Lanes read 16 bytes of a bool array at a time, turn them into bits, and exchange these.
-// Of an additive array they read two numbers at a time.
+// They read an additive array two numbers at a time.
 #pragma once
 
 #include "visibility.h"

@@ -28,7 +28,7 @@ FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64
   return MaskBlock{offset, minimum(rows - first_row, int(kBlockSize)), minimum(keys - first_key, int(kBlockSize))};
 }
 
-// What the entries read so far contain: see kBlockShows and kBlockChanges.
+// Summary of the entries read so far, in the sense of kBlockShows and kBlockChanges.
 struct Entries {
   bool shows;
   bool changes;

@@ -17,7 +17,7 @@ struct PlainRows {
     return PlainRows{data + layout.offset(row, 0), layout};
   }
 
-  // Where QuantisedRows reads scales and biases of `count` rows ahead, plain rows have nothing to read.
+  // Reads nothing ahead, unlike QuantisedRows, which reads the scales and biases of `count` rows.
   FLASHATTN_FUNC PlainRows batch(int, int, uint) const FLASHATTN_THREAD { return *this; }
 
   FLASHATTN_FUNC float element(int row, int column) const FLASHATTN_THREAD {

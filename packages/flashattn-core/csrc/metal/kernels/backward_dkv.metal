@@ -93,7 +93,7 @@ template <typename T, typename Sizes>
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the rows are there
 
       Fragment probabilities[kRowFragments];  // at first scores
-      Fragment gradients[kRowFragments];      // of the probabilities, then of the scores
+      Fragment gradients[kRowFragments];      // gradients of the probabilities, later of the scores
       if (needed) {
         multiply_transposed<kRowFragments, QueryLoader::kStride>(probabilities, own_keys, query_tile, lane);
         if (with_dk) {

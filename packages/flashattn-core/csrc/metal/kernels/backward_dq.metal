@@ -68,7 +68,7 @@ template <typename T, typename Sizes>
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read
     ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
-    Fragment gradients[kKeyFragments];                       // of the probabilities, then of the scores
+    Fragment gradients[kKeyFragments];                       // gradients of the probabilities, later of the scores
     if (needed) {
       multiply_transposed<kKeyFragments, ValueLoader::kStride>(gradients, own_dout, tile, lane);
     }

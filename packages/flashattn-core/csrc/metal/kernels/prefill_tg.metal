@@ -38,7 +38,7 @@ template <typename T, typename Sizes>
   // Queries stay in registers, in their own dtype, if there is room; otherwise they are read again for each tile.
   constexpr bool kKeepQueries = ROW_FRAGMENTS * D <= 128;
   metal::vec<T, 2> kept_queries[ROW_FRAGMENTS][kKeepQueries ? kDepth : 1];
-  const device T* queries[ROW_FRAGMENTS];  // of each row's head
+  const device T* queries[ROW_FRAGMENTS];  // the first row of each row's head
   Fragment output[ROW_FRAGMENTS][kColumns];
   RowLayout query_layout = row_layout(params.query);
   FLASHATTN_UNROLL
@@ -58,7 +58,7 @@ template <typename T, typename Sizes>
       output[i][c] = Fragment{0.0f, 0.0f};
     }
   }
-  OnlineSoftmax softmax[kRowsEach];  // of the rows that this SIMD group reduces
+  OnlineSoftmax softmax[kRowsEach];  // for the rows that this SIMD group reduces
   FLASHATTN_UNROLL
   for (int r = 0; r < kRowsEach; ++r) {
     softmax[r] = empty_row();
